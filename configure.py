@@ -1,0 +1,102 @@
+"""Settings: a dataclass's defaults < config/x.toml < --key=value. Nothing is ever executed or unpickled.
+
+The dataclass is the only list of settings: its fields are the keys, their annotations the types, the texts under
+them the help. Bad input is one line that names the key and the nearest right one, and exit code 2.
+"""
+
+import contextlib
+import difflib
+import io
+import re
+import sys
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+import tyro
+
+
+def parse(cls, argv, base=None):
+    """An instance of dataclass cls from a command line: [x.toml ...] [--key=value ...], later ones win.
+
+    base: an instance whose values stand in for the defaults. ValueError in one line for an unknown key, a wrong
+    type or an impossible value. --help prints every setting and exits.
+    """
+    names = [field.name for field in fields(cls)]
+    presets = [arg for arg in argv if arg.endswith(".toml") and not arg.startswith("-")]
+    flags = [arg for arg in argv if arg not in presets]
+    preset_flags = [f"--{key}={value}" for preset in presets for key, value in read_toml(preset, names)]
+    complaint, config = io.StringIO(), None
+    try:
+        with contextlib.redirect_stderr(complaint):
+            config, unknown = tyro.cli(
+                cls, args=preset_flags + flags, default=base, prog=Path(sys.argv[0]).name, return_unknown_args=True,
+                config=(tyro.conf.FlagConversionOff,), use_underscores=True,
+            )
+    except SystemExit as stop:
+        if not stop.code:  # --help
+            raise
+        raise ValueError(without_box(complaint.getvalue())) from None
+    for arg in unknown:
+        if not arg.startswith("--"):
+            raise ValueError(f"{arg!r} is neither a preset (config/x.toml) nor a setting (--key=value)")
+        raise ValueError(unknown_key(arg[2:].split("=")[0].replace("-", "_"), names, "the command line"))
+    return config
+
+
+def read_toml(path, names):
+    """(key, value) pairs of a flat TOML file; ValueError for what cannot be a setting."""
+    try:
+        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        known = ", ".join(sorted(str(preset) for preset in Path("config").glob("*.toml")))
+        raise ValueError(f"there is no preset {path}" + (f"; there are {known}" if known else "")) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+    for key, value in settings.items():
+        if key not in names:
+            raise ValueError(unknown_key(key, names, path))
+        if not isinstance(value, str | int | float):
+            raise ValueError(f"{path}: {key} = {value!r} must be a number, a string, true or false")
+    return settings.items()
+
+
+def unknown_key(key, names, where):
+    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.4)
+    hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all settings"
+    return f"unknown setting {key!r} in {where}: {hint}"
+
+
+def without_box(text):
+    """tyro's complaint as one line: what stands between the top of its box and the first rule."""
+    lines = [line.strip("│ ") for line in text.splitlines() if line.startswith("│")]
+    rule = next((n for n, line in enumerate(lines) if line.startswith("──")), len(lines))
+    return re.sub(r"\s+", " ", " ".join(lines[:rule]))
+
+
+def pick_device(name):
+    """The torch device that a setting asks for; auto is the best of cuda, mps, cpu. ValueError if it is not there."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    kind, _, number = name.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or number and not number.isdigit():
+        raise ValueError(f"device={name} is unknown: choose auto, cpu, cuda, cuda:1 or mps")
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
+    if int(number or 0) >= count:
+        raise ValueError(f"device={name} is not on this machine ({count} of that kind found): try --device=auto")
+    return torch.device(name)
+
+
+@contextlib.contextmanager
+def one_line_errors():
+    """Around a script: bad input ends it with one line and exit code 2. `python -X dev` shows where it was raised."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except (ValueError, OSError, FloatingPointError) as error:
+        if sys.flags.dev_mode:
+            raise
+        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
+        sys.exit(2)

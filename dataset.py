@@ -1,0 +1,239 @@
+"""Token files: written once, by one writer, for every dataset; read as batches that depend on a seed and nothing else.
+
+A dataset is a folder with train.bin and val.bin, little-endian uint16 or uint32 ids, and meta.json, which says which,
+names the source, carries the whole tokenizer, and counts and hashes everything. nanoGPT's files load as they are.
+"""
+
+import difflib
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+import configure
+import tokenizer as tokenizers
+
+DATA = Path(__file__).parent / "data"
+
+# --------------------------------------------------------------------------------------------------
+# Writing
+
+
+def read_text(path):
+    """A UTF-8 file as text; ValueError says where it is not UTF-8."""
+    try:
+        return Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise ValueError(f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {error.start}; convert it first") from None
+
+
+def download(url, sha256, path):
+    """The file at url, kept at path; ValueError if it cannot be had or is not the one with this sha256."""
+    if not path.exists():
+        print(f"downloading {url}")
+        try:
+            with urllib.request.urlopen(url, timeout=30) as response:
+                content = response.read()
+        except (urllib.error.URLError, OSError) as error:
+            reason = getattr(error, "reason", error)
+            raise ValueError(f"cannot download {url} ({reason}): get the file another way and pass --input FILE") from None
+        if hashlib.sha256(content).hexdigest() != sha256:
+            raise ValueError(f"{url} is not the expected file (its sha256 differs): pass a good copy with --input FILE")
+        publish(path, content)
+    return path
+
+
+def publish(path, content):
+    """Write bytes so that path holds all of them or what it held before."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(content)
+    os.replace(partial, path)
+
+
+@dataclass
+class DownloadSettings:
+    input: Path | None = None
+    """The text, if you have it already; otherwise it is downloaded, and its sha256 is checked."""
+
+
+def prepare_download(folder, tokenizer_name, url, sha256):
+    """The whole of a prepare.py for a text that is one file on the web: [--input FILE]."""
+    path = configure.parse(DownloadSettings, sys.argv[1:]).input or download(url, sha256, folder / "input.txt")
+    write(folder, [read_text(path)], tokenizer_name, path.name)
+
+
+def split(documents):
+    """(train, val): every tenth document is for validation; of fewer than ten, the last tenth of their text."""
+    if len(documents) >= 10:
+        return [d for n, d in enumerate(documents) if n % 10 != 9], documents[9::10]
+    text = "\n".join(documents)
+    border = int(len(text) * 0.9)
+    return [text[:border]], [text[border:]]
+
+
+def pieces(text, size=1 << 20):
+    """Cut text into pieces of about size characters, at line ends between words, where no tokenizer joins across."""
+    start = 0
+    while start < len(text):
+        end = start + size
+        while (end := text.find("\n", end)) >= 0 and (text[end - 1].isspace() or text[end + 1 : end + 2].isspace()):
+            end += 1
+        end = len(text) if end < 0 else end + 1
+        yield text[start:end]
+        start = end
+
+
+def write(folder, documents, tokenizer_name, source):
+    """Tokenize documents (a list of str) into folder: train.bin, val.bin, and last meta.json. source: where they are from.
+
+    Documents are separated by the tokenizer's end-of-text id, or else by a newline.
+    """
+    folder = Path(folder)
+    text_size = sum(len(document) for document in documents)
+    if text_size < 2:
+        raise ValueError(f"there is no text in {source}")
+    tokenizer = tokenizers.create(tokenizer_name, "\n".join(documents))
+    separator = tokenizer.encode("\n") if tokenizer.end_of_text is None else np.array([tokenizer.end_of_text])
+    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    meta = {
+        "dtype": dtype,
+        "vocab_size": tokenizer.vocab_size,
+        "source": {"name": source, "sha256": sha256_of(document.encode("utf-8") for document in documents)},
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with tqdm(total=text_size, unit="char", unit_scale=True, desc=f"preparing {folder.name}", leave=False) as bar:
+        for name, part in zip(("train", "val"), split(documents)):
+            tokens, partial = 0, folder / f"{name}.bin.partial"
+            with open(partial, "wb") as file:
+                for n, document in enumerate(part):
+                    for piece in pieces(document):
+                        tokens += file.write(tokenizer.encode(piece).astype("<u2" if dtype == "uint16" else "<u4"))
+                        bar.update(len(piece))
+                    if n < len(part) - 1:
+                        tokens += file.write(separator.astype("<u2" if dtype == "uint16" else "<u4"))
+            meta[name] = {
+                "tokens": tokens // np.dtype(dtype).itemsize,
+                "characters": sum(map(len, part)) + len(part) - 1,
+                "sha256": sha256_of_file(partial),
+            }
+            os.replace(partial, folder / f"{name}.bin")
+    meta["tokenizer"] = tokenizer.spec()
+    publish(folder / "meta.json", json.dumps(meta, indent=1).encode())
+    counts = ", ".join(f"{name} {meta[name]['tokens']:,}" for name in ("train", "val"))
+    print(f"{folder}: {text_size:,} characters as {tokenizer_name} tokens ({counts}; vocabulary {tokenizer.vocab_size:,})")
+
+
+def sha256_of(chunks):
+    digest = hashlib.sha256()
+    for chunk in chunks:
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_of_file(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --------------------------------------------------------------------------------------------------
+# Reading
+
+
+@dataclass
+class Dataset:
+    train: np.ndarray
+    """Token ids, mapped from disk."""
+    val: np.ndarray
+    tokenizer: tokenizers.Tokenizer
+    vocab_size: int
+    tokens_per_character: float | None
+    """Of the validation text, to turn nats per token into bits per character; None where it was not counted."""
+
+    def bits_per_character(self, loss):
+        """A loss in nats per token, comparable between tokenizers; None where the characters were not counted."""
+        return None if self.tokens_per_character is None else loss * self.tokens_per_character / math.log(2)
+
+
+def find(name):
+    """The folder of a dataset: data/<name>, or a folder elsewhere. A known one that is missing is prepared."""
+    folder = DATA / name
+    if not folder.is_dir() and Path(name).is_dir():
+        folder = Path(name)
+    if (folder / "train.bin").exists() and (folder / "val.bin").exists():
+        return folder
+    prepare = folder / "prepare.py"
+    if not prepare.exists():
+        known = sorted(path.name for path in DATA.iterdir() if path.is_dir())
+        nearest = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+        raise ValueError(f"dataset {name!r} has no train.bin and val.bin, and no prepare.py that makes them: {hint}")
+    print(f"preparing dataset {name}, once")
+    result = subprocess.run([sys.executable, str(prepare)])
+    if result.returncode:
+        raise ValueError(f"dataset {name!r} could not be prepared, see above; by hand: python data/{name}/prepare.py --help")
+    return folder
+
+
+def load(name, block_size):
+    """The Dataset called name, checked: whole, every id within the vocabulary, longer than block_size."""
+    folder = find(name)
+    if (folder / "meta.json").exists():
+        try:
+            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            tokenizer, vocab_size, dtype = tokenizers.from_spec(meta["tokenizer"]), meta["vocab_size"], meta["dtype"]
+            tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
+        except (json.JSONDecodeError, KeyError, TypeError, ZeroDivisionError) as error:
+            raise ValueError(f"{folder / 'meta.json'} is damaged ({error!r}): prepare the dataset again") from None
+    elif (folder / "meta.pkl").exists():
+        raise ValueError(
+            f"{folder} has a meta.pkl and no meta.json: a pickle can run any code, so it is never read; "
+            "prepare the dataset again, or delete meta.pkl if the ids are GPT-2's"
+        )
+    else:  # nanoGPT's files without a meta.pkl hold GPT-2 tokens
+        meta, dtype, tokens_per_character = {}, "uint16", None
+        tokenizer = tokenizers.create("gpt2")
+        vocab_size = tokenizer.vocab_size
+    splits = {}
+    for split_name in ("train", "val"):
+        path = folder / f"{split_name}.bin"
+        size, width = path.stat().st_size, np.dtype(dtype).itemsize
+        expected = meta.get(split_name, {}).get("tokens", size // width)
+        if size % width or size // width != expected:
+            raise ValueError(f"{path} has {size:,} bytes, not {width} for each of {expected:,} tokens: prepare it again")
+        if size // width <= block_size:
+            raise ValueError(
+                f"{path} has {size // width:,} tokens, but block_size={block_size} needs at least {block_size + 1:,}: "
+                "use more text or a smaller block_size"
+            )
+        splits[split_name] = tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
+        if (largest := int(tokens.max())) >= vocab_size:
+            raise ValueError(f"{path} has token id {largest}, but the vocabulary has {vocab_size}: prepare it again")
+    return Dataset(**splits, tokenizer=tokenizer, vocab_size=vocab_size, tokens_per_character=tokens_per_character)
+
+
+def random_batch(tokens, batch_size, block_size, rng):
+    """batch_size windows that rng draws: inputs and targets (batch_size, block_size) int64, targets one token later."""
+    starts = rng.integers(len(tokens) - block_size, size=(batch_size, 1))
+    windows = torch.from_numpy(tokens[starts + np.arange(block_size + 1)].astype(np.int64))
+    return windows[:, :-1], windows[:, 1:]
+
+
+def every_batch(tokens, batch_size, block_size):
+    """All tokens, in order, as batches of inputs and targets: each but the first is a target once; -1 pads the last batch."""
+    size = batch_size * block_size
+    for start in range(0, len(tokens) - 1, size):
+        span = tokens[start : start + size + 1].astype(np.int64)
+        inputs, targets = np.zeros(size, np.int64), np.full(size, -1)
+        inputs[: len(span) - 1], targets[: len(span) - 1] = span[:-1], span[1:]
+        yield tuple(torch.from_numpy(part.reshape(batch_size, block_size)) for part in (inputs, targets))

@@ -1,0 +1,284 @@
+"""The transformer: GPT-2 shaped or modern, chosen by data.
+
+A GPT is embeddings, a stack of blocks that each look back (attention) and think (MLP), and a head that
+scores every next token. What differs between GPT-2 (Radford et al. 2019) and today's models is a handful
+of choices, and each is a value in GPTConfig: the defaults are GPT-2, and MODERN is the other corner.
+
+Tensor names and nanoGPT's interface are kept, so that weights and habits carry over.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from attention import ATTENTION, CausalSelfAttention, rope_table, sinusoidal
+
+
+@dataclass(kw_only=True)
+class GPTConfig:
+    block_size: int = 1024
+    """Context: the most tokens the model looks back over, itself included."""
+    vocab_size: int = 50304
+    """Number of token ids (GPT-2's 50257, padded to a multiple of 64 for speed)."""
+    n_layer: int = 12
+    """Number of blocks."""
+    n_head: int = 12
+    """Query heads in each block."""
+    n_kv_head: int = 0
+    """Key/value heads, shared among the query heads (grouped-query attention); 0: as many as n_head."""
+    n_embd: int = 768
+    """Width of the residual stream."""
+    dropout: float = 0.0
+    """Dropout on embeddings and on what each block adds; 0 for pretraining, try 0.1 or more for small data."""
+    bias: bool = True
+    """Biases in the Linear layers and LayerNorms."""
+    attention: str = "fused"
+    """The path in attention.py: naive, masked_fill or fused. All give the same numbers."""
+    window: int = 0
+    """Each token sees only the last `window` positions; 0: all of them."""
+    position: str = "learned"
+    """How the model knows where tokens are: learned, rope, sinusoidal or none."""
+    norm: str = "layernorm"
+    """layernorm, or rmsnorm (no learned scale)."""
+    mlp: str = "gelu_tanh"
+    """The MLP's nonlinearity: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's) or relu2 (ReLU squared)."""
+    qk_norm: bool = False
+    """Give queries and keys unit RMS before they are compared."""
+    tie_weights: bool = True
+    """Use one matrix for token embedding and head."""
+    init: str = "gpt2"
+    """Initial weights: gpt2 (std 0.02 everywhere) or zero_out (each block begins as the identity)."""
+
+    def __post_init__(self):
+        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("n_kv_head", "window"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
+        if self.n_kv_head and self.n_head % self.n_kv_head:
+            raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+        for name, known in (
+            ("attention", ATTENTION), ("position", POSITION), ("norm", NORM), ("mlp", MLP), ("init", INIT)
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}")
+
+
+# What today's small models changed, each by config alone: GPT(GPTConfig(**MODERN, n_layer=6, ...)).
+MODERN = dict(
+    position="rope", norm="rmsnorm", mlp="relu2", qk_norm=True, bias=False, tie_weights=False, init="zero_out"
+)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467), without a learned scale."""
+
+    def forward(self, x):
+        return F.rms_norm(x, (x.shape[-1],))
+
+
+def gelu_tanh(x):
+    return F.gelu(x, approximate="tanh")
+
+
+def relu2(x):
+    return F.relu(x).square()  # Primer, So et al. 2021, arXiv:2109.08668
+
+
+POSITION = ("learned", "rope", "sinusoidal", "none")
+NORM = {"layernorm": lambda config: nn.LayerNorm(config.n_embd, bias=config.bias), "rmsnorm": lambda config: RMSNorm()}
+MLP = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu2": relu2}
+
+# Standard deviation of each kind of matrix at the start, as a function of (config, matrix).
+# gpt2: 0.02, and what writes into the residual stream is scaled down so that 2·n_layer writes add up to 0.02.
+# zero_out: embeddings of unit size, matrices that keep the size of what they read, and zeros where a block or
+# the head writes: training starts at the identity, with loss ln(vocab_size) (as modded-nanogpt and nanochat do).
+INIT = {
+    "gpt2": dict(
+        wte=lambda c, w: 0.02, wpe=lambda c, w: 0.02, lm_head=lambda c, w: 0.02,
+        c_attn=lambda c, w: 0.02, c_fc=lambda c, w: 0.02, c_proj=lambda c, w: 0.02 / math.sqrt(2 * c.n_layer),
+    ),
+    "zero_out": dict(
+        wte=lambda c, w: 1.0, wpe=lambda c, w: 0.02, lm_head=lambda c, w: 0.0,
+        c_attn=lambda c, w: w.shape[1] ** -0.5, c_fc=lambda c, w: w.shape[1] ** -0.5, c_proj=lambda c, w: 0.0,
+    ),
+}
+
+
+def init_weights(model):
+    """Draw every tensor of a GPT: matrices normal with the std that INIT names, biases 0, LayerNorm scales 1."""
+    std = dict(INIT[model.config.init])
+    if model.config.tie_weights:
+        std["lm_head"] = std["wte"] = INIT["gpt2"]["wte"]  # one matrix in both roles must be small: it makes the logits
+    for name, p in model.named_parameters():
+        layer, kind = name.split(".")[-2:]
+        if p.dim() >= 2:
+            nn.init.normal_(p, std=std[layer](model.config, p))
+        else:
+            nn.init.constant_(p, 1.0 if kind == "weight" else 0.0)
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.ln_1 = NORM[config.norm](config)
+        self.attn = CausalSelfAttention(
+            config.n_embd, config.n_head, config.n_kv_head, bias=config.bias, dropout=config.dropout,
+            qk_norm=config.qk_norm, window=config.window, attention=config.attention,
+        )
+        self.ln_2 = NORM[config.norm](config)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x, rope=None, cache=None):
+        x = x + self.attn(self.ln_1(x), rope, cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class FeedForward(nn.Module):
+    """Each position by itself: widen four times, apply the nonlinearity, narrow."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        self.activation = MLP[config.mlp]
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        return self.dropout(self.c_proj(self.activation(self.c_fc(x))))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer. Its state_dict holds learned tensors only, the same whatever the attention path."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.transformer = nn.ModuleDict(
+            dict(
+                wte=nn.Embedding(config.vocab_size, config.n_embd),
+                drop=nn.Dropout(config.dropout),
+                h=nn.ModuleList(Block(config) for _ in range(config.n_layer)),
+                ln_f=NORM[config.norm](config),
+            )
+        )
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        if config.tie_weights:
+            self.lm_head.weight = self.transformer.wte.weight  # Press & Wolf 2017, arXiv:1608.05859
+        if config.position == "learned":
+            self.transformer.wpe = nn.Embedding(config.block_size, config.n_embd)
+        if config.position == "sinusoidal":  # tables follow the model between devices, but are not saved
+            self.register_buffer("table", sinusoidal(config.block_size, config.n_embd).float(), persistent=False)
+        if config.position == "rope":
+            cos, sin = rope_table(config.block_size, config.n_embd // config.n_head)
+            self.register_buffer("cos", cos.float(), persistent=False)
+            self.register_buffer("sin", sin.float(), persistent=False)
+        init_weights(self)
+
+    def forward(self, idx, targets=None, cache=None):
+        """Token ids (B, T) -> logits and loss.
+
+        With targets (B, T), ids to predict or -1 to ignore: logits (B, T, vocab_size) and their mean cross-entropy
+        in nats. Without: logits (B, 1, vocab_size) of the last position, and None. With a cache from new_cache,
+        idx continues what the cache has seen. ValueError past block_size.
+        """
+        T = idx.shape[1]
+        start = len(cache[0]) if cache else 0
+        if start + T > self.config.block_size:
+            raise ValueError(f"{start + T} tokens do not fit into block_size={self.config.block_size}")
+        here = slice(start, start + T)
+        x = self.transformer.wte(idx)  # (B, T, C)
+        if self.config.position == "learned":
+            x = x + self.transformer.wpe.weight[here]
+        if self.config.position == "sinusoidal":
+            x = x + self.table[here]
+        rope = (self.cos[here], self.sin[here]) if self.config.position == "rope" else None
+        x = self.transformer.drop(x)
+        for layer, block in enumerate(self.transformer.h):
+            x = block(x, rope, cache[layer] if cache else None)
+        x = self.transformer.ln_f(x)
+        if targets is None:
+            return self.lm_head(x[:, -1:]), None
+        logits = self.lm_head(x)  # (B, T, vocab_size)
+        return logits, F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    def num_params(self):
+        """Learned numbers, a tied matrix counted once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def new_cache(self, batch_size, max_len=None):
+        """One empty KVCache per layer, for up to max_len positions (default: block_size)."""
+        return [block.attn.new_cache(batch_size, max_len or self.config.block_size) for block in self.transformer.h]
+
+    def crop_block_size(self, block_size):
+        """Shorten the context of a loaded model, to fine-tune it on shorter sequences."""
+        if block_size > self.config.block_size:
+            raise ValueError(f"block_size={block_size} is longer than the model's {self.config.block_size}")
+        self.config = replace(self.config, block_size=block_size)
+        if self.config.position == "learned":
+            self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].detach().clone())
+
+    def context_start(self, T):
+        """Where the context of a text of T tokens begins.
+
+        When the context is full, the last half of it is kept and filled again; so the beginning stands still
+        for half a window at a time, which a cache can follow, and depends on nothing but T.
+        """
+        size = self.config.block_size
+        hop = size + 1 - max(1, size // 2)
+        return hop * -(-max(0, T - size) // hop)
+
+    @torch.no_grad()
+    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, *, generator=None, vocab_size=None, use_cache=True):
+        """Yield max_new_tokens continuations of idx (B, T), one (B,) tensor of ids after another.
+
+        temperature 0 takes the likeliest token. top_k keeps the k likeliest; None or 0: all of them. Ids from vocab_size
+        on are never drawn: the padding of a vocabulary has no text. generator: the only source of chance.
+        """
+        cache, cached_from = None, None
+        for _ in range(max_new_tokens):
+            start = self.context_start(idx.shape[1])
+            if not use_cache:
+                logits, _ = self(idx[:, start:])
+            elif start != cached_from:  # the first tokens, or the context has moved on: read it as a whole
+                cache, cached_from = cache or self.new_cache(idx.shape[0]), start
+                for layer in cache:
+                    layer.reset()
+                logits, _ = self(idx[:, start:], cache=cache)
+            else:
+                logits, _ = self(idx[:, -1:], cache=cache)
+            token = draw(logits[:, -1, :vocab_size].float(), temperature, top_k, generator)  # (B,)
+            idx = torch.cat([idx, token[:, None]], dim=1)
+            yield token
+
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, **options):
+        """idx (B, T) with max_new_tokens more: (B, T + max_new_tokens). options as stream's. Call eval() first."""
+        tokens = list(self.stream(idx, max_new_tokens, temperature, top_k, **options))
+        return torch.cat([idx, *(token[:, None] for token in tokens)], dim=1)
+
+    @classmethod
+    def from_pretrained(cls, name_or_folder, **changes):
+        """A model with weights that exist already: a checkpoint folder, or gpt2 and its sizes; see pretrained.load."""
+        import pretrained  # only here: it stands a floor above
+
+        return pretrained.load(name_or_folder, **changes)
+
+
+def draw(logits, temperature=1.0, top_k=None, generator=None):
+    """Draw ids (B,) from logits (B, V)."""
+    if temperature == 0:
+        return logits.argmax(dim=-1)
+    if top_k:
+        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)[:, 0]

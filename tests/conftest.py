@@ -1,0 +1,61 @@
+"""What several tests need: small datasets made here, and the real ones where they are at hand."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dataset
+
+ROOT = Path(__file__).parents[1]
+SHARED = ROOT.parent / "shared" / "data"
+POEM = "Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal hand or eye,\nCould frame thy symmetry?\n"
+
+
+@pytest.fixture
+def gpt2_files(monkeypatch):
+    """tiktoken's files for gpt2, offline."""
+    if not (SHARED / "tiktoken").is_dir():
+        pytest.skip("../shared/data/tiktoken is not here")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken"))
+
+
+@pytest.fixture
+def tiny_shakespeare():
+    """The path of tiny Shakespeare."""
+    path = SHARED / "tinyshakespeare" / "input.txt"
+    if not path.exists():
+        pytest.skip("../shared/data/tinyshakespeare is not here")
+    return path
+
+
+@pytest.fixture
+def poem(tmp_path):
+    """A dataset of a few thousand characters, as the folder to give to --dataset."""
+    dataset.write(tmp_path / "poem", [POEM * 30], "char", "a poem")
+    return str(tmp_path / "poem")
+
+
+def run(*command, **environment):
+    """Run a script of the repository as a user would; returns the finished process with its output as text."""
+    return subprocess.run(
+        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", **environment}, stdin=subprocess.DEVNULL,
+    )
+
+
+def complaint(result):
+    """The one line with which a script refused bad input; fails if there is more than that, or another exit code."""
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, result.stderr
+    return lines[0]
+
+
+def metrics(out_dir):
+    """metrics.jsonl as a list of dicts."""
+    return [json.loads(line) for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines()]

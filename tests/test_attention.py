@@ -1,0 +1,220 @@
+"""Every path is the same function: naive says which, hypothesis looks for a shape where another path differs."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attention import (
+    ATTENTION, CausalSelfAttention, KVCache, attention_weights, both, causal, everything, fused, masked_fill, naive,
+    rope_table, rotate, sinusoidal, sliding_window,
+)
+
+PATHS = [name for name in ATTENTION if name != "naive"]
+
+
+def past_only_even(i, j):
+    """A predicate that no path has a shortcut for, and that hides everything from no one but leaves gaps."""
+    return (j <= i) & ((j % 2 == 0) | (j == i))
+
+
+def nobody_before_three(i, j):
+    """Queries before position 3 may see nothing at all."""
+    return (j <= i) & (i >= 3)
+
+
+@st.composite
+def cases(draw):
+    """(q, k, v, visible): any shape with Tq <= Tk and H % G == 0, any predicate."""
+    B, G, D = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 9))
+    H = G * draw(st.integers(1, 3))
+    Tq = draw(st.integers(1, 12))
+    Tk = Tq + draw(st.one_of(st.just(0), st.integers(0, 60)))
+    W = draw(st.integers(1, 2 * Tk))
+    visible = draw(
+        st.sampled_from(
+            [causal, everything, sliding_window(W), both(causal, past_only_even), both(sliding_window(W), past_only_even),
+             both(sliding_window(W), sliding_window(3)), nobody_before_three, both(sliding_window(W), nobody_before_three)]
+        )
+    )
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, D)
+    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return q, k, v, visible
+
+
+def value_and_gradients(path, q, k, v, visible):
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    y = path(*inputs, visible)
+    return y, torch.autograd.grad((y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum(), inputs)
+
+
+@settings(max_examples=500, deadline=None)
+@given(cases())
+def test_paths_agree_with_naive(case):
+    """Catches a mask aligned to the wrong corner, a wrong head shared, a block cut off, NaN in a row that sees nothing."""
+    want, want_gradients = value_and_gradients(naive, *case)
+    assert want.isfinite().all()
+    for name in PATHS:
+        got, gradients = value_and_gradients(ATTENTION[name], *case)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12, msg=lambda text: f"{name}: {text}")
+        for g, w in zip(gradients, want_gradients):
+            torch.testing.assert_close(g, w, rtol=0, atol=1e-12, msg=lambda text: f"{name} gradient: {text}")
+
+
+@pytest.mark.parametrize("name", PATHS)
+@pytest.mark.parametrize("W", [1, 5, 64, 100])
+def test_long_windows_in_blocks(name, W):
+    """Catches block arithmetic that is right for short sequences and wrong where many blocks meet."""
+    torch.manual_seed(W)
+    q, k, v = (torch.randn(2, heads, T, 6, dtype=torch.float64) for heads, T in ((4, 500), (2, 611), (2, 611)))
+    want, want_gradients = value_and_gradients(naive, q, k, v, sliding_window(W))
+    got, gradients = value_and_gradients(ATTENTION[name], q, k, v, sliding_window(W))
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    for g, w in zip(gradients, want_gradients):
+        torch.testing.assert_close(g, w, rtol=0, atol=1e-12)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases(), st.integers(0, 2**31))
+def test_the_future_changes_nothing(case, seed):
+    """Catches any leak from the future: not one bit of an output may depend on a later key or value."""
+    q, k, v, visible = case
+    if visible is everything:
+        return
+    Tq, Tk = q.shape[2], k.shape[2]
+    generator = torch.Generator().manual_seed(seed)
+    first_changed = int(torch.randint(Tk - Tq, Tk, (), generator=generator))
+    other_k, other_v = k.clone(), v.clone()
+    other_k[:, :, first_changed:] = torch.randn(k[:, :, first_changed:].shape, generator=generator, dtype=k.dtype)
+    other_v[:, :, first_changed:] = 1e6 * torch.randn(v[:, :, first_changed:].shape, generator=generator, dtype=k.dtype)
+    before = first_changed - (Tk - Tq)  # queries that stand before the change
+    for name, path in ATTENTION.items():
+        same = torch.equal(path(q, k, v, visible)[:, :, :before], path(q, other_k, other_v, visible)[:, :, :before])
+        assert same, name
+
+
+def test_a_window_as_long_as_the_text_is_causal():
+    """Catches an off-by-one in the window: W counts the token itself."""
+    q, k, v = (torch.randn(1, 2, 9, 4, dtype=torch.float64) for _ in range(3))
+    for path in ATTENTION.values():
+        torch.testing.assert_close(path(q, k, v, sliding_window(9)), path(q, k, v, causal), rtol=0, atol=1e-12)
+        torch.testing.assert_close(path(q, k, v, sliding_window(1)), v, rtol=0, atol=1e-12)
+
+
+def test_weights_are_a_causal_map():
+    """Catches weights that leak above the diagonal or do not sum to one."""
+    weights = attention_weights(torch.randn(2, 4, 7, 5), torch.randn(2, 2, 7, 5))
+    assert weights.shape == (2, 4, 7, 7)
+    assert (weights.triu(1) == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7))
+
+
+def test_rope_depends_on_distance_alone():
+    """Catches angles that do not add up: q·k must be the same wherever the pair stands."""
+    cos, sin = rope_table(200, 16)
+    q, k = torch.randn(16, dtype=torch.float64), torch.randn(16, dtype=torch.float64)
+    near = [rotate(q[None], cos[i : i + 1], sin[i : i + 1]) @ rotate(k[None], cos[i - 7 : i - 6], sin[i - 7 : i - 6]).T
+            for i in (7, 50, 199)]
+    assert max(abs(x.item() - near[0].item()) for x in near) < 1e-12
+
+
+def test_rope_pairs_are_half_split():
+    """Catches interleaved pairs, which would read Llama's weights wrongly, and lost features of an odd head."""
+    cos, sin = rope_table(2, 5)
+    x = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0]] * 2, dtype=torch.float64)
+    y = rotate(x, cos, sin)
+    torch.testing.assert_close(y[0], x[0])  # position 0 does not turn
+    angle = torch.tensor([1.0, 10000.0 ** (-2 / 5)], dtype=torch.float64)
+    want = torch.cat([x[1, :2] * angle.cos() - x[1, 2:4] * angle.sin(), x[1, 2:4] * angle.cos() + x[1, :2] * angle.sin()])
+    torch.testing.assert_close(y[1], torch.cat([want, x[1, 4:]]))
+
+
+def test_sinusoidal_is_vaswani():
+    """Catches sin and cos swapped or a wrong wavelength."""
+    table = sinusoidal(10, 7)
+    assert table.shape == (10, 7)
+    for p in range(10):
+        for c in range(7):
+            angle = torch.tensor(p / 10000 ** ((c - c % 2) / 7), dtype=torch.float64)
+            assert abs(table[p, c] - (angle.cos() if c % 2 else angle.sin())) < 1e-12
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_any_chunking_through_the_cache(data):
+    """Catches a cache that forgets, reorders or misplaces: any chunks must give the outputs of the whole."""
+    window = data.draw(st.sampled_from([None, 1, 3, 50]))
+    T = data.draw(st.integers(1, 40))
+    layer = CausalSelfAttention(24, 4, 2, qk_norm=True, window=window, attention=data.draw(st.sampled_from(list(ATTENTION))))
+    layer = layer.double()
+    x, (cos, sin) = torch.randn(2, T, 24, dtype=torch.float64), rope_table(T, 6)
+    cache, start, outputs = layer.new_cache(2, T), 0, []
+    while start < T:
+        end = data.draw(st.integers(start + 1, T))
+        outputs.append(layer(x[:, start:end], (cos[start:end], sin[start:end]), cache))
+        start = end
+    assert len(cache) == T
+    torch.testing.assert_close(torch.cat(outputs, dim=1), layer(x, (cos, sin)), rtol=0, atol=1e-12)
+
+
+def test_cache_refuses_what_does_not_fit():
+    """Catches a cache that grows, wraps around or broadcasts in silence."""
+    cache = KVCache(batch_size=2, n_kv_head=1, max_len=3, head_size=4)
+    k = torch.randn(2, 1, 2, 4)
+    cache.append(k, k)
+    with pytest.raises(ValueError, match="full: 2 of 3"):
+        cache.append(k, k)
+    with pytest.raises(ValueError, match="B=2"):
+        cache.append(k[:1], k[:1])
+    assert len(cache) == 2
+    cache.reset()
+    assert len(cache) == 0
+    everything_cached, _ = cache.append(k, k)
+    assert torch.equal(everything_cached, k)
+
+
+def test_cache_memory_is_allocated_once():
+    """Catches a torch.cat per token: what append returns are views of the same memory."""
+    cache = KVCache(1, 1, 8, 4)
+    one = torch.randn(1, 1, 1, 4)
+    first, _ = cache.append(one, one)
+    second, _ = cache.append(one, one)
+    assert first.data_ptr() == second.data_ptr()
+
+
+def test_state_dict_is_the_same_for_every_path():
+    """Catches masks or tables that sneak into checkpoints."""
+    names = [list(CausalSelfAttention(8, 2, attention=path).state_dict()) for path in ATTENTION]
+    assert all(n == ["c_attn.weight", "c_proj.weight"] for n in names)
+
+
+@pytest.mark.parametrize("path", ATTENTION.values(), ids=ATTENTION)
+@pytest.mark.parametrize(
+    "q, k, message",
+    [
+        ((1, 3, 4, 8), (1, 2, 4, 8), "3 query heads cannot share 2"),
+        ((1, 2, 5, 8), (1, 2, 4, 8), "Tq must not exceed Tk"),
+        ((1, 2, 4, 8), (1, 2, 4, 6), "attention needs"),
+        ((2, 4, 8), (2, 4, 8), "attention needs"),
+    ],
+)
+def test_shapes_that_do_not_fit(path, q, k, message):
+    """Catches silent broadcasting of wrong shapes."""
+    with pytest.raises(ValueError, match=message):
+        path(torch.randn(q), torch.randn(k), torch.randn(k))
+
+
+def test_other_bad_input():
+    """Catches windows that see nothing, mixed dtypes, and predicates that are not masks."""
+    q = torch.randn(1, 2, 4, 8)
+    with pytest.raises(ValueError, match="W must be at least 1"):
+        sliding_window(0)
+    with pytest.raises(ValueError, match="dtype"):
+        masked_fill(q, q.double(), q.double())
+    with pytest.raises(ValueError, match="bool tensor"):
+        masked_fill(q, q, q, visible=lambda i, j: (j <= i).float())
+    with pytest.raises(ValueError, match="bool tensor"):
+        fused(q, q, q, visible=lambda i, j: j >= 0)
+    with pytest.raises(ValueError, match="masked_fill"):
+        fused(q, q, q, score=lambda q, k: q @ k.transpose(-2, -1))

@@ -1,0 +1,121 @@
+"""Checkpoints: what is saved comes back, whole or not at all, and damage is named."""
+
+import json
+
+import pytest
+import torch
+
+import checkpoint
+import tokenizer as tokenizers
+from model import MODERN, GPT, GPTConfig
+
+SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
+SPEC = tokenizers.create("char", "abc").spec()
+
+
+def saved(out_dir, step=10, **changes):
+    model = GPT(GPTConfig(**SHAPE | changes))
+    return model, checkpoint.save(out_dir, step, model, {"seed": 1}, SPEC, {"step": step, "optimizer": {}})
+
+
+@pytest.mark.parametrize("shape", [{}, MODERN], ids=["gpt2, tied", "modern"])
+def test_saved_and_loaded(tmp_path, shape):
+    """Catches a tensor that is lost, doubled or rounded on the way, tied heads above all."""
+    model, folder = saved(tmp_path, **shape)
+    assert folder == tmp_path / "step_000010"
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "manifest.json", "model.safetensors", "trainer.pt"]
+    again = checkpoint.load_model(folder)
+    assert again.config == model.config
+    for (name, p), (other, q) in zip(model.state_dict().items(), again.state_dict().items()):
+        assert name == other and torch.equal(p, q)
+    assert (again.lm_head.weight is again.transformer.wte.weight) == model.config.tie_weights
+    assert checkpoint.load_trainer(folder) == {"step": 10, "optimizer": {}}
+    assert checkpoint.load_tokenizer(folder).decode([0, 1, 2]) == "abc"
+    assert checkpoint.load_config(folder)["step"] == 10
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "trainer.pt", "manifest.json"])
+def test_one_flipped_bit(tmp_path, name):
+    """Catches damage that would be loaded in silence."""
+    _, folder = saved(tmp_path)
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(ValueError, match="missing or damaged"):
+        checkpoint.load_model(folder)
+        checkpoint.load_trainer(folder)
+
+
+def test_a_pickle_does_not_run(tmp_path):
+    """Catches unpickling of what a user downloaded."""
+    _, folder = saved(tmp_path)
+
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "exploded"), "w"))
+
+    torch.save({"optimizer": Bomb()}, folder / "trainer.pt")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    checkpoint.write_json(folder / "manifest.json", manifest | {"trainer.pt": checkpoint.sha256(folder / "trainer.pt")})
+    with pytest.raises(Exception, match="weights_only"):
+        checkpoint.load_trainer(folder)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_an_unfinished_checkpoint_is_not_seen(tmp_path, monkeypatch):
+    """Catches a crash while saving that leaves a checkpoint which looks complete."""
+    saved(tmp_path, 10)
+    monkeypatch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError):
+        saved(tmp_path, 20)
+    monkeypatch.undo()
+    assert checkpoint.find(tmp_path).name == "step_000010"
+    saved(tmp_path, 20)  # what the crash left behind is not in the way
+    assert checkpoint.find(tmp_path).name == "step_000020" and not list(tmp_path.glob("*.partial"))
+
+
+def test_finding(tmp_path):
+    """Catches steps sorted as text, and best taken for latest."""
+    folders = [saved(tmp_path, step)[1] for step in (999_999, 1_000_000, 30)]
+    for folder, val_loss in zip(folders, (2.0, 1.0, 3.0)):
+        checkpoint.record_best(folder, val_loss)
+    assert [f.name for f in checkpoint.every(tmp_path)] == ["step_000030", "step_999999", "step_1000000"]
+    assert checkpoint.find(tmp_path).name == "step_1000000"
+    assert checkpoint.find(tmp_path, "best").name == "step_1000000"
+    assert checkpoint.find(tmp_path, "step_000030").name == "step_000030"
+    assert checkpoint.find(tmp_path / "step_000030").name == "step_000030"
+    with pytest.raises(ValueError, match="there are step_000030, "):
+        checkpoint.find(tmp_path, "step_5")
+    with pytest.raises(ValueError, match="python train.py --out_dir="):
+        checkpoint.find(tmp_path / "elsewhere")
+
+
+def test_pruning_spares_the_newest_and_the_best(tmp_path):
+    """Catches a best model that is thrown away, or a disk that fills up."""
+    for step, val_loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, 2.6)):
+        checkpoint.record_best(saved(tmp_path, step)[1], val_loss)
+        checkpoint.prune(tmp_path, keep=2)
+    assert [f.name for f in checkpoint.every(tmp_path)] == ["step_000002", "step_000004", "step_000005"]
+    checkpoint.prune(tmp_path, keep=0)
+    assert len(checkpoint.every(tmp_path)) == 3
+
+
+def test_an_earlier_run_is_set_aside(tmp_path):
+    """Catches a new run that destroys an old one, or that later resumes from it; other files must stay where they are."""
+    for number in (1, 2):
+        saved(tmp_path, number)
+        (tmp_path / "metrics.jsonl").write_text("{}\n")
+        (tmp_path / "notes.txt").write_text("mine")
+        checkpoint.set_aside(tmp_path)
+        assert checkpoint.find(tmp_path / f"previous-{number}").name == f"step_00000{number}"
+        assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["notes.txt"]
+    checkpoint.set_aside(tmp_path)
+    assert not (tmp_path / "previous-3").exists()
+
+
+def test_weights_of_another_shape(tmp_path):
+    """Catches a mismatch that surfaces as a page of tensor names."""
+    model = GPT(GPTConfig(**SHAPE | {"n_embd": 16}))
+    other = dict(GPT(GPTConfig(**SHAPE)).named_parameters())
+    with pytest.raises(ValueError, match=r"x does not fit this model: .* is \(.*\) there and \(.*\) here"):
+        checkpoint.load_weights(model, other, "x")

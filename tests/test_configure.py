@@ -1,0 +1,114 @@
+"""Settings: which value wins, and one helpful line for what cannot be."""
+
+
+import pytest
+from conftest import ROOT, complaint, run
+
+import configure
+from sample import SampleConfig
+from train import TrainConfig
+
+
+def parse(*argv, **options):
+    return configure.parse(TrainConfig, [str(arg) for arg in argv], **options)
+
+
+def test_later_settings_win(tmp_path):
+    """Catches a wrong order of defaults, preset and command line."""
+    preset = tmp_path / "x.toml"
+    preset.write_text('n_layer = 7\nn_head = 8\nlearning_rate = 1e-3\ncompile = false\neval_iters = "full"\nwandb_log = true\n')
+    config = parse(preset, "--n_head=2", "--dropout", "0.5")
+    assert (config.n_layer, config.n_head, config.dropout, config.learning_rate) == (7, 2, 0.5, 1e-3)
+    assert config.compile is False and config.eval_iters == "full" and config.wandb_log is True
+    assert config.batch_size == TrainConfig().batch_size
+    assert parse("--n_layer=9", preset).n_layer == 9
+    assert parse("--n_head=1", base=config).n_layer == 7
+
+
+def test_both_spellings_of_a_flag():
+    """Catches a flag that works with = only, and booleans that need their own syntax."""
+    assert parse("--n_layer=3") == parse("--n_layer", "3")
+    assert parse("--compile=False").compile is False and parse("--compile=auto").compile == "auto"
+    assert parse("--eval_iters=0").eval_iters == 0 and parse("--eval_iters=full").eval_iters == "full"
+    assert parse("--out_dir=").out_dir == ""
+
+
+@pytest.mark.parametrize(
+    "argument, message",
+    [
+        ("--learning_rat=3", "unknown setting 'learning_rat' in the command line: did you mean learning_rate?"),
+        ("--n_layer=four", "n_layer"),
+        ("--n_layer=4.5", "n_layer"),
+        ("--wandb_log=maybe", "wandb_log"),
+        ("--dtype=float8", "dtype"),
+        ("--n_embd=130", "n_embd=130 is not divisible by n_head=4"),
+        ("--batch_size=0", "batch_size=0 must be at least 1"),
+        ("--max_iters=-1", "max_iters=-1 must be 0 or more"),
+        ("--learning_rate=nan", "learning_rate=nan"),
+        ("--eval_iters=-2", "eval_iters=-2"),
+        ("--beta2=1", "beta2=1.0"),
+        ("config.toml", "there is no preset config.toml"),
+        ("n_layer=3", "'n_layer=3' is neither a preset"),
+    ],
+)
+def test_what_cannot_be(argument, message):
+    """Catches a misspelt or impossible setting that is ignored, or answered with a page of text."""
+    with pytest.raises(ValueError) as error:
+        parse(argument)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        ("n_layr = 3", "unknown setting 'n_layr' in .*did you mean n_layer"),
+        ("n_layer = 'many'", "n_layer"),
+        ("n_layer = [3]", r"n_layer = \[3\] must be a number"),
+        ("n_layer", "is not TOML"),
+    ],
+)
+def test_presets_that_cannot_be(tmp_path, line, message):
+    """Catches a preset whose mistake goes unnoticed."""
+    (tmp_path / "x.toml").write_text(line)
+    with pytest.raises(ValueError, match=message):
+        parse(tmp_path / "x.toml")
+
+
+@pytest.mark.parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
+def test_presets_that_come_along(preset):
+    """Catches a preset that no longer fits the settings, or that does not say what it costs."""
+    parse(preset)
+    assert preset.read_text().startswith("#")
+
+
+@pytest.mark.parametrize("cls", [TrainConfig, SampleConfig])
+def test_help_documents_every_setting(cls, capsys, monkeypatch):
+    """Catches a setting without a word of help."""
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stop:
+        configure.parse(cls, ["--help"])
+    text = capsys.readouterr().out
+    assert not stop.value.code
+    for name in cls.__dataclass_fields__:
+        described = text.split(f"--{name} ")[1].split("--")[0].replace("│", " ").split("(default")[0].split()[1:]
+        assert len(described) > 2, name
+
+
+def test_devices():
+    """Catches a device that is not there and is found out in the middle of the setup."""
+    assert configure.pick_device("cpu").type == "cpu"
+    for name in ("cuda:99", "tpu", "cuda:x"):
+        with pytest.raises(ValueError, match=f"device={name}"):
+            configure.pick_device(name)
+
+
+def test_scripts_complain_in_one_line():
+    """Catches a traceback or exit code 0 for a misspelt flag, at the command line itself."""
+    for script in ("train.py", "sample.py"):
+        assert f"{script}: unknown setting 'out_dri'" in complaint(run(script, "--out_dri=x"))
+    assert "device=cuda is not on this machine" in complaint(run("train.py", "--device=cuda"))
+
+
+def test_a_hacker_can_see_where_it_was_raised():
+    """Catches an error handler that hides the traceback for good."""
+    assert "Traceback" in run("-X", "dev", "sample.py", "--seed=x").stderr

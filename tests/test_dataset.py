@@ -1,0 +1,193 @@
+"""Token files: what is written is what is read, batches are pure functions, and damage is named."""
+
+import hashlib
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from conftest import POEM, complaint, run
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dataset
+import tokenizer as tokenizers
+
+
+def test_written_and_read_back(tmp_path):
+    """Catches lost or reordered text, a wrong split, and a meta.json that does not say what the files are."""
+    text = POEM * 5 + "the end"
+    dataset.write(tmp_path, [text], "char", "poem.txt")
+    data, meta = dataset.load(str(tmp_path), 8), json.loads((tmp_path / "meta.json").read_text())
+    border = int(0.9 * len(text))
+    assert data.tokenizer.decode(data.train.tolist()) == text[:border]
+    assert data.tokenizer.decode(data.val.tolist()) == text[border:]
+    assert meta["dtype"] == "uint16" and data.vocab_size == len(set(text)) == meta["vocab_size"]
+    assert meta["source"] == {"name": "poem.txt", "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    for name in ("train", "val"):
+        content = (tmp_path / f"{name}.bin").read_bytes()
+        assert meta[name]["sha256"] == hashlib.sha256(content).hexdigest() and meta[name]["tokens"] == len(content) // 2
+    assert not list(tmp_path.glob("*.partial"))
+
+
+def test_every_tenth_document_validates(tmp_path):
+    """Catches validation text that is also trained on, and documents that run into each other."""
+    documents = [f"document {n}" for n in range(25)]
+    dataset.write(tmp_path, documents, "byte", "documents")
+    data = dataset.load(str(tmp_path), 4)
+    assert data.tokenizer.decode(data.val.tolist()) == "document 9\ndocument 19"
+    assert data.tokenizer.decode(data.train.tolist()).split("\n") == [d for d in documents if d[-1] != "9"]
+
+
+def test_documents_end_with_the_end_of_text(tmp_path, gpt2_files):
+    """Catches documents of a BPE dataset that are not separated by the tokenizer's own mark."""
+    dataset.write(tmp_path, ["one"] * 30, "gpt2", "ones")
+    train = dataset.load(str(tmp_path), 2).train
+    assert (train[1::2] == 50256).all() and len(train) == 27 * 2 - 1
+
+
+def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files):
+    """Catches tokens that differ from those nanoGPT's own prepare.py writes for tiny Shakespeare (its README's counts)."""
+    text = dataset.read_text(tiny_shakespeare)
+    for name, counts in (("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059))):
+        dataset.write(tmp_path / name, [text], name, "input.txt")
+        data = dataset.load(str(tmp_path / name), 8)
+        assert (len(data.train), len(data.val)) == counts
+
+
+def test_pieces_join_to_the_same_tokens(tiny_shakespeare, gpt2_files):
+    """Catches a cut between pieces that changes how BPE joins the text around it."""
+    text, gpt2 = dataset.read_text(tiny_shakespeare)[:60_000] + "\n\n  \n a\n\n\nb\r\n\r\nc \n d", tokenizers.create("gpt2")
+    parts = list(dataset.pieces(text, size=97))
+    assert len(parts) > 100 and "".join(parts) == text
+    assert np.array_equal(np.concatenate([gpt2.encode(part) for part in parts]), gpt2.encode(text))
+
+
+@given(st.text(alphabet="ab \n", max_size=60), st.integers(1, 7))
+def test_pieces_lose_nothing(text, size):
+    """Catches a character that falls between two pieces."""
+    assert "".join(dataset.pieces(text, size)) == text
+
+
+def test_batches_are_a_function_of_their_generator():
+    """Catches hidden state in the loader, targets that are not one later, and a last window that is never drawn."""
+    tokens = np.arange(50, dtype=np.uint16)
+    x, y = dataset.random_batch(tokens, 4, 8, np.random.default_rng([1, 2, 3]))
+    again, _ = dataset.random_batch(tokens, 4, 8, np.random.default_rng([1, 2, 3]))
+    assert torch.equal(x, again) and torch.equal(y, x + 1) and x.shape == (4, 8) and x.dtype == torch.int64
+    starts = dataset.random_batch(tokens, 5000, 8, np.random.default_rng(0))[0][:, 0]
+    assert set(starts.tolist()) == set(range(42))
+
+
+@given(st.integers(2, 100), st.integers(1, 5), st.integers(1, 9))
+def test_every_token_is_a_target_once(length, batch_size, block_size):
+    """Catches a validation loss that skips the end of the text or counts a token twice."""
+    tokens = np.arange(length, dtype=np.uint16)
+    seen = []
+    for x, y in dataset.every_batch(tokens, batch_size, block_size):
+        assert x.shape == y.shape == (batch_size, block_size)
+        assert torch.equal(y[y >= 0], x[y >= 0] + 1)
+        seen += y[y >= 0].tolist()
+    assert seen == list(range(1, length))
+
+
+def test_bits_per_character(poem):
+    """Catches nats taken for bits, or tokens for characters."""
+    data = dataset.load(poem, 8)
+    assert math.isclose(data.bits_per_character(math.log(2)), 1.0)
+    data.tokens_per_character = 0.25
+    assert math.isclose(data.bits_per_character(math.log(2)), 0.25)
+
+
+def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
+    """Catches a need for meta.json: nanoGPT's BPE folders have only the two files."""
+    for name in ("train", "val"):
+        np.arange(40, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    data = dataset.load(str(tmp_path), 8)
+    assert data.vocab_size == 50257 and data.bits_per_character(1.0) is None
+    (tmp_path / "meta.pkl").write_bytes(b"not even a pickle")
+    with pytest.raises(ValueError, match="a pickle can run any code"):
+        dataset.load(str(tmp_path), 8)
+
+
+def break_val(folder, content):
+    (folder / "val.bin").write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda f: break_val(f, (f / "val.bin").read_bytes()[:-1]), "val.bin has .* bytes, not 2 for each"),
+        (lambda f: break_val(f, (f / "val.bin").read_bytes()[:-2]), "val.bin has .* bytes, not 2 for each"),
+        (lambda f: break_val(f, b"\xff\x00" + (f / "val.bin").read_bytes()[2:]), "token id 255, but the vocabulary has"),
+        (lambda f: break_val(f, b""), "val.bin has 0 bytes"),
+        (lambda f: (f / "meta.json").write_text("{"), "meta.json is damaged"),
+        (lambda f: (f / "meta.json").write_text("{}"), "meta.json is damaged"),
+        (lambda f: (f / "val.bin").unlink(), "has no train.bin and val.bin"),
+    ],
+)
+def test_damaged_datasets(poem, tmp_path, damage, message):
+    """Catches damage that would train on nonsense or crash in the middle of a run."""
+    damage(tmp_path / "poem")
+    with pytest.raises(ValueError, match=message):
+        dataset.load(poem, 8)
+
+
+def test_text_shorter_than_the_context(poem):
+    """Catches an IndexError in the first batch."""
+    with pytest.raises(ValueError, match="block_size=5000 needs at least 5,001"):
+        dataset.load(poem, 5000)
+
+
+def test_names_that_are_not_there():
+    """Catches a traceback for a misspelt dataset."""
+    with pytest.raises(ValueError, match="did you mean shakespeare_char"):
+        dataset.load("shakespeare_chr", 8)
+
+
+def test_download_without_network_or_with_another_file(tmp_path):
+    """Catches a half-written or forged file that is kept, and a traceback without a network."""
+    good = tmp_path / "good.txt"
+    good.write_text("good")
+    with pytest.raises(ValueError, match="not the expected file"):
+        dataset.download(good.as_uri(), "0" * 64, tmp_path / "input.txt")
+    assert not (tmp_path / "input.txt").exists()
+    dataset.download(good.as_uri(), hashlib.sha256(b"good").hexdigest(), tmp_path / "input.txt")
+    assert (tmp_path / "input.txt").read_text() == "good"
+    with pytest.raises(ValueError, match="pass --input FILE"):
+        dataset.download("http://127.0.0.1:9/none", "0" * 64, tmp_path / "other.txt")
+
+
+def test_own_text_from_files_and_folders(tmp_path, monkeypatch):
+    """Catches what people do most, train on their own text, failing for a folder, a language or a name."""
+    (tmp_path / "texts" / "deep").mkdir(parents=True)
+    (tmp_path / "texts" / "a.txt").write_text("Füße 猫\n" * 40, encoding="utf-8")
+    (tmp_path / "texts" / "deep" / "b.txt").write_text("ещё\n" * 40, encoding="utf-8")
+    (tmp_path / "texts" / ".hidden").write_bytes(b"\xff\xfe")
+    name = f"test-{tmp_path.name}"
+    try:
+        result = run("data/text/prepare.py", "--input", tmp_path / "texts", tmp_path / "texts" / "a.txt", f"--name={name}")
+        assert result.returncode == 0, result.stderr
+        data = dataset.load(name, 8)
+        whole = data.tokenizer.decode([*data.train.tolist(), *data.val.tolist()])
+        assert whole == "\n".join(["Füße 猫\n" * 40, "ещё\n" * 40, "Füße 猫\n" * 40])
+    finally:
+        for path in (dataset.DATA / name).glob("*"):
+            path.unlink()
+        (dataset.DATA / name).rmdir()
+
+
+def test_own_text_that_cannot_be_used(tmp_path):
+    """Catches a traceback for text that is not UTF-8, empty or not there; nothing must be written."""
+    latin, empty = tmp_path / "latin.txt", tmp_path / "empty.txt"
+    latin.write_bytes("Füße".encode("latin-1"))
+    empty.write_text("")
+    for arguments, message in [
+        (["--input", latin, "--name=test-bad"], "is not UTF-8 text: byte 0xfc at offset 1"),
+        (["--input", empty, "--name=test-bad"], "there is no text in empty.txt"),
+        (["--name=test-bad"], "--input is missing"),
+        (["--input", latin, "--name=stdlib"], "--name=stdlib"),
+    ]:
+        assert message in complaint(run("data/text/prepare.py", *arguments))
+    assert not (dataset.DATA / "test-bad").exists()

@@ -1,0 +1,210 @@
+"""The transformer: its interface, its two shapes, its start, and generation with and without a cache."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attention import ATTENTION
+from model import MODERN, POSITION, GPT, GPTConfig, draw
+
+TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
+
+
+def tiny(**changes):
+    """A small model whose every tensor is random, so that nothing is hidden behind an initial zero."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY | changes)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(std=0.3)
+    return model
+
+
+def gpt2_logits(weights, idx, n_layer, n_head):
+    """GPT-2's forward pass from its paper and public weights layout, in plain functions: an independent second opinion."""
+    T = idx.shape[1]
+    x = weights["transformer.wte.weight"][idx] + weights["transformer.wpe.weight"][:T]
+
+    def norm(x, name):
+        return F.layer_norm(x, x.shape[-1:], weights[name + ".weight"], weights[name + ".bias"])
+
+    def linear(x, name):
+        return x @ weights[name + ".weight"].T + weights[name + ".bias"]
+
+    for n in range(n_layer):
+        block = f"transformer.h.{n}."
+        q, k, v = linear(norm(x, block + "ln_1"), block + "attn.c_attn").chunk(3, dim=-1)
+        heads = []
+        for qh, kh, vh in zip(*(t.chunk(n_head, dim=-1) for t in (q, k, v))):
+            scores = qh @ kh.transpose(1, 2) / math.sqrt(qh.shape[-1])
+            scores = scores + torch.full((T, T), float("-inf"), dtype=x.dtype).triu(1)
+            heads.append(torch.softmax(scores, dim=-1) @ vh)
+        x = x + linear(torch.cat(heads, dim=-1), block + "attn.c_proj")
+        h = linear(norm(x, block + "ln_2"), block + "mlp.c_fc")
+        h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+        x = x + linear(h, block + "mlp.c_proj")
+    return norm(x, "transformer.ln_f") @ weights["transformer.wte.weight"].T
+
+
+def test_defaults_are_gpt2():
+    """Catches a change of the default architecture: logits must be GPT-2's."""
+    model = tiny().double()
+    idx = torch.randint(33, (2, 11))
+    logits, _ = model(idx, idx)
+    torch.testing.assert_close(logits, gpt2_logits(model.state_dict(), idx, 2, 4), rtol=0, atol=1e-10)
+
+
+def test_gpt2_has_124_million_parameters():
+    """Catches an extra or missing matrix: GPT-2 small has 124,439,808 parameters."""
+    with torch.device("meta"):
+        model = GPT(GPTConfig(vocab_size=50257))
+    assert model.num_params() == 124_439_808
+
+
+def test_interface_is_nanogpts():
+    """Catches changed shapes: logits for all positions with targets, for the last one without; -1 is ignored."""
+    model, idx = tiny(), torch.randint(33, (3, 9))
+    logits, loss = model(idx, idx)
+    last, none = model(idx)
+    assert logits.shape == (3, 9, 33) and last.shape == (3, 1, 33) and none is None
+    torch.testing.assert_close(last[:, 0], logits[:, -1])
+    targets = idx.clone()
+    targets[:, 4:] = -1
+    torch.testing.assert_close(model(idx, targets)[1], F.cross_entropy(logits[:, :4].flatten(0, 1), idx[:, :4].flatten()))
+    assert loss.dim() == 0
+
+
+@pytest.mark.parametrize("shape", [{}, {**MODERN, "n_kv_head": 2, "window": 5}], ids=["gpt2", "modern"])
+def test_every_path_gives_the_same_logits_from_the_same_weights(shape):
+    """Catches a path that is wired differently inside the model, or that adds something to the state_dict."""
+    idx, reference = torch.randint(33, (2, 16)), None
+    for path in ATTENTION:
+        model = tiny(**shape, attention=path).double()
+        if reference is None:
+            reference, state = model(idx, idx)[0], model.state_dict()
+        assert model.state_dict().keys() == state.keys()
+        model.load_state_dict(state)
+        torch.testing.assert_close(model(idx, idx)[0], reference, rtol=0, atol=1e-12)
+
+
+def test_the_modern_model_starts_at_the_identity():
+    """Catches an initialisation that does not zero what blocks and head write: the first loss is ln(vocab_size), exactly."""
+    model = GPT(GPTConfig(**TINY | MODERN, n_kv_head=2))
+    idx = torch.randint(33, (2, 16))
+    assert abs(model(idx, idx)[1].item() - math.log(33)) < 1e-6
+    assert "lm_head.weight" in dict(model.named_parameters()) and "transformer.ln_f.weight" not in model.state_dict()
+    assert not any(name.endswith("bias") for name in model.state_dict())
+    assert model.transformer.h[0].attn.c_attn.weight.shape == (16 + 2 * 8, 16)
+
+
+def test_gpt2_initial_scales():
+    """Catches lost GPT-2 scaling: 0.02 everywhere, and 0.02/sqrt(2·n_layer) where blocks write."""
+    model = GPT(GPTConfig(block_size=64, vocab_size=500, n_layer=8, n_head=2, n_embd=64))
+    for name, p in model.named_parameters():
+        want = 0.02 / math.sqrt(16) if name.endswith("c_proj.weight") else 0.02
+        if p.dim() == 2:
+            assert abs(p.std().item() / want - 1) < 0.1, name
+    assert model.lm_head.weight is model.transformer.wte.weight
+
+
+@pytest.mark.parametrize("position", POSITION)
+@pytest.mark.parametrize("window", [0, 6])
+@pytest.mark.parametrize("prompt", [1, 7, 16, 23, 50])
+def test_cached_generation_equals_uncached(position, window, prompt):
+    """Catches a cache whose positions or contents drift, above all when the context is full and moves on."""
+    model = tiny(position=position, window=window, n_kv_head=2)
+    idx = torch.randint(33, (3, prompt))
+    texts = [model.generate(idx, 60, temperature=0.9, top_k=10, use_cache=use_cache, generator=torch.Generator().manual_seed(5))
+             for use_cache in (True, False)]
+    assert texts[0].shape == (3, prompt + 60)
+    assert torch.equal(*texts) and torch.equal(texts[0][:, :prompt], idx)
+
+
+def test_a_full_context_keeps_its_last_half():
+    """Catches a context that is cropped one token at a time (no cache could follow) or that grows past block_size."""
+    model = tiny()
+    starts = [model.context_start(T) for T in range(1, 60)]
+    assert starts[:16] == [0] * 16  # everything fits
+    for T, start in enumerate(starts, 1):
+        assert 8 <= T - start <= 16 or T < 8
+        if T > 1 and start != starts[T - 2]:
+            assert T - start == 8  # it has just moved on: half of the context is left
+    idx = torch.randint(33, (1, 5))
+    once, twice = model.generate(idx, 50, 0), model.generate(model.generate(idx, 20, 0), 30, 0)
+    assert torch.equal(once, twice)  # going on later is the same as never having stopped
+
+
+def test_drawing():
+    """Catches top_k that lets others through, greedy that is not, and ids beyond the vocabulary."""
+    logits = torch.tensor([[1.0, 5.0, 3.0, 4.0, 9.0]]).repeat(200, 1)
+    assert set(draw(logits, top_k=2, temperature=10.0).tolist()) == {1, 4}
+    assert set(draw(logits, temperature=0).tolist()) == {4}
+    assert set(draw(logits, temperature=100.0, top_k=0).tolist()) == {0, 1, 2, 3, 4}
+    model = tiny()
+    drawn = model.generate(torch.zeros(50, 1, dtype=torch.long), 8, temperature=5.0, vocab_size=20)
+    assert drawn.max() < 20
+    assert model.generate(torch.zeros(50, 1, dtype=torch.long), 8, temperature=5.0).max() >= 20
+
+
+def test_dropout_acts_in_training_only():
+    """Catches dropout that is missing, or that stays on in evaluation."""
+    model, idx = tiny(dropout=0.5), torch.randint(33, (2, 8))
+    assert torch.equal(model(idx)[0], model(idx)[0])
+    model.train()
+    assert not torch.equal(model(idx)[0], model(idx)[0])
+
+
+def test_crop_block_size():
+    """Catches a cropped model that changes its predictions for texts that still fit."""
+    model, idx = tiny(), torch.randint(33, (2, 8))
+    before = model(idx)[0]
+    model.crop_block_size(8)
+    torch.testing.assert_close(model(idx)[0], before)
+    with pytest.raises(ValueError, match="longer than"):
+        model.crop_block_size(9)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"n_embd": 18}, "n_embd=18 is not divisible by n_head=4"),
+        ({"n_kv_head": 3}, "n_head=4 is not divisible by n_kv_head=3"),
+        ({"position": "rotary"}, "position='rotary' is unknown; choose from learned, rope"),
+        ({"attention": "flash"}, "choose from naive, masked_fill, fused"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+        ({"n_layer": 0}, "n_layer=0"),
+        ({"window": -1}, "window=-1"),
+    ],
+)
+def test_models_that_cannot_be(change, message):
+    """Catches impossible settings that surface later as a shape error deep inside."""
+    with pytest.raises(ValueError, match=message):
+        GPTConfig(**TINY | change)
+
+
+def test_text_longer_than_the_context():
+    """Catches positions that run past the end of their table."""
+    model = tiny()
+    with pytest.raises(ValueError, match="17 tokens do not fit into block_size=16"):
+        model(torch.zeros(1, 17, dtype=torch.long))
+    cache = model.new_cache(1)
+    model(torch.zeros(1, 16, dtype=torch.long), cache=cache)
+    with pytest.raises(ValueError, match="block_size=16"):
+        model(torch.zeros(1, 1, dtype=torch.long), cache=cache)
+
+
+def test_autocast_keeps_queries_keys_and_values_together():
+    """Catches a norm or a rotation that leaves q and k in another dtype than v under autocast."""
+    model, idx = tiny(**MODERN), torch.randint(33, (2, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        logits, loss = model(idx, idx)
+    assert loss.isfinite() and loss.dtype == torch.float32
+
+
+def test_config_is_plain_data():
+    """Catches a setting that cannot be written to JSON and read back."""
+    config = GPTConfig(**TINY | MODERN)
+    assert GPTConfig(**dataclasses.asdict(config)) == config

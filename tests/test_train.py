@@ -1,0 +1,274 @@
+"""Training: the schedule, the sameness of resumed and shared runs, what is written, and what stops it."""
+
+import json
+import math
+import tomllib
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, complaint, metrics, run
+
+import checkpoint
+import dataset
+import train as train_module
+from model import GPT, GPTConfig
+from train import TrainConfig, learning_rate_at, make_optimizer, train, validation_loss
+
+SMALL = dict(block_size=16, n_layer=2, n_head=2, n_embd=16, batch_size=4, device="cpu", log_interval=5, warmup_iters=2)
+
+
+def weights(out_dir, which="latest"):
+    return dict(checkpoint.load_model(checkpoint.find(out_dir, which)).named_parameters())
+
+
+def same_weights(a, b):
+    return all(torch.equal(p, weights(b)[name]) for name, p in weights(a).items())
+
+
+# ---- schedule and optimizer
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_learning_rate(schedule):
+    """Catches a schedule that starts at zero, jumps, or does not end at min_lr."""
+    config = TrainConfig(
+        learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, max_iters=200, lr_schedule=schedule
+    )
+    rates = [learning_rate_at(step, config) for step in range(200)]
+    assert 0 < rates[0] < rates[1] < rates[9] < rates[10] == max(rates) == 1.0
+    assert math.isclose(rates[60], 0.55) and all(r == 0.1 for r in rates[110:])
+    assert all(a > b for a, b in zip(rates[10:110], rates[11:111]))
+
+
+@pytest.mark.parametrize("warmup, decay, most", [(0, 1, 1), (0, 0, 0), (5, 5, 10), (10, 5, 5), (0, 10, 5), (1, 2, 2)])
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_learning_rate_at_every_edge(warmup, decay, most, schedule):
+    """Catches a division by zero or a rate out of range where warmup, decay and end coincide."""
+    config = TrainConfig(
+        learning_rate=1.0, min_lr=0.1, warmup_iters=warmup, lr_decay_iters=decay, max_iters=most, lr_schedule=schedule
+    )
+    assert all(0 < learning_rate_at(step, config) <= 1.0 for step in range(20))
+
+
+def test_learning_rate_without_decay():
+    """Catches decay_lr=False that decays, or that skips the warmup."""
+    config = TrainConfig(learning_rate=1.0, warmup_iters=3, max_iters=10, decay_lr=False)
+    assert [learning_rate_at(step, config) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_weight_decay_is_for_matrices(poem, tmp_path):
+    """Catches biases and norms that are pulled towards zero."""
+    model = GPT(GPTConfig(block_size=8, vocab_size=10, n_layer=1, n_head=1, n_embd=8))
+    groups = make_optimizer(model, TrainConfig(weight_decay=0.3)).param_groups
+    assert {(p.dim() >= 2, group["weight_decay"]) for group in groups for p in group["params"]} == {(True, 0.3), (False, 0.0)}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+# ---- the same run, cut or shared
+
+
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(poem, tmp_path):
+    """Catches any state that is not saved: 40 steps, and 20 + 20, must give equal weights to the last bit, dropout included."""
+    settings = SMALL | dict(dataset=poem, dropout=0.1, lr_decay_iters=40, eval_interval=20, eval_iters=2)
+    whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
+    train(TrainConfig(**settings, out_dir=whole, max_iters=40))
+    train(TrainConfig(**settings, out_dir=cut, max_iters=20))
+    (Path(cut) / "metrics.jsonl").open("a").write('{"step": 25, "train_loss": 0}\n{"step": 30, "tr')  # a kill while logging
+    torch.manual_seed(99)
+    train(TrainConfig(**settings, out_dir=cut, max_iters=40, init_from="resume"))
+    assert same_weights(whole, cut)
+    for key in ("step", "train_loss", "val_loss", "lr"):
+        assert [line.get(key) for line in metrics(whole)] == [line.get(key) for line in metrics(cut)]
+
+
+def test_resuming_needs_no_settings(poem, tmp_path):
+    """Catches a resumed run that falls back to the defaults, or that ignores what is changed on purpose."""
+    flags = [f"--{key}={value}" for key, value in SMALL.items()]
+    out = f"--out_dir={tmp_path / 'out'}"
+    assert run("train.py", *flags, out, f"--dataset={poem}", "--max_iters=5").returncode == 0
+    result = run("train.py", out, "--init_from=resume", "--max_iters=8", "--dropout=0.2")
+    assert result.returncode == 0, result.stderr
+    config = checkpoint.load_config(checkpoint.find(tmp_path / "out"))
+    assert config["step"] == 8 and config["model"]["n_embd"] == 16 and config["model"]["dropout"] == 0.2
+
+
+def test_accumulated_micro_batches_equal_one_large_batch(poem, tmp_path, monkeypatch):
+    """Catches a loss that is summed, or divided twice: four micro-batches of 4 are one batch of 16."""
+    settings = SMALL | dict(dataset=poem, max_iters=6, grad_clip=0.0, weight_decay=0.0)
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "four"), gradient_accumulation_steps=4))
+    small_batch, calls = dataset.random_batch, []
+
+    def large_batch(tokens, batch_size, block_size, rng):  # the same windows, joined
+        if batch_size != 16:
+            return small_batch(tokens, batch_size, block_size, rng)
+        step = len(calls)
+        calls.append(step)
+        parts = [small_batch(tokens, 4, block_size, train_module.chance(1337, train_module.TRAIN, step, m)) for m in range(4)]
+        return tuple(torch.cat(columns) for columns in zip(*parts))
+
+    monkeypatch.setattr(dataset, "random_batch", large_batch)
+    train(TrainConfig(**settings | dict(batch_size=16, eval_iters=0), out_dir=str(tmp_path / "one")))
+    assert len(calls) == 6
+    for name, p in weights(tmp_path / "four").items():
+        torch.testing.assert_close(p, weights(tmp_path / "one")[name], rtol=1e-4, atol=1e-5)
+
+
+def test_two_processes_train_the_same_model(poem, tmp_path):
+    """Catches ranks that see other data, or gradients that are summed: two processes of 2 micro-batches equal one of 4."""
+    flags = [f"--{key}={value}" for key, value in SMALL.items()]
+    flags += [f"--dataset={poem}", "--gradient_accumulation_steps=4", "--max_iters=20", "--eval_interval=10", "--dropout=0.1"]
+    for name, launcher in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"])):
+        result = run(*launcher, "train.py", *flags, f"--out_dir={tmp_path / name}", OMP_NUM_THREADS="1")
+        assert result.returncode == 0, result.stderr
+    one, two = (torch.cat([p.flatten() for p in weights(tmp_path / name).values()]) for name in ("one", "two"))
+    assert (one - two).norm() / one.norm() < 1e-6
+    for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
+        assert math.isclose(a["train_loss"], b["train_loss"], rel_tol=1e-6)
+
+
+# ---- what is written
+
+
+def test_what_a_run_writes(poem, tmp_path):
+    """Catches missing metrics, a checkpoint that comes too late, and a loss that does not fall."""
+    last = train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path), max_iters=60, eval_interval=20, eval_iters="full"))
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines] == list(range(5, 61, 5)) and lines[-1] == last
+    for line in lines:
+        assert {"step", "train_loss", "lr", "tokens_per_s", "wall_s"} <= line.keys()
+        assert ("val_loss" in line) == (line["step"] % 20 == 0)
+    assert lines[-1]["val_loss"] < lines[3]["val_loss"] < math.log(50)
+    best = json.loads((tmp_path / "best.json").read_text())
+    assert best["val_loss"] == min(line["val_loss"] for line in lines if "val_loss" in line)
+
+
+def test_a_checkpoint_is_saved_before_its_evaluation(poem, tmp_path, monkeypatch):
+    """Catches an evaluation that fails and takes the steps since the last one with it."""
+    monkeypatch.setattr(train_module, "validation_loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path), max_iters=9, eval_interval=5))
+    assert checkpoint.find(tmp_path).name == "step_000005"
+
+
+def test_zero_steps_write_the_untrained_model(poem, tmp_path):
+    """Catches --max_iters=0 that writes nothing, or something trained."""
+    train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path), max_iters=0))
+    assert checkpoint.find(tmp_path).name == "step_000000"
+    assert abs(metrics(tmp_path)[0]["val_loss"] - math.log(dataset.load(poem, 8).vocab_size)) < 1e-4
+
+
+def test_eval_only_changes_nothing(poem, tmp_path):
+    """Catches an evaluation that trains, or that moves the run it looks at."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_iters=0)
+    trained = train(TrainConfig(**settings, max_iters=10))
+    before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    looked = train(TrainConfig(**settings, max_iters=500, init_from="resume", eval_only=True))
+    assert looked["val_loss"] == trained["val_loss"]
+    assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+def test_full_validation_loss(poem):
+    """Catches padding that is counted, and tokens that are not: the loss of the whole split, worked out in one pass."""
+    config = TrainConfig(**SMALL | dict(batch_size=3), dataset=poem, eval_iters="full")
+    data = dataset.load(poem, 16)
+    model = GPT(config.model_config(data.vocab_size))
+    torch.nn.init.normal_(model.lm_head.weight)
+    tokens = torch.from_numpy(data.val.astype("int64"))
+    total = sum(
+        model(tokens[None, s : s + 16][:, : len(tokens) - 1 - s], tokens[None, s + 1 : s + 17])[1].item()
+        * min(16, len(tokens) - 1 - s)
+        for s in range(0, len(tokens) - 1, 16)
+    )
+    loss = validation_loss(model, data, config, torch.device("cpu"), nullcontext())
+    assert math.isclose(loss, total / (len(tokens) - 1), rel_tol=1e-6)
+
+
+def test_a_second_run_keeps_the_first(poem, tmp_path):
+    """Catches a second run into the same folder that destroys the first, or resumes from it."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path))
+    train(TrainConfig(**settings, max_iters=20))
+    train(TrainConfig(**settings, max_iters=5))
+    assert checkpoint.find(tmp_path).name == "step_000005"
+    assert checkpoint.find(tmp_path / "previous-1").name == "step_000020"
+    assert [line["step"] for line in metrics(tmp_path)] == [5]
+
+
+def test_fine_tuning_from_a_checkpoint(poem, tmp_path):
+    """Catches init_from=FOLDER that does not take the weights, or the shape, from it."""
+    train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path / "a"), max_iters=20))
+    tuning = dict(dataset=poem, out_dir=str(tmp_path / "b"), block_size=8, device="cpu")
+    train(TrainConfig(**tuning, init_from=str(tmp_path / "a"), max_iters=0))
+    assert all(torch.equal(p, weights(tmp_path / "a")[name]) for name, p in weights(tmp_path / "b").items())
+    assert checkpoint.load_config(checkpoint.find(tmp_path / "b"))["model"]["block_size"] == 8
+    shape = {key: value for key, value in SMALL.items() if key.startswith("n_")}
+    train(TrainConfig(**tuning, **shape, init_from="resume", max_iters=1))
+
+
+def test_mixed_precision_trains(poem, tmp_path):
+    """Catches a way through the loop that otherwise only a GPU takes: bfloat16 autocast, and a float16 loss scale."""
+    for dtype in ("bfloat16", "float16"):
+        last = train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path / dtype), max_iters=30, dtype=dtype))
+        assert last["val_loss"] < 3.2
+
+
+def test_wandb_offline(poem, tmp_path):
+    """Catches logging to wandb that crashes, or that needs a network when wandb is told to be offline."""
+    flags = [f"--{key}={value}" for key, value in SMALL.items()]
+    result = run("train.py", *flags, f"--dataset={poem}", "--max_iters=6", "--wandb_log=True", f"--out_dir={tmp_path}",
+                 WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
+    assert result.returncode == 0, result.stderr
+    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+
+
+# ---- what stops it
+
+
+def test_a_loss_that_is_not_finite(poem, tmp_path):
+    """Catches a run that goes on with NaN weights, or that saves them over the last good ones."""
+    flags = [f"--{key}={value}" for key, value in (SMALL | dict(learning_rate=1e30, warmup_iters=0, grad_clip=0)).items()]
+    line = complaint_after_progress(
+        run("train.py", *flags, f"--dataset={poem}", f"--out_dir={tmp_path}", "--max_iters=50", "--eval_interval=1")
+    )
+    assert "Try a lower learning_rate" in line
+    for p in weights(tmp_path).values():
+        assert p.isfinite().all()
+
+
+def complaint_after_progress(result):
+    assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
+    return result.stderr.replace("\r", "\n").strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("flag, message", [
+    ("--n_layer=3", "n_layer=3 does not fit"), ("--vocab_size=99", "vocab_size=99 does not fit"),
+    ("--block_size=8", "block_size=8 does not fit"),
+])
+def test_a_checkpoint_of_another_shape(poem, tmp_path, flag, message):
+    """Catches a resumed run whose model is silently not the one that was asked for."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=2)
+    train(TrainConfig(**settings))
+    key, value = flag[2:].split("=")
+    with pytest.raises(ValueError, match=message):
+        train(TrainConfig(**settings | {"init_from": "resume", key: int(value)}))
+
+
+def test_what_cannot_start(poem, tmp_path):
+    """Catches a traceback, or a run that starts, when there is nothing to resume, no such data, or too little of it."""
+    out = f"--out_dir={tmp_path / 'out'}"
+    for flags, message in [
+        (["--init_from=resume"], "there is no checkpoint in"),
+        (["--dataset=nothing"], "dataset 'nothing' has no train.bin"),
+        ([f"--dataset={poem}", "--block_size=4096"], "block_size=4096 needs at least"),
+        ([f"--dataset={poem}", "--vocab_size=3"], "vocab_size=3"),
+        ([f"--dataset={poem}", "--init_from=gpt3"], "'gpt3' is neither a folder nor one of gpt2"),
+    ]:
+        assert message in complaint(run("train.py", out, *flags))
+    assert not (tmp_path / "out").exists()
+
+
+def test_presets_name_a_dataset_that_comes_along():
+    """Catches a preset for data that nobody can prepare."""
+    for preset in ROOT.glob("config/*.toml"):
+        assert (ROOT / "data" / tomllib.loads(preset.read_text())["dataset"] / "prepare.py").exists()

@@ -1,0 +1,166 @@
+"""Text to token ids and back. A tokenizer is one JSON specification, which travels with data and checkpoints.
+
+    tokenizer = create("char", text)          char, byte, gpt2 or any other encoding of tiktoken
+    tokenizer = from_spec(tokenizer.spec())   the same one on another machine: no file, no network
+"""
+
+import base64
+import codecs
+
+import numpy as np
+
+
+class Tokenizer:
+    """vocab_size, encode, decode, spec; token_bytes(id) is the piece of UTF-8 text that one id stands for."""
+
+    end_of_text = None
+    """The id that separates documents, if there is one."""
+
+    def decode(self, tokens):
+        """Ids to text; a character that was cut in half becomes U+FFFD."""
+        return "".join(self.decode_stream(tokens))
+
+    def decode_stream(self, tokens):
+        """Text of each id as it arrives; the bytes of a character are held back until it is whole."""
+        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        for token in tokens:
+            yield utf8.decode(self.token_bytes(token))
+        yield utf8.decode(b"", final=True)
+
+
+class ByteTokenizer(Tokenizer):
+    """The 256 bytes of UTF-8: nothing to learn, no unknown characters, any language."""
+
+    vocab_size = 256
+
+    def encode(self, text, allow_special=False):
+        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+
+    def token_bytes(self, token):
+        return bytes([token])
+
+    def spec(self):
+        return {"kind": "byte"}
+
+    @classmethod
+    def from_spec(cls, spec):
+        return cls()
+
+
+class CharTokenizer(Tokenizer):
+    """One id for each character that the training text contains, in code point order, as nanoGPT's shakespeare_char."""
+
+    def __init__(self, text):
+        self.characters = "".join(sorted(set(text)))
+        self.code_points = code_points(self.characters)
+        self.vocab_size = len(self.characters)
+
+    def encode(self, text, allow_special=False):
+        """ValueError names the first character that the tokenizer lacks, and where it stands."""
+        points = code_points(text)
+        ids = np.searchsorted(self.code_points, points)
+        known = np.append(self.code_points, 0)[ids] == points
+        if not known.all():
+            where = int(known.argmin())
+            raise ValueError(
+                f"character {text[where]!r} (U+{points[where]:04X}) at position {where} is not one of the "
+                f"{self.vocab_size} characters of this tokenizer's training text"
+            )
+        return ids
+
+    def token_bytes(self, token):
+        return self.characters[token].encode("utf-8")
+
+    def spec(self):
+        return {"kind": "char", "characters": self.characters}
+
+    @classmethod
+    def from_spec(cls, spec):
+        return cls(spec["characters"])
+
+
+def code_points(text):
+    return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
+
+
+class TiktokenTokenizer(Tokenizer):
+    """Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) by tiktoken."""
+
+    def __init__(self, encoding):
+        self.encoding = encoding
+        self.vocab_size = encoding.n_vocab
+        self.end_of_text = encoding._special_tokens.get("<|endoftext|>")
+
+    def encode(self, text, allow_special=False):
+        """Ids of text. What looks like a special token in it is only one if you allow it: data is just characters."""
+        return self.encoding.encode_to_numpy(
+            text, allowed_special="all" if allow_special else set(), disallowed_special=()
+        )
+
+    def token_bytes(self, token):
+        try:
+            return self.encoding.decode_single_token_bytes(token)
+        except KeyError:  # some encodings leave holes in their numbering
+            return b""
+
+    def spec(self):
+        """The whole encoding; `merges` is in tiktoken's own file format, a base64 token and its rank on each line."""
+        encoding = self.encoding
+        return {
+            "kind": "tiktoken",
+            "name": encoding.name,
+            "pattern": encoding._pat_str,
+            "special_tokens": encoding._special_tokens,
+            "merges": "\n".join(
+                f"{base64.b64encode(token).decode()} {rank}" for token, rank in encoding._mergeable_ranks.items()
+            ),
+        }
+
+    @classmethod
+    def from_spec(cls, spec):
+        import tiktoken
+
+        merges = (line.split() for line in spec["merges"].splitlines())
+        return cls(
+            tiktoken.Encoding(
+                name=spec["name"],
+                pat_str=spec["pattern"],
+                mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in merges},
+                special_tokens=spec["special_tokens"],
+            )
+        )
+
+    @classmethod
+    def from_name(cls, name):
+        import tiktoken
+
+        names = tiktoken.list_encoding_names()
+        if name not in names:
+            raise ValueError(f"unknown tokenizer {name!r}: choose char, byte, {', '.join(names)}")
+        try:
+            return cls(tiktoken.get_encoding(name))
+        except Exception as error:  # whatever stands between tiktoken and its file: no network, a proxy, a damaged cache
+            raise ValueError(
+                f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to the internet, "
+                "or set TIKTOKEN_CACHE_DIR to a folder that has its file"
+            ) from error
+
+
+TOKENIZER = {"byte": ByteTokenizer, "char": CharTokenizer, "tiktoken": TiktokenTokenizer}
+
+
+def from_spec(spec):
+    """The tokenizer that a specification describes; ValueError if it describes none."""
+    try:
+        return TOKENIZER[spec["kind"]].from_spec(spec)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a tokenizer specification that this version knows: {str(spec)[:80]}") from error
+
+
+def create(name, text=""):
+    """A tokenizer by its name: char (learned from text), byte, or one of tiktoken's encodings, such as gpt2."""
+    if name == "char":
+        return CharTokenizer(text)
+    if name == "byte":
+        return ByteTokenizer()
+    return TiktokenTokenizer.from_name(name)

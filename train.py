@@ -1,0 +1,402 @@
+"""Train a GPT.
+
+    python train.py                                        two minutes on two CPU cores: learns to write Python
+    python train.py config/shakespeare_char.toml           a preset
+    python train.py config/x.toml --n_layer=8 --dropout=0.1    ... with changes
+    python train.py --init_from=resume --max_iters=2000    go on, with the settings of the checkpoint in out_dir
+    torchrun --standalone --nproc_per_node=4 train.py ...  the same run, shared by four processes
+
+All that is random is a function of (seed, step, micro-batch): which tokens a micro-batch holds, and its dropout. So an
+interrupted run that is resumed ends bit for bit where an uninterrupted one does, and the number of processes does not matter.
+"""
+
+import json
+import math
+import os
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+import checkpoint
+import configure
+import dataset
+from model import GPT, GPTConfig
+
+TRAIN, VAL = 0, 1  # separate streams of chance
+
+
+@dataclass(kw_only=True)
+class TrainConfig(GPTConfig):
+    # Where things go
+    out_dir: str = "out"
+    """Checkpoints and metrics.jsonl go here; an earlier run that is in it is moved to out_dir/previous-N."""
+    keep_checkpoints: int = 2
+    """Keep this many of the newest checkpoints, and the best; 0: keep all."""
+    init_from: str = "scratch"
+    """scratch, resume (the latest checkpoint in out_dir), or a folder or name for GPT.from_pretrained (to fine-tune it)."""
+    seed: int = 1337
+    """All chance in the run follows from it."""
+    # Data
+    dataset: str = "stdlib"
+    """A folder in data/, or any folder with train.bin and val.bin. A known one that is missing is prepared."""
+    batch_size: int = 32
+    """Sequences in a micro-batch."""
+    gradient_accumulation_steps: int = 1
+    """Micro-batches in a step, over all processes."""
+    # Evaluation and logging
+    eval_interval: int = 250
+    """Save a checkpoint and evaluate every so many steps (and at the end)."""
+    eval_iters: int | Literal["full"] = 20
+    """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
+    eval_only: bool = False
+    """Evaluate, and stop."""
+    log_interval: int = 10
+    """Write a line to metrics.jsonl every so many steps."""
+    wandb_log: bool = False
+    """Log to Weights & Biases too (pip install wandb; WANDB_MODE=offline or disabled as wandb documents it)."""
+    wandb_project: str = "lookback"
+    """The project in wandb that the run belongs to."""
+    wandb_run_name: str = ""
+    """The run's name in wandb; empty: wandb makes one up."""
+    # Model: what differs from GPTConfig's defaults
+    vocab_size: int = 0
+    """Number of token ids; 0: as many as the dataset's tokenizer has. A multiple of 64 is faster on a GPU."""
+    block_size: int = 128
+    n_layer: int = 4
+    n_head: int = 4
+    n_embd: int = 128
+    bias: bool = False
+    position: str = "rope"
+    norm: str = "rmsnorm"
+    mlp: str = "relu2"
+    qk_norm: bool = True
+    tie_weights: bool = False
+    init: str = "zero_out"
+    # AdamW
+    learning_rate: float = 3e-3
+    """The highest learning rate."""
+    max_iters: int = 1000
+    """Steps to train in all."""
+    weight_decay: float = 0.1
+    """On matrices only, not on biases and norms."""
+    beta1: float = 0.9
+    """Adam's memory of the gradient."""
+    beta2: float = 0.99
+    """Adam's memory of its square."""
+    grad_clip: float = 1.0
+    """Longest gradient; 0: no limit."""
+    # Learning rate over time
+    decay_lr: bool = True
+    """False keeps learning_rate after the warmup."""
+    lr_schedule: Literal["cosine", "linear"] = "cosine"
+    """The shape of the decay to min_lr."""
+    warmup_iters: int = 50
+    """Steps of linear rise at the beginning."""
+    lr_decay_iters: int = 0
+    """The step at which min_lr is reached; 0: max_iters."""
+    min_lr: float = 0.0
+    """The learning rate at the end."""
+    # Machine
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the matrix products; weights stay float32. auto: bfloat16 (or else float16) on cuda, float32 elsewhere."""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile: minutes of start, faster steps. auto: on cuda."""
+
+    def __post_init__(self):
+        self.model_config(self.vocab_size or 1)  # raises for a model that cannot be
+        positive = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
+        not_negative = ("max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "learning_rate", "min_lr", "seed",
+                        "weight_decay", "grad_clip")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in not_negative:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        if self.eval_iters != "full" and self.eval_iters < 0:
+            raise ValueError(f"eval_iters={self.eval_iters} must be 0 or more, or full")
+
+    def model_config(self, vocab_size):
+        """The model's part of the settings."""
+        mine = {field.name: getattr(self, field.name) for field in fields(GPTConfig)}
+        return GPTConfig(**mine | {"vocab_size": vocab_size})
+
+
+def learning_rate_at(step, config):
+    """Learning rate of the update after `step` updates: linear warmup, then cosine or linear decay to min_lr."""
+    if step < config.warmup_iters:
+        return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
+    if not config.decay_lr:
+        return config.learning_rate
+    end = config.lr_decay_iters or config.max_iters
+    if step >= end:
+        return config.min_lr
+    progress = (step - config.warmup_iters) / (end - config.warmup_iters)  # 0 <= progress < 1
+    share = 1 - progress if config.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return config.min_lr + share * (config.learning_rate - config.min_lr)
+
+
+def make_optimizer(model, config):
+    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) that decays matrices and leaves vectors alone."""
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    groups = [dict(params=matrices, weight_decay=config.weight_decay), dict(params=vectors, weight_decay=0.0)]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+
+
+def chance(*key):
+    """A random generator that is a pure function of its key."""
+    return np.random.default_rng(key)
+
+
+@torch.no_grad()
+def validation_loss(net, data, config, device, autocast, rank=0, world_size=1):
+    """Mean loss in nats per token of the validation split: the whole of it, or the same eval_iters batches every time."""
+    if config.eval_iters in (0, "full"):
+        batches = dataset.every_batch(data.val, config.batch_size, config.block_size)
+        count = -(-(len(data.val) - 1) // (config.batch_size * config.block_size))
+    else:
+        count = config.eval_iters
+        draws = (chance(config.seed, VAL, n) for n in range(count))
+        batches = (dataset.random_batch(data.val, config.batch_size, config.block_size, rng) for rng in draws)
+    net.eval()
+    losses, tokens = [], []
+    for n, (x, y) in enumerate(tqdm(batches, "evaluating", count, leave=False, delay=2, disable=rank > 0)):
+        if n % world_size == rank:
+            with autocast:
+                losses.append(net(x.to(device), y.to(device))[1])
+            tokens.append(int((y >= 0).sum()))
+    net.train()
+    weights = torch.tensor(tokens, dtype=torch.float64)
+    total = torch.stack([torch.stack(losses).cpu().double() @ weights, weights.sum()]) if losses else torch.zeros(2).double()
+    if world_size > 1:
+        total = total.to(device)
+        dist.all_reduce(total)
+    return (total[0] / total[1]).item()
+
+
+def train(config):
+    """Train as config, a TrainConfig, says; returns the last line of metrics.jsonl as a dict.
+
+    ValueError for settings or data that cannot be used. FloatingPointError when a loss or gradient is not finite,
+    before it reaches the weights.
+    """
+    # ---- the machine: one process, or under torchrun several that share each step's micro-batches
+    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    master = rank == 0
+    say = print if master else lambda *_: None
+    local = f"cuda:{os.environ['LOCAL_RANK']}" if world_size > 1 and torch.cuda.is_available() else "auto"
+    device = configure.pick_device(local if config.device in ("auto", "cuda") and local != "auto" else config.device)
+    if config.gradient_accumulation_steps % world_size:
+        raise ValueError(
+            f"gradient_accumulation_steps={config.gradient_accumulation_steps} cannot be shared by {world_size} processes: "
+            "choose a multiple"
+        )
+    half = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float16
+    auto = half if device.type == "cuda" else torch.float32
+    dtype = auto if config.dtype == "auto" else getattr(torch, config.dtype)
+    autocast = torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()
+    compiled = device.type == "cuda" if config.compile == "auto" else config.compile
+    torch.set_float32_matmul_precision("high")  # TF32 where float32 products remain on a GPU
+    if world_size > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        if not master:
+            dist.barrier()  # the first process prepares the dataset
+    data = dataset.load(config.dataset, config.block_size)
+    if world_size > 1 and master:
+        dist.barrier()
+
+    # ---- the model: new, resumed, or with weights from elsewhere
+    out_dir, step, trainer = Path(config.out_dir), 0, None
+    if config.init_from == "scratch":
+        torch.manual_seed(config.seed)
+        model = GPT(config.model_config(config.vocab_size or data.vocab_size))
+    elif config.init_from == "resume":
+        folder = checkpoint.find(out_dir)
+        model = checkpoint.load_model(folder, dropout=config.dropout, attention=config.attention)
+        check_same_model(config.model_config(config.vocab_size or data.vocab_size), model.config, folder)
+        trainer = checkpoint.load_trainer(folder)
+        step = trainer["step"]
+    else:
+        model = GPT.from_pretrained(config.init_from, dropout=config.dropout, attention=config.attention)
+        model.crop_block_size(config.block_size)
+    if data.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"dataset {config.dataset} has {data.vocab_size} token ids and the model vocab_size={model.config.vocab_size}"
+        )
+    config = replace(config, **asdict(model.config))
+    model.to(device)
+    optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    if trainer:
+        optimizer.load_state_dict(trainer["optimizer"])
+        scaler.load_state_dict(trainer["scaler"])
+    net = torch.compile(model) if compiled else model  # they share their weights; checkpoints are made of model
+    if world_size > 1:
+        net = DistributedDataParallel(net)
+    say(
+        f"{model.num_params():,} parameters, {config.n_layer} layers of width {config.n_embd}; "
+        f"{len(data.train):,} training tokens of {config.dataset}, vocabulary {data.vocab_size:,}\n"
+        f"device {device}, {str(dtype).removeprefix('torch.')}, {'compiled' if compiled else 'not compiled'}, "
+        f"{world_size} process{'es' * (world_size > 1)}; "
+        f"{config.batch_size} x {config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches a step"
+    )
+
+    # ---- what is written: checkpoints, metrics.jsonl, wandb
+    if master and not config.eval_only:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        if config.init_from != "resume":
+            checkpoint.set_aside(out_dir)
+        keep_metrics(out_dir / "metrics.jsonl", until=step)
+    wandb = start_wandb(config) if config.wandb_log and master else None
+    started = time.perf_counter() - (trainer["wall_s"] if trainer else 0.0)
+
+    def save():
+        if master and not config.eval_only:
+            state = {"step": step, "wall_s": time.perf_counter() - started}
+            state |= {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+            checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state)
+
+    def evaluate():
+        val_loss = validation_loss(net, data, config, device, autocast, rank, world_size)
+        bits = data.bits_per_character(val_loss)
+        if master:
+            tqdm.write(f"step {step}: validation loss {val_loss:.4f}" + (f", {bits:.4f} bits per character" if bits else ""))
+            if not config.eval_only:
+                checkpoint.record_best(checkpoint.find(out_dir), val_loss)
+                checkpoint.prune(out_dir, config.keep_checkpoints)
+        return val_loss
+
+    def write_record():
+        record["wall_s"] = round(time.perf_counter() - started, 3)
+        if master and not config.eval_only:
+            with open(out_dir / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(record) + "\n")
+        if wandb:
+            wandb.log(record, step=step)
+
+    record = {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None}
+    if config.eval_only or step >= config.max_iters:  # nothing to train: weights as they are
+        if step == 0:
+            save()
+        record["val_loss"] = evaluate()
+        write_record()
+
+    # ---- the loop
+    share = config.gradient_accumulation_steps // world_size
+    tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
+    tokens_seen, clock = 0, time.perf_counter()
+    last_step = step if config.eval_only else config.max_iters
+    bar = tqdm(total=last_step, initial=step, desc="training", unit="step", disable=not master, leave=False)
+    while step < last_step:
+        lr = learning_rate_at(step, config)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        loss = torch.zeros((), device=device)
+        for micro in range(rank * share, (rank + 1) * share):
+            rng = chance(config.seed, TRAIN, step, micro)
+            x, y = dataset.random_batch(data.train, config.batch_size, config.block_size, rng)
+            torch.manual_seed(int(rng.integers(1 << 63)))  # dropout
+            is_last = micro == (rank + 1) * share - 1
+            with net.no_sync() if world_size > 1 and not is_last else nullcontext():  # average gradients once a step
+                with autocast:
+                    micro_loss = net(to_device(x, device), to_device(y, device))[1] / share
+                scaler.scale(micro_loss).backward()
+            loss += micro_loss.detach()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+        if not torch.isfinite(loss if scaler.is_enabled() else loss + norm):  # a scaler skips infinite gradients by itself
+            raise FloatingPointError(
+                f"loss {loss.item()}, gradient norm {norm.item()} at step {step}: stopped before they reached the weights. "
+                f"The last checkpoint in {out_dir} is good. Try a lower learning_rate, longer warmup_iters, grad_clip=1, dtype=float32"
+            )
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        step, tokens_seen = step + 1, tokens_seen + tokens_per_step
+        bar.update()
+
+        evaluating = step % config.eval_interval == 0 or step == config.max_iters
+        if step % config.log_interval == 0 or evaluating:
+            if world_size > 1:
+                dist.all_reduce(loss, dist.ReduceOp.SUM)
+            speed = tokens_seen / (time.perf_counter() - clock)
+            record = {"step": step, "train_loss": loss.item() / world_size, "lr": lr, "tokens_per_s": round(speed, 1)}
+            bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {speed:,.0f} tokens/s")
+            if evaluating:
+                save()
+                record["val_loss"] = evaluate()
+            write_record()
+            tokens_seen, clock = 0, time.perf_counter()
+    bar.close()
+
+    # ---- the end: what it writes now
+    if master:
+        model.eval()
+        begin = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(device)
+        text = model.generate(begin, 300, temperature=0.8, vocab_size=data.vocab_size)[0].tolist()
+        print(f"---------------\n{data.tokenizer.decode(text)}\n---------------")
+        print(f"next: python sample.py --out_dir={config.out_dir}")
+    if wandb:
+        wandb.finish()
+    if world_size > 1:
+        dist.destroy_process_group()
+    return record
+
+
+def to_device(x, device):
+    """Copy a batch; to a GPU without waiting for it."""
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+
+
+def check_same_model(wanted, found, folder):
+    """ValueError if a checkpoint's model is not the one that the settings describe; dropout and attention may change."""
+    for name, value in asdict(wanted).items():
+        if name not in ("dropout", "attention") and value != getattr(found, name):
+            raise ValueError(
+                f"{name}={value} does not fit {folder}, which has {name}={getattr(found, name)}: "
+                "leave it out to resume, or train from scratch in another out_dir"
+            )
+
+
+def keep_metrics(path, until):
+    """Drop the lines of metrics.jsonl that come after the step to resume from: they will be written again."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= until]
+    path.write_text("".join(kept))
+
+
+def start_wandb(config):
+    """A wandb run, by wandb's own settings; ValueError if it is not installed."""
+    try:
+        import wandb
+    except ImportError:
+        raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
+    return wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, config=asdict(config))
+
+
+def settings(argv):
+    """A TrainConfig from the command line; a resumed run begins with the settings that it was saved with."""
+    config = configure.parse(TrainConfig, argv)
+    if config.init_from != "resume":
+        return config
+    saved = checkpoint.load_config(checkpoint.find(config.out_dir))["training"]
+    return configure.parse(TrainConfig, argv, base=TrainConfig(**saved | {"out_dir": config.out_dir}))
+
+
+if __name__ == "__main__":
+    with configure.one_line_errors():
+        train(settings(sys.argv[1:]))
