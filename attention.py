@@ -226,7 +226,7 @@ ATTENTION = {"naive": naive, "masked_fill": masked_fill, "fused": fused}
 
 def share_heads(q, x):
     """Repeat each of the G key/value heads for the H/G query heads that share it (GQA, arXiv:2305.13245)."""
-    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
 def check_shapes(q, k, v):

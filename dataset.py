@@ -41,15 +41,16 @@ def read_text(path):
 def download(url, sha256, path):
     """The file at url, kept at path; ValueError if it cannot be had or is not the one with this sha256."""
     if not path.exists():
+        remedy = f"get the file another way, then python data/{path.parent.name}/prepare.py --input FILE"
         print(f"downloading {url}")
         try:
             with urllib.request.urlopen(url, timeout=30) as response:
                 content = response.read()
         except (urllib.error.URLError, OSError) as error:
             reason = getattr(error, "reason", error)
-            raise ValueError(f"cannot download {url} ({reason}): get the file another way and pass --input FILE") from None
+            raise ValueError(f"cannot download {url} ({reason}): {remedy}") from None
         if hashlib.sha256(content).hexdigest() != sha256:
-            raise ValueError(f"{url} is not the expected file (its sha256 differs): pass a good copy with --input FILE")
+            raise ValueError(f"{url} is not the expected file (its sha256 differs): {remedy}")
         publish(path, content)
     return path
 
@@ -180,8 +181,8 @@ def find(name):
         raise ValueError(f"dataset {name!r} has no train.bin and val.bin, and no prepare.py that makes them: {hint}")
     print(f"preparing dataset {name}, once")
     result = subprocess.run([sys.executable, str(prepare)])
-    if result.returncode:
-        raise ValueError(f"dataset {name!r} could not be prepared, see above; by hand: python data/{name}/prepare.py --help")
+    if result.returncode:  # it has said why, in one line
+        sys.exit(result.returncode)
     return folder
 
 

@@ -97,31 +97,31 @@ POSITION = ("learned", "rope", "sinusoidal", "none")
 NORM = {"layernorm": lambda config: nn.LayerNorm(config.n_embd, bias=config.bias), "rmsnorm": lambda config: RMSNorm()}
 MLP = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu2": relu2}
 
-# Standard deviation of each kind of matrix at the start, as a function of (config, matrix).
-# gpt2: 0.02, and what writes into the residual stream is scaled down so that 2·n_layer writes add up to 0.02.
-# zero_out: embeddings of unit size, matrices that keep the size of what they read, and zeros where a block or
-# the head writes: training starts at the identity, with loss ln(vocab_size) (as modded-nanogpt and nanochat do).
-INIT = {
-    "gpt2": dict(
-        wte=lambda c, w: 0.02, wpe=lambda c, w: 0.02, lm_head=lambda c, w: 0.02,
-        c_attn=lambda c, w: 0.02, c_fc=lambda c, w: 0.02, c_proj=lambda c, w: 0.02 / math.sqrt(2 * c.n_layer),
-    ),
-    "zero_out": dict(
-        wte=lambda c, w: 1.0, wpe=lambda c, w: 0.02, lm_head=lambda c, w: 0.0,
-        c_attn=lambda c, w: w.shape[1] ** -0.5, c_fc=lambda c, w: w.shape[1] ** -0.5, c_proj=lambda c, w: 0.0,
-    ),
-}
+def gpt2_std(config, layer, fan_in):
+    """0.02, and less where a block writes: 2·n_layer writes into the residual stream then add up to 0.02 (GPT-2)."""
+    return 0.02 / math.sqrt(2 * config.n_layer) if layer == "c_proj" else 0.02
+
+
+def zero_out_std(config, layer, fan_in):
+    """Zeros where blocks and head write: training starts at the identity, with loss ln(vocab_size).
+
+    Other matrices keep the size of what they read (as in modded-nanogpt and nanochat). A tied embedding is also what
+    makes the logits, and so must be small.
+    """
+    wte = 0.02 if config.tie_weights else 1.0
+    return {"wte": wte, "wpe": 0.02, "c_proj": 0.0, "lm_head": 0.0}.get(layer, fan_in**-0.5)
+
+
+INIT = {"gpt2": gpt2_std, "zero_out": zero_out_std}
 
 
 def init_weights(model):
-    """Draw every tensor of a GPT: matrices normal with the std that INIT names, biases 0, LayerNorm scales 1."""
-    std = dict(INIT[model.config.init])
-    if model.config.tie_weights:
-        std["lm_head"] = std["wte"] = INIT["gpt2"]["wte"]  # one matrix in both roles must be small: it makes the logits
+    """Draw every tensor of a GPT: matrices normal with the std that INIT gives their layer, biases 0, LayerNorm scales 1."""
+    std = INIT[model.config.init]
     for name, p in model.named_parameters():
-        layer, kind = name.split(".")[-2:]
+        *_, layer, kind = name.split(".")
         if p.dim() >= 2:
-            nn.init.normal_(p, std=std[layer](model.config, p))
+            nn.init.normal_(p, std=std(model.config, layer, fan_in=p.shape[1]))
         else:
             nn.init.constant_(p, 1.0 if kind == "weight" else 0.0)
 

@@ -48,14 +48,14 @@ class TrainConfig(GPTConfig):
     # Data
     dataset: str = "stdlib"
     """A folder in data/, or any folder with train.bin and val.bin. A known one that is missing is prepared."""
-    batch_size: int = 32
+    batch_size: int = 8
     """Sequences in a micro-batch."""
     gradient_accumulation_steps: int = 1
     """Micro-batches in a step, over all processes."""
     # Evaluation and logging
-    eval_interval: int = 250
+    eval_interval: int = 300
     """Save a checkpoint and evaluate every so many steps (and at the end)."""
-    eval_iters: int | Literal["full"] = 20
+    eval_iters: int | Literal["full"] = 50
     """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
     eval_only: bool = False
     """Evaluate, and stop."""
@@ -71,7 +71,7 @@ class TrainConfig(GPTConfig):
     vocab_size: int = 0
     """Number of token ids; 0: as many as the dataset's tokenizer has. A multiple of 64 is faster on a GPU."""
     block_size: int = 128
-    n_layer: int = 4
+    n_layer: int = 3
     n_head: int = 4
     n_embd: int = 128
     bias: bool = False
@@ -82,9 +82,9 @@ class TrainConfig(GPTConfig):
     tie_weights: bool = False
     init: str = "zero_out"
     # AdamW
-    learning_rate: float = 3e-3
+    learning_rate: float = 1e-2
     """The highest learning rate."""
-    max_iters: int = 1000
+    max_iters: int = 900
     """Steps to train in all."""
     weight_decay: float = 0.1
     """On matrices only, not on biases and norms."""
@@ -97,7 +97,7 @@ class TrainConfig(GPTConfig):
     # Learning rate over time
     decay_lr: bool = True
     """False keeps learning_rate after the warmup."""
-    lr_schedule: Literal["cosine", "linear"] = "cosine"
+    lr_schedule: Literal["cosine", "linear"] = "linear"
     """The shape of the decay to min_lr."""
     warmup_iters: int = 50
     """Steps of linear rise at the beginning."""
@@ -199,21 +199,23 @@ def train(config):
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     master = rank == 0
     say = print if master else lambda *_: None
-    local = f"cuda:{os.environ['LOCAL_RANK']}" if world_size > 1 and torch.cuda.is_available() else "auto"
-    device = configure.pick_device(local if config.device in ("auto", "cuda") and local != "auto" else config.device)
+    device = configure.pick_device(config.device)
     if config.gradient_accumulation_steps % world_size:
         raise ValueError(
             f"gradient_accumulation_steps={config.gradient_accumulation_steps} cannot be shared by {world_size} processes: "
             "choose a multiple"
         )
-    half = torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else torch.float16
-    auto = half if device.type == "cuda" else torch.float32
-    dtype = auto if config.dtype == "auto" else getattr(torch, config.dtype)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
+        torch.cuda.set_device(device)
+        torch.set_float32_matmul_precision("high")  # TF32, where float32 products remain
+    half = torch.bfloat16 if on_gpu and torch.cuda.is_bf16_supported() else torch.float16
+    dtype = getattr(torch, config.dtype) if config.dtype != "auto" else half if on_gpu else torch.float32
     autocast = torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()
-    compiled = device.type == "cuda" if config.compile == "auto" else config.compile
-    torch.set_float32_matmul_precision("high")  # TF32 where float32 products remain on a GPU
+    compiled = on_gpu if config.compile == "auto" else config.compile
     if world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if on_gpu else "gloo")
         if not master:
             dist.barrier()  # the first process prepares the dataset
     data = dataset.load(config.dataset, config.block_size)
@@ -245,8 +247,7 @@ def train(config):
         optimizer.load_state_dict(trainer["optimizer"])
         scaler.load_state_dict(trainer["scaler"])
     net = torch.compile(model) if compiled else model  # they share their weights; checkpoints are made of model
-    if world_size > 1:
-        net = DistributedDataParallel(net)
+    shared_net = DistributedDataParallel(net, broadcast_buffers=False) if world_size > 1 else net  # averages gradients
     say(
         f"{model.num_params():,} parameters, {config.n_layer} layers of width {config.n_embd}; "
         f"{len(data.train):,} training tokens of {config.dataset}, vocabulary {data.vocab_size:,}\n"
@@ -300,55 +301,56 @@ def train(config):
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
     tokens_seen, clock = 0, time.perf_counter()
     last_step = step if config.eval_only else config.max_iters
-    bar = tqdm(total=last_step, initial=step, desc="training", unit="step", disable=not master, leave=False)
-    while step < last_step:
-        lr = learning_rate_at(step, config)
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        loss = torch.zeros((), device=device)
-        for micro in range(rank * share, (rank + 1) * share):
-            rng = chance(config.seed, TRAIN, step, micro)
-            x, y = dataset.random_batch(data.train, config.batch_size, config.block_size, rng)
-            torch.manual_seed(int(rng.integers(1 << 63)))  # dropout
-            is_last = micro == (rank + 1) * share - 1
-            with net.no_sync() if world_size > 1 and not is_last else nullcontext():  # average gradients once a step
-                with autocast:
-                    micro_loss = net(to_device(x, device), to_device(y, device))[1] / share
-                scaler.scale(micro_loss).backward()
-            loss += micro_loss.detach()
-        scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-        if not torch.isfinite(loss if scaler.is_enabled() else loss + norm):  # a scaler skips infinite gradients by itself
-            raise FloatingPointError(
-                f"loss {loss.item()}, gradient norm {norm.item()} at step {step}: stopped before they reached the weights. "
-                f"The last checkpoint in {out_dir} is good. Try a lower learning_rate, longer warmup_iters, grad_clip=1, dtype=float32"
-            )
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        step, tokens_seen = step + 1, tokens_seen + tokens_per_step
-        bar.update()
+    with tqdm(total=last_step, initial=step, desc="training", unit="step", disable=not master, leave=False) as bar:
+        while step < last_step:
+            lr = learning_rate_at(step, config)
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            loss = torch.zeros((), device=device)
+            for micro in range(rank * share, (rank + 1) * share):
+                rng = chance(config.seed, TRAIN, step, micro)
+                x, y = dataset.random_batch(data.train, config.batch_size, config.block_size, rng)
+                if config.dropout:
+                    torch.manual_seed(int(rng.integers(1 << 63)))  # half a millisecond, so only where it matters
+                is_last = micro == (rank + 1) * share - 1
+                with shared_net.no_sync() if world_size > 1 and not is_last else nullcontext():  # one exchange a step
+                    with autocast:
+                        micro_loss = shared_net(to_device(x, device), to_device(y, device))[1] / share
+                    scaler.scale(micro_loss).backward()
+                loss += micro_loss.detach()
+            scaler.unscale_(optimizer)
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
+            if not torch.isfinite(loss if scaler.is_enabled() else loss + norm):  # a scaler skips infinite gradients by itself
+                raise FloatingPointError(
+                    f"loss {loss.item():.4g} and gradient norm {norm.item():.4g} at step {step}: stopped before that reached "
+                    f"the weights; the last checkpoint in {out_dir} is good. Try a lower learning_rate, more warmup_iters, "
+                    "grad_clip=1 or dtype=float32"
+                )
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            step, tokens_seen = step + 1, tokens_seen + tokens_per_step
+            bar.update()
 
-        evaluating = step % config.eval_interval == 0 or step == config.max_iters
-        if step % config.log_interval == 0 or evaluating:
-            if world_size > 1:
-                dist.all_reduce(loss, dist.ReduceOp.SUM)
-            speed = tokens_seen / (time.perf_counter() - clock)
-            record = {"step": step, "train_loss": loss.item() / world_size, "lr": lr, "tokens_per_s": round(speed, 1)}
-            bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {speed:,.0f} tokens/s")
-            if evaluating:
-                save()
-                record["val_loss"] = evaluate()
-            write_record()
-            tokens_seen, clock = 0, time.perf_counter()
-    bar.close()
+            evaluating = step % config.eval_interval == 0 or step == config.max_iters
+            if step % config.log_interval == 0 or evaluating:
+                if world_size > 1:
+                    dist.all_reduce(loss, dist.ReduceOp.SUM)
+                speed = tokens_seen / (time.perf_counter() - clock)
+                record = {"step": step, "train_loss": loss.item() / world_size, "lr": lr, "tokens_per_s": round(speed, 1)}
+                bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {speed:,.0f} tokens/s")
+                if evaluating:
+                    save()
+                    record["val_loss"] = evaluate()
+                write_record()
+                tokens_seen, clock = 0, time.perf_counter()
 
     # ---- the end: what it writes now
     if master:
         model.eval()
         begin = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(device)
-        text = model.generate(begin, 300, temperature=0.8, vocab_size=data.vocab_size)[0].tolist()
-        print(f"---------------\n{data.tokenizer.decode(text)}\n---------------")
+        text = data.tokenizer.decode(model.generate(begin, 300, 0.8, vocab_size=data.vocab_size)[0].tolist())
+        print(f"{record['wall_s']:.0f} s in all. Now it writes:\n---------------\n{text}\n---------------")
         print(f"next: python sample.py --out_dir={config.out_dir}")
     if wandb:
         wandb.finish()

@@ -155,7 +155,7 @@ def test_download_without_network_or_with_another_file(tmp_path):
     assert not (tmp_path / "input.txt").exists()
     dataset.download(good.as_uri(), hashlib.sha256(b"good").hexdigest(), tmp_path / "input.txt")
     assert (tmp_path / "input.txt").read_text() == "good"
-    with pytest.raises(ValueError, match="pass --input FILE"):
+    with pytest.raises(ValueError, match="prepare.py --input FILE"):
         dataset.download("http://127.0.0.1:9/none", "0" * 64, tmp_path / "other.txt")
 
 

@@ -18,7 +18,8 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     dataset.write(folder / "poem", [POEM * 30], "char", "a poem")
     train(TrainConfig(block_size=32, n_layer=2, n_head=2, n_embd=32, batch_size=8, max_iters=300, warmup_iters=5,
-                      learning_rate=1e-2, device="cpu", dataset=str(folder / "poem"), out_dir=str(folder / "out"), vocab_size=64))
+                      learning_rate=1e-2, vocab_size=64, device="cpu", dataset=str(folder / "poem"),
+                      out_dir=str(folder / "out")))
     shutil.rmtree(folder / "poem")
     return folder / "out"
 

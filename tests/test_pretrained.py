@@ -1,0 +1,60 @@
+"""Weights from elsewhere: GPT-2's layout on disk, and our own folders."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from test_model import TINY, gpt2_logits, tiny
+
+import checkpoint
+from model import GPT
+
+
+def hugging_face_folder(folder, model, prefix="transformer.", **config):
+    """Write model as Hugging Face publishes a GPT-2: its names, its transposed matrices, its mask buffers."""
+    folder.mkdir(exist_ok=True)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if name != "lm_head.weight":
+            transposed = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+            tensors[name.replace("transformer.", prefix)] = (tensor.t() if transposed else tensor).contiguous()
+    tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
+    save_file(tensors, folder / "model.safetensors")
+    settings = dict(model_type="gpt2", n_positions=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
+    (folder / "config.json").write_text(json.dumps(settings | config))
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", ""])
+def test_gpt2_from_a_folder(tmp_path, prefix):
+    """Catches a matrix that is not turned round, or a tensor that is left at its random start."""
+    model, idx = tiny(), torch.randint(33, (2, 9))
+    hugging_face_folder(tmp_path, model, prefix)
+    loaded = GPT.from_pretrained(tmp_path, dropout=0.1)
+    assert loaded.config.dropout == 0.1 and loaded.config.block_size == TINY["block_size"]
+    torch.testing.assert_close(loaded.eval()(idx, idx)[0], gpt2_logits(model.state_dict(), idx, 2, 4), rtol=0, atol=1e-4)
+
+
+def test_our_own_folder(tmp_path):
+    """Catches a fine-tuning run that starts from other weights than the folder's latest."""
+    for step in (1, 2):
+        torch.manual_seed(step)
+        model = GPT(tiny().config)
+        folder = checkpoint.save(tmp_path, step, model, {}, {"kind": "byte"}, {})
+    for path in (tmp_path, folder):
+        for p, q in zip(GPT.from_pretrained(path).parameters(), model.parameters()):
+            assert torch.equal(p, q)
+
+
+def test_what_cannot_be_loaded(tmp_path, monkeypatch):
+    """Catches a traceback for a name that nobody published, another kind of model, or weights of another shape."""
+    with pytest.raises(ValueError, match="'gpt5' is neither a folder nor one of gpt2"):
+        GPT.from_pretrained("gpt5")
+    with pytest.raises(ValueError, match="there is no checkpoint in"):
+        GPT.from_pretrained(tmp_path)
+    hugging_face_folder(tmp_path / "llama", tiny(), model_type="llama")
+    with pytest.raises(ValueError, match="type 'llama'"):
+        GPT.from_pretrained(tmp_path / "llama")
+    hugging_face_folder(tmp_path / "short", tiny(), n_positions=12)
+    with pytest.raises(ValueError, match=r"wpe.weight is \(16, 16\) there and \(12, 16\) here"):
+        GPT.from_pretrained(tmp_path / "short")
