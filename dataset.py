@@ -132,7 +132,7 @@ def write(folder, documents, tokenizer_name, source):
     meta["tokenizer"] = tokenizer.spec()
     publish(folder / "meta.json", json.dumps(meta, indent=1).encode())
     counts = ", ".join(f"{name} {meta[name]['tokens']:,}" for name in ("train", "val"))
-    print(f"{folder}: {text_size:,} characters as {tokenizer_name} tokens ({counts}; vocabulary {tokenizer.vocab_size:,})")
+    print(f"{folder.name}: {text_size:,} characters as {tokenizer_name} tokens ({counts}; vocabulary {tokenizer.vocab_size:,})")
 
 
 def sha256_of(chunks):

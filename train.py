@@ -301,7 +301,8 @@ def train(config):
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
     tokens_seen, clock = 0, time.perf_counter()
     last_step = step if config.eval_only else config.max_iters
-    with tqdm(total=last_step, initial=step, desc="training", unit="step", disable=not master, leave=False) as bar:
+    bar_options = dict(unit="step", leave=False, mininterval=0.1 if sys.stderr.isatty() else 10)  # a log file needs fewer lines
+    with tqdm(desc="training", total=last_step, initial=step, disable=not master, **bar_options) as bar:
         while step < last_step:
             lr = learning_rate_at(step, config)
             for group in optimizer.param_groups:
