@@ -5,13 +5,16 @@ into weights that sum to one, and takes that blend of the values (Bahdanau et al
 Vaswani et al. 2017, arXiv:1706.03762). The paths below compute the same function in different ways, so
 that the slow, obvious one can prove the fast ones right. Read from top to bottom:
 
-    who may look     predicates over positions: causal, everything, sliding_window, both
-    where tokens are rope_table, rotate, sinusoidal
-    how alike        scaled_dot
-    how to share     softmax
-    the paths        naive, masked_fill, fused, in the dict ATTENTION, one signature for all
-    memory           KVCache
-    the module       CausalSelfAttention: project, call a path, project back
+    who may look       causal, everything, sliding_window, local_global, strided, same_document, both
+    where tokens are   rope_table, rotate, sinusoidal
+    how alike          scaled_dot, dot, General, Additive
+    how to share       softmax, sparsemax
+    the paths          naive, masked_fill, tiled, fused, in the dict ATTENTION, one signature for all
+    another function   linear, linear_step: attention without softmax, in O(T)
+    memory             KVCache, LinearState
+    the modules        CausalSelfAttention, CrossAttention: project, call a path, project back
+
+`python attention.py` draws the masks, works an example by hand and compares the paths.
 
 Shapes, everywhere:
     B batch · H query heads · G key/value heads (H % G == 0, each shared by H/G query heads)
@@ -32,10 +35,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 # --------------------------------------------------------------------------------------------------
-# Who may look: a predicate visible(i, j) says whether the query at position i may see the key at
-# position j. i and j are integer tensors that broadcast; the answer is a bool tensor. A predicate that
-# carries a number `window` promises that i sees nothing outside i-window < j <= i, and the paths use
-# that promise to skip work.
+# Who may look: a predicate visible(i, j) says whether the query at position i may see the key at position j. i and j
+# are integer tensors that broadcast; the answer is a bool tensor, with a batch dimension in front if rows differ. A
+# predicate that carries `window` (and `first`) promises that i sees nothing but i-window < j <= i (and j < first); the
+# paths use that promise to skip work.
 
 
 def causal(i, j):
@@ -60,15 +63,47 @@ def sliding_window(W):
     return visible
 
 
+def local_global(W, G):
+    """The last W positions and the first G: Longformer's pattern, and attention sinks (arXiv:2309.17453)."""
+    if G < 0:
+        raise ValueError(f"local_global(G={G}): the number of global positions must be 0 or more")
+    local = sliding_window(W)
+
+    def visible(i, j):
+        return local(i, j) | ((j <= i) & (j < G))
+
+    visible.window, visible.first = W, G
+    return visible
+
+
+def strided(S):
+    """The last S positions, and every S-th before them: O(T·sqrt(T)) pairs at S = sqrt(T) (arXiv:1904.10509)."""
+    local = sliding_window(S)
+
+    def visible(i, j):
+        return local(i, j) | ((j <= i) & ((i - j) % S == 0))
+
+    return visible
+
+
+def same_document(ids):
+    """Positions of one document, for several packed into a sequence: ids (T,) or (B, T). Combine with both(causal, ...)."""
+
+    def visible(i, j):
+        return ids[..., i] == ids[..., j]
+
+    return visible
+
+
 def both(a, b):
-    """What predicate a and predicate b both allow; the narrower of their windows carries over."""
+    """What predicate a and predicate b both allow; the promise of the narrower one carries over."""
 
     def visible(i, j):
         return a(i, j) & b(i, j)
 
-    windows = [p.window for p in (a, b) if hasattr(p, "window")]
-    if windows:
-        visible.window = min(windows)
+    promises = [(p.window, getattr(p, "first", 0)) for p in (a, b) if hasattr(p, "window")]
+    if promises:
+        visible.window, visible.first = min(promises)
     return visible
 
 
@@ -78,26 +113,31 @@ def positions(Tq, Tk, device=None):
 
 
 def mask_of(visible, i, j):
-    """visible(i, j) as a (Tq, Tk) bool tensor; ValueError if the predicate returns anything else."""
+    """visible(i, j) as a bool tensor (1 or B, *shape of i and j together); ValueError if it is anything else."""
     mask = visible(i, j)
     shape = torch.broadcast_shapes(i.shape, j.shape)
-    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape != shape:
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape[-len(shape) :] != shape:
         got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
         raise ValueError(f"a predicate must return a bool tensor of shape {tuple(shape)}, not {got}")
-    return mask
+    return mask.expand(1, *shape) if mask.dim() == len(shape) else mask
 
 
 # --------------------------------------------------------------------------------------------------
 # Where tokens are: attention by itself is blind to order, so positions are written into its inputs.
 
 
-def rope_table(T, D, base=10000.0):
+def rope_table(T, D, base=10000.0, stretch=1.0, trained=8192):
     """Angles of rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 
-    Pair p of the D features turns by pos * base^(-2p/D) radians. Returns cos and sin, each (T, D//2), in
+    Pair p of the D features turns by pos * base^(-2p/D) radians. stretch > 1 reads texts that much longer than the
+    `trained` positions, as Llama 3.1 does (arXiv:2407.21783): pairs that turn fewer than once in them turn slower by that
+    factor, pairs that turn more than four times stay, those between are blended. Returns cos and sin, each (T, D//2), in
     float64; round them to float32 once, after that and not before.
     """
     frequency = base ** (-torch.arange(D // 2, dtype=torch.float64) * 2 / D)
+    turns = trained * frequency / (2 * math.pi)
+    keep = ((turns - 1) / (4 - 1)).clamp(0, 1)
+    frequency = frequency * (keep + (1 - keep) / stretch)
     angle = torch.outer(torch.arange(T, dtype=torch.float64), frequency)  # (T, D//2)
     return angle.cos(), angle.sin()
 
@@ -125,18 +165,73 @@ def sinusoidal(T, C):
 # How alike: score(q, k) -> (B, H, Tq, Tk), for q (B, H, Tq, D) and k (B, H, Tk, D).
 
 
+def dot(q, k):
+    """q·k (Luong et al. 2015, arXiv:1508.04025): for unit variance, a number of variance D."""
+    if q.dtype == torch.float16:  # whose largest number is 65504
+        q, k = q.float(), k.float()
+    return q @ k.transpose(-2, -1)
+
+
 def scaled_dot(q, k):
-    """q·k / sqrt(D): a sum of D products of unit variance has variance D, and softmax wants about 1."""
-    return q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    """q·k / sqrt(D): back to variance 1, so that softmax is neither flat nor one-hot (Vaswani et al. 2017)."""
+    return dot(q, k) / math.sqrt(q.shape[-1])
 
 
-# How to share: normalize(scores) -> weights, along the last dimension.
+class General(nn.Module):
+    """q^T W k, one learned W (D, D) for all heads (Luong et al. 2015)."""
+
+    def __init__(self, D):
+        super().__init__()
+        self.W = nn.Parameter(torch.randn(D, D) / D)
+
+    def forward(self, q, k):
+        return (q @ self.W) @ k.transpose(-2, -1)
+
+
+class Additive(nn.Module):
+    """v^T tanh(W1 q + W2 k), a small network that judges each pair (Bahdanau et al. 2014). Memory O(Tq·Tk·hidden)."""
+
+    def __init__(self, D, hidden):
+        super().__init__()
+        self.W1 = nn.Parameter(torch.randn(D, hidden) / math.sqrt(D))
+        self.W2 = nn.Parameter(torch.randn(D, hidden) / math.sqrt(D))
+        self.v = nn.Parameter(torch.randn(hidden) / math.sqrt(hidden))
+
+    def forward(self, q, k):
+        return torch.tanh((q @ self.W1).unsqueeze(-2) + (k @ self.W2).unsqueeze(-3)) @ self.v
+
+
+SCORE = {
+    "scaled_dot": lambda D: scaled_dot, "dot": lambda D: dot, "general": General, "additive": lambda D: Additive(D, D),
+}  # name -> a score for heads of size D
+
+# How to share: normalize(scores) -> weights, along the last dimension. A score of -inf gets weight 0.
 
 
 def softmax(scores):
-    """exp(score), divided by the sum over the keys."""
+    """exp(score), divided by the sum over the keys: every key gets something."""
     return scores.softmax(dim=-1)
 
+
+def sparsemax(scores):
+    """The point of the simplex nearest to the scores: most keys get exactly nothing (arXiv:1602.02068).
+
+    weight = max(score - tau, 0), with the one tau that makes them sum to 1. Written so that autograd finds the exact
+    gradient: tau is the mean over the support, and the support, a matter of sorting, has none.
+    """
+    if not scores.shape[-1]:
+        return scores
+    ranked = scores.detach().sort(dim=-1, descending=True).values.clamp_min(torch.finfo(scores.dtype).min / scores.shape[-1])
+    size = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
+    in_support = 1 + size * ranked > ranked.cumsum(-1)  # true for the largest scores, up to some rank
+    k = in_support.sum(-1, keepdim=True)
+    chosen = scores.detach() >= ranked.gather(-1, k - 1)
+    count = chosen.sum(-1, keepdim=True).clamp_min(1)
+    tau = (scores.masked_fill(~chosen, 0).sum(-1, keepdim=True) - 1) / count
+    return (scores - tau).clamp_min(0)
+
+
+NORMALIZE = {"softmax": softmax, "sparsemax": sparsemax}
 
 # --------------------------------------------------------------------------------------------------
 # The paths: path(q, k, v, visible=causal, score=scaled_dot, normalize=softmax) -> (B, H, Tq, D).
@@ -145,61 +240,132 @@ def softmax(scores):
 
 def naive(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """The specification: one query at a time, gathering only the keys that it may see. No mask, no -inf."""
-    Tq, Tk = check_shapes(q, k, v)
+    Tq, Tk = check_shapes(q, k, v, visible)
     k, v = share_heads(q, k), share_heads(q, v)  # (B, H, Tk, D)
     i, j = positions(Tq, Tk, q.device)
-    rows = []
-    for a in range(Tq):
-        seen = mask_of(visible, i[a], j[0])  # (Tk,)
-        weights = normalize(score(q[:, :, a : a + 1], k[:, :, seen]))  # (B, H, 1, how many it sees)
-        rows.append(weights @ v[:, :, seen])
-    return torch.cat(rows, dim=2)
+    y = []
+    for b in range(len(q)):
+        rows = []
+        for a in range(Tq):
+            seen = mask_of(visible, i[a], j[0]).expand(len(q), Tk)[b]  # (Tk,)
+            weights = normalize(score(q[b : b + 1, :, a : a + 1], k[b : b + 1, :, seen]))  # (1, H, 1, how many it sees)
+            rows.append(weights.to(v.dtype) @ v[b : b + 1, :, seen])
+        y.append(torch.cat(rows, dim=2))
+    return torch.cat(y)
 
 
 def attention_weights(q, k, visible=causal, score=scaled_dot, normalize=softmax):
     """Who looks at whom: (B, H, Tq, Tk), rows summing to one, exact zeros where a query may not look."""
-    i, j = positions(q.shape[2], k.shape[2], q.device)
-    hidden = ~mask_of(visible, i, j)  # (Tq, Tk)
-    scores = score(q, share_heads(q, k)).masked_fill(hidden, float("-inf"))
+    mask = mask_of(visible, *positions(q.shape[2], k.shape[2], q.device))[:, None]  # (1 or B, 1, Tq, Tk)
+    scores = score(q, share_heads(q, k)).masked_fill(~mask, float("-inf"))
     # A row of nothing but -inf comes out of softmax as NaN; the second fill makes it the zeros it should be.
-    return normalize(scores).masked_fill(hidden, 0.0)
+    return normalize(scores).masked_fill(~mask, 0.0)
 
 
 def masked_fill(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """The textbook: all scores at once, -inf where a query may not look, softmax, weighted sum. O(Tq·Tk) memory."""
-    check_shapes(q, k, v)
-    return attention_weights(q, k, visible, score, normalize) @ share_heads(q, v)
+    check_shapes(q, k, v, visible)
+    return attention_weights(q, k, visible, score, normalize).to(v.dtype) @ share_heads(q, v)
+
+
+def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
+    """FlashAttention (Dao et al. 2022, arXiv:2205.14135) in plain PyTorch: O(T) memory, forward and backward."""
+    check_shapes(q, k, v, visible)
+    check_standard("tiled", score, normalize)
+    return Tiled.apply(q, k, v, visible)
+
+
+class Tiled(torch.autograd.Function):
+    """Softmax one tile of TILE x TILE scores at a time, never all: each query keeps the largest score so far and the sum
+
+    of exponentials below it, and rescales both when a larger score turns up. The backward pass makes each tile's weights
+    again from the logarithm of that sum. Tiles that nobody may see are skipped.
+    """
+
+    TILE = 256
+
+    @staticmethod
+    def tiles(q, k, visible):
+        """(slice of queries, slice of keys, mask) of each tile that somebody may see."""
+        i, j = positions(q.shape[-2], k.shape[-2], q.device)
+        for a in range(0, q.shape[-2], Tiled.TILE):
+            rows = slice(a, a + Tiled.TILE)
+            for b in range(0, k.shape[-2], Tiled.TILE):
+                columns = slice(b, b + Tiled.TILE)
+                mask = mask_of(visible, i[rows], j[:, columns])
+                if mask.any():
+                    yield rows, columns, mask[:, None, None]  # (1 or B, 1, 1, rows, columns)
+
+    @staticmethod
+    def forward(ctx, q, k, v, visible):
+        B, H, Tq, D = q.shape
+        q, k, v = q.unflatten(1, (k.shape[1], -1)), k[:, :, None], v[:, :, None]  # (B, G, H/G, Tq, D), (B, G, 1, Tk, D)
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32  # what sums and scores are kept in
+        y = torch.zeros_like(q, dtype=wide)
+        largest = torch.full(q.shape[:-1], float("-inf"), dtype=wide, device=q.device)[..., None]
+        total = torch.zeros_like(largest)
+        for rows, columns, mask in Tiled.tiles(q, k, visible):
+            scores = scaled_dot(q[..., rows, :].to(wide), k[..., columns, :].to(wide)).masked_fill(~mask, float("-inf"))
+            new = torch.maximum(largest[..., rows, :], scores.amax(-1, keepdim=True))
+            weights = (scores - new).exp().masked_fill(~mask, 0.0)
+            shrink = (largest[..., rows, :] - new).exp().nan_to_num(1.0)  # NaN: still nothing seen, -inf - -inf
+            total[..., rows, :] = total[..., rows, :] * shrink + weights.sum(-1, keepdim=True)
+            y[..., rows, :] = y[..., rows, :] * shrink + weights @ v[..., columns, :].to(wide)
+            largest[..., rows, :] = new
+        y = (y / total.masked_fill(total == 0, 1.0)).to(q.dtype)
+        ctx.save_for_backward(q, k, v, y, largest + total.log())
+        ctx.visible, ctx.wide = visible, wide
+        return y.view(B, H, Tq, D)
+
+    @staticmethod
+    def backward(ctx, dy):
+        q, k, v, y, log_total = ctx.saved_tensors
+        dy = dy.reshape(y.shape).to(ctx.wide)
+        dq, dk, dv = (torch.zeros_like(x, dtype=ctx.wide) for x in (q, k, v))
+        mean = (dy * y).sum(-1, keepdim=True)  # what softmax subtracts from each weight's gradient
+        scale = 1 / math.sqrt(q.shape[-1])
+        for rows, columns, mask in Tiled.tiles(q, k, ctx.visible):
+            q_tile, k_tile, v_tile = (x.to(ctx.wide) for x in (q[..., rows, :], k[..., columns, :], v[..., columns, :]))
+            weights = (scaled_dot(q_tile, k_tile) - log_total[..., rows, :]).exp().masked_fill(~mask, 0.0)
+            dscores = weights * (dy[..., rows, :] @ v_tile.transpose(-2, -1) - mean[..., rows, :]) * scale
+            dq[..., rows, :] += dscores @ k_tile
+            dk[..., columns, :] += (dscores.transpose(-2, -1) @ q_tile).sum(2, keepdim=True)  # over the heads that share it
+            dv[..., columns, :] += (weights.transpose(-2, -1) @ dy[..., rows, :]).sum(2, keepdim=True)
+        return dq.flatten(1, 2).to(q.dtype), dk[:, :, 0].to(k.dtype), dv[:, :, 0].to(v.dtype), None
 
 
 def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
-    """One kernel, F.scaled_dot_product_attention: FlashAttention where the device has it (arXiv:2205.14135).
+    """One kernel, F.scaled_dot_product_attention: FlashAttention where the device has it.
 
-    A predicate with a window W costs O(T·W) time and memory. Scores and normalizers other than the
-    defaults are refused: the kernel cannot do them.
+    A predicate with a window W (and G first positions) costs O(T·(W + G)) time and memory.
     """
-    Tq, Tk = check_shapes(q, k, v)
-    if score is not scaled_dot or normalize is not softmax:
-        raise ValueError('attention="fused" does softmax of the scaled dot product only; use "masked_fill" for others')
-    window = getattr(visible, "window", Tk)
-    reach = min(Tk, Tq + window - 1)  # no query sees further back than this many keys from the end
-    k, v = k[:, :, Tk - reach :], v[:, :, Tk - reach :]
-    if reach > 4 * window:
-        return fused_blocks(q, k, v, visible, window, start=Tk - reach)
+    Tq, Tk = check_shapes(q, k, v, visible)
+    check_standard("fused", score, normalize)
+    window, first = getattr(visible, "window", Tk), getattr(visible, "first", 0)
+    start = max(0, Tk - Tq + 1 - window)  # the first key that the first query's window reaches
+    if first == 0:
+        k, v = k[:, :, start:], v[:, :, start:]
+    if Tk - start > 4 * window:
+        return fused_blocks(q, k, v, visible, window, first, Tk - k.shape[2])
     # The kernel's own is_causal flag counts from the top left, which is our invariant only when Tq == Tk.
     if visible is causal and Tq == Tk:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     mask = None
     if visible is not everything and not (visible is causal and Tq == 1):
         i, j = positions(Tq, Tk, q.device)
-        mask = mask_of(visible, i, j[:, Tk - reach :])
+        j = j[:, -k.shape[2] :]
+        if first and start > first:  # few queries, many keys: only the first and the last of these are in reach
+            reach = torch.cat([torch.arange(first, device=q.device), torch.arange(start, Tk, device=q.device)])
+            k, v, j = k[:, :, reach], v[:, :, reach], j[:, reach]
+        mask = mask_of(visible, i, j)[:, None]  # (1 or B, 1, Tq, Tk)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
-def fused_blocks(q, k, v, visible, window, start):
+def fused_blocks(q, k, v, visible, window, first, start):
     """fused for a window much shorter than the sequence: N blocks of S queries, each beside its own 2·S keys.
 
-    S is at least the window, so a block's queries see only its own keys and those of the block before:
-    the scores are N·S·2S numbers and not (N·S)². k and v begin at position `start` of the sequence.
+    S is at least the window, so a block's queries see only its own keys, those of the block before, and the first ones:
+    the scores are N·S·(2S + first) numbers and not (N·S)². k and v begin at position `start` of the sequence.
     """
     B, H, Tq, D = q.shape
     Tk, S = k.shape[2], max(window, 64)  # below 64 the blocks are too small to keep the kernel busy
@@ -209,19 +375,24 @@ def fused_blocks(q, k, v, visible, window, start):
     def blocks(x):  # (B, heads, T, D) -> (B, N, heads, S, D)
         return F.pad(x, (0, 0, N * S - x.shape[2], 0)).unflatten(2, (N, S)).transpose(1, 2)
 
-    def with_previous(x):  # (B, N, heads, S, D) -> (B, N, heads, 2S, D); the first block's previous is padding
-        return torch.cat([F.pad(x[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0)), x], dim=3)
+    def in_reach(x):  # (B, G, Tk, D) -> (B·N, G, first + 2S, D); the first block's previous one is padding
+        own = blocks(x)
+        previous = F.pad(own[:, :-1], (0, 0, 0, 0, 0, 0, 1, 0))
+        return torch.cat([x[:, None, :, :first].expand(-1, N, -1, -1, -1), previous, own], dim=3).flatten(0, 1)
 
-    j = torch.arange(N * S, device=q.device).view(N, 1, S) + start - front  # (N, 1, S), negative in the padding
-    i, j = j.transpose(1, 2), torch.cat([j - S, j], dim=2)  # (N, S, 1), (N, 1, 2S)
-    mask = mask_of(visible, i, j) & (j >= start)
-    q, k, v = blocks(q).flatten(0, 1), with_previous(blocks(k)).flatten(0, 1), with_previous(blocks(v)).flatten(0, 1)
-    mask = mask.repeat(B, 1, 1)[:, None]  # (B·N, 1, S, 2S)
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)  # (B·N, H, S, D)
+    i = torch.arange(N * S, device=q.device).view(N, S, 1) + start - front  # negative in the padding
+    j = torch.cat([i - S, i], dim=1).transpose(1, 2)  # (N, 1, 2S)
+    sinks = torch.arange(first, device=q.device).expand(N, 1, first)
+    once = torch.cat([sinks < j[..., :1], j >= start], dim=2)  # a first key may be in a block too: count it there only
+    j = torch.cat([sinks, j], dim=2)
+    mask = (mask_of(visible, i.clamp_min(0), j.clamp_min(0)) & once).expand(B, -1, -1, -1)  # (B, N, S, first + 2S)
+    y = F.scaled_dot_product_attention(
+        blocks(q).flatten(0, 1), in_reach(k), in_reach(v), attn_mask=mask.flatten(0, 1)[:, None], enable_gqa=True
+    )  # (B·N, H, S, D)
     return y.unflatten(0, (B, N)).transpose(1, 2).flatten(2, 3)[:, :, -Tq:]
 
 
-ATTENTION = {"naive": naive, "masked_fill": masked_fill, "fused": fused}
+ATTENTION = {"naive": naive, "masked_fill": masked_fill, "tiled": tiled, "fused": fused}
 
 
 def share_heads(q, x):
@@ -229,18 +400,83 @@ def share_heads(q, x):
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
 
 
-def check_shapes(q, k, v):
+def check_standard(path, score, normalize):
+    """ValueError for a score or normalizer that only the paths with all scores at hand can do."""
+    if score is not scaled_dot or normalize is not softmax:
+        raise ValueError(f'attention="{path}" does softmax of the scaled dot product only; use "masked_fill" for others')
+
+
+def check_shapes(q, k, v, visible=causal):
     """Tq and Tk, or a ValueError that names what does not fit."""
     named = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"attention needs q (B, H, Tq, D) and k, v (B, G, Tk, D), not {named}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key/value heads evenly: {named}")
-    if q.shape[2] > k.shape[2]:
+    if q.shape[2] > k.shape[2] and visible is not everything:
         raise ValueError(f"the queries are the last of the keys' positions, so Tq must not exceed Tk: {named}")
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         raise ValueError(f"q, k, v differ in dtype or device: {[(str(x.dtype), str(x.device)) for x in (q, k, v)]}")
     return q.shape[2], k.shape[2]
+
+
+# --------------------------------------------------------------------------------------------------
+# Another function: linear attention. Replace exp(q·k) by feature(q)·feature(k), and the sum over the past
+# becomes a matrix of constant size that each token adds to (Katharopoulos et al. 2020, arXiv:2006.16236).
+
+
+def elu1(x):
+    """elu(x) + 1: positive, and cheap."""
+    return F.elu(x) + 1
+
+
+def positive_random_features(D, count, seed=0):
+    """A feature whose products approach exp(q·k / sqrt(D)) as count grows (Performer, Choromanski et al. 2021, arXiv:2009.14794)."""
+    generator = torch.Generator().manual_seed(seed)
+    blocks = [torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator))[0] for _ in range(-(-count // D))]
+    lengths = torch.randn(count, D, dtype=torch.float64, generator=generator).norm(dim=1, keepdim=True)
+    directions = torch.cat(blocks)[:count] * lengths  # orthogonal within a block: less chance, nearer to exp
+
+    def feature(x):
+        x = x / D**0.25
+        return (x @ directions.T.to(x) - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(count)
+
+    return feature
+
+
+def linear(q, k, v, feature=elu1, state=None, chunk=64):
+    """Causal attention with weights feature(q)·feature(k), normalized: (B, H, Tq, D) in O(T) time and memory.
+
+    Within a chunk all pairs are compared, between chunks a running sum is handed on. state: what linear_step keeps; given,
+    it stands for a past before k and v, and is updated in place.
+    """
+    Tq, Tk = check_shapes(q, k, v)
+    q, k, v = feature(q), feature(share_heads(q, k)), F.pad(share_heads(q, v), (0, 1), value=1.0)  # a 1 counts the weights
+    if Tq < Tk:  # keys before the first query: only their sum matters
+        past = k[:, :, : Tk - Tq].transpose(-2, -1) @ v[:, :, : Tk - Tq]
+        k, v = k[:, :, Tk - Tq :], v[:, :, Tk - Tq :]
+    else:
+        past = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=k.dtype, device=k.device)
+    if state is not None:
+        past = past + state
+    chunk = min(chunk, Tq)
+    N = -(-Tq // chunk)
+    q, k, v = (F.pad(x, (0, 0, 0, N * chunk - Tq)).unflatten(2, (N, chunk)) for x in (q, k, v))  # (B, H, N, chunk, ...)
+    sums = k.transpose(-2, -1) @ v  # (B, H, N, features, D + 1)
+    before = past[:, :, None] + sums.cumsum(2) - sums
+    y = (q @ k.transpose(-2, -1)).tril() @ v + q @ before
+    if state is not None:
+        state.copy_((before + sums)[:, :, -1].detach())
+    y = y.flatten(2, 3)[:, :, :Tq]  # before dividing: the padding at the end has no weights to divide by
+    return y[..., :-1] / y[..., -1:]
+
+
+def linear_step(q, k, v, state, feature=elu1):
+    """One token of linear, q, k, v (B, H or G, 1, D): its output and the next state. state None: nothing before."""
+    q, k, v = feature(q), feature(share_heads(q, k)), F.pad(share_heads(q, v), (0, 1), value=1.0)
+    state = k.transpose(-2, -1) @ v + (0 if state is None else state)  # (B, H, features, D + 1)
+    y = q @ state
+    return y[..., :-1] / y[..., -1:], state
 
 
 # --------------------------------------------------------------------------------------------------
@@ -253,46 +489,85 @@ class KVCache:
     append(k, v) with k, v (B, G, T, D) writes them behind what is there and returns views of all of it,
     (B, G, len, D): exactly the k and v that a path wants beside the T new queries. It never grows; past
     max_len it refuses. Rotate before caching. It holds values, not gradients: it is for inference.
+
+    With a window it keeps room for 2·window positions only, and returns at least the last window - 1 before the new ones:
+    a sliding_window sees no others, and knows positions only by their distance.
     """
 
-    def __init__(self, batch_size, n_kv_head, max_len, head_size, dtype=None, device=None):
-        self.k = torch.zeros(batch_size, n_kv_head, max_len, head_size, dtype=dtype, device=device)
+    def __init__(self, batch_size, n_kv_head, max_len, head_size, dtype=None, device=None, window=None):
+        room = min(max_len, 2 * window) if window else max_len
+        self.k = torch.zeros(batch_size, n_kv_head, room, head_size, dtype=dtype, device=device)
         self.v = torch.zeros_like(self.k)
+        self.max_len, self.window = max_len, window
+        self.reset()
+
+    def __len__(self):
+        return self.length
+
+    def reset(self):
+        self.length = self.held = 0  # positions seen, and how many of the last of them are kept
+
+    def append(self, k, v):
+        B, G, room, D = self.k.shape
+        T = k.shape[2]
+        if k.shape != v.shape or k.shape != (B, G, T, D):
+            raise ValueError(f"this cache holds (B={B}, G={G}, T, D={D}), not k {tuple(k.shape)}, v {tuple(v.shape)}")
+        if self.length + T > self.max_len:
+            raise ValueError(f"the cache is full: {self.length} of {self.max_len} positions used, {T} more wanted")
+        k, v = k.detach(), v.detach()
+        self.length += T
+        if self.held + T > room:  # only with a window: what is still in it moves to the front
+            kept = slice(max(0, self.held - self.window + 1), self.held)
+            k, v = torch.cat([self.k[:, :, kept], k], dim=2), torch.cat([self.v[:, :, kept], v], dim=2)
+            self.held, T = 0, k.shape[2]
+            if T > room:  # a long chunk: it sees all of itself, the next one only its end
+                self.k[:, :, : self.window], self.v[:, :, : self.window] = k[:, :, -self.window :], v[:, :, -self.window :]
+                self.held = self.window
+                return k, v
+        new = slice(self.held, self.held + T)
+        self.k[:, :, new], self.v[:, :, new] = k, v
+        self.held += T
+        return self.k[:, :, : self.held], self.v[:, :, : self.held]
+
+
+class LinearState:
+    """All that linear attention remembers: one (features, D + 1) matrix per head, however long the past."""
+
+    def __init__(self, batch_size, n_head, features, head_size, dtype=None, device=None):
+        self.sum = torch.zeros(batch_size, n_head, features, head_size + 1, dtype=dtype, device=device)
         self.length = 0
 
     def __len__(self):
         return self.length
 
-    def append(self, k, v):
-        B, G, max_len, D = self.k.shape
-        T = k.shape[2]
-        if k.shape != v.shape or k.shape != (B, G, T, D):
-            raise ValueError(f"this cache holds (B={B}, G={G}, T, D={D}), not k {tuple(k.shape)}, v {tuple(v.shape)}")
-        if self.length + T > max_len:
-            raise ValueError(f"the cache is full: {self.length} of {max_len} positions used, {T} more wanted")
-        new = slice(self.length, self.length + T)
-        self.k[:, :, new], self.v[:, :, new] = k.detach(), v.detach()
+    def extend(self, T):
+        """The state that linear updates, for T more tokens."""
         self.length += T
-        return self.k[:, :, : self.length], self.v[:, :, : self.length]
+        return self.sum
 
     def reset(self):
         self.length = 0
+        self.sum.zero_()
 
 
 # --------------------------------------------------------------------------------------------------
-# The module only projects; the maths is above.
+# The modules only project; the maths is above.
+
+FEATURE = {"linear": lambda D: elu1, "performer": lambda D: positive_random_features(D, 4 * D)}
 
 
 class CausalSelfAttention(nn.Module):
     """(B, T, n_embd) -> (B, T, n_embd): n_head query heads over n_kv_head key/value heads (default: as many).
 
-    attention names a path in ATTENTION; all give the same numbers from the same weights. window, if any,
-    limits each token to the last `window` positions. qk_norm gives queries and keys unit RMS, which keeps
-    the scores in range at high learning rates (Henry et al. 2020, arXiv:2010.04245). dropout acts on the output.
+    attention names a path in ATTENTION, which all give the same numbers from the same weights, or linear attention with
+    one of the features in FEATURE. window, if any, limits each token to the last `window` positions. qk_norm gives queries
+    and keys unit RMS, which keeps the scores in range at high learning rates (Henry et al. 2020, arXiv:2010.04245).
+    dropout acts on the output.
     """
 
     def __init__(
-        self, n_embd, n_head, n_kv_head=None, *, bias=False, dropout=0.0, qk_norm=False, window=None, attention="fused"
+        self, n_embd, n_head, n_kv_head=None, *, bias=False, dropout=0.0, qk_norm=False, window=None, attention="fused",
+        score="scaled_dot", normalize="softmax",
     ):
         super().__init__()
         n_kv_head = n_kv_head or n_head
@@ -304,24 +579,61 @@ class CausalSelfAttention(nn.Module):
         self.c_attn = nn.Linear(n_embd, (n_head + 2 * n_kv_head) * self.head_size, bias=bias)
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        self.qk_norm = qk_norm
+        self.qk_norm, self.window = qk_norm, window
         self.visible = sliding_window(window) if window else causal
-        self.attention = ATTENTION[attention]
+        self.attention = ATTENTION.get(attention)
+        self.feature = None if self.attention else FEATURE[attention](self.head_size)
+        self.score, self.normalize = SCORE[score](self.head_size), NORMALIZE[normalize]
 
     def forward(self, x, rope=None, cache=None):
-        """rope: (cos, sin) rows for these T positions, or None. cache: this layer's KVCache, or None."""
+        """rope: (cos, sin) rows for these T positions, or None. cache: from new_cache, or None."""
         H, G, D = self.n_head, self.n_kv_head, self.head_size
         q, k, v = self.c_attn(x).unflatten(2, (H + 2 * G, D)).transpose(1, 2).split([H, G, G], dim=1)  # (B, heads, T, D)
         if self.qk_norm:
             q, k = F.rms_norm(q, (D,)).type_as(v), F.rms_norm(k, (D,)).type_as(v)  # autocast may have widened
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
-        if cache is not None:
-            k, v = cache.append(k, v)
-        y = self.attention(q, k, v, self.visible)  # (B, H, T, D)
+        if self.feature:
+            y = linear(q, k, v, self.feature, None if cache is None else cache.extend(x.shape[1]))
+        else:
+            if cache is not None:
+                k, v = cache.append(k, v)
+            y = self.attention(q, k, v, self.visible, self.score, self.normalize)  # (B, H, T, D)
         return self.dropout(self.c_proj(y.transpose(1, 2).flatten(2)))  # (B, T, n_embd)
 
     def new_cache(self, batch_size, max_len):
-        """An empty KVCache that fits this layer's weights, in their dtype and on their device."""
+        """What this layer remembers between calls, empty: a KVCache or a LinearState, of its weights' dtype and device."""
         weight = self.c_attn.weight
-        return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, weight.dtype, weight.device)
+        like = dict(dtype=weight.dtype, device=weight.device)
+        if self.feature:
+            features = self.feature(weight.new_zeros(1, self.head_size)).shape[-1]
+            return LinearState(batch_size, self.n_head, features, self.head_size, **like)
+        return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, **like, window=self.window)
+
+
+class CrossAttention(nn.Module):
+    """Queries from x (B, T, n_embd), keys and values from memory (B, S, n_embd): a decoder that looks at an encoder.
+
+    visible(i, j) says which position of the memory each query may see; everything by default. Keys and values of a memory
+    that does not change are made once, by project(memory), and given instead of it.
+    """
+
+    def __init__(self, n_embd, n_head, *, bias=False, dropout=0.0, attention="fused", score="scaled_dot"):
+        super().__init__()
+        if n_embd % n_head:
+            raise ValueError(f"n_embd={n_embd} is not divisible by n_head={n_head}")
+        self.n_head = n_head
+        self.c_q = nn.Linear(n_embd, n_embd, bias=bias)
+        self.c_kv = nn.Linear(n_embd, 2 * n_embd, bias=bias)
+        self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
+        self.dropout = nn.Dropout(dropout)
+        self.attention, self.score = ATTENTION[attention], SCORE[score](n_embd // n_head)
+
+    def project(self, memory):
+        """Keys and values (B, H, S, D) of a memory (B, S, n_embd)."""
+        return self.c_kv(memory).unflatten(2, (2 * self.n_head, -1)).transpose(1, 2).chunk(2, dim=1)
+
+    def forward(self, x, memory, visible=everything):
+        k, v = memory if isinstance(memory, tuple) else self.project(memory)
+        q = self.c_q(x).unflatten(2, (self.n_head, -1)).transpose(1, 2)  # (B, H, T, D)
+        return self.dropout(self.c_proj(self.attention(q, k, v, visible, self.score).transpose(1, 2).flatten(2)))

@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import ATTENTION, CausalSelfAttention, rope_table, sinusoidal
+from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, CausalSelfAttention, rope_table, sinusoidal
 
 
 @dataclass(kw_only=True)
@@ -36,7 +36,11 @@ class GPTConfig:
     bias: bool = True
     """Biases in the Linear layers and LayerNorms."""
     attention: str = "fused"
-    """The path in attention.py: naive, masked_fill or fused. All give the same numbers."""
+    """In attention.py: naive, masked_fill, tiled or fused, which give the same numbers; or linear or performer, which do not."""
+    score: str = "scaled_dot"
+    """How alike a query and a key are: scaled_dot, dot, general (Luong) or additive (Bahdanau)."""
+    normalize: str = "softmax"
+    """How scores become weights: softmax, or sparsemax (most of them exactly zero)."""
     window: int = 0
     """Each token sees only the last `window` positions; 0: all of them."""
     position: str = "learned"
@@ -66,7 +70,7 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         for name, known in (
-            ("attention", ATTENTION), ("position", POSITION), ("norm", NORM), ("mlp", MLP), ("init", INIT)
+            ("attention", ATTENTION | FEATURE), ("score", SCORE), ("normalize", NORMALIZE), ("position", POSITION), ("norm", NORM), ("mlp", MLP), ("init", INIT)
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}")
@@ -134,7 +138,8 @@ class Block(nn.Module):
         self.ln_1 = NORM[config.norm](config)
         self.attn = CausalSelfAttention(
             config.n_embd, config.n_head, config.n_kv_head, bias=config.bias, dropout=config.dropout,
-            qk_norm=config.qk_norm, window=config.window, attention=config.attention,
+            qk_norm=config.qk_norm, window=config.window, attention=config.attention, score=config.score,
+            normalize=config.normalize,
         )
         self.ln_2 = NORM[config.norm](config)
         self.mlp = FeedForward(config)

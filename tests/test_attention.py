@@ -6,8 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention import (
-    ATTENTION, CausalSelfAttention, KVCache, attention_weights, both, causal, everything, fused, masked_fill, naive,
-    rope_table, rotate, sinusoidal, sliding_window,
+    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, Tiled, attention_weights, both, causal, elu1, everything,
+    fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features, rope_table, rotate,
+    same_document, share_heads, sinusoidal, sliding_window, softmax, sparsemax, strided, tiled,
 )
 
 PATHS = [name for name in ATTENTION if name != "naive"]
@@ -28,13 +29,17 @@ def cases(draw):
     """(q, k, v, visible): any shape with Tq <= Tk and H % G == 0, any predicate."""
     B, G, D = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(st.integers(1, 9))
     H = G * draw(st.integers(1, 3))
+    first, S = draw(st.integers(0, 5)), draw(st.integers(1, 9))
     Tq = draw(st.integers(1, 12))
     Tk = Tq + draw(st.one_of(st.just(0), st.integers(0, 60)))
     W = draw(st.integers(1, 2 * Tk))
     visible = draw(
         st.sampled_from(
             [causal, everything, sliding_window(W), both(causal, past_only_even), both(sliding_window(W), past_only_even),
-             both(sliding_window(W), sliding_window(3)), nobody_before_three, both(sliding_window(W), nobody_before_three)]
+             both(sliding_window(W), sliding_window(3)), nobody_before_three, both(sliding_window(W), nobody_before_three),
+             local_global(W, first), strided(S), both(causal, same_document(torch.arange(Tk) // S)),
+             both(local_global(W, first), same_document(torch.arange(B * Tk).view(B, Tk) // S)),
+             both(local_global(W, first), local_global(S, 2)), both(sliding_window(W), local_global(S, 2))]
         )
     )
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -43,9 +48,9 @@ def cases(draw):
     return q, k, v, visible
 
 
-def value_and_gradients(path, q, k, v, visible):
+def value_and_gradients(path, q, k, v, visible, *score_and_normalizer):
     inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-    y = path(*inputs, visible)
+    y = path(*inputs, visible, *score_and_normalizer)
     return y, torch.autograd.grad((y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum(), inputs)
 
 
@@ -218,3 +223,126 @@ def test_other_bad_input():
         fused(q, q, q, visible=lambda i, j: j >= 0)
     with pytest.raises(ValueError, match="masked_fill"):
         fused(q, q, q, score=lambda q, k: q @ k.transpose(-2, -1))
+
+
+# ---- scores, normalizers, linear attention
+
+
+def test_sparsemax_is_the_projection_onto_the_simplex():
+    """Catches a wrong threshold: the result must be the nearest point of the simplex, with an exact gradient."""
+    scores = torch.randn(50, 7, dtype=torch.float64) * 2
+    weights = sparsemax(scores)
+    assert (weights >= 0).all() and (weights == 0).any()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(50, dtype=torch.float64))
+    others = torch.softmax(torch.randn(2000, 1, 7, dtype=torch.float64) * 4, dim=-1)
+    assert ((weights - scores).norm(dim=-1) <= (others - scores).norm(dim=-1) + 1e-12).all()
+    assert torch.autograd.gradcheck(sparsemax, scores.requires_grad_())
+    torch.testing.assert_close(sparsemax(torch.tensor([1.0, 1.0, -5.0])), torch.tensor([0.5, 0.5, 0.0]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(cases(), st.sampled_from(["dot", "general", "additive"]), st.sampled_from([softmax, sparsemax]))
+def test_every_score_and_normalizer(case, name, normalize):
+    """Catches a score or normalizer that works on all keys at once and not on those that a query sees."""
+    q, k, v, visible = case
+    torch.manual_seed(0)
+    score = SCORE[name](q.shape[-1])
+    score = score.double() if isinstance(score, torch.nn.Module) else score
+    want, want_gradients = value_and_gradients(naive, q, k, v, visible, score, normalize)
+    got, gradients = value_and_gradients(masked_fill, q, k, v, visible, score, normalize)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-11)
+    for g, w in zip(gradients, want_gradients):
+        torch.testing.assert_close(g, w, rtol=0, atol=1e-11)
+
+
+@settings(max_examples=100, deadline=None)
+@given(cases())
+def test_linear_attention_is_its_definition_and_its_recurrence(case):
+    """Catches a chunk border, a forgotten past, or a recurrent form that is another function."""
+    q, k, v, _ = case
+    Tq, Tk = q.shape[2], k.shape[2]
+
+    def definition(q, k, v, _):
+        weights = (elu1(q) @ elu1(share_heads(q, k)).mT).tril(Tk - Tq)
+        return weights / weights.sum(-1, keepdim=True) @ share_heads(q, v)
+
+    want, want_gradients = value_and_gradients(definition, *case)
+    got, gradients = value_and_gradients(lambda q, k, v, _: linear(q, k, v, chunk=8), *case)
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+    for g, w in zip(gradients, want_gradients):
+        torch.testing.assert_close(g, w, rtol=0, atol=1e-11)
+    state, everyone = None, torch.randn(*q.shape[:2], Tk, q.shape[3], dtype=torch.float64)
+    everyone[:, :, Tk - Tq :] = q
+    for t in range(Tk):
+        y, state = linear_step(everyone[:, :, t : t + 1], k[:, :, t : t + 1], v[:, :, t : t + 1], state)
+        if t >= Tk - Tq:
+            torch.testing.assert_close(y[:, :, 0], got[:, :, t - (Tk - Tq)], rtol=0, atol=1e-12)
+
+
+def test_performer_approaches_softmax():
+    """Catches random features that do not estimate exp(q·k): the error must fall as their number grows."""
+    torch.manual_seed(0)
+    q, k, v = (0.5 * torch.randn(2, 2, 40, 16, dtype=torch.float64) for _ in range(3))
+    want, errors = fused(q, k, v), []
+    for count in (16, 256, 4096, 32768):
+        errors.append((linear(q, k, v, positive_random_features(16, count)) - want).norm() / want.norm())
+    assert errors[0] > errors[1] > errors[2] > errors[3] and errors[3] < 0.03, errors
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("path", ATTENTION.values(), ids=ATTENTION)
+def test_huge_inputs_stay_finite(path, dtype):
+    """Catches scores that overflow: ±1e4 in half precision makes products of 1e8."""
+    q, k, v = (torch.randn(1, 2, 6, 8).sign().mul(1e4).to(dtype) for _ in range(3))
+    assert path(q, k, v).isfinite().all()
+
+
+def test_tiled_never_holds_all_scores(monkeypatch):
+    """Catches a tile as large as the sequence: with tiles of 8, many meet, with the same result."""
+    monkeypatch.setattr(Tiled, "TILE", 8)
+    torch.manual_seed(1)
+    q, k, v = (torch.randn(2, heads, T, 5, dtype=torch.float64) for heads, T in ((4, 50), (2, 61), (2, 61)))
+    for visible in (causal, everything, local_global(7, 3), nobody_before_three):
+        want, want_gradients = value_and_gradients(naive, q, k, v, visible)
+        got, gradients = value_and_gradients(tiled, q, k, v, visible)
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
+        for g, w in zip(gradients, want_gradients):
+            torch.testing.assert_close(g, w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_cross_attention(attention):
+    """Catches cross-attention that needs as many keys as queries, or whose cached keys differ."""
+    layer = CrossAttention(12, 3, attention=attention).double()
+    x, memory = torch.randn(2, 9, 12, dtype=torch.float64), torch.randn(2, 4, 12, dtype=torch.float64)
+    y = layer(x, memory)
+    assert torch.equal(y, layer(x, layer.project(memory)))
+    torch.testing.assert_close(y[:, 3:5], layer(x[:, 3:5], memory), rtol=0, atol=1e-12)  # each query by itself
+    k, v = layer.project(memory)
+    q = layer.c_q(x).unflatten(2, (3, 4)).transpose(1, 2)
+    want = layer.c_proj((torch.softmax(q @ k.mT / 2, -1) @ v).transpose(1, 2).flatten(2))
+    torch.testing.assert_close(y, want, rtol=0, atol=1e-12)
+
+
+def test_a_windowed_cache_holds_a_window():
+    """Catches a cache that keeps what nobody may see any more."""
+    cache = KVCache(1, 1, 1000, 4, window=10)
+    for T in (3, 50, 1, 9, 9, 1, 25):
+        k = torch.randn(1, 1, T, 4)
+        held, _ = cache.append(k, k)
+        assert torch.equal(held[:, :, -T:], k)
+    assert len(cache) == 98 and cache.k.shape[2] == 20
+
+
+def test_rope_stretched_as_llama_3():
+    """Catches scaling that bends the fast pairs, or leaves the slow ones: Llama 3.1's own formula, pair by pair."""
+    cos, sin = rope_table(3, 128, base=500000.0, stretch=8.0, trained=8192)
+    for pair in range(64):
+        frequency = 500000.0 ** (-2 * pair / 128)
+        wavelength = 2 * torch.pi / frequency
+        if wavelength > 8192 / 1:
+            frequency /= 8
+        elif wavelength > 8192 / 4:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            frequency = (1 - smooth) * frequency / 8 + smooth * frequency
+        assert abs(torch.atan2(sin[1, pair], cos[1, pair]).item() - frequency) < 1e-12

@@ -173,7 +173,7 @@ def test_crop_block_size():
         ({"n_embd": 18}, "n_embd=18 is not divisible by n_head=4"),
         ({"n_kv_head": 3}, "n_head=4 is not divisible by n_kv_head=3"),
         ({"position": "rotary"}, "position='rotary' is unknown; choose from learned, rope"),
-        ({"attention": "flash"}, "choose from naive, masked_fill, fused"),
+        ({"attention": "flash"}, "choose from naive, masked_fill, tiled, fused, linear"),
         ({"dropout": 1.0}, "dropout=1.0"),
         ({"n_layer": 0}, "n_layer=0"),
         ({"window": -1}, "window=-1"),
