@@ -221,11 +221,11 @@ def sparsemax(scores):
     """
     if not scores.shape[-1]:
         return scores
-    ranked = scores.detach().sort(dim=-1, descending=True).values.clamp_min(torch.finfo(scores.dtype).min / scores.shape[-1])
-    size = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    in_support = 1 + size * ranked > ranked.cumsum(-1)  # true for the largest scores, up to some rank
-    k = in_support.sum(-1, keepdim=True)
-    chosen = scores.detach() >= ranked.gather(-1, k - 1)
+    near = (scores - scores.amax(-1, keepdim=True)).detach().clamp_min(-2)  # 1 below the best is already out of the support
+    ranked = near.sort(dim=-1, descending=True).values
+    rank = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
+    size = (1 + rank * ranked > ranked.cumsum(-1)).sum(-1, keepdim=True).clamp_min(1)  # true up to the support's last rank
+    chosen = near >= ranked.gather(-1, size - 1)
     count = chosen.sum(-1, keepdim=True).clamp_min(1)
     tau = (scores.masked_fill(~chosen, 0).sum(-1, keepdim=True) - 1) / count
     return (scores - tau).clamp_min(0)
@@ -431,7 +431,7 @@ def elu1(x):
 
 
 def positive_random_features(D, count, seed=0):
-    """A feature whose products approach exp(q·k / sqrt(D)) as count grows (Performer, Choromanski et al. 2021, arXiv:2009.14794)."""
+    """Performer (Choromanski et al. 2021, arXiv:2009.14794): products approach exp(q·k / sqrt(D)) as count grows."""
     generator = torch.Generator().manual_seed(seed)
     blocks = [torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator))[0] for _ in range(-(-count // D))]
     lengths = torch.randn(count, D, dtype=torch.float64, generator=generator).norm(dim=1, keepdim=True)
@@ -444,11 +444,11 @@ def positive_random_features(D, count, seed=0):
     return feature
 
 
-def linear(q, k, v, feature=elu1, state=None, chunk=64):
+def linear(q, k, v, feature=elu1, memory=None, chunk=64):
     """Causal attention with weights feature(q)·feature(k), normalized: (B, H, Tq, D) in O(T) time and memory.
 
-    Within a chunk all pairs are compared, between chunks a running sum is handed on. state: what linear_step keeps; given,
-    it stands for a past before k and v, and is updated in place.
+    Within a chunk all pairs are compared, between chunks a running sum is handed on. memory: a LinearState, which stands
+    for a past before k and v, and takes them in.
     """
     Tq, Tk = check_shapes(q, k, v)
     q, k, v = feature(q), feature(share_heads(q, k)), F.pad(share_heads(q, v), (0, 1), value=1.0)  # a 1 counts the weights
@@ -457,16 +457,16 @@ def linear(q, k, v, feature=elu1, state=None, chunk=64):
         k, v = k[:, :, Tk - Tq :], v[:, :, Tk - Tq :]
     else:
         past = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=k.dtype, device=k.device)
-    if state is not None:
-        past = past + state
+    if memory is not None and len(memory):
+        past = past + memory.sum
     chunk = min(chunk, Tq)
     N = -(-Tq // chunk)
     q, k, v = (F.pad(x, (0, 0, 0, N * chunk - Tq)).unflatten(2, (N, chunk)) for x in (q, k, v))  # (B, H, N, chunk, ...)
     sums = k.transpose(-2, -1) @ v  # (B, H, N, features, D + 1)
     before = past[:, :, None] + sums.cumsum(2) - sums
     y = (q @ k.transpose(-2, -1)).tril() @ v + q @ before
-    if state is not None:
-        state.copy_((before + sums)[:, :, -1].detach())
+    if memory is not None:
+        memory.length, memory.sum = memory.length + Tk, (before + sums)[:, :, -1].detach()
     y = y.flatten(2, 3)[:, :, :Tq]  # before dividing: the padding at the end has no weights to divide by
     return y[..., :-1] / y[..., -1:]
 
@@ -494,11 +494,11 @@ class KVCache:
     a sliding_window sees no others, and knows positions only by their distance.
     """
 
-    def __init__(self, batch_size, n_kv_head, max_len, head_size, dtype=None, device=None, window=None):
-        room = min(max_len, 2 * window) if window else max_len
-        self.k = torch.zeros(batch_size, n_kv_head, room, head_size, dtype=dtype, device=device)
-        self.v = torch.zeros_like(self.k)
+    def __init__(self, batch_size, n_kv_head, max_len, head_size, window=None):
+        self.room = min(max_len, 2 * window) if window else max_len
+        self.shape = (batch_size, n_kv_head, self.room, head_size)
         self.max_len, self.window = max_len, window
+        self.k = self.v = None  # allocated by the first append, which knows the dtype and the device
         self.reset()
 
     def __len__(self):
@@ -508,13 +508,17 @@ class KVCache:
         self.length = self.held = 0  # positions seen, and how many of the last of them are kept
 
     def append(self, k, v):
-        B, G, room, D = self.k.shape
+        B, G, room, D = self.shape
         T = k.shape[2]
         if k.shape != v.shape or k.shape != (B, G, T, D):
             raise ValueError(f"this cache holds (B={B}, G={G}, T, D={D}), not k {tuple(k.shape)}, v {tuple(v.shape)}")
         if self.length + T > self.max_len:
             raise ValueError(f"the cache is full: {self.length} of {self.max_len} positions used, {T} more wanted")
         k, v = k.detach(), v.detach()
+        if self.k is None:
+            self.k, self.v = k.new_zeros(self.shape), v.new_zeros(self.shape)
+        if self.k.dtype != k.dtype or self.k.device != k.device:
+            raise ValueError(f"this cache holds {self.k.dtype} on {self.k.device}, not {k.dtype} on {k.device}")
         self.length += T
         if self.held + T > room:  # only with a window: what is still in it moves to the front
             kept = slice(max(0, self.held - self.window + 1), self.held)
@@ -533,21 +537,14 @@ class KVCache:
 class LinearState:
     """All that linear attention remembers: one (features, D + 1) matrix per head, however long the past."""
 
-    def __init__(self, batch_size, n_head, features, head_size, dtype=None, device=None):
-        self.sum = torch.zeros(batch_size, n_head, features, head_size + 1, dtype=dtype, device=device)
-        self.length = 0
+    def __init__(self):
+        self.reset()
 
     def __len__(self):
         return self.length
 
-    def extend(self, T):
-        """The state that linear updates, for T more tokens."""
-        self.length += T
-        return self.sum
-
     def reset(self):
-        self.length = 0
-        self.sum.zero_()
+        self.length, self.sum = 0, None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -594,7 +591,7 @@ class CausalSelfAttention(nn.Module):
         if rope is not None:
             q, k = rotate(q, *rope), rotate(k, *rope)
         if self.feature:
-            y = linear(q, k, v, self.feature, None if cache is None else cache.extend(x.shape[1]))
+            y = linear(q, k, v, self.feature, cache)
         else:
             if cache is not None:
                 k, v = cache.append(k, v)
@@ -602,13 +599,10 @@ class CausalSelfAttention(nn.Module):
         return self.dropout(self.c_proj(y.transpose(1, 2).flatten(2)))  # (B, T, n_embd)
 
     def new_cache(self, batch_size, max_len):
-        """What this layer remembers between calls, empty: a KVCache or a LinearState, of its weights' dtype and device."""
-        weight = self.c_attn.weight
-        like = dict(dtype=weight.dtype, device=weight.device)
+        """What this layer remembers between calls, empty: a KVCache or a LinearState."""
         if self.feature:
-            features = self.feature(weight.new_zeros(1, self.head_size)).shape[-1]
-            return LinearState(batch_size, self.n_head, features, self.head_size, **like)
-        return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, **like, window=self.window)
+            return LinearState()
+        return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, self.window)
 
 
 class CrossAttention(nn.Module):

@@ -10,6 +10,7 @@ A checkpoint is written under another name and renamed when it is complete and o
 """
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -88,7 +89,7 @@ def set_aside(out_dir):
     leftovers = [*every(out_dir), *(out_dir / name for name in ("best.json", "metrics.jsonl"))]
     leftovers = [path for path in leftovers if path.exists()]
     if leftovers:
-        number = 1 + len(list(out_dir.glob("previous-*")))
+        number = next(n for n in itertools.count(1) if not (out_dir / f"previous-{n}").exists())
         (out_dir / f"previous-{number}").mkdir()
         for path in leftovers:
             path.rename(out_dir / f"previous-{number}" / path.name)

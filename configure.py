@@ -7,6 +7,7 @@ them the help. Bad input is one line that names the key and the nearest right on
 import contextlib
 import difflib
 import io
+import itertools
 import re
 import sys
 import tomllib
@@ -18,14 +19,14 @@ import tyro
 
 
 def parse(cls, argv, base=None):
-    """An instance of dataclass cls from a command line: [x.toml ...] [--key=value ...], later ones win.
+    """An instance of dataclass cls from a command line: [x.toml ...] [--key=value ...]; presets come first, later ones win.
 
     base: an instance whose values stand in for the defaults. ValueError in one line for an unknown key, a wrong
     type or an impossible value. --help prints every setting and exits.
     """
     names = [field.name for field in fields(cls)]
-    presets = [arg for arg in argv if arg.endswith(".toml") and not arg.startswith("-")]
-    flags = [arg for arg in argv if arg not in presets]
+    presets = list(itertools.takewhile(lambda arg: arg.endswith(".toml") and not arg.startswith("-"), argv))
+    flags = argv[len(presets) :]
     preset_flags = [f"--{key}={value}" for preset in presets for key, value in read_toml(preset, names)]
     complaint, config = io.StringIO(), None
     try:
@@ -40,7 +41,7 @@ def parse(cls, argv, base=None):
         raise ValueError(without_box(complaint.getvalue())) from None
     for arg in unknown:
         if not arg.startswith("--"):
-            raise ValueError(f"{arg!r} is neither a preset (config/x.toml) nor a setting (--key=value)")
+            raise ValueError(f"{arg!r} is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)")
         raise ValueError(unknown_key(arg[2:].split("=")[0].replace("-", "_"), names, "the command line"))
     return config
 

@@ -1,7 +1,8 @@
 """Token files: written once, by one writer, for every dataset; read as batches that depend on a seed and nothing else.
 
 A dataset is a folder with train.bin and val.bin, little-endian uint16 or uint32 ids, and meta.json, which says which,
-names the source, carries the whole tokenizer, and counts and hashes everything. nanoGPT's files load as they are.
+names and hashes the source text, carries the whole tokenizer, and counts and hashes everything (reading checks the
+counts and the ids, not the hashes). nanoGPT's files load as they are.
 """
 
 import difflib
@@ -30,9 +31,9 @@ DATA = Path(__file__).parent / "data"
 
 
 def read_text(path):
-    """A UTF-8 file as text; ValueError says where it is not UTF-8."""
+    """A UTF-8 file as text, line ends as they are; ValueError says where it is not UTF-8."""
     try:
-        return Path(path).read_text(encoding="utf-8-sig")
+        return Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
         raise ValueError(f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {error.start}; convert it first") from None
@@ -78,9 +79,12 @@ def split(documents):
     """(train, val): every tenth document is for validation; of fewer than ten, the last tenth of their text."""
     if len(documents) >= 10:
         return [d for n, d in enumerate(documents) if n % 10 != 9], documents[9::10]
-    text = "\n".join(documents)
-    border = int(len(text) * 0.9)
-    return [text[:border]], [text[border:]]
+    left, train, val = int(sum(map(len, documents)) * 0.9), [], []
+    for document in documents:
+        train += [document[:left]] if left else []
+        val += [document[left:]] if left < len(document) else []
+        left = max(0, left - len(document))
+    return train, val
 
 
 def pieces(text, size=1 << 20):
@@ -105,8 +109,11 @@ def write(folder, documents, tokenizer_name, source):
     if text_size < 2:
         raise ValueError(f"there is no text in {source}")
     tokenizer = tokenizers.create(tokenizer_name, "\n".join(documents))
-    separator = tokenizer.encode("\n") if tokenizer.end_of_text is None else np.array([tokenizer.end_of_text])
     dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    on_disk = np.dtype(dtype).newbyteorder("<")
+    separator = []
+    if len(documents) > 1:
+        separator = tokenizer.encode("\n") if tokenizer.end_of_text is None else [tokenizer.end_of_text]
     meta = {
         "dtype": dtype,
         "vocab_size": tokenizer.vocab_size,
@@ -119,12 +126,12 @@ def write(folder, documents, tokenizer_name, source):
             with open(partial, "wb") as file:
                 for n, document in enumerate(part):
                     for piece in pieces(document):
-                        tokens += file.write(tokenizer.encode(piece).astype("<u2" if dtype == "uint16" else "<u4"))
+                        tokens += file.write(tokenizer.encode(piece).astype(on_disk))
                         bar.update(len(piece))
                     if n < len(part) - 1:
-                        tokens += file.write(separator.astype("<u2" if dtype == "uint16" else "<u4"))
+                        tokens += file.write(np.array(separator, on_disk))
             meta[name] = {
-                "tokens": tokens // np.dtype(dtype).itemsize,
+                "tokens": tokens // on_disk.itemsize,
                 "characters": sum(map(len, part)) + len(part) - 1,
                 "sha256": sha256_of_file(partial),
             }
@@ -171,10 +178,11 @@ def find(name):
     folder = DATA / name
     if not folder.is_dir() and Path(name).is_dir():
         folder = Path(name)
-    if (folder / "train.bin").exists() and (folder / "val.bin").exists():
+    prepare = DATA / name / "prepare.py"
+    needed = ["train.bin", "val.bin"] + ["meta.json"] * (folder == prepare.parent and prepare.exists())
+    if all((folder / file).exists() for file in needed):
         return folder
-    prepare = folder / "prepare.py"
-    if not prepare.exists():
+    if folder != prepare.parent or not prepare.exists():
         known = sorted(path.name for path in DATA.iterdir() if path.is_dir())
         nearest = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
@@ -194,6 +202,8 @@ def load(name, block_size):
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
             tokenizer, vocab_size, dtype = tokenizers.from_spec(meta["tokenizer"]), meta["vocab_size"], meta["dtype"]
             tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
+            if dtype not in ("uint16", "uint32") or vocab_size != tokenizer.vocab_size:
+                raise KeyError(f"dtype {dtype}, vocab_size {vocab_size}")
         except (json.JSONDecodeError, KeyError, TypeError, ZeroDivisionError) as error:
             raise ValueError(f"{folder / 'meta.json'} is damaged ({error!r}): prepare the dataset again") from None
     elif (folder / "meta.pkl").exists():

@@ -36,7 +36,7 @@ class GPTConfig:
     bias: bool = True
     """Biases in the Linear layers and LayerNorms."""
     attention: str = "fused"
-    """In attention.py: naive, masked_fill, tiled or fused, which give the same numbers; or linear or performer, which do not."""
+    """In attention.py: naive, masked_fill, tiled or fused, which give the same numbers; or linear or performer."""
     score: str = "scaled_dot"
     """How alike a query and a key are: scaled_dot, dot, general (Luong) or additive (Bahdanau)."""
     normalize: str = "softmax"
@@ -61,7 +61,7 @@ class GPTConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("n_kv_head", "window"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
@@ -70,7 +70,8 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         for name, known in (
-            ("attention", ATTENTION | FEATURE), ("score", SCORE), ("normalize", NORMALIZE), ("position", POSITION), ("norm", NORM), ("mlp", MLP), ("init", INIT)
+            ("attention", ATTENTION | FEATURE), ("score", SCORE), ("normalize", NORMALIZE), ("position", POSITION),
+            ("norm", NORM), ("mlp", MLP), ("init", INIT),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}")
@@ -97,9 +98,57 @@ def relu2(x):
     return F.relu(x).square()  # Primer, So et al. 2021, arXiv:2109.08668
 
 
-POSITION = ("learned", "rope", "sinusoidal", "none")
+class NoPosition(nn.Module):
+    """What all ways of telling positions share: add(x, here) to the embeddings, and rope(here) rows for attention, or None."""
+
+    def __init__(self, config):
+        super().__init__()
+
+    def add(self, x, here):
+        return x
+
+    def rope(self, here):
+        return None
+
+
+class Learned(NoPosition):
+    """A learned vector for each position."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.weight = nn.Parameter(torch.empty(config.block_size, config.n_embd))
+
+    def add(self, x, here):
+        return x + self.weight[here]
+
+
+class Sinusoidal(NoPosition):
+    """A fixed vector for each position. Tables follow the model between devices, but are not saved."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.register_buffer("table", sinusoidal(config.block_size, config.n_embd).float(), persistent=False)
+
+    def add(self, x, here):
+        return x + self.table[here]
+
+
+class Rotary(NoPosition):
+    """Nothing is added: attention turns queries and keys."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        for name, table in zip(("cos", "sin"), rope_table(config.block_size, config.n_embd // config.n_head)):
+            self.register_buffer(name, table.float(), persistent=False)
+
+    def rope(self, here):
+        return self.cos[here], self.sin[here]
+
+
+POSITION = {"learned": Learned, "rope": Rotary, "sinusoidal": Sinusoidal, "none": NoPosition}
 NORM = {"layernorm": lambda config: nn.LayerNorm(config.n_embd, bias=config.bias), "rmsnorm": lambda config: RMSNorm()}
 MLP = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu2": relu2}
+
 
 def gpt2_std(config, layer, fan_in):
     """0.02, and less where a block writes: 2·n_layer writes into the residual stream then add up to 0.02 (GPT-2)."""
@@ -135,10 +184,11 @@ class Block(nn.Module):
 
     def __init__(self, config):
         super().__init__()
+        window = config.window if (config.window or 0) < config.block_size else None  # as long as the context: no window
         self.ln_1 = NORM[config.norm](config)
         self.attn = CausalSelfAttention(
             config.n_embd, config.n_head, config.n_kv_head, bias=config.bias, dropout=config.dropout,
-            qk_norm=config.qk_norm, window=config.window, attention=config.attention, score=config.score,
+            qk_norm=config.qk_norm, window=window, attention=config.attention, score=config.score,
             normalize=config.normalize,
         )
         self.ln_2 = NORM[config.norm](config)
@@ -172,6 +222,7 @@ class GPT(nn.Module):
         self.transformer = nn.ModuleDict(
             dict(
                 wte=nn.Embedding(config.vocab_size, config.n_embd),
+                wpe=POSITION[config.position](config),
                 drop=nn.Dropout(config.dropout),
                 h=nn.ModuleList(Block(config) for _ in range(config.n_layer)),
                 ln_f=NORM[config.norm](config),
@@ -180,14 +231,6 @@ class GPT(nn.Module):
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight  # Press & Wolf 2017, arXiv:1608.05859
-        if config.position == "learned":
-            self.transformer.wpe = nn.Embedding(config.block_size, config.n_embd)
-        if config.position == "sinusoidal":  # tables follow the model between devices, but are not saved
-            self.register_buffer("table", sinusoidal(config.block_size, config.n_embd).float(), persistent=False)
-        if config.position == "rope":
-            cos, sin = rope_table(config.block_size, config.n_embd // config.n_head)
-            self.register_buffer("cos", cos.float(), persistent=False)
-            self.register_buffer("sin", sin.float(), persistent=False)
         init_weights(self)
 
     def forward(self, idx, targets=None, cache=None):
@@ -202,20 +245,16 @@ class GPT(nn.Module):
         if start + T > self.config.block_size:
             raise ValueError(f"{start + T} tokens do not fit into block_size={self.config.block_size}")
         here = slice(start, start + T)
-        x = self.transformer.wte(idx)  # (B, T, C)
-        if self.config.position == "learned":
-            x = x + self.transformer.wpe.weight[here]
-        if self.config.position == "sinusoidal":
-            x = x + self.table[here]
-        rope = (self.cos[here], self.sin[here]) if self.config.position == "rope" else None
-        x = self.transformer.drop(x)
+        rope = self.transformer.wpe.rope(here)
+        x = self.transformer.drop(self.transformer.wpe.add(self.transformer.wte(idx), here))  # (B, T, C)
         for layer, block in enumerate(self.transformer.h):
             x = block(x, rope, cache[layer] if cache else None)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
         logits = self.lm_head(x)  # (B, T, vocab_size)
-        return logits, F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # half precision is too coarse for a loss
+        return logits, F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     def num_params(self):
         """Learned numbers, a tied matrix counted once."""
@@ -281,9 +320,12 @@ class GPT(nn.Module):
 
 def draw(logits, temperature=1.0, top_k=None, generator=None):
     """Draw ids (B,) from logits (B, V)."""
+    if not temperature >= 0:
+        raise ValueError(f"temperature={temperature} must be 0 or more")
     if temperature == 0:
         return logits.argmax(dim=-1)
     if top_k:
         least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))
+    logits = logits - logits.amax(dim=-1, keepdim=True)  # so that a tiny temperature does not overflow
     return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)[:, 0]

@@ -21,7 +21,7 @@ def load(name_or_folder, **changes):
     folder = Path(name_or_folder)
     if not folder.is_dir():
         folder = download(str(name_or_folder))
-    if not (folder / "model.safetensors").exists() or (folder / "manifest.json").exists():
+    if is_ours(folder):
         return checkpoint.load_model(checkpoint.find(folder), **changes)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config.get("model_type") != "gpt2":
@@ -30,6 +30,11 @@ def load(name_or_folder, **changes):
     model = GPT(GPTConfig(**shape, n_head=config["n_head"], n_embd=config["n_embd"], **changes))
     checkpoint.load_weights(model, gpt2_weights(load_file(folder / "model.safetensors")), folder)
     return model
+
+
+def is_ours(folder):
+    """Whether a folder is one that train.py wrote, and not a model in Hugging Face's layout."""
+    return folder.is_dir() and (not (folder / "model.safetensors").exists() or (folder / "manifest.json").exists())
 
 
 def gpt2_weights(tensors):

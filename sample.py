@@ -5,6 +5,7 @@
 Reads nothing but the checkpoint folder, and prints each character as soon as it is decoded.
 """
 
+import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ class SampleConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("temperature", "top_k"):
-            if getattr(self, name) < 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
 
 

@@ -29,7 +29,8 @@ from tqdm import tqdm
 import checkpoint
 import configure
 import dataset
-from model import GPT, GPTConfig
+import pretrained
+from model import GPT, MODERN, GPTConfig
 
 TRAIN, VAL = 0, 1  # separate streams of chance
 
@@ -70,22 +71,23 @@ class TrainConfig(GPTConfig):
     # Model: what differs from GPTConfig's defaults
     vocab_size: int = 0
     """Number of token ids; 0: as many as the dataset's tokenizer has. A multiple of 64 is faster on a GPU."""
+    # the shape; the rest of it is MODERN
     block_size: int = 128
     n_layer: int = 3
     n_head: int = 4
     n_embd: int = 128
-    bias: bool = False
-    position: str = "rope"
-    norm: str = "rmsnorm"
-    mlp: str = "relu2"
-    qk_norm: bool = True
-    tie_weights: bool = False
-    init: str = "zero_out"
+    bias: bool = MODERN["bias"]
+    position: str = MODERN["position"]
+    norm: str = MODERN["norm"]
+    mlp: str = MODERN["mlp"]
+    qk_norm: bool = MODERN["qk_norm"]
+    tie_weights: bool = MODERN["tie_weights"]
+    init: str = MODERN["init"]
     # AdamW
     learning_rate: float = 1e-2
     """The highest learning rate."""
     max_iters: int = 900
-    """Steps to train in all."""
+    """Steps to train in all. The learning rate decays towards this step, unless lr_decay_iters says another."""
     weight_decay: float = 0.1
     """On matrices only, not on biases and norms."""
     beta1: float = 0.9
@@ -122,7 +124,7 @@ class TrainConfig(GPTConfig):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in not_negative:
-            if not getattr(self, name) >= 0:
+            if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
@@ -223,17 +225,22 @@ def train(config):
         dist.barrier()
 
     # ---- the model: new, resumed, or with weights from elsewhere
-    out_dir, step, trainer = Path(config.out_dir), 0, None
+    out_dir, step, trainer, last_line = Path(config.out_dir), 0, None, {}
     if config.init_from == "scratch":
         torch.manual_seed(config.seed)
         model = GPT(config.model_config(config.vocab_size or data.vocab_size))
     elif config.init_from == "resume":
         folder = checkpoint.find(out_dir)
+        if folder == out_dir:
+            raise ValueError(f"out_dir={out_dir} is one checkpoint: to resume, give the folder that it is in")
+        check_same_tokenizer(data, folder)
         model = checkpoint.load_model(folder, dropout=config.dropout, attention=config.attention)
         check_same_model(config.model_config(config.vocab_size or data.vocab_size), model.config, folder)
         trainer = checkpoint.load_trainer(folder)
         step = trainer["step"]
     else:
+        if pretrained.is_ours(Path(config.init_from)):
+            check_same_tokenizer(data, checkpoint.find(config.init_from))
         model = GPT.from_pretrained(config.init_from, dropout=config.dropout, attention=config.attention)
         model.crop_block_size(config.block_size)
     if data.vocab_size > model.config.vocab_size:
@@ -261,18 +268,28 @@ def train(config):
         out_dir.mkdir(parents=True, exist_ok=True)
         if config.init_from != "resume":
             checkpoint.set_aside(out_dir)
-        keep_metrics(out_dir / "metrics.jsonl", until=step)
+        last_line = keep_metrics(out_dir / "metrics.jsonl", until=step)
     wandb = start_wandb(config) if config.wandb_log and master else None
-    started = time.perf_counter() - (trainer["wall_s"] if trainer else 0.0)
+    started = time.perf_counter() - last_line.get("wall_s", 0.0)
+
+    def not_finite(what):
+        good = checkpoint.every(out_dir)
+        return FloatingPointError(
+            f"{what} at step {step}: stopped, " + (f"{good[-1]} is the last good checkpoint" if good else "nothing was saved")
+            + ". Try a lower learning_rate, more warmup_iters, grad_clip=1 or dtype=float32"
+        )
 
     def save():
+        if not all(p.isfinite().all() for p in model.parameters()):
+            raise not_finite("weights that are not finite")
         if master and not config.eval_only:
-            state = {"step": step, "wall_s": time.perf_counter() - started}
-            state |= {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+            state = {"step": step, "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
             checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state)
 
     def evaluate():
         val_loss = validation_loss(net, data, config, device, autocast, rank, world_size)
+        if not math.isfinite(val_loss):
+            raise not_finite(f"validation loss {val_loss}")
         bits = data.bits_per_character(val_loss)
         if master:
             tqdm.write(f"step {step}: validation loss {val_loss:.4f}" + (f", {bits:.4f} bits per character" if bits else ""))
@@ -283,16 +300,16 @@ def train(config):
 
     def write_record():
         record["wall_s"] = round(time.perf_counter() - started, 3)
-        if master and not config.eval_only:
+        if master and not config.eval_only and step != last_line.get("step"):
             with open(out_dir / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(record) + "\n")
         if wandb:
             wandb.log(record, step=step)
 
     record = {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None}
-    if config.eval_only or step >= config.max_iters:  # nothing to train: weights as they are
-        if step == 0:
-            save()
+    if step == 0 and config.max_iters == 0:  # the untrained model
+        save()
+    if config.eval_only or step >= config.max_iters or (trainer and "val_loss" not in last_line):  # or stopped before it
         record["val_loss"] = evaluate()
         write_record()
 
@@ -322,11 +339,7 @@ def train(config):
             scaler.unscale_(optimizer)
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
             if not torch.isfinite(loss if scaler.is_enabled() else loss + norm):  # a scaler skips infinite gradients by itself
-                raise FloatingPointError(
-                    f"loss {loss.item():.4g} and gradient norm {norm.item():.4g} at step {step}: stopped before that reached "
-                    f"the weights; the last checkpoint in {out_dir} is good. Try a lower learning_rate, more warmup_iters, "
-                    "grad_clip=1 or dtype=float32"
-                )
+                raise not_finite(f"loss {loss.item():.4g} and gradient norm {norm.item():.4g}")
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
@@ -347,10 +360,12 @@ def train(config):
                 tokens_seen, clock = 0, time.perf_counter()
 
     # ---- the end: what it writes now
-    if master:
+    if master and not config.eval_only:
         model.eval()
         begin = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(device)
-        text = data.tokenizer.decode(model.generate(begin, 300, 0.8, vocab_size=data.vocab_size)[0].tolist())
+        generator = torch.Generator(device).manual_seed(config.seed)
+        tokens = model.generate(begin, 300, temperature=0.8, generator=generator, vocab_size=data.vocab_size)
+        text = data.tokenizer.decode(tokens[0].tolist())
         print(f"{record['wall_s']:.0f} s in all. Now it writes:\n---------------\n{text}\n---------------")
         print(f"next: python sample.py --out_dir={config.out_dir}")
     if wandb:
@@ -375,11 +390,18 @@ def check_same_model(wanted, found, folder):
             )
 
 
+def check_same_tokenizer(data, folder):
+    """ValueError if a checkpoint was trained on other tokens than the dataset's: every id would mean something else."""
+    if checkpoint.load_config(folder)["tokenizer"] != data.tokenizer.spec():
+        raise ValueError(f"{folder} was trained with another tokenizer than the dataset's: prepare the data with the same one")
+
+
 def keep_metrics(path, until):
-    """Drop the lines of metrics.jsonl that come after the step to resume from: they will be written again."""
+    """Drop the lines of metrics.jsonl that come after the step to resume from; returns the last that stays, or {}."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= until]
     path.write_text("".join(kept))
+    return json.loads(kept[-1]) if kept else {}
 
 
 def start_wandb(config):
@@ -388,7 +410,10 @@ def start_wandb(config):
         import wandb
     except ImportError:
         raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
-    return wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, config=asdict(config))
+    try:
+        return wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, config=asdict(config))
+    except wandb.errors.Error as error:
+        raise ValueError(f"wandb: {error} (or set WANDB_MODE=offline)") from None
 
 
 def settings(argv):

@@ -334,6 +334,15 @@ def test_a_windowed_cache_holds_a_window():
     assert len(cache) == 98 and cache.k.shape[2] == 20
 
 
+def test_a_cache_takes_the_dtype_of_its_keys():
+    """Catches keys that are rounded in silence, and autocast that fails because the cache has another dtype."""
+    cache = KVCache(1, 1, 8, 4)
+    k = torch.randn(1, 1, 2, 4, dtype=torch.float64)
+    assert torch.equal(cache.append(k, k)[0], k)
+    with pytest.raises(ValueError, match="holds torch.float64 on cpu, not torch.float32"):
+        cache.append(k.float(), k.float())
+
+
 def test_rope_stretched_as_llama_3():
     """Catches scaling that bends the fast pairs, or leaves the slow ones: Llama 3.1's own formula, pair by pair."""
     cos, sin = rope_table(3, 128, base=500000.0, stretch=8.0, trained=8192)

@@ -21,7 +21,7 @@ def test_later_settings_win(tmp_path):
     assert (config.n_layer, config.n_head, config.dropout, config.learning_rate) == (7, 2, 0.5, 1e-3)
     assert config.compile is False and config.eval_iters == "full" and config.wandb_log is True
     assert config.batch_size == TrainConfig().batch_size
-    assert parse("--n_layer=9", preset).n_layer == 9
+    assert parse(preset, "--n_layer=9").n_layer == 9
     assert parse("--n_head=1", base=config).n_layer == 7
 
 
@@ -48,7 +48,7 @@ def test_both_spellings_of_a_flag():
         ("--eval_iters=-2", "eval_iters=-2"),
         ("--beta2=1", "beta2=1.0"),
         ("config.toml", "there is no preset config.toml"),
-        ("n_layer=3", "'n_layer=3' is neither a preset"),
+        ("n_layer=3", "'n_layer=3' is neither a setting"),
     ],
 )
 def test_what_cannot_be(argument, message):

@@ -31,6 +31,12 @@ def test_written_and_read_back(tmp_path):
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_text_without_a_newline(tmp_path):
+    """Catches a separator that a single text does not need, and its tokenizer may not have."""
+    dataset.write(tmp_path, ["abcabc" * 20], "char", "abc")
+    assert dataset.load(str(tmp_path), 8).vocab_size == 3
+
+
 def test_every_tenth_document_validates(tmp_path):
     """Catches validation text that is also trained on, and documents that run into each other."""
     documents = [f"document {n}" for n in range(25)]
@@ -45,6 +51,8 @@ def test_documents_end_with_the_end_of_text(tmp_path, gpt2_files):
     dataset.write(tmp_path, ["one"] * 30, "gpt2", "ones")
     train = dataset.load(str(tmp_path), 2).train
     assert (train[1::2] == 50256).all() and len(train) == 27 * 2 - 1
+    dataset.write(tmp_path, ["one", "two", "three " * 30], "gpt2", "few")
+    assert (dataset.load(str(tmp_path), 2).train == 50256).sum() == 2
 
 
 def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files):
@@ -124,6 +132,7 @@ def break_val(folder, content):
         (lambda f: break_val(f, b""), "val.bin has 0 bytes"),
         (lambda f: (f / "meta.json").write_text("{"), "meta.json is damaged"),
         (lambda f: (f / "meta.json").write_text("{}"), "meta.json is damaged"),
+        (lambda f: (f / "meta.json").write_text((f / "meta.json").read_text().replace("uint16", "int16")), "is damaged"),
         (lambda f: (f / "val.bin").unlink(), "has no train.bin and val.bin"),
     ],
 )

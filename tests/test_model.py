@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attention import ATTENTION
+from attention import ATTENTION, rope_table, sinusoidal
 from model import MODERN, POSITION, GPT, GPTConfig, draw
 
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
@@ -47,6 +47,62 @@ def gpt2_logits(weights, idx, n_layer, n_head):
         h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
         x = x + linear(h, block + "mlp.c_proj")
     return norm(x, "transformer.ln_f") @ weights["transformer.wte.weight"].T
+
+
+def modern_logits(weights, idx, n_layer, n_head, n_kv_head, window):
+    """The modern shape in plain functions and loops: RoPE, RMSNorm, QK-norm, ReLU squared, grouped heads, window."""
+    T, D = idx.shape[1], weights["transformer.wte.weight"].shape[1] // n_head
+    x = weights["transformer.wte.weight"][idx]
+
+    def norm(x):
+        return x / x.square().mean(-1, keepdim=True).sqrt()
+
+    def turn(x, head):  # (B, T, D): pair p of position t by t * 10000^(-2p/D)
+        angle = torch.arange(T, dtype=x.dtype)[:, None] * 10000.0 ** (-2 * torch.arange(D // 2, dtype=x.dtype) / D)
+        pairs = torch.view_as_complex(torch.stack(x.chunk(2, dim=-1), dim=-1).contiguous())
+        turned = pairs * torch.polar(torch.ones_like(angle), angle)
+        return torch.cat([turned.real, turned.imag], dim=-1)
+
+    for n in range(n_layer):
+        block = f"transformer.h.{n}."
+        heads = (norm(x) @ weights[block + "attn.c_attn.weight"].T).split(D, dim=-1)
+        queries, keys, values = heads[:n_head], heads[n_head : n_head + n_kv_head], heads[n_head + n_kv_head :]
+        out = []
+        for h, q in enumerate(queries):
+            shared = h // (n_head // n_kv_head)
+            q, k, v = turn(norm(q), h), turn(norm(keys[shared]), h), values[shared]
+            rows = []
+            for t in range(T):
+                seen = slice(max(0, t - window + 1), t + 1)
+                scores = (k[:, seen] @ q[:, t, :, None]) / math.sqrt(D)  # (B, seen, 1)
+                rows.append((torch.softmax(scores, dim=1) * v[:, seen]).sum(1))
+            out.append(torch.stack(rows, dim=1))
+        x = x + torch.cat(out, dim=-1) @ weights[block + "attn.c_proj.weight"].T
+        h = torch.relu(norm(x) @ weights[block + "mlp.c_fc.weight"].T)
+        x = x + (h * h) @ weights[block + "mlp.c_proj.weight"].T
+    return norm(x) @ weights["lm_head.weight"].T
+
+
+def test_modern_is_modern():
+    """Catches any ingredient of the modern shape that is named in the config and not in the model."""
+    model = tiny(**MODERN, n_kv_head=2, window=5).double()
+    for buffer in ("cos", "sin"):  # in float64 too, for the comparison
+        table = dict(zip(("cos", "sin"), rope_table(16, 4)))[buffer]
+        setattr(model.transformer.wpe, buffer, table)
+    idx = torch.randint(33, (2, 14))
+    logits, _ = model(idx, idx)
+    torch.testing.assert_close(logits, modern_logits(model.state_dict(), idx, 2, 4, 2, 5), rtol=0, atol=1e-10)
+
+
+def test_sinusoidal_positions_are_added():
+    """Catches a table that is made and not used: the same model with learned positions set to it must agree."""
+    fixed, learned = tiny(position="sinusoidal"), tiny(position="learned")
+    with torch.no_grad():
+        state = fixed.state_dict() | {"transformer.wpe.weight": sinusoidal(16, 16).float()}
+        learned.load_state_dict(state)
+    idx = torch.randint(33, (2, 9))
+    torch.testing.assert_close(fixed(idx, idx)[0], learned(idx, idx)[0])
+    assert "transformer.wpe.weight" not in fixed.state_dict()
 
 
 def test_defaults_are_gpt2():
@@ -95,6 +151,9 @@ def test_the_modern_model_starts_at_the_identity():
     model = GPT(GPTConfig(**TINY | MODERN, n_kv_head=2))
     idx = torch.randint(33, (2, 16))
     assert abs(model(idx, idx)[1].item() - math.log(33)) < 1e-6
+    for name, p in model.named_parameters():
+        if name.endswith(("c_attn.weight", "c_fc.weight")):
+            assert abs(p.std().item() * 4 - 1) < 0.2, name  # 1 / sqrt(fan_in): what they read keeps its size
     assert "lm_head.weight" in dict(model.named_parameters()) and "transformer.ln_f.weight" not in model.state_dict()
     assert not any(name.endswith("bias") for name in model.state_dict())
     assert model.transformer.h[0].attn.c_attn.weight.shape == (16 + 2 * 8, 16)
@@ -108,6 +167,23 @@ def test_gpt2_initial_scales():
         if p.dim() == 2:
             assert abs(p.std().item() / want - 1) < 0.1, name
     assert model.lm_head.weight is model.transformer.wte.weight
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [dict(attention="linear"), dict(attention="performer"), dict(attention="masked_fill", score="additive"),
+     dict(attention="masked_fill", score="general"), dict(attention="masked_fill", normalize="sparsemax"),
+     dict(attention="tiled", score="scaled_dot")],
+    ids=str,
+)
+def test_every_mechanism_decodes_as_it_reads(shape):
+    """Catches a mechanism whose cached form is another function: any chunks must give the logits of the whole."""
+    model, idx = tiny(**shape, n_kv_head=2).double(), torch.randint(33, (2, 16))
+    whole, cache = model(idx, idx)[0], model.new_cache(2)
+    for start, end in ((0, 5), (5, 6), (6, 13), (13, 16)):
+        last, _ = model(idx[:, start:end], cache=cache)
+        torch.testing.assert_close(last[:, 0], whole[:, end - 1], rtol=0, atol=1e-12)
+    assert len(cache[0]) == 16
 
 
 @pytest.mark.parametrize("position", POSITION)
@@ -201,7 +277,9 @@ def test_autocast_keeps_queries_keys_and_values_together():
     model, idx = tiny(**MODERN), torch.randint(33, (2, 8))
     with torch.autocast("cpu", torch.bfloat16):
         logits, loss = model(idx, idx)
+        assert model.generate(idx, 12, 0).shape == (2, 20)  # the cache too
     assert loss.isfinite() and loss.dtype == torch.float32
+    assert model.double()(idx, idx)[1].dtype == torch.float64
 
 
 def test_config_is_plain_data():

@@ -6,6 +6,7 @@ import tomllib
 from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, complaint, metrics, run
@@ -38,7 +39,8 @@ def test_learning_rate(schedule):
     )
     rates = [learning_rate_at(step, config) for step in range(200)]
     assert 0 < rates[0] < rates[1] < rates[9] < rates[10] == max(rates) == 1.0
-    assert math.isclose(rates[60], 0.55) and all(r == 0.1 for r in rates[110:])
+    quarter = {"cosine": 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, "linear": 0.1 + 0.9 * 0.75}[schedule]
+    assert math.isclose(rates[60], 0.55) and math.isclose(rates[35], quarter) and all(r == 0.1 for r in rates[110:])
     assert all(a > b for a, b in zip(rates[10:110], rates[11:111]))
 
 
@@ -64,6 +66,38 @@ def test_weight_decay_is_for_matrices(poem, tmp_path):
     groups = make_optimizer(model, TrainConfig(weight_decay=0.3)).param_groups
     assert {(p.dim() >= 2, group["weight_decay"]) for group in groups for p in group["params"]} == {(True, 0.3), (False, 0.0)}
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def test_a_run_is_the_loop_that_its_settings_describe(poem, tmp_path):
+    """Catches a setting that is not used: five steps must equal a loop written out by hand, to the last digits."""
+    config = TrainConfig(
+        **SMALL | dict(warmup_iters=3, lr_schedule="cosine"), dataset=poem, out_dir=str(tmp_path), max_iters=5, beta1=0.7,
+        beta2=0.8, grad_clip=0.05, weight_decay=0.5, learning_rate=1e-2, gradient_accumulation_steps=2,
+    )
+    train(config)
+    data = dataset.load(poem, 16)
+    torch.manual_seed(config.seed)
+    model = GPT(config.model_config(data.vocab_size))
+    first, second = ({name: torch.zeros_like(p) for name, p in model.named_parameters()} for _ in range(2))
+    for step in range(5):
+        gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+        for micro in range(2):
+            rng = np.random.default_rng([config.seed, train_module.TRAIN, step, micro])
+            x, y = dataset.random_batch(data.train, 4, 16, rng)
+            parameters = dict(model.named_parameters())
+            for name, g in zip(parameters, torch.autograd.grad(model(x, y)[1] / 2, list(parameters.values()))):
+                gradients[name] += g
+        length = math.sqrt(sum(g.square().sum().item() for g in gradients.values()))
+        lr = [0.25, 0.5, 0.75, 1.0, 0.5][step] * 1e-2  # warmup of 3, then half a cosine in two steps
+        with torch.no_grad():
+            for name, p in model.named_parameters():
+                g = gradients[name] * min(1, 0.05 / length)
+                first[name] = 0.7 * first[name] + 0.3 * g
+                second[name] = 0.8 * second[name] + 0.2 * g * g
+                m, v = first[name] / (1 - 0.7 ** (step + 1)), second[name] / (1 - 0.8 ** (step + 1))
+                p.mul_(1 - lr * 0.5 if p.dim() >= 2 else 1).sub_(lr * m / (v.sqrt() + 1e-8))
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(weights(tmp_path)[name], p, rtol=1e-3, atol=1e-5)
 
 
 # ---- the same run, cut or shared
@@ -186,6 +220,17 @@ def test_full_validation_loss(poem):
     assert math.isclose(loss, total / (len(tokens) - 1), rel_tol=1e-6)
 
 
+def test_validation_is_on_the_validation_split_without_dropout(tmp_path):
+    """Catches an evaluation on training text, or one that dropout disturbs: twice the same, and high on unseen text."""
+    dataset.write(tmp_path / "data", ["ab" * 450 + "cd" * 50], "char", "two halves")
+    settings = SMALL | dict(dataset=str(tmp_path / "data"), out_dir=str(tmp_path / "out"), dropout=0.3, learning_rate=1e-2)
+    for eval_iters in (3, "full"):
+        last = train(TrainConfig(**settings, max_iters=60, eval_iters=eval_iters))
+        assert last["train_loss"] < 0.7 < 2 < last["val_loss"]
+        looked = train(TrainConfig(**settings, init_from="resume", eval_only=True, max_iters=60, eval_iters=eval_iters))
+        assert looked["val_loss"] == last["val_loss"]
+
+
 def test_a_second_run_keeps_the_first(poem, tmp_path):
     """Catches a second run into the same folder that destroys the first, or resumes from it."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path))
@@ -235,6 +280,41 @@ def test_a_loss_that_is_not_finite(poem, tmp_path):
     assert "Try a lower learning_rate" in line
     for p in weights(tmp_path).values():
         assert p.isfinite().all()
+
+
+@pytest.mark.parametrize("eval_interval", [1, 100])
+def test_a_step_that_ruins_the_weights(poem, tmp_path, eval_interval):
+    """Catches weights that turn infinite in an update whose loss was still finite, and are saved as the last good ones."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), learning_rate=1e39, warmup_iters=0, grad_clip=0.0)
+    with pytest.raises(FloatingPointError, match="nothing was saved"):
+        train(TrainConfig(**settings, max_iters=1, eval_interval=eval_interval))
+    assert not checkpoint.every(tmp_path) and checkpoint.best(tmp_path) is None
+
+
+def test_tokens_of_another_tokenizer(poem, tmp_path):
+    """Catches ids that mean one character in the data and another in the checkpoint."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path / "out"), max_iters=2, vocab_size=64)
+    train(TrainConfig(**settings))
+    dataset.write(tmp_path / "other", ["another text with other characters " * 30], "char", "other")
+    for init_from, out_dir in (("resume", "out"), (str(tmp_path / "out"), "tuned")):
+        with pytest.raises(ValueError, match="another tokenizer"):
+            other = dict(dataset=str(tmp_path / "other"), init_from=init_from, out_dir=str(tmp_path / out_dir), max_iters=4)
+            train(TrainConfig(**settings | other))
+
+
+def test_a_run_killed_before_its_evaluation(poem, tmp_path, monkeypatch):
+    """Catches a checkpoint whose validation loss is never known, because the run was killed between the two."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=10, eval_interval=5)
+    whole = train(TrainConfig(**settings))
+    monkeypatch.setattr(train_module, "validation_loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        train(TrainConfig(**settings))
+    monkeypatch.undo()
+    again = train(TrainConfig(**settings, init_from="resume"))
+    assert again["val_loss"] == whole["val_loss"]
+    assert [line["step"] for line in metrics(tmp_path) if "val_loss" in line] == [5, 10]
+    train(TrainConfig(**settings, init_from="resume"))  # there is nothing left to do, and nothing to write again
+    assert [line["step"] for line in metrics(tmp_path)] == [5, 10]
 
 
 def complaint_after_progress(result):
