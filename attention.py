@@ -28,7 +28,10 @@ Attention weights are never dropped out: a random mask would make the paths uneq
 residual stream only.
 """
 
+import itertools
 import math
+import sys
+import time
 
 import torch
 import torch.nn as nn
@@ -631,3 +634,81 @@ class CrossAttention(nn.Module):
         k, v = memory if isinstance(memory, tuple) else self.project(memory)
         q = self.c_q(x).unflatten(2, (self.n_head, -1)).transpose(1, 2)  # (B, H, T, D)
         return self.dropout(self.c_proj(self.attention(q, k, v, visible, self.score).transpose(1, 2).flatten(2)))
+
+
+# --------------------------------------------------------------------------------------------------
+# The self-portrait: python attention.py
+
+
+def picture(visible, T=10):
+    """A predicate as lines of text: row i looks at the columns j that are filled."""
+    mask = mask_of(visible, *positions(T, T))[0]
+    return ["".join("■ " if seen else "· " for seen in row) for row in mask.tolist()]
+
+
+def largest_difference(path, visible):
+    """Of path from naive in float64, in value and in gradient, for grouped heads and fewer queries than keys."""
+    torch.manual_seed(0)
+    shapes = (1, 4, 90, 8), (1, 2, 120, 8), (1, 2, 120, 8)
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    results = []
+    for function in (path, naive):
+        y = function(*inputs, visible)
+        results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
+    value, *gradients = ((a - b).abs().max().item() for a, b in zip(*results))
+    return value, max(gradients)
+
+
+def cost(function):
+    """Seconds, and bytes at the peak of what a call allocates on the CPU."""
+    start = time.perf_counter()
+    function()
+    seconds = time.perf_counter() - start
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        function()
+    sizes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return seconds, max(itertools.accumulate(sizes, initial=0))
+
+
+def self_portrait():
+    """Draw the masks, work an example by hand, compare the paths; returns whether all agree."""
+    predicates = {
+        "causal": causal, "sliding_window(3)": sliding_window(3), "local_global(3, 2)": local_global(3, 2),
+        "strided(3)": strided(3), "causal, 2 documents": both(causal, same_document(torch.arange(120) // 5)),
+        "everything": everything,
+    }
+    print("Who may look: row i asks, column j answers.\n")
+    for names in list(predicates)[:3], list(predicates)[3:]:
+        for line in [names, *zip(*(picture(predicates[name]) for name in names))]:
+            print("".join(f"{part:24}" for part in line))
+        print()
+
+    q = torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]])
+    k, v = torch.tensor([[[[1.0, 0.0], [2.0, 0.0]]]]), torch.tensor([[[[10.0, 0.0], [0.0, 10.0]]]])
+    one, two = dot(q, k)[0, 0, 1].tolist()
+    (scaled_one, scaled_two), weights = scaled_dot(q, k)[0, 0, 1].tolist(), attention_weights(q, k)[0, 0, 1].tolist()
+    print("By hand, two tokens and D = 2: the second token looks at both.")
+    print(f"  scores q·k            {one:.2f}  {two:.2f}")
+    print(f"  divided by sqrt(2)    {scaled_one:.2f}  {scaled_two:.2f}")
+    print(f"  softmax               {weights[0]:.2f}  {weights[1]:.2f}")
+    print(f"  blend of the values   {weights[0]:.2f} · [10, 0] + {weights[1]:.2f} · [0, 10] = "
+          f"[{', '.join(f'{x:.1f}' for x in masked_fill(q, k, v)[0, 0, 1].tolist())}]\n")
+
+    print(f"{'path':12}  largest difference from naive       forward: seconds and MB at T = 256, 1024, 4096")
+    agree = True
+    for name, path in ATTENTION.items():
+        differences = [largest_difference(path, visible) for visible in predicates.values()]
+        value, gradient = (max(column) for column in zip(*differences))
+        agree = agree and max(value, gradient) < 1e-12
+        costs = []
+        for T in (256, 1024, 4096):
+            x = torch.randn(1, 4, T, 32)
+            seconds, size = cost(lambda: path(x, x, x))
+            costs.append(f"{seconds:8.4f} s {size / 1e6:7.1f} MB")
+        print(f"{name:12}  value {value:.0e}, gradient {gradient:.0e}  {' '.join(costs)}")
+    print("\nall agree" if agree else "\nTHEY DO NOT AGREE")
+    return agree
+
+
+if __name__ == "__main__":
+    sys.exit(0 if self_portrait() else 1)
