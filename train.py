@@ -269,6 +269,10 @@ def train(config):
         if config.init_from != "resume":
             checkpoint.set_aside(out_dir)
         last_line = keep_metrics(out_dir / "metrics.jsonl", until=step)
+    if world_size > 1:  # all processes must agree on what is left to do
+        shared = [last_line]
+        dist.broadcast_object_list(shared)
+        (last_line,) = shared
     wandb = start_wandb(config) if config.wandb_log and master else None
     started = time.perf_counter() - last_line.get("wall_s", 0.0)
 

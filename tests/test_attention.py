@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from attention import (
     ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, Tiled, attention_weights, both, causal, elu1, everything,
     fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features, rope_table, rotate,
-    same_document, share_heads, sinusoidal, sliding_window, softmax, sparsemax, strided, tiled,
+    same_document, self_portrait, share_heads, sinusoidal, sliding_window, softmax, sparsemax, strided, tiled,
 )
 
 PATHS = [name for name in ATTENTION if name != "naive"]
@@ -186,6 +186,19 @@ def test_cache_memory_is_allocated_once():
     first, _ = cache.append(one, one)
     second, _ = cache.append(one, one)
     assert first.data_ptr() == second.data_ptr()
+
+
+def test_the_self_portrait(capsys):
+    """Catches a self-portrait that fails, or that says "all agree" of paths that do not."""
+    assert self_portrait(lengths=(16,))
+    printed = capsys.readouterr().out
+    assert "0.33  0.67" in printed and printed.rstrip().endswith("all agree")
+    assert "■ ■ · · · · ■ ■ ■ ·" in printed  # local_global(3, 2), position 8
+    ATTENTION["wrong"] = lambda q, k, v, visible=causal: naive(q, k, v, visible) + 1e-9
+    try:
+        assert not self_portrait(lengths=(16,))
+    finally:
+        del ATTENTION["wrong"]
 
 
 def test_state_dict_is_the_same_for_every_path():
