@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import io
 import itertools
+import os
 import re
 import sys
 import tomllib
@@ -96,6 +97,8 @@ def one_line_errors():
         yield
     except KeyboardInterrupt:
         sys.exit(130)
+    except BrokenPipeError:  # the reader has seen enough, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError, FloatingPointError) as error:
         if sys.flags.dev_mode:
             raise

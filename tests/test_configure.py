@@ -1,6 +1,9 @@
 """Settings: which value wins, and one helpful line for what cannot be."""
 
 
+import subprocess
+import sys
+
 import pytest
 from conftest import ROOT, complaint, run
 
@@ -112,3 +115,10 @@ def test_scripts_complain_in_one_line():
 def test_a_hacker_can_see_where_it_was_raised():
     """Catches an error handler that hides the traceback for good."""
     assert "Traceback" in run("-X", "dev", "sample.py", "--seed=x").stderr
+
+
+def test_a_reader_that_has_seen_enough():
+    """Catches a complaint when the output goes to head, which closes the pipe."""
+    command = f"{sys.executable} train.py --help | head -1"
+    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert result.stdout.startswith("usage") and not result.stderr
