@@ -279,10 +279,11 @@ def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
 
 class Tiled(torch.autograd.Function):
-    """Softmax one tile of TILE x TILE scores at a time, never all: each query keeps the largest score so far and the sum
+    """Softmax one tile of TILE x TILE scores at a time, never all of them.
 
-    of exponentials below it, and rescales both when a larger score turns up. The backward pass makes each tile's weights
-    again from the logarithm of that sum. Tiles that nobody may see are skipped.
+    Each query keeps the largest score so far and the sum of the exponentials below it, and rescales both when a larger
+    score turns up. The backward pass makes each tile's weights again from the logarithm of that sum. Tiles that nobody
+    may see are skipped.
     """
 
     TILE = 256

@@ -75,6 +75,9 @@ class GPTConfig:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}")
+        if self.attention in FEATURE and (self.window or self.score != "scaled_dot" or self.normalize != "softmax"):
+            paths = ", ".join(ATTENTION)
+            raise ValueError(f"attention={self.attention!r} has no window, score or normalize: choose one of {paths}")
 
 
 # What today's small models changed, each by config alone: GPT(GPTConfig(**MODERN, n_layer=6, ...)).
@@ -169,10 +172,12 @@ INIT = {"gpt2": gpt2_std, "zero_out": zero_out_std}
 
 
 def init_weights(model):
-    """Draw every tensor of a GPT: matrices normal with the std that INIT gives their layer, biases 0, LayerNorm scales 1."""
+    """Draw the tensors of a GPT: matrices normal with the std that INIT gives their layer, biases 0, LayerNorm scales 1."""
     std = INIT[model.config.init]
     for name, p in model.named_parameters():
         *_, layer, kind = name.split(".")
+        if layer == "score":  # a learned score has drawn its own
+            continue
         if p.dim() >= 2:
             nn.init.normal_(p, std=std(model.config, layer, fan_in=p.shape[1]))
         else:

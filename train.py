@@ -30,6 +30,7 @@ import checkpoint
 import configure
 import dataset
 import pretrained
+from attention import ATTENTION
 from model import GPT, MODERN, GPTConfig
 
 TRAIN, VAL = 0, 1  # separate streams of chance
@@ -234,8 +235,8 @@ def train(config):
         if folder == out_dir:
             raise ValueError(f"out_dir={out_dir} is one checkpoint: to resume, give the folder that it is in")
         check_same_tokenizer(data, folder)
+        check_same_model(config.model_config(config.vocab_size or data.vocab_size), folder)
         model = checkpoint.load_model(folder, dropout=config.dropout, attention=config.attention)
-        check_same_model(config.model_config(config.vocab_size or data.vocab_size), model.config, folder)
         trainer = checkpoint.load_trainer(folder)
         step = trainer["step"]
     else:
@@ -384,12 +385,14 @@ def to_device(x, device):
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
-def check_same_model(wanted, found, folder):
-    """ValueError if a checkpoint's model is not the one that the settings describe; dropout and attention may change."""
-    for name, value in asdict(wanted).items():
-        if name not in ("dropout", "attention") and value != getattr(found, name):
+def check_same_model(wanted, folder):
+    """ValueError if a checkpoint's model is not the one that wanted describes; dropout and equal paths may change."""
+    for name, found in checkpoint.load_config(folder)["model"].items():
+        value = getattr(wanted, name)
+        same_function = name == "attention" and {value, found} <= ATTENTION.keys()
+        if value != found and name != "dropout" and not same_function:
             raise ValueError(
-                f"{name}={value} does not fit {folder}, which has {name}={getattr(found, name)}: "
+                f"{name}={value} does not fit {folder}, which has {name}={found}: "
                 "leave it out to resume, or train from scratch in another out_dir"
             )
 

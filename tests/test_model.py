@@ -159,6 +159,12 @@ def test_the_modern_model_starts_at_the_identity():
     assert model.transformer.h[0].attn.c_attn.weight.shape == (16 + 2 * 8, 16)
 
 
+def test_learned_scores_start_as_they_were_drawn():
+    """Catches an additive score whose output vector is taken for a bias and starts at zero."""
+    model = GPT(GPTConfig(**TINY, attention="masked_fill", score="additive"))
+    assert all(p.std() > 0.1 for name, p in model.named_parameters() if ".score." in name)
+
+
 def test_gpt2_initial_scales():
     """Catches lost GPT-2 scaling: 0.02 everywhere, and 0.02/sqrt(2·n_layer) where blocks write."""
     model = GPT(GPTConfig(block_size=64, vocab_size=500, n_layer=8, n_head=2, n_embd=64))
@@ -251,6 +257,8 @@ def test_crop_block_size():
         ({"position": "rotary"}, "position='rotary' is unknown; choose from learned, rope"),
         ({"attention": "flash"}, "choose from naive, masked_fill, tiled, fused, linear"),
         ({"dropout": 1.0}, "dropout=1.0"),
+        ({"attention": "linear", "window": 4}, "attention='linear' has no window"),
+        ({"attention": "performer", "normalize": "sparsemax"}, "attention='performer' has no window"),
         ({"n_layer": 0}, "n_layer=0"),
         ({"window": -1}, "window=-1"),
     ],

@@ -328,15 +328,17 @@ def complaint_after_progress(result):
 
 @pytest.mark.parametrize("flag, message", [
     ("--n_layer=3", "n_layer=3 does not fit"), ("--vocab_size=99", "vocab_size=99 does not fit"),
-    ("--block_size=8", "block_size=8 does not fit"),
+    ("--block_size=8", "block_size=8 does not fit"), ("--attention=linear", "attention=linear does not fit"),
 ])
 def test_a_checkpoint_of_another_shape(poem, tmp_path, flag, message):
     """Catches a resumed run whose model is silently not the one that was asked for."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=2)
     train(TrainConfig(**settings))
+    train(TrainConfig(**settings | {"init_from": "resume", "max_iters": 3, "attention": "masked_fill", "dropout": 0.1}))
     key, value = flag[2:].split("=")
+    value = int(value) if value.isdigit() else value
     with pytest.raises(ValueError, match=message):
-        train(TrainConfig(**settings | {"init_from": "resume", key: int(value)}))
+        train(TrainConfig(**settings | {"init_from": "resume", key: value}))
 
 
 def test_what_cannot_start(poem, tmp_path):
