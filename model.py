@@ -45,6 +45,10 @@ class GPTConfig:
     """Each token sees only the last `window` positions; 0: all of them."""
     position: str = "learned"
     """How the model knows where tokens are: learned, rope, sinusoidal or none."""
+    rope_stretch: float = 1.0
+    """rope: read texts this many times longer than rope_trained, as Llama 3.1 does; 1: no change."""
+    rope_trained: int = 8192
+    """rope: the context that the weights were trained with, before rope_stretch."""
     norm: str = "layernorm"
     """layernorm, or rmsnorm (no learned scale)."""
     mlp: str = "gelu_tanh"
@@ -57,8 +61,8 @@ class GPTConfig:
     """Initial weights: gpt2 (std 0.02 everywhere) or zero_out (each block begins as the identity)."""
 
     def __post_init__(self):
-        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd"):
-            if getattr(self, name) < 1:
+        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "rope_stretch", "rope_trained"):
+            if not getattr(self, name) >= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("n_kv_head", "window"):
             if (getattr(self, name) or 0) < 0:
@@ -141,7 +145,8 @@ class Rotary(NoPosition):
 
     def __init__(self, config):
         super().__init__(config)
-        for name, table in zip(("cos", "sin"), rope_table(config.block_size, config.n_embd // config.n_head)):
+        head_size, stretch, trained = config.n_embd // config.n_head, config.rope_stretch, config.rope_trained
+        for name, table in zip(("cos", "sin"), rope_table(config.block_size, head_size, stretch=stretch, trained=trained)):
             self.register_buffer(name, table.float(), persistent=False)
 
     def rope(self, here):

@@ -1,14 +1,17 @@
 """Every path is the same function: naive says which, hypothesis looks for a shape where another path differs."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention import (
-    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, Tiled, attention_weights, both, causal, elu1, everything,
-    fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features, rope_table, rotate,
-    same_document, self_portrait, share_heads, sinusoidal, sliding_window, softmax, sparsemax, strided, tiled,
+    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, Tiled, attention_weights, both, causal, dot, elu1,
+    everything, fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features, rope_table,
+    rotate, same_document, scaled_dot, self_portrait, share_heads, sinusoidal, sliding_window, softmax, sparsemax, strided,
+    tiled,
 )
 
 PATHS = [name for name in ATTENTION if name != "naive"]
@@ -54,30 +57,74 @@ def value_and_gradients(path, q, k, v, visible, *score_and_normalizer):
     return y, torch.autograd.grad((y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum(), inputs)
 
 
-@settings(max_examples=500, deadline=None)
-@given(cases())
-def test_paths_agree_with_naive(case):
+@settings(max_examples=2000, deadline=None)
+@given(cases(), st.sampled_from(PATHS), st.sampled_from([torch.float64, torch.float64, torch.float32]))
+def test_paths_agree_with_naive(case, name, dtype):
     """Catches a mask aligned to the wrong corner, a wrong head shared, a block cut off, NaN in a row that sees nothing."""
-    want, want_gradients = value_and_gradients(naive, *case)
+    *qkv, visible = case
+    q, k, v = (x.to(dtype) for x in qkv)
+    want, want_gradients = value_and_gradients(naive, q, k, v, visible)
+    got, gradients = value_and_gradients(ATTENTION[name], q, k, v, visible)
+    error = dict(rtol=0, atol=1e-12) if dtype == torch.float64 else dict(rtol=1e-5, atol=1e-5)
     assert want.isfinite().all()
-    for name in PATHS:
-        got, gradients = value_and_gradients(ATTENTION[name], *case)
-        torch.testing.assert_close(got, want, rtol=0, atol=1e-12, msg=lambda text: f"{name}: {text}")
-        for g, w in zip(gradients, want_gradients):
-            torch.testing.assert_close(g, w, rtol=0, atol=1e-12, msg=lambda text: f"{name} gradient: {text}")
+    torch.testing.assert_close(got, want, **error)
+    for g, w in zip(gradients, want_gradients):
+        torch.testing.assert_close(g, w, **error)
+
+
+LONG = {
+    "sliding_window(1)": sliding_window(1), "sliding_window(5)": sliding_window(5), "sliding_window(64)": sliding_window(64),
+    "sliding_window(65)": sliding_window(65), "sliding_window(100)": sliding_window(100),
+    "local_global(30, 70)": local_global(30, 70),
+    "documents in a window": both(sliding_window(90), same_document(torch.arange(2 * 611).view(2, 611) // 37)),
+    "blind in a window": both(sliding_window(90), lambda i, j: (i % 7 > 0) & (j >= 0)),
+}
 
 
 @pytest.mark.parametrize("name", PATHS)
-@pytest.mark.parametrize("W", [1, 5, 64, 100])
-def test_long_windows_in_blocks(name, W):
+@pytest.mark.parametrize("about", LONG)
+@pytest.mark.parametrize("Tq", [611, 500])
+def test_long_windows_in_blocks(name, about, Tq):
     """Catches block arithmetic that is right for short sequences and wrong where many blocks meet."""
-    torch.manual_seed(W)
-    q, k, v = (torch.randn(2, heads, T, 6, dtype=torch.float64) for heads, T in ((4, 500), (2, 611), (2, 611)))
-    want, want_gradients = value_and_gradients(naive, q, k, v, sliding_window(W))
-    got, gradients = value_and_gradients(ATTENTION[name], q, k, v, sliding_window(W))
+    torch.manual_seed(Tq)
+    q, k, v = (torch.randn(2, heads, T, 6, dtype=torch.float64) for heads, T in ((4, Tq), (2, 611), (2, 611)))
+    want, want_gradients = value_and_gradients(masked_fill, q, k, v, LONG[about])
+    got, gradients = value_and_gradients(ATTENTION[name], q, k, v, LONG[about])
     torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
     for g, w in zip(gradients, want_gradients):
         torch.testing.assert_close(g, w, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("about", LONG)
+def test_half_precision_windows(about, dtype):
+    """Catches the blocks that the kernel gets (on a GPU, and in half precision) going another way than those in float32."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, heads, T, 16).to(dtype) for heads, T in ((4, 500), (2, 611), (2, 611)))
+    want, want_gradients = value_and_gradients(masked_fill, *(x.double() for x in (q, k, v)), LONG[about])
+    got, gradients = value_and_gradients(fused, q, k, v, LONG[about])
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), want, rtol=0.03, atol=0.03)
+    for g, w in zip(gradients, want_gradients):
+        torch.testing.assert_close(g.double(), w, rtol=0.06, atol=0.06)
+
+
+@pytest.mark.parametrize("visible", [sliding_window(32), local_global(32, 4)], ids=["sliding_window", "local_global"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_never_makes_all_pairs(visible, dtype):
+    """Catches a (T, T) mask behind a window: the predicate must be asked about O(T·W) pairs only."""
+    asked = []
+
+    def spy(i, j):
+        asked.append(torch.broadcast_shapes(i.shape, j.shape).numel())
+        return visible(i, j)
+
+    spy.window, spy.first = visible.window, getattr(visible, "first", 0)
+    for T in (1024, 2048):
+        asked.clear()
+        q = torch.randn(1, 1, T, 8, dtype=dtype, requires_grad=True)
+        fused(q, q, q, spy).sum().backward()
+        assert 0 < sum(asked) <= T * 140, (T, asked)
 
 
 @settings(max_examples=100, deadline=None)
@@ -108,11 +155,49 @@ def test_a_window_as_long_as_the_text_is_causal():
 
 
 def test_weights_are_a_causal_map():
-    """Catches weights that leak above the diagonal or do not sum to one."""
-    weights = attention_weights(torch.randn(2, 4, 7, 5), torch.randn(2, 2, 7, 5))
+    """Catches weights that leak above the diagonal, do not sum to one, or are not those that the path used."""
+    q, k, v = torch.randn(2, 4, 7, 5), torch.randn(2, 2, 7, 5), torch.randn(2, 2, 7, 5)
+    weights = attention_weights(q, k)
     assert weights.shape == (2, 4, 7, 7)
     assert (weights.triu(1) == 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7))
+    for path in ATTENTION.values():
+        torch.testing.assert_close(path(q, k, v), weights @ v.repeat_interleave(2, dim=1))
+
+
+def test_the_lectures_two_tokens():
+    """Catches a lost scale or a wrong sum: scores 1 and 2 at D = 2 are weights 0.33 and 0.67, and that blend of the values."""
+    q, k = torch.tensor([[[[1.0, 0.0]]]]), torch.tensor([[[[1.0, 0.0], [2.0, 0.0]]]])
+    v = torch.tensor([[[[10.0, 0.0], [0.0, 10.0]]]])
+    scaled = [1 / math.sqrt(2), 2 / math.sqrt(2)]
+    want = math.exp(scaled[0]) / (math.exp(scaled[0]) + math.exp(scaled[1]))
+    weights = attention_weights(q, k)[0, 0, 0]
+    assert abs(weights[0] - want) < 1e-6 and [round(w, 2) for w in weights.tolist()] == [0.33, 0.67]
+    for path in ATTENTION.values():
+        torch.testing.assert_close(path(q, k, v)[0, 0, 0], torch.tensor([10 * want, 10 * (1 - want)]))
+
+
+@pytest.mark.parametrize("D", [16, 64, 256, 1024])
+def test_why_scores_are_scaled(D):
+    """Catches a scale that is not 1/sqrt(D): products of unit normals have variance D, scaled ones variance 1."""
+    torch.manual_seed(D)
+    q, k = torch.randn(20, 1, 64, D, dtype=torch.float64), torch.randn(20, 1, 64, D, dtype=torch.float64)
+    assert abs(dot(q, k).var() / D - 1) < 0.05
+    assert abs(scaled_dot(q, k).var() - 1) < 0.05
+
+
+def test_softmax_without_the_scale_is_one_hot():
+    """Catches the scale applied after softmax, or not at all: at D = 1024 the weights would be one-hot, entropy near 0."""
+    torch.manual_seed(0)
+    q, k = torch.randn(20, 1, 64, 1024, dtype=torch.float64), torch.randn(20, 1, 64, 1024, dtype=torch.float64)
+
+    def entropy(score):
+        weights = attention_weights(q, k, everything, score)
+        return torch.special.entr(weights).sum(-1).mean()
+
+    assert abs(entropy(scaled_dot) - (math.log(64) - 0.5)) < 0.05  # for normal scores of variance 1, nearly uniform
+    assert entropy(dot) < 0.3
+    assert attention_weights(q, k, everything, dot).amax(-1).median() > 0.99
 
 
 def test_rope_depends_on_distance_alone():
@@ -234,8 +319,21 @@ def test_other_bad_input():
         masked_fill(q, q, q, visible=lambda i, j: (j <= i).float())
     with pytest.raises(ValueError, match="bool tensor"):
         fused(q, q, q, visible=lambda i, j: j >= 0)
-    with pytest.raises(ValueError, match="masked_fill"):
-        fused(q, q, q, score=lambda q, k: q @ k.transpose(-2, -1))
+    with pytest.raises(ValueError, match="bool tensor of shape"):
+        naive(q, q, q, visible=lambda i, j: torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match="not int"):
+        fused(q, q, q, visible=lambda i, j: 1)
+    with pytest.raises(ValueError, match="device"):
+        fused(q, q.to("meta"), q)
+    for path in (fused, tiled):
+        with pytest.raises(ValueError, match=f'"{path.__name__}".*"masked_fill"'):
+            path(q, q, q, score=dot)
+        with pytest.raises(ValueError, match=f'"{path.__name__}".*"masked_fill"'):
+            path(q, q, q, normalize=sparsemax)
+    with pytest.raises(ValueError, match="G must|global positions must"):
+        local_global(3, -1)
+    with pytest.raises(ValueError, match="at least 1"):
+        strided(0)
 
 
 # ---- scores, normalizers, linear attention
@@ -306,8 +404,9 @@ def test_performer_approaches_softmax():
 @pytest.mark.parametrize("path", ATTENTION.values(), ids=ATTENTION)
 def test_huge_inputs_stay_finite(path, dtype):
     """Catches scores that overflow: ±1e4 in half precision makes products of 1e8."""
-    q, k, v = (torch.randn(1, 2, 6, 8).sign().mul(1e4).to(dtype) for _ in range(3))
-    assert path(q, k, v).isfinite().all()
+    for visible, T in ((causal, 6), (sliding_window(4), 300)):
+        q, k, v = (torch.randn(1, 2, T, 8).sign().mul(1e4).to(dtype) for _ in range(3))
+        assert path(q, k, v, visible).isfinite().all()
 
 
 def test_tiled_never_holds_all_scores(monkeypatch):

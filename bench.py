@@ -1,0 +1,349 @@
+"""Measurements: python bench.py attention [--key=value ...]
+
+A benchmark prints its tables and leaves <name>_<device>.json and .png in benchmarks/, with the machine, the command and
+the date. Ratios are between things that took turns in one run, and of medians.
+"""
+
+import contextlib
+import datetime
+import itertools
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+import configure
+from attention import (
+    ATTENTION, CausalSelfAttention, both, causal, cost, everything, fused, linear, linear_step, local_global,
+    positive_random_features, same_document, sliding_window, strided,
+)
+
+
+@dataclass(kw_only=True)
+class AttentionBench:
+    min_length: int = 256
+    """The shortest sequence (T); lengths double from there."""
+    max_length: int = 16384
+    """The longest sequence."""
+    batch_size: int = 1
+    """Sequences at a time (B)."""
+    n_head: int = 8
+    """Heads (H)."""
+    head_size: int = 64
+    """Features of each head (D)."""
+    window: int = 256
+    """What sliding_window and local_global see."""
+    dtype: str = "float32"
+    """float32, float16 or bfloat16."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    limit: float = 10.0
+    """Skip what would take more than this many seconds a call."""
+    naive_length: int = 512
+    """The longest sequence for naive, which is slow on purpose."""
+    repeats: int = 9
+    """Turns that each takes when two are compared."""
+    out_dir: str = "benchmarks"
+    """Where the figures and the plot go."""
+
+    def __post_init__(self):
+        for name in ("min_length", "batch_size", "n_head", "head_size", "window", "repeats"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.max_length < 2 * self.min_length:
+            raise ValueError(f"max_length={self.max_length} must be at least twice min_length={self.min_length}")
+        if self.dtype not in ("float32", "float16", "bfloat16"):
+            raise ValueError(f"dtype={self.dtype} is unknown: choose float32, float16 or bfloat16")
+
+
+# ---- measuring
+
+
+def synchronize(device):
+    if device.type != "cpu":
+        getattr(torch, device.type).synchronize()
+
+
+def seconds(function, device):
+    synchronize(device)
+    start = time.perf_counter()
+    function()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def take_turns(functions, repeats, device):
+    """Median seconds of each, called one after the other `repeats` times after a first round that does not count."""
+    times = [[seconds(function, device) for function in functions] for _ in range(repeats + 1)]
+    return [statistics.median(column) for column in zip(*times[1:])]
+
+
+def peak_bytes(function, device):
+    """The most memory that a call holds beyond what was there before."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    return cost(function)[1] if device.type == "cpu" else float("nan")
+
+
+def free_bytes(device):
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def machine(device):
+    """What the figures were measured on."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        found = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+        name = f"{found[0]}, {os.cpu_count()} cores" if found else name
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return {
+        "device": name, "threads": torch.get_num_threads(), "torch": torch.__version__, "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(), "command": shlex.join(["python", *sys.argv]),
+    }
+
+
+# ---- python bench.py attention
+
+
+def attention(config):
+    """Time and peak memory of each path and predicate as the sequence grows; what shortcuts gain; decoding."""
+    device, dtype, W = configure.pick_device(config.device), getattr(torch, config.dtype), config.window
+    lengths = [config.min_length]
+    while 2 * lengths[-1] <= config.max_length:
+        lengths.append(2 * lengths[-1])
+
+    def inputs(T):
+        torch.manual_seed(0)
+        shape = config.batch_size, config.n_head, T, config.head_size
+        return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
+
+    def forward(path, q, k, v):
+        with torch.no_grad():
+            path(q, k, v)
+
+    def forward_backward(path, q, k, v):
+        y = path(q, k, v)
+        torch.autograd.grad(y, (q, k, v), q.detach())
+
+    def windowed(q, k, v):
+        return fused(q, k, v, sliding_window(W))
+
+    predicates = {
+        "causal": lambda T: causal, "everything": lambda T: everything, f"sliding_window({W})": lambda T: sliding_window(W),
+        f"local_global({W}, 4)": lambda T: local_global(W, 4), "strided(sqrt T)": lambda T: strided(round(T**0.5)),
+        "4 documents": lambda T: both(causal, same_document(torch.arange(T, device=device) * 4 // T)),
+    }
+    performer = positive_random_features(config.head_size, 4 * config.head_size)
+    cases = {("SDPA itself", "causal"): lambda T: sdpa}
+    for (name, path), (about, predicate) in itertools.product(ATTENTION.items(), predicates.items()):
+        cases[name, about] = lambda T, path=path, predicate=predicate: lambda q, k, v: path(q, k, v, predicate(T))
+    cases["linear", "causal"] = lambda T: linear
+    cases["performer", "causal"] = lambda T: lambda q, k, v: linear(q, k, v, performer)
+
+    rows = []
+    bar = tqdm(total=2 * len(cases) * len(lengths), unit="case")
+    for ((name, about), make), (mode, run) in itertools.product(
+        cases.items(), {"forward": forward, "forward + backward": forward_backward}.items()
+    ):
+        history = []  # (seconds, bytes) at the lengths before
+        for T in lengths:
+            bar.update()
+            bar.set_description(f"{name}, {about}, T = {T}, {mode}")
+            row = {"path": name, "predicate": about, "mode": mode, "T": T}
+            rows.append(row)
+            reason = forecast(history, config.limit, free_bytes(device))
+            if name == "naive" and T > config.naive_length:
+                reason = "naive loops over queries; see naive_length"
+            if reason:
+                row["skipped"] = reason
+                continue
+            path, qkv = make(T), inputs(T)
+            row["bytes"] = peak_bytes(lambda: run(path, *qkv), device)  # also warms up
+            times = [seconds(lambda: run(path, *qkv), device)]
+            while sum(times) < 1 and len(times) < config.repeats:
+                times.append(seconds(lambda: run(path, *qkv), device))
+            row["seconds"] = statistics.median(times)
+            history.append((row["seconds"], row["bytes"]))
+    bar.close()
+
+    long, longest = lengths[-2:]
+    with tqdm(total=7, unit="comparison") as bar:
+        peak = {(row["path"], row["predicate"], row["mode"], row["T"]): row.get("bytes") for row in rows}
+        window_name = f"sliding_window({W})"
+        found = []
+
+        def note(what, value, target):
+            found.append({"what": what, "ratio": value, "target": target})
+            bar.update()
+
+        both_modes = "forward + backward"
+        textbook, ours = peak["masked_fill", "causal", both_modes, long], peak["tiled", "causal", both_modes, long]
+        note(f"memory of masked_fill / tiled, T = {long}", textbook and textbook / ours, ">= 20")
+        qkv = inputs(long)
+        ours, theirs = take_turns(
+            [lambda: forward_backward(fused, *qkv), lambda: forward_backward(sdpa, *qkv)], config.repeats, device
+        )
+        note(f"time of fused / SDPA itself, T = {long}", ours / theirs, "<= 1.03")
+        full, ours = take_turns(
+            [lambda: forward_backward(fused, *qkv), lambda: forward_backward(windowed, *qkv)], config.repeats, device
+        )
+        note(f"time of fused causal / {window_name}, T = {long}", full / ours, ">= 8")
+        ratio = peak["fused", window_name, both_modes, longest] / peak["fused", window_name, both_modes, long]
+        note(f"memory of fused {window_name}, T = {longest} / T = {long}", ratio, "<= 2.1")
+        qkv = inputs(longest)
+        full, ours = take_turns(
+            [lambda: forward_backward(fused, *qkv), lambda: forward_backward(linear, *qkv)], min(3, config.repeats), device
+        )
+        note(f"time of fused causal / linear, T = {longest}", full / ours, ">= 10")
+        early, late = decoding_linear(config, device, dtype, long)
+        note(f"time of a linear_step at position {long} / at 16", late / early, "about 1")
+        early, late = decoding_window(config, device, dtype, long)
+        note(f"time of a token with {window_name} at position {long} / at {2 * W}", late / early, "<= 1.2")
+
+    report = {**machine(device), "settings": vars(config), "rows": rows, "ratios": found}
+    stem = Path(config.out_dir) / f"attention_{device.type if device.type == 'cpu' else slug(report['device'])}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    print_attention(report, lengths)
+    plot_attention(report, lengths, stem.with_suffix(".png"))
+    print(f"\n{stem}.json and {stem}.png written")
+
+
+def sdpa(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def forecast(history, limit, free):
+    """Why the next length should be skipped, or None: twice the length costs up to four times what the last one did."""
+    if not history:
+        return None
+    (seconds, size), growth = history[-1], 4.0
+    if len(history) > 1:
+        growth = min(4.0, max(2.0, history[-1][0] / history[-2][0]))
+    if seconds * growth > limit:
+        return f"would take about {seconds * growth:.0f} s"
+    if size * 4 > 0.8 * free and len(history) > 1 and size / history[-2][1] > 3:
+        return f"would need about {size * 4 / 1e9:.0f} GB"
+    return None
+
+
+def decoding_linear(config, device, dtype, T):
+    """Median seconds of one linear_step around position 16, and around position T."""
+    q, k, v = (torch.randn(config.batch_size, config.n_head, 1, config.head_size, device=device, dtype=dtype) for _ in range(3))
+    state, times = None, []
+    for _ in range(T + 16):
+        start = time.perf_counter()
+        _, state = linear_step(q, k, v, state)
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[8:24]), statistics.median(times[-16:])
+
+
+@torch.no_grad()
+def decoding_window(config, device, dtype, T):
+    """Median seconds of one decoded token in a layer with a window, around position 2·window, and around position T."""
+    width = config.n_head * config.head_size
+    layer = CausalSelfAttention(width, config.n_head, window=config.window).to(device, dtype)
+    cache, times = layer.new_cache(config.batch_size, T + config.window), []
+    x = torch.randn(config.batch_size, 1, width, device=device, dtype=dtype)
+    for _ in range(max(T, 2 * config.window) + config.window // 2):
+        start = time.perf_counter()
+        layer(x, cache=cache)
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    half = config.window // 2 + 1  # tokens on either side
+    around = 2 * config.window
+    return statistics.median(times[around - half : around + half]), statistics.median(times[-2 * half :])
+
+
+def slug(name):
+    return "".join(c if c.isalnum() else "_" for c in name.lower())
+
+
+def print_attention(report, lengths):
+    print(f"{report['device']}, {report['threads']} threads, torch {report['torch']}, {report['date']}: {report['command']}")
+    for mode in "forward", "forward + backward":
+        print(f"\n{mode}: milliseconds and megabytes at the peak, by sequence length")
+        print(f"{'path':12} {'predicate':22}" + "".join(f"{T:>16}" for T in lengths))
+        rows = [row for row in report["rows"] if row["mode"] == mode]
+        for (name, about), group in itertools.groupby(rows, key=lambda row: (row["path"], row["predicate"])):
+            cells = [f"{row['seconds'] * 1e3:.1f} /{row['bytes'] / 1e6:7.1f}" if "seconds" in row else "-" for row in group]
+            print(f"{name:12} {about:22}" + "".join(f"{cell:>16}" for cell in cells))
+    skipped = [row for row in report["rows"] if "skipped" in row]
+    print("\nskipped (-):" if skipped else "\nnothing skipped")
+    for (name, about, mode), group in itertools.groupby(skipped, key=lambda row: (row["path"], row["predicate"], row["mode"])):
+        first = next(group)
+        print(f"  {name}, {about}, {mode}, from T = {first['T']}: {first['skipped']}")
+    print("\nratios")
+    for found in report["ratios"]:
+        value = f"{found['ratio']:.2f}" if found["ratio"] else "not measured"
+        print(f"  {found['what']:70} {value:>12}   target {found['target']}")
+
+
+def plot_attention(report, lengths, path):
+    """Two log-log panels: the O(T²) wall and the O(T) lines, in time and in memory."""
+    import matplotlib.pyplot as plt
+
+    window = f"sliding_window({report['settings']['window']})"
+    lines = {
+        ("naive", "causal"): "naive", ("masked_fill", "causal"): "masked_fill", ("tiled", "causal"): "tiled",
+        ("fused", "causal"): "fused", ("tiled", window): f"tiled, {window}", ("fused", window): f"fused, {window}",
+        ("linear", "causal"): "linear",
+    }
+    colors = dict(zip(lines, ["#999999", "#d62728", "#ff7f0e", "#1f77b4", "#e7ba52", "#17a2a2", "#2ca02c"]))
+    figure, panels = plt.subplots(1, 2, figsize=(13, 4.6), layout="constrained")
+    for panel, key, unit, scale in zip(panels, ("seconds", "bytes"), ("seconds", "megabytes at the peak"), (1, 1e-6)):
+        for (name, about), label in lines.items():
+            points = [
+                (row["T"], row[key] * scale) for row in report["rows"]
+                if (row["path"], row["predicate"], row["mode"]) == (name, about, "forward + backward") and key in row
+            ]
+            if points:
+                panel.loglog(*zip(*points), "o-", color=colors[name, about], label=label, markersize=4)
+        low, high = panel.get_ylim()
+        for power in 1, 2:  # slopes to compare with, from the lower left
+            guide = [1.5 * low * (T / lengths[0]) ** power for T in lengths]
+            panel.loglog(lengths, guide, ":", color="#bbbbbb", zorder=0)
+            label = "O(T)" if power == 1 else "O(T²)"
+            panel.annotate(label, (lengths[-1], guide[-1]), color="#888888", ha="right", va="bottom")
+        panel.set(xlabel="sequence length T", ylabel=unit, xticks=lengths, ylim=(low, high))
+        panel.set_xticklabels([str(T) for T in lengths])
+        panel.minorticks_off()
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center", frameon=False)
+    settings = report["settings"]
+    figure.suptitle(
+        f"attention, forward + backward, B={settings['batch_size']} H={settings['n_head']} D={settings['head_size']} "
+        f"{settings['dtype']}, {report['device']}", fontsize=11,
+    )
+    figure.savefig(path, dpi=150)
+
+
+BENCHMARKS = {"attention": (AttentionBench, attention)}
+
+
+def main(argv):
+    if not argv or argv[0] not in BENCHMARKS:
+        raise ValueError(f"which benchmark? python bench.py {'|'.join(BENCHMARKS)} [--key=value ...]")
+    settings, benchmark = BENCHMARKS[argv[0]]
+    benchmark(configure.parse(settings, argv[1:]))
+
+
+if __name__ == "__main__":
+    with configure.one_line_errors():
+        main(sys.argv[1:])
