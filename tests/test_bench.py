@@ -1,0 +1,65 @@
+"""Benchmarks are read by people who decide by them: they must measure what they say, and say what they left out."""
+
+import json
+
+import pytest
+import torch
+from conftest import complaint, run
+
+from bench import forecast, peak_bytes, take_turns
+
+
+def test_bench_attention(tmp_path):
+    """Catches a benchmark that no longer runs, or that leaves out a path, a length or a ratio without saying so."""
+    small = ("--n_head=1", "--head_size=8", "--window=4", "--repeats=1", "--naive_length=16", f"--out_dir={tmp_path}")
+    result = run("bench.py", "attention", "--min_length=16", "--max_length=64", *small)
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "attention_cpu.json").read_text())
+    assert report["device"] and report["date"] and "bench.py attention --min_length=16" in report["command"]
+    assert len(report["rows"]) == (1 + 4 * 6 + 2) * 2 * 3
+    for row in report["rows"]:
+        left_out = row["path"] == "naive" and row["T"] > 16
+        assert ("skipped" in row) == left_out, row
+        assert left_out or (row["seconds"] > 0 and row["bytes"] > 0)
+    assert len(report["ratios"]) == 7 and all(found["ratio"] > 0 for found in report["ratios"])
+    assert (tmp_path / "attention_cpu.png").read_bytes().startswith(b"\x89PNG")
+    for text in ("sliding_window(4)", "naive, causal, forward, from T = 32", "target >= 8"):
+        assert text in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [((), "which benchmark"), (("atention",), "which benchmark"), (("attention", "--repeats=0"), "repeats=0"),
+     (("attention", "--max_length=256"), "at least twice min_length"), (("attention", "--window=0"), "window=0"),
+     (("attention", "--dtype=int8"), "choose float32"), (("attention", "--lenght=4"), "did you mean min_length")],
+)
+def test_bad_input(arguments, message):
+    """Catches a traceback, or minutes of measuring before the complaint."""
+    assert message in complaint(run("bench.py", *arguments))
+
+
+def test_peak_bytes_is_the_peak():
+    """Catches a sum of all allocations, or what is left at the end, in place of the most that was held at once."""
+
+    def function():
+        for _ in range(3):
+            a = torch.empty(250_000)
+            b = torch.empty(500_000)
+            del a, b
+
+    assert peak_bytes(function, torch.device("cpu")) == pytest.approx(3_000_000, rel=0.01)
+
+
+def test_taking_turns():
+    """Catches things that are compared one after the other, so that a noisy minute hits only one of them."""
+    calls = []
+    take_turns([lambda: calls.append("a"), lambda: calls.append("b")], 2, torch.device("cpu"))
+    assert calls == ["a", "b"] * 3
+
+
+def test_what_would_not_fit_is_forecast():
+    """Catches a benchmark that takes the machine's last byte, or hours."""
+    assert forecast([], 10, 1e9) is None
+    assert forecast([(0.1, 1e6), (0.4, 4e6)], 10, 1e9) is None
+    assert forecast([(0.75, 1e6), (3.0, 4e6)], 10, 1e9) == "would take about 12 s"
+    assert forecast([(0.1, 1e8), (0.4, 4e8)], 10, 1e9) == "would need about 2 GB"
