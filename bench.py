@@ -132,9 +132,8 @@ def attention(config):
         shape = config.batch_size, config.n_head, T, config.head_size
         return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
 
-    def forward(path, q, k, v):
-        with torch.no_grad():
-            path(q, k, v)
+    def forward(path, *qkv):
+        path(*(x.detach() for x in qkv))
 
     def forward_backward(path, q, k, v):
         y = path(q, k, v)
