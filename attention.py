@@ -13,6 +13,7 @@ that the slow, obvious one can prove the fast ones right. Read from top to botto
     another function   linear, linear_step: attention without softmax, in O(T)
     memory             KVCache, LinearState
     the modules        CausalSelfAttention, CrossAttention: project, call a path, project back
+    engineering        fused_blocks: how a window stays cheap on every device
 
 `python attention.py` draws the masks, works an example by hand and compares the paths.
 
@@ -358,105 +359,12 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     if visible is not everything and not (visible is causal and Tq == 1):
         i, j = positions(Tq, Tk, q.device)
         if first < start:  # few queries, many keys: only the first and the last of these are in reach
-            k, v, j = (torch.cat([x[..., :first, :], x[..., start:, :]], dim=-2) for x in (k, v, j.mT))
-            j = j.mT
+            def reached(x):
+                return torch.cat([x[..., :first, :], x[..., start:, :]], dim=-2) if first else x[..., start:, :]
+
+            k, v, j = reached(k), reached(v), reached(j.mT).mT
         mask = mask_of(visible, i, j)[:, None]  # (1 or B, 1, Tq, Tk)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-
-
-def fused_blocks(q, k, v, visible, window, first):
-    """fused for a window much shorter than the sequence: N blocks of S queries, each beside the K keys that it reaches.
-
-    These are its own S, the window before them, and the first ones: T·K scores and not T².
-    """
-    B, H, Tq, D = q.shape
-    Tk = k.shape[2]
-    plain = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)  # see Banded
-    S = 64 if plain else max(64, window)  # large blocks waste keys, small ones do not keep a kernel busy
-    N, before = -(-Tq // S), -(-(window - 1) // S) * S
-
-    i = torch.arange(Tk - N * S, Tk, device=q.device).view(N, S, 1)  # they end where the sequence ends, and may begin before it
-    j = i[:, :1] + torch.arange(-before, S, device=q.device)
-    sinks = torch.arange(first, device=q.device).expand(N, 1, first)
-    once = torch.cat([sinks < j[..., :1], j >= 0], dim=2)  # a first key may be in the window too: count it there only
-    mask = mask_of(visible, i.clamp_min(0), torch.cat([sinks, j.clamp_min(0)], dim=2)) & once  # (1 or B, N, S, K)
-
-    q = (F.pad(q, (0, 0, N * S - Tq, 0)) if N * S > Tq else q).unflatten(2, (N, S))  # (B, H, N, S, D)
-    if plain:
-        blind = ~mask.any(-1, keepdim=True)  # rows that see nothing look at everything, and are made zero after that
-        y = Banded.apply(q, k, v, torch.where(mask | blind, 0.0, float("-inf")).to(q.dtype), first)
-        y = y.masked_fill(blind[:, None], 0.0) if blind.any() else y
-    else:
-        seen = (q, windows(k, N, S, before, first), windows(v, N, S, before, first))
-        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in seen)  # (B·N, heads, S or K, D)
-        mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).unflatten(0, (B, N)).transpose(1, 2)
-    return y.flatten(2, 3)[:, :, -Tq:]
-
-
-def windows(x, N, S, before, first):
-    """What N blocks of S queries see of the keys x (..., Tk, D): the first, `before` before the block, its own S.
-
-    Zeros stand before the beginning. (..., N, first + before + S, D), in which the windows are views that overlap.
-    """
-    length = before + N * S
-    last = x[..., -length:, :] if length <= x.shape[-2] else F.pad(x, (0, 0, length - x.shape[-2], 0))
-    sliding = last.unfold(-2, before + S, S).mT
-    return torch.cat([x[..., None, :first, :].expand(*sliding.shape[:-2], -1, -1), sliding], dim=-2) if first else sliding
-
-
-class Banded(torch.autograd.Function):
-    """softmax(q·k / sqrt(D) + bias) v over windows, as plain products, one head at a time: on a CPU twice the kernel's speed.
-
-    q (B, H, N, S, D), k, v (B, G, Tk, D), bias (1 or B, N, S, K). Memory as large as one head's scores is made once and
-    used again: new memory costs as much as a product. The weights, T·K for each head, are kept for the backward pass.
-    """
-
-    @staticmethod
-    def forward(ctx, q, k, v, bias, first):
-        B, H, N, S, D = q.shape
-        y, scores, kept = torch.empty_like(q), q.new_empty(bias.shape[1:]), []
-        ctx.blocks = N, S, bias.shape[-1] - first - S, first
-        for b, h, g in Banded.heads(q, k):
-            torch.bmm(q[b, h] / math.sqrt(D), windows(k[b, g], *ctx.blocks).mT, out=scores)
-            weights = scores.add_(bias[b % len(bias)]).softmax(-1)  # (N, S, K)
-            torch.bmm(weights, windows(v[b, g], *ctx.blocks), out=y[b, h])
-            if any(ctx.needs_input_grad):
-                kept.append(weights)
-        ctx.save_for_backward(q, k, v, y, *kept)
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, dy):
-        q, k, v, y, *kept = ctx.saved_tensors
-        (N, S, before, first), D = ctx.blocks, q.shape[-1]
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        dscores, dwindows = torch.empty_like(kept[0]), q.new_empty(N, first + before + S, D)
-        reach = min(before + N * S, k.shape[2])
-
-        def add_up(dx):  # what windows does, backwards
-            dx[:first] += dwindows[:, :first].sum(0)
-            last = dx.new_zeros(before + N * S, D)
-            for c in range(0, before + S, S):  # columns c to c + S of all windows are the sequence, from row c on
-                last[c : c + N * S].unflatten(0, (N, S)).add_(dwindows[:, first + c : first + c + S])
-            dx[-reach:] += last[-reach:]
-
-        for (b, h, g), weights in zip(Banded.heads(q, k), kept):
-            torch.bmm(weights.mT, dy[b, h], out=dwindows)
-            add_up(dv[b, g])
-            mean = (dy[b, h] * y[b, h]).sum(-1, keepdim=True)  # what softmax subtracts from each weight's gradient
-            torch.bmm(dy[b, h], windows(v[b, g], *ctx.blocks).mT, out=dscores).sub_(mean).mul_(weights)
-            torch.bmm(dscores, windows(k[b, g], *ctx.blocks), out=dq[b, h]).div_(math.sqrt(D))
-            torch.bmm(dscores.mT, q[b, h] / math.sqrt(D), out=dwindows)
-            add_up(dk[b, g])
-        return dq, dk, dv, None, None
-
-    @staticmethod
-    def heads(q, k):
-        """(sequence, query head, the key/value head that it shares) of all."""
-        B, H, G = *q.shape[:2], k.shape[1]
-        return [(b, h, h * G // H) for b in range(B) for h in range(H)]
 
 
 ATTENTION = {"naive": naive, "masked_fill": masked_fill, "tiled": tiled, "fused": fused}
@@ -494,7 +402,7 @@ def check_shapes(q, k, v, visible=causal):
 
 def elu1(x):
     """elu(x) + 1: positive, and cheap."""
-    return F.elu(x) + 1
+    return F.elu(x).add_(1)
 
 
 def positive_random_features(D, count, seed=0):
@@ -511,7 +419,7 @@ def positive_random_features(D, count, seed=0):
     return feature
 
 
-def linear(q, k, v, feature=elu1, memory=None, chunk=64):
+def linear(q, k, v, feature=elu1, memory=None, chunk=128):
     """Causal attention with weights feature(q)·feature(k), normalized: (B, H, Tq, D) in O(T) time and memory.
 
     Within a chunk all pairs are compared, between chunks a running sum is handed on. memory: a LinearState, which stands
@@ -528,10 +436,12 @@ def linear(q, k, v, feature=elu1, memory=None, chunk=64):
         past = past + memory.sum
     chunk = min(chunk, Tq)
     N = -(-Tq // chunk)
-    q, k, v = (F.pad(x, (0, 0, 0, N * chunk - Tq)).unflatten(2, (N, chunk)) for x in (q, k, v))  # (B, H, N, chunk, ...)
+    if N * chunk > Tq:
+        q, k, v = (F.pad(x, (0, 0, 0, N * chunk - Tq)) for x in (q, k, v))
+    q, k, v = (x.unflatten(2, (N, chunk)) for x in (q, k, v))  # (B, H, N, chunk, ...)
     sums = k.transpose(-2, -1) @ v  # (B, H, N, features, D + 1)
-    before = past[:, :, None] + sums.cumsum(2) - sums
-    y = (q @ k.transpose(-2, -1)).tril() @ v + q @ before
+    before = torch.cat([past[:, :, None], sums[:, :, :-1]], dim=2).cumsum(2)
+    y = ((q @ k.transpose(-2, -1)).tril_() @ v).add_(q @ before)  # in place, since new memory is what costs time here
     if memory is not None:
         memory.length, memory.sum = memory.length + Tk, (before + sums)[:, :, -1].detach()
     y = y.flatten(2, 3)[:, :, :Tq]  # before dividing: the padding at the end has no weights to divide by
@@ -698,6 +608,106 @@ class CrossAttention(nn.Module):
         k, v = memory if isinstance(memory, tuple) else self.project(memory)
         q = self.c_q(x).unflatten(2, (self.n_head, -1)).transpose(1, 2)  # (B, H, T, D)
         return self.dropout(self.c_proj(self.attention(q, k, v, visible, self.score).transpose(1, 2).flatten(2)))
+
+
+# --------------------------------------------------------------------------------------------------
+# Engineering, to be skipped at a first reading: how fused keeps a window at O(T·W).
+
+
+def fused_blocks(q, k, v, visible, window, first):
+    """fused for a window much shorter than the sequence: N blocks of S queries, each beside the K keys that it reaches.
+
+    These are its own S, the window before them, and the first ones: T·K scores and not T².
+    """
+    B, H, Tq, D = q.shape
+    Tk = k.shape[2]
+    plain = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)  # see Banded
+    S = 64 if plain else max(64, window)  # large blocks waste keys, small ones do not keep a kernel busy
+    N, before = -(-Tq // S), -(-(window - 1) // S) * S
+
+    # Blocks end where the sequence ends, and may begin before it.
+    i = torch.arange(Tk - N * S, Tk, device=q.device).view(N, S, 1)
+    j = i[:, :1] + torch.arange(-before, S, device=q.device)
+    sinks = torch.arange(first, device=q.device).expand(N, 1, first)
+    once = torch.cat([sinks < j[..., :1], j >= 0], dim=2)  # a first key may be in the window too: count it there only
+    mask = mask_of(visible, i.clamp_min(0), torch.cat([sinks, j.clamp_min(0)], dim=2)) & once  # (1 or B, N, S, K)
+
+    q = (F.pad(q, (0, 0, N * S - Tq, 0)) if N * S > Tq else q).unflatten(2, (N, S))  # (B, H, N, S, D)
+    if plain:
+        blind = ~mask.any(-1, keepdim=True)  # rows that see nothing look at everything, and are made zero after that
+        y = Banded.apply(q, k, v, torch.where(mask | blind, 0.0, float("-inf")).to(q.dtype), first)
+        y = y.masked_fill(blind[:, None], 0.0) if blind.any() else y
+    else:
+        seen = (q, windows(k, N, S, before, first), windows(v, N, S, before, first))
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in seen)  # (B·N, heads, S or K, D)
+        mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).unflatten(0, (B, N)).transpose(1, 2)
+    return y.flatten(2, 3)[:, :, -Tq:]
+
+
+def windows(x, N, S, before, first):
+    """What N blocks of S queries see of the keys x (..., Tk, D): the first, `before` before the block, its own S.
+
+    Zeros stand before the beginning. (..., N, first + before + S, D), in which the windows are views that overlap.
+    """
+    length = before + N * S
+    last = x[..., -length:, :] if length <= x.shape[-2] else F.pad(x, (0, 0, length - x.shape[-2], 0))
+    sliding = last.unfold(-2, before + S, S).mT
+    return torch.cat([x[..., None, :first, :].expand(*sliding.shape[:-2], -1, -1), sliding], dim=-2) if first else sliding
+
+
+class Banded(torch.autograd.Function):
+    """softmax(q·k / sqrt(D) + bias) v over windows, as plain products, one head at a time: on a CPU twice the kernel's speed.
+
+    q (B, H, N, S, D), k, v (B, G, Tk, D), bias (1 or B, N, S, K). Memory as large as one head's scores is made once and
+    used again: new memory costs as much as a product. The weights, T·K for each head, are kept for the backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, bias, first):
+        B, H, N, S, D = q.shape
+        y, scores, kept = torch.empty_like(q), q.new_empty(bias.shape[1:]), []
+        ctx.blocks = N, S, bias.shape[-1] - first - S, first
+        for b, h, g in Banded.heads(q, k):
+            torch.bmm(q[b, h] / math.sqrt(D), windows(k[b, g], *ctx.blocks).mT, out=scores)
+            weights = scores.add_(bias[b % len(bias)]).softmax(-1)  # (N, S, K)
+            torch.bmm(weights, windows(v[b, g], *ctx.blocks), out=y[b, h])
+            if any(ctx.needs_input_grad):
+                kept.append(weights)
+        ctx.save_for_backward(q, k, v, y, *kept)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        q, k, v, y, *kept = ctx.saved_tensors
+        (N, S, before, first), D = ctx.blocks, q.shape[-1]
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dscores, dwindows = torch.empty_like(kept[0]), q.new_empty(N, first + before + S, D)
+        reach = min(before + N * S, k.shape[2])
+
+        def add_up(dx):  # what windows does, backwards
+            dx[:first] += dwindows[:, :first].sum(0)
+            last = dx.new_zeros(before + N * S, D)
+            for c in range(0, before + S, S):  # columns c to c + S of all windows are the sequence, from row c on
+                last[c : c + N * S].unflatten(0, (N, S)).add_(dwindows[:, first + c : first + c + S])
+            dx[-reach:] += last[-reach:]
+
+        for (b, h, g), weights in zip(Banded.heads(q, k), kept):
+            torch.bmm(weights.mT, dy[b, h], out=dwindows)
+            add_up(dv[b, g])
+            mean = (dy[b, h] * y[b, h]).sum(-1, keepdim=True)  # what softmax subtracts from each weight's gradient
+            torch.bmm(dy[b, h], windows(v[b, g], *ctx.blocks).mT, out=dscores).sub_(mean).mul_(weights)
+            torch.bmm(dscores, windows(k[b, g], *ctx.blocks), out=dq[b, h]).div_(math.sqrt(D))
+            torch.bmm(dscores.mT, q[b, h] / math.sqrt(D), out=dwindows)
+            add_up(dk[b, g])
+        return dq, dk, dv, None, None
+
+    @staticmethod
+    def heads(q, k):
+        """(sequence, query head, the key/value head that it shares) of all."""
+        B, H, G = *q.shape[:2], k.shape[1]
+        return [(b, h, h * G // H) for b in range(B) for h in range(H)]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ the date. Ratios are between things that took turns in one run, and of medians.
 
 import contextlib
 import datetime
+import functools
 import itertools
 import json
 import os
@@ -24,7 +25,7 @@ from tqdm import tqdm
 import configure
 from attention import (
     ATTENTION, CausalSelfAttention, both, causal, cost, everything, fused, linear, linear_step, local_global,
-    positive_random_features, same_document, sliding_window, strided,
+    masked_fill, positive_random_features, same_document, sliding_window, strided, tiled,
 )
 
 
@@ -121,27 +122,46 @@ def machine(device):
 
 
 def attention(config):
-    """Time and peak memory of each path and predicate as the sequence grows; what shortcuts gain; decoding."""
-    device, dtype, W = configure.pick_device(config.device), getattr(torch, config.dtype), config.window
+    """Time and peak memory of each path and predicate as the sequence grows, and the ratios that matter."""
+    device = configure.pick_device(config.device)
     lengths = [config.min_length]
     while 2 * lengths[-1] <= config.max_length:
         lengths.append(2 * lengths[-1])
+    report = {
+        **machine(device), "settings": vars(config), "rows": measure_paths(config, device, lengths),
+        "ratios": compare_paths(config, device, *lengths[-2:]),
+    }
+    print_attention(report, lengths)
+    stem = Path(config.out_dir) / f"attention_{'cpu' if device.type == 'cpu' else slug(report['device'])}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    plot_attention(report, lengths, stem.with_suffix(".png"))
+    print(f"\n{stem}.json and {stem}.png written")
 
-    def inputs(T):
-        torch.manual_seed(0)
-        shape = config.batch_size, config.n_head, T, config.head_size
-        return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
 
-    def forward(path, *qkv):
-        path(*(x.detach() for x in qkv))
+def inputs(config, device, T):
+    """q, k, v that want gradients."""
+    torch.manual_seed(0)
+    shape = config.batch_size, config.n_head, T, config.head_size
+    dtype = getattr(torch, config.dtype)
+    return [torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3)]
 
-    def forward_backward(path, q, k, v):
-        y = path(q, k, v)
-        torch.autograd.grad(y, (q, k, v), q.detach())
 
-    def windowed(q, k, v):
-        return fused(q, k, v, sliding_window(W))
+def forward(path, *qkv):
+    path(*(x.detach() for x in qkv))
 
+
+def forward_backward(path, q, k, v):
+    torch.autograd.grad(path(q, k, v), (q, k, v), q.detach())
+
+
+def sdpa(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def measure_paths(config, device, lengths):
+    """A row for each path, predicate, direction and length: seconds and bytes, or why it was skipped."""
+    W = config.window
     predicates = {
         "causal": lambda T: causal, "everything": lambda T: everything, f"sliding_window({W})": lambda T: sliding_window(W),
         f"local_global({W}, 4)": lambda T: local_global(W, 4), "strided(sqrt T)": lambda T: strided(round(T**0.5)),
@@ -153,78 +173,65 @@ def attention(config):
         cases[name, about] = lambda T, path=path, predicate=predicate: lambda q, k, v: path(q, k, v, predicate(T))
     cases["linear", "causal"] = lambda T: linear
     cases["performer", "causal"] = lambda T: lambda q, k, v: linear(q, k, v, performer)
+    modes = {"forward": forward, "forward + backward": forward_backward}
 
     rows = []
-    bar = tqdm(total=2 * len(cases) * len(lengths), unit="case")
-    for ((name, about), make), (mode, run) in itertools.product(
-        cases.items(), {"forward": forward, "forward + backward": forward_backward}.items()
-    ):
+    bar = tqdm(total=len(cases) * len(modes) * len(lengths), unit="case")
+    for ((name, about), make), (mode, run) in itertools.product(cases.items(), modes.items()):
         history = []  # (seconds, bytes) at the lengths before
         for T in lengths:
             bar.update()
             bar.set_description(f"{name}, {about}, T = {T}, {mode}")
-            row = {"path": name, "predicate": about, "mode": mode, "T": T}
-            rows.append(row)
+            rows.append(row := {"path": name, "predicate": about, "mode": mode, "T": T})
             reason = forecast(history, config.limit, free_bytes(device))
             if name == "naive" and T > config.naive_length:
                 reason = "naive loops over queries; see naive_length"
             if reason:
                 row["skipped"] = reason
                 continue
-            path, qkv = make(T), inputs(T)
-            row["bytes"] = peak_bytes(lambda: run(path, *qkv), device)  # also warms up
-            times = [seconds(lambda: run(path, *qkv), device)]
+            call = functools.partial(run, make(T), *inputs(config, device, T))
+            row["bytes"] = peak_bytes(call, device)  # also warms up
+            times = [seconds(call, device)]
             while sum(times) < 1 and len(times) < config.repeats:
-                times.append(seconds(lambda: run(path, *qkv), device))
+                times.append(seconds(call, device))
             row["seconds"] = statistics.median(times)
             history.append((row["seconds"], row["bytes"]))
     bar.close()
+    return rows
 
-    long, longest = lengths[-2:]
+
+def compare_paths(config, device, long, longest):
+    """What the shortcuts gain at two lengths, and what a token costs late in a text: ratios, each with the target for it."""
+    W, found = config.window, []
+
+    def windowed(q, k, v):
+        return fused(q, k, v, sliding_window(W))
+
+    def memory(path, qkv):
+        return peak_bytes(lambda: forward_backward(path, *qkv), device)
+
+    def times(a, b, qkv, repeats=config.repeats):
+        return take_turns([lambda: forward_backward(a, *qkv), lambda: forward_backward(b, *qkv)], repeats, device)
+
     with tqdm(total=7, unit="comparison") as bar:
-        peak = {(row["path"], row["predicate"], row["mode"], row["T"]): row.get("bytes") for row in rows}
-        window_name = f"sliding_window({W})"
-        found = []
 
-        def note(what, value, target):
-            found.append({"what": what, "ratio": value, "target": target})
+        def note(what, over, under, target):
+            found.append({"what": what, "over": over, "under": under, "ratio": over / under, "target": target})
             bar.update()
 
-        both_modes = "forward + backward"
-        textbook, ours = peak["masked_fill", "causal", both_modes, long], peak["tiled", "causal", both_modes, long]
-        note(f"memory of masked_fill / tiled, T = {long}", textbook and textbook / ours, ">= 20")
-        qkv = inputs(long)
-        ours, theirs = take_turns(
-            [lambda: forward_backward(fused, *qkv), lambda: forward_backward(sdpa, *qkv)], config.repeats, device
-        )
-        note(f"time of fused / SDPA itself, T = {long}", ours / theirs, "<= 1.03")
-        full, ours = take_turns(
-            [lambda: forward_backward(fused, *qkv), lambda: forward_backward(windowed, *qkv)], config.repeats, device
-        )
-        note(f"time of fused causal / {window_name}, T = {long}", full / ours, ">= 8")
-        ratio = peak["fused", window_name, both_modes, longest] / peak["fused", window_name, both_modes, long]
-        note(f"memory of fused {window_name}, T = {longest} / T = {long}", ratio, "<= 2.1")
-        qkv = inputs(longest)
-        full, ours = take_turns(
-            [lambda: forward_backward(fused, *qkv), lambda: forward_backward(linear, *qkv)], min(3, config.repeats), device
-        )
-        note(f"time of fused causal / linear, T = {longest}", full / ours, ">= 10")
-        early, late = decoding_linear(config, device, dtype, long)
-        note(f"time of a linear_step at position {long} / at 16", late / early, "about 1")
-        early, late = decoding_window(config, device, dtype, long)
-        note(f"time of a token with {window_name} at position {long} / at {2 * W}", late / early, "<= 1.2")
-
-    report = {**machine(device), "settings": vars(config), "rows": rows, "ratios": found}
-    stem = Path(config.out_dir) / f"attention_{device.type if device.type == 'cpu' else slug(report['device'])}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    print_attention(report, lengths)
-    plot_attention(report, lengths, stem.with_suffix(".png"))
-    print(f"\n{stem}.json and {stem}.png written")
-
-
-def sdpa(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        qkv, double = inputs(config, device, long), inputs(config, device, longest)
+        note(f"memory of masked_fill / tiled, T = {long}", memory(masked_fill, qkv), memory(tiled, qkv), ">= 20")
+        note(f"time of fused / SDPA itself, T = {long}", *times(fused, sdpa, qkv), "<= 1.03")
+        note(f"time of fused causal / sliding_window({W}), T = {long}", *times(fused, windowed, qkv), ">= 8")
+        what = f"memory of fused sliding_window({W}), T = {longest} / {long}"
+        note(what, memory(windowed, double), memory(windowed, qkv), "<= 2.1")
+        repeats = min(3, config.repeats)
+        note(f"time of fused causal / linear, T = {longest}", *times(fused, linear, double, repeats), ">= 10")
+        early, late = decoding_linear(config, device, long)
+        note(f"time of a linear_step at position {long} / at 16", late, early, "about 1")
+        early, late = decoding_window(config, device, long)
+        note(f"time of a token with sliding_window({W}) at position {long} / {2 * W}", late, early, "<= 1.2")
+    return found
 
 
 def forecast(history, limit, free):
@@ -241,22 +248,23 @@ def forecast(history, limit, free):
     return None
 
 
-def decoding_linear(config, device, dtype, T):
-    """Median seconds of one linear_step around position 16, and around position T."""
-    q, k, v = (torch.randn(config.batch_size, config.n_head, 1, config.head_size, device=device, dtype=dtype) for _ in range(3))
-    state, times = None, []
-    for _ in range(T + 16):
-        start = time.perf_counter()
-        _, state = linear_step(q, k, v, state)
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[8:24]), statistics.median(times[-16:])
+def decoding_linear(config, device, T):
+    """Median seconds of one linear_step from position 16 to 79, and of the last 64 before position T."""
+    q, k, v = (x.detach() for x in inputs(config, device, 1))
+    for state in None, None:  # the first round warms up
+        times = []
+        for _ in range(T):
+            start = time.perf_counter()
+            _, state = linear_step(q, k, v, state)
+            synchronize(device)
+            times.append(time.perf_counter() - start)
+    return statistics.median(times[16:80]), statistics.median(times[-64:])
 
 
 @torch.no_grad()
-def decoding_window(config, device, dtype, T):
+def decoding_window(config, device, T):
     """Median seconds of one decoded token in a layer with a window, around position 2·window, and around position T."""
-    width = config.n_head * config.head_size
+    width, dtype = config.n_head * config.head_size, getattr(torch, config.dtype)
     layer = CausalSelfAttention(width, config.n_head, window=config.window).to(device, dtype)
     cache, times = layer.new_cache(config.batch_size, T + config.window), []
     x = torch.randn(config.batch_size, 1, width, device=device, dtype=dtype)
@@ -290,8 +298,7 @@ def print_attention(report, lengths):
         print(f"  {name}, {about}, {mode}, from T = {first['T']}: {first['skipped']}")
     print("\nratios")
     for found in report["ratios"]:
-        value = f"{found['ratio']:.2f}" if found["ratio"] else "not measured"
-        print(f"  {found['what']:70} {value:>12}   target {found['target']}")
+        print(f"  {found['what']:70} {found['ratio']:8.2f}   target {found['target']}")
 
 
 def plot_attention(report, lengths, path):

@@ -79,9 +79,13 @@ class GPTConfig:
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}")
-        if self.attention in FEATURE and (self.window or self.score != "scaled_dot" or self.normalize != "softmax"):
-            paths = ", ".join(ATTENTION)
-            raise ValueError(f"attention={self.attention!r} has no window, score or normalize: choose one of {paths}")
+        if self.attention not in ("naive", "masked_fill") and (self.score != "scaled_dot" or self.normalize != "softmax"):
+            raise ValueError(
+                f"attention={self.attention!r} cannot do score={self.score!r} with normalize={self.normalize!r}: "
+                "choose attention=masked_fill (or naive)"
+            )
+        if self.attention in FEATURE and self.window:
+            raise ValueError(f"attention={self.attention!r} has no window: choose one of {', '.join(ATTENTION)}")
 
 
 # What today's small models changed, each by config alone: GPT(GPTConfig(**MODERN, n_layer=6, ...)).

@@ -400,6 +400,32 @@ def test_performer_approaches_softmax():
     assert errors[0] > errors[1] > errors[2] > errors[3] and errors[3] < 0.03, errors
 
 
+def test_linear_memory_does_not_grow():
+    """Catches a state that keeps the keys: after 3 tokens and after 300 it must be as large, and know all 300."""
+    layer = CausalSelfAttention(16, 2, attention="linear").double()
+    x, state, sizes = torch.randn(2, 300, 16, dtype=torch.float64), layer.new_cache(2, 300), []
+    for t in range(300):
+        y = layer(x[:, t : t + 1], cache=state)
+        sizes.append(state.sum.numel())
+    assert set(sizes) == {2 * 2 * 8 * 9} and len(state) == 300
+    torch.testing.assert_close(y, layer(x)[:, -1:], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("path", ATTENTION.values(), ids=ATTENTION)
+@pytest.mark.parametrize("W", [None, 8], ids=["all", "window"])
+def test_a_query_that_sees_nothing(path, dtype, W):
+    """Catches NaN from a softmax of nothing: such rows are zeros, and send no gradient to anything."""
+    def visible(i, j):
+        return (j <= i) & (i % 3 > 0)
+
+    q, k, v = (torch.randn(1, 2, 70, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+    y = path(q, k, v, both(visible, sliding_window(W)) if W else visible)
+    assert (y[:, :, ::3] == 0).all() and (y[:, :, 1::3] != 0).any()
+    dq, dk, dv = torch.autograd.grad(y.float().square().sum() + y[:, :, ::3].float().sum(), (q, k, v))
+    assert (dq[:, :, ::3] == 0).all() and all(d.isfinite().all() for d in (dq, dk, dv))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("path", ATTENTION.values(), ids=ATTENTION)
 def test_huge_inputs_stay_finite(path, dtype):
