@@ -29,8 +29,10 @@ Attention weights are never dropped out: a random mask would make the paths uneq
 residual stream only.
 """
 
+import contextlib
 import itertools
 import math
+import os
 import sys
 import time
 
@@ -350,7 +352,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     check_standard("fused", score, normalize)
     window, first = getattr(visible, "window", Tk), getattr(visible, "first", 0)
     start = max(0, Tk - Tq + 1 - window)  # the first key that the first query's window reaches
-    if Tk - start > 4 * window:
+    if Tk - start > 2 * window:
         return fused_blocks(q, k, v, visible, window, min(first, Tk))
     # The kernel's own is_causal flag counts from the top left, which is our invariant only when Tq == Tk.
     if visible is causal and Tq == Tk:
@@ -634,9 +636,11 @@ def fused_blocks(q, k, v, visible, window, first):
 
     q = (F.pad(q, (0, 0, N * S - Tq, 0)) if N * S > Tq else q).unflatten(2, (N, S))  # (B, H, N, S, D)
     if plain:
-        blind = ~mask.any(-1, keepdim=True)  # rows that see nothing look at everything, and are made zero after that
-        y = Banded.apply(q, k, v, torch.where(mask | blind, 0.0, float("-inf")).to(q.dtype), first)
-        y = y.masked_fill(blind[:, None], 0.0) if blind.any() else y
+        blind = ~mask.amax(-1, keepdim=True)
+        if some_blind := bool(blind.any()):  # rows that see nothing look at everything, and are made zero after that
+            mask = mask | blind
+        y = Banded.apply(q, k, v, torch.where(mask, 0.0, float("-inf")).to(q.dtype), first)
+        y = y.masked_fill(blind[:, None], 0.0) if some_blind else y
     else:
         seen = (q, windows(k, N, S, before, first), windows(v, N, S, before, first))
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in seen)  # (B·N, heads, S or K, D)
@@ -682,7 +686,7 @@ class Banded(torch.autograd.Function):
     def backward(ctx, dy):
         q, k, v, y, *kept = ctx.saved_tensors
         (N, S, before, first), D = ctx.blocks, q.shape[-1]
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         dscores, dwindows = torch.empty_like(kept[0]), q.new_empty(N, first + before + S, D)
         reach = min(before + N * S, k.shape[2])
 
@@ -694,6 +698,8 @@ class Banded(torch.autograd.Function):
             dx[-reach:] += last[-reach:]
 
         for (b, h, g), weights in zip(Banded.heads(q, k), kept):
+            if h * k.shape[1] % q.shape[1] == 0:  # the first of the heads that share k and v
+                dk[b, g], dv[b, g] = 0, 0
             torch.bmm(weights.mT, dy[b, h], out=dwindows)
             add_up(dv[b, g])
             mean = (dy[b, h] * y[b, h]).sum(-1, keepdim=True)  # what softmax subtracts from each weight's gradient
@@ -733,12 +739,25 @@ def largest_difference(path, visible):
     return value, max(gradients)
 
 
+@contextlib.contextmanager
+def chatter_hidden():
+    """The profiler announces its start and stop on stderr, below Python: not in the middle of a table."""
+    stderr = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
 def cost(function):
     """Seconds, and bytes at the peak of what a call allocates on the CPU."""
     start = time.perf_counter()
     function()
     seconds = time.perf_counter() - start
-    with torch.profiler.profile(profile_memory=True) as profiler:
+    with chatter_hidden(), torch.profiler.profile(profile_memory=True) as profiler:
         function()
     sizes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     return seconds, max(itertools.accumulate(sizes, initial=0))

@@ -325,8 +325,8 @@ def plot_attention(report, lengths, path):
         for power in 1, 2:  # slopes to compare with, from the lower left
             guide = [1.5 * low * (T / lengths[0]) ** power for T in lengths]
             panel.loglog(lengths, guide, ":", color="#bbbbbb", zorder=0)
-            label = "O(T)" if power == 1 else "O(T²)"
-            panel.annotate(label, (lengths[-1], guide[-1]), color="#888888", ha="right", va="bottom")
+            where = [point for point in zip(lengths[:-1], guide) if point[1] < high][-1]
+            panel.annotate("O(T)" if power == 1 else "O(T²)", where, color="#888888", ha="left", va="top")
         panel.set(xlabel="sequence length T", ylabel=unit, xticks=lengths, ylim=(low, high))
         panel.set_xticklabels([str(T) for T in lengths])
         panel.minorticks_off()
