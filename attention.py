@@ -9,8 +9,8 @@ that the slow, obvious one can prove the fast ones right. Read from top to botto
     where tokens are   rope_table, rotate, sinusoidal
     how alike          scaled_dot, dot, General, Additive
     how to share       softmax, sparsemax
-    the paths          naive, masked_fill, tiled, fused, in the dict ATTENTION, one signature for all
-    another function   linear, linear_step: attention without softmax, in O(T)
+    the paths          naive, masked_fill (attention_weights are its weights), tiled, fused; one signature for all
+    another function   linear, linear_step, with the features elu1 and positive_random_features: no softmax, O(T)
     memory             KVCache, LinearState
     the modules        CausalSelfAttention, CrossAttention: project, call a path, project back
     engineering        fused_blocks: how a window stays cheap on every device
@@ -39,7 +39,6 @@ import time
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 # --------------------------------------------------------------------------------------------------
 # Who may look: a predicate visible(i, j) says whether the query at position i may see the key at position j. i and j
@@ -119,13 +118,14 @@ def positions(Tq, Tk, device=None):
     return torch.arange(Tk - Tq, Tk, device=device)[:, None], torch.arange(Tk, device=device)[None, :]
 
 
-def mask_of(visible, i, j):
+def mask_of(visible, i, j, B=1):
     """visible(i, j) as a bool tensor (1 or B, *shape of i and j together); ValueError if it is anything else."""
     mask = visible(i, j)
     shape = torch.broadcast_shapes(i.shape, j.shape)
-    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.bool or mask.shape[-len(shape) :] != shape:
-        got = f"{mask.dtype} {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else type(mask).__name__
-        raise ValueError(f"a predicate must return a bool tensor of shape {tuple(shape)}, not {got}")
+    tensor = isinstance(mask, torch.Tensor)
+    if not tensor or mask.dtype != torch.bool or mask.shape not in (shape, (1, *shape), (B, *shape)):
+        got = f"{mask.dtype} {tuple(mask.shape)}" if tensor else type(mask).__name__
+        raise ValueError(f"a predicate must return a bool tensor of shape {tuple(shape)}, or with B={B} in front, not {got}")
     return mask.expand(1, *shape) if mask.dim() == len(shape) else mask
 
 
@@ -192,7 +192,7 @@ class General(nn.Module):
         self.W = nn.Parameter(torch.randn(D, D) / D)
 
     def forward(self, q, k):
-        return (q @ self.W) @ k.transpose(-2, -1)
+        return dot(q @ self.W, k)
 
 
 class Additive(nn.Module):
@@ -254,7 +254,7 @@ def naive(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     for b in range(len(q)):
         rows = []
         for a in range(Tq):
-            seen = mask_of(visible, i[a], j[0]).expand(len(q), Tk)[b]  # (Tk,)
+            seen = mask_of(visible, i[a], j[0], len(q)).expand(len(q), Tk)[b]  # (Tk,)
             weights = normalize(score(q[b : b + 1, :, a : a + 1], k[b : b + 1, :, seen]))  # (1, H, 1, how many it sees)
             rows.append(weights.to(v.dtype) @ v[b : b + 1, :, seen])
         y.append(torch.cat(rows, dim=2))
@@ -263,7 +263,7 @@ def naive(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
 def attention_weights(q, k, visible=causal, score=scaled_dot, normalize=softmax):
     """Who looks at whom: (B, H, Tq, Tk), rows summing to one, exact zeros where a query may not look."""
-    mask = mask_of(visible, *positions(q.shape[2], k.shape[2], q.device))[:, None]  # (1 or B, 1, Tq, Tk)
+    mask = mask_of(visible, *positions(*check_shapes(q, k, k, visible), q.device), len(q))[:, None]  # (1 or B, 1, Tq, Tk)
     scores = score(q, share_heads(q, k)).masked_fill(~mask, float("-inf"))
     # A row of nothing but -inf comes out of softmax as NaN; the second fill makes it the zeros it should be.
     return normalize(scores).masked_fill(~mask, 0.0)
@@ -300,7 +300,7 @@ class Tiled(torch.autograd.Function):
             rows = slice(a, a + Tiled.TILE)
             for b in range(0, k.shape[-2], Tiled.TILE):
                 columns = slice(b, b + Tiled.TILE)
-                mask = mask_of(visible, i[rows], j[:, columns])
+                mask = mask_of(visible, i[rows], j[:, columns], len(q))
                 if mask.any():
                     yield rows, columns, mask[:, None, None]  # (1 or B, 1, 1, rows, columns)
 
@@ -326,8 +326,8 @@ class Tiled(torch.autograd.Function):
         return y.view(B, H, Tq, D)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy):
+        refuse_second_derivative()
         q, k, v, y, log_total = ctx.saved_tensors
         dy = dy.reshape(y.shape).to(ctx.wide)
         dq, dk, dv = (torch.zeros_like(x, dtype=ctx.wide) for x in (q, k, v))
@@ -365,7 +365,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
                 return torch.cat([x[..., :first, :], x[..., start:, :]], dim=-2) if first else x[..., start:, :]
 
             k, v, j = reached(k), reached(v), reached(j.mT).mT
-        mask = mask_of(visible, i, j)[:, None]  # (1 or B, 1, Tq, Tk)
+        mask = mask_of(visible, i, j, len(q))[:, None]  # (1 or B, 1, Tq, Tk)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
@@ -381,6 +381,12 @@ def check_standard(path, score, normalize):
     """ValueError for a score or normalizer that only the paths with all scores at hand can do."""
     if score is not scaled_dot or normalize is not softmax:
         raise ValueError(f'attention="{path}" does softmax of the scaled dot product only; use "masked_fill" for others')
+
+
+def refuse_second_derivative():
+    """RuntimeError under create_graph=True, the only time that gradients are on in a backward pass written by hand."""
+    if torch.is_grad_enabled():
+        raise RuntimeError('this path has no second derivative: use attention="masked_fill"')
 
 
 def check_shapes(q, k, v, visible=causal):
@@ -428,14 +434,16 @@ def linear(q, k, v, feature=elu1, memory=None, chunk=128):
     for a past before k and v, and takes them in.
     """
     Tq, Tk = check_shapes(q, k, v)
-    q, k, v = feature(q), feature(share_heads(q, k)), F.pad(share_heads(q, v), (0, 1), value=1.0)  # a 1 counts the weights
+    dtype = v.dtype
+    q, k, v = featured(q, k, v, feature)
     if Tq < Tk:  # keys before the first query: only their sum matters
         past = k[:, :, : Tk - Tq].transpose(-2, -1) @ v[:, :, : Tk - Tq]
         k, v = k[:, :, Tk - Tq :], v[:, :, Tk - Tq :]
     else:
         past = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=k.dtype, device=k.device)
-    if memory is not None and len(memory):
-        past = past + memory.sum
+    if memory is not None:
+        memory.check(k, Tk)
+        past = past if memory.sum is None else past + memory.sum
     chunk = min(chunk, Tq)
     N = -(-Tq // chunk)
     if N * chunk > Tq:
@@ -447,15 +455,30 @@ def linear(q, k, v, feature=elu1, memory=None, chunk=128):
     if memory is not None:
         memory.length, memory.sum = memory.length + Tk, (before + sums)[:, :, -1].detach()
     y = y.flatten(2, 3)[:, :, :Tq]  # before dividing: the padding at the end has no weights to divide by
-    return y[..., :-1] / y[..., -1:]
+    return normalized(y).to(dtype)
 
 
 def linear_step(q, k, v, state, feature=elu1):
     """One token of linear, q, k, v (B, H or G, 1, D): its output and the next state. state None: nothing before."""
-    q, k, v = feature(q), feature(share_heads(q, k)), F.pad(share_heads(q, v), (0, 1), value=1.0)
+    Tq, Tk = check_shapes(q, k, v)
+    if Tk != 1:
+        raise ValueError(f"linear_step takes one token, not {Tk}: use linear")
+    dtype = v.dtype
+    q, k, v = featured(q, k, v, feature)
     state = k.transpose(-2, -1) @ v + (0 if state is None else state)  # (B, H, features, D + 1)
-    y = q @ state
-    return y[..., :-1] / y[..., -1:], state
+    return normalized(q @ state).to(dtype), state
+
+
+def featured(q, k, v, feature):
+    """feature(q), feature(k), and v with a column of ones that counts the weights; sums want float32 at least."""
+    wide = torch.promote_types(v.dtype, torch.float32)
+    q, k, v = q.to(wide), share_heads(q, k).to(wide), share_heads(q, v).to(wide)
+    return feature(q), feature(k), F.pad(v, (0, 1), value=1.0)
+
+
+def normalized(y):
+    """Weighted sums over the sum of the weights, which stands in the last column; zeros where all weights are 0."""
+    return y[..., :-1] / y[..., -1:].clamp_min(torch.finfo(y.dtype).tiny)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -496,8 +519,8 @@ class KVCache:
         k, v = k.detach(), v.detach()
         if self.k is None:
             self.k, self.v = k.new_zeros(self.shape), v.new_zeros(self.shape)
-        if self.k.dtype != k.dtype or self.k.device != k.device:
-            raise ValueError(f"this cache holds {self.k.dtype} on {self.k.device}, not {k.dtype} on {k.device}")
+        if self.k.dtype != k.dtype or self.v.dtype != v.dtype or self.k.device != k.device:
+            raise ValueError(f"this cache holds {self.k.dtype} on {self.k.device}, not {k.dtype}, {v.dtype} on {k.device}")
         self.length += T
         if self.held + T > room:  # only with a window: what is still in it moves to the front
             kept = slice(max(0, self.held - self.window + 1), self.held)
@@ -516,7 +539,8 @@ class KVCache:
 class LinearState:
     """All that linear attention remembers: one (features, D + 1) matrix per head, however long the past."""
 
-    def __init__(self):
+    def __init__(self, batch_size, max_len):
+        self.batch_size, self.max_len = batch_size, max_len
         self.reset()
 
     def __len__(self):
@@ -524,6 +548,13 @@ class LinearState:
 
     def reset(self):
         self.length, self.sum = 0, None
+
+    def check(self, k, T):
+        """ValueError for keys of another batch size, or T positions more than there is room for."""
+        if len(k) != self.batch_size:
+            raise ValueError(f"this state is for B={self.batch_size}, not k {tuple(k.shape)}")
+        if self.length + T > self.max_len:
+            raise ValueError(f"the state is full: {self.length} of {self.max_len} positions used, {T} more wanted")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -580,7 +611,7 @@ class CausalSelfAttention(nn.Module):
     def new_cache(self, batch_size, max_len):
         """What this layer remembers between calls, empty: a KVCache or a LinearState."""
         if self.feature:
-            return LinearState()
+            return LinearState(batch_size, max_len)
         return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, self.window)
 
 
@@ -632,7 +663,7 @@ def fused_blocks(q, k, v, visible, window, first):
     j = i[:, :1] + torch.arange(-before, S, device=q.device)
     sinks = torch.arange(first, device=q.device).expand(N, 1, first)
     once = torch.cat([sinks < j[..., :1], j >= 0], dim=2)  # a first key may be in the window too: count it there only
-    mask = mask_of(visible, i.clamp_min(0), torch.cat([sinks, j.clamp_min(0)], dim=2)) & once  # (1 or B, N, S, K)
+    mask = mask_of(visible, i.clamp_min(0), torch.cat([sinks, j.clamp_min(0)], dim=2), B) & once  # (1 or B, N, S, K)
 
     q = (F.pad(q, (0, 0, N * S - Tq, 0)) if N * S > Tq else q).unflatten(2, (N, S))  # (B, H, N, S, D)
     if plain:
@@ -682,8 +713,8 @@ class Banded(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, dy):
+        refuse_second_derivative()
         q, k, v, y, *kept = ctx.saved_tensors
         (N, S, before, first), D = ctx.blocks, q.shape[-1]
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

@@ -266,9 +266,10 @@ def decoding_window(config, device, T):
     """Median seconds of one decoded token in a layer with a window, around position 2·window, and around position T."""
     width, dtype = config.n_head * config.head_size, getattr(torch, config.dtype)
     layer = CausalSelfAttention(width, config.n_head, window=config.window).to(device, dtype)
-    cache, times = layer.new_cache(config.batch_size, T + config.window), []
+    total = max(T, 2 * config.window) + config.window // 2
+    cache, times = layer.new_cache(config.batch_size, total), []
     x = torch.randn(config.batch_size, 1, width, device=device, dtype=dtype)
-    for _ in range(max(T, 2 * config.window) + config.window // 2):
+    for _ in range(total):
         start = time.perf_counter()
         layer(x, cache=cache)
         synchronize(device)

@@ -58,13 +58,15 @@ def value_and_gradients(path, q, k, v, visible, *score_and_normalizer):
 
 
 @settings(max_examples=2000, deadline=None)
-@given(cases(), st.sampled_from(PATHS), st.sampled_from([torch.float64, torch.float64, torch.float32]))
-def test_paths_agree_with_naive(case, name, dtype):
+@given(cases(), st.sampled_from(PATHS), st.sampled_from([torch.float64, torch.float32]), st.sampled_from([4, 16, 256]))
+def test_paths_agree_with_naive(case, name, dtype, tile):
     """Catches a mask aligned to the wrong corner, a wrong head shared, a block cut off, NaN in a row that sees nothing."""
     *qkv, visible = case
     q, k, v = (x.to(dtype) for x in qkv)
     want, want_gradients = value_and_gradients(naive, q, k, v, visible)
-    got, gradients = value_and_gradients(ATTENTION[name], q, k, v, visible)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tiled, "TILE", tile)
+        got, gradients = value_and_gradients(ATTENTION[name], q, k, v, visible)
     error = dict(rtol=0, atol=1e-12) if dtype == torch.float64 else dict(rtol=1e-5, atol=1e-5)
     assert want.isfinite().all()
     torch.testing.assert_close(got, want, **error)
@@ -366,6 +368,22 @@ def test_every_score_and_normalizer(case, name, normalize):
         torch.testing.assert_close(g, w, rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize("name", ["general", "additive"])
+def test_learned_scores_learn(name):
+    """Catches a parameter that a score uses but does not learn, or whose gradient is not that of the weights."""
+    torch.manual_seed(0)
+    score = SCORE[name](4).double()
+    q, k = torch.randn(1, 2, 5, 4, dtype=torch.float64), torch.randn(1, 1, 5, 4, dtype=torch.float64)
+    names, values = zip(*score.named_parameters())
+
+    def weights(*values):
+        return attention_weights(q, k, causal, lambda *qk: torch.func.functional_call(score, dict(zip(names, values)), qk))
+
+    assert torch.autograd.gradcheck(weights, [x.detach().requires_grad_() for x in values])
+    gradients = torch.autograd.grad(attention_weights(q, k, causal, score)[..., 0].sum(), values)
+    assert all(g.abs().max() > 1e-3 for g in gradients)
+
+
 @settings(max_examples=100, deadline=None)
 @given(cases())
 def test_linear_attention_is_its_definition_and_its_recurrence(case):
@@ -398,6 +416,87 @@ def test_performer_approaches_softmax():
     for count in (16, 256, 4096, 32768):
         errors.append((linear(q, k, v, positive_random_features(16, count)) - want).norm() / want.norm())
     assert errors[0] > errors[1] > errors[2] > errors[3] and errors[3] < 0.03, errors
+
+
+@pytest.mark.parametrize("path, visible", [(tiled, causal), (fused, sliding_window(3))], ids=["tiled", "fused"])
+def test_no_wrong_second_derivative(path, visible):
+    """Catches a gradient written by hand that is differentiated again, and silently loses a part."""
+    q = torch.randn(1, 1, 20, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="masked_fill"):
+        torch.autograd.grad(path(q, q, q, visible).sum(), q, create_graph=True)
+
+
+@pytest.mark.parametrize("path", ATTENTION.values(), ids=ATTENTION)
+@pytest.mark.parametrize("W", [2, 200], ids=["window", "all"])
+def test_a_predicate_for_another_batch(path, W):
+    """Catches documents of two sequences applied to one, or to four, in silence."""
+    visible = both(sliding_window(W), same_document(torch.zeros(2, 90, dtype=torch.long)))
+    for B in (1, 4):
+        q = torch.randn(B, 1, 90, 4)
+        with pytest.raises(ValueError, match=f"or with B={B} in front, not torch.bool"):
+            path(q, q, q, visible)
+    with pytest.raises(ValueError, match="bool tensor of shape"):
+        path(q, q, q, lambda i, j: (j <= i)[None, None])
+
+
+def test_few_queries_reach_few_keys():
+    """Catches a decoded token that is compared with all of a long past, though its window is short."""
+    asked = []
+
+    def spy(i, j):
+        asked.append(torch.broadcast_shapes(i.shape, j.shape).numel())
+        return visible(i, j)
+
+    for visible in (sliding_window(32), local_global(32, 4)):
+        spy.window, spy.first = 32, getattr(visible, "first", 0)
+        for Tq in (1, 5):
+            asked.clear()
+            q, k, v = torch.randn(1, 1, Tq, 8), torch.randn(1, 1, 2048, 8), torch.randn(1, 1, 2048, 8)
+            torch.testing.assert_close(fused(q, k, v, spy), masked_fill(q, k, v, visible))
+            assert sum(asked) <= Tq * (32 + Tq + 4)
+
+
+def test_weights_refuse_what_paths_refuse():
+    """Catches a picture of attention with positions below zero."""
+    with pytest.raises(ValueError, match="Tq must not exceed Tk"):
+        attention_weights(torch.randn(1, 1, 5, 4), torch.randn(1, 1, 4, 4))
+    with pytest.raises(ValueError, match="evenly"):
+        attention_weights(torch.randn(1, 3, 4, 4), torch.randn(1, 2, 4, 4))
+
+
+def test_linear_state_refuses_what_does_not_fit():
+    """Catches a state that broadcasts over another batch, runs past its length, or sees its own future."""
+    layer = CausalSelfAttention(16, 2, attention="linear")
+    state = layer.new_cache(1, 4)
+    layer(torch.randn(1, 3, 16), cache=state)
+    with pytest.raises(ValueError, match="B=1"):
+        layer(torch.randn(2, 1, 16), cache=state)
+    with pytest.raises(ValueError, match="full: 3 of 4"):
+        layer(torch.randn(1, 2, 16), cache=state)
+    assert len(state) == 3
+    k = torch.randn(1, 2, 2, 8)
+    with pytest.raises(ValueError, match="one token"):
+        linear_step(k, k, k, None)
+
+
+@pytest.mark.parametrize("attention", ["linear", "performer"])
+def test_linear_decodes_long_texts_in_half_precision(attention):
+    """Catches a running sum in bfloat16, which stops to grow after a few hundred tokens."""
+    torch.manual_seed(0)
+    layer = CausalSelfAttention(32, 2, attention=attention, qk_norm=True).bfloat16()
+    x, state = torch.randn(1, 1500, 32, dtype=torch.bfloat16), layer.new_cache(1, 1500)
+    with torch.no_grad():
+        want = layer(x)[:, -20:].float()
+        layer(x[:, :-20], cache=state)
+        got = torch.cat([layer(x[:, t : t + 1], cache=state) for t in range(1480, 1500)], dim=1).float()
+    assert (got - want).norm() / want.norm() < 0.02
+
+
+def test_linear_of_features_that_vanish():
+    """Catches 0/0: elu + 1 of a very negative number is exactly 0, and a sum of nothing is zeros and not NaN."""
+    q = -200 * torch.ones(1, 1, 3, 4)
+    y, _ = linear_step(q[:, :, :1], q[:, :, :1], q[:, :, :1], None)
+    assert (linear(q, q, q) == 0).all() and (y == 0).all()
 
 
 def test_linear_memory_does_not_grow():

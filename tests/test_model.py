@@ -322,10 +322,11 @@ def test_every_mechanism_learns_to_copy(mechanism):
         return text[:, :-1], targets
 
     losses = [1.0]
-    while sum(losses[-5:]) / len(losses[-5:]) > 0.05 and len(losses) < 800:
+    while sum(losses[-5:]) / len(losses[-5:]) > 0.03 and len(losses) < 800:
         _, loss = model(*batch(64))
         optimizer.zero_grad()
         loss.backward()
+        assert all(p.grad is not None for p in model.parameters())
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         losses.append(loss.item())
@@ -340,4 +341,4 @@ def test_every_mechanism_learns_to_copy(mechanism):
     prompt = text[:, : length + 1]
     copied = model.generate(prompt, length - 1, temperature=0)
     assert torch.equal(copied, model.generate(prompt, length - 1, temperature=0, use_cache=False))
-    assert (copied[:, length + 1 :] == text[:, length + 1 :]).float().mean() > 0.97
+    assert (copied[:, length + 1 :] == text[:, length + 1 :]).float().mean() > 0.9
