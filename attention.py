@@ -488,11 +488,12 @@ def normalized(y):
 class KVCache:
     """Keys and values of one layer for up to max_len positions, in memory that is allocated once.
 
-    append(k, v) with k, v (B, G, T, D) writes them behind what is there and returns views of all of it,
+    append(k, v) with k, v (B, G, T, D) writes them behind what is there and returns all of it, as views,
     (B, G, len, D): exactly the k and v that a path wants beside the T new queries. It never grows; past
     max_len it refuses. Rotate before caching. It holds values, not gradients: it is for inference.
 
-    With a window it keeps room for 2·window positions only, and returns at least the last window - 1 before the new ones:
+    With a window it keeps room for 2·window positions only, and returns at least the window - 1 before the new ones
+    (of a chunk that is longer than that, copies):
     a sliding_window sees no others, and knows positions only by their distance.
     """
 
@@ -692,7 +693,7 @@ def windows(x, N, S, before, first):
 
 
 class Banded(torch.autograd.Function):
-    """softmax(q·k / sqrt(D) + bias) v over windows, as plain products, one head at a time: on a CPU twice the kernel's speed.
+    """softmax(q·k / sqrt(D) + bias) v over windows, as plain products, one head at a time: on a CPU faster than the kernel.
 
     q (B, H, N, S, D), k, v (B, G, Tk, D), bias (1 or B, N, S, K). Memory as large as one head's scores is made once and
     used again: new memory costs as much as a product. The weights, T·K for each head, are kept for the backward pass.

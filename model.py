@@ -275,7 +275,7 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def new_cache(self, batch_size, max_len=None):
-        """One empty KVCache per layer, for up to max_len positions (default: block_size)."""
+        """One empty KVCache or LinearState per layer, for up to max_len positions (default: block_size)."""
         return [block.attn.new_cache(batch_size, max_len or self.config.block_size) for block in self.transformer.h]
 
     def crop_block_size(self, block_size):
