@@ -5,7 +5,7 @@ into weights that sum to one, and takes that blend of the values (Bahdanau et al
 Vaswani et al. 2017, arXiv:1706.03762). The paths below compute the same function in different ways, so
 that the slow, obvious one can prove the fast ones right. Read from top to bottom:
 
-    who may look       causal, everything, sliding_window, local_global, strided, same_document, both
+    who may look       causal, everything, present, sliding_window, local_global, strided, same_document, both
     where tokens are   rope_table, rotate, sinusoidal
     how alike          scaled_dot, dot, General, Additive
     how to share       softmax, sparsemax
@@ -13,7 +13,6 @@ that the slow, obvious one can prove the fast ones right. Read from top to botto
     another function   linear, linear_step, with the features elu1 and positive_random_features: no softmax, O(T)
     memory             KVCache, LinearState
     the modules        CausalSelfAttention, CrossAttention: project, call a path, project back
-    engineering        fused_blocks: how a window stays cheap on every device
 
 `python attention.py` draws the masks, works an example by hand and compares the paths.
 
@@ -39,6 +38,9 @@ import time
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+import windowed
 
 # --------------------------------------------------------------------------------------------------
 # Who may look: a predicate visible(i, j) says whether the query at position i may see the key at position j. i and j
@@ -55,6 +57,19 @@ def causal(i, j):
 def everything(i, j):
     """All positions, for encoders and for looking at another sequence."""
     return (i == i) & (j == j)
+
+
+def present(real):
+    """Keys that are there: real, bool (Tk,) or (B, Tk), is False where a batch is padded. The query's position is no matter."""
+
+    def visible(i, j):
+        return real[..., j] & (i == i)
+
+    visible.across = True
+    return visible
+
+
+everything.across = True  # promises to ask nothing about i: queries of another sequence may be more than the keys
 
 
 def sliding_window(W):
@@ -84,10 +99,11 @@ def local_global(W, G):
 
 def strided(S):
     """The last S positions, and every S-th before them: O(T·sqrt(T)) pairs at S = sqrt(T) (arXiv:1904.10509)."""
-    local = sliding_window(S)
+    if S < 1:
+        raise ValueError(f"strided(S={S}): the stride must be at least 1")
 
     def visible(i, j):
-        return local(i, j) | ((j <= i) & ((i - j) % S == 0))
+        return (j <= i) & ((i - j < S) | ((i - j) % S == 0))
 
     return visible
 
@@ -110,6 +126,7 @@ def both(a, b):
     promises = [(p.window, getattr(p, "first", 0)) for p in (a, b) if hasattr(p, "window")]
     if promises:
         visible.window, visible.first = min(promises)
+    visible.across = hasattr(a, "across") and hasattr(b, "across")
     return visible
 
 
@@ -174,9 +191,16 @@ def sinusoidal(T, C):
 
 def dot(q, k):
     """q·k (Luong et al. 2015, arXiv:1508.04025): for unit variance, a number of variance D."""
-    if q.dtype == torch.float16:  # whose largest number is 65504
-        q, k = q.float(), k.float()
-    return q @ k.transpose(-2, -1)
+    if q.dtype == torch.float16:
+        with torch.autocast(q.device.type, enabled=False):
+            q, k = roomy(q, k)
+            return q @ k.mT
+    return q @ k.mT
+
+
+def roomy(*tensors):
+    """float16 as float32: scores may be larger than its largest number, 65504."""
+    return [x.float() if x.dtype == torch.float16 else x for x in tensors]
 
 
 def scaled_dot(q, k):
@@ -192,7 +216,8 @@ class General(nn.Module):
         self.W = nn.Parameter(torch.randn(D, D) / D)
 
     def forward(self, q, k):
-        return dot(q @ self.W, k)
+        q, k, W = roomy(q, k, self.W)
+        return dot(q @ W, k)
 
 
 class Additive(nn.Module):
@@ -205,7 +230,8 @@ class Additive(nn.Module):
         self.v = nn.Parameter(torch.randn(hidden) / math.sqrt(hidden))
 
     def forward(self, q, k):
-        return torch.tanh((q @ self.W1).unsqueeze(-2) + (k @ self.W2).unsqueeze(-3)) @ self.v
+        q, k, W1, W2, v = roomy(q, k, self.W1, self.W2, self.v)
+        return torch.tanh((q @ W1).unsqueeze(-2) + (k @ W2).unsqueeze(-3)) @ v
 
 
 SCORE = {
@@ -228,6 +254,7 @@ def sparsemax(scores):
     """
     if not scores.shape[-1]:
         return scores
+    dtype, scores = scores.dtype, scores.to(torch.promote_types(scores.dtype, torch.float32))  # a long sum of halves drifts
     near = (scores - scores.amax(-1, keepdim=True)).detach().clamp_min(-2)  # 1 below the best is already out of the support
     ranked = near.sort(dim=-1, descending=True).values
     rank = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
@@ -235,7 +262,7 @@ def sparsemax(scores):
     chosen = near >= ranked.gather(-1, size - 1)
     count = chosen.sum(-1, keepdim=True).clamp_min(1)
     tau = (scores.masked_fill(~chosen, 0).sum(-1, keepdim=True) - 1) / count
-    return (scores - tau).clamp_min(0)
+    return (scores - tau).clamp_min(0).to(dtype)
 
 
 NORMALIZE = {"softmax": softmax, "sparsemax": sparsemax}
@@ -279,7 +306,8 @@ def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """FlashAttention (Dao et al. 2022, arXiv:2205.14135) in plain PyTorch: O(T) memory, forward and backward."""
     check_shapes(q, k, v, visible)
     check_standard("tiled", score, normalize)
-    return Tiled.apply(q, k, v, visible)
+    with torch.autocast(q.device.type, enabled=False):  # its sums are float32 on purpose
+        return Tiled.apply(q, k, v, visible)
 
 
 class Tiled(torch.autograd.Function):
@@ -326,8 +354,8 @@ class Tiled(torch.autograd.Function):
         return y.view(B, H, Tq, D)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, dy):
-        refuse_second_derivative()
         q, k, v, y, log_total = ctx.saved_tensors
         dy = dy.reshape(y.shape).to(ctx.wide)
         dq, dk, dv = (torch.zeros_like(x, dtype=ctx.wide) for x in (q, k, v))
@@ -336,10 +364,10 @@ class Tiled(torch.autograd.Function):
         for rows, columns, mask in Tiled.tiles(q, k, ctx.visible):
             q_tile, k_tile, v_tile = (x.to(ctx.wide) for x in (q[..., rows, :], k[..., columns, :], v[..., columns, :]))
             weights = (scaled_dot(q_tile, k_tile) - log_total[..., rows, :]).exp().masked_fill(~mask, 0.0)
-            dscores = weights * (dy[..., rows, :] @ v_tile.transpose(-2, -1) - mean[..., rows, :]) * scale
+            dscores = weights * (dy[..., rows, :] @ v_tile.mT - mean[..., rows, :]) * scale
             dq[..., rows, :] += dscores @ k_tile
-            dk[..., columns, :] += (dscores.transpose(-2, -1) @ q_tile).sum(2, keepdim=True)  # over the heads that share it
-            dv[..., columns, :] += (weights.transpose(-2, -1) @ dy[..., rows, :]).sum(2, keepdim=True)
+            dk[..., columns, :] += (dscores.mT @ q_tile).sum(2, keepdim=True)  # over the heads that share it
+            dv[..., columns, :] += (weights.mT @ dy[..., rows, :]).sum(2, keepdim=True)
         return dq.flatten(1, 2).to(q.dtype), dk[:, :, 0].to(k.dtype), dv[:, :, 0].to(v.dtype), None
 
 
@@ -353,7 +381,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     window, first = getattr(visible, "window", Tk), getattr(visible, "first", 0)
     start = max(0, Tk - Tq + 1 - window)  # the first key that the first query's window reaches
     if Tk - start > 2 * window:
-        return fused_blocks(q, k, v, visible, window, min(first, Tk))
+        return windowed.attend(q, k, v, lambda i, j: mask_of(visible, i, j, len(q)), window, min(first, Tk))
     # The kernel's own is_causal flag counts from the top left, which is our invariant only when Tq == Tk.
     if visible is causal and Tq == Tk:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -383,12 +411,6 @@ def check_standard(path, score, normalize):
         raise ValueError(f'attention="{path}" does softmax of the scaled dot product only; use "masked_fill" for others')
 
 
-def refuse_second_derivative():
-    """RuntimeError under create_graph=True, the only time that gradients are on in a backward pass written by hand."""
-    if torch.is_grad_enabled():
-        raise RuntimeError('this path has no second derivative: use attention="masked_fill"')
-
-
 def check_shapes(q, k, v, visible=causal):
     """Tq and Tk, or a ValueError that names what does not fit."""
     named = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
@@ -396,7 +418,7 @@ def check_shapes(q, k, v, visible=causal):
         raise ValueError(f"attention needs q (B, H, Tq, D) and k, v (B, G, Tk, D), not {named}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key/value heads evenly: {named}")
-    if q.shape[2] > k.shape[2] and visible is not everything:
+    if q.shape[2] > k.shape[2] and not getattr(visible, "across", False):
         raise ValueError(f"the queries are the last of the keys' positions, so Tq must not exceed Tk: {named}")
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         raise ValueError(f"q, k, v differ in dtype or device: {[(str(x.dtype), str(x.device)) for x in (q, k, v)]}")
@@ -422,7 +444,8 @@ def positive_random_features(D, count, seed=0):
 
     def feature(x):
         x = x / D**0.25
-        return (x @ directions.T.to(x) - x.square().sum(-1, keepdim=True) / 2).exp() / math.sqrt(count)
+        exponent = x @ directions.T.to(x) - x.square().sum(-1, keepdim=True) / 2
+        return exponent.clamp_max(35).exp() / math.sqrt(count)  # at most exp(35): sums of products stay finite in float32
 
     return feature
 
@@ -434,28 +457,31 @@ def linear(q, k, v, feature=elu1, memory=None, chunk=128):
     for a past before k and v, and takes them in.
     """
     Tq, Tk = check_shapes(q, k, v)
-    dtype = v.dtype
-    q, k, v = featured(q, k, v, feature)
-    if Tq < Tk:  # keys before the first query: only their sum matters
-        past = k[:, :, : Tk - Tq].transpose(-2, -1) @ v[:, :, : Tk - Tq]
-        k, v = k[:, :, Tk - Tq :], v[:, :, Tk - Tq :]
-    else:
-        past = torch.zeros(*k.shape[:2], k.shape[3], v.shape[3], dtype=k.dtype, device=k.device)
     if memory is not None:
         memory.check(k, Tk)
-        past = past if memory.sum is None else past + memory.sum
-    chunk = min(chunk, Tq)
-    N = -(-Tq // chunk)
-    if N * chunk > Tq:
-        q, k, v = (F.pad(x, (0, 0, 0, N * chunk - Tq)) for x in (q, k, v))
-    q, k, v = (x.unflatten(2, (N, chunk)) for x in (q, k, v))  # (B, H, N, chunk, ...)
-    sums = k.transpose(-2, -1) @ v  # (B, H, N, features, D + 1)
-    before = torch.cat([past[:, :, None], sums[:, :, :-1]], dim=2).cumsum(2)
-    y = ((q @ k.transpose(-2, -1)).tril_() @ v).add_(q @ before)  # in place, since new memory is what costs time here
+    # A CPU takes a few heads at a time: new memory for all of them at once would cost as much as the products.
+    heads = max(1, 2**20 // v[0, 0].numel()) if q.device.type == "cpu" else q[:, :, 0, 0].numel()
+    parts = zip(*(x.flatten(0, 1).split(heads) for x in (q, share_heads(q, k), share_heads(q, v))))
+    pasts = itertools.repeat(None) if memory is None or memory.sum is None else memory.sum.split(heads)
+    y, sums = zip(*(linear_heads(*part, feature, past, chunk) for part, past in zip(parts, pasts)))
     if memory is not None:
-        memory.length, memory.sum = memory.length + Tk, (before + sums)[:, :, -1].detach()
-    y = y.flatten(2, 3)[:, :, :Tq]  # before dividing: the padding at the end has no weights to divide by
-    return normalized(y).to(dtype)
+        memory.length, memory.sum = memory.length + Tk, torch.cat(sums).detach()
+    return torch.cat(y).view(q.shape)
+
+
+def linear_heads(q, k, v, feature, past, chunk):
+    """linear of some heads, q, k, v (heads, T, D) after the sum `past` or None: y, and the sum (heads, features, D + 1)."""
+    dtype, Tq, before_q = v.dtype, q.shape[1], k.shape[1] - q.shape[1]
+    q, k, v = featured(q, k, v, feature)
+    past = (0 if past is None else past) + k[:, :before_q].mT @ v[:, :before_q]  # of these keys only the sum matters
+    chunk = min(chunk, Tq)
+    end = -Tq % chunk
+    q, k, v = (F.pad(x, (0, 0, 0, end)) if end else x for x in (q, k[:, before_q:], v[:, before_q:]))
+    q, k, v = (x.unflatten(1, (-1, chunk)) for x in (q, k, v))  # (heads, chunks, chunk, ...)
+    sums = k.mT @ v  # (heads, chunks, features, D + 1)
+    before = torch.cat([past[:, None], sums[:, :-1]], dim=1).cumsum(1)
+    y = ((q @ k.mT).tril_() @ v).add_(q @ before).flatten(1, 2)[:, :Tq]  # the padding has no weights to divide by
+    return normalized(y).to(dtype), before[:, -1] + sums[:, -1]
 
 
 def linear_step(q, k, v, state, feature=elu1):
@@ -464,21 +490,23 @@ def linear_step(q, k, v, state, feature=elu1):
     if Tk != 1:
         raise ValueError(f"linear_step takes one token, not {Tk}: use linear")
     dtype = v.dtype
-    q, k, v = featured(q, k, v, feature)
-    state = k.transpose(-2, -1) @ v + (0 if state is None else state)  # (B, H, features, D + 1)
+    q, k, v = featured(q, share_heads(q, k), share_heads(q, v), feature)
+    state = k.mT @ v + (0 if state is None else state)  # (B, H, features, D + 1)
     return normalized(q @ state).to(dtype), state
 
 
 def featured(q, k, v, feature):
     """feature(q), feature(k), and v with a column of ones that counts the weights; sums want float32 at least."""
     wide = torch.promote_types(v.dtype, torch.float32)
-    q, k, v = q.to(wide), share_heads(q, k).to(wide), share_heads(q, v).to(wide)
-    return feature(q), feature(k), F.pad(v, (0, 1), value=1.0)
+    return feature(q.to(wide)), feature(k.to(wide)), F.pad(v.to(wide), (0, 1), value=1.0)
 
 
 def normalized(y):
     """Weighted sums over the sum of the weights, which stands in the last column; zeros where all weights are 0."""
     return y[..., :-1] / y[..., -1:].clamp_min(torch.finfo(y.dtype).tiny)
+
+
+FEATURE = {"linear": lambda D: elu1, "performer": lambda D: positive_random_features(D, 4 * D)}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -561,7 +589,27 @@ class LinearState:
 # --------------------------------------------------------------------------------------------------
 # The modules only project; the maths is above.
 
-FEATURE = {"linear": lambda D: elu1, "performer": lambda D: positive_random_features(D, 4 * D)}
+
+def choose(name, value, known):
+    """known[value], or a ValueError that names what there is."""
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(known)}")
+    return known[value]
+
+
+def check_mechanism(attention, score="scaled_dot", normalize="softmax", window=None):
+    """ValueError for a mechanism that does not exist, or that this path cannot do."""
+    for name, value, known in (
+        ("attention", attention, ATTENTION | FEATURE), ("score", score, SCORE), ("normalize", normalize, NORMALIZE)
+    ):
+        choose(name, value, known)
+    if attention not in ("naive", "masked_fill") and (score != "scaled_dot" or normalize != "softmax"):
+        raise ValueError(
+            f"attention={attention!r} cannot do score={score!r} with normalize={normalize!r}: "
+            "choose attention=masked_fill (or naive)"
+        )
+    if attention in FEATURE and window:
+        raise ValueError(f"attention={attention!r} has no window: choose one of {', '.join(ATTENTION)}")
 
 
 class CausalSelfAttention(nn.Module):
@@ -583,6 +631,7 @@ class CausalSelfAttention(nn.Module):
             raise ValueError(f"n_embd={n_embd} is not divisible by n_head={n_head}")
         if n_head % n_kv_head:
             raise ValueError(f"n_head={n_head} is not divisible by n_kv_head={n_kv_head}")
+        check_mechanism(attention, score, normalize, window)
         self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, n_embd // n_head
         self.c_attn = nn.Linear(n_embd, (n_head + 2 * n_kv_head) * self.head_size, bias=bias)
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
@@ -619,8 +668,8 @@ class CausalSelfAttention(nn.Module):
 class CrossAttention(nn.Module):
     """Queries from x (B, T, n_embd), keys and values from memory (B, S, n_embd): a decoder that looks at an encoder.
 
-    visible(i, j) says which position of the memory each query may see; everything by default. Keys and values of a memory
-    that does not change are made once, by project(memory), and given instead of it.
+    visible(i, j) says which position of the memory each query may see: everything, or present(real) in a padded batch.
+    Keys and values of a memory that does not change are made once, by project(memory), and given instead of it.
     """
 
     def __init__(self, n_embd, n_head, *, bias=False, dropout=0.0, attention="fused", score="scaled_dot"):
@@ -632,7 +681,7 @@ class CrossAttention(nn.Module):
         self.c_kv = nn.Linear(n_embd, 2 * n_embd, bias=bias)
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        self.attention, self.score = ATTENTION[attention], SCORE[score](n_embd // n_head)
+        self.attention, self.score = choose("attention", attention, ATTENTION), choose("score", score, SCORE)(n_embd // n_head)
 
     def project(self, memory):
         """Keys and values (B, H, S, D) of a memory (B, S, n_embd)."""
@@ -642,110 +691,6 @@ class CrossAttention(nn.Module):
         k, v = memory if isinstance(memory, tuple) else self.project(memory)
         q = self.c_q(x).unflatten(2, (self.n_head, -1)).transpose(1, 2)  # (B, H, T, D)
         return self.dropout(self.c_proj(self.attention(q, k, v, visible, self.score).transpose(1, 2).flatten(2)))
-
-
-# --------------------------------------------------------------------------------------------------
-# Engineering, to be skipped at a first reading: how fused keeps a window at O(T·W).
-
-
-def fused_blocks(q, k, v, visible, window, first):
-    """fused for a window much shorter than the sequence: N blocks of S queries, each beside the K keys that it reaches.
-
-    These are its own S, the window before them, and the first ones: T·K scores and not T².
-    """
-    B, H, Tq, D = q.shape
-    Tk = k.shape[2]
-    plain = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)  # see Banded
-    S = 64 if plain else max(64, window)  # large blocks waste keys, small ones do not keep a kernel busy
-    N, before = -(-Tq // S), -(-(window - 1) // S) * S
-
-    # Blocks end where the sequence ends, and may begin before it.
-    i = torch.arange(Tk - N * S, Tk, device=q.device).view(N, S, 1)
-    j = i[:, :1] + torch.arange(-before, S, device=q.device)
-    sinks = torch.arange(first, device=q.device).expand(N, 1, first)
-    once = torch.cat([sinks < j[..., :1], j >= 0], dim=2)  # a first key may be in the window too: count it there only
-    mask = mask_of(visible, i.clamp_min(0), torch.cat([sinks, j.clamp_min(0)], dim=2), B) & once  # (1 or B, N, S, K)
-
-    q = (F.pad(q, (0, 0, N * S - Tq, 0)) if N * S > Tq else q).unflatten(2, (N, S))  # (B, H, N, S, D)
-    if plain:
-        blind = ~mask.amax(-1, keepdim=True)
-        if some_blind := bool(blind.any()):  # rows that see nothing look at everything, and are made zero after that
-            mask = mask | blind
-        y = Banded.apply(q, k, v, torch.where(mask, 0.0, float("-inf")).to(q.dtype), first)
-        y = y.masked_fill(blind[:, None], 0.0) if some_blind else y
-    else:
-        seen = (q, windows(k, N, S, before, first), windows(v, N, S, before, first))
-        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in seen)  # (B·N, heads, S or K, D)
-        mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True).unflatten(0, (B, N)).transpose(1, 2)
-    return y.flatten(2, 3)[:, :, -Tq:]
-
-
-def windows(x, N, S, before, first):
-    """What N blocks of S queries see of the keys x (..., Tk, D): the first, `before` before the block, its own S.
-
-    Zeros stand before the beginning. (..., N, first + before + S, D), in which the windows are views that overlap.
-    """
-    length = before + N * S
-    last = x[..., -length:, :] if length <= x.shape[-2] else F.pad(x, (0, 0, length - x.shape[-2], 0))
-    sliding = last.unfold(-2, before + S, S).mT
-    return torch.cat([x[..., None, :first, :].expand(*sliding.shape[:-2], -1, -1), sliding], dim=-2) if first else sliding
-
-
-class Banded(torch.autograd.Function):
-    """softmax(q·k / sqrt(D) + bias) v over windows, as plain products, one head at a time: on a CPU faster than the kernel.
-
-    q (B, H, N, S, D), k, v (B, G, Tk, D), bias (1 or B, N, S, K). Memory as large as one head's scores is made once and
-    used again: new memory costs as much as a product. The weights, T·K for each head, are kept for the backward pass.
-    """
-
-    @staticmethod
-    def forward(ctx, q, k, v, bias, first):
-        B, H, N, S, D = q.shape
-        y, scores, kept = torch.empty_like(q), q.new_empty(bias.shape[1:]), []
-        ctx.blocks = N, S, bias.shape[-1] - first - S, first
-        for b, h, g in Banded.heads(q, k):
-            torch.bmm(q[b, h] / math.sqrt(D), windows(k[b, g], *ctx.blocks).mT, out=scores)
-            weights = scores.add_(bias[b % len(bias)]).softmax(-1)  # (N, S, K)
-            torch.bmm(weights, windows(v[b, g], *ctx.blocks), out=y[b, h])
-            if any(ctx.needs_input_grad):
-                kept.append(weights)
-        ctx.save_for_backward(q, k, v, y, *kept)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy):
-        refuse_second_derivative()
-        q, k, v, y, *kept = ctx.saved_tensors
-        (N, S, before, first), D = ctx.blocks, q.shape[-1]
-        dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-        dscores, dwindows = torch.empty_like(kept[0]), q.new_empty(N, first + before + S, D)
-        reach = min(before + N * S, k.shape[2])
-
-        def add_up(dx):  # what windows does, backwards
-            dx[:first] += dwindows[:, :first].sum(0)
-            last = dx.new_zeros(before + N * S, D)
-            for c in range(0, before + S, S):  # columns c to c + S of all windows are the sequence, from row c on
-                last[c : c + N * S].unflatten(0, (N, S)).add_(dwindows[:, first + c : first + c + S])
-            dx[-reach:] += last[-reach:]
-
-        for (b, h, g), weights in zip(Banded.heads(q, k), kept):
-            if h * k.shape[1] % q.shape[1] == 0:  # the first of the heads that share k and v
-                dk[b, g], dv[b, g] = 0, 0
-            torch.bmm(weights.mT, dy[b, h], out=dwindows)
-            add_up(dv[b, g])
-            mean = (dy[b, h] * y[b, h]).sum(-1, keepdim=True)  # what softmax subtracts from each weight's gradient
-            torch.bmm(dy[b, h], windows(v[b, g], *ctx.blocks).mT, out=dscores).sub_(mean).mul_(weights)
-            torch.bmm(dscores, windows(k[b, g], *ctx.blocks), out=dq[b, h]).div_(math.sqrt(D))
-            torch.bmm(dscores.mT, q[b, h] / math.sqrt(D), out=dwindows)
-            add_up(dk[b, g])
-        return dq, dk, dv, None, None
-
-    @staticmethod
-    def heads(q, k):
-        """(sequence, query head, the key/value head that it shares) of all."""
-        B, H, G = *q.shape[:2], k.shape[1]
-        return [(b, h, h * G // H) for b in range(B) for h in range(H)]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, CausalSelfAttention, rope_table, sinusoidal
+from attention import CausalSelfAttention, check_mechanism, choose, rope_table, sinusoidal
 
 
 @dataclass(kw_only=True)
@@ -73,19 +73,9 @@ class GPTConfig:
             raise ValueError(f"n_head={self.n_head} is not divisible by n_kv_head={self.n_kv_head}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
-        for name, known in (
-            ("attention", ATTENTION | FEATURE), ("score", SCORE), ("normalize", NORMALIZE), ("position", POSITION),
-            ("norm", NORM), ("mlp", MLP), ("init", INIT),
-        ):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose from {', '.join(known)}")
-        if self.attention not in ("naive", "masked_fill") and (self.score != "scaled_dot" or self.normalize != "softmax"):
-            raise ValueError(
-                f"attention={self.attention!r} cannot do score={self.score!r} with normalize={self.normalize!r}: "
-                "choose attention=masked_fill (or naive)"
-            )
-        if self.attention in FEATURE and self.window:
-            raise ValueError(f"attention={self.attention!r} has no window: choose one of {', '.join(ATTENTION)}")
+        check_mechanism(self.attention, self.score, self.normalize, self.window)
+        for name, known in ("position", POSITION), ("norm", NORM), ("mlp", MLP), ("init", INIT):
+            choose(name, getattr(self, name), known)
 
 
 # What today's small models changed, each by config alone: GPT(GPTConfig(**MODERN, n_layer=6, ...)).

@@ -1,5 +1,6 @@
 """Every path is the same function: naive says which, hypothesis looks for a shape where another path differs."""
 
+import itertools
 import math
 
 import pytest
@@ -7,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import windowed
 from attention import (
-    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, Tiled, attention_weights, both, causal, dot, elu1,
-    everything, fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features, rope_table,
-    rotate, same_document, scaled_dot, self_portrait, share_heads, sinusoidal, sliding_window, softmax, sparsemax, strided,
-    tiled,
+    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, Tiled, attention_weights, both, causal, cost, dot,
+    elu1, everything, fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features, present,
+    rope_table, rotate, same_document, scaled_dot, self_portrait, share_heads, sinusoidal, sliding_window, softmax,
+    sparsemax, strided, tiled,
 )
 
 PATHS = [name for name in ATTENTION if name != "naive"]
@@ -66,6 +68,7 @@ def test_paths_agree_with_naive(case, name, dtype, tile):
     want, want_gradients = value_and_gradients(naive, q, k, v, visible)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tiled, "TILE", tile)
+        patch.setattr(windowed, "BLOCK", tile)
         got, gradients = value_and_gradients(ATTENTION[name], q, k, v, visible)
     error = dict(rtol=0, atol=1e-12) if dtype == torch.float64 else dict(rtol=1e-5, atol=1e-5)
     assert want.isfinite().all()
@@ -334,8 +337,17 @@ def test_other_bad_input():
             path(q, q, q, normalize=sparsemax)
     with pytest.raises(ValueError, match="G must|global positions must"):
         local_global(3, -1)
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ValueError, match="S=0.*at least 1"):
         strided(0)
+    for wrong, message in (
+        ({"attention": "flash"}, "attention='flash' is unknown; choose from naive"), ({"score": "cosine"}, "score='cosine'"),
+        ({"attention": "linear", "window": 4}, "attention='linear' has no window"), ({"normalize": "max"}, "normalize='max'"),
+        ({"attention": "performer", "score": "dot"}, "attention='performer' cannot do score='dot'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            CausalSelfAttention(8, 2, **wrong)
+    with pytest.raises(ValueError, match="attention='linear' is unknown; choose from naive"):
+        CrossAttention(8, 2, attention="linear")
 
 
 # ---- scores, normalizers, linear attention
@@ -422,8 +434,9 @@ def test_performer_approaches_softmax():
 def test_no_wrong_second_derivative(path, visible):
     """Catches a gradient written by hand that is differentiated again, and silently loses a part."""
     q = torch.randn(1, 1, 20, 4, requires_grad=True)
-    with pytest.raises(RuntimeError, match="masked_fill"):
-        torch.autograd.grad(path(q, q, q, visible).sum(), q, create_graph=True)
+    (gradient,) = torch.autograd.grad(path(q, q, q, visible).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
 
 
 @pytest.mark.parametrize("path", ATTENTION.values(), ids=ATTENTION)
@@ -532,6 +545,28 @@ def test_huge_inputs_stay_finite(path, dtype):
     for visible, T in ((causal, 6), (sliding_window(4), 300)):
         q, k, v = (torch.randn(1, 2, T, 8).sign().mul(1e4).to(dtype) for _ in range(3))
         assert path(q, k, v, visible).isfinite().all()
+        for name, normalize in itertools.product(SCORE if path in (naive, masked_fill) else (), (softmax, sparsemax)):
+            score = SCORE[name](8)
+            score = score.to(dtype) if isinstance(score, torch.nn.Module) else score
+            assert path(q, k, v, visible, score, normalize).isfinite().all(), (name, normalize)
+
+
+@pytest.mark.parametrize("D", [8, 64, 256])
+def test_huge_inputs_of_linear_attention_stay_finite(D):
+    """Catches features whose exponential overflows, and 0/0 where all of them vanish."""
+    torch.manual_seed(0)
+    for scale in (1, 10, 100, 1e4):
+        q, k, v = (torch.randn(1, 1, 300, D) * size for size in (scale, scale, 1))
+        features = positive_random_features(D, 64)
+        for feature in (elu1, features):
+            assert linear(q, k, v, feature).isfinite().all(), (scale, feature)
+
+
+def test_sparsemax_in_half_precision():
+    """Catches a running sum of 5,000 halves: the weights must be those of float64, but for the last rounding."""
+    torch.manual_seed(0)
+    scores = torch.randn(4, 5000).bfloat16() / 100
+    torch.testing.assert_close(sparsemax(scores).double(), sparsemax(scores.double()), rtol=0.01, atol=1e-4)
 
 
 def test_tiled_never_holds_all_scores(monkeypatch):
@@ -545,6 +580,30 @@ def test_tiled_never_holds_all_scores(monkeypatch):
         torch.testing.assert_close(got, want, rtol=0, atol=1e-12)
         for g, w in zip(gradients, want_gradients):
             torch.testing.assert_close(g, w, rtol=0, atol=1e-12)
+    sizes = {}
+    for path in (tiled, masked_fill):
+        q = torch.randn(1, 1, 512, 8, requires_grad=True)
+        sizes[path] = cost(lambda path=path: torch.autograd.grad(path(q, q, q).sum(), q))[1]
+    assert sizes[tiled] < sizes[masked_fill] / 20
+
+
+def test_tiled_skips_what_nobody_sees(monkeypatch):
+    """Catches tiles above the diagonal, or left of a window, that are computed and thrown away."""
+    monkeypatch.setattr(Tiled, "TILE", 8)
+    q = torch.empty(1, 1, 80, 4)
+    for visible, count in ((everything, 100), (causal, 55), (sliding_window(8), 10 + 9), (local_global(8, 1), 10 + 9 + 8)):
+        assert len(list(Tiled.tiles(q, q, visible))) == count
+
+
+@pytest.mark.parametrize("path", [masked_fill, tiled, fused])
+def test_autocast_does_not_cut_what_is_float32_on_purpose(path):
+    """Catches sums and large scores that autocast turns back into half precision."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 40, 8).mul(scale).half() for scale in (100, 100, 1))
+    want = path(*(x.double() for x in (q, k, v)))
+    with torch.autocast("cpu", torch.float16):
+        got = path(q, k, v)
+    torch.testing.assert_close(got.double(), want, rtol=5e-3, atol=5e-3)
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
@@ -559,6 +618,19 @@ def test_cross_attention(attention):
     q = layer.c_q(x).unflatten(2, (3, 4)).transpose(1, 2)
     want = layer.c_proj((torch.softmax(q @ k.mT / 2, -1) @ v).transpose(1, 2).flatten(2))
     torch.testing.assert_close(y, want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("T", [3, 9])
+def test_cross_attention_to_a_padded_batch(attention, T):
+    """Catches padding that is looked at, or a batch that is refused because it has more queries than keys."""
+    layer = CrossAttention(12, 3, attention=attention).double()
+    x, memory = torch.randn(2, T, 12, dtype=torch.float64), torch.randn(2, 6, 12, dtype=torch.float64)
+    real = torch.tensor([[True] * 4 + [False] * 2, [True] * 6])
+    for visible in (present(real), both(everything, present(real))):
+        y = layer(x, memory, visible)
+        torch.testing.assert_close(y[:1], layer(x[:1], memory[:1, :4]), rtol=0, atol=1e-12)
+        torch.testing.assert_close(y[1:], layer(x[1:], memory[1:]), rtol=0, atol=1e-12)
 
 
 def test_a_windowed_cache_holds_a_window():
