@@ -1,7 +1,7 @@
 """Measurements: python bench.py attention [--key=value ...]
 
 A benchmark prints its tables and leaves <name>_<device>.json and .png in benchmarks/, with the machine, the command and
-the date. Ratios are between things that took turns in one run, and of medians.
+the date. Ratios are between things that took turns in one run, and medians.
 """
 
 import contextlib
@@ -9,6 +9,7 @@ import datetime
 import functools
 import itertools
 import json
+import math
 import os
 import platform
 import shlex
@@ -83,9 +84,8 @@ def seconds(function, device):
 
 
 def take_turns(functions, repeats, device):
-    """Median seconds of each, called one after the other `repeats` times after a first round that does not count."""
-    times = [[seconds(function, device) for function in functions] for _ in range(repeats + 1)]
-    return [statistics.median(column) for column in zip(*times[1:])]
+    """Seconds of each in rounds, [[first, second, ...], ...], one after the other; a first round does not count."""
+    return [[seconds(function, device) for function in functions] for _ in range(repeats + 1)][1:]
 
 
 def peak_bytes(function, device):
@@ -99,9 +99,12 @@ def peak_bytes(function, device):
 
 
 def free_bytes(device):
+    """Memory that is free, where the system says so."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(ValueError):  # macOS has no such number
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return math.inf
 
 
 def machine(device):
@@ -201,7 +204,10 @@ def measure_paths(config, device, lengths):
 
 
 def compare_paths(config, device, long, longest):
-    """What the shortcuts gain at two lengths, and what a token costs late in a text: ratios, each with the target for it."""
+    """What the shortcuts gain at two lengths, and what a token costs late in a text: ratios, each with the target for it.
+
+    A ratio of times is the median of the ratios in each round, which a slow minute of the machine leaves alone.
+    """
     W, found = config.window, []
 
     def windowed(q, k, v):
@@ -215,22 +221,28 @@ def compare_paths(config, device, long, longest):
 
     with tqdm(total=7, unit="comparison") as bar:
 
-        def note(what, over, under, target):
-            found.append({"what": what, "over": over, "under": under, "ratio": over / under, "target": target})
+        def note(what, rounds, target):
+            over, under = (statistics.median(column) for column in zip(*rounds))
+            ratios = sorted(over / under for over, under in rounds)
+            middle = {"ratio": statistics.median(ratios), "lowest": ratios[0], "highest": ratios[-1]}
+            found.append({"what": what, "over": over, "under": under, **middle, "target": target})
             bar.update()
 
         qkv, double = inputs(config, device, long), inputs(config, device, longest)
-        note(f"memory of masked_fill / tiled, T = {long}", memory(masked_fill, qkv), memory(tiled, qkv), ">= 20")
-        note(f"time of fused / SDPA itself, T = {long}", *times(fused, sdpa, qkv), "<= 1.03")
-        note(f"time of fused causal / sliding_window({W}), T = {long}", *times(fused, windowed, qkv), ">= 8")
+        scores = config.batch_size * config.n_head * long**2 * 4
+        if scores * 7 < 0.8 * free_bytes(device):  # scores, mask, weights, and gradients of them
+            note(f"memory of masked_fill / tiled, T = {long}", [(memory(masked_fill, qkv), memory(tiled, qkv))], ">= 20")
+        else:
+            print(f"masked_fill would need about {scores * 7 / 1e9:.0f} GB at T = {long}: its memory is not compared")
+        note(f"time of fused / SDPA itself, T = {long}", times(fused, sdpa, qkv), "<= 1.03")
+        note(f"time of fused causal / sliding_window({W}), T = {long}", times(fused, windowed, qkv), ">= 8")
         what = f"memory of fused sliding_window({W}), T = {longest} / {long}"
-        note(what, memory(windowed, double), memory(windowed, qkv), "<= 2.1")
+        note(what, [(memory(windowed, double), memory(windowed, qkv))], "<= 2.1")
         repeats = min(3, config.repeats)
-        note(f"time of fused causal / linear, T = {longest}", *times(fused, linear, double, repeats), ">= 10")
-        early, late = decoding_linear(config, device, long)
-        note(f"time of a linear_step at position {long} / at 16", late, early, "about 1")
-        early, late = decoding_window(config, device, long)
-        note(f"time of a token with sliding_window({W}) at position {long} / {2 * W}", late, early, "<= 1.2")
+        note(f"time of fused causal / linear, T = {longest}", times(fused, linear, double, repeats), ">= 10")
+        note(f"time of a linear_step at position {long} / at 16", [decoding_linear(config, device, long)], "about 1")
+        what = f"time of a token with sliding_window({W}) at position {long} / {2 * W}"
+        note(what, [decoding_window(config, device, long)], "<= 1.2")
     return found
 
 
@@ -249,7 +261,7 @@ def forecast(history, limit, free):
 
 
 def decoding_linear(config, device, T):
-    """Median seconds of one linear_step from position 16 to 79, and of the last 64 before position T."""
+    """Median seconds of one linear_step: the last 64 before position T, and those from position 16 to 79."""
     q, k, v = (x.detach() for x in inputs(config, device, 1))
     for state in None, None:  # the first round warms up
         times = []
@@ -258,12 +270,12 @@ def decoding_linear(config, device, T):
             _, state = linear_step(q, k, v, state)
             synchronize(device)
             times.append(time.perf_counter() - start)
-    return statistics.median(times[16:80]), statistics.median(times[-64:])
+    return statistics.median(times[-64:]), statistics.median(times[16:80])
 
 
 @torch.no_grad()
 def decoding_window(config, device, T):
-    """Median seconds of one decoded token in a layer with a window, around position 2·window, and around position T."""
+    """Median seconds of one decoded token in a layer with a window: around position T, and around position 2·window."""
     width, dtype = config.n_head * config.head_size, getattr(torch, config.dtype)
     layer = CausalSelfAttention(width, config.n_head, window=config.window).to(device, dtype)
     total = max(T, 2 * config.window) + config.window // 2
@@ -276,7 +288,7 @@ def decoding_window(config, device, T):
         times.append(time.perf_counter() - start)
     half = config.window // 2 + 1  # tokens on either side
     around = 2 * config.window
-    return statistics.median(times[around - half : around + half]), statistics.median(times[-2 * half :])
+    return statistics.median(times[-2 * half :]), statistics.median(times[around - half : around + half])
 
 
 def slug(name):
@@ -299,7 +311,8 @@ def print_attention(report, lengths):
         print(f"  {name}, {about}, {mode}, from T = {first['T']}: {first['skipped']}")
     print("\nratios")
     for found in report["ratios"]:
-        print(f"  {found['what']:70} {found['ratio']:8.2f}   target {found['target']}")
+        spread = f"({found['lowest']:.2f} to {found['highest']:.2f})" if found["lowest"] < found["highest"] else ""
+        print(f"  {found['what']:66} {found['ratio']:8.2f} {spread:18} target {found['target']}")
 
 
 def plot_attention(report, lengths, path):

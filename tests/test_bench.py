@@ -53,8 +53,8 @@ def test_peak_bytes_is_the_peak():
 def test_taking_turns():
     """Catches things that are compared one after the other, so that a noisy minute hits only one of them."""
     calls = []
-    take_turns([lambda: calls.append("a"), lambda: calls.append("b")], 2, torch.device("cpu"))
-    assert calls == ["a", "b"] * 3
+    rounds = take_turns([lambda: calls.append("a"), lambda: calls.append("b")], 2, torch.device("cpu"))
+    assert calls == ["a", "b"] * 3 and [len(times) for times in rounds] == [2, 2]
 
 
 def test_what_would_not_fit_is_forecast():
