@@ -230,10 +230,10 @@ def compare_paths(config, device, long, longest):
 
         qkv, double = inputs(config, device, long), inputs(config, device, longest)
         scores = config.batch_size * config.n_head * long**2 * 4
-        if scores * 7 < 0.8 * free_bytes(device):  # scores, mask, weights, and gradients of them
+        if scores * 4 < 0.8 * free_bytes(device):  # scores, weights, and gradients of both
             note(f"memory of masked_fill / tiled, T = {long}", [(memory(masked_fill, qkv), memory(tiled, qkv))], ">= 20")
         else:
-            print(f"masked_fill would need about {scores * 7 / 1e9:.0f} GB at T = {long}: its memory is not compared")
+            print(f"masked_fill would need about {scores * 4 / 1e9:.0f} GB at T = {long}: its memory is not compared")
         note(f"time of fused / SDPA itself, T = {long}", times(fused, sdpa, qkv), "<= 1.03")
         note(f"time of fused causal / sliding_window({W}), T = {long}", times(fused, windowed, qkv), ">= 8")
         what = f"memory of fused sliding_window({W}), T = {longest} / {long}"
