@@ -74,8 +74,8 @@ everything.across = True  # promises to ask nothing about i: queries of another 
 
 def sliding_window(W):
     """The last W positions, the token itself included (Longformer, arXiv:2004.05150; Mistral 7B, arXiv:2310.06825)."""
-    if W < 1:
-        raise ValueError(f"sliding_window(W={W}): a token always sees itself, so W must be at least 1")
+    if W < 1 or W != int(W):
+        raise ValueError(f"sliding_window(W={W}): a token always sees itself, so W must be at least 1, and a whole number")
 
     def visible(i, j):
         return (j <= i) & (j > i - W)
@@ -125,8 +125,8 @@ def both(a, b):
 
     promises = [(p.window, getattr(p, "first", 0)) for p in (a, b) if hasattr(p, "window")]
     if promises:
-        visible.window, visible.first = min(promises)
-    visible.across = hasattr(a, "across") and hasattr(b, "across")
+        visible.window, visible.first = min(promises, key=sum)
+    visible.across = getattr(a, "across", False) and getattr(b, "across", False)
     return visible
 
 
@@ -137,7 +137,10 @@ def positions(Tq, Tk, device=None):
 
 def mask_of(visible, i, j, B=1):
     """visible(i, j) as a bool tensor (1 or B, *shape of i and j together); ValueError if it is anything else."""
-    mask = visible(i, j)
+    try:
+        mask = visible(i, j)
+    except IndexError as error:
+        raise ValueError(f"the predicate does not know all {int(j.max()) + 1} positions: {error}") from None
     shape = torch.broadcast_shapes(i.shape, j.shape)
     tensor = isinstance(mask, torch.Tensor)
     if not tensor or mask.dtype != torch.bool or mask.shape not in (shape, (1, *shape), (B, *shape)):
@@ -255,7 +258,8 @@ def sparsemax(scores):
     if not scores.shape[-1]:
         return scores
     dtype, scores = scores.dtype, scores.to(torch.promote_types(scores.dtype, torch.float32))  # a long sum of halves drifts
-    near = (scores - scores.amax(-1, keepdim=True)).detach().clamp_min(-2)  # 1 below the best is already out of the support
+    scores = scores - scores.amax(-1, keepdim=True).detach()  # changes nothing, but that 1 is not lost beside large scores
+    near = scores.detach().clamp_min(-2)  # 1 below the best is already out of the support
     ranked = near.sort(dim=-1, descending=True).values
     rank = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
     size = (1 + rank * ranked > ranked.cumsum(-1)).sum(-1, keepdim=True).clamp_min(1)  # true up to the support's last rank
@@ -356,6 +360,11 @@ class Tiled(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dy):
+        with torch.autocast(dy.device.type, enabled=False):
+            return Tiled.gradients(ctx, dy)
+
+    @staticmethod
+    def gradients(ctx, dy):
         q, k, v, y, log_total = ctx.saved_tensors
         dy = dy.reshape(y.shape).to(ctx.wide)
         dq, dk, dv = (torch.zeros_like(x, dtype=ctx.wide) for x in (q, k, v))
@@ -416,6 +425,8 @@ def check_shapes(q, k, v, visible=causal):
     named = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if q.dim() != 4 or k.dim() != 4 or k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         raise ValueError(f"attention needs q (B, H, Tq, D) and k, v (B, G, Tk, D), not {named}")
+    if not (q.numel() and k.numel()):
+        raise ValueError(f"attention needs at least one sequence, head, query and key, not {named}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"{q.shape[1]} query heads cannot share {k.shape[1]} key/value heads evenly: {named}")
     if q.shape[2] > k.shape[2] and not getattr(visible, "across", False):
@@ -436,9 +447,17 @@ def elu1(x):
 
 
 def positive_random_features(D, count, seed=0):
-    """Performer (Choromanski et al. 2021, arXiv:2009.14794): products approach exp(q·k / sqrt(D)) as count grows."""
+    """Performer (Choromanski et al. 2021, arXiv:2009.14794): products approach exp(q·k / sqrt(D)) as count grows.
+
+    For vectors of unit RMS, as qk_norm makes them: of much longer ones most features vanish.
+    """
+
+    def rotation():
+        Q, R = torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator))
+        return Q * R.diagonal().sign()  # without the signs, not every direction would be as likely
+
     generator = torch.Generator().manual_seed(seed)
-    blocks = [torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator))[0] for _ in range(-(-count // D))]
+    blocks = [rotation() for _ in range(-(-count // D))]
     lengths = torch.randn(count, D, dtype=torch.float64, generator=generator).norm(dim=1, keepdim=True)
     directions = torch.cat(blocks)[:count] * lengths  # orthogonal within a block: less chance, nearer to exp
 
@@ -458,12 +477,13 @@ def linear(q, k, v, feature=elu1, memory=None, chunk=128):
     """
     Tq, Tk = check_shapes(q, k, v)
     if memory is not None:
-        memory.check(k, Tk)
+        memory.check(q, Tk)
     # A CPU takes a few heads at a time: new memory for all of them at once would cost as much as the products.
     heads = max(1, 2**20 // v[0, 0].numel()) if q.device.type == "cpu" else q[:, :, 0, 0].numel()
     parts = zip(*(x.flatten(0, 1).split(heads) for x in (q, share_heads(q, k), share_heads(q, v))))
     pasts = itertools.repeat(None) if memory is None or memory.sum is None else memory.sum.split(heads)
-    y, sums = zip(*(linear_heads(*part, feature, past, chunk) for part, past in zip(parts, pasts)))
+    with torch.autocast(q.device.type, enabled=False):  # sums want float32
+        y, sums = zip(*(linear_heads(*part, feature, past, chunk) for part, past in zip(parts, pasts)))
     if memory is not None:
         memory.length, memory.sum = memory.length + Tk, torch.cat(sums).detach()
     return torch.cat(y).view(q.shape)
@@ -490,9 +510,13 @@ def linear_step(q, k, v, state, feature=elu1):
     if Tk != 1:
         raise ValueError(f"linear_step takes one token, not {Tk}: use linear")
     dtype = v.dtype
-    q, k, v = featured(q, share_heads(q, k), share_heads(q, v), feature)
-    state = k.mT @ v + (0 if state is None else state)  # (B, H, features, D + 1)
-    return normalized(q @ state).to(dtype), state
+    with torch.autocast(q.device.type, enabled=False):
+        q, k, v = featured(q, share_heads(q, k), share_heads(q, v), feature)
+        new = k.mT @ v  # (B, H, features, D + 1)
+        if state is not None and state.shape != new.shape:
+            raise ValueError(f"a state {tuple(state.shape)} does not fit q, k, v, whose own is {tuple(new.shape)}")
+        state = new if state is None else state + new
+        return normalized(q @ state).to(dtype), state
 
 
 def featured(q, k, v, feature):
@@ -520,9 +544,9 @@ class KVCache:
     (B, G, len, D): exactly the k and v that a path wants beside the T new queries. It never grows; past
     max_len it refuses. Rotate before caching. It holds values, not gradients: it is for inference.
 
-    With a window it keeps room for 2·window positions only, and returns at least the window - 1 before the new ones
-    (of a chunk that is longer than that, copies):
-    a sliding_window sees no others, and knows positions only by their distance.
+    With a window it keeps room for 2·window positions only, and returns at least the window - 1 before the new ones: a
+    sliding_window sees no others, and knows positions only by their distance. Of a chunk longer than its room it returns
+    copies.
     """
 
     def __init__(self, batch_size, n_kv_head, max_len, head_size, window=None):
@@ -578,10 +602,11 @@ class LinearState:
     def reset(self):
         self.length, self.sum = 0, None
 
-    def check(self, k, T):
-        """ValueError for keys of another batch size, or T positions more than there is room for."""
-        if len(k) != self.batch_size:
-            raise ValueError(f"this state is for B={self.batch_size}, not k {tuple(k.shape)}")
+    def check(self, q, T):
+        """ValueError for queries of another batch size or number of heads, or T positions more than there is room for."""
+        if len(q) != self.batch_size or self.sum is not None and len(self.sum) != len(q) * q.shape[1]:
+            heads = "" if self.sum is None else f", H={len(self.sum) // self.batch_size}"
+            raise ValueError(f"this state is for B={self.batch_size}{heads}, not q {tuple(q.shape)}")
         if self.length + T > self.max_len:
             raise ValueError(f"the state is full: {self.length} of {self.max_len} positions used, {T} more wanted")
 
@@ -627,13 +652,14 @@ class CausalSelfAttention(nn.Module):
     ):
         super().__init__()
         n_kv_head = n_kv_head or n_head
-        if n_embd % n_head:
+        if n_head < 1 or n_embd % n_head:
             raise ValueError(f"n_embd={n_embd} is not divisible by n_head={n_head}")
         if n_head % n_kv_head:
             raise ValueError(f"n_head={n_head} is not divisible by n_kv_head={n_kv_head}")
         check_mechanism(attention, score, normalize, window)
         self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, n_embd // n_head
         self.c_attn = nn.Linear(n_embd, (n_head + 2 * n_kv_head) * self.head_size, bias=bias)
+        self.c_attn.weight.parts = [heads * self.head_size for heads in (n_head, n_kv_head, n_kv_head)]  # see muon.py
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.qk_norm, self.window = qk_norm, window
@@ -674,14 +700,16 @@ class CrossAttention(nn.Module):
 
     def __init__(self, n_embd, n_head, *, bias=False, dropout=0.0, attention="fused", score="scaled_dot"):
         super().__init__()
-        if n_embd % n_head:
+        if n_head < 1 or n_embd % n_head:
             raise ValueError(f"n_embd={n_embd} is not divisible by n_head={n_head}")
         self.n_head = n_head
         self.c_q = nn.Linear(n_embd, n_embd, bias=bias)
         self.c_kv = nn.Linear(n_embd, 2 * n_embd, bias=bias)
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        self.attention, self.score = choose("attention", attention, ATTENTION), choose("score", score, SCORE)(n_embd // n_head)
+        choose("attention", attention, ATTENTION)
+        check_mechanism(attention, score)
+        self.attention, self.score = ATTENTION[attention], SCORE[score](n_embd // n_head)
 
     def project(self, memory):
         """Keys and values (B, H, S, D) of a memory (B, S, n_embd)."""
