@@ -43,6 +43,8 @@ class GPTConfig:
     """How scores become weights: softmax, or sparsemax (most of them exactly zero)."""
     window: int = 0
     """Each token sees only the last `window` positions; 0: all of them."""
+    window_pattern: str = "S"
+    """Which blocks have the window, from the first on and over again: S (short) has it, L (long) sees everything."""
     position: str = "learned"
     """How the model knows where tokens are: learned, rope, sinusoidal or none."""
     rope_stretch: float = 1.0
@@ -57,6 +59,8 @@ class GPTConfig:
     """Give queries and keys unit RMS before they are compared."""
     tie_weights: bool = True
     """Use one matrix for token embedding and head."""
+    skip: bool = False
+    """Each block reads a·x + b·x0: x is the residual stream, x0 the embedding, a and b are learned numbers (1 and 0)."""
     init: str = "gpt2"
     """Initial weights: gpt2 (std 0.02 everywhere) or zero_out (each block begins as the identity)."""
 
@@ -74,6 +78,8 @@ class GPTConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         check_mechanism(self.attention, self.score, self.normalize, self.window)
+        if not self.window_pattern or set(self.window_pattern) - set("SL"):
+            raise ValueError(f"window_pattern={self.window_pattern!r} must be made of S and L")
         for name, known in ("position", POSITION), ("norm", NORM), ("mlp", MLP), ("init", INIT):
             choose(name, getattr(self, name), known)
 
@@ -95,8 +101,18 @@ def gelu_tanh(x):
     return F.gelu(x, approximate="tanh")
 
 
-def relu2(x):
-    return F.relu(x).square()  # Primer, So et al. 2021, arXiv:2109.08668
+class ReLU2(torch.autograd.Function):
+    """max(x, 0)² (Primer, So et al. 2021, arXiv:2109.08668); by hand, the backward pass takes half of autograd's time."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return F.relu(x).square()
+
+    @staticmethod
+    def backward(ctx, dy):
+        (x,) = ctx.saved_tensors
+        return (F.relu(x) * dy).mul_(2)
 
 
 class NoPosition(nn.Module):
@@ -149,7 +165,7 @@ class Rotary(NoPosition):
 
 POSITION = {"learned": Learned, "rope": Rotary, "sinusoidal": Sinusoidal, "none": NoPosition}
 NORM = {"layernorm": lambda config: nn.LayerNorm(config.n_embd, bias=config.bias), "rmsnorm": lambda config: RMSNorm()}
-MLP = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu2": relu2}
+MLP = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu2": ReLU2.apply}
 
 
 def gpt2_std(config, layer, fan_in):
@@ -175,7 +191,7 @@ def init_weights(model):
     std = INIT[model.config.init]
     for name, p in model.named_parameters():
         *_, layer, kind = name.split(".")
-        if layer == "score":  # a learned score has drawn its own
+        if layer == "score" or kind == "skip":  # they have their own beginnings
             continue
         if p.dim() >= 2:
             nn.init.normal_(p, std=std(model.config, layer, fan_in=p.shape[1]))
@@ -184,11 +200,12 @@ def init_weights(model):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + attention(norm(x)), then x + mlp(norm(x)). n counts blocks from 0."""
 
-    def __init__(self, config):
+    def __init__(self, config, n):
         super().__init__()
-        window = config.window if (config.window or 0) < config.block_size else None  # as long as the context: no window
+        short = config.window_pattern[n % len(config.window_pattern)] == "S"
+        window = config.window if short and (config.window or 0) < config.block_size else None  # as long as the context: none
         self.ln_1 = NORM[config.norm](config)
         self.attn = CausalSelfAttention(
             config.n_embd, config.n_head, config.n_kv_head, bias=config.bias, dropout=config.dropout,
@@ -197,8 +214,11 @@ class Block(nn.Module):
         )
         self.ln_2 = NORM[config.norm](config)
         self.mlp = FeedForward(config)
+        self.skip = nn.Parameter(torch.tensor([1.0, 0.0])) if config.skip else None
 
-    def forward(self, x, rope=None, cache=None):
+    def forward(self, x, rope=None, cache=None, x0=None):
+        if self.skip is not None:
+            x = self.skip[0] * x + self.skip[1] * x0
         x = x + self.attn(self.ln_1(x), rope, cache)
         return x + self.mlp(self.ln_2(x))
 
@@ -228,7 +248,7 @@ class GPT(nn.Module):
                 wte=nn.Embedding(config.vocab_size, config.n_embd),
                 wpe=POSITION[config.position](config),
                 drop=nn.Dropout(config.dropout),
-                h=nn.ModuleList(Block(config) for _ in range(config.n_layer)),
+                h=nn.ModuleList(Block(config, n) for n in range(config.n_layer)),
                 ln_f=NORM[config.norm](config),
             )
         )
@@ -250,9 +270,9 @@ class GPT(nn.Module):
             raise ValueError(f"{start + T} tokens do not fit into block_size={self.config.block_size}")
         here = slice(start, start + T)
         rope = self.transformer.wpe.rope(here)
-        x = self.transformer.drop(self.transformer.wpe.add(self.transformer.wte(idx), here))  # (B, T, C)
+        x = x0 = self.transformer.drop(self.transformer.wpe.add(self.transformer.wte(idx), here))  # (B, T, C)
         for layer, block in enumerate(self.transformer.h):
-            x = block(x, rope, cache[layer] if cache else None)
+            x = block(x, rope, cache[layer] if cache else None, x0)
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
@@ -263,6 +283,23 @@ class GPT(nn.Module):
     def num_params(self):
         """Learned numbers, a tied matrix counted once."""
         return sum(p.numel() for p in self.parameters())
+
+    def flops_per_token(self):
+        """Floating-point operations to train on one token of a full context: the model's, whatever is made of them.
+
+        6 for each weight of a matrix product, 2 forward and 4 backward (Kaplan et al. 2020, arXiv:2001.08361), and
+        12·n_embd in each block for each key that a query sees, on average (Chowdhery et al. 2022, arXiv:2204.02311,
+        appendix B, but what causality or a window hides is not counted). Linear attention reads as many features.
+        """
+        T, C, weights, seen = self.config.block_size, self.config.n_embd, self.lm_head.weight.numel(), 0.0
+        for block in self.transformer.h:
+            weights += sum(p.numel() for p in block.parameters() if p.dim() >= 2)
+            if block.attn.feature:
+                seen += len(block.attn.feature(torch.zeros(1, block.attn.head_size))[0])
+            else:
+                W = min(block.attn.window or T, T)
+                seen += W - W * (W - 1) / (2 * T)  # the mean of min(t + 1, W)
+        return 6 * weights + 12 * C * seen
 
     def new_cache(self, batch_size, max_len=None):
         """One empty KVCache or LinearState per layer, for up to max_len positions (default: block_size)."""

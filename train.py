@@ -29,9 +29,11 @@ from tqdm import tqdm
 import checkpoint
 import configure
 import dataset
+import meter
 import pretrained
 from attention import ATTENTION
 from model import GPT, MODERN, GPTConfig
+from muon import make_optimizer
 
 TRAIN, VAL = 0, 1  # separate streams of chance
 
@@ -59,6 +61,8 @@ class TrainConfig(GPTConfig):
     """Save a checkpoint and evaluate every so many steps (and at the end)."""
     eval_iters: int | Literal["full"] = 50
     """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
+    target_loss: float = 0.0
+    """Stop at the first evaluation that finds a validation loss as low as this; 0: train for max_iters."""
     eval_only: bool = False
     """Evaluate, and stop."""
     log_interval: int = 10
@@ -84,9 +88,21 @@ class TrainConfig(GPTConfig):
     qk_norm: bool = MODERN["qk_norm"]
     tie_weights: bool = MODERN["tie_weights"]
     init: str = MODERN["init"]
-    # AdamW
+    # Optimizer
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """adamw, or muon for the matrices of the blocks with AdamW for all else."""
     learning_rate: float = 1e-2
-    """The highest learning rate."""
+    """The highest learning rate; with muon, that of the matrices (try 0.02 to 0.05)."""
+    embedding_lr: float = 2e-2
+    """muon: AdamW's learning rate of the embeddings."""
+    head_lr: float = 1e-2
+    """muon: AdamW's learning rate of the head, where it is not tied to the embedding."""
+    vector_lr: float = 1e-2
+    """muon: AdamW's learning rate of biases, norms and scalars."""
+    momentum: float = 0.95
+    """muon: memory of the gradient."""
+    muon_steps: int = 4
+    """muon: steps towards an orthogonal update, at most 5; each costs three products of matrices."""
     max_iters: int = 900
     """Steps to train in all. The learning rate decays towards this step, unless lr_decay_iters says another."""
     weight_decay: float = 0.1
@@ -104,6 +120,8 @@ class TrainConfig(GPTConfig):
     """The shape of the decay to min_lr."""
     warmup_iters: int = 50
     """Steps of linear rise at the beginning."""
+    hold: float = 0.0
+    """The share of lr_decay_iters at which the decay begins."""
     lr_decay_iters: int = 0
     """The step at which min_lr is reached; 0: max_iters."""
     min_lr: float = 0.0
@@ -120,16 +138,18 @@ class TrainConfig(GPTConfig):
         self.model_config(self.vocab_size or 1)  # raises for a model that cannot be
         positive = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         not_negative = ("max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "learning_rate", "min_lr", "seed",
-                        "weight_decay", "grad_clip")
+                        "weight_decay", "grad_clip", "embedding_lr", "head_lr", "vector_lr", "target_loss")
         for name in positive:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in not_negative:
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
-        for name in ("beta1", "beta2"):
+        for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        if not 1 <= self.muon_steps <= 5:
+            raise ValueError(f"muon_steps={self.muon_steps} must be 1 to 5")
         if self.eval_iters != "full" and self.eval_iters < 0:
             raise ValueError(f"eval_iters={self.eval_iters} must be 0 or more, or full")
 
@@ -140,7 +160,7 @@ class TrainConfig(GPTConfig):
 
 
 def learning_rate_at(step, config):
-    """Learning rate of the update after `step` updates: linear warmup, then cosine or linear decay to min_lr."""
+    """Learning rate of the update after `step` updates: linear warmup, hold, then cosine or linear decay to min_lr."""
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
     if not config.decay_lr:
@@ -148,17 +168,10 @@ def learning_rate_at(step, config):
     end = config.lr_decay_iters or config.max_iters
     if step >= end:
         return config.min_lr
-    progress = (step - config.warmup_iters) / (end - config.warmup_iters)  # 0 <= progress < 1
+    begin = max(config.warmup_iters, config.hold * end)
+    progress = max(0, step - begin) / (end - begin)  # 0 <= progress < 1
     share = 1 - progress if config.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
     return config.min_lr + share * (config.learning_rate - config.min_lr)
-
-
-def make_optimizer(model, config):
-    """AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) that decays matrices and leaves vectors alone."""
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    groups = [dict(params=matrices, weight_decay=config.weight_decay), dict(params=vectors, weight_decay=0.0)]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
 def chance(*key):
@@ -264,6 +277,8 @@ def train(config):
         f"{config.batch_size} x {config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches a step"
     )
 
+    roof, flops_per_token = meter.peak_flops(device, dtype) * world_size, model.flops_per_token()
+
     # ---- what is written: checkpoints, metrics.jsonl, wandb
     if master and not config.eval_only:
         out_dir.mkdir(parents=True, exist_ok=True)
@@ -311,7 +326,7 @@ def train(config):
         if wandb:
             wandb.log(record, step=step)
 
-    record = {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None}
+    record = {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None}
     if step == 0 and config.max_iters == 0:  # the untrained model
         save()
     if config.eval_only or step >= config.max_iters or (trainer and "val_loss" not in last_line):  # or stopped before it
@@ -328,7 +343,7 @@ def train(config):
         while step < last_step:
             lr = learning_rate_at(step, config)
             for group in optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = group["highest_lr"] * lr / (config.learning_rate or 1)
             loss = torch.zeros((), device=device)
             for micro in range(rank * share, (rank + 1) * share):
                 rng = chance(config.seed, TRAIN, step, micro)
@@ -356,13 +371,17 @@ def train(config):
                 if world_size > 1:
                     dist.all_reduce(loss, dist.ReduceOp.SUM)
                 speed = tokens_seen / (time.perf_counter() - clock)
-                record = {"step": step, "train_loss": loss.item() / world_size, "lr": lr, "tokens_per_s": round(speed, 1)}
-                bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {speed:,.0f} tokens/s")
+                mfu = meter.utilization(speed, flops_per_token, roof)
+                record = {"step": step, "train_loss": loss.item() / world_size, "lr": lr}
+                record |= {"tokens_per_s": round(speed, 1), "mfu": round(mfu, 4)}
+                bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}")
                 if evaluating:
                     save()
                     record["val_loss"] = evaluate()
                 write_record()
                 tokens_seen, clock = 0, time.perf_counter()
+                if record.get("val_loss", math.inf) <= config.target_loss:
+                    break
 
     # ---- the end: what it writes now
     if master and not config.eval_only:

@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from attention import ATTENTION, FEATURE, SCORE, rope_table, sinusoidal
-from model import MODERN, POSITION, GPT, GPTConfig, draw
+from model import MLP, MODERN, POSITION, GPT, GPTConfig, draw
 
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
@@ -49,10 +50,10 @@ def gpt2_logits(weights, idx, n_layer, n_head):
     return norm(x, "transformer.ln_f") @ weights["transformer.wte.weight"].T
 
 
-def modern_logits(weights, idx, n_layer, n_head, n_kv_head, window):
-    """The modern shape in plain functions and loops: RoPE, RMSNorm, QK-norm, ReLU squared, grouped heads, window."""
+def modern_logits(weights, idx, n_head, n_kv_head, windows):
+    """The modern shape in plain functions and loops: RoPE, RMSNorm, QK-norm, ReLU squared, grouped heads, windows, skip."""
     T, D = idx.shape[1], weights["transformer.wte.weight"].shape[1] // n_head
-    x = weights["transformer.wte.weight"][idx]
+    x = x0 = weights["transformer.wte.weight"][idx]
 
     def norm(x):
         return x / x.square().mean(-1, keepdim=True).sqrt()
@@ -63,8 +64,10 @@ def modern_logits(weights, idx, n_layer, n_head, n_kv_head, window):
         turned = pairs * torch.polar(torch.ones_like(angle), angle)
         return torch.cat([turned.real, turned.imag], dim=-1)
 
-    for n in range(n_layer):
+    for n, window in enumerate(windows):
         block = f"transformer.h.{n}."
+        if block + "skip" in weights:
+            x = weights[block + "skip"][0] * x + weights[block + "skip"][1] * x0
         heads = (norm(x) @ weights[block + "attn.c_attn.weight"].T).split(D, dim=-1)
         queries, keys, values = heads[:n_head], heads[n_head : n_head + n_kv_head], heads[n_head + n_kv_head :]
         out = []
@@ -85,13 +88,21 @@ def modern_logits(weights, idx, n_layer, n_head, n_kv_head, window):
 
 def test_modern_is_modern():
     """Catches any ingredient of the modern shape that is named in the config and not in the model."""
-    model = tiny(**MODERN, n_kv_head=2, window=5).double()
+    model = tiny(**MODERN | dict(n_layer=3, n_kv_head=2, window=5, window_pattern="SL", skip=True)).double()
     for buffer in ("cos", "sin"):  # in float64 too, for the comparison
         table = dict(zip(("cos", "sin"), rope_table(16, 4)))[buffer]
         setattr(model.transformer.wpe, buffer, table)
     idx = torch.randint(33, (2, 14))
+    assert GPT(GPTConfig(**TINY, skip=True)).transformer.h[1].skip.tolist() == [1, 0]
     logits, _ = model(idx, idx)
-    torch.testing.assert_close(logits, modern_logits(model.state_dict(), idx, 2, 4, 2, 5), rtol=0, atol=1e-10)
+    torch.testing.assert_close(logits, modern_logits(model.state_dict(), idx, 4, 2, (5, 14, 5)), rtol=0, atol=1e-10)
+
+
+def test_relu2_by_hand():
+    """Catches a gradient of ReLU squared that is not its derivative, the first or the second."""
+    x = torch.randn(40, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(MLP["relu2"](x), torch.relu(x) ** 2)
+    assert torch.autograd.gradcheck(MLP["relu2"], x) and torch.autograd.gradgradcheck(MLP["relu2"], x)
 
 
 def test_sinusoidal_positions_are_added():
@@ -118,6 +129,19 @@ def test_gpt2_has_124_million_parameters():
     with torch.device("meta"):
         model = GPT(GPTConfig(vocab_size=50257))
     assert model.num_params() == 124_439_808
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [{}, {**MODERN, "n_kv_head": 2}, dict(n_layer=4, n_embd=32, window=5, window_pattern="SSL", mlp="relu2", bias=False)]
+)
+def test_flops_are_what_torch_counts(shape):
+    """Catches an embedding counted as a product, a head forgotten, or pairs counted that a mask hides."""
+    model = GPT(GPTConfig(**TINY | shape | dict(attention="naive")))  # naive makes the products that are needed, and no others
+    with FlopCounterMode(display=False) as counter:
+        idx = torch.randint(33, (1, 16))
+        model(idx, idx)[1].backward()
+    assert model.flops_per_token() * 16 == pytest.approx(counter.get_total_flops(), rel=0.02)
 
 
 def test_interface_is_nanogpts():
@@ -263,6 +287,8 @@ def test_crop_block_size():
         ({"attention": "tiled", "normalize": "sparsemax"}, "attention='tiled' cannot do .*choose attention=masked_fill"),
         ({"rope_stretch": 0.5}, "rope_stretch=0.5"),
         ({"n_layer": 0}, "n_layer=0"),
+        ({"window_pattern": "SX"}, "window_pattern='SX' must be made of S and L"),
+        ({"window_pattern": ""}, "window_pattern=''"),
         ({"window": -1}, "window=-1"),
     ],
 )

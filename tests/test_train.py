@@ -13,9 +13,11 @@ from conftest import ROOT, complaint, metrics, run
 
 import checkpoint
 import dataset
+import meter
 import train as train_module
 from model import GPT, GPTConfig
-from train import TrainConfig, learning_rate_at, make_optimizer, train, validation_loss
+from muon import make_optimizer
+from train import TrainConfig, learning_rate_at, train, validation_loss
 
 SMALL = dict(block_size=16, n_layer=2, n_head=2, n_embd=16, batch_size=4, device="cpu", log_interval=5, warmup_iters=2)
 
@@ -58,6 +60,38 @@ def test_learning_rate_without_decay():
     """Catches decay_lr=False that decays, or that skips the warmup."""
     config = TrainConfig(learning_rate=1.0, warmup_iters=3, max_iters=10, decay_lr=False)
     assert [learning_rate_at(step, config) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_learning_rate_that_is_held():
+    """Catches a decay that begins at once, or that ends too early: 1 for half of the steps, then a line to 0."""
+    config = TrainConfig(learning_rate=1.0, warmup_iters=0, max_iters=8, hold=0.5, lr_schedule="linear")
+    assert [learning_rate_at(step, config) for step in range(9)] == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
+
+
+def test_muon_takes_the_matrices_of_the_blocks():
+    """Catches an embedding or a head that is orthogonalized, a parameter that no group has, or the fused QKV taken as one."""
+    model = GPT(GPTConfig(block_size=8, vocab_size=10, n_layer=1, n_head=2, n_kv_head=1, n_embd=8, tie_weights=False))
+    settings = dict(optimizer="muon", learning_rate=0.5, embedding_lr=0.4, head_lr=0.3, vector_lr=0.2)
+    groups = make_optimizer(model, TrainConfig(**settings)).param_groups
+    names = {id(p): name for name, p in model.named_parameters()}
+    found = {group["lr"]: {names[id(p)] for p in group["params"]} for group in groups}
+    assert set().union(*found.values()) == set(names.values())
+    assert found[0.5] == {f"transformer.h.0.{n}.weight" for n in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
+    assert found[0.4] == {"transformer.wte.weight", "transformer.wpe.weight"} and found[0.3] == {"lm_head.weight"}
+    assert model.transformer.h[0].attn.c_attn.weight.parts == [8, 4, 4]
+
+
+def test_utilization():
+    """Catches a share of the roof that is not operations per second over operations per second."""
+    assert meter.utilization(tokens_per_s=50.0, flops_per_token=2e9, peak=4e11) == 0.25
+    assert 1e8 < meter.peak_flops(torch.device("cpu"), torch.float32) < 1e15
+
+
+def test_a_target_ends_the_run(poem, tmp_path):
+    """Catches a target that is never met, or met without a checkpoint of it."""
+    settings = SMALL | dict(dataset=poem, max_iters=30, eval_interval=5, eval_iters=2, learning_rate=1e-2)
+    last = train(TrainConfig(**settings, out_dir=str(tmp_path), target_loss=100.0))
+    assert last["step"] == 5 and checkpoint.find(tmp_path).name == "step_000005"
 
 
 def test_weight_decay_is_for_matrices(poem, tmp_path):
@@ -103,9 +137,10 @@ def test_a_run_is_the_loop_that_its_settings_describe(poem, tmp_path):
 # ---- the same run, cut or shared
 
 
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(poem, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(poem, tmp_path, optimizer):
     """Catches any state that is not saved: 40 steps, and 20 + 20, must give equal weights to the last bit, dropout included."""
-    settings = SMALL | dict(dataset=poem, dropout=0.1, lr_decay_iters=40, eval_interval=20, eval_iters=2)
+    settings = SMALL | dict(dataset=poem, dropout=0.1, lr_decay_iters=40, eval_interval=20, eval_iters=2, optimizer=optimizer)
     whole, cut = str(tmp_path / "whole"), str(tmp_path / "cut")
     train(TrainConfig(**settings, out_dir=whole, max_iters=40))
     train(TrainConfig(**settings, out_dir=cut, max_iters=20))

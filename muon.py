@@ -1,0 +1,129 @@
+"""Muon for the matrices of the blocks and AdamW for everything else, as one optimizer.
+
+A gradient matrix is dominated by a few directions. Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) replaces
+its momentum by the nearest semi-orthogonal matrix, U V^T of its singular value decomposition, so that all directions
+learn at one speed. What does not map activations to activations (embeddings, head, biases, norms, scalars) is AdamW's.
+"""
+
+import torch
+from torch.optim.adamw import adamw
+
+# Polynomials a·x + b·x³ + c·x⁵ that drive singular values from 0.001 to 1 towards 1, each the best for what the one
+# before leaves (Polar Express, Amsel et al. 2025, arXiv:2505.16932).
+POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+)
+
+
+def orthogonalize(G, steps=5):
+    """U V^T of each matrix of G (..., m, n), nearly: matrix products alone, in bfloat16 on a GPU and float32 elsewhere."""
+    X = G.bfloat16() if G.is_cuda else G.float()
+    if tall := X.shape[-2] > X.shape[-1]:
+        X = X.mT
+    X = X / (1.01 * X.norm(dim=(-2, -1), keepdim=True) + 1e-30)  # no singular value above 1, and a hundredth for rounding
+    for a, b, c in POLAR_EXPRESS[:steps]:
+        A = X @ X.mT
+        X = a * X + (b * A + c * A @ A) @ X
+    return (X.mT if tall else X).to(G.dtype)
+
+
+class Muon:
+    """Muon for groups with kind="muon", AdamW for those with kind="adamw".
+
+    groups: dicts of params, kind, lr and weight_decay, with momentum and steps for muon, betas for adamw. A parameter
+    that is several matrices on top of each other has an attribute `parts`, their heights. All matrices of one shape are
+    orthogonalized as one batch.
+
+    It has what train.py asks of an optimizer, but is not a torch.optim.Optimizer: making one imports the compiler.
+    """
+
+    def __init__(self, groups):
+        self.param_groups = groups
+        self.state = {}
+        for group in groups:
+            for p in group["params"]:
+                names = ("momentum",) if group["kind"] == "muon" else ("exp_avg", "exp_avg_sq")
+                self.state[p] = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names}
+                self.state[p] |= {"step": torch.zeros((), device=p.device)} if group["kind"] == "adamw" else {}
+
+    def zero_grad(self):
+        for p in self.state:
+            p.grad = None
+
+    @torch.no_grad()
+    def step(self):
+        """Update all parameters that have a gradient, which is used up by it."""
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if params:
+                {"muon": self.muon_step, "adamw": self.adamw_step}[group["kind"]](group, params)
+
+    def muon_step(self, group, params):
+        grads, buffers = [p.grad for p in params], [self.state[p]["momentum"] for p in params]
+        torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
+        torch._foreach_lerp_(grads, buffers, group["momentum"])  # Nesterov: where the momentum will be
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        alike = {}  # shape of a wide matrix -> [(what to change, by what)]
+        for p, grad in zip(params, grads):
+            parts = getattr(p, "parts", [len(p)])
+            for pair in zip(p.split(parts), grad.split(parts)):
+                target, matrix = pair if pair[0].shape[0] <= pair[0].shape[1] else (x.mT for x in pair)
+                scale = max(1, p.shape[1] and pair[0].shape[0] / pair[0].shape[1]) ** 0.5
+                alike.setdefault((*matrix.shape, scale), []).append((target, matrix))
+        for (*_, scale), pairs in alike.items():
+            targets, matrices = zip(*pairs)
+            updates = orthogonalize(torch.stack(matrices), group["steps"])
+            torch._foreach_add_(targets, updates.unbind(), alpha=-group["lr"] * scale)
+
+    def adamw_step(self, group, params):
+        state = [self.state[p] for p in params]
+        averages, squares, steps = ([s[name] for s in state] for name in ("exp_avg", "exp_avg_sq", "step"))
+        beta1, beta2 = group["betas"]
+        adamw(
+            params, [p.grad for p in params], averages, squares, [], steps, fused=True, amsgrad=False, maximize=False,
+            lr=group["lr"], weight_decay=group["weight_decay"], beta1=beta1, beta2=beta2, eps=1e-8,
+        )
+
+    def state_dict(self):
+        """The state of each parameter in the order of the groups."""
+        return {"state": list(self.state.values())}
+
+    def load_state_dict(self, saved):
+        """Go on from a state_dict of the same parameters; ValueError if it is another optimizer's."""
+        if [list(s) for s in saved["state"]] != [list(s) for s in self.state.values()]:
+            raise ValueError("the saved optimizer is another: resume with the same --optimizer, or train from scratch")
+        for mine, theirs in zip(self.state.values(), saved["state"]):
+            for name, tensor in theirs.items():
+                mine[name].copy_(tensor)
+
+
+def make_optimizer(model, config):
+    """The optimizer of a GPT, as config, a TrainConfig, says.
+
+    AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) decays matrices and leaves vectors alone. Muon takes the matrices of
+    the blocks, each kind of what is left has a learning rate of its own. group["highest_lr"] is what a schedule scales.
+    """
+    named = dict(model.named_parameters())
+    matrices = {name: p for name, p in named.items() if p.dim() >= 2}
+    vectors = [p for p in named.values() if p.dim() < 2]
+    adamw = dict(kind="adamw", betas=(config.beta1, config.beta2))
+    if config.optimizer == "adamw":
+        groups = [
+            dict(params=list(matrices.values()), lr=config.learning_rate, weight_decay=config.weight_decay, **adamw),
+            dict(params=vectors, lr=config.learning_rate, weight_decay=0.0, **adamw),
+        ]
+    else:
+        head = [matrices.pop("lm_head.weight")] if "lm_head.weight" in matrices else []
+        blocks = [matrices.pop(name) for name in list(matrices) if name.startswith("transformer.h.")]
+        muon = dict(kind="muon", momentum=config.momentum, steps=config.muon_steps)
+        groups = [
+            dict(params=blocks, lr=config.learning_rate, weight_decay=config.weight_decay, **muon),
+            dict(params=list(matrices.values()), lr=config.embedding_lr, weight_decay=0.0, **adamw),
+            dict(params=head, lr=config.head_lr, weight_decay=0.0, **adamw),
+            dict(params=vectors, lr=config.vector_lr, weight_decay=0.0, **adamw),
+        ]
+    return Muon([dict(group, highest_lr=group["lr"]) for group in groups])
