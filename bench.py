@@ -7,6 +7,7 @@ the date. Ratios are between things that took turns in one run, and medians.
 import contextlib
 import datetime
 import functools
+import importlib.util
 import itertools
 import json
 import math
@@ -14,20 +15,29 @@ import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+import types
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+import checkpoint
 import configure
+import dataset
+import meter
 from attention import (
     ATTENTION, CausalSelfAttention, both, causal, cost, everything, fused, linear, linear_step, local_global,
     masked_fill, positive_random_features, same_document, sliding_window, strided, tiled,
 )
+from model import GPT, GPTConfig
+from muon import Muon, make_optimizer
 
 
 @dataclass(kw_only=True)
@@ -354,7 +364,215 @@ def plot_attention(report, lengths, path):
     figure.savefig(path, dpi=150)
 
 
-BENCHMARKS = {"attention": (AttentionBench, attention)}
+# ---- python bench.py train
+
+
+@dataclass(kw_only=True)
+class TrainBench:
+    nanogpt: str = ""
+    """A clone of nanoGPT, with its data/shakespeare_char prepared, to compare with; empty: lookback alone."""
+    shapes: str = "small,baby,gpt2"
+    """Which of nanoGPT's shapes: small (its CPU command's), baby (its shakespeare_char), gpt2 (124M)."""
+    repeats: int = 5
+    """Steps that each takes, in turn."""
+    preset: str = "config/speedrun_cpu.toml"
+    """The run that is timed until its end, seed after seed; empty: none."""
+    seeds: int = 10
+    """How many seeds."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    out_dir: str = "benchmarks"
+    """Where the figures and the plot go."""
+
+    def __post_init__(self):
+        for name in ("repeats", "seeds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        unknown = [shape for shape in self.shapes.split(",") if shape not in SHAPES]
+        if unknown and self.shapes:
+            raise ValueError(f"shapes={self.shapes}: {unknown[0]} is unknown, choose from {', '.join(SHAPES)}")
+        if self.nanogpt and not (Path(self.nanogpt) / "model.py").exists():
+            raise ValueError(f"nanogpt={self.nanogpt} has no model.py: clone nanoGPT and give its folder")
+
+
+SHAPES = {
+    "small": dict(batch_size=12, block_size=64, n_layer=4, n_head=4, n_embd=128, vocab_size=65),
+    "baby": dict(batch_size=16, block_size=256, n_layer=6, n_head=6, n_embd=384, vocab_size=65),
+    "gpt2": dict(batch_size=1, block_size=1024, n_layer=12, n_head=12, n_embd=768, vocab_size=50304),
+}
+# nanoGPT's README, "I only have a macbook"; it evaluates 20 batches every 250 steps
+NANOGPT_COMMAND = (
+    "train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=100 --block_size=64 "
+    "--batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
+)
+
+
+def train(config):
+    """Steps of the same shapes beside nanoGPT's, a run to its target seed after seed, and what a step of it consists of."""
+    device = configure.pick_device(config.device)
+    report = {**machine(device), "settings": vars(config), "roof": meter.peak_flops(device, torch.float32)}
+    report["throughput"] = compare_steps(config, device)
+    if config.preset:
+        with tempfile.TemporaryDirectory() as folder:
+            report |= time_to_loss(config, Path(folder))
+            report["anatomy"] = anatomy(checkpoint.find(Path(folder) / "seed-0"), config.repeats, device)
+    print_train(report)
+    stem = Path(config.out_dir) / f"train_{'cpu' if device.type == 'cpu' else slug(report['device'])}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    if config.preset:
+        plot_train(report, stem.with_suffix(".png"))
+    print(f"\n{stem}.json written")
+
+
+def step_of(model, optimizer, x, y):
+    def step():
+        model(x, y)[1].backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def compare_steps(config, device):
+    """For each shape the seconds and peak bytes of a whole step, and those of nanoGPT's model for the same step."""
+    found = []
+    for name in filter(None, config.shapes.split(",")):
+        shape = dict(SHAPES[name])
+        tokens = torch.randint(shape["vocab_size"], (shape.pop("batch_size"), shape["block_size"] + 1), device=device)
+        x, y = tokens[:, :-1], tokens[:, 1:]
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(**shape, bias=False, mlp="gelu")).to(device)
+        groups = [dict(kind="adamw", params=list(model.parameters()), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.99))]
+        steps = {"lookback": step_of(model, Muon(groups), x, y)}
+        if config.nanogpt:
+            module = nanogpt_model(config.nanogpt)
+            peer = module.GPT(module.GPTConfig(**shape, bias=False, dropout=0.0)).to(device)
+            steps["nanoGPT"] = step_of(peer, peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type), x, y)
+        memory = [peak_bytes(step, device) for step in steps.values()]
+        rounds = take_turns(list(steps.values()), config.repeats, device)
+        row = {"shape": name, "tokens": x.numel(), "flops_per_token": model.flops_per_token()}
+        for who, size, times in zip(steps, memory, zip(*rounds)):
+            row[who] = {"seconds": statistics.median(times), "bytes": size}
+        if config.nanogpt:
+            row["ratio"] = statistics.median(theirs / ours for ours, theirs in rounds)
+        found.append(row)
+    return found
+
+
+def nanogpt_model(folder):
+    """model.py of a clone of nanoGPT, as a module of its own name."""
+    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(folder) / "model.py")
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def time_to_loss(config, folder):
+    """Whole processes: the preset for each seed, its loss curve once more, and nanoGPT's own command."""
+    runs, here = [], Path(__file__).parent
+    for seed in tqdm(range(config.seeds), "runs", unit="seed"):
+        command = [sys.executable, "train.py", config.preset, f"--seed={seed}", f"--out_dir={folder / f'seed-{seed}'}"]
+        took, _ = timed(command, here)
+        last = json.loads((folder / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()[-1])
+        runs.append({"seed": seed, "seconds": took, "step": last["step"], "val_loss": last["val_loss"]})
+    command = [sys.executable, "train.py", config.preset, f"--out_dir={folder / 'curve'}", "--eval_interval=10"]
+    timed(command, here)
+    lines = [json.loads(line) for line in (folder / "curve" / "metrics.jsonl").read_text().splitlines()]
+    found = {"runs": runs, "curve": [(line["wall_s"], line["val_loss"]) for line in lines if "val_loss" in line]}
+    if config.nanogpt:
+        took, lines = timed([sys.executable, *shlex.split(NANOGPT_COMMAND), f"--out_dir={folder / 'nanogpt'}"], config.nanogpt)
+        curve = [(t, float(line.split("val loss")[1])) for t, line in lines if "val loss" in line]
+        found["nanogpt"] = {"seconds": took, "curve": curve, "command": f"python {NANOGPT_COMMAND}"}
+    return found
+
+
+def timed(command, cwd):
+    """Seconds of a command, and (second, line) of what it printed; ValueError with its last words if it fails."""
+    start, lines = time.perf_counter(), []
+    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            lines.append((time.perf_counter() - start, line))
+        error = process.stderr.read()
+    if process.returncode:
+        raise ValueError(f"{shlex.join(command)} failed: {(error.strip().splitlines() or [process.returncode])[-1]}")
+    return time.perf_counter() - start, lines
+
+
+def anatomy(folder, repeats, device):
+    """Median seconds of the parts of a step of the run in this checkpoint: data, forward, backward, optimizer."""
+    saved = checkpoint.load_config(folder)["training"]
+    settings = types.SimpleNamespace(**saved)
+    model = checkpoint.load_model(folder).to(device)
+    optimizer, data = make_optimizer(model, settings), dataset.load(settings.dataset, settings.block_size)
+    parts = {"data": [], "forward": [], "backward": [], "optimizer": []}
+    for n in range(repeats * 5 + 3):
+        marks = [time.perf_counter()]
+
+        def mark():
+            synchronize(device)
+            marks.append(time.perf_counter())
+
+        x, y = dataset.random_batch(data.train, settings.batch_size, settings.block_size, np.random.default_rng(n))
+        x, y = x.to(device), y.to(device)
+        mark()
+        loss = model(x, y)[1]
+        mark()
+        loss.backward()
+        mark()
+        optimizer.step()
+        optimizer.zero_grad()
+        mark()
+        for name, (before, after) in zip(parts, itertools.pairwise(marks)):
+            parts[name].append(after - before)
+    return {
+        "seconds": {name: statistics.median(times[3:]) for name, times in parts.items()},
+        "tokens": x.numel(), "flops_per_token": model.flops_per_token(),
+    }
+
+
+def print_train(report):
+    print(f"{report['device']}, {report['threads']} threads, torch {report['torch']}, {report['date']}: {report['command']}")
+    print(f"roof: {report['roof'] / 1e9:.0f} GFLOP/s in float32")
+    for row in report["throughput"]:
+        print(f"\n{row['shape']}: {row['tokens']} tokens" + (f", {row['ratio']:.2f} x nanoGPT" if "ratio" in row else ""))
+        for who in row.keys() & {"lookback", "nanoGPT"}:
+            share = row["tokens"] / row[who]["seconds"] * row["flops_per_token"] / report["roof"]
+            print(f"  {who:9} {row[who]['seconds'] * 1e3:8.1f} ms {row[who]['bytes'] / 1e6:8.1f} MB {share:6.0%} of the roof")
+    if "runs" in report:
+        times = [run["seconds"] for run in report["runs"]]
+        print(f"\n{report['settings']['preset']}, whole process: median {statistics.median(times):.1f} s")
+        for run in report["runs"]:
+            print(f"  seed {run['seed']}: {run['seconds']:6.1f} s, validation loss {run['val_loss']:.4f} at step {run['step']}")
+        if "nanogpt" in report:
+            peer = report["nanogpt"]
+            print(f"  nanoGPT {peer['seconds']:6.1f} s, validation loss {peer['curve'][-1][1]:.4f}: "
+                  f"{peer['seconds'] / statistics.median(times):.1f} x as long")
+        parts = report["anatomy"]
+        total = sum(parts["seconds"].values())
+        share = parts["tokens"] * parts["flops_per_token"] / total / report["roof"]
+        print(f"a step of it: {total * 1e3:.1f} ms, {share:.0%} of the roof")
+        for name, seconds in parts["seconds"].items():
+            print(f"  {name:10} {seconds * 1e3:7.2f} ms {seconds / total:6.1%}")
+
+
+def plot_train(report, path):
+    """Validation loss against wall time: the preset, and nanoGPT."""
+    import matplotlib.pyplot as plt
+
+    figure, panel = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    panel.plot(*zip(*report["curve"]), "o-", markersize=3, color="#1f77b4", label=f"lookback, {report['settings']['preset']}")
+    if "nanogpt" in report:
+        panel.plot(*zip(*report["nanogpt"]["curve"]), "o-", markersize=3, color="#d62728", label="nanoGPT, for a CPU")
+    panel.set(xlabel="seconds since the start", ylabel="validation loss (nats per character)", xscale="log")
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False)
+    panel.set_title(f"tiny Shakespeare by characters, {report['device']}", fontsize=11)
+    figure.savefig(path, dpi=150)
+
+
+BENCHMARKS = {"attention": (AttentionBench, attention), "train": (TrainBench, train)}
 
 
 def main(argv):
