@@ -1,4 +1,4 @@
-"""Measurements: python bench.py attention [--key=value ...]
+"""Measurements: python bench.py attention|train [--key=value ...]
 
 A benchmark prints its tables and leaves <name>_<device>.json and .png in benchmarks/, with the machine, the command and
 the date. Ratios are between things that took turns in one run, and medians.
@@ -441,7 +441,7 @@ def compare_steps(config, device):
     for name in filter(None, config.shapes.split(",")):
         shape = dict(SHAPES[name])
         tokens = torch.randint(shape["vocab_size"], (shape.pop("batch_size"), shape["block_size"] + 1), device=device)
-        x, y = tokens[:, :-1], tokens[:, 1:]
+        x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         torch.manual_seed(0)
         model = GPT(GPTConfig(**shape, bias=False, mlp="gelu")).to(device)
         groups = [dict(kind="adamw", params=list(model.parameters()), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.99))]
@@ -537,7 +537,7 @@ def print_train(report):
     print(f"roof: {report['roof'] / 1e9:.0f} GFLOP/s in float32")
     for row in report["throughput"]:
         print(f"\n{row['shape']}: {row['tokens']} tokens" + (f", {row['ratio']:.2f} x nanoGPT" if "ratio" in row else ""))
-        for who in row.keys() & {"lookback", "nanoGPT"}:
+        for who in [name for name in ("lookback", "nanoGPT") if name in row]:
             share = row["tokens"] / row[who]["seconds"] * row["flops_per_token"] / report["roof"]
             print(f"  {who:9} {row[who]['seconds'] * 1e3:8.1f} ms {row[who]['bytes'] / 1e6:8.1f} MB {share:6.0%} of the roof")
     if "runs" in report:

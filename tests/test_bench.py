@@ -27,11 +27,28 @@ def test_bench_attention(tmp_path):
         assert text in result.stdout
 
 
+def test_bench_train(poem, tmp_path):
+    """Catches a benchmark that no longer runs, or that times something else than the preset it was given."""
+    preset = tmp_path / "small.toml"
+    settings = dict(block_size=16, n_layer=1, n_head=2, n_embd=16, batch_size=4, max_iters=20, eval_iters=1, optimizer="muon")
+    preset.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in {**settings, "dataset": poem}.items()))
+    few = ("--repeats=1", "--seeds=2", f"--out_dir={tmp_path}")
+    result = run("bench.py", "train", "--shapes=small", f"--preset={preset}", *few)
+    assert result.returncode == 0, result.stderr
+    report = json.loads((tmp_path / "train_cpu.json").read_text())
+    assert [(row["seed"], row["step"]) for row in report["runs"]] == [(0, 20), (1, 20)]
+    assert len(report["curve"]) == 2 and list(report["anatomy"]["seconds"]) == ["data", "forward", "backward", "optimizer"]
+    assert report["throughput"][0]["tokens"] == 768 and report["throughput"][0]["lookback"]["seconds"] > 0
+    assert (tmp_path / "train_cpu.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [((), "which benchmark"), (("atention",), "which benchmark"), (("attention", "--repeats=0"), "repeats=0"),
      (("attention", "--max_length=256"), "at least twice min_length"), (("attention", "--window=0"), "window=0"),
-     (("attention", "--dtype=int8"), "choose float32"), (("attention", "--lenght=4"), "did you mean min_length")],
+     (("train", "--shapes=large"), "large is unknown, choose from small"), (("train", "--nanogpt=/none"), "has no model.py"),
+     (("train", "--seeds=0"), "seeds=0"), (("attention", "--dtype=int8"), "choose float32"),
+     (("attention", "--lenght=4"), "did you mean min_length")],
 )
 def test_bad_input(arguments, message):
     """Catches a traceback, or minutes of measuring before the complaint."""
