@@ -94,7 +94,7 @@ class Muon:
 
     def load_state_dict(self, saved):
         """Go on from a state_dict of the same parameters; ValueError if it is another optimizer's."""
-        if [list(s) for s in saved["state"]] != [list(s) for s in self.state.values()]:
+        if not isinstance(saved["state"], list) or [list(s) for s in saved["state"]] != [list(s) for s in self.state.values()]:
             raise ValueError("the saved optimizer is another: resume with the same --optimizer, or train from scratch")
         for mine, theirs in zip(self.state.values(), saved["state"]):
             for name, tensor in theirs.items():

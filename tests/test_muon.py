@@ -96,6 +96,8 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(whole, cut))
     with pytest.raises(ValueError, match="another"):
         Muon([dict(params=cut, kind="adamw", lr=0.1, weight_decay=0.1, betas=(0.9, 0.99))]).load_state_dict(one.state_dict())
+    with pytest.raises(ValueError, match="another"):
+        one.load_state_dict(torch.optim.AdamW(whole).state_dict())
 
 
 def test_what_has_no_gradient_stays():
