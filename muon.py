@@ -71,8 +71,9 @@ class Muon:
         for p, grad in zip(params, grads):
             parts = getattr(p, "parts", [len(p)])
             for pair in zip(p.split(parts), grad.split(parts)):
-                target, matrix = pair if pair[0].shape[0] <= pair[0].shape[1] else (x.mT for x in pair)
-                scale = max(1, p.shape[1] and pair[0].shape[0] / pair[0].shape[1]) ** 0.5
+                height, width = pair[0].shape
+                target, matrix = pair if height <= width else (x.mT for x in pair)
+                scale = max(1, height / width) ** 0.5  # keeps what a tall matrix does to its input as large
                 alike.setdefault((*matrix.shape, scale), []).append((target, matrix))
         for (*_, scale), pairs in alike.items():
             targets, matrices = zip(*pairs)
