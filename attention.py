@@ -38,9 +38,9 @@ import time
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 import windowed
+from byhand import once, rms_norm
 
 # --------------------------------------------------------------------------------------------------
 # Who may look: a predicate visible(i, j) says whether the query at position i may see the key at position j. i and j
@@ -358,7 +358,7 @@ class Tiled(torch.autograd.Function):
         return y.view(B, H, Tq, D)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx, dy):
         with torch.autocast(dy.device.type, enabled=False):
             return Tiled.gradients(ctx, dy)
@@ -671,11 +671,13 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, rope=None, cache=None):
         """rope: (cos, sin) rows for these T positions, or None. cache: from new_cache, or None."""
         H, G, D = self.n_head, self.n_kv_head, self.head_size
-        q, k, v = self.c_attn(x).unflatten(2, (H + 2 * G, D)).transpose(1, 2).split([H, G, G], dim=1)  # (B, heads, T, D)
+        qk, v = self.c_attn(x).unflatten(2, (H + 2 * G, D)).split([H + G, G], dim=2)  # (B, T, heads, D)
         if self.qk_norm:
-            q, k = F.rms_norm(q, (D,)).type_as(v), F.rms_norm(k, (D,)).type_as(v)  # autocast may have widened
+            qk = rms_norm(qk)
         if rope is not None:
-            q, k = rotate(q, *rope), rotate(k, *rope)
+            qk = rotate(qk, *(table[:, None] for table in rope))
+        q, k = qk.split([H, G], dim=2)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
         if self.feature:
             y = linear(q, k, v, self.feature, cache)
         else:

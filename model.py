@@ -15,6 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import CausalSelfAttention, check_mechanism, choose, rope_table, sinusoidal
+from byhand import head_loss, relu2, rms_norm
 
 
 @dataclass(kw_only=True)
@@ -91,28 +92,14 @@ MODERN = dict(
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467), without a learned scale."""
+    """x / rms(x), without a learned scale."""
 
     def forward(self, x):
-        return F.rms_norm(x, (x.shape[-1],))
+        return rms_norm(x)
 
 
 def gelu_tanh(x):
     return F.gelu(x, approximate="tanh")
-
-
-class ReLU2(torch.autograd.Function):
-    """max(x, 0)² (Primer, So et al. 2021, arXiv:2109.08668); by hand, the backward pass takes half of autograd's time."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return F.relu(x).square()
-
-    @staticmethod
-    def backward(ctx, dy):
-        (x,) = ctx.saved_tensors
-        return (F.relu(x) * dy).mul_(2)
 
 
 class NoPosition(nn.Module):
@@ -165,7 +152,7 @@ class Rotary(NoPosition):
 
 POSITION = {"learned": Learned, "rope": Rotary, "sinusoidal": Sinusoidal, "none": NoPosition}
 NORM = {"layernorm": lambda config: nn.LayerNorm(config.n_embd, bias=config.bias), "rmsnorm": lambda config: RMSNorm()}
-MLP = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu2": ReLU2.apply}
+MLP = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu2": relu2}
 
 
 def gpt2_std(config, layer, fan_in):
@@ -257,12 +244,12 @@ class GPT(nn.Module):
             self.lm_head.weight = self.transformer.wte.weight  # Press & Wolf 2017, arXiv:1608.05859
         init_weights(self)
 
-    def forward(self, idx, targets=None, cache=None):
+    def forward(self, idx, targets=None, cache=None, only_loss=False):
         """Token ids (B, T) -> logits and loss.
 
         With targets (B, T), ids to predict or -1 to ignore: logits (B, T, vocab_size) and their mean cross-entropy
-        in nats. Without: logits (B, 1, vocab_size) of the last position, and None. With a cache from new_cache,
-        idx continues what the cache has seen. ValueError past block_size.
+        in nats; only_loss: None and the loss, in less memory. Without: logits (B, 1, vocab_size) of the last position,
+        and None. With a cache from new_cache, idx continues what the cache has seen. ValueError past block_size.
         """
         T = idx.shape[1]
         start = len(cache[0]) if cache else 0
@@ -276,6 +263,8 @@ class GPT(nn.Module):
         x = self.transformer.ln_f(x)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
+        if only_loss:
+            return None, head_loss(x.flatten(0, 1), self.lm_head.weight, targets.flatten())
         logits = self.lm_head(x)  # (B, T, vocab_size)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # half precision is too coarse for a loss
         return logits, F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=-1)

@@ -194,7 +194,7 @@ def validation_loss(net, data, config, device, autocast, rank=0, world_size=1):
     for n, (x, y) in enumerate(tqdm(batches, "evaluating", count, leave=False, delay=2, disable=rank > 0)):
         if n % world_size == rank:
             with autocast:
-                losses.append(net(x.to(device), y.to(device))[1])
+                losses.append(net(x.to(device), y.to(device), only_loss=True)[1])
             tokens.append(int((y >= 0).sum()))
     net.train()
     weights = torch.tensor(tokens, dtype=torch.float64)
@@ -353,7 +353,7 @@ def train(config):
                 is_last = micro == (rank + 1) * share - 1
                 with shared_net.no_sync() if world_size > 1 and not is_last else nullcontext():  # one exchange a step
                     with autocast:
-                        micro_loss = shared_net(to_device(x, device), to_device(y, device))[1] / share
+                        micro_loss = shared_net(to_device(x, device), to_device(y, device), only_loss=True)[1] / share
                     scaler.scale(micro_loss).backward()
                 loss += micro_loss.detach()
             scaler.unscale_(optimizer)

@@ -19,7 +19,7 @@ POEM = "Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immorta
 def gpt2_files(monkeypatch):
     """tiktoken's files for gpt2, offline."""
     if not (SHARED / "tiktoken").is_dir():
-        pytest.skip("../shared/data/tiktoken is not here")
+        pytest.skip("GPT-2's BPE files are not at hand")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken"))
 
 
@@ -28,7 +28,7 @@ def tiny_shakespeare():
     """The path of tiny Shakespeare."""
     path = SHARED / "tinyshakespeare" / "input.txt"
     if not path.exists():
-        pytest.skip("../shared/data/tinyshakespeare is not here")
+        pytest.skip("tiny Shakespeare is not at hand")
     return path
 
 

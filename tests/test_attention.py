@@ -485,9 +485,8 @@ def test_performer_approaches_softmax():
 def test_no_wrong_second_derivative(path, visible):
     """Catches a gradient written by hand that is differentiated again, and silently loses a part."""
     q = torch.randn(1, 1, 20, 4, requires_grad=True)
-    (gradient,) = torch.autograd.grad(path(q, q, q, visible).square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(path(q, q, q, visible).square().sum(), q, create_graph=True)
 
 
 @pytest.mark.parametrize("path", ATTENTION.values(), ids=ATTENTION)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import ATTENTION, FEATURE, SCORE, rope_table, sinusoidal
-from model import MLP, MODERN, POSITION, GPT, GPTConfig, draw
+from model import MODERN, POSITION, GPT, GPTConfig, draw
 
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
@@ -96,13 +96,6 @@ def test_modern_is_modern():
     assert GPT(GPTConfig(**TINY, skip=True)).transformer.h[1].skip.tolist() == [1, 0]
     logits, _ = model(idx, idx)
     torch.testing.assert_close(logits, modern_logits(model.state_dict(), idx, 4, 2, (5, 14, 5)), rtol=0, atol=1e-10)
-
-
-def test_relu2_by_hand():
-    """Catches a gradient of ReLU squared that is not its derivative, the first or the second."""
-    x = torch.randn(40, dtype=torch.float64, requires_grad=True)
-    torch.testing.assert_close(MLP["relu2"](x), torch.relu(x) ** 2)
-    assert torch.autograd.gradcheck(MLP["relu2"], x) and torch.autograd.gradgradcheck(MLP["relu2"], x)
 
 
 def test_sinusoidal_positions_are_added():
