@@ -389,7 +389,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     check_standard("fused", score, normalize)
     window, first = getattr(visible, "window", Tk), getattr(visible, "first", 0)
     start = max(0, Tk - Tq + 1 - window)  # the first key that the first query's window reaches
-    if Tk - start > 2 * window:
+    if Tk - start > max(2 * window, 4 * windowed.BLOCK):  # below that a full mask is faster, measured on a CPU
         return windowed.attend(q, k, v, lambda i, j: mask_of(visible, i, j, len(q)), window, min(first, Tk))
     # The kernel's own is_causal flag counts from the top left, which is our invariant only when Tq == Tk.
     if visible is causal and Tq == Tk:

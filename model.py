@@ -48,6 +48,8 @@ class GPTConfig:
     """Which blocks have the window, from the first on and over again: S (short) has it, L (long) sees everything."""
     position: str = "learned"
     """How the model knows where tokens are: learned, rope, sinusoidal or none."""
+    rope_base: float = 10000.0
+    """rope: pair p of D features turns by base^(-2p/D) radians a token; a smaller base suits a short context."""
     rope_stretch: float = 1.0
     """rope: read texts this many times longer than rope_trained, as Llama 3.1 does; 1: no change."""
     rope_trained: int = 8192
@@ -66,7 +68,7 @@ class GPTConfig:
     """Initial weights: gpt2 (std 0.02 everywhere) or zero_out (each block begins as the identity)."""
 
     def __post_init__(self):
-        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "rope_stretch", "rope_trained"):
+        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "rope_base", "rope_stretch", "rope_trained"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("n_kv_head", "window"):
@@ -142,8 +144,9 @@ class Rotary(NoPosition):
 
     def __init__(self, config):
         super().__init__(config)
-        head_size, stretch, trained = config.n_embd // config.n_head, config.rope_stretch, config.rope_trained
-        for name, table in zip(("cos", "sin"), rope_table(config.block_size, head_size, stretch=stretch, trained=trained)):
+        head_size, base = config.n_embd // config.n_head, config.rope_base
+        tables = rope_table(config.block_size, head_size, base, config.rope_stretch, config.rope_trained)
+        for name, table in zip(("cos", "sin"), tables):
             self.register_buffer(name, table.float(), persistent=False)
 
     def rope(self, here):
