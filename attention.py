@@ -634,7 +634,7 @@ def check_mechanism(attention, score="scaled_dot", normalize="softmax", window=N
             "choose attention=masked_fill (or naive)"
         )
     if attention in FEATURE and window:
-        raise ValueError(f"attention={attention!r} has no window: choose one of {', '.join(ATTENTION)}")
+        raise ValueError(f"attention={attention!r} has no window: choose window=0, or one of {', '.join(ATTENTION)}")
 
 
 class CausalSelfAttention(nn.Module):

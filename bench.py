@@ -1,7 +1,7 @@
-"""Measurements: python bench.py attention|train [--key=value ...]
+"""Measurements: python bench.py attention|train|ablations [--key=value ...]
 
-A benchmark prints its tables and leaves <name>_<device>.json and .png in benchmarks/, with the machine, the command and
-the date. Ratios are between things that took turns in one run, and medians.
+A benchmark prints its tables and leaves <name>_<device>.json and .png, or <name>.md, in benchmarks/, with the machine, the
+command and the date. Ratios are between things that took turns in one run, and medians.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -377,12 +378,16 @@ class TrainBench:
     """Steps that each takes, in turn."""
     preset: str = "config/speedrun_cpu.toml"
     """The run that is timed until its end, seed after seed; empty: none."""
+    flags: str = ""
+    """Settings that change the preset, as "--n_embd=128 --max_iters=70"."""
     seeds: int = 10
     """How many seeds."""
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     out_dir: str = "benchmarks"
     """Where the figures and the plot go."""
+    name: str = "train"
+    """What their files are called, with the device added."""
 
     def __post_init__(self):
         for name in ("repeats", "seeds"):
@@ -417,7 +422,7 @@ def train(config):
             report |= time_to_loss(config, Path(folder))
             report["anatomy"] = anatomy(checkpoint.find(Path(folder) / "seed-0"), config.repeats, device)
     print_train(report)
-    stem = Path(config.out_dir) / f"train_{'cpu' if device.type == 'cpu' else slug(report['device'])}"
+    stem = Path(config.out_dir) / f"{config.name}_{'cpu' if device.type == 'cpu' else slug(report['device'])}"
     stem.parent.mkdir(parents=True, exist_ok=True)
     stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
     if config.preset:
@@ -425,9 +430,9 @@ def train(config):
     print(f"\n{stem}.json written")
 
 
-def step_of(model, optimizer, x, y):
+def step_of(model, optimizer, loss):
     def step():
-        model(x, y)[1].backward()
+        loss().backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -445,11 +450,12 @@ def compare_steps(config, device):
         torch.manual_seed(0)
         model = GPT(GPTConfig(**shape, bias=False, mlp="gelu")).to(device)
         groups = [dict(kind="adamw", params=list(model.parameters()), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.99))]
-        steps = {"lookback": step_of(model, Muon(groups), x, y)}
+        steps = {"lookback": step_of(model, Muon(groups), lambda: model(x, y, only_loss=True)[1])}
         if config.nanogpt:
             module = nanogpt_model(config.nanogpt)
             peer = module.GPT(module.GPTConfig(**shape, bias=False, dropout=0.0)).to(device)
-            steps["nanoGPT"] = step_of(peer, peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type), x, y)
+            optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
+            steps["nanoGPT"] = step_of(peer, optimizer, lambda: peer(x, y)[1])
         memory = [peak_bytes(step, device) for step in steps.values()]
         rounds = take_turns(list(steps.values()), config.repeats, device)
         row = {"shape": name, "tokens": x.numel(), "flops_per_token": model.flops_per_token()}
@@ -472,26 +478,30 @@ def nanogpt_model(folder):
 def time_to_loss(config, folder):
     """Whole processes: the preset for each seed, its loss curve once more, and nanoGPT's own command."""
     runs, here = [], Path(__file__).parent
+    run = [sys.executable, "train.py", config.preset, *shlex.split(config.flags)]
     for seed in tqdm(range(config.seeds), "runs", unit="seed"):
-        command = [sys.executable, "train.py", config.preset, f"--seed={seed}", f"--out_dir={folder / f'seed-{seed}'}"]
+        command = [*run, f"--seed={seed}", f"--out_dir={folder / f'seed-{seed}'}"]
         took, _ = timed(command, here)
         last = json.loads((folder / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()[-1])
         runs.append({"seed": seed, "seconds": took, "step": last["step"], "val_loss": last["val_loss"]})
-    command = [sys.executable, "train.py", config.preset, f"--out_dir={folder / 'curve'}", "--eval_interval=10"]
-    timed(command, here)
-    lines = [json.loads(line) for line in (folder / "curve" / "metrics.jsonl").read_text().splitlines()]
-    found = {"runs": runs, "curve": [(line["wall_s"], line["val_loss"]) for line in lines if "val_loss" in line]}
+    every = max(1, runs[0]["step"] // 8)
+    _, lines = timed([*run, f"--out_dir={folder / 'curve'}", f"--eval_interval={every}"], here)
+    found = {"runs": runs, "curve": curve_of(lines, "validation loss")}
     if config.nanogpt:
         took, lines = timed([sys.executable, *shlex.split(NANOGPT_COMMAND), f"--out_dir={folder / 'nanogpt'}"], config.nanogpt)
-        curve = [(t, float(line.split("val loss")[1])) for t, line in lines if "val loss" in line]
-        found["nanogpt"] = {"seconds": took, "curve": curve, "command": f"python {NANOGPT_COMMAND}"}
+        found["nanogpt"] = {"seconds": took, "curve": curve_of(lines, "val loss"), "command": f"python {NANOGPT_COMMAND}"}
     return found
+
+
+def curve_of(lines, name):
+    """(second, loss) of each printed line that has a loss of this name."""
+    return [(second, float(re.search(name + r" ([\d.]+)", line)[1])) for second, line in lines if name in line]
 
 
 def timed(command, cwd):
     """Seconds of a command, and (second, line) of what it printed; ValueError with its last words if it fails."""
-    start, lines = time.perf_counter(), []
-    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    start, lines, env = time.perf_counter(), [], os.environ | {"PYTHONUNBUFFERED": "1"}  # lines as they are printed
+    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
         for line in process.stdout:
             lines.append((time.perf_counter() - start, line))
         error = process.stderr.read()
@@ -517,7 +527,7 @@ def anatomy(folder, repeats, device):
         x, y = dataset.random_batch(data.train, settings.batch_size, settings.block_size, np.random.default_rng(n))
         x, y = x.to(device), y.to(device)
         mark()
-        loss = model(x, y)[1]
+        loss = model(x, y, only_loss=True)[1]
         mark()
         loss.backward()
         mark()
@@ -542,7 +552,8 @@ def print_train(report):
             print(f"  {who:9} {row[who]['seconds'] * 1e3:8.1f} ms {row[who]['bytes'] / 1e6:8.1f} MB {share:6.0%} of the roof")
     if "runs" in report:
         times = [run["seconds"] for run in report["runs"]]
-        print(f"\n{report['settings']['preset']}, whole process: median {statistics.median(times):.1f} s")
+        command = f"{report['settings']['preset']} {report['settings']['flags']}".strip()
+        print(f"\n{command}, whole process: median {statistics.median(times):.1f} s")
         for run in report["runs"]:
             print(f"  seed {run['seed']}: {run['seconds']:6.1f} s, validation loss {run['val_loss']:.4f} at step {run['step']}")
         if "nanogpt" in report:
@@ -572,7 +583,92 @@ def plot_train(report, path):
     figure.savefig(path, dpi=150)
 
 
-BENCHMARKS = {"attention": (AttentionBench, attention), "train": (TrainBench, train)}
+# ---- python bench.py ablations
+
+
+@dataclass(kw_only=True)
+class AblationBench:
+    preset: str = "config/speedrun_cpu.toml"
+    """The run whose ingredients are changed one at a time."""
+    seeds: int = 3
+    """Runs of each."""
+    only: str = ""
+    """Of the changes, those that contain this text."""
+    out_dir: str = "benchmarks"
+    """Where ablations.md goes."""
+
+    def __post_init__(self):
+        if self.seeds < 2:
+            raise ValueError(f"seeds={self.seeds} must be at least 2: one run has no spread to compare with")
+
+
+ADAMW = "--optimizer=adamw --grad_clip=1 --beta1=0.9 --beta2=0.99 --warmup_iters=5 --weight_decay=0.1"
+CHANGES = {
+    "AdamW, learning rate 0.005, in place of Muon": f"{ADAMW} --learning_rate=0.005",
+    "AdamW, learning rate 0.01": f"{ADAMW} --learning_rate=0.01",
+    "Muon with 2 orthogonalization steps, not 3": "--muon_steps=2",
+    "Muon with 5": "--muon_steps=5",
+    "Muon's momentum 0.95, not 0.85": "--momentum=0.95",
+    "no short windows: every block sees everything": "--window=0",
+    "windows of 16, not 3": "--window=16",
+    "RoPE's base 10000, not 100": "--rope_base=10000",
+    "learned positions, no RoPE": "--position=learned",
+    "no QK norm": "--qk_norm=False",
+    "GELU, not ReLU²": "--mlp=gelu_tanh",
+    "LayerNorm with a learned scale, not RMS norm": "--norm=layernorm",
+    "GPT-2's initial weights, not zeros where blocks write": "--init=gpt2",
+    "head tied to the embedding": "--tie_weights=True",
+    "biases": "--bias=True",
+    "skip: learned mix with the embedding": "--skip=True",
+    "2 heads, not 4": "--n_head=2",
+    "4 heads share 2 of keys and values": "--n_kv_head=2",
+    "no hold: the decay begins at once": "--hold=0",
+    "cosine decay": "--lr_schedule=cosine",
+    "10 steps of warmup": "--warmup_iters=10",
+    "gradients clipped to 1": "--grad_clip=1",
+    "weight decay 0.1": "--weight_decay=0.1",
+}
+
+
+def ablations(config):
+    """What each ingredient of a preset is worth: its loss with one of them changed, seed by seed, as a Markdown table."""
+    losses, folder = {}, tempfile.TemporaryDirectory()
+    changes = {what: flags for what, flags in CHANGES.items() if config.only in what}
+    with folder, tqdm(total=config.seeds * (len(changes) + 1), desc="runs", unit="run") as bar:
+        for seed in range(config.seeds):
+            for n, (what, flags) in enumerate({"as it is": "", **changes}.items()):
+                out = Path(folder.name) / f"{n}-{seed}"
+                command = [sys.executable, "train.py", config.preset, f"--seed={seed}", f"--out_dir={out}", *shlex.split(flags)]
+                timed(command, Path(__file__).parent)
+                last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
+                losses.setdefault(what, []).append(last["val_loss"])
+                bar.update()
+    about = machine(torch.device("cpu"))
+    lines = [
+        f"# What each ingredient of {config.preset} is worth", "",
+        f"Validation loss of {config.seeds} seeds after the same number of steps, with one thing changed. The difference is "
+        "the mean over seeds; the error is its standard error, from the differences seed by seed. Below zero, the change would "
+        "have helped; within two errors of zero, nothing has been shown.", "",
+        f"{about['device']}, torch {about['torch']}, {about['date']}; `{about['command']}`", "",
+        "| change | setting | loss | difference | error |", "|---|---|---|---|---|",
+    ]
+    rows = []
+    for what, found in losses.items():
+        differences = [a - b for a, b in zip(found, losses["as it is"])]
+        error = statistics.stdev(differences) / math.sqrt(config.seeds)
+        rows.append((statistics.mean(differences), f"{statistics.mean(found):.4f}", error, what))
+    for difference, loss, error, what in sorted(rows, reverse=True):
+        flags = f"`{changes[what]}`" if what in changes else ""
+        lines.append(f"| {what} | {flags} | {loss} | {difference:+.4f} | {error:.4f} |")
+    path = Path(config.out_dir) / "ablations.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    print("\n".join(lines) + f"\n\n{path} written")
+
+
+BENCHMARKS = {
+    "attention": (AttentionBench, attention), "train": (TrainBench, train), "ablations": (AblationBench, ablations),
+}
 
 
 def main(argv):

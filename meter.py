@@ -21,7 +21,7 @@ def peak_flops(device, dtype):
                 return peak * 1e12
     roof = 0.0
     for size in (256, 1024) if device.type == "cpu" else (8192,):
-        a, left = torch.full((size, size), 0.5, device=device, dtype=dtype), 0.1
+        a, left = torch.full((size, size), 0.5, device=device, dtype=dtype), 0.05
         while left > 0:
             start = time.perf_counter()
             (a @ a)[0, 0].item()  # waits for the device

@@ -61,6 +61,8 @@ class TrainConfig(GPTConfig):
     """Save a checkpoint and evaluate every so many steps (and at the end)."""
     eval_iters: int | Literal["full"] = 50
     """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
+    write_tokens: int = 300
+    """At the end, let the model write this many tokens; 0: none."""
     target_loss: float = 0.0
     """Stop at the first evaluation that finds a validation loss as low as this; 0: train for max_iters."""
     eval_only: bool = False
@@ -75,12 +77,15 @@ class TrainConfig(GPTConfig):
     """The run's name in wandb; empty: wandb makes one up."""
     # Model: what differs from GPTConfig's defaults
     vocab_size: int = 0
-    """Number of token ids; 0: as many as the dataset's tokenizer has. A multiple of 64 is faster on a GPU."""
-    # the shape; the rest of it is MODERN
+    """Number of token ids; 0: as many as the dataset's tokenizer has, a large one rounded up to a multiple of 64 for speed."""
+    # the shape; the rest of it is MODERN, and what benchmarks/ablations.md found to be worth it for a small model
     block_size: int = 128
     n_layer: int = 3
     n_head: int = 4
     n_embd: int = 128
+    window: int = 8
+    window_pattern: str = "SSL"
+    rope_base: float = 100.0
     bias: bool = MODERN["bias"]
     position: str = MODERN["position"]
     norm: str = MODERN["norm"]
@@ -89,38 +94,38 @@ class TrainConfig(GPTConfig):
     tie_weights: bool = MODERN["tie_weights"]
     init: str = MODERN["init"]
     # Optimizer
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """adamw, or muon for the matrices of the blocks with AdamW for all else."""
-    learning_rate: float = 1e-2
-    """The highest learning rate; with muon, that of the matrices (try 0.02 to 0.05)."""
+    optimizer: Literal["adamw", "muon"] = "muon"
+    """muon for the matrices of the blocks with AdamW for all else, or adamw."""
+    learning_rate: float = 0.02
+    """The highest learning rate; with muon, that of the matrices (for adamw try 0.001 to 0.01)."""
     embedding_lr: float = 2e-2
     """muon: AdamW's learning rate of the embeddings."""
-    head_lr: float = 1e-2
+    head_lr: float = 4e-3
     """muon: AdamW's learning rate of the head, where it is not tied to the embedding."""
     vector_lr: float = 1e-2
     """muon: AdamW's learning rate of biases, norms and scalars."""
-    momentum: float = 0.95
+    momentum: float = 0.85
     """muon: memory of the gradient."""
-    muon_steps: int = 4
+    muon_steps: int = 3
     """muon: steps towards an orthogonal update, at most 5; each costs three products of matrices."""
     max_iters: int = 900
     """Steps to train in all. The learning rate decays towards this step, unless lr_decay_iters says another."""
     weight_decay: float = 0.1
-    """On matrices only, not on biases and norms."""
-    beta1: float = 0.9
+    """Of matrices (with muon: those of the blocks), not of biases and norms."""
+    beta1: float = 0.8
     """Adam's memory of the gradient."""
-    beta2: float = 0.99
+    beta2: float = 0.97
     """Adam's memory of its square."""
-    grad_clip: float = 1.0
-    """Longest gradient; 0: no limit."""
+    grad_clip: float = 0.0
+    """Longest gradient; 0: no limit, which suits muon; for adamw try 1."""
     # Learning rate over time
     decay_lr: bool = True
     """False keeps learning_rate after the warmup."""
     lr_schedule: Literal["cosine", "linear"] = "linear"
     """The shape of the decay to min_lr."""
-    warmup_iters: int = 50
+    warmup_iters: int = 0
     """Steps of linear rise at the beginning."""
-    hold: float = 0.0
+    hold: float = 0.5
     """The share of lr_decay_iters at which the decay begins."""
     lr_decay_iters: int = 0
     """The step at which min_lr is reached; 0: max_iters."""
@@ -130,7 +135,7 @@ class TrainConfig(GPTConfig):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the matrix products; weights stay float32. auto: bfloat16 (or else float16) on cuda, float32 elsewhere."""
+    """Of the matrix products; weights stay float32. auto: bfloat16 (or else float16) on cuda, what is faster on a CPU."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile: minutes of start, faster steps. auto: on cuda."""
 
@@ -138,7 +143,7 @@ class TrainConfig(GPTConfig):
         self.model_config(self.vocab_size or 1)  # raises for a model that cannot be
         positive = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         not_negative = ("max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "learning_rate", "min_lr", "seed",
-                        "weight_decay", "grad_clip", "embedding_lr", "head_lr", "vector_lr", "target_loss")
+                        "weight_decay", "grad_clip", "write_tokens", "embedding_lr", "head_lr", "vector_lr", "target_loss")
         for name in positive:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
@@ -208,8 +213,8 @@ def validation_loss(net, data, config, device, autocast, rank=0, world_size=1):
 def train(config):
     """Train as config, a TrainConfig, says; returns the last line of metrics.jsonl as a dict.
 
-    ValueError for settings or data that cannot be used. FloatingPointError when a loss or gradient is not finite,
-    before it reaches the weights.
+    ValueError for settings or data that cannot be used. FloatingPointError when a loss or weight is not finite, before it
+    reaches a checkpoint.
     """
     # ---- the machine: one process, or under torchrun several that share each step's micro-batches
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -226,9 +231,6 @@ def train(config):
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high")  # TF32, where float32 products remain
-    half = torch.bfloat16 if on_gpu and torch.cuda.is_bf16_supported() else torch.float16
-    dtype = getattr(torch, config.dtype) if config.dtype != "auto" else half if on_gpu else torch.float32
-    autocast = torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()
     compiled = on_gpu if config.compile == "auto" else config.compile
     if world_size > 1:
         dist.init_process_group("nccl" if on_gpu else "gloo")
@@ -242,13 +244,13 @@ def train(config):
     out_dir, step, trainer, last_line = Path(config.out_dir), 0, None, {}
     if config.init_from == "scratch":
         torch.manual_seed(config.seed)
-        model = GPT(config.model_config(config.vocab_size or data.vocab_size))
+        model = GPT(config.model_config(config.vocab_size or padded(data.vocab_size)))
     elif config.init_from == "resume":
         folder = checkpoint.find(out_dir)
         if folder == out_dir:
             raise ValueError(f"out_dir={out_dir} is one checkpoint: to resume, give the folder that it is in")
         check_same_tokenizer(data, folder)
-        check_same_model(config.model_config(config.vocab_size or data.vocab_size), folder)
+        check_same_model(config.model_config(config.vocab_size or padded(data.vocab_size)), folder)
         model = checkpoint.load_model(folder, dropout=config.dropout, attention=config.attention)
         trainer = checkpoint.load_trainer(folder)
         step = trainer["step"]
@@ -263,6 +265,10 @@ def train(config):
         )
     config = replace(config, **asdict(model.config))
     model.to(device)
+    dtype, why = pick_dtype(model, data, config)
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        config = replace(config, dtype="bfloat16")  # was it measured, then a resumed run must not measure another
+    autocast = torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()
     optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     if trainer:
         optimizer.load_state_dict(trainer["optimizer"])
@@ -272,8 +278,8 @@ def train(config):
     say(
         f"{model.num_params():,} parameters, {config.n_layer} layers of width {config.n_embd}; "
         f"{len(data.train):,} training tokens of {config.dataset}, vocabulary {data.vocab_size:,}\n"
-        f"device {device}, {str(dtype).removeprefix('torch.')}, {'compiled' if compiled else 'not compiled'}, "
-        f"{world_size} process{'es' * (world_size > 1)}; "
+        f"device {device}, {str(dtype).removeprefix('torch.')}{why}, {'compiled' if compiled else 'not compiled'}"
+        f"{' (auto: it pays on a GPU)' * (config.compile == 'auto')}, {world_size} process{'es' * (world_size > 1)}; "
         f"{config.batch_size} x {config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches a step"
     )
 
@@ -356,10 +362,9 @@ def train(config):
                         micro_loss = shared_net(to_device(x, device), to_device(y, device), only_loss=True)[1] / share
                     scaler.scale(micro_loss).backward()
                 loss += micro_loss.detach()
-            scaler.unscale_(optimizer)
-            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip or math.inf)
-            if not torch.isfinite(loss if scaler.is_enabled() else loss + norm):  # a scaler skips infinite gradients by itself
-                raise not_finite(f"loss {loss.item():.4g} and gradient norm {norm.item():.4g}")
+            if config.grad_clip:
+                scaler.unscale_(optimizer)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), config.grad_clip)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
@@ -370,6 +375,8 @@ def train(config):
             if step % config.log_interval == 0 or evaluating:
                 if world_size > 1:
                     dist.all_reduce(loss, dist.ReduceOp.SUM)
+                if not math.isfinite(loss.item()):  # asked only here, as a GPU need not wait for it
+                    raise not_finite(f"loss {loss.item():.4g}")
                 speed = tokens_seen / (time.perf_counter() - clock)
                 mfu = meter.utilization(speed, flops_per_token, roof)
                 record = {"step": step, "train_loss": loss.item() / world_size, "lr": lr}
@@ -385,18 +392,49 @@ def train(config):
 
     # ---- the end: what it writes now
     if master and not config.eval_only:
+        print(f"{record['wall_s']:.0f} s in all; next: python sample.py --out_dir={config.out_dir}")
+    if master and not config.eval_only and config.write_tokens:
         model.eval()
         begin = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(device)
         generator = torch.Generator(device).manual_seed(config.seed)
-        tokens = model.generate(begin, 300, temperature=0.8, generator=generator, vocab_size=data.vocab_size)
+        tokens = model.generate(begin, config.write_tokens, temperature=0.8, generator=generator, vocab_size=data.vocab_size)
         text = data.tokenizer.decode(tokens[0].tolist())
-        print(f"{record['wall_s']:.0f} s in all. Now it writes:\n---------------\n{text}\n---------------")
-        print(f"next: python sample.py --out_dir={config.out_dir}")
+        print(f"Now it writes:\n---------------\n{text}\n---------------")
     if wandb:
         wandb.finish()
     if world_size > 1:
         dist.destroy_process_group()
     return record
+
+
+def padded(vocab_size):
+    """A large vocabulary rounded up to a multiple of 64: products of such sizes are faster, and no text has the ids added."""
+    return vocab_size if vocab_size < 1000 else -(-vocab_size // 64) * 64
+
+
+def pick_dtype(model, data, config):
+    """What the products are made in, and why: on a CPU bfloat16 only where a whole step in it is measured to be faster."""
+    device = next(model.parameters()).device
+    if config.dtype != "auto":
+        return getattr(torch, config.dtype), ""
+    if device.type == "cuda":
+        return (torch.bfloat16, " (auto)") if torch.cuda.is_bf16_supported() else (torch.float16, " (auto: it has no bfloat16)")
+    if device.type != "cpu" or dist.is_initialized():  # processes must agree
+        return torch.float32, " (auto)"
+    gain, what = meter.peak_flops(device, torch.bfloat16) / meter.peak_flops(device, torch.float32), "products"
+    if gain > 1.2:
+        x, y = dataset.random_batch(data.train, config.batch_size, config.block_size, chance(config.seed))
+        seconds = {torch.float32: [], torch.bfloat16: []}
+        for dtype in [*seconds] * 4:  # in turn, the first two to warm up
+            start = time.perf_counter()
+            with torch.autocast("cpu", dtype, enabled=dtype == torch.bfloat16):
+                loss = model(x, y, only_loss=True)[1]
+            loss.backward()
+            seconds[dtype].append(time.perf_counter() - start)
+            model.zero_grad()
+        wide, half = (min(times[1:]) for times in seconds.values())
+        gain, what = wide / half, "steps"
+    return (torch.bfloat16 if gain > 1.2 else torch.float32), f" (auto: {what} in bfloat16 run {gain:.1f} times as fast)"
 
 
 def to_device(x, device):

@@ -42,12 +42,28 @@ def test_bench_train(poem, tmp_path):
     assert (tmp_path / "train_cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_bench_ablations(poem, tmp_path):
+    """Catches a change that never reaches the run, and a difference from something else than the preset itself."""
+    preset = tmp_path / "small.toml"
+    settings = dict(block_size=16, n_layer=1, n_head=4, n_embd=16, batch_size=4, max_iters=5, eval_iters=1, learning_rate=0.1)
+    preset.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in {**settings, "dataset": poem}.items()))
+    few = ("--seeds=2", "--only=learned positions", f"--out_dir={tmp_path}")
+    result = run("bench.py", "ablations", f"--preset={preset}", *few)
+    assert result.returncode == 0, result.stderr
+    text = (tmp_path / "ablations.md").read_text(encoding="utf-8")
+    rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
+    itself, changed = rows["| as it is"], rows["| learned positions, no RoPE"]
+    assert float(itself[3]) == 0 and changed[1] == "`--position=learned`" and float(changed[3]) != 0
+    assert float(changed[3]) == pytest.approx(float(changed[2]) - float(itself[2]), abs=2e-4)
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [((), "which benchmark"), (("atention",), "which benchmark"), (("attention", "--repeats=0"), "repeats=0"),
      (("attention", "--max_length=256"), "at least twice min_length"), (("attention", "--window=0"), "window=0"),
      (("train", "--shapes=large"), "large is unknown, choose from small"), (("train", "--nanogpt=/none"), "has no model.py"),
-     (("train", "--seeds=0"), "seeds=0"), (("attention", "--dtype=int8"), "choose float32"),
+     (("train", "--seeds=0"), "seeds=0"),
+     (("ablations", "--seeds=1"), "at least 2"), (("attention", "--dtype=int8"), "choose float32"),
      (("attention", "--lenght=4"), "did you mean min_length")],
 )
 def test_bad_input(arguments, message):

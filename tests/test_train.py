@@ -37,7 +37,7 @@ def same_weights(a, b):
 def test_learning_rate(schedule):
     """Catches a schedule that starts at zero, jumps, or does not end at min_lr."""
     config = TrainConfig(
-        learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, max_iters=200, lr_schedule=schedule
+        learning_rate=1.0, min_lr=0.1, warmup_iters=10, lr_decay_iters=110, max_iters=200, lr_schedule=schedule, hold=0.0
     )
     rates = [learning_rate_at(step, config) for step in range(200)]
     assert 0 < rates[0] < rates[1] < rates[9] < rates[10] == max(rates) == 1.0
@@ -51,7 +51,7 @@ def test_learning_rate(schedule):
 def test_learning_rate_at_every_edge(warmup, decay, most, schedule):
     """Catches a division by zero or a rate out of range where warmup, decay and end coincide."""
     config = TrainConfig(
-        learning_rate=1.0, min_lr=0.1, warmup_iters=warmup, lr_decay_iters=decay, max_iters=most, lr_schedule=schedule
+        learning_rate=1.0, min_lr=0.1, warmup_iters=warmup, lr_decay_iters=decay, max_iters=most, lr_schedule=schedule, hold=0.0
     )
     assert all(0 < learning_rate_at(step, config) <= 1.0 for step in range(20))
 
@@ -81,8 +81,41 @@ def test_muon_takes_the_matrices_of_the_blocks():
     assert model.transformer.h[0].attn.c_attn.weight.parts == [8, 4, 4]
 
 
+def test_mfu_of_a_fake_clock(poem, tmp_path, monkeypatch):
+    """Catches a speed or a share of the roof that is not what was done over what passed: here one second at every look."""
+    ticks = iter(range(1000))
+    monkeypatch.setattr(train_module.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(meter, "peak_flops", lambda device, dtype: 1e9)
+    settings = SMALL | dict(dataset=poem, max_iters=6, log_interval=3, eval_interval=6, eval_iters=1, write_tokens=0)
+    config = TrainConfig(**settings, dtype="float32", out_dir=str(tmp_path))
+    train(config)
+    model = GPT(config.model_config(dataset.load(poem, config.block_size).vocab_size))
+    tokens = 3 * config.batch_size * config.block_size  # in one second
+    for record in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()):
+        assert record["tokens_per_s"] == tokens and record["mfu"] == round(tokens * model.flops_per_token() / 1e9, 4) > 0
+
+
+def test_bfloat16_on_a_cpu_is_a_matter_of_measurement(poem, monkeypatch):
+    """Catches a dtype chosen by one product alone, against the time of a whole step, or chosen in silence."""
+    data, config = dataset.load(poem, 16), TrainConfig(**SMALL | dict(dataset=poem))
+    model = GPT(config.model_config(data.vocab_size))
+    wide, half = torch.float32, torch.bfloat16
+    for roof_of_half, step_of_half, expected in (0.5, 0.5, wide), (3.0, 2.0, wide), (3.0, 0.5, half):
+        clock = {"now": 0.0}
+        monkeypatch.setattr(meter, "peak_flops", lambda device, dtype: roof_of_half if dtype == half else 1.0)
+
+        def forward(*args, half=step_of_half, **kwargs):
+            clock["now"] += half if torch.is_autocast_enabled("cpu") else 1.0
+            return GPT.forward(model, *args, **kwargs)
+
+        model.forward = forward
+        monkeypatch.setattr(train_module.time, "perf_counter", lambda: clock["now"])
+        dtype, why = train_module.pick_dtype(model, data, config)
+        assert dtype == expected and "bfloat16 run" in why and all(p.grad is None for p in model.parameters())
+
+
 def test_utilization():
-    """Catches a share of the roof that is not operations per second over operations per second."""
+    """Catches a share of the roof that is not operations per second over operations per second, and no roof at all."""
     assert meter.utilization(tokens_per_s=50.0, flops_per_token=2e9, peak=4e11) == 0.25
     assert 1e8 < meter.peak_flops(torch.device("cpu"), torch.float32) < 1e15
 
@@ -97,7 +130,7 @@ def test_a_target_ends_the_run(poem, tmp_path):
 def test_weight_decay_is_for_matrices(poem, tmp_path):
     """Catches biases and norms that are pulled towards zero."""
     model = GPT(GPTConfig(block_size=8, vocab_size=10, n_layer=1, n_head=1, n_embd=8))
-    groups = make_optimizer(model, TrainConfig(weight_decay=0.3)).param_groups
+    groups = make_optimizer(model, TrainConfig(weight_decay=0.3, optimizer="adamw")).param_groups
     assert {(p.dim() >= 2, group["weight_decay"]) for group in groups for p in group["params"]} == {(True, 0.3), (False, 0.0)}
     assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
 
@@ -106,7 +139,8 @@ def test_a_run_is_the_loop_that_its_settings_describe(poem, tmp_path):
     """Catches a setting that is not used: five steps must equal a loop written out by hand, to the last digits."""
     config = TrainConfig(
         **SMALL | dict(warmup_iters=3, lr_schedule="cosine"), dataset=poem, out_dir=str(tmp_path), max_iters=5, beta1=0.7,
-        beta2=0.8, grad_clip=0.05, weight_decay=0.5, learning_rate=1e-2, gradient_accumulation_steps=2,
+        beta2=0.8, grad_clip=0.05, weight_decay=0.5, learning_rate=1e-2, gradient_accumulation_steps=2, optimizer="adamw",
+        hold=0.0,
     )
     train(config)
     data = dataset.load(poem, 16)
