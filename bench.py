@@ -573,10 +573,17 @@ def plot_train(report, path):
     import matplotlib.pyplot as plt
 
     figure, panel = plt.subplots(figsize=(8, 4.2), layout="constrained")
-    panel.plot(*zip(*report["curve"]), "o-", markersize=3, color="#1f77b4", label=f"lookback, {report['settings']['preset']}")
+    name = Path(report["settings"]["preset"]).stem
+    panel.plot(*zip(*report["curve"]), "o-", markersize=3, color="#1f77b4", label=f"lookback, {name}, evaluated 8 times")
+    ends = [(run["seconds"], run["val_loss"]) for run in report["runs"]]
+    panel.plot(*zip(*ends), "*", markersize=7, color="#17a2a2", label=f"... evaluated at the end: {len(ends)} seeds")
     if "nanogpt" in report:
-        panel.plot(*zip(*report["nanogpt"]["curve"]), "o-", markersize=3, color="#d62728", label="nanoGPT, for a CPU")
-    panel.set(xlabel="seconds since the start", ylabel="validation loss (nats per character)", xscale="log")
+        panel.plot(*zip(*report["nanogpt"]["curve"]), "o-", markersize=3, color="#d62728", label="nanoGPT's command for a CPU")
+    panel.set(xlabel="seconds since the start of the process", ylabel="validation loss (nats per character)", xscale="log")
+    low, high = panel.get_xlim()
+    panel.set_xticks(ticks := [x for x in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low < x < high])
+    panel.set_xticklabels([str(x) for x in ticks])
+    panel.minorticks_off()
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(frameon=False)
     panel.set_title(f"tiny Shakespeare by characters, {report['device']}", fontsize=11)

@@ -127,6 +127,11 @@ def test_a_target_ends_the_run(poem, tmp_path):
     assert last["step"] == 5 and checkpoint.find(tmp_path).name == "step_000005"
 
 
+def test_a_large_vocabulary_is_padded():
+    """Catches a head of 50,257 rows, an odd number that products are slow for, and a small vocabulary made larger."""
+    assert [train_module.padded(size) for size in (65, 256, 1024, 50257)] == [65, 256, 1024, 50304]
+
+
 def test_weight_decay_is_for_matrices(poem, tmp_path):
     """Catches biases and norms that are pulled towards zero."""
     model = GPT(GPTConfig(block_size=8, vocab_size=10, n_layer=1, n_head=1, n_embd=8))
