@@ -148,8 +148,8 @@ class TrainConfig(GPTConfig):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in not_negative:
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+            if not 0 <= getattr(self, name) <= 1e38:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more, and a number that float32 has")
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")

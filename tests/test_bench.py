@@ -37,7 +37,7 @@ def test_bench_train(poem, tmp_path):
     assert result.returncode == 0, result.stderr
     report = json.loads((tmp_path / "train_cpu.json").read_text())
     assert [(row["seed"], row["step"]) for row in report["runs"]] == [(0, 20), (1, 20)]
-    assert len(report["curve"]) == 2 and list(report["anatomy"]["seconds"]) == ["data", "forward", "backward", "optimizer"]
+    assert len(report["curve"]) == 10 and list(report["anatomy"]["seconds"]) == ["data", "forward", "backward", "optimizer"]
     assert report["throughput"][0]["tokens"] == 768 and report["throughput"][0]["lookback"]["seconds"] > 0
     assert (tmp_path / "train_cpu.png").read_bytes().startswith(b"\x89PNG")
 
