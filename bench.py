@@ -478,7 +478,7 @@ def nanogpt_model(folder):
 def time_to_loss(config, folder):
     """Whole processes: the preset for each seed, its loss curve once more, and nanoGPT's own command."""
     runs, here = [], Path(__file__).parent
-    run = [sys.executable, "train.py", config.preset, *shlex.split(config.flags)]
+    run = [sys.executable, "train.py", config.preset, *shlex.split(config.flags), f"--device={config.device}"]
     for seed in tqdm(range(config.seeds), "runs", unit="seed"):
         command = [*run, f"--seed={seed}", f"--out_dir={folder / f'seed-{seed}'}"]
         took, _ = timed(command, here)
@@ -501,17 +501,19 @@ def curve_of(lines, name):
 def timed(command, cwd):
     """Seconds of a command, and (second, line) of what it printed; ValueError with its last words if it fails."""
     start, lines, env = time.perf_counter(), [], os.environ | {"PYTHONUNBUFFERED": "1"}  # lines as they are printed
-    with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
-        for line in process.stdout:
-            lines.append((time.perf_counter() - start, line))
-        error = process.stderr.read()
+    with tempfile.TemporaryFile("w+") as errors:  # a pipe that nobody reads would fill up with progress bars
+        with subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=errors, text=True, env=env) as process:
+            for line in process.stdout:
+                lines.append((time.perf_counter() - start, line))
+        errors.seek(0)
+        error = errors.read()
     if process.returncode:
         raise ValueError(f"{shlex.join(command)} failed: {(error.strip().splitlines() or [process.returncode])[-1]}")
     return time.perf_counter() - start, lines
 
 
 def anatomy(folder, repeats, device):
-    """Median seconds of the parts of a step of the run in this checkpoint: data, forward, backward, optimizer."""
+    """Median seconds of data, forward, backward, optimizer: a step of this checkpoint, one micro-batch in eager float32."""
     saved = checkpoint.load_config(folder)["training"]
     settings = types.SimpleNamespace(**saved)
     model = checkpoint.load_model(folder).to(device)
@@ -613,12 +615,12 @@ ADAMW = "--optimizer=adamw --grad_clip=1 --beta1=0.9 --beta2=0.99 --warmup_iters
 CHANGES = {
     "AdamW, learning rate 0.005, in place of Muon": f"{ADAMW} --learning_rate=0.005",
     "AdamW, learning rate 0.01": f"{ADAMW} --learning_rate=0.01",
-    "Muon with 2 orthogonalization steps, not 3": "--muon_steps=2",
-    "Muon with 5": "--muon_steps=5",
-    "Muon's momentum 0.95, not 0.85": "--momentum=0.95",
+    "Muon with 2 orthogonalization steps": "--muon_steps=2",
+    "Muon with 5 orthogonalization steps": "--muon_steps=5",
+    "Muon's momentum 0.95": "--momentum=0.95",
     "no short windows: every block sees everything": "--window=0",
-    "windows of 16, not 3": "--window=16",
-    "RoPE's base 10000, not 100": "--rope_base=10000",
+    "windows of 16": "--window=16",
+    "RoPE's base 10000": "--rope_base=10000",
     "learned positions, no RoPE": "--position=learned",
     "no QK norm": "--qk_norm=False",
     "GELU, not ReLU²": "--mlp=gelu_tanh",
@@ -627,8 +629,8 @@ CHANGES = {
     "head tied to the embedding": "--tie_weights=True",
     "biases": "--bias=True",
     "skip: learned mix with the embedding": "--skip=True",
-    "2 heads, not 4": "--n_head=2",
-    "4 heads share 2 of keys and values": "--n_kv_head=2",
+    "2 heads": "--n_head=2",
+    "2 heads of keys and values, shared": "--n_kv_head=2",
     "no hold: the decay begins at once": "--hold=0",
     "cosine decay": "--lr_schedule=cosine",
     "10 steps of warmup": "--warmup_iters=10",
@@ -650,12 +652,12 @@ def ablations(config):
                 last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
                 losses.setdefault(what, []).append(last["val_loss"])
                 bar.update()
-    about = machine(torch.device("cpu"))
+    about = machine(configure.pick_device("auto"))
     lines = [
         f"# What each ingredient of {config.preset} is worth", "",
         f"Validation loss of {config.seeds} seeds after the same number of steps, with one thing changed. The difference is "
         "the mean over seeds; the error is its standard error, from the differences seed by seed. Below zero, the change would "
-        "have helped; within two errors of zero, nothing has been shown.", "",
+        "have helped; a difference of less than three errors shows little, with so few seeds.", "",
         f"{about['device']}, torch {about['torch']}, {about['date']}; `{about['command']}`", "",
         "| change | setting | loss | difference | error |", "|---|---|---|---|---|",
     ]

@@ -10,7 +10,8 @@ import itertools
 import torch
 import torch.nn.functional as F
 
-CHUNK = 2**24, 2**27  # logits that head_loss holds at a time on a CPU (64 MB), and on a GPU
+CHUNK = 2**24, 2**27  # logits that head_loss makes at a time on a CPU (64 MB, and as much again for a copy), and on a GPU
+KEEP = 1024.0  # gradients of logits are held this much larger: divided by all tokens, float16 would lose the small ones
 
 
 def once(backward):
@@ -36,7 +37,7 @@ class RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-        r = size.square_().div_(x.shape[-1]).add_(torch.finfo(x.dtype).eps).rsqrt_().to(x.dtype)
+        r = size.square_().div_(x.shape[-1]).add_(torch.finfo(size.dtype).eps).rsqrt_().to(x.dtype)
         y = x * r
         ctx.save_for_backward(y, r)
         return y
@@ -86,7 +87,7 @@ class HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, targets, learn):
         wide = torch.promote_types(x.dtype, torch.float32)  # half precision is too coarse for a loss
-        total, count = torch.zeros((), dtype=wide, device=x.device), (targets >= 0).sum()
+        total, count = torch.zeros((), dtype=wide, device=x.device), (targets >= 0).sum(dtype=wide)
         dx, dweight = (torch.zeros_like(x), torch.zeros_like(weight)) if learn else (None, None)
         rows = max(1, CHUNK[x.is_cuda] // len(weight))
         for part, goal, here in zip(x.split(rows), targets.split(rows), dx.split(rows) if learn else itertools.repeat(None)):
@@ -98,7 +99,7 @@ class HeadLoss(torch.autograd.Function):
             if learn:
                 dlogits = logits.sub_(log_sum).exp_()  # softmax, less 1 at the target
                 dlogits = dlogits.scatter_add_(1, goal, dlogits.new_full(goal.shape, -1)).masked_fill_(ignored, 0)
-                dlogits = dlogits.div_(count).to(half)
+                dlogits = dlogits.mul_(KEEP / count).to(half)
                 here.copy_(dlogits @ weight)
                 if half == dweight.dtype:
                     dweight.addmm_(dlogits.mT, part)
@@ -112,4 +113,4 @@ class HeadLoss(torch.autograd.Function):
     @once
     def backward(ctx, dloss):
         dx, dweight = ctx.saved_tensors
-        return dx.mul_(dloss), dweight.mul_(dloss), None, None
+        return dx.mul_(dloss / KEEP), dweight.mul_(dloss / KEEP), None, None

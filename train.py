@@ -97,7 +97,7 @@ class TrainConfig(GPTConfig):
     optimizer: Literal["adamw", "muon"] = "muon"
     """muon for the matrices of the blocks with AdamW for all else, or adamw."""
     learning_rate: float = 0.02
-    """The highest learning rate; with muon, that of the matrices (for adamw try 0.001 to 0.01)."""
+    """The highest; with muon, that of the matrices (for adamw try 0.001 to 0.01). The other rates rise and fall with it."""
     embedding_lr: float = 2e-2
     """muon: AdamW's learning rate of the embeddings."""
     head_lr: float = 4e-3
@@ -266,13 +266,14 @@ def train(config):
     config = replace(config, **asdict(model.config))
     model.to(device)
     dtype, why = pick_dtype(model, data, config)
-    if device.type == "cpu" and dtype == torch.bfloat16:
-        config = replace(config, dtype="bfloat16")  # was it measured, then a resumed run must not measure another
+    if device.type == "cpu":
+        config = replace(config, dtype=str(dtype).removeprefix("torch."))  # a resumed run must not measure another
     autocast = torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()
     optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     if trainer:
         optimizer.load_state_dict(trainer["optimizer"])
-        scaler.load_state_dict(trainer["scaler"])
+        if trainer["scaler"]:  # not of a run in another dtype
+            scaler.load_state_dict(trainer["scaler"])
     net = torch.compile(model) if compiled else model  # they share their weights; checkpoints are made of model
     shared_net = DistributedDataParallel(net, broadcast_buffers=False) if world_size > 1 else net  # averages gradients
     say(
@@ -332,10 +333,14 @@ def train(config):
         if wandb:
             wandb.log(record, step=step)
 
+    def reached(record):
+        return record.get("val_loss", math.inf) <= config.target_loss
+
     record = {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None}
-    if step == 0 and config.max_iters == 0:  # the untrained model
+    if step == 0 and config.max_iters == 0 and not trainer:  # the untrained model
         save()
-    if config.eval_only or step >= config.max_iters or (trainer and "val_loss" not in last_line):  # or stopped before it
+    unknown = trainer and "val_loss" not in last_line  # stopped between the checkpoint and its evaluation
+    if config.eval_only or step >= config.max_iters or unknown or reached(last_line):
         record["val_loss"] = evaluate()
         write_record()
 
@@ -343,7 +348,7 @@ def train(config):
     share = config.gradient_accumulation_steps // world_size
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
     tokens_seen, clock = 0, time.perf_counter()
-    last_step = step if config.eval_only else config.max_iters
+    last_step = step if config.eval_only or reached(record) else config.max_iters
     bar_options = dict(unit="step", leave=False, mininterval=0.1 if sys.stderr.isatty() else 10)  # a log file needs fewer lines
     with tqdm(desc="training", total=last_step, initial=step, disable=not master, **bar_options) as bar:
         while step < last_step:
@@ -387,7 +392,7 @@ def train(config):
                     record["val_loss"] = evaluate()
                 write_record()
                 tokens_seen, clock = 0, time.perf_counter()
-                if record.get("val_loss", math.inf) <= config.target_loss:
+                if reached(record):
                     break
 
     # ---- the end: what it writes now
@@ -418,7 +423,9 @@ def pick_dtype(model, data, config):
     if config.dtype != "auto":
         return getattr(torch, config.dtype), ""
     if device.type == "cuda":
-        return (torch.bfloat16, " (auto)") if torch.cuda.is_bf16_supported() else (torch.float16, " (auto: it has no bfloat16)")
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return torch.bfloat16, " (auto)"
+        return torch.float16, " (auto: it has no bfloat16)"
     if device.type != "cpu" or dist.is_initialized():  # processes must agree
         return torch.float32, " (auto)"
     gain, what = meter.peak_flops(device, torch.bfloat16) / meter.peak_flops(device, torch.float32), "products"

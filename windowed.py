@@ -31,8 +31,8 @@ def attend(q, k, v, mask_of, window, first):
     i = torch.arange(Tk - N * S, Tk, device=q.device).view(N, S, 1)
     j = i[:, :1] + torch.arange(-before, S, device=q.device)
     firsts = torch.arange(first, device=q.device).expand(N, 1, first)
-    once = torch.cat([firsts < j[..., :1], j >= 0], dim=2)  # a first key may be in the window too: count it there only
-    mask = mask_of(i.clamp_min(0), torch.cat([firsts, j.clamp_min(0)], dim=2)) & once  # (1 or B, N, S, K)
+    counted = torch.cat([firsts < j[..., :1], j >= 0], dim=2)  # a first key may be in the window too: count it there only
+    mask = mask_of(i.clamp_min(0), torch.cat([firsts, j.clamp_min(0)], dim=2)) & counted  # (1 or B, N, S, K)
 
     def within_reach(x):  # zeros stand for what is before the beginning
         last = x[:, :, -length:] if length < Tk else F.pad(x, (0, 0, length - Tk, 0))

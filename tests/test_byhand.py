@@ -95,6 +95,43 @@ def test_the_chunked_loss_under_autocast():
         assert (wide - half).norm() < 0.02 * wide.norm()
 
 
+def test_the_chunked_loss_keeps_small_gradients_in_float16():
+    """Catches gradients of many tokens and words that are nothing in float16 before a loss scale could save them."""
+    torch.manual_seed(0)
+    x, weight, targets = torch.randn(2048, 16), 0.1 * torch.randn(9000, 16), torch.randint(100, (2048,))
+    results = []
+    for half in False, True:
+        a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        with torch.autocast("cpu", torch.float16, enabled=half):
+            loss = head_loss(a, b, targets)
+        (65536 * loss).backward()
+        results.append((a.grad, b.grad, b.grad[100:]))  # also of the words that are never a target
+    for wide, half in zip(*results):
+        assert (wide - half).norm() < 0.003 * wide.norm()
+
+
+@pytest.mark.parametrize("small", [0.05, 1e-3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rms_norm_of_small_vectors(dtype, small):
+    """Catches an epsilon of half precision, which small queries and keys drown in."""
+    x = (small * torch.randn(50, 64)).to(dtype)
+    torch.testing.assert_close(rms_norm(x), F.rms_norm(x, (64,)).to(dtype), rtol=1e-2, atol=1e-2)
+
+
+def test_the_modern_model_compiles_as_a_whole():
+    """Catches a backward pass by hand that torch.compile cannot follow: the same loss and gradients, in one graph."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**MODERN | dict(init="gpt2"), block_size=8, vocab_size=30, n_layer=2, n_head=2, n_embd=8, window=3))
+    idx, found = torch.randint(30, (3, 8)), []
+    for net in model, torch.compile(model, backend="aot_eager", fullgraph=True):
+        model.zero_grad()
+        loss = net(idx, idx, only_loss=True)[1]
+        loss.backward()
+        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for a, b in zip(*found):
+        torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("tie_weights", [False, True])
 def test_a_model_without_logits_has_the_same_loss_and_gradients(tie_weights):
     """Catches a tied embedding that loses one of its two gradients."""

@@ -132,6 +132,22 @@ def test_a_large_vocabulary_is_padded():
     assert [train_module.padded(size) for size in (65, 256, 1024, 50257)] == [65, 256, 1024, 50304]
 
 
+def test_a_target_that_was_met_is_met_when_resumed(poem, tmp_path):
+    """Catches a run that stopped at its target, and trains on when it is started again."""
+    settings = SMALL | dict(dataset=poem, max_iters=30, eval_interval=5, eval_iters=2, out_dir=str(tmp_path), target_loss=100.0)
+    train(TrainConfig(**settings))
+    last = train(TrainConfig(**settings | dict(init_from="resume")))
+    assert last["step"] == 5 and last["val_loss"] < 100 and len(checkpoint.every(tmp_path)) == 1
+
+
+def test_resuming_an_untrained_model_in_another_dtype(poem, tmp_path):
+    """Catches a checkpoint of step 0 that is written twice, and a loss scale that an earlier run in float32 does not have."""
+    settings = SMALL | dict(dataset=poem, eval_iters=2, out_dir=str(tmp_path))
+    train(TrainConfig(**settings, max_iters=0))
+    train(TrainConfig(**settings, max_iters=0, init_from="resume"))
+    assert train(TrainConfig(**settings, max_iters=2, init_from="resume", dtype="float16"))["step"] == 2
+
+
 def test_weight_decay_is_for_matrices(poem, tmp_path):
     """Catches biases and norms that are pulled towards zero."""
     model = GPT(GPTConfig(block_size=8, vocab_size=10, n_layer=1, n_head=1, n_embd=8))
