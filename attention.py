@@ -40,7 +40,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import windowed
-from byhand import once, rms_norm
+from byhand import once_differentiable, rms_norm
 
 # --------------------------------------------------------------------------------------------------
 # Who may look: a predicate visible(i, j) says whether the query at position i may see the key at position j. i and j
@@ -358,7 +358,7 @@ class Tiled(torch.autograd.Function):
         return y.view(B, H, Tq, D)
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx, dy):
         with torch.autocast(dy.device.type, enabled=False):
             return Tiled.gradients(ctx, dy)

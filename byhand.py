@@ -14,8 +14,8 @@ CHUNK = 2**24, 2**27  # logits that head_loss makes at a time on a CPU (64 MB, a
 KEEP = 1024.0  # gradients of logits are held this much larger: divided by all tokens, float16 would lose the small ones
 
 
-def once(backward):
-    """Refuse a second derivative, which would be wrong in silence (torch's once_differentiable misses autograd.grad)."""
+def once_differentiable(backward):
+    """Refuse a second derivative, which would be wrong in silence (torch's own of this name misses autograd.grad)."""
 
     @functools.wraps(backward)
     def first_only(ctx, *gradients):
@@ -43,7 +43,7 @@ class RMSNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx, dy):
         y, r = ctx.saved_tensors
         mean = torch.linalg.vecdot(y, dy).div_(y.shape[-1])[..., None]
@@ -65,7 +65,7 @@ class ReLU2(torch.autograd.Function):
         return r * r
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx, dy):
         (r,) = ctx.saved_tensors
         return torch.addcmul(dy.new_zeros(()), r, dy, value=2)
@@ -110,7 +110,7 @@ class HeadLoss(torch.autograd.Function):
         return total / count
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx, dloss):
         dx, dweight = ctx.saved_tensors
         return dx.mul_(dloss / KEEP), dweight.mul_(dloss / KEEP), None, None

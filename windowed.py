@@ -10,7 +10,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from byhand import once
+from byhand import once_differentiable
 
 BLOCK = 64  # queries in a block: more of them reach keys in vain, fewer do not keep a processor busy
 
@@ -89,7 +89,7 @@ class Banded(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once
+    @once_differentiable
     def backward(ctx, dy):
         q, k, v, *kept = ctx.saved_tensors
         N, S, D = q.shape[-3:]
