@@ -5,7 +5,7 @@ into weights that sum to one, and takes that blend of the values (Bahdanau et al
 Vaswani et al. 2017, arXiv:1706.03762). The paths below compute the same function in different ways, so
 that the slow, obvious one can prove the fast ones right. Read from top to bottom:
 
-    who may look       causal, everything, present, sliding_window, local_global, strided, same_document, both
+    who may look       causal, everything, present, since, sliding_window, local_global, strided, same_document, both
     where tokens are   rope_table, rotate, sinusoidal
     how alike          scaled_dot, dot, General, Additive
     how to share       softmax, sparsemax
@@ -66,6 +66,15 @@ def present(real):
         return real[..., j] & (i == i)
 
     visible.across = True
+    return visible
+
+
+def since(first):
+    """Keys from position first on, (B,) one for each sequence: what stands before pads a batch on the left."""
+
+    def visible(i, j):
+        return (j >= first.view(-1, *[1] * j.dim())) & (i == i)
+
     return visible
 
 
@@ -544,13 +553,13 @@ class KVCache:
     (B, G, len, D): exactly the k and v that a path wants beside the T new queries. It never grows; past
     max_len it refuses. Rotate before caching. It holds values, not gradients: it is for inference.
 
-    With a window it keeps room for 2·window positions only, and returns at least the window - 1 before the new ones: a
-    sliding_window sees no others, and knows positions only by their distance. Of a chunk longer than its room it returns
+    With a window it keeps room for 2·window positions only (or 64), and returns at least the window - 1 before the new ones:
+    a sliding_window sees no others, and knows positions only by their distance. Of a chunk longer than its room it returns
     copies.
     """
 
     def __init__(self, batch_size, n_kv_head, max_len, head_size, window=None):
-        self.room = min(max_len, 2 * window) if window else max_len
+        self.room = min(max_len, max(2 * window, 64)) if window else max_len
         self.shape = (batch_size, n_kv_head, self.room, head_size)
         self.max_len, self.window = max_len, window
         self.k = self.v = None  # allocated by the first append, which knows the dtype and the device
@@ -561,6 +570,21 @@ class KVCache:
 
     def reset(self):
         self.length = self.held = 0  # positions seen, and how many of the last of them are kept
+
+    def cut(self, length):
+        """Forget the positions from length on: guesses that were wrong."""
+        held = self.held - (self.length - length)
+        if not (0 <= length <= self.length and held >= min(length, self.window - 1 if self.window else length)):
+            raise ValueError(f"cannot go back to {length} of {self.length} positions: the last {self.held} are kept")
+        self.length, self.held = length, held
+
+    def select(self, rows):
+        """A cache with these rows of the batch, (N,) indices: one prompt that is read once goes on in many ways."""
+        other = KVCache(len(rows), *self.shape[1:2], self.max_len, self.shape[3], self.window)
+        other.length, other.held = self.length, self.held
+        if self.k is not None:
+            other.k, other.v = self.k[rows], self.v[rows]
+        return other
 
     def append(self, k, v):
         B, G, room, D = self.shape
@@ -580,8 +604,8 @@ class KVCache:
             k, v = torch.cat([self.k[:, :, kept], k], dim=2), torch.cat([self.v[:, :, kept], v], dim=2)
             self.held, T = 0, k.shape[2]
             if T > room:  # a long chunk: it sees all of itself, the next one only its end
-                self.k[:, :, : self.window], self.v[:, :, : self.window] = k[:, :, -self.window :], v[:, :, -self.window :]
-                self.held = self.window
+                self.k[:], self.v[:] = k[:, :, -room:], v[:, :, -room:]
+                self.held = room
                 return k, v
         new = slice(self.held, self.held + T)
         self.k[:, :, new], self.v[:, :, new] = k, v
@@ -601,6 +625,16 @@ class LinearState:
 
     def reset(self):
         self.length, self.sum = 0, None
+
+    def cut(self, length):
+        if length != self.length:
+            raise ValueError("linear attention keeps a sum, from which nothing can be taken back: use another attention")
+
+    def select(self, rows):
+        """As KVCache's."""
+        other = LinearState(len(rows), self.max_len)
+        other.length, other.sum = self.length, self.sum.unflatten(0, (self.batch_size, -1))[rows].flatten(0, 1)
+        return other
 
     def check(self, q, T):
         """ValueError for queries of another batch size or number of heads, or T positions more than there is room for."""
@@ -668,22 +702,30 @@ class CausalSelfAttention(nn.Module):
         self.feature = None if self.attention else FEATURE[attention](self.head_size)
         self.score, self.normalize = SCORE[score](self.head_size), NORMALIZE[normalize]
 
-    def forward(self, x, rope=None, cache=None):
-        """rope: (cos, sin) rows for these T positions, or None. cache: from new_cache, or None."""
+    def forward(self, x, rope=None, cache=None, padding=None):
+        """rope: (cos, sin) rows for these T positions, or None. cache: from new_cache, or None.
+
+        padding: how many positions at the beginning of each sequence hold nothing, (B,), or None.
+        """
         H, G, D = self.n_head, self.n_kv_head, self.head_size
         qk, v = self.c_attn(x).unflatten(2, (H + 2 * G, D)).split([H + G, G], dim=2)  # (B, T, heads, D)
         if self.qk_norm:
             qk = rms_norm(qk)
         if rope is not None:
-            qk = rotate(qk, *(table[:, None] for table in rope))
+            qk = rotate(qk, *(table[..., None, :] for table in rope))
         q, k = qk.split([H, G], dim=2)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
         if self.feature:
+            if padding is not None:
+                raise ValueError("linear attention would add padding to its sum: give sequences of one length")
             y = linear(q, k, v, self.feature, cache)
         else:
             if cache is not None:
                 k, v = cache.append(k, v)
-            y = self.attention(q, k, v, self.visible, self.score, self.normalize)  # (B, H, T, D)
+            visible = self.visible
+            if padding is not None:  # a cache with a window has let go of some positions
+                visible = both(visible, since(padding - (len(cache) - k.shape[2] if cache is not None else 0)))
+            y = self.attention(q, k, v, visible, self.score, self.normalize)  # (B, H, T, D)
         return self.dropout(self.c_proj(y.transpose(1, 2).flatten(2)))  # (B, T, n_embd)
 
     def new_cache(self, batch_size, max_len):

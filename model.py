@@ -206,10 +206,10 @@ class Block(nn.Module):
         self.mlp = FeedForward(config)
         self.skip = nn.Parameter(torch.tensor([1.0, 0.0])) if config.skip else None
 
-    def forward(self, x, rope=None, cache=None, x0=None):
+    def forward(self, x, rope=None, cache=None, padding=None, x0=None):
         if self.skip is not None:
             x = self.skip[0] * x + self.skip[1] * x0
-        x = x + self.attn(self.ln_1(x), rope, cache)
+        x = x + self.attn(self.ln_1(x), rope, cache, padding)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -254,16 +254,7 @@ class GPT(nn.Module):
         in nats; only_loss: None and the loss, in less memory. Without: logits (B, 1, vocab_size) of the last position,
         and None. With a cache from new_cache, idx continues what the cache has seen. ValueError past block_size.
         """
-        T = idx.shape[1]
-        start = len(cache[0]) if cache else 0
-        if start + T > self.config.block_size:
-            raise ValueError(f"{start + T} tokens do not fit into block_size={self.config.block_size}")
-        here = slice(start, start + T)
-        rope = self.transformer.wpe.rope(here)
-        x = x0 = self.transformer.drop(self.transformer.wpe.add(self.transformer.wte(idx), here))  # (B, T, C)
-        for layer, block in enumerate(self.transformer.h):
-            x = block(x, rope, cache[layer] if cache else None, x0)
-        x = self.transformer.ln_f(x)
+        x = self.hidden(idx, cache)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
         if only_loss:
@@ -271,6 +262,24 @@ class GPT(nn.Module):
         logits = self.lm_head(x)  # (B, T, vocab_size)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # half precision is too coarse for a loss
         return logits, F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+    def hidden(self, idx, cache=None, padding=None):
+        """Token ids (B, T) -> what the head reads, (B, T, n_embd). cache as forward's.
+
+        padding: how many positions at the beginning of each sequence hold nothing, (B,): those after them count from 0.
+        """
+        T = idx.shape[1]
+        start = len(cache[0]) if cache else 0
+        if start + T > self.config.block_size:
+            raise ValueError(f"{start + T} tokens do not fit into block_size={self.config.block_size}")
+        here = slice(start, start + T)
+        if padding is not None:
+            here = (torch.arange(start, start + T, device=idx.device) - padding[:, None]).clamp_min(0)  # (B, T)
+        rope = self.transformer.wpe.rope(here)
+        x = x0 = self.transformer.drop(self.transformer.wpe.add(self.transformer.wte(idx), here))  # (B, T, C)
+        for layer, block in enumerate(self.transformer.h):
+            x = block(x, rope, cache[layer] if cache else None, padding, x0)
+        return self.transformer.ln_f(x)
 
     def num_params(self):
         """Learned numbers, a tied matrix counted once."""
@@ -315,33 +324,20 @@ class GPT(nn.Module):
         hop = size + 1 - max(1, size // 2)
         return hop * -(-max(0, T - size) // hop)
 
-    @torch.no_grad()
-    def stream(self, idx, max_new_tokens, temperature=1.0, top_k=None, *, generator=None, vocab_size=None, use_cache=True):
-        """Yield max_new_tokens continuations of idx (B, T), one (B,) tensor of ids after another.
+    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, *, generator=None, vocab_size=None, use_cache=True,
+                 **sampling):
+        """idx (B, T) with max_new_tokens more: (B, T + max_new_tokens). Call eval() first.
 
-        temperature 0 takes the likeliest token. top_k keeps the k likeliest; None or 0: all of them. Ids from vocab_size
-        on are never drawn: the padding of a vocabulary has no text. generator: the only source of chance.
+        temperature, top_k and other ways of drawing: see decode.Sampling. generator: the only source of chance. Ids from
+        vocab_size on are never drawn.
         """
-        cache, cached_from = None, None
-        for _ in range(max_new_tokens):
-            start = self.context_start(idx.shape[1])
-            if not use_cache:
-                logits, _ = self(idx[:, start:])
-            elif start != cached_from:  # the first tokens, or the context has moved on: read it as a whole
-                cache, cached_from = cache or self.new_cache(idx.shape[0]), start
-                for layer in cache:
-                    layer.reset()
-                logits, _ = self(idx[:, start:], cache=cache)
-            else:
-                logits, _ = self(idx[:, -1:], cache=cache)
-            token = draw(logits[:, -1, :vocab_size].float(), temperature, top_k, generator)  # (B,)
-            idx = torch.cat([idx, token[:, None]], dim=1)
-            yield token
+        import decode  # only here: it stands a floor above
 
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, **options):
-        """idx (B, T) with max_new_tokens more: (B, T + max_new_tokens). options as stream's. Call eval() first."""
-        tokens = list(self.stream(idx, max_new_tokens, temperature, top_k, **options))
-        return torch.cat([idx, *(token[:, None] for token in tokens)], dim=1)
+        settings = decode.Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
+        session = decode.Session(self, list(idx), max_new_tokens, use_cache)
+        for _ in decode.stream(session, max_new_tokens, settings, decode.Chance([generator] * len(idx)), vocab_size=vocab_size):
+            pass
+        return session.ids
 
     @classmethod
     def from_pretrained(cls, name_or_folder, **changes):
@@ -350,15 +346,3 @@ class GPT(nn.Module):
 
         return pretrained.load(name_or_folder, **changes)
 
-
-def draw(logits, temperature=1.0, top_k=None, generator=None):
-    """Draw ids (B,) from logits (B, V)."""
-    if not temperature >= 0:
-        raise ValueError(f"temperature={temperature} must be 0 or more")
-    if temperature == 0:
-        return logits.argmax(dim=-1)
-    if top_k:
-        least = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-        logits = logits.masked_fill(logits < least, float("-inf"))
-    logits = logits - logits.amax(dim=-1, keepdim=True)  # so that a tiny temperature does not overflow
-    return torch.multinomial((logits / temperature).softmax(dim=-1), 1, generator=generator)[:, 0]

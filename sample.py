@@ -1,12 +1,15 @@
-"""Write text with a trained model.
+"""Text from a trained model, printed as it is written.
 
     python sample.py [--out_dir=out] [--start="Once upon" | --start=FILE:prompt.txt] [--key=value ...]
 
-Reads nothing but the checkpoint folder, and prints each character as soon as it is decoded.
+Reads nothing but the checkpoint folder. Text goes to the standard output; how fast it came, to the standard error.
 """
 
-import math
+import codecs
+import contextlib
+import json
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,79 +17,297 @@ import torch
 
 import checkpoint
 import configure
+import quantize
+from decode import Chance, Draft, Sampling, Session, ngram, stream
 
 
-@dataclass
-class SampleConfig:
+@dataclass(kw_only=True)
+class SampleConfig(Sampling):
     out_dir: str = "out"
     """The folder that train.py wrote, or one checkpoint in it."""
     checkpoint: str = "latest"
     """Which checkpoint: latest, best (lowest validation loss), or a name such as step_002000."""
     start: str = "\n"
-    """The prompt, or FILE:name to read it from a file."""
+    """The prompt; FILE:name reads it from a file, and - from the standard input."""
+    prompts: str = ""
+    """A file with a prompt in each line, or - for the standard input: all of them are written on together."""
+    interactive: bool = False
+    """You type, the model answers, and remembers what was said. End with Ctrl-D."""
     num_samples: int = 1
-    """How many texts to write from the same prompt."""
+    """How many texts to write from each prompt."""
     max_new_tokens: int = 500
-    """Tokens to write in each."""
+    """Tokens to write in each, at most."""
     temperature: float = 0.8
     """Below 1 more predictable, above 1 more surprising; 0 always takes the likeliest token."""
     top_k: int = 200
     """Draw from the k likeliest tokens only; 0: from all."""
+    stop: tuple[str, ...] = ()
+    """End a text before this string; may be given several times."""
     seed: int = 1337
-    """Chance: the same seed gives the same text. Sample n of several has seed + n."""
+    """Chance: the same seed gives the same text. Sample n of several has seed + n, whatever else is written with it."""
+    json: bool = False
+    """Print one line of JSON for each text: prompt, text, tokens, their log-probabilities, and why it ended."""
+    batch_size: int = 64
+    """How many texts are written at a time."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
+    dtype: str = "auto"
+    """What weights are kept in: float32, bfloat16, float16, or auto: what is read fastest here."""
+    quantize: str = "none"
+    """int8: a quarter of the bytes of float32, at the cost of some precision; none."""
+    draft: str = ""
+    """Guess tokens and read several at once, which changes the speed and not the text: ngram (what followed before), or the
+    folder of a smaller model with the same tokenizer."""
+    guesses: int = 8
+    """draft: how many tokens to guess at a time."""
 
     def __post_init__(self):
-        for name in ("num_samples", "max_new_tokens"):
+        super().__post_init__()
+        for name in ("num_samples", "max_new_tokens", "batch_size", "guesses"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        for name in ("temperature", "top_k"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        if self.guesses > 32:
+            raise ValueError(f"guesses={self.guesses} must be at most 32")
+        for name, known in ("dtype", ("auto", "float32", "bfloat16", "float16")), ("quantize", ("none", "int8")):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)} is unknown: choose {', '.join(known)}")
+        if not all(self.stop):
+            raise ValueError("stop='' is empty and would end each text before it begins: leave it out")
+        if self.interactive and (self.json or self.prompts):
+            raise ValueError("interactive=True takes prompts from the keyboard and prints text: leave out json and prompts")
 
 
-def read_prompt(start):
-    """The prompt's text: start itself, or the file that FILE:name names."""
-    if not start.startswith("FILE:"):
-        return start
+def read_text(name, flag):
+    """What stands in a file, or in the standard input (-)."""
     try:
-        return Path(start.removeprefix("FILE:")).read_text(encoding="utf-8")
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
-        raise ValueError(f"--start: cannot read {error.filename} ({error.strerror})") from None
+        raise ValueError(f"{flag}: cannot read {error.filename} ({error.strerror})") from None
     except UnicodeDecodeError as error:
-        raise ValueError(f"--start: {start} is not UTF-8 text (offset {error.start})") from None
+        raise ValueError(f"{flag}: {name} is not UTF-8 text (offset {error.start})") from None
 
 
-def encode_prompt(tokenizer, text, block_size):
-    """Ids (1, T) of the prompt; ValueError if it is empty, too long or cannot be encoded."""
+def read_prompts(config):
+    """The prompts' texts."""
+    if not config.prompts:
+        from_file = config.start.startswith("FILE:") or config.start == "-"
+        return [read_text(config.start.removeprefix("FILE:"), "--start") if from_file else config.start]
+    prompts = read_text(config.prompts, "--prompts").splitlines()
+    if not prompts:
+        raise ValueError(f"--prompts={config.prompts} has no lines: give one prompt in each")
+    return prompts
+
+
+def encode_prompt(tokenizer, text, most, flag="--start"):
+    """Ids (T,) of a prompt; ValueError if it is empty, too long or cannot be encoded."""
     try:
         ids = torch.from_numpy(tokenizer.encode(text, allow_special=True).astype("int64"))
     except UnicodeEncodeError as error:
-        raise ValueError(f"--start is not valid Unicode text (position {error.start})") from None
+        raise ValueError(f"{flag} is not valid Unicode text (position {error.start})") from None
     except ValueError as error:
-        raise ValueError(f"--start: {error}") from None
-    if not 1 <= len(ids) <= block_size:
-        raise ValueError(f"--start has {len(ids)} tokens: this model needs at least 1 and reads at most {block_size}")
-    return ids[None]
+        raise ValueError(f"{flag}: {error}") from None
+    if not 1 <= len(ids) <= most:
+        raise ValueError(f"{flag} has {len(ids)} tokens: this model needs at least 1 and reads at most {most}")
+    return ids
+
+
+class Writer:
+    """One text as its tokens come: whole characters, and nothing from a stop string on."""
+
+    def __init__(self, tokenizer, stop):
+        self.tokenizer, self.stop = tokenizer, stop
+        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # holds back the bytes of half a character
+        self.text, self.shown, self.ended = "", 0, None
+        self.tokens, self.logprobs = [], []
+
+    def add(self, token, logprob=None):
+        """Take in a token, unless the text has ended."""
+        if self.ended:
+            return
+        if token == self.tokenizer.end_of_text:
+            return self.end("end_of_text")
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.write(self.utf8.decode(self.tokenizer.token_bytes(token)))
+
+    def write(self, piece):
+        before, self.text = len(self.text), self.text + piece
+        found = [self.text.find(s, max(0, before - len(s) + 1)) for s in self.stop]
+        if any(where >= 0 for where in found):
+            self.text, self.ended = self.text[: min(where for where in found if where >= 0)], "stop"
+
+    def end(self, why):
+        """No more will come."""
+        if not self.ended:
+            self.write(self.utf8.decode(b"", final=True))
+            self.ended = self.ended or why
+
+    def news(self):
+        """What can be shown by now and has not been: a beginning of a stop string has to wait."""
+        until = len(self.text)
+        if not self.ended:
+            beginnings = (n for s in self.stop for n in range(len(s) - 1, 0, -1) if self.text.endswith(s[:n]))
+            until -= max(beginnings, default=0)
+        news, self.shown = self.text[self.shown : until], max(self.shown, until)
+        return news
+
+
+class Printer:
+    """Shows the texts one after another: the first that has not ended as it grows, the others when their turn comes."""
+
+    def __init__(self, prompts, writers, as_json):
+        self.texts, self.as_json, self.now, self.begun = list(zip(prompts, writers)), as_json, 0, False
+
+    def show(self):
+        while self.now < len(self.texts):
+            prompt, writer = self.texts[self.now]
+            if self.as_json and writer.ended:
+                line = {"prompt": prompt, "text": writer.text, "ended": writer.ended}
+                print(json.dumps(line | {"tokens": writer.tokens, "logprobs": writer.logprobs}, ensure_ascii=False), flush=True)
+            elif not self.as_json:
+                print("" if self.begun else prompt, writer.news(), sep="", end="", flush=True)
+                self.begun = True
+            if not writer.ended:
+                return
+            self.now, self.begun = self.now + 1, False
+            if not self.as_json:
+                print("\n---------------" if self.now < len(self.texts) else "", flush=True)
+
+
+class Meter:
+    """How fast the tokens came, beside the time that reading all weights takes."""
+
+    def __init__(self, model, about):
+        self.bytes, self.read_seconds = quantize.read_seconds(model)
+        self.about, self.tokens, self.steps, self.seconds, self.first = about, 0, 0, 0.0, None
+
+    def times(self, tokens):
+        """The same (ids, logits), timed."""
+        start = last = time.perf_counter()
+        for n, pair in enumerate(tokens):
+            last = time.perf_counter()
+            if n == 0:
+                self.first = self.first or last - start
+                start = last
+            else:
+                self.tokens += len(pair[0])
+            yield pair
+        self.seconds += last - start
+
+    def summary(self, passes):
+        """One line; passes: how often the weights were read after each text's first token."""
+        if not self.tokens:
+            return f"first token after {self.first or 0:.2f} s; {self.about}"
+        return (
+            f"first token after {self.first:.2f} s, then {self.tokens / self.seconds:.1f} tokens/s: reading the weights took "
+            f"{passes * self.read_seconds / self.seconds:.0%} of the time, at {self.bytes / self.read_seconds / 1e9:.1f} GB/s; "
+            f"{self.about}"
+        )
+
+
+def load(config):
+    """(model ready to decode, tokenizer, what it runs in)."""
+    device = configure.pick_device(config.device)
+    folder = checkpoint.find(config.out_dir, config.checkpoint)
+    model, tokenizer = checkpoint.load_model(folder).to(device), checkpoint.load_tokenizer(folder)
+    dtype, why = quantize.fastest_dtype(model) if config.dtype == "auto" else (getattr(torch, config.dtype), "")
+    if config.quantize == "int8" and config.dtype == "auto" and device.type == "cpu":
+        dtype, why = torch.float32, ""  # of what is not quantized
+    name = "int8" if config.quantize == "int8" else str(dtype).removeprefix("torch.") + why
+    return quantize.ready(model, dtype, config.quantize), tokenizer, f"{name}, {device}"
+
+
+def guesser(config, model, tokenizer, chance):
+    """A function that guesses what comes next, or None."""
+    if not config.draft:
+        return None
+    if model.config.attention not in ("naive", "masked_fill", "tiled", "fused"):
+        raise ValueError(f"--draft: attention={model.config.attention} cannot take back what it has read: leave --draft out")
+    if config.draft == "ngram":
+        guess = ngram
+    else:
+        folder = checkpoint.find(config.draft)
+        if checkpoint.load_tokenizer(folder).spec() != tokenizer.spec():
+            raise ValueError(f"--draft={config.draft} has another tokenizer than {config.out_dir}: it must be the same")
+        weight = model.transformer.wte.weight
+        draft = quantize.ready(checkpoint.load_model(folder).to(weight.device), weight.dtype)
+        guess = Draft(draft, config, chance, tokenizer.vocab_size)
+    return lambda session, most: guess(session, min(most, config.guesses))
 
 
 def sample(config):
-    """Print config.num_samples texts; ValueError for a checkpoint or a prompt that cannot be used."""
-    device = configure.pick_device(config.device)
-    folder = checkpoint.find(config.out_dir, config.checkpoint)
-    model, tokenizer = checkpoint.load_model(folder).to(device).eval(), checkpoint.load_tokenizer(folder)
-    text = read_prompt(config.start)
-    prompt = encode_prompt(tokenizer, text, model.config.block_size).to(device)
-    for n in range(config.num_samples):
-        tokens = model.stream(
-            prompt, config.max_new_tokens, config.temperature, config.top_k,
-            generator=torch.Generator(device).manual_seed(config.seed + n), vocab_size=tokenizer.vocab_size,
-        )
-        print(text, end="", flush=True)
-        for piece in tokenizer.decode_stream(token.item() for token in tokens):
-            print(piece, end="", flush=True)
-        print("\n---------------" if n < config.num_samples - 1 else "")
+    """Print the texts; ValueError for a checkpoint or a prompt that cannot be used."""
+    model, tokenizer, about = load(config)
+    if config.interactive:
+        return converse(config, model, tokenizer)
+    prompts = read_prompts(config)
+    flag, most = "--prompts" if config.prompts else "--start", model.config.block_size
+    ids = [encode_prompt(tokenizer, prompt, most, flag).to(model.lm_head.weight.device) for prompt in prompts]
+    texts = [(n, sample) for n in range(len(prompts)) for sample in range(config.num_samples)]
+    writers = [Writer(tokenizer, config.stop) for _ in texts]
+    printer = Printer([prompts[n] for n, _ in texts], writers, config.json)
+    meter, passes, together = Meter(model, about), 0, 1 if config.draft else config.batch_size
+    try:
+        for first in range(0, len(texts), together):
+            batch = texts[first : first + together]
+            session = Session(model, [ids[n] for n, _ in batch], config.max_new_tokens)
+            chance = Chance([torch.Generator().manual_seed(config.seed + sample) for _, sample in batch])
+            guess = guesser(config, model, tokenizer, chance)
+            tokens = stream(session, config.max_new_tokens, config, chance, vocab_size=tokenizer.vocab_size, guess=guess)
+            write(meter.times(tokens), writers[first : first + together], config.json, printer)
+            passes += session.passes - 1
+    finally:  # Ctrl-C too: what there is is printed
+        interrupted = sys.exc_info()[0] is KeyboardInterrupt
+        if interrupted:
+            for writer in writers:
+                writer.end("interrupted")
+            printer.show()
+    print(meter.summary(passes), file=sys.stderr)
+
+
+def write(tokens, writers, with_logprobs, printer):
+    """Hand tokens to the writers until all of them have ended."""
+    with contextlib.closing(tokens):
+        for token, logits in tokens:
+            logprobs = [None] * len(token)
+            if with_logprobs:
+                logprobs = logits.float().log_softmax(dim=-1).gather(1, token[:, None])[:, 0].tolist()
+            for writer, *pair in zip(writers, token.tolist(), logprobs):
+                writer.add(*pair)
+            if all(writer.ended for writer in writers):
+                break
+            printer.show()
+    for writer in writers:
+        writer.end("length")
+    printer.show()
+
+
+def converse(config, model, tokenizer):
+    """A line from the keyboard, an answer, and so on; all of it stays in the session."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (input() has a history then)
+    device, session = model.lm_head.weight.device, None
+    chance = Chance([torch.Generator().manual_seed(config.seed)])
+    guess = guesser(config, model, tokenizer, chance)
+    while True:
+        try:
+            line = input("> " if sys.stdin.isatty() else "")
+            ids = encode_prompt(tokenizer, line + "\n", model.config.block_size, "your line").to(device)
+        except EOFError:
+            return print()
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            continue
+        session = session or Session(model, [ids[:0]], config.max_new_tokens)
+        session.append(ids[None])
+        begin, writer = session.length, Writer(tokenizer, config.stop)
+        tokens = stream(session, config.max_new_tokens, config, chance, vocab_size=tokenizer.vocab_size, guess=guess)
+        try:
+            write(tokens, [writer], False, Printer([""], [writer], False))
+        except KeyboardInterrupt:  # enough of this answer
+            session.forget()
+            print()
+        session.cut(begin + len(writer.tokens))
 
 
 if __name__ == "__main__":

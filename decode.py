@@ -1,0 +1,241 @@
+"""Writing on: prefill reads a text, decode_one_token adds to it, and stream does both until there is enough.
+
+What makes it fast is what is not done again. Keys and values of the past stay in a cache; a prompt that several texts share
+is read once; and all texts are decoded as one batch, since reading a weight for ten rows costs what it costs for one.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+
+@dataclass(kw_only=True)
+class Sampling:
+    """How the next token is drawn from what the model expects."""
+
+    temperature: float = 1.0
+    """Below 1 more predictable, above 1 more surprising; 0 always takes the likeliest token."""
+    top_k: int = 0
+    """Draw from the k likeliest tokens only; 0: from all."""
+    top_p: float = 1.0
+    """Draw from the likeliest tokens that together have this probability (nucleus sampling); 1: from all."""
+    min_p: float = 0.0
+    """Leave out tokens that are less likely than this share of the likeliest one's probability; 0: none."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens that the text has already (multiplies those below 0); 1: none, 1.2: noticeably."""
+
+    def __post_init__(self):
+        for name in ("temperature", "top_k"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p={self.min_p} must be between 0 and 1")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0")
+
+
+def draw(logits, sampling, u, text=None):
+    """Ids (B,) drawn from logits (B, V) by u, (B,) numbers uniform in [0, 1), which are all the chance there is.
+
+    Tokens stand in a row, the likeliest first, each as wide as it is likely: the one that u falls on is drawn (if none is
+    left out, in the order of their ids, which saves sorting). text: the ids (B, T) to penalize, -1 for none (Keskar et al.
+    2019, arXiv:1909.05858). top_p: Holtzman et al. 2019, arXiv:1904.09751; min_p: Nguyen et al. 2024, arXiv:2407.01082.
+    """
+    V, logits = logits.shape[-1], logits.float()
+    if sampling.repetition_penalty != 1 and text is not None:
+        seen = torch.zeros(len(logits), V + 1, dtype=torch.bool, device=logits.device)
+        seen = seen.scatter_(1, torch.where((text < 0) | (text >= V), V, text), True)[:, :V]
+        penalized = torch.where(logits > 0, logits / sampling.repetition_penalty, logits * sampling.repetition_penalty)
+        logits = torch.where(seen, penalized, logits)
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1)
+    ids, kept = None, min(sampling.top_k or V, V)
+    if kept < V or sampling.top_p < 1 or sampling.min_p > 0:
+        logits, ids = logits.topk(kept)
+    logits = logits - logits.amax(dim=-1, keepdim=True)  # so that a tiny temperature does not overflow
+    p = (logits.double() / sampling.temperature).softmax(dim=-1)
+    if ids is not None:
+        before = p.cumsum(dim=-1) - p
+        p = p.masked_fill((before >= sampling.top_p) | (p < sampling.min_p * p[:, :1]), 0.0)
+    ends = p.cumsum(dim=-1)
+    here = torch.searchsorted(ends, u.to(ends)[:, None] * ends[:, -1:], right=True).clamp(max=kept - 1)
+    return (here if ids is None else ids.gather(1, here))[:, 0]
+
+
+class Chance:
+    """The number u for each position of each text, (B,) float64: a text depends on its own generator and nothing else."""
+
+    def __init__(self, generators):
+        self.generators, self.drawn = generators, {}
+
+    def at(self, position):
+        if position not in self.drawn:
+            self.drawn[position] = torch.stack([
+                torch.rand((), dtype=torch.float64, generator=g, device=g.device if g else None).cpu() for g in self.generators
+            ])
+        return self.drawn[position]
+
+
+def prefill(model, idx, cache, padding=None, count=1):
+    """Read idx (B, T) behind what cache holds: logits (B, count, V) of what follows each of the last count tokens."""
+    return model.lm_head(model.hidden(idx, cache, padding)[:, -count:])
+
+
+def decode_one_token(model, token, cache, padding=None):
+    """Read one more token (B, 1): logits (B, 1, V) of what follows it."""
+    return model.lm_head(model.hidden(token, cache, padding))
+
+
+class Session:
+    """Texts that grow together, and what the model remembers of them.
+
+    prompts: 1-D tensors of ids, one for each text. All texts end at the same column of ids (B, T); those that are shorter
+    begin later, at begin[row], and what stands before is padding that nobody sees. A context that is full moves on as
+    model.context_start says, for each text by itself.
+    """
+
+    def __init__(self, model, prompts, room=256, use_cache=True):
+        self.model, self.length, self.use_cache = model, max(map(len, prompts)), use_cache
+        self.begin = [self.length - len(prompt) for prompt in prompts]
+        self.ids = torch.zeros(len(prompts), self.length + room, dtype=torch.long, device=prompts[0].device)
+        for row, begin, prompt in zip(self.ids, self.begin, prompts):
+            row[begin : self.length] = prompt
+        self.starts = self.cache = self.padding = None
+        self.read, self.passes = 0, 0  # columns that the cache has read, and how often the weights were read for it
+
+    def append(self, tokens):
+        """Add ids (B, T) to the texts; nothing is computed yet."""
+        B, T = tokens.shape
+        if self.length + T > self.ids.shape[1]:
+            self.ids = torch.cat([self.ids, self.ids.new_zeros(B, self.length + T)], dim=1)
+            self.forget()  # the cache must grow too
+        self.ids[:, self.length : self.length + T] = tokens
+        self.length += T
+
+    def cut(self, length):
+        """Forget what stands at and after column length."""
+        self.length = length
+        if self.read > length and self.cache:
+            for layer in self.cache:
+                layer.cut(len(layer) - (self.read - length))
+            self.read = length
+
+    def forget(self):
+        """Read all texts anew next time: whatever was begun was interrupted."""
+        self.starts, self.read = None, 0
+
+    def text(self, row=0):
+        """The ids of one text, (T,)."""
+        return self.ids[row, self.begin[row] : self.length]
+
+    def visible_text(self):
+        """ids (B, T) of all texts, -1 where there is padding."""
+        columns = torch.arange(self.length, device=self.ids.device)
+        begin = torch.tensor(self.begin, device=self.ids.device)
+        return self.ids[:, : self.length].masked_fill(columns < begin[:, None], -1)
+
+    def logits(self, count=1):
+        """What follows each of the last count tokens of the texts: (B, count, V)."""
+        starts = [begin + self.model.context_start(self.length - begin) for begin in self.begin]
+        unread = self.ids[:, self.read : self.length]
+        if starts != self.starts or not self.use_cache:  # the first time, or a context has moved on: read it as a whole
+            logits = self.read_all(starts, count)
+        elif unread.shape[1] == 1:
+            logits = decode_one_token(self.model, unread, self.cache, self.padding)
+        else:
+            logits = prefill(self.model, unread, self.cache, self.padding, count)
+        self.starts, self.read, self.passes = starts, self.length, self.passes + 1
+        return logits
+
+    def read_all(self, starts, count):
+        """Fill a new cache. Texts that are the same so far are read once."""
+        left = min(starts)
+        padding = torch.tensor([start - left for start in starts], device=self.ids.device)
+        rows = torch.cat([padding[:, None], self.ids[:, left : self.length]], dim=1)
+        different, which = rows.unique(dim=0, return_inverse=True)
+        rows, ragged = different if len(different) < len(rows) else rows, bool(padding.any())
+        room, cache = min(self.model.config.block_size, self.ids.shape[1] - left), None
+        if self.use_cache:
+            cache = self.model.new_cache(len(rows), room)
+        logits = prefill(self.model, rows[:, 1:], cache, rows[:, 0] if ragged else None, count)
+        if len(rows) < len(self.ids):
+            logits, cache = logits[which], cache and [layer.select(which) for layer in cache]
+        self.cache, self.padding = cache, padding if ragged else None
+        return logits
+
+
+@torch.no_grad()
+def stream(session, max_new_tokens, sampling, chance, *, vocab_size=None, guess=None):
+    """Write on: yield (ids (B,), logits (B, V)) of one token after another.
+
+    Ids from vocab_size on are never drawn: the padding of a vocabulary has no text.
+
+    guess(session, most), for one text: a list of up to `most` ids that may come next. They are read together, which costs
+    little more than reading one, and are kept as long as each is what is drawn in its place. So the text is the same as
+    without guesses, and as random: it only comes sooner (speculative decoding, Leviathan et al. 2022, arXiv:2211.17192).
+    """
+    left = max_new_tokens
+    while left > 0:
+        base = session.length
+        guesses = guess(session, left - 1) if guess and left > 1 else []
+        while guesses and session.model.context_start(base - session.begin[0] + len(guesses)) != session.model.context_start(
+            base - session.begin[0]
+        ):  # the context would move on between them
+            guesses.pop()
+        if guesses:
+            session.append(session.ids.new_tensor([guesses]))
+        with torch.inference_mode():
+            logits = session.logits(1 + len(guesses))[..., :vocab_size]
+        for n in range(1 + len(guesses)):
+            session_text = session.visible_text()[:, : base + n] if sampling.repetition_penalty != 1 else None
+            token = draw(logits[:, n], sampling, chance.at(base + n).to(logits.device), session_text)
+            proven = n < len(guesses) and token.item() == guesses[n]
+            if not proven:
+                session.cut(base + n)
+                session.append(token[:, None])
+            left -= 1
+            yield token, logits[:, n]
+            if not proven:
+                break
+
+
+# ---- guesses
+
+
+def ngram(session, most, longest=4):
+    """What followed when the text last ended as it ends now: it repeats itself more often than one would think."""
+    text = session.text().cpu().numpy()
+    for n in range(min(longest, len(text) - 1), 1, -1):
+        windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)
+        found = (windows == text[-n:]).all(axis=1).nonzero()[0]
+        if len(found):
+            after = found[-1] + n
+            return text[after : after + most].tolist()
+    return []
+
+
+class Draft:
+    """Guesses by a smaller model of the same vocabulary, which draws with the same chance."""
+
+    def __init__(self, model, sampling, chance, vocab_size=None):
+        self.model, self.sampling, self.chance, self.vocab_size = model, sampling, chance, vocab_size
+        self.session = None
+
+    def __call__(self, session, most):
+        if self.session is None:
+            self.session = Session(self.model, [session.text()])
+        mine, theirs = self.session, session.ids[:, : session.length]
+        same = min(mine.length, session.length - 1)  # at least one token is left to read
+        different = (mine.ids[0, :same] != theirs[0, :same]).nonzero()
+        mine.cut(int(different[0]) if len(different) else same)
+        mine.append(theirs[:, mine.length :])
+        for _ in range(most):
+            with torch.inference_mode():
+                logits = mine.logits()[:, -1, : self.vocab_size]
+            text = mine.ids[:, : mine.length] if self.sampling.repetition_penalty != 1 else None
+            mine.append(draw(logits, self.sampling, self.chance.at(mine.length).to(logits.device), text)[:, None])
+        return mine.text()[session.length :].tolist()
