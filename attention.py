@@ -150,7 +150,7 @@ def mask_of(visible, i, j, B=1):
         mask = visible(i, j)
     except IndexError as error:
         raise ValueError(f"the predicate does not know all {int(j.max()) + 1} positions: {error}") from None
-    shape = torch.broadcast_shapes(i.shape, j.shape)
+    shape = torch.broadcast_tensors(i, j)[0].shape  # (torch.broadcast_shapes would import half a second's worth)
     tensor = isinstance(mask, torch.Tensor)
     if not tensor or mask.dtype != torch.bool or mask.shape not in (shape, (1, *shape), (B, *shape)):
         got = f"{mask.dtype} {tuple(mask.shape)}" if tensor else type(mask).__name__
@@ -553,13 +553,15 @@ class KVCache:
     (B, G, len, D): exactly the k and v that a path wants beside the T new queries. It never grows; past
     max_len it refuses. Rotate before caching. It holds values, not gradients: it is for inference.
 
-    With a window it keeps room for 2·window positions only (or 64), and returns at least the window - 1 before the new ones:
+    With a window it keeps room for about 2·window positions only, and returns at least the window - 1 before the new ones:
     a sliding_window sees no others, and knows positions only by their distance. Of a chunk longer than its room it returns
-    copies.
+    copies. The last UNDO positions can always be cut off again.
     """
 
+    UNDO = 32
+
     def __init__(self, batch_size, n_kv_head, max_len, head_size, window=None):
-        self.room = min(max_len, max(2 * window, 64)) if window else max_len
+        self.room = min(max_len, window + max(window, 2 * self.UNDO)) if window else max_len
         self.shape = (batch_size, n_kv_head, self.room, head_size)
         self.max_len, self.window = max_len, window
         self.k = self.v = None  # allocated by the first append, which knows the dtype and the device
@@ -600,7 +602,7 @@ class KVCache:
             raise ValueError(f"this cache holds {self.k.dtype} on {self.k.device}, not {k.dtype}, {v.dtype} on {k.device}")
         self.length += T
         if self.held + T > room:  # only with a window: what is still in it moves to the front
-            kept = slice(max(0, self.held - self.window + 1), self.held)
+            kept = slice(max(0, self.held - self.window + 1 - self.UNDO), self.held)
             k, v = torch.cat([self.k[:, :, kept], k], dim=2), torch.cat([self.v[:, :, kept], v], dim=2)
             self.held, T = 0, k.shape[2]
             if T > room:  # a long chunk: it sees all of itself, the next one only its end

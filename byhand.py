@@ -28,7 +28,9 @@ def once_differentiable(backward):
 
 def rms_norm(x):
     """x / rms(x) over the last dimension, as F.rms_norm (Zhang & Sennrich 2019, arXiv:1910.07467). Keeps the dtype of x."""
-    return F.rms_norm(x, x.shape[-1:]).type_as(x) if x.is_cuda else RMSNorm.apply(x)  # on CUDA that is one kernel
+    if x.is_cuda or not torch.is_grad_enabled():  # on CUDA that is one kernel
+        return F.rms_norm(x, x.shape[-1:]).type_as(x)
+    return RMSNorm.apply(x)
 
 
 class RMSNorm(torch.autograd.Function):
@@ -52,7 +54,7 @@ class RMSNorm(torch.autograd.Function):
 
 def relu2(x):
     """max(x, 0)² (Primer, So et al. 2021, arXiv:2109.08668)."""
-    return ReLU2.apply(x)
+    return ReLU2.apply(x) if torch.is_grad_enabled() else F.relu(x).square_()
 
 
 class ReLU2(torch.autograd.Function):

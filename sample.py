@@ -18,6 +18,7 @@ import torch
 import checkpoint
 import configure
 import quantize
+from attention import ATTENTION, KVCache
 from decode import Chance, Draft, Sampling, Session, ngram, stream
 
 
@@ -66,8 +67,8 @@ class SampleConfig(Sampling):
         for name in ("num_samples", "max_new_tokens", "batch_size", "guesses"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.guesses > 32:
-            raise ValueError(f"guesses={self.guesses} must be at most 32")
+        if self.guesses > KVCache.UNDO:
+            raise ValueError(f"guesses={self.guesses} must be at most {KVCache.UNDO}")
         for name, known in ("dtype", ("auto", "float32", "bfloat16", "float16")), ("quantize", ("none", "int8")):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)} is unknown: choose {', '.join(known)}")
@@ -221,7 +222,7 @@ def guesser(config, model, tokenizer, chance):
     """A function that guesses what comes next, or None."""
     if not config.draft:
         return None
-    if model.config.attention not in ("naive", "masked_fill", "tiled", "fused"):
+    if model.config.attention not in ATTENTION:
         raise ValueError(f"--draft: attention={model.config.attention} cannot take back what it has read: leave --draft out")
     if config.draft == "ngram":
         guess = ngram

@@ -730,7 +730,7 @@ def test_a_windowed_cache_holds_a_window():
         k = torch.randn(1, 1, T, 4)
         held, _ = cache.append(k, k)
         assert torch.equal(held[:, :, -T:], k)
-    assert len(cache) == 98 and cache.k.shape[2] == 64
+    assert len(cache) == 98 and cache.k.shape[2] == 74
 
 
 def test_a_cache_takes_the_dtype_of_its_keys():
