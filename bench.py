@@ -1,10 +1,11 @@
-"""Measurements: python bench.py attention|train|ablations [--key=value ...]
+"""Measurements: python bench.py attention|train|sample|ablations [--key=value ...]
 
 A benchmark prints its tables and leaves <name>_<device>.json and .png, or <name>.md, in benchmarks/, with the machine, the
 command and the date. Ratios are between things that took turns in one run, and medians.
 """
 
 import contextlib
+import copy
 import datetime
 import functools
 import importlib.util
@@ -32,7 +33,10 @@ from tqdm import tqdm
 import checkpoint
 import configure
 import dataset
+import decode
 import meter
+import quantize
+import tokenizer as tokenizers
 from attention import (
     ATTENTION, CausalSelfAttention, both, causal, cost, everything, fused, linear, linear_step, local_global,
     masked_fill, positive_random_features, same_document, sliding_window, strided, tiled,
@@ -390,14 +394,19 @@ class TrainBench:
     """What their files are called, with the device added."""
 
     def __post_init__(self):
-        for name in ("repeats", "seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        unknown = [shape for shape in self.shapes.split(",") if shape not in SHAPES]
-        if unknown and self.shapes:
-            raise ValueError(f"shapes={self.shapes}: {unknown[0]} is unknown, choose from {', '.join(SHAPES)}")
-        if self.nanogpt and not (Path(self.nanogpt) / "model.py").exists():
-            raise ValueError(f"nanogpt={self.nanogpt} has no model.py: clone nanoGPT and give its folder")
+        check_settings(self, "repeats", "seeds")
+
+
+def check_settings(config, *positive):
+    """ValueError for a setting that is not positive, a shape that is unknown, or a nanoGPT that is not there."""
+    for name in positive:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
+    unknown = [shape for shape in config.shapes.split(",") if shape not in SHAPES]
+    if unknown and config.shapes:
+        raise ValueError(f"shapes={config.shapes}: {unknown[0]} is unknown, choose from {', '.join(SHAPES)}")
+    if config.nanogpt and not (Path(config.nanogpt) / "model.py").exists():
+        raise ValueError(f"nanogpt={config.nanogpt} has no model.py: clone nanoGPT and give its folder")
 
 
 SHAPES = {
@@ -592,6 +601,219 @@ def plot_train(report, path):
     figure.savefig(path, dpi=150)
 
 
+# ---- python bench.py sample
+
+
+@dataclass(kw_only=True)
+class SampleBench:
+    nanogpt: str = ""
+    """A clone of nanoGPT, with its data/shakespeare_char prepared, to compare with; empty: lookback alone."""
+    transformers: bool = False
+    """Compare with GPT2LMHeadModel.generate, which needs pip install transformers."""
+    shapes: str = "baby,gpt2"
+    """Which of nanoGPT's shapes, with random weights."""
+    prompt: int = 32
+    """Tokens of the prompt of a single text."""
+    tokens: int = 128
+    """Tokens that are written after it."""
+    repeats: int = 3
+    """Times that each writes it, in turn."""
+    samples: int = 10
+    """Texts of the whole job, as nanoGPT's sample.py writes them."""
+    length: int = 500
+    """Tokens of each of them."""
+    trained: str = ""
+    """A folder that train.py wrote: what int8 costs its loss, and what guessing gains on its own data; empty: neither."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps."""
+    out_dir: str = "benchmarks"
+    """Where the figures and the plot go."""
+
+    def __post_init__(self):
+        check_settings(self, "prompt", "tokens", "repeats", "samples", "length")
+        if self.transformers and not importlib.util.find_spec("transformers"):
+            raise ValueError("transformers=True needs it: pip install transformers")
+
+
+def sample(config):
+    """One text, the whole job of nanoGPT's sample.py, and what int8 and guesses do to a trained model."""
+    device = configure.pick_device(config.device)
+    report = {**machine(device), "settings": vars(config), "shapes": []}
+    for name in filter(None, config.shapes.split(",")):
+        report["shapes"].append({"shape": name, "single": single_text(config, name, device), "job": whole_job(config, name)})
+    if config.trained:
+        report["trained"] = trained_model(config, device)
+    print_sample(report)
+    stem = Path(config.out_dir) / f"sample_{'cpu' if device.type == 'cpu' else slug(report['device'])}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    plot_sample(report, stem.with_suffix(".png"))
+    print(f"\n{stem}.json written")
+
+
+def shaped(name):
+    """GPT-2's architecture with random weights, in one of nanoGPT's shapes: the same for the same name."""
+    torch.manual_seed(0)
+    shape = {key: value for key, value in SHAPES[name].items() if key != "batch_size"}
+    return GPT(GPTConfig(**shape, mlp="gelu")), shape
+
+
+def write_text(model, prompt, tokens, guess=None, temperature=0.8):
+    """Write on with a session of its own; returns it."""
+    session = decode.Session(model, [prompt], tokens)
+    chance = decode.Chance([torch.Generator().manual_seed(0)])
+    for _ in decode.stream(session, tokens, decode.Sampling(temperature=temperature, top_k=200), chance, guess=guess):
+        pass
+    return session
+
+
+def single_text(config, name, device):
+    """Seconds that one text takes, in the process; for lookback also how long reading the weights alone takes."""
+    model, shape = shaped(name)
+    prompt = torch.randint(shape["vocab_size"], (config.prompt,), device=device)
+    writers, bounds = {}, {}
+    for label, dtype, how in ("float32", torch.float32, "none"), ("bfloat16", torch.bfloat16, "none"), ("int8", None, "int8"):
+        dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
+        ours = quantize.ready(copy.deepcopy(model).to(device), dtype, how)
+        bounds[f"lookback {label}"] = quantize.read_seconds(ours)
+        writers[f"lookback {label}"] = functools.partial(write_text, ours, prompt, config.tokens)
+    if config.nanogpt:
+        module = nanogpt_model(config.nanogpt)
+        peer = module.GPT(module.GPTConfig(**shape, bias=True, dropout=0.0))
+        peer.load_state_dict(model.state_dict(), strict=False)
+        peer.to(device).eval()
+        writers["nanoGPT float32"] = lambda: peer.generate(prompt[None], config.tokens, temperature=0.8, top_k=200)
+    if config.transformers:
+        for dtype in torch.float32, torch.bfloat16:
+            generate = transformers_model(model).to(device, dtype).generate
+            writers[f"transformers {str(dtype)[6:]}"] = functools.partial(
+                generate, prompt[None], max_new_tokens=config.tokens, min_new_tokens=config.tokens, do_sample=True,
+                temperature=0.8, top_k=200, pad_token_id=0, attention_mask=torch.ones_like(prompt[None]),
+            )
+    print(f"{name}: one text of {config.prompt} + {config.tokens} tokens, {', '.join(writers)}", file=sys.stderr)
+    rounds = take_turns(list(writers.values()), config.repeats, device)
+    found = {}
+    for label, times in zip(writers, zip(*rounds)):
+        found[label] = {"seconds": statistics.median(times), "tokens_per_s": config.tokens / statistics.median(times)}
+        if label in bounds:
+            size, at_least = bounds[label]
+            found[label] |= {"weight_bytes": size, "read_seconds": at_least}
+            found[label]["share_of_bound"] = config.tokens * at_least / statistics.median(times)
+    for peer in [label for label in writers if "lookback" not in label]:
+        for label in bounds:
+            ratios = [times[list(writers).index(peer)] / times[list(writers).index(label)] for times in rounds]
+            found[label][f"times {peer}"] = statistics.median(ratios)
+    return found
+
+
+def transformers_model(model):
+    """GPT2LMHeadModel with the weights of model."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape, turned = model.config, ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+    peer = GPT2LMHeadModel(GPT2Config(
+        vocab_size=shape.vocab_size, n_positions=shape.block_size, n_embd=shape.n_embd, n_layer=shape.n_layer,
+        n_head=shape.n_head, activation_function="gelu", bos_token_id=0, eos_token_id=0,
+    ))
+    peer.load_state_dict({name: p.mT if name.endswith(turned) else p for name, p in model.state_dict().items()}, strict=False)
+    return peer.eval()
+
+
+def whole_job(config, name):
+    """Seconds of whole processes that write all texts; nanoGPT writes them one after another, so one is timed and counted."""
+    model, shape = shaped(name)
+    words = tokenizers.create("gpt2") if shape["vocab_size"] > 50000 else tokenizers.CharTokenizer(map(chr, range(10, 75)))
+    found, here = {}, Path(__file__).parent
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.save(folder, 0, model, {}, words.spec(), {})
+        job = [f"--out_dir={folder}", f"--num_samples={config.samples}", f"--max_new_tokens={config.length}"]
+        for how in "none", "int8":
+            command = [sys.executable, "sample.py", *job, f"--quantize={how}", f"--device={config.device}"]
+            found[f"lookback, quantize={how}"] = {"seconds": timed(command, here)[0]}
+        if config.nanogpt:
+            args = {**shape, "bias": True, "dropout": 0.0}
+            data = {} if shape["vocab_size"] > 50000 else {"dataset": "shakespeare_char"}
+            torch.save({"model": model.state_dict(), "model_args": args, "config": data}, Path(folder) / "ckpt.pt")
+            device = configure.pick_device(config.device)
+            command = [sys.executable, "sample.py", f"--out_dir={folder}", f"--device={device}", "--dtype=float32"]
+            start, _ = timed([*command, "--num_samples=1", "--max_new_tokens=1"], config.nanogpt)
+            one, _ = timed([*command, "--num_samples=1", f"--max_new_tokens={config.length}"], config.nanogpt)
+            seconds = start + config.samples * (one - start)
+            found["nanoGPT"] = {"seconds": seconds, "start": start, "one_text": one - start}
+            for row in list(found.values())[:-1]:
+                row["times nanoGPT"] = seconds / row["seconds"]
+    return found
+
+
+def trained_model(config, device):
+    """Validation loss in float32 and with int8 weights, and the speed of guessing, on what the model was trained for."""
+    folder = checkpoint.find(config.trained)
+    saved, plain = checkpoint.load_config(folder)["training"], checkpoint.load_model(folder).to(device)
+    model = quantize.ready(plain, torch.float32)
+    small = quantize.ready(checkpoint.load_model(folder).to(device), torch.float32, "int8")
+    data, T = dataset.load(saved["dataset"], saved["block_size"]), saved["block_size"]
+    losses = []
+    for n in tqdm(range(20), "int8", leave=False):
+        x, y = (part.to(device) for part in dataset.random_batch(data.val, 16, T, np.random.default_rng(n)))
+        with torch.inference_mode():
+            losses.append([each(x, y)[1].item() for each in (model, small)])
+    prompt = torch.from_numpy(data.val[: T // 2].astype(np.int64)).to(device)
+    ways = (None, lambda session, most: decode.ngram(session, min(8, most)))
+    likeliest = [functools.partial(write_text, model, prompt, 4 * T, guess, temperature=0) for guess in ways]
+    rounds = take_turns(likeliest, config.repeats, device)
+    wide, narrow = (statistics.mean(column) for column in zip(*losses))
+    return {
+        "dataset": saved["dataset"], "loss": wide, "int8_loss": narrow, "int8_cost": narrow / wide - 1, "tokens": 4 * T,
+        "plain_seconds": statistics.median(a for a, _ in rounds), "ngram_seconds": statistics.median(b for _, b in rounds),
+        "ngram_gain": statistics.median(a / b for a, b in rounds),
+    }
+
+
+def print_sample(report):
+    print(f"{report['device']}, {report['threads']} threads, torch {report['torch']}, {report['date']}: {report['command']}")
+    settings = report["settings"]
+    for shape in report["shapes"]:
+        print(f"\n{shape['shape']}: one text, {settings['prompt']} + {settings['tokens']} tokens")
+        for label, row in shape["single"].items():
+            extra = [f"{row['share_of_bound']:.0%} of reading the weights alone"] if "share_of_bound" in row else []
+            extra += [f"{value:.2f} x {key[6:]}" for key, value in row.items() if key.startswith("times ")]
+            print(f"  {label:22} {row['tokens_per_s']:8.1f} tokens/s   {', '.join(extra)}")
+        print(f"{shape['shape']}: {settings['samples']} texts of {settings['length']} tokens, whole process")
+        for label, row in shape["job"].items():
+            times = f"   {row['times nanoGPT']:.1f} x nanoGPT" if "times nanoGPT" in row else ""
+            print(f"  {label:22} {row['seconds']:8.1f} s{times}")
+    if "trained" in report:
+        row = report["trained"]
+        print(f"\n{settings['trained']}: loss {row['loss']:.4f}, int8 {row['int8_loss']:.4f} ({row['int8_cost']:+.2%}); "
+              f"{row['tokens']} likeliest tokens {row['plain_seconds']:.2f} s, guessing {row['ngram_seconds']:.2f} s, "
+              f"{row['ngram_gain']:.2f} x")
+
+
+def plot_sample(report, path):
+    """Tokens per second of each, for one text and for the whole job."""
+    import matplotlib.pyplot as plt
+
+    settings, panels = report["settings"], []
+    for shape in report["shapes"]:
+        panels.append((f"{shape['shape']}: one text", {k: row["tokens_per_s"] for k, row in shape["single"].items()}))
+        total = settings["samples"] * settings["length"]
+        panels.append((f"{shape['shape']}: {settings['samples']} texts, whole process",
+                       {k: total / row["seconds"] for k, row in shape["job"].items()}))
+    if not panels:
+        return
+    figure, axes = plt.subplots(len(panels), 1, figsize=(8, 2.1 * len(panels)), layout="constrained", squeeze=False)
+    for (title, speeds), panel in zip(panels, axes[:, 0]):
+        colors = ["#1f77b4" if "lookback" in label else "#d62728" if "nanoGPT" in label else "#999999" for label in speeds]
+        bars = panel.barh(list(speeds), list(speeds.values()), color=colors)
+        panel.bar_label(bars, [f" {speed:,.1f}" for speed in speeds.values()])
+        panel.invert_yaxis()
+        panel.margins(x=0.12)
+        panel.set_title(f"{title}, tokens per second", fontsize=10, loc="left")
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(report["device"], fontsize=10)
+    figure.savefig(path, dpi=150)
+
+
 # ---- python bench.py ablations
 
 
@@ -676,7 +898,8 @@ def ablations(config):
 
 
 BENCHMARKS = {
-    "attention": (AttentionBench, attention), "train": (TrainBench, train), "ablations": (AblationBench, ablations),
+    "attention": (AttentionBench, attention), "train": (TrainBench, train), "sample": (SampleBench, sample),
+    "ablations": (AblationBench, ablations),
 }
 
 

@@ -119,10 +119,14 @@ class Session:
     def cut(self, length):
         """Forget what stands at and after column length."""
         self.length = length
-        if self.read > length and self.cache:
+        self.read_again(length)
+
+    def read_again(self, column):
+        """Let the cache forget what it has read from column on."""
+        if self.read > column and self.cache:
             for layer in self.cache:
-                layer.cut(len(layer) - (self.read - length))
-            self.read = length
+                layer.cut(len(layer) - (self.read - column))
+            self.read = column
 
     def forget(self):
         """Read all texts anew next time: whatever was begun was interrupted."""
@@ -141,13 +145,15 @@ class Session:
     def logits(self, count=1):
         """What follows each of the last count tokens of the texts: (B, count, V)."""
         starts = [begin + self.model.context_start(self.length - begin) for begin in self.begin]
-        unread = self.ids[:, self.read : self.length]
         if starts != self.starts or not self.use_cache:  # the first time, or a context has moved on: read it as a whole
             logits = self.read_all(starts, count)
-        elif unread.shape[1] == 1:
-            logits = decode_one_token(self.model, unread, self.cache, self.padding)
         else:
-            logits = prefill(self.model, unread, self.cache, self.padding, count)
+            self.read_again(self.length - count)
+            unread = self.ids[:, self.read : self.length]
+            if unread.shape[1] == 1:
+                logits = decode_one_token(self.model, unread, self.cache, self.padding)
+            else:
+                logits = prefill(self.model, unread, self.cache, self.padding, count)
         self.starts, self.read, self.passes = starts, self.length, self.passes + 1
         return logits
 

@@ -23,7 +23,7 @@ class FewRows(nn.Module):
 
     def forward(self, x):
         rows = x.flatten(0, -2)
-        if not 5 <= len(rows) <= 64:
+        if not 5 <= len(rows) <= 64 or self.weight.numel() < 2**17:  # a small matrix stays near the processor anyway
             return F.linear(x, self.weight, self.bias)
         y = self.weight @ rows.mT if self.bias is None else torch.addmm(self.bias[:, None], self.weight, rows.mT)
         return y.mT.contiguous().view(*x.shape[:-1], -1)
@@ -32,10 +32,10 @@ class FewRows(nn.Module):
 class Int8(nn.Module):
     """A Linear whose weights are int8, with one scale for each output: a quarter of the bytes of float32.
 
-    On a CPU up to four rows go through torch's kernel for weights in int8, which makes them bfloat16 on the way. For more
-    rows that is slow (43 ms against 20 for GPT-2's matrices and ten rows). Then x is written as two int8 numbers, high +
-    low/127, which keep 14 bits of it, and the products are sums of integers. On a GPU the weights become x's dtype on the
-    way, which torch.compile makes part of the product.
+    On a CPU up to four rows go through torch's kernel for weights in int8, which makes them bfloat16 on the way, and which
+    is right for whole blocks only. For more rows it is slow (43 ms against 20 for GPT-2's matrices and ten rows). Then x is
+    written as two int8 numbers, high + low/127, which keep 14 bits of it, and the products are sums of integers. On a GPU
+    the weights become x's dtype on the way, which torch.compile makes part of the product.
     """
 
     def __init__(self, linear):
@@ -45,14 +45,14 @@ class Int8(nn.Module):
         self.register_buffer("weight", (weight / scale[:, None]).round_().to(torch.int8))
         self.register_buffer("scale", scale)
         self.register_buffer("half_scale", scale.bfloat16())
-        self.bias = linear.bias
+        self.bias, self.blocks = linear.bias, weight.shape[0] % 64 == weight.shape[1] % 64 == 0
 
     def forward(self, x):
         if x.device.type != "cpu":
             y = F.linear(x, self.weight.to(x.dtype)) * self.scale.to(x.dtype)
             return y if self.bias is None else y + self.bias
         rows = x.flatten(0, -2)
-        if len(rows) <= 4:
+        if len(rows) <= 4 and self.blocks:
             y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.half_scale).to(x.dtype)
             y = y if self.bias is None else y.add_(self.bias)
         else:

@@ -184,16 +184,15 @@ class Meter:
 
     def times(self, tokens):
         """The same (ids, logits), timed."""
-        start = last = time.perf_counter()
+        last = time.perf_counter()
         for n, pair in enumerate(tokens):
-            last = time.perf_counter()
+            now = time.perf_counter()
             if n == 0:
-                self.first = self.first or last - start
-                start = last
+                self.first = self.first or now - last
             else:
-                self.tokens += len(pair[0])
+                self.tokens, self.seconds = self.tokens + len(pair[0]), self.seconds + now - last
+            last = now
             yield pair
-        self.seconds += last - start
 
     def summary(self, passes):
         """One line; passes: how often the weights were read after each text's first token."""

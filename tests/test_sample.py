@@ -1,14 +1,20 @@
 """Sampling from a checkpoint folder, as a user does it."""
 
+import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
 import torch
-from conftest import POEM, complaint, run
+from conftest import POEM, ROOT, complaint, run
 
 import checkpoint
 import dataset
-from sample import SampleConfig, sample
+import tokenizer as tokenizers
+from sample import SampleConfig, Writer, sample
 from train import TrainConfig, train
 
 
@@ -65,11 +71,156 @@ def test_the_command_line(trained, tmp_path):
     assert len(result.stdout.rstrip("\n")) == len("What immortal") + 9
 
 
+def test_a_text_does_not_depend_on_its_neighbours(trained, tmp_path, capsys):
+    """Catches batches in which a text changes with how many there are, their order, their prompts or the batch size."""
+    prompts = ["Tyger", "In the forests of the night", "C"]
+    alone = {prompt: [] for prompt in prompts}
+    for prompt in prompts:
+        for seed in (5, 6):
+            text = written(capsys, trained, start=prompt, seed=seed, temperature=1.5)
+            assert text.startswith(prompt)
+            alone[prompt].append(text.removesuffix("\n").removeprefix(prompt))
+    for order, batch_size in ((prompts, 64), (prompts[::-1], 4), (prompts, 1)):
+        (tmp_path / "prompts.txt").write_text("\n".join(order), encoding="utf-8")
+        lines = [json.loads(line) for line in written(
+            capsys, trained, prompts=str(tmp_path / "prompts.txt"), num_samples=2, seed=5, temperature=1.5, json=True,
+            batch_size=batch_size,
+        ).splitlines()]
+        assert len(lines) == 6
+        for n, line in enumerate(lines):
+            assert line["text"] == alone[line["prompt"]][n % 2]
+
+
+def test_json_lines(trained, capsys):
+    """Catches log-probabilities of another token or another distribution, and a text that is not that of its tokens."""
+    line = json.loads(written(capsys, trained, start="Tyger", json=True, max_new_tokens=9, top_k=3, temperature=2.0))
+    model, tokenizer = checkpoint.load_model(checkpoint.find(trained)), checkpoint.load_tokenizer(checkpoint.find(trained))
+    ids = torch.tensor([*tokenizer.encode("Tyger").tolist(), *line["tokens"]])[None]
+    expected = model.eval()(ids, ids)[0][0, 4:-1, : tokenizer.vocab_size].log_softmax(-1)
+    expected = expected.gather(1, ids[0, 5:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(line["logprobs"]), expected, rtol=0, atol=1e-4)
+    assert line["prompt"] == "Tyger" and line["ended"] == "length" and tokenizer.decode(line["tokens"]) == line["text"]
+
+
+def test_stop_strings(trained, capsys):
+    """Catches a stop string that is printed, in part or as a whole, or that is missed across tokens."""
+    likeliest = dict(start="Tyger Tyger, ", temperature=0)
+    text = written(capsys, trained, **likeliest)
+    assert written(capsys, trained, **likeliest, stop=("of the", "zzz")) == text.split("of the")[0] + "\n"
+    two = written(capsys, trained, **likeliest, num_samples=2, stop=("of the",))
+    assert two.count("---------------") == 1 and two.count("forests") == 2 and "of t" not in two
+    line = json.loads(written(capsys, trained, **likeliest, stop=("of the",), json=True))
+    assert line["ended"] == "stop" and line["text"].endswith("forests ")
+
+
+class Pieces(tokenizers.Tokenizer):
+    """Tokens of any bytes; 9 ends a text."""
+
+    vocab_size, end_of_text = 10, 9
+    pieces = {0: b"a", 1: b"ab", 2: b"b", 3: "\u00e9".encode()[:1], 4: "\u00e9".encode()[1:], 5: b"xyz"}
+
+    def token_bytes(self, token):
+        return self.pieces[token]
+
+
+@pytest.mark.parametrize("stop, tokens, shown, ended", [
+    ((), [0, 1, 2], ["a", "ab", "b"], None),
+    (("aab",), [0, 0, 1, 5], ["", "", "a", ""], "stop"),
+    (("abb",), [1, 0, 5, 1, 2, 5], ["", "ab", "axyz", "", "", ""], "stop"),
+    (("yz", "y"), [0, 5, 0], ["a", "x", ""], "stop"),
+    ((), [3, 4, 3], ["", "\u00e9", ""], None),
+    (("\u00e9",), [0, 3, 4, 0], ["a", "", "", ""], "stop"),
+    (("ab",), [0, 9, 0], ["", "a", ""], "end_of_text"),
+    ((), [3, 9], ["", "\ufffd"], "end_of_text"),
+])
+def test_what_is_shown_when(stop, tokens, shown, ended):
+    """Catches half a character, the beginning of a stop string, or text after the end, at the moment it could be seen."""
+    writer = Writer(Pieces(), stop)
+    for token, news in zip(tokens, shown):
+        writer.add(token)
+        assert writer.news() == news
+    assert writer.ended == ended
+
+
+@pytest.mark.parametrize("change", [dict(draft="ngram"), dict(draft="itself"), dict(draft="ngram", num_samples=3)])
+def test_drafts_change_the_speed_only(trained, capsys, change):
+    """Catches guesses that reach the text, with chance and without."""
+    change = change | {"draft": str(trained)} if change["draft"] == "itself" else change
+    for temperature in (0.0, 1.0):
+        plain = written(capsys, trained, temperature=temperature, num_samples=change.get("num_samples", 1))
+        assert written(capsys, trained, temperature=temperature, **change) == plain
+
+
+def test_int8_writes_as_well(trained, capsys):
+    """Catches quantized weights that have lost what was learned."""
+    poem = written(capsys, trained, start="Tyger Tyger, ", temperature=0, quantize="int8", num_samples=6)
+    assert poem.count("In the forests of the night;") == 6
+
+
+def test_prompts_from_a_pipe_and_a_summary(trained):
+    """Catches a standard input that is not read, and figures that mix with the text."""
+    command = [sys.executable, "sample.py", f"--out_dir={trained}", "--temperature=0", "--max_new_tokens=8", "--device=cpu"]
+    for flag, text, begin in (("--start=-", "What immortal", "What immortal"), ("--prompts=-", "What\nCould frame", "What")):
+        result = subprocess.run([*command, flag], cwd=ROOT, input=text, capture_output=True, text=True)
+        assert result.returncode == 0 and result.stdout.startswith(begin), result.stderr
+        assert "tokens/s" in result.stderr and "tokens/s" not in result.stdout
+        assert result.stdout.count("---------------") == text.count("\n")
+
+
+def test_a_conversation(trained):
+    """Catches a session that forgets the turns before, dies of a bad line, or does not end with its input."""
+    command = [sys.executable, "sample.py", f"--out_dir={trained}", "--interactive=True", "--temperature=0", "--stop=\n"]
+    turns = "Tyger Tyger, burning bright,\n\u00df\nWhat immortal hand or eye,\n" + "Could frame\n" * 6
+    command += ["--max_new_tokens=28", "--draft=ngram"]
+    result = subprocess.run(command, cwd=ROOT, input=turns, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == "In the forests of the night;" and lines[1] == "Could frame thy symmetry?" and len(lines) == 9
+    assert "U+00DF" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_closed_pipe_and_ctrl_c(trained):
+    """Catches a traceback when the reader has seen enough, and text that is lost when the writer has."""
+    command = [sys.executable, "-u", "sample.py", f"--out_dir={trained}", "--max_new_tokens=100000", "--device=cpu"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.read(20)
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == 0 and "Traceback" not in errors and "BrokenPipe" not in errors
+    more = ["--num_samples=2", "--start=Tyger"]
+    with subprocess.Popen([*command, *more], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        begin = process.stdout.read(20)
+        process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate()
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert (begin + rest).startswith("Tyger") and rest.count("---------------") == 1
+    assert len(rest.split("---------------")[1].strip()) > 5  # the second text too, as far as it came
+
+
+@pytest.fixture
+def other_words(tmp_path):
+    """A checkpoint with another vocabulary."""
+    dataset.write(tmp_path / "other", ["what else " * 300], "byte", "other words")
+    train(TrainConfig(block_size=16, n_layer=1, n_head=1, n_embd=16, batch_size=2, max_iters=0, device="cpu",
+                      dataset=str(tmp_path / "other"), out_dir=str(tmp_path / "out")))
+    return str(tmp_path / "out")
+
+
+def test_a_draft_with_another_vocabulary(trained, other_words):
+    """Catches guesses in other words."""
+    with pytest.raises(ValueError, match="another tokenizer"):
+        sample(SampleConfig(out_dir=str(trained), device="cpu", draft=other_words))
+    with pytest.raises(ValueError, match="no checkpoint in nowhere"):
+        sample(SampleConfig(out_dir=str(trained), device="cpu", draft="nowhere"))
+
+
 @pytest.mark.parametrize("change, message", [
     (dict(start="Tyger ß"), "'ß' .* at position 6"),
     (dict(start="T" * 33), "33 tokens: this model needs at least 1 and reads at most 32"),
     (dict(start=""), "0 tokens"),
     (dict(start="FILE:nowhere.txt"), "cannot read nowhere.txt"),
+    (dict(prompts="nowhere.txt"), "cannot read nowhere.txt"),
+    (dict(prompts=os.devnull), "has no lines"),
     (dict(start="\udcff"), "not valid Unicode"),
     (dict(out_dir="nowhere"), "no checkpoint in nowhere"),
     (dict(checkpoint="step_5"), "no checkpoint step_5"),
@@ -80,7 +231,11 @@ def test_what_cannot_be_sampled(trained, change, message):
         sample(SampleConfig(**dict(out_dir=str(trained), device="cpu") | change))
 
 
-@pytest.mark.parametrize("change", [dict(num_samples=0), dict(max_new_tokens=0), dict(temperature=-1.0), dict(top_k=-1)])
+@pytest.mark.parametrize("change", [
+    dict(num_samples=0), dict(max_new_tokens=0), dict(max_new_tokens=-3), dict(temperature=-1.0), dict(top_k=-1),
+    dict(top_p=0.0), dict(top_p=1.1), dict(min_p=-1.0), dict(repetition_penalty=0.0), dict(stop=("",)), dict(dtype="int4"),
+    dict(quantize="int3"), dict(guesses=0), dict(guesses=99), dict(batch_size=0), dict(interactive=True, json=True),
+])
 def test_settings_that_cannot_be(change):
     """Catches impossible settings that surface as an error of torch."""
     with pytest.raises(ValueError, match=next(iter(change))):

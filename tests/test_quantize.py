@@ -1,0 +1,105 @@
+"""Weights for decoding: other bytes and other products, nearly the same numbers."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn as nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import quantize
+from model import MODERN, GPT, GPTConfig
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 70), st.integers(1, 400), st.integers(1, 400), st.booleans(), st.integers(0, 2**31))
+def test_few_rows(rows, inputs, outputs, bias, seed):
+    """Catches a product whose rows and columns are swapped."""
+    torch.manual_seed(seed)
+    linear, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(2, rows, inputs)[:, :, :]
+    torch.testing.assert_close(quantize.FewRows(linear)(x), linear(x), rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 40), *[st.one_of(st.integers(2, 300), st.sampled_from([64, 128, 320]))] * 2, st.booleans(),
+    st.integers(0, 2**31),
+)
+def test_int8(rows, inputs, outputs, bias, seed):
+    """Catches weights off by more than half a step of their scale, and activations that are rounded to 8 bits with them."""
+    torch.manual_seed(seed)
+    linear, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(rows, inputs)
+    x[:, 0] *= 100  # an outlier, as real models have: 8 bits for all of x would lose the rest
+    layer = quantize.Int8(linear)
+    scale = linear.weight.abs().amax(1, keepdim=True) / 127
+    kept = layer.weight * layer.scale[:, None]
+    assert ((kept - linear.weight).abs() <= 0.5001 * scale).all() and layer.weight.dtype == torch.int8
+    exact = x.double() @ kept.double().mT + (linear.bias.double() if bias else 0)
+    if rows <= 4 and inputs % 64 == outputs % 64 == 0:  # bfloat16: input, scale and result are rounded
+        tolerance = 2**-7 * (x.double().abs() @ kept.double().abs().mT)
+    else:  # a 127th of a 127th of the largest
+        tolerance = 1.01 / 127**2 * x.double().abs().amax(1, keepdim=True) * kept.double().abs().sum(1)
+    assert ((layer(x) - exact).abs() <= tolerance + 1e-4).all()
+
+
+def test_int8_rows_do_not_see_each_other():
+    """Catches a scale that is shared by the rows of a batch: a text would depend on its neighbours."""
+    layer, x = quantize.Int8(nn.Linear(64, 48)), torch.randn(12, 64)
+    x[3] *= 1000
+    whole = layer(x)
+    for rows in (slice(0, 5), slice(4, 12), slice(2, 9)):
+        assert torch.equal(layer(x[rows]), whole[rows])
+
+
+def test_zeros_stay_zeros():
+    """Catches a division by a scale of zero."""
+    linear = nn.Linear(8, 8)
+    with torch.no_grad():
+        linear.weight.zero_()
+    for rows in (1, 9):
+        assert torch.equal(quantize.Int8(linear)(torch.zeros(rows, 8)), linear.bias.expand(rows, -1))
+
+
+@pytest.mark.parametrize("shape", [{}, MODERN])
+@pytest.mark.parametrize("dtype, how, tolerance", [
+    (torch.float32, "none", 1e-5), (torch.bfloat16, "none", 0.05), (torch.float32, "int8", 0.05), (torch.bfloat16, "int8", 0.1),
+])
+def test_a_model_made_ready(shape, dtype, how, tolerance):
+    """Catches layers that were left out, or a tied embedding that is quantized with the head."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=2, n_head=2, n_embd=32, **shape)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(std=0.2)
+    fast, idx = quantize.ready(copy.deepcopy(model), dtype, how), torch.randint(64, (6, 16))
+    theirs, mine = model(idx, idx)[0].softmax(-1), fast(idx, idx)[0].float().softmax(-1)
+    assert (theirs - mine).abs().max() < tolerance
+    assert fast.transformer.wte.weight.dtype == dtype
+    size, seconds = quantize.read_seconds(fast)
+    matrices = sum(p.numel() for p in model.transformer.h.parameters() if p.dim() == 2) + model.lm_head.weight.numel()
+    assert size == matrices * (1 if how == "int8" else dtype.itemsize) and seconds > 0
+
+
+def test_int8_costs_little():
+    """Catches a quantized model that has forgotten something: a trained one's loss moves by less than half a percent."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(block_size=16, vocab_size=32, n_layer=2, n_head=2, n_embd=64, **MODERN))
+    idx = torch.randint(32, (64, 17))
+    idx[:, 1::2] = (idx[:, :-1:2] * 3 + 1) % 32  # every other token follows from the one before
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(60):
+        loss = model(idx[:, :-1], idx[:, 1:])[1]
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    before = model(idx[:, :-1], idx[:, 1:])[1].item()
+    after = quantize.ready(model, torch.float32, "int8")(idx[:, :-1], idx[:, 1:])[1].item()
+    assert before < 2.6 and abs(after / before - 1) < 0.005
+
+
+def test_the_fastest_dtype_is_said():
+    """Catches a choice without a reason; a small model stays in float32, as it does not wait for memory."""
+    model = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=1, n_head=2, n_embd=32))
+    dtype, why = quantize.fastest_dtype(model)
+    assert dtype == torch.float32 and "auto" in why
