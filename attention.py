@@ -553,9 +553,9 @@ class KVCache:
     (B, G, len, D): exactly the k and v that a path wants beside the T new queries. It never grows; past
     max_len it refuses. Rotate before caching. It holds values, not gradients: it is for inference.
 
-    With a window it keeps room for about 2·window positions only, and returns at least the window - 1 before the new ones:
-    a sliding_window sees no others, and knows positions only by their distance. Of a chunk longer than its room it returns
-    copies. The last UNDO positions can always be cut off again.
+    With a window it keeps room for window + max(window, 64) positions only, and returns at least the window - 1 before the
+    new ones: a sliding_window sees no others, and knows positions only by their distance. Of a chunk longer than its room it
+    returns copies. After each append the last UNDO positions can be cut off again.
     """
 
     UNDO = 32

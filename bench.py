@@ -631,6 +631,8 @@ class SampleBench:
 
     def __post_init__(self):
         check_settings(self, "prompt", "tokens", "repeats", "samples", "length")
+        if self.trained:
+            checkpoint.find(self.trained)
         if self.transformers and not importlib.util.find_spec("transformers"):
             raise ValueError("transformers=True needs it: pip install transformers")
 

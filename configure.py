@@ -28,6 +28,10 @@ def parse(cls, argv, base=None):
     names = [field.name for field in fields(cls)]
     presets = list(itertools.takewhile(lambda arg: arg.endswith(".toml") and not arg.startswith("-"), argv))
     flags = argv[len(presets) :]
+    switches = {f"--{field.name}" for field in fields(cls) if field.type in (bool, "bool")}
+    for n, arg in enumerate(flags):  # --json is --json=True
+        if arg in switches and (n + 1 == len(flags) or flags[n + 1].startswith("--")):
+            flags[n] = f"{arg}=True"
     preset_flags = [f"--{key}={value}" for preset in presets for key, value in read_toml(preset, names)]
     complaint, config = io.StringIO(), None
     try:
@@ -99,6 +103,9 @@ def one_line_errors():
         sys.exit(130)
     except BrokenPipeError:  # the reader has seen enough, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except torch.OutOfMemoryError:
+        print(f"{Path(sys.argv[0]).name}: the device has not enough memory: try a smaller batch_size", file=sys.stderr)
+        sys.exit(2)
     except (ValueError, OSError, FloatingPointError) as error:
         if sys.flags.dev_mode:
             raise

@@ -57,27 +57,32 @@ def draw(logits, sampling, u, text=None):
     if kept < V or sampling.top_p < 1 or sampling.min_p > 0:
         logits, ids = logits.topk(kept)
     logits = logits - logits.amax(dim=-1, keepdim=True)  # so that a tiny temperature does not overflow
-    p = (logits.double() / sampling.temperature).softmax(dim=-1)
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64  # MPS has no more
+    p = (logits.to(wide) / sampling.temperature).softmax(dim=-1)
     if ids is not None:
         before = p.cumsum(dim=-1) - p
         p = p.masked_fill((before >= sampling.top_p) | (p < sampling.min_p * p[:, :1]), 0.0)
     ends = p.cumsum(dim=-1)
-    here = torch.searchsorted(ends, u.to(ends)[:, None] * ends[:, -1:], right=True).clamp(max=kept - 1)
+    here = torch.searchsorted(ends, u.to(wide).to(ends.device)[:, None] * ends[:, -1:], right=True).clamp(max=kept - 1)
     return (here if ids is None else ids.gather(1, here))[:, 0]
 
 
 class Chance:
-    """The number u for each position of each text, (B,) float64: a text depends on its own generator and nothing else."""
+    """The number u for each column of each text, (B,) float64: a text depends on its own generator and nothing else.
+
+    The first column that is asked for gets a generator's first number, the next its second, in whatever order they are asked.
+    """
 
     def __init__(self, generators):
-        self.generators, self.drawn = generators, {}
+        self.generators, self.drawn, self.first = generators, [], None
 
-    def at(self, position):
-        if position not in self.drawn:
-            self.drawn[position] = torch.stack([
-                torch.rand((), dtype=torch.float64, generator=g, device=g.device if g else None).cpu() for g in self.generators
-            ])
-        return self.drawn[position]
+    def at(self, column):
+        self.first = column if self.first is None else self.first
+        while len(self.drawn) <= column - self.first:
+            devices = [g.device if g else None for g in self.generators]
+            pairs = zip(self.generators, devices)
+            self.drawn.append(torch.stack([torch.rand((), generator=g, device=d).cpu().double() for g, d in pairs]))
+        return self.drawn[column - self.first]
 
 
 def prefill(model, idx, cache, padding=None, count=1):
@@ -124,9 +129,12 @@ class Session:
     def read_again(self, column):
         """Let the cache forget what it has read from column on."""
         if self.read > column and self.cache:
-            for layer in self.cache:
-                layer.cut(len(layer) - (self.read - column))
-            self.read = column
+            try:
+                for layer in self.cache:
+                    layer.cut(len(layer) - (self.read - column))
+                self.read = column
+            except ValueError:  # further than a cache can go back
+                self.forget()
 
     def forget(self):
         """Read all texts anew next time: whatever was begun was interrupted."""
@@ -145,32 +153,34 @@ class Session:
     def logits(self, count=1):
         """What follows each of the last count tokens of the texts: (B, count, V)."""
         starts = [begin + self.model.context_start(self.length - begin) for begin in self.begin]
+        if starts == self.starts:
+            self.read_again(self.length - count)
+        unread = self.ids[:, self.read : self.length]
         if starts != self.starts or not self.use_cache:  # the first time, or a context has moved on: read it as a whole
             logits = self.read_all(starts, count)
+        elif unread.shape[1] == 1:
+            logits = decode_one_token(self.model, unread, self.cache, self.padding)
         else:
-            self.read_again(self.length - count)
-            unread = self.ids[:, self.read : self.length]
-            if unread.shape[1] == 1:
-                logits = decode_one_token(self.model, unread, self.cache, self.padding)
-            else:
-                logits = prefill(self.model, unread, self.cache, self.padding, count)
+            logits = prefill(self.model, unread, self.cache, self.padding, count)
         self.starts, self.read, self.passes = starts, self.length, self.passes + 1
         return logits
 
     def read_all(self, starts, count):
         """Fill a new cache. Texts that are the same so far are read once."""
-        left = min(starts)
-        padding = torch.tensor([start - left for start in starts], device=self.ids.device)
-        rows = torch.cat([padding[:, None], self.ids[:, left : self.length]], dim=1)
-        different, which = rows.unique(dim=0, return_inverse=True)
-        rows, ragged = different if len(different) < len(rows) else rows, bool(padding.any())
-        room, cache = min(self.model.config.block_size, self.ids.shape[1] - left), None
-        if self.use_cache:
-            cache = self.model.new_cache(len(rows), room)
-        logits = prefill(self.model, rows[:, 1:], cache, rows[:, 0] if ragged else None, count)
-        if len(rows) < len(self.ids):
-            logits, cache = logits[which], cache and [layer.select(which) for layer in cache]
-        self.cache, self.padding = cache, padding if ragged else None
+        self.cache, left = None, min(starts)  # the old one is not kept beside the new one
+        idx = self.ids[:, left : self.length]
+        padding = torch.tensor([start - left for start in starts], device=idx.device) if max(starts) > left else None
+        seen = {}  # (where it begins, its ids) -> its row among those that differ
+        which = [seen.setdefault((start, *ids), len(seen)) for start, ids in zip(starts, idx.tolist())]
+        rows = torch.tensor([which.index(n) for n in range(len(seen))], device=idx.device)
+        cache = self.model.new_cache(len(rows), min(self.model.config.block_size, self.ids.shape[1] - left))
+        logits = prefill(
+            self.model, idx[rows], cache if self.use_cache else None, None if padding is None else padding[rows], count
+        )
+        if len(rows) < len(idx):
+            which = torch.tensor(which, device=idx.device)
+            logits, cache = logits[which], [layer.select(which) for layer in cache] if self.use_cache else None
+        self.cache, self.padding = cache if self.use_cache else None, padding
         return logits
 
 
@@ -198,7 +208,7 @@ def stream(session, max_new_tokens, sampling, chance, *, vocab_size=None, guess=
             logits = session.logits(1 + len(guesses))[..., :vocab_size]
         for n in range(1 + len(guesses)):
             session_text = session.visible_text()[:, : base + n] if sampling.repetition_penalty != 1 else None
-            token = draw(logits[:, n], sampling, chance.at(base + n).to(logits.device), session_text)
+            token = draw(logits[:, n], sampling, chance.at(base + n), session_text)
             proven = n < len(guesses) and token.item() == guesses[n]
             if not proven:
                 session.cut(base + n)
@@ -232,9 +242,8 @@ class Draft:
         self.session = None
 
     def __call__(self, session, most):
-        if self.session is None:
-            self.session = Session(self.model, [session.text()])
-        mine, theirs = self.session, session.ids[:, : session.length]
+        mine, self.session = self.session or Session(self.model, [session.text()]), None  # kept if nothing interrupts
+        theirs = session.ids[:, : session.length]
         same = min(mine.length, session.length - 1)  # at least one token is left to read
         different = (mine.ids[0, :same] != theirs[0, :same]).nonzero()
         mine.cut(int(different[0]) if len(different) else same)
@@ -243,5 +252,6 @@ class Draft:
             with torch.inference_mode():
                 logits = mine.logits()[:, -1, : self.vocab_size]
             text = mine.ids[:, : mine.length] if self.sampling.repetition_penalty != 1 else None
-            mine.append(draw(logits, self.sampling, self.chance.at(mine.length).to(logits.device), text)[:, None])
+            mine.append(draw(logits, self.sampling, self.chance.at(mine.length), text)[:, None])
+        self.session = mine
         return mine.text()[session.length :].tolist()

@@ -7,6 +7,7 @@ Reads nothing but the checkpoint folder. Text goes to the standard output; how f
 
 import codecs
 import contextlib
+import itertools
 import json
 import sys
 import time
@@ -45,7 +46,7 @@ class SampleConfig(Sampling):
     stop: tuple[str, ...] = ()
     """End a text before this string; may be given several times."""
     seed: int = 1337
-    """Chance: the same seed gives the same text. Sample n of several has seed + n, whatever else is written with it."""
+    """Chance: the same seed gives the same text, in the same dtype. Sample n of several has seed + n, whatever is beside it."""
     json: bool = False
     """Print one line of JSON for each text: prompt, text, tokens, their log-probabilities, and why it ended."""
     batch_size: int = 64
@@ -58,7 +59,7 @@ class SampleConfig(Sampling):
     """int8: a quarter of the bytes of float32, at the cost of some precision; none."""
     draft: str = ""
     """Guess tokens and read several at once, which changes the speed and not the text: ngram (what followed before), or the
-    folder of a smaller model with the same tokenizer."""
+    folder of a smaller model with the same tokenizer. (In half precision, rounding may tell a guess from no guess.)"""
     guesses: int = 8
     """draft: how many tokens to guess at a time."""
 
@@ -74,8 +75,12 @@ class SampleConfig(Sampling):
                 raise ValueError(f"{name}={getattr(self, name)} is unknown: choose {', '.join(known)}")
         if not all(self.stop):
             raise ValueError("stop='' is empty and would end each text before it begins: leave it out")
-        if self.interactive and (self.json or self.prompts):
-            raise ValueError("interactive=True takes prompts from the keyboard and prints text: leave out json and prompts")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed={self.seed} must be 0 or more, and below 2**63")
+        if self.interactive and (self.json or self.prompts or self.start != "\n" or self.num_samples != 1):
+            raise ValueError("interactive: you type the prompts; leave out start, prompts, num_samples and json")
+        if self.prompts and self.start != "\n":
+            raise ValueError(f"prompts={self.prompts} and start={self.start!r}: give one of them")
 
 
 def read_text(name, flag):
@@ -89,17 +94,17 @@ def read_text(name, flag):
 
 
 def read_prompts(config):
-    """The prompts' texts."""
+    """{where it stands: the prompt's text}."""
     if not config.prompts:
         from_file = config.start.startswith("FILE:") or config.start == "-"
-        return [read_text(config.start.removeprefix("FILE:"), "--start") if from_file else config.start]
-    prompts = read_text(config.prompts, "--prompts").splitlines()
+        return {"--start": read_text(config.start.removeprefix("FILE:"), "--start") if from_file else config.start}
+    prompts = read_text(config.prompts, "--prompts").removesuffix("\n")
     if not prompts:
         raise ValueError(f"--prompts={config.prompts} has no lines: give one prompt in each")
-    return prompts
+    return {f"--prompts, line {n}": prompt for n, prompt in enumerate(prompts.split("\n"), 1)}
 
 
-def encode_prompt(tokenizer, text, most, flag="--start"):
+def encode_prompt(tokenizer, text, most, flag):
     """Ids (T,) of a prompt; ValueError if it is empty, too long or cannot be encoded."""
     try:
         ids = torch.from_numpy(tokenizer.encode(text, allow_special=True).astype("int64"))
@@ -174,34 +179,43 @@ class Printer:
             if not self.as_json:
                 print("\n---------------" if self.now < len(self.texts) else "", flush=True)
 
+    def interrupt(self):
+        """Show what there is of the texts that have begun."""
+        self.texts = [(p, w) for n, (p, w) in enumerate(self.texts) if n <= self.now or w.tokens]
+        for _, writer in self.texts:
+            writer.end("interrupted")
+        self.show()
+
 
 class Meter:
     """How fast the tokens came, beside the time that reading all weights takes."""
 
     def __init__(self, model, about):
         self.bytes, self.read_seconds = quantize.read_seconds(model)
-        self.about, self.tokens, self.steps, self.seconds, self.first = about, 0, 0, 0.0, None
+        self.about, self.seconds, self.passes, self.first = about, 0.0, 0, None
 
-    def times(self, tokens):
-        """The same (ids, logits), timed."""
+    def times(self, session, tokens):
+        """The same (ids, logits), timed from the first on, which waits for the prompt."""
         last = time.perf_counter()
         for n, pair in enumerate(tokens):
             now = time.perf_counter()
             if n == 0:
                 self.first = self.first or now - last
+                passes = self.passes - session.passes
             else:
-                self.tokens, self.seconds = self.tokens + len(pair[0]), self.seconds + now - last
-            last = now
+                self.seconds += now - last
+            self.passes, last = passes + session.passes, now
             yield pair
 
-    def summary(self, passes):
-        """One line; passes: how often the weights were read after each text's first token."""
-        if not self.tokens:
+    def summary(self, writers):
+        """One line about all texts."""
+        tokens = sum(max(0, len(writer.tokens) - 1) for writer in writers)
+        if not (self.seconds and tokens):
             return f"first token after {self.first or 0:.2f} s; {self.about}"
+        share, speed = self.passes * self.read_seconds / self.seconds, self.bytes / self.read_seconds / 1e9
         return (
-            f"first token after {self.first:.2f} s, then {self.tokens / self.seconds:.1f} tokens/s: reading the weights took "
-            f"{passes * self.read_seconds / self.seconds:.0%} of the time, at {self.bytes / self.read_seconds / 1e9:.1f} GB/s; "
-            f"{self.about}"
+            f"first token after {self.first:.2f} s, then {tokens / self.seconds:.1f} tokens/s: "
+            f"reading the weights took {share:.0%} of the time, at {speed:.1f} GB/s; {self.about}"
         )
 
 
@@ -217,52 +231,65 @@ def load(config):
     return quantize.ready(model, dtype, config.quantize), tokenizer, f"{name}, {device}"
 
 
-def guesser(config, model, tokenizer, chance):
-    """A function that guesses what comes next, or None."""
+def guesser(config, model, tokenizer):
+    """A function of a Chance, which returns what guesses the next tokens: a function of (session, most), or None."""
     if not config.draft:
-        return None
-    if model.config.attention not in ATTENTION:
-        raise ValueError(f"--draft: attention={model.config.attention} cannot take back what it has read: leave --draft out")
-    if config.draft == "ngram":
-        guess = ngram
-    else:
+        return lambda chance: None
+    draft = model
+    if config.draft != "ngram":
         folder = checkpoint.find(config.draft)
         if checkpoint.load_tokenizer(folder).spec() != tokenizer.spec():
             raise ValueError(f"--draft={config.draft} has another tokenizer than {config.out_dir}: it must be the same")
         weight = model.transformer.wte.weight
         draft = quantize.ready(checkpoint.load_model(folder).to(weight.device), weight.dtype)
-        guess = Draft(draft, config, chance, tokenizer.vocab_size)
-    return lambda session, most: guess(session, min(most, config.guesses))
+    for attention in (model.config.attention, draft.config.attention):
+        if attention not in ATTENTION:
+            raise ValueError(f"--draft: attention={attention} cannot take back what it has read: leave --draft out")
+
+    def make(chance):
+        guess = ngram if draft is model else Draft(draft, config, chance, tokenizer.vocab_size)
+        return lambda session, most: guess(session, min(most, config.guesses))
+
+    return make
+
+
+def batches(lengths, most, mixed):
+    """The numbers of the texts that are written together: at most `most`, and of one length unless mixed."""
+    numbers = list(range(len(lengths))) if mixed else sorted(range(len(lengths)), key=lengths.__getitem__)
+    for _, alike in itertools.groupby(numbers, key=lambda n: mixed or lengths[n]):
+        alike = list(alike)
+        yield from (alike[n : n + most] for n in range(0, len(alike), most))
 
 
 def sample(config):
     """Print the texts; ValueError for a checkpoint or a prompt that cannot be used."""
     model, tokenizer, about = load(config)
+    make_guess = guesser(config, model, tokenizer)
     if config.interactive:
-        return converse(config, model, tokenizer)
-    prompts = read_prompts(config)
-    flag, most = "--prompts" if config.prompts else "--start", model.config.block_size
-    ids = [encode_prompt(tokenizer, prompt, most, flag).to(model.lm_head.weight.device) for prompt in prompts]
-    texts = [(n, sample) for n in range(len(prompts)) for sample in range(config.num_samples)]
-    writers = [Writer(tokenizer, config.stop) for _ in texts]
-    printer = Printer([prompts[n] for n, _ in texts], writers, config.json)
-    meter, passes, together = Meter(model, about), 0, 1 if config.draft else config.batch_size
+        return converse(config, model, tokenizer, make_guess)
+    prompts, size = read_prompts(config), model.config.block_size
+    device = model.lm_head.weight.device
+    ids = [encode_prompt(tokenizer, prompt, size, where).to(device) for where, prompt in prompts.items()]
+    texts = [(n, config.seed + sample) for n in range(len(prompts)) for sample in range(config.num_samples)]
+    writers, meter = [Writer(tokenizer, config.stop) for _ in texts], Meter(model, about)
+    printer = Printer([list(prompts.values())[n] for n, _ in texts], writers, config.json)
+    lengths = [len(ids[n]) for n, _ in texts]
+    # A context that is full moves on for each length at another time, and then all texts of a batch are read again.
+    mixed = model.config.attention in ATTENTION and max(lengths) + config.max_new_tokens <= size
     try:
-        for first in range(0, len(texts), together):
-            batch = texts[first : first + together]
-            session = Session(model, [ids[n] for n, _ in batch], config.max_new_tokens)
-            chance = Chance([torch.Generator().manual_seed(config.seed + sample) for _, sample in batch])
-            guess = guesser(config, model, tokenizer, chance)
-            tokens = stream(session, config.max_new_tokens, config, chance, vocab_size=tokenizer.vocab_size, guess=guess)
-            write(meter.times(tokens), writers[first : first + together], config.json, printer)
-            passes += session.passes - 1
-    finally:  # Ctrl-C too: what there is is printed
-        interrupted = sys.exc_info()[0] is KeyboardInterrupt
-        if interrupted:
-            for writer in writers:
-                writer.end("interrupted")
-            printer.show()
-    print(meter.summary(passes), file=sys.stderr)
+        for numbers in batches(lengths, 1 if config.draft else config.batch_size, mixed):
+            batch = [texts[n] for n in numbers]
+            session = Session(model, [ids[n] for n, _ in batch], min(config.max_new_tokens, 2 * size))
+            chance = Chance([torch.Generator().manual_seed(seed) for _, seed in batch])
+            tokens = stream(
+                session, config.max_new_tokens, config, chance, vocab_size=tokenizer.vocab_size, guess=make_guess(chance)
+            )
+            write(meter.times(session, tokens), [writers[n] for n in numbers], config.json, printer)
+    except KeyboardInterrupt:
+        printer.interrupt()
+        print(meter.summary(writers), file=sys.stderr)
+        raise
+    print(meter.summary(writers), file=sys.stderr)
 
 
 def write(tokens, writers, with_logprobs, printer):
@@ -282,17 +309,17 @@ def write(tokens, writers, with_logprobs, printer):
     printer.show()
 
 
-def converse(config, model, tokenizer):
+def converse(config, model, tokenizer, make_guess):
     """A line from the keyboard, an answer, and so on; all of it stays in the session."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() has a history then)
     device, session = model.lm_head.weight.device, None
     chance = Chance([torch.Generator().manual_seed(config.seed)])
-    guess = guesser(config, model, tokenizer, chance)
+    guess = make_guess(chance)
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")
-            ids = encode_prompt(tokenizer, line + "\n", model.config.block_size, "your line").to(device)
+            ids = encode_prompt(tokenizer, line + "\n", model.config.block_size, "what you typed").to(device)
         except EOFError:
             return print()
         except ValueError as error:

@@ -401,7 +401,7 @@ def train(config):
     if master and not config.eval_only and config.write_tokens:
         model.eval()
         begin = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(device)
-        generator = torch.Generator(device).manual_seed(config.seed)
+        generator = torch.Generator().manual_seed(config.seed)
         tokens = model.generate(begin, config.write_tokens, temperature=0.8, generator=generator, vocab_size=data.vocab_size)
         text = data.tokenizer.decode(tokens[0].tolist())
         print(f"Now it writes:\n---------------\n{text}\n---------------")

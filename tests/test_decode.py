@@ -123,6 +123,43 @@ def test_guesses_do_not_change_the_text(shape, temperature):
         torch.testing.assert_close(logits, plain_logits, rtol=0, atol=1e-10)
 
 
+def test_a_good_draft_saves_steps():
+    """Catches a draft that is one token off, whose guesses are all wrong: the model itself guesses right at any temperature."""
+    model, prompt, sampling = tiny(block_size=100), torch.tensor([1, 2, 3]), Sampling(temperature=0.9)
+    session, chance = Session(model, [prompt]), Chance([torch.Generator().manual_seed(0)])
+    draft = Draft(model, sampling, chance)
+    list(stream(session, 60, sampling, chance, guess=lambda session, most: draft(session, min(most, 5))))
+    assert session.passes == 10
+
+
+def test_a_draft_with_a_short_context():
+    """Catches guesses that cross the place where the draft's own context moves on, and a text cut off by that."""
+    model, draft, sampling = tiny(block_size=200), tiny(seed=1, block_size=8), Sampling(temperature=0.9)
+    prompt = torch.tensor([1, 2, 3])
+    plain, _ = write(model, [prompt], 100, sampling)
+    guess = Draft(draft, sampling, Chance([torch.Generator().manual_seed(0)]))
+    got, _ = write(model, [prompt], 100, sampling, guess=lambda session, most: guess(session, min(most, 20)))
+    assert torch.equal(got, plain)
+
+
+def test_chance_is_a_function_of_the_place():
+    """Catches numbers that depend on who asked first, as a draft does that looks ahead."""
+    one, two = (Chance([torch.Generator().manual_seed(n) for n in (4, 5)]) for _ in range(2))
+    columns = [one.at(column) for column in (7, 8, 9, 12)]
+    two.at(7)
+    assert all(torch.equal(a, two.at(column)) for a, column in zip(columns[::-1], (12, 9, 8, 7)))
+
+
+def test_a_window_that_lets_go_beside_padding():
+    """Catches padding that is counted from the first position that a windowed cache has kept."""
+    model = tiny(**{**MODERN, "block_size": 400}, window=5)
+    prompts = [torch.randint(33, (length,)) for length in (3, 90, 200)]
+    together, logits = write(model, prompts, 60)
+    for n, prompt in enumerate(prompts):
+        _, alone = write(model, [prompt], 60, seeds=[n])
+        torch.testing.assert_close(alone[:, 0], logits[:, n], rtol=0, atol=1e-12)
+
+
 def test_right_guesses_save_steps():
     """Catches guesses that are proven one by one, which saves nothing."""
     model, prompt = tiny(block_size=100), torch.tensor([1, 2, 3])
@@ -152,7 +189,6 @@ def test_speculation_draws_what_the_model_expects():
     logits = {True: model(prompt[None])[0][0, -1], False: draft(prompt[None])[0][0, -1]}
     second = [model(torch.tensor([[1, n]]))[0][0, -1].softmax(-1) for n in range(5)]
     first = logits[True].softmax(-1)
-    u = Chance([torch.Generator().manual_seed(0)])
     numbers = torch.rand(2, count, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     # The rule of stream, for all texts at once: guess by the draft, draw by the model with the same number.
     sampling = Sampling()

@@ -12,19 +12,18 @@ import quantize
 from model import MODERN, GPT, GPTConfig
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 70), st.integers(1, 400), st.integers(1, 400), st.booleans(), st.integers(0, 2**31))
-def test_few_rows(rows, inputs, outputs, bias, seed):
-    """Catches a product whose rows and columns are swapped."""
-    torch.manual_seed(seed)
-    linear, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(2, rows, inputs)[:, :, :]
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 32, 33])
+@pytest.mark.parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False), (7, 9, True)])
+def test_few_rows(rows, inputs, outputs, bias):
+    """Catches a product whose rows and columns are swapped, on either side of the sizes where it is made the other way."""
+    torch.manual_seed(0)
+    linear, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(2, rows, inputs)
     torch.testing.assert_close(quantize.FewRows(linear)(x), linear(x), rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=30, deadline=None)
 @given(
-    st.integers(1, 40), *[st.one_of(st.integers(2, 300), st.sampled_from([64, 128, 320]))] * 2, st.booleans(),
-    st.integers(0, 2**31),
+    st.integers(1, 40), st.integers(2, 300), st.integers(1, 300), st.booleans(), st.integers(0, 2**31),
 )
 def test_int8(rows, inputs, outputs, bias, seed):
     """Catches weights off by more than half a step of their scale, and activations that are rounded to 8 bits with them."""
@@ -36,19 +35,17 @@ def test_int8(rows, inputs, outputs, bias, seed):
     kept = layer.weight * layer.scale[:, None]
     assert ((kept - linear.weight).abs() <= 0.5001 * scale).all() and layer.weight.dtype == torch.int8
     exact = x.double() @ kept.double().mT + (linear.bias.double() if bias else 0)
-    if rows <= 4 and inputs % 64 == outputs % 64 == 0:  # bfloat16: input, scale and result are rounded
-        tolerance = 2**-7 * (x.double().abs() @ kept.double().abs().mT)
-    else:  # a 127th of a 127th of the largest
-        tolerance = 1.01 / 127**2 * x.double().abs().amax(1, keepdim=True) * kept.double().abs().sum(1)
+    # what is cut off of each number is less than a 127th of a 127th of the largest
+    tolerance = 1.01 / 127**2 * x.double().abs().amax(1, keepdim=True) * kept.double().abs().sum(1)
     assert ((layer(x) - exact).abs() <= tolerance + 1e-4).all()
 
 
 def test_int8_rows_do_not_see_each_other():
     """Catches a scale that is shared by the rows of a batch: a text would depend on its neighbours."""
-    layer, x = quantize.Int8(nn.Linear(64, 48)), torch.randn(12, 64)
+    layer, x = quantize.Int8(nn.Linear(128, 192)), torch.randn(12, 128)
     x[3] *= 1000
     whole = layer(x)
-    for rows in (slice(0, 5), slice(4, 12), slice(2, 9)):
+    for rows in (slice(0, 1), slice(0, 5), slice(3, 6), slice(4, 12), slice(2, 9)):
         assert torch.equal(layer(x[rows]), whole[rows])
 
 

@@ -221,6 +221,7 @@ def test_a_draft_with_another_vocabulary(trained, other_words):
     (dict(start="FILE:nowhere.txt"), "cannot read nowhere.txt"),
     (dict(prompts="nowhere.txt"), "cannot read nowhere.txt"),
     (dict(prompts=os.devnull), "has no lines"),
+    (dict(prompts=__file__), "--prompts, line 1"),
     (dict(start="\udcff"), "not valid Unicode"),
     (dict(out_dir="nowhere"), "no checkpoint in nowhere"),
     (dict(checkpoint="step_5"), "no checkpoint step_5"),
@@ -235,6 +236,7 @@ def test_what_cannot_be_sampled(trained, change, message):
     dict(num_samples=0), dict(max_new_tokens=0), dict(max_new_tokens=-3), dict(temperature=-1.0), dict(top_k=-1),
     dict(top_p=0.0), dict(top_p=1.1), dict(min_p=-1.0), dict(repetition_penalty=0.0), dict(stop=("",)), dict(dtype="int4"),
     dict(quantize="int3"), dict(guesses=0), dict(guesses=99), dict(batch_size=0), dict(interactive=True, json=True),
+    dict(interactive=True, start="a"), dict(prompts="a", start="b"), dict(seed=-1), dict(seed=2**64),
 ])
 def test_settings_that_cannot_be(change):
     """Catches impossible settings that surface as an error of torch."""
