@@ -556,6 +556,10 @@ class KVCache:
     With a window it keeps room for window + max(window, 64) positions only, and returns at least the window - 1 before the
     new ones: a sliding_window sees no others, and knows positions only by their distance. Of a chunk longer than its room it
     returns copies. After each append the last UNDO positions can be cut off again.
+
+    While `at` is a tensor, the position (1,) of the one token that comes next, append writes there and returns all of its
+    memory, so that shapes never change and torch.compile makes one CUDA graph of a step (as in gpt-fast): who appends must
+    then look no further than `at`, and count. That needs a cache made without a window.
     """
 
     UNDO = 32
@@ -564,7 +568,7 @@ class KVCache:
         self.room = min(max_len, window + max(window, 2 * self.UNDO)) if window else max_len
         self.shape = (batch_size, n_kv_head, self.room, head_size)
         self.max_len, self.window = max_len, window
-        self.k = self.v = None  # allocated by the first append, which knows the dtype and the device
+        self.k = self.v = self.at = None  # allocated by the first append, which knows the dtype and the device
         self.reset()
 
     def __len__(self):
@@ -589,6 +593,8 @@ class KVCache:
         return other
 
     def append(self, k, v):
+        if self.at is not None:
+            return self.k.index_copy_(2, self.at, k), self.v.index_copy_(2, self.at, v)
         B, G, room, D = self.shape
         T = k.shape[2]
         if k.shape != v.shape or k.shape != (B, G, T, D):
@@ -617,6 +623,8 @@ class KVCache:
 
 class LinearState:
     """All that linear attention remembers: one (features, D + 1) matrix per head, however long the past."""
+
+    at = None  # as KVCache's, but never set
 
     def __init__(self, batch_size, max_len):
         self.batch_size, self.max_len = batch_size, max_len
@@ -724,17 +732,22 @@ class CausalSelfAttention(nn.Module):
         else:
             if cache is not None:
                 k, v = cache.append(k, v)
-            visible = self.visible
-            if padding is not None:  # a cache with a window has let go of some positions
-                visible = both(visible, since(padding - (len(cache) - k.shape[2] if cache is not None else 0)))
+            visible, held_from = self.visible, 0
+            if cache is not None and cache.at is not None:
+                def visible(i, j):
+                    return self.visible(cache.at[:, None], j) & (i == i)
+            elif cache is not None:
+                held_from = len(cache) - k.shape[2]  # a cache with a window has let go of some positions
+            if padding is not None:
+                visible = both(visible, since(padding - held_from))
             y = self.attention(q, k, v, visible, self.score, self.normalize)  # (B, H, T, D)
         return self.dropout(self.c_proj(y.transpose(1, 2).flatten(2)))  # (B, T, n_embd)
 
-    def new_cache(self, batch_size, max_len):
-        """What this layer remembers between calls, empty: a KVCache or a LinearState."""
+    def new_cache(self, batch_size, max_len, whole=False):
+        """What this layer remembers between calls, empty: a KVCache, whole (all positions, window or not), or a LinearState."""
         if self.feature:
             return LinearState(batch_size, max_len)
-        return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, self.window)
+        return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, None if whole else self.window)
 
 
 class CrossAttention(nn.Module):

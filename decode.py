@@ -101,10 +101,13 @@ class Session:
     prompts: 1-D tensors of ids, one for each text. All texts end at the same column of ids (B, T); those that are shorter
     begin later, at begin[row], and what stands before is padding that nobody sees. A context that is full moves on as
     model.context_start says, for each text by itself.
+
+    compiled: what torch.compile makes of decode_one_token, for steps whose shapes never change; attention then reads all of
+    the cache's memory at each step, also what is still empty.
     """
 
-    def __init__(self, model, prompts, room=256, use_cache=True):
-        self.model, self.length, self.use_cache = model, max(map(len, prompts)), use_cache
+    def __init__(self, model, prompts, room=256, use_cache=True, compiled=None):
+        self.model, self.length, self.use_cache, self.compiled = model, max(map(len, prompts)), use_cache, compiled
         self.begin = [self.length - len(prompt) for prompt in prompts]
         self.ids = torch.zeros(len(prompts), self.length + room, dtype=torch.long, device=prompts[0].device)
         for row, begin, prompt in zip(self.ids, self.begin, prompts):
@@ -158,11 +161,23 @@ class Session:
         unread = self.ids[:, self.read : self.length]
         if starts != self.starts or not self.use_cache:  # the first time, or a context has moved on: read it as a whole
             logits = self.read_all(starts, count)
+        elif unread.shape[1] == 1 and self.compiled:
+            logits = self.step(unread)
         elif unread.shape[1] == 1:
             logits = decode_one_token(self.model, unread, self.cache, self.padding)
         else:
             logits = prefill(self.model, unread, self.cache, self.padding, count)
         self.starts, self.read, self.passes = starts, self.length, self.passes + 1
+        return logits
+
+    def step(self, token):
+        """decode_one_token, compiled: the position is a tensor, everything else is as it was the last time."""
+        self.at.fill_(len(self.cache[0]))
+        for layer in self.cache:
+            layer.at = self.at
+        logits = self.compiled(self.model, token.clone(), self.cache, self.padding).clone()  # the next step writes there again
+        for layer in self.cache:
+            layer.at, layer.length, layer.held = None, layer.length + 1, layer.held + 1
         return logits
 
     def read_all(self, starts, count):
@@ -173,7 +188,8 @@ class Session:
         seen = {}  # (where it begins, its ids) -> its row among those that differ
         which = [seen.setdefault((start, *ids), len(seen)) for start, ids in zip(starts, idx.tolist())]
         rows = torch.tensor([which.index(n) for n in range(len(seen))], device=idx.device)
-        cache = self.model.new_cache(len(rows), min(self.model.config.block_size, self.ids.shape[1] - left))
+        room = min(self.model.config.block_size, self.ids.shape[1] - left)
+        cache = self.model.new_cache(len(rows), room, whole=bool(self.compiled))
         logits = prefill(
             self.model, idx[rows], cache if self.use_cache else None, None if padding is None else padding[rows], count
         )
@@ -181,6 +197,11 @@ class Session:
             which = torch.tensor(which, device=idx.device)
             logits, cache = logits[which], [layer.select(which) for layer in cache] if self.use_cache else None
         self.cache, self.padding = cache if self.use_cache else None, padding
+        if self.compiled:
+            self.at = idx.new_zeros(1)
+            for layer in cache:
+                for memory in (layer.k, layer.v):
+                    torch._dynamo.mark_static_address(memory)  # or a CUDA graph would copy it at each step
         return logits
 
 

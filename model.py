@@ -268,13 +268,14 @@ class GPT(nn.Module):
 
         padding: how many positions at the beginning of each sequence hold nothing, (B,): those after them count from 0.
         """
-        T = idx.shape[1]
-        start = len(cache[0]) if cache else 0
+        T, at = idx.shape[1], cache[0].at if cache else None
+        start = len(cache[0]) if cache and at is None else 0
         if start + T > self.config.block_size:
             raise ValueError(f"{start + T} tokens do not fit into block_size={self.config.block_size}")
-        here = slice(start, start + T)
+        here = slice(start, start + T) if at is None else at
         if padding is not None:
-            here = (torch.arange(start, start + T, device=idx.device) - padding[:, None]).clamp_min(0)  # (B, T)
+            columns = torch.arange(start, start + T, device=idx.device) if at is None else at
+            here = (columns - padding[:, None]).clamp_min(0)  # (B, T)
         rope = self.transformer.wpe.rope(here)
         x = x0 = self.transformer.drop(self.transformer.wpe.add(self.transformer.wte(idx), here))  # (B, T, C)
         for layer, block in enumerate(self.transformer.h):
@@ -302,9 +303,9 @@ class GPT(nn.Module):
                 seen += W - W * (W - 1) / (2 * T)  # the mean of min(t + 1, W)
         return 6 * weights + 12 * C * seen
 
-    def new_cache(self, batch_size, max_len=None):
+    def new_cache(self, batch_size, max_len=None, whole=False):
         """One empty KVCache or LinearState per layer, for up to max_len positions (default: block_size)."""
-        return [block.attn.new_cache(batch_size, max_len or self.config.block_size) for block in self.transformer.h]
+        return [block.attn.new_cache(batch_size, max_len or self.config.block_size, whole) for block in self.transformer.h]
 
     def crop_block_size(self, block_size):
         """Shorten the context of a loaded model, to fine-tune it on shorter sequences."""

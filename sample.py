@@ -13,6 +13,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -20,7 +21,7 @@ import checkpoint
 import configure
 import quantize
 from attention import ATTENTION, KVCache
-from decode import Chance, Draft, Sampling, Session, ngram, stream
+from decode import Chance, Draft, Sampling, Session, decode_one_token, ngram, stream
 
 
 @dataclass(kw_only=True)
@@ -55,6 +56,8 @@ class SampleConfig(Sampling):
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: str = "auto"
     """What weights are kept in: float32, bfloat16, float16, or auto: what is read fastest here."""
+    compile: bool | Literal["auto"] = "auto"
+    """torch.compile the step of one token, with CUDA graphs; auto: on a GPU."""
     quantize: str = "none"
     """int8: a quarter of the bytes of float32, at the cost of some precision; none."""
     draft: str = ""
@@ -231,6 +234,14 @@ def load(config):
     return quantize.ready(model, dtype, config.quantize), tokenizer, f"{name}, {device}"
 
 
+def compiled_step(config, model):
+    """decode_one_token made by torch.compile, or None."""
+    on_gpu = model.lm_head.weight.device.type == "cuda"
+    if model.config.attention not in ATTENTION or not (on_gpu if config.compile == "auto" else config.compile):
+        return None
+    return torch.compile(decode_one_token, mode="reduce-overhead", fullgraph=True)
+
+
 def guesser(config, model, tokenizer):
     """A function of a Chance, which returns what guesses the next tokens: a function of (session, most), or None."""
     if not config.draft:
@@ -271,6 +282,7 @@ def sample(config):
     device = model.lm_head.weight.device
     ids = [encode_prompt(tokenizer, prompt, size, where).to(device) for where, prompt in prompts.items()]
     texts = [(n, config.seed + sample) for n in range(len(prompts)) for sample in range(config.num_samples)]
+    step = compiled_step(config, model)
     writers, meter = [Writer(tokenizer, config.stop) for _ in texts], Meter(model, about)
     printer = Printer([list(prompts.values())[n] for n, _ in texts], writers, config.json)
     lengths = [len(ids[n]) for n, _ in texts]
@@ -279,7 +291,7 @@ def sample(config):
     try:
         for numbers in batches(lengths, 1 if config.draft else config.batch_size, mixed):
             batch = [texts[n] for n in numbers]
-            session = Session(model, [ids[n] for n, _ in batch], min(config.max_new_tokens, 2 * size))
+            session = Session(model, [ids[n] for n, _ in batch], min(config.max_new_tokens, 2 * size), compiled=step)
             chance = Chance([torch.Generator().manual_seed(seed) for _, seed in batch])
             tokens = stream(
                 session, config.max_new_tokens, config, chance, vocab_size=tokenizer.vocab_size, guess=make_guess(chance)
@@ -313,7 +325,7 @@ def converse(config, model, tokenizer, make_guess):
     """A line from the keyboard, an answer, and so on; all of it stays in the session."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() has a history then)
-    device, session = model.lm_head.weight.device, None
+    device, session, step = model.lm_head.weight.device, None, compiled_step(config, model)
     chance = Chance([torch.Generator().manual_seed(config.seed)])
     guess = make_guess(chance)
     while True:
@@ -325,7 +337,7 @@ def converse(config, model, tokenizer, make_guess):
         except ValueError as error:
             print(error, file=sys.stderr)
             continue
-        session = session or Session(model, [ids[:0]], config.max_new_tokens)
+        session = session or Session(model, [ids[:0]], config.max_new_tokens, compiled=step)
         session.append(ids[None])
         begin, writer = session.length, Writer(tokenizer, config.stop)
         tokens = stream(session, config.max_new_tokens, config, chance, vocab_size=tokenizer.vocab_size, guess=guess)

@@ -53,6 +53,23 @@ def test_a_batch_of_any_prompts_equals_each_alone(shape, data):
             torch.testing.assert_close(alone_logits[:, 0], logits[:, n], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("shape", ["gpt2", "modern", "windows", "grouped"])
+def test_steps_whose_shapes_never_change(shape):
+    """Catches a compiled step that is compiled again for each position, breaks into pieces, or sees what is still empty."""
+    from torch._dynamo.testing import CompileCounter
+
+    model = tiny(**SHAPES[shape])
+    prompts = [torch.randint(33, (length,)) for length in (3, 7, 3)]
+    _, expected = write(model, prompts, 40)
+    torch._dynamo.reset()
+    graphs = CompileCounter()
+    session = Session(model, prompts, compiled=torch.compile(decode_one_token, backend=graphs, fullgraph=True))
+    chance = Chance([torch.Generator().manual_seed(seed) for seed in range(3)])
+    logits = torch.stack([logits for _, logits in stream(session, 40, Sampling(top_k=10), chance)])
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
+    assert graphs.frame_count <= 4  # with padding and without, and where the memory has grown
+
+
 def test_padding_that_linear_attention_cannot_skip():
     """Catches a sum that padding has been added to."""
     prompts = [torch.randint(33, (3,)), torch.randint(33, (5,))]
