@@ -38,7 +38,7 @@ def parse(cls, argv, base=None):
         with contextlib.redirect_stderr(complaint):
             config, unknown = tyro.cli(
                 cls, args=preset_flags + flags, default=base, prog=Path(sys.argv[0]).name, return_unknown_args=True,
-                config=(tyro.conf.FlagConversionOff, tyro.conf.UseAppendAction), use_underscores=True,
+                config=(tyro.conf.FlagConversionOff,), use_underscores=True,
             )
     except SystemExit as stop:
         if not stop.code:  # --help

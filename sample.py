@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import tyro
 
 import checkpoint
 import configure
@@ -44,7 +45,7 @@ class SampleConfig(Sampling):
     """Below 1 more predictable, above 1 more surprising; 0 always takes the likeliest token."""
     top_k: int = 200
     """Draw from the k likeliest tokens only; 0: from all."""
-    stop: tuple[str, ...] = ()
+    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """End a text before this string; may be given several times."""
     seed: int = 1337
     """Chance: the same seed gives the same text, in the same dtype. Sample n of several has seed + n, whatever is beside it."""
@@ -62,7 +63,7 @@ class SampleConfig(Sampling):
     """int8: a quarter of the bytes of float32, at the cost of some precision; none."""
     draft: str = ""
     """Guess tokens and read several at once, which changes the speed and not the text: ngram (what followed before), or the
-    folder of a smaller model with the same tokenizer. (In half precision, rounding may tell a guess from no guess.)"""
+    folder of a smaller model with the same tokenizer. (In float32; in half precision and int8 rounding differs.)"""
     guesses: int = 8
     """draft: how many tokens to guess at a time."""
 
