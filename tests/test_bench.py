@@ -42,6 +42,22 @@ def test_bench_train(poem, tmp_path):
     assert (tmp_path / "train_cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_bench_sample(tmp_path):
+    """Catches a benchmark that no longer runs, leaves something out, or counts other tokens than were written."""
+    few = ("--prompt=3", "--tokens=4", "--repeats=1", "--samples=2", "--length=5", f"--out_dir={tmp_path}")
+    result = run("bench.py", "sample", "--shapes=small", *few)
+    assert result.returncode == 0, result.stderr
+    (shape,) = json.loads((tmp_path / "sample_cpu.json").read_text())["shapes"]
+    assert [*shape["single"]] == ["lookback float32", "lookback bfloat16", "lookback int8"]
+    sizes = [row["weight_bytes"] for row in shape["single"].values()]
+    assert sizes[0] == 2 * sizes[1] == 4 * sizes[2]
+    for row in shape["single"].values():
+        assert row["tokens_per_s"] == pytest.approx(4 / row["seconds"])
+        assert row["share_of_bound"] == pytest.approx(4 * row["read_seconds"] / row["seconds"])
+    assert all(row["seconds"] > 0 for row in shape["job"].values()) and len(shape["job"]) == 2
+    assert (tmp_path / "sample_cpu.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_bench_ablations(poem, tmp_path):
     """Catches a change that never reaches the run, and a difference from something else than the preset itself."""
     preset = tmp_path / "small.toml"
