@@ -43,6 +43,7 @@ from attention import (
 )
 from model import GPT, GPTConfig
 from muon import Muon, make_optimizer
+from quantize import synchronize
 
 
 @dataclass(kw_only=True)
@@ -83,11 +84,6 @@ class AttentionBench:
 
 
 # ---- measuring
-
-
-def synchronize(device):
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
 
 
 def seconds(function, device):

@@ -101,6 +101,7 @@ def read_seconds(model):
 
 
 def synchronize(device):
+    """Wait until the device has done what it was given."""
     if device.type != "cpu":
         getattr(torch, device.type).synchronize()
 
