@@ -140,7 +140,7 @@ class Session:
                 self.forget()
 
     def forget(self):
-        """Read all texts anew next time: whatever was begun was interrupted."""
+        """Read all texts anew next time."""
         self.starts, self.read = None, 0
 
     def text(self, row=0):
@@ -213,23 +213,21 @@ def stream(session, max_new_tokens, sampling, chance, *, vocab_size=None, guess=
 
     guess(session, most), for one text: a list of up to `most` ids that may come next. They are read together, which costs
     little more than reading one, and are kept as long as each is what is drawn in its place. So the text is the same as
-    without guesses, and as random: it only comes sooner (speculative decoding, Leviathan et al. 2022, arXiv:2211.17192).
+    without guesses, but for rounding, and as random: it comes sooner (speculative decoding, Leviathan et al. 2022, arXiv:2211.17192).
     """
     left = max_new_tokens
     while left > 0:
-        base = session.length
+        base, T, context_start = session.length, session.length - session.begin[0], session.model.context_start
         guesses = guess(session, left - 1) if guess and left > 1 else []
-        while guesses and session.model.context_start(base - session.begin[0] + len(guesses)) != session.model.context_start(
-            base - session.begin[0]
-        ):  # the context would move on between them
+        while guesses and context_start(T + len(guesses)) != context_start(T):  # the context would move on
             guesses.pop()
         if guesses:
             session.append(session.ids.new_tensor([guesses]))
         with torch.inference_mode():
             logits = session.logits(1 + len(guesses))[..., :vocab_size]
         for n in range(1 + len(guesses)):
-            session_text = session.visible_text()[:, : base + n] if sampling.repetition_penalty != 1 else None
-            token = draw(logits[:, n], sampling, chance.at(base + n), session_text)
+            text = session.visible_text()[:, : base + n] if sampling.repetition_penalty != 1 else None
+            token = draw(logits[:, n], sampling, chance.at(base + n), text)
             proven = n < len(guesses) and token.item() == guesses[n]
             if not proven:
                 session.cut(base + n)
