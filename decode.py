@@ -213,7 +213,8 @@ def stream(session, max_new_tokens, sampling, chance, *, vocab_size=None, guess=
 
     guess(session, most), for one text: a list of up to `most` ids that may come next. They are read together, which costs
     little more than reading one, and are kept as long as each is what is drawn in its place. So the text is the same as
-    without guesses, but for rounding, and as random: it comes sooner (speculative decoding, Leviathan et al. 2022, arXiv:2211.17192).
+    without guesses, but for rounding, and as random: it comes sooner (speculative decoding, Leviathan et al. 2022,
+    arXiv:2211.17192).
     """
     left = max_new_tokens
     while left > 0:
