@@ -103,8 +103,10 @@ def one_line_errors():
         sys.exit(130)
     except BrokenPipeError:  # the reader has seen enough, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except torch.OutOfMemoryError:
-        print(f"{Path(sys.argv[0]).name}: the device has not enough memory: try a smaller batch_size", file=sys.stderr)
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        print(f"{Path(sys.argv[0]).name}: the device has not enough memory: try a smaller batch_size or a smaller model", file=sys.stderr)
         sys.exit(2)
     except (ValueError, OSError, FloatingPointError) as error:
         if sys.flags.dev_mode:

@@ -278,7 +278,7 @@ def sample(config):
     model, tokenizer, about = load(config)
     make_guess = guesser(config, model, tokenizer)
     if config.interactive:
-        return converse(config, model, tokenizer, make_guess)
+        return converse(config, model, tokenizer, make_guess, about)
     prompts, size = read_prompts(config), model.config.block_size
     device = model.lm_head.weight.device
     ids = [encode_prompt(tokenizer, prompt, size, where).to(device) for where, prompt in prompts.items()]
@@ -322,11 +322,12 @@ def write(tokens, writers, with_logprobs, printer):
     printer.show()
 
 
-def converse(config, model, tokenizer, make_guess):
+def converse(config, model, tokenizer, make_guess, about):
     """A line from the keyboard, an answer, and so on; all of it stays in the session."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() has a history then)
     device, session, step = model.lm_head.weight.device, None, compiled_step(config, model)
+    writers, meter = [], Meter(model, about)
     chance = Chance([torch.Generator().manual_seed(config.seed)])
     guess = make_guess(chance)
     while True:
@@ -334,16 +335,18 @@ def converse(config, model, tokenizer, make_guess):
             line = input("> " if sys.stdin.isatty() else "")
             ids = encode_prompt(tokenizer, line + "\n", model.config.block_size, "what you typed").to(device)
         except EOFError:
-            return print()
+            print()
+            return print(meter.summary(writers), file=sys.stderr)
         except ValueError as error:
             print(error, file=sys.stderr)
             continue
         session = session or Session(model, [ids[:0]], config.max_new_tokens, compiled=step)
         session.append(ids[None])
         begin, writer = session.length, Writer(tokenizer, config.stop)
+        writers.append(writer)
         tokens = stream(session, config.max_new_tokens, config, chance, vocab_size=tokenizer.vocab_size, guess=guess)
         try:
-            write(tokens, [writer], False, Printer([""], [writer], False))
+            write(meter.times(session, tokens), [writer], False, Printer([""], [writer], False))
         except KeyboardInterrupt:  # enough of this answer
             session.forget()
             print()

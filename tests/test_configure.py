@@ -1,10 +1,11 @@
 """Settings: which value wins, and one helpful line for what cannot be."""
 
-
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import torch
 from conftest import ROOT, complaint, run
 
 import configure
@@ -110,6 +111,17 @@ def test_scripts_complain_in_one_line():
     for script in ("train.py", "sample.py"):
         assert f"{script}: unknown setting 'out_dri'" in complaint(run(script, "--out_dri=x"))
     assert "device=cuda is not on this machine" in complaint(run("train.py", "--device=cuda"))
+
+
+@pytest.mark.parametrize("allocate", [lambda: torch.empty(10**15), lambda: np.empty(10**15)])
+def test_memory_that_is_not_there(allocate, capsys):
+    """Catches a traceback where a batch or a model is too large for the machine, and a bug that passes for it."""
+    with pytest.raises(SystemExit) as stop, configure.one_line_errors():
+        allocate()
+    errors = capsys.readouterr().err
+    assert stop.value.code == 2 and "memory" in errors and errors.count("\n") == 1
+    with pytest.raises(RuntimeError, match="shapes"), configure.one_line_errors():
+        torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 
 def test_a_hacker_can_see_where_it_was_raised():

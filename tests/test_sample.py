@@ -168,7 +168,7 @@ def test_prompts_from_a_pipe_and_a_summary(trained):
 
 
 def test_a_conversation(trained):
-    """Catches a session that forgets the turns before, dies of a bad line, or does not end with its input."""
+    """Catches a session that forgets the turns before, dies of a bad line, does not end with its input, or says no speed."""
     command = [sys.executable, "sample.py", f"--out_dir={trained}", "--interactive=True", "--temperature=0", "--stop=\n"]
     turns = "Tyger Tyger, burning bright,\n\u00df\nWhat immortal hand or eye,\n" + "Could frame\n" * 6
     command += ["--max_new_tokens=28", "--draft=ngram"]
@@ -176,7 +176,7 @@ def test_a_conversation(trained):
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "In the forests of the night;" and lines[1] == "Could frame thy symmetry?" and len(lines) == 9
-    assert "U+00DF" in result.stderr and "Traceback" not in result.stderr
+    assert "U+00DF" in result.stderr and "tokens/s" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_a_closed_pipe_and_ctrl_c(trained):
