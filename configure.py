@@ -106,7 +106,7 @@ def one_line_errors():
     except (MemoryError, RuntimeError) as error:
         if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
-        print(f"{Path(sys.argv[0]).name}: the device has not enough memory: try a smaller batch_size or a smaller model", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: the device has not enough memory: try a smaller batch_size or model", file=sys.stderr)
         sys.exit(2)
     except (ValueError, OSError, FloatingPointError) as error:
         if sys.flags.dev_mode:
