@@ -481,21 +481,23 @@ def nanogpt_model(folder):
 
 
 def time_to_loss(config, folder):
-    """Whole processes: the preset for each seed, its loss curve once more, and nanoGPT's own command."""
-    runs, here = [], Path(__file__).parent
+    """Whole processes: the preset for each seed, its loss curve (once more if a run evaluates only at its end), nanoGPT's command."""
+    runs, curve, peer, here = [], [], {}, Path(__file__).parent
     run = [sys.executable, "train.py", config.preset, *shlex.split(config.flags), f"--device={config.device}"]
     for seed in tqdm(range(config.seeds), "runs", unit="seed"):
-        command = [*run, f"--seed={seed}", f"--out_dir={folder / f'seed-{seed}'}"]
-        took, _ = timed(command, here)
+        if config.nanogpt and seed == config.seeds // 2:  # in the middle, as the machine's speed may drift
+            command = [sys.executable, *shlex.split(NANOGPT_COMMAND), f"--out_dir={folder / 'nanogpt'}"]
+            took, lines = timed(command, config.nanogpt)
+            peer = {"nanogpt": {"seconds": took, "curve": curve_of(lines, "val loss"), "command": f"python {NANOGPT_COMMAND}"}}
+        took, lines = timed([*run, f"--seed={seed}", f"--out_dir={folder / f'seed-{seed}'}"], here)
+        curve = curve or curve_of(lines, "validation loss")
         last = json.loads((folder / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()[-1])
         runs.append({"seed": seed, "seconds": took, "step": last["step"], "val_loss": last["val_loss"]})
-    every = max(1, runs[0]["step"] // 8)
-    _, lines = timed([*run, f"--out_dir={folder / 'curve'}", f"--eval_interval={every}"], here)
-    found = {"runs": runs, "curve": curve_of(lines, "validation loss")}
-    if config.nanogpt:
-        took, lines = timed([sys.executable, *shlex.split(NANOGPT_COMMAND), f"--out_dir={folder / 'nanogpt'}"], config.nanogpt)
-        found["nanogpt"] = {"seconds": took, "curve": curve_of(lines, "val loss"), "command": f"python {NANOGPT_COMMAND}"}
-    return found
+    if len(curve) == 1:
+        every = max(1, runs[0]["step"] // 8)
+        _, lines = timed([*run, f"--out_dir={folder / 'curve'}", f"--eval_interval={every}"], here)
+        curve = curve_of(lines, "validation loss")
+    return {"runs": runs, "curve": curve, **peer}
 
 
 def curve_of(lines, name):
@@ -581,7 +583,7 @@ def plot_train(report, path):
 
     figure, panel = plt.subplots(figsize=(8, 4.2), layout="constrained")
     name = Path(report["settings"]["preset"]).stem
-    panel.plot(*zip(*report["curve"]), "o-", markersize=3, color="#1f77b4", label=f"lookback, {name}, evaluated 8 times")
+    panel.plot(*zip(*report["curve"]), "o-", markersize=3, color="#1f77b4", label=f"lookback, {name}, evaluated on the way")
     ends = [(run["seconds"], run["val_loss"]) for run in report["runs"]]
     panel.plot(*zip(*ends), "*", markersize=7, color="#17a2a2", label=f"... evaluated at the end: {len(ends)} seeds")
     if "nanogpt" in report:
