@@ -481,7 +481,7 @@ def nanogpt_model(folder):
 
 
 def time_to_loss(config, folder):
-    """Whole processes: the preset for each seed, its loss curve (once more if a run evaluates only at its end), nanoGPT's command."""
+    """Whole processes: the preset for each seed, once more for its curve if it evaluates only at its end, nanoGPT's command."""
     runs, curve, peer, here = [], [], {}, Path(__file__).parent
     run = [sys.executable, "train.py", config.preset, *shlex.split(config.flags), f"--device={config.device}"]
     for seed in tqdm(range(config.seeds), "runs", unit="seed"):
@@ -840,6 +840,8 @@ CHANGES = {
     "Muon with 2 orthogonalization steps": "--muon_steps=2",
     "Muon with 5 orthogonalization steps": "--muon_steps=5",
     "Muon's momentum 0.95": "--momentum=0.95",
+    "Muon's learning rate 0.03": "--learning_rate=0.03",
+    "half the learning rates of embedding and head": "--embedding_lr=0.025 --head_lr=0.0125",
     "no short windows: every block sees everything": "--window=0",
     "windows of 16": "--window=16",
     "RoPE's base 10000": "--rope_base=10000",
