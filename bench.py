@@ -102,6 +102,7 @@ def take_turns(functions, repeats, device):
 def peak_bytes(function, device):
     """The most memory that a call holds beyond what was there before."""
     if device.type == "cuda":
+        function()  # what is made once is not counted
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
         function()
@@ -132,6 +133,20 @@ def machine(device):
     }
 
 
+def print_machine(report):
+    print(f"{report['device']}, {report['threads']} threads, torch {report['torch']}, {report['date']}: {report['command']}")
+
+
+def store(report, name, device):
+    """Write the figures to <name>_<device>.json; returns where their plot goes."""
+    where = "cpu" if device.type == "cpu" else "".join(c if c.isalnum() else "_" for c in report["device"].lower())
+    path = Path(report["settings"]["out_dir"]) / f"{name}_{where}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"\n{path} written")
+    return path.with_suffix(".png")
+
+
 # ---- python bench.py attention
 
 
@@ -146,11 +161,7 @@ def attention(config):
         "ratios": compare_paths(config, device, *lengths[-2:]),
     }
     print_attention(report, lengths)
-    stem = Path(config.out_dir) / f"attention_{'cpu' if device.type == 'cpu' else slug(report['device'])}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    plot_attention(report, lengths, stem.with_suffix(".png"))
-    print(f"\n{stem}.json and {stem}.png written")
+    plot_attention(report, lengths, store(report, "attention", device))
 
 
 def inputs(config, device, T):
@@ -302,12 +313,8 @@ def decoding_window(config, device, T):
     return statistics.median(times[-2 * half :]), statistics.median(times[around - half : around + half])
 
 
-def slug(name):
-    return "".join(c if c.isalnum() else "_" for c in name.lower())
-
-
 def print_attention(report, lengths):
-    print(f"{report['device']}, {report['threads']} threads, torch {report['torch']}, {report['date']}: {report['command']}")
+    print_machine(report)
     for mode in "forward", "forward + backward":
         print(f"\n{mode}: milliseconds and megabytes at the peak, by sequence length")
         print(f"{'path':12} {'predicate':22}" + "".join(f"{T:>16}" for T in lengths))
@@ -373,7 +380,7 @@ class TrainBench:
     nanogpt: str = ""
     """A clone of nanoGPT, with its data/shakespeare_char prepared, to compare with; empty: lookback alone."""
     shapes: str = "small,baby,gpt2"
-    """Which of nanoGPT's shapes: small (its CPU command's), baby (its shakespeare_char), gpt2 (124M)."""
+    """Which of nanoGPT's shapes: small (its CPU command's), baby (its shakespeare_char), gpt2 (124M), gpt2x12 (its batch)."""
     repeats: int = 5
     """Steps that each takes, in turn."""
     preset: str = "config/speedrun_cpu.toml"
@@ -391,6 +398,10 @@ class TrainBench:
 
     def __post_init__(self):
         check_settings(self, "repeats", "seeds")
+        if self.preset and not Path(self.preset).exists():
+            raise ValueError(f"preset={self.preset} is not there")
+        if self.preset and self.nanogpt and not (Path(self.nanogpt) / "data/shakespeare_char/train.bin").exists():
+            raise ValueError(f"nanogpt={self.nanogpt} has no data/shakespeare_char/train.bin: run its prepare.py there")
 
 
 def check_settings(config, *positive):
@@ -409,35 +420,45 @@ SHAPES = {
     "small": dict(batch_size=12, block_size=64, n_layer=4, n_head=4, n_embd=128, vocab_size=65),
     "baby": dict(batch_size=16, block_size=256, n_layer=6, n_head=6, n_embd=384, vocab_size=65),
     "gpt2": dict(batch_size=1, block_size=1024, n_layer=12, n_head=12, n_embd=768, vocab_size=50304),
+    "gpt2x12": dict(batch_size=12, block_size=1024, n_layer=12, n_head=12, n_embd=768, vocab_size=50304),
 }
-# nanoGPT's README, "I only have a macbook"; it evaluates 20 batches every 250 steps
-NANOGPT_COMMAND = (
-    "train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=100 --block_size=64 "
-    "--batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
-)
+NANOGPT_COMMAND = {  # nanoGPT's README, "I only have a macbook" (it evaluates 20 batches every 250 steps) and "I have a GPU"
+    "cpu": "train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=100 "
+    "--block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0",
+    "cuda": "train.py config/train_shakespeare_char.py --device=cuda",
+}
 
 
 def train(config):
     """Steps of the same shapes beside nanoGPT's, a run to its target seed after seed, and what a step of it consists of."""
     device = configure.pick_device(config.device)
-    report = {**machine(device), "settings": vars(config), "roof": meter.peak_flops(device, torch.float32)}
-    report["throughput"] = compare_steps(config, device)
+    dtype = step_dtype(device)
+    report = {**machine(device), "settings": vars(config), "dtype": str(dtype)[6:], "roof": meter.peak_flops(device, dtype)}
     if config.preset:
         with tempfile.TemporaryDirectory() as folder:
-            report |= time_to_loss(config, Path(folder))
+            report |= time_to_loss(config, device, Path(folder))
             report["anatomy"] = anatomy(checkpoint.find(Path(folder) / "seed-0"), config.repeats, device)
+    report["throughput"] = compare_steps(config, device)
     print_train(report)
-    stem = Path(config.out_dir) / f"{config.name}_{'cpu' if device.type == 'cpu' else slug(report['device'])}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
+    picture = store(report, config.name, device)
     if config.preset:
-        plot_train(report, stem.with_suffix(".png"))
-    print(f"\n{stem}.json written")
+        plot_train(report, picture)
 
 
-def step_of(model, optimizer, loss):
+def step_dtype(device):
+    """What steps are compared in: bfloat16, compiled, on a GPU, and float32, not compiled, elsewhere."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def in_step_dtype(device):
+    return torch.autocast(device.type, torch.bfloat16, enabled=step_dtype(device) == torch.bfloat16)
+
+
+def step_of(model, optimizer, device, loss):
     def step():
-        loss().backward()
+        with in_step_dtype(device):
+            value = loss()
+        value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
@@ -453,14 +474,17 @@ def compare_steps(config, device):
         tokens = torch.randint(shape["vocab_size"], (shape.pop("batch_size"), shape["block_size"] + 1), device=device)
         x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         torch.manual_seed(0)
+        ready = torch.compile if device.type == "cuda" else lambda model: model
         model = GPT(GPTConfig(**shape, bias=False, mlp="gelu")).to(device)
         groups = [dict(kind="adamw", params=list(model.parameters()), lr=1e-3, weight_decay=0.1, betas=(0.9, 0.99))]
-        steps = {"lookback": step_of(model, Muon(groups), lambda: model(x, y, only_loss=True)[1])}
+        net = ready(model)
+        steps = {"lookback": step_of(model, Muon(groups), device, lambda: net(x, y, only_loss=True)[1])}
         if config.nanogpt:
             module = nanogpt_model(config.nanogpt)
             peer = module.GPT(module.GPTConfig(**shape, bias=False, dropout=0.0)).to(device)
             optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
-            steps["nanoGPT"] = step_of(peer, optimizer, lambda: peer(x, y)[1])
+            peer_net = ready(peer)
+            steps["nanoGPT"] = step_of(peer, optimizer, device, lambda: peer_net(x, y)[1])
         memory = [peak_bytes(step, device) for step in steps.values()]
         rounds = take_turns(list(steps.values()), config.repeats, device)
         row = {"shape": name, "tokens": x.numel(), "flops_per_token": model.flops_per_token()}
@@ -480,15 +504,16 @@ def nanogpt_model(folder):
     return module
 
 
-def time_to_loss(config, folder):
+def time_to_loss(config, device, folder):
     """Whole processes: the preset for each seed, once more for its curve if it evaluates only at its end, nanoGPT's command."""
     runs, curve, peer, here = [], [], {}, Path(__file__).parent
+    theirs = NANOGPT_COMMAND.get(device.type, NANOGPT_COMMAND["cpu"])
     run = [sys.executable, "train.py", config.preset, *shlex.split(config.flags), f"--device={config.device}"]
     for seed in tqdm(range(config.seeds), "runs", unit="seed"):
         if config.nanogpt and seed == config.seeds // 2:  # in the middle, as the machine's speed may drift
-            command = [sys.executable, *shlex.split(NANOGPT_COMMAND), f"--out_dir={folder / 'nanogpt'}"]
+            command = [sys.executable, *shlex.split(theirs), f"--out_dir={folder / 'nanogpt'}"]
             took, lines = timed(command, config.nanogpt)
-            peer = {"nanogpt": {"seconds": took, "curve": curve_of(lines, "val loss"), "command": f"python {NANOGPT_COMMAND}"}}
+            peer = {"nanogpt": {"seconds": took, "curve": curve_of(lines, "val loss"), "command": f"python {theirs}"}}
         took, lines = timed([*run, f"--seed={seed}", f"--out_dir={folder / f'seed-{seed}'}"], here)
         curve = curve or curve_of(lines, "validation loss")
         last = json.loads((folder / f"seed-{seed}" / "metrics.jsonl").read_text().splitlines()[-1])
@@ -520,7 +545,7 @@ def timed(command, cwd):
 
 
 def anatomy(folder, repeats, device):
-    """Median seconds of data, forward, backward, optimizer: a step of this checkpoint, one micro-batch in eager float32."""
+    """Median seconds of data, forward, backward, optimizer: a step of this checkpoint, one micro-batch, not compiled."""
     saved = checkpoint.load_config(folder)["training"]
     settings = types.SimpleNamespace(**saved)
     model = checkpoint.load_model(folder).to(device)
@@ -536,7 +561,8 @@ def anatomy(folder, repeats, device):
         x, y = dataset.random_batch(data.train, settings.batch_size, settings.block_size, np.random.default_rng(n))
         x, y = x.to(device), y.to(device)
         mark()
-        loss = model(x, y, only_loss=True)[1]
+        with in_step_dtype(device):
+            loss = model(x, y, only_loss=True)[1]
         mark()
         loss.backward()
         mark()
@@ -552,8 +578,8 @@ def anatomy(folder, repeats, device):
 
 
 def print_train(report):
-    print(f"{report['device']}, {report['threads']} threads, torch {report['torch']}, {report['date']}: {report['command']}")
-    print(f"roof: {report['roof'] / 1e9:.0f} GFLOP/s in float32")
+    print_machine(report)
+    print(f"roof: {report['roof'] / 1e9:.0f} GFLOP/s in {report['dtype']}")
     for row in report["throughput"]:
         print(f"\n{row['shape']}: {row['tokens']} tokens" + (f", {row['ratio']:.2f} x nanoGPT" if "ratio" in row else ""))
         for who in [name for name in ("lookback", "nanoGPT") if name in row]:
@@ -587,7 +613,7 @@ def plot_train(report, path):
     ends = [(run["seconds"], run["val_loss"]) for run in report["runs"]]
     panel.plot(*zip(*ends), "*", markersize=7, color="#17a2a2", label=f"... evaluated at the end: {len(ends)} seeds")
     if "nanogpt" in report:
-        panel.plot(*zip(*report["nanogpt"]["curve"]), "o-", markersize=3, color="#d62728", label="nanoGPT's command for a CPU")
+        panel.plot(*zip(*report["nanogpt"]["curve"]), "o-", markersize=3, color="#d62728", label="nanoGPT's own command")
     panel.set(xlabel="seconds since the start of the process", ylabel="validation loss (nats per character)", xscale="log")
     low, high = panel.get_xlim()
     panel.set_xticks(ticks := [x for x in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low < x < high])
@@ -644,11 +670,7 @@ def sample(config):
     if config.trained:
         report["trained"] = trained_model(config, device)
     print_sample(report)
-    stem = Path(config.out_dir) / f"sample_{'cpu' if device.type == 'cpu' else slug(report['device'])}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    stem.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n")
-    plot_sample(report, stem.with_suffix(".png"))
-    print(f"\n{stem}.json written")
+    plot_sample(report, store(report, "sample", device))
 
 
 def shaped(name):
@@ -658,9 +680,9 @@ def shaped(name):
     return GPT(GPTConfig(**shape, mlp="gelu")), shape
 
 
-def write_text(model, prompt, tokens, guess=None, temperature=0.8):
+def write_text(model, prompt, tokens, guess=None, temperature=0.8, compiled=None):
     """Write on with a session of its own; returns it."""
-    session = decode.Session(model, [prompt], tokens)
+    session = decode.Session(model, [prompt], tokens, compiled=compiled)
     chance = decode.Chance([torch.Generator().manual_seed(0)])
     for _ in decode.stream(session, tokens, decode.Sampling(temperature=temperature, top_k=200), chance, guess=guess):
         pass
@@ -676,7 +698,8 @@ def single_text(config, name, device):
         dtype = dtype or (torch.float32 if device.type == "cpu" else torch.bfloat16)
         ours = quantize.ready(copy.deepcopy(model).to(device), dtype, how)
         bounds[f"lookback {label}"] = quantize.read_seconds(ours)
-        writers[f"lookback {label}"] = functools.partial(write_text, ours, prompt, config.tokens)
+        compiled = decode.compiled_decode(ours) if device.type == "cuda" else None  # as sample.py does
+        writers[f"lookback {label}"] = functools.partial(write_text, ours, prompt, config.tokens, compiled=compiled)
     if config.nanogpt:
         module = nanogpt_model(config.nanogpt)
         peer = module.GPT(module.GPTConfig(**shape, bias=True, dropout=0.0))
@@ -750,6 +773,7 @@ def trained_model(config, device):
     folder = checkpoint.find(config.trained)
     saved, plain = checkpoint.load_config(folder)["training"], checkpoint.load_model(folder).to(device)
     model = quantize.ready(plain, torch.float32)
+    guessing = quantize.ready(checkpoint.load_model(folder).to(device), torch.float32, rows=9)
     small = quantize.ready(checkpoint.load_model(folder).to(device), torch.float32, "int8")
     data, T = dataset.load(saved["dataset"], saved["block_size"]), saved["block_size"]
     losses = []
@@ -758,8 +782,8 @@ def trained_model(config, device):
         with torch.inference_mode():
             losses.append([each(x, y)[1].item() for each in (model, small)])
     prompt = torch.from_numpy(data.val[: T // 2].astype(np.int64)).to(device)
-    ways = (None, lambda session, most: decode.ngram(session, min(8, most)))
-    likeliest = [functools.partial(write_text, model, prompt, 4 * T, guess, temperature=0) for guess in ways]
+    ways = (model, None), (guessing, lambda session, most: decode.ngram(session, min(8, most)))
+    likeliest = [functools.partial(write_text, each, prompt, 4 * T, guess, temperature=0) for each, guess in ways]
     rounds = take_turns(likeliest, config.repeats, device)
     wide, narrow = (statistics.mean(column) for column in zip(*losses))
     return {
@@ -770,7 +794,7 @@ def trained_model(config, device):
 
 
 def print_sample(report):
-    print(f"{report['device']}, {report['threads']} threads, torch {report['torch']}, {report['date']}: {report['command']}")
+    print_machine(report)
     settings = report["settings"]
     for shape in report["shapes"]:
         print(f"\n{shape['shape']}: one text, {settings['prompt']} + {settings['tokens']} tokens")
@@ -831,12 +855,16 @@ class AblationBench:
     def __post_init__(self):
         if self.seeds < 2:
             raise ValueError(f"seeds={self.seeds} must be at least 2: one run has no spread to compare with")
+        if not any(self.only in what for what in CHANGES):
+            raise ValueError(f"only={self.only} is in none of: {'; '.join(CHANGES)}")
 
 
 ADAMW = "--optimizer=adamw --grad_clip=1 --beta1=0.9 --beta2=0.99 --warmup_iters=5 --weight_decay=0.1"
 CHANGES = {
     "AdamW, learning rate 0.005, in place of Muon": f"{ADAMW} --learning_rate=0.005",
     "AdamW, learning rate 0.01": f"{ADAMW} --learning_rate=0.01",
+    "AdamW, learning rate 0.02": f"{ADAMW} --learning_rate=0.02",
+    "AdamW, learning rate 0.04": f"{ADAMW} --learning_rate=0.04",
     "Muon with 2 orthogonalization steps": "--muon_steps=2",
     "Muon with 5 orthogonalization steps": "--muon_steps=5",
     "Muon's momentum 0.95": "--momentum=0.95",
@@ -893,7 +921,7 @@ def ablations(config):
     for difference, loss, error, what in sorted(rows, reverse=True):
         flags = f"`{changes[what]}`" if what in changes else ""
         lines.append(f"| {what} | {flags} | {loss} | {difference:+.4f} | {error:.4f} |")
-    path = Path(config.out_dir) / "ablations.md"
+    path = Path(config.out_dir) / ("some_ablations.md" if config.only else "ablations.md")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines) + f"\n\n{path} written")

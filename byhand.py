@@ -76,8 +76,8 @@ class ReLU2(torch.autograd.Function):
 def head_loss(x, weight, targets):
     """Mean cross-entropy in nats of the logits x @ weight^T, x (N, C), weight (V, C), at targets (N,); -1 is ignored.
 
-    The logits are made CHUNK at a time, and their gradient with them: all N x V are never there, which for GPT-2's
-    vocabulary is most of the memory of a step. The backward pass can be taken once. As F.linear_cross_entropy of
+    At most CHUNK logits are there at a time, and their gradient with them: for GPT-2's vocabulary all N x V would be most
+    of the memory of a step. The backward pass can be taken once. As F.linear_cross_entropy of
     PyTorch 2.13, but for every version, and under torch.compile too.
     """
     return HeadLoss.apply(x, weight, targets, torch.is_grad_enabled())

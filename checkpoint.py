@@ -131,9 +131,17 @@ def load_config(folder):
 
 def load_model(folder, **changes):
     """The GPT of a checkpoint, on the CPU; changes to its config may be made where weights keep their shapes (dropout=0.1)."""
-    model = GPT(GPTConfig(**load_config(folder)["model"] | changes))
+    model = GPT(restore(GPTConfig, load_config(folder)["model"] | changes, folder))
     load_weights(model, load_file(verify(folder, "model.safetensors")), folder)
     return model
+
+
+def restore(cls, saved, folder):
+    """The settings of a checkpoint as a cls; ValueError names those that this version does not have."""
+    unknown = saved.keys() - cls.__dataclass_fields__.keys()
+    if unknown:
+        raise ValueError(f"{folder} is of another version of this code, which has {', '.join(sorted(unknown))}: use that one")
+    return cls(**saved)
 
 
 def load_weights(model, weights, source):

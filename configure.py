@@ -103,13 +103,18 @@ def one_line_errors():
         sys.exit(130)
     except BrokenPipeError:  # the reader has seen enough, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (MemoryError, RuntimeError) as error:
-        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+    except Exception as error:
+        line = one_line(error)
+        if sys.flags.dev_mode or line is None:
             raise
-        print(f"{Path(sys.argv[0]).name}: the device has not enough memory: try a smaller batch_size or model", file=sys.stderr)
+        print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr)
         sys.exit(2)
-    except (ValueError, OSError, FloatingPointError) as error:
-        if sys.flags.dev_mode:
-            raise
-        print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
-        sys.exit(2)
+
+
+def one_line(error):
+    """What to say of an error, or None where only the traceback helps."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+        return "the device has not enough memory: try a smaller batch_size or model"
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        return f"torch.compile cannot do this here ({str(error).strip().splitlines()[0]}): try --compile=False"
+    return str(error) if isinstance(error, ValueError | OSError | FloatingPointError) else None

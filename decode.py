@@ -1,7 +1,7 @@
 """Writing on: prefill reads a text, decode_one_token adds to it, and stream does both until there is enough.
 
 What makes it fast is what is not done again. Keys and values of the past stay in a cache; a prompt that several texts share
-is read once; and all texts are decoded as one batch, since reading a weight for ten rows costs what it costs for one.
+is read once; and all texts are decoded as one batch, since reading a weight for ten rows costs little more than for one.
 """
 
 import math
@@ -79,10 +79,14 @@ class Chance:
     def at(self, column):
         self.first = column if self.first is None else self.first
         while len(self.drawn) <= column - self.first:
-            devices = [g.device if g else None for g in self.generators]
-            pairs = zip(self.generators, devices)
-            self.drawn.append(torch.stack([torch.rand((), generator=g, device=d).cpu().double() for g, d in pairs]))
+            self.drawn.append(torch.stack([self.uniform(generator) for generator in self.generators]))
         return self.drawn[column - self.first]
+
+    @staticmethod
+    def uniform(generator):
+        device = generator.device if generator else torch.device("cpu")
+        wide = torch.float32 if device.type == "mps" else torch.float64  # MPS has no more
+        return torch.rand((), generator=generator, device=device, dtype=wide).cpu().double()
 
 
 def prefill(model, idx, cache, padding=None, count=1):
@@ -93,6 +97,13 @@ def prefill(model, idx, cache, padding=None, count=1):
 def decode_one_token(model, token, cache, padding=None):
     """Read one more token (B, 1): logits (B, 1, V) of what follows it."""
     return model.lm_head(model.hidden(token, cache, padding))
+
+
+def compiled_decode(model):
+    """decode_one_token by torch.compile, with CUDA graphs on a GPU; None if attention decides on the way what to do next."""
+    if model.config.attention in ("fused", "masked_fill"):
+        return torch.compile(decode_one_token, mode="reduce-overhead", fullgraph=True)
+    return None
 
 
 class Session:
@@ -119,7 +130,7 @@ class Session:
         """Add ids (B, T) to the texts; nothing is computed yet."""
         B, T = tokens.shape
         if self.length + T > self.ids.shape[1]:
-            self.ids = torch.cat([self.ids, self.ids.new_zeros(B, self.length + T)], dim=1)
+            self.ids = torch.cat([self.ids, self.ids.new_zeros(B, self.length + T)], dim=1)  # twice as long, or more
             self.forget()  # the cache must grow too
         self.ids[:, self.length : self.length + T] = tokens
         self.length += T
@@ -188,7 +199,7 @@ class Session:
         seen = {}  # (where it begins, its ids) -> its row among those that differ
         which = [seen.setdefault((start, *ids), len(seen)) for start, ids in zip(starts, idx.tolist())]
         rows = torch.tensor([which.index(n) for n in range(len(seen))], device=idx.device)
-        room = min(self.model.config.block_size, self.ids.shape[1] - left)
+        room = min(self.model.config.block_size, self.ids.shape[1])  # the same for all texts, so that a step is compiled once
         cache = self.model.new_cache(len(rows), room, whole=bool(self.compiled))
         logits = prefill(
             self.model, idx[rows], cache if self.use_cache else None, None if padding is None else padding[rows], count

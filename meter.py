@@ -7,8 +7,8 @@ import torch
 
 # Dense products in bfloat16 or float16, in units of 1e12 operations per second, from NVIDIA's data sheets.
 PEAK = {
-    "B200": 2250, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "L40S": 362, "L4": 121,
-    "A10": 125, "RTX 4090": 165, "RTX 3090": 71, "V100": 125, "T4": 65,
+    "B200": 2250, "H200 NVL": 835, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "L40S": 362,
+    "L4": 121, "A10": 125, "RTX 4090": 165, "RTX 3090": 71, "V100": 125, "T4": 65,
 }
 
 
@@ -16,8 +16,9 @@ def peak_flops(device, dtype):
     """Operations per second that products of this dtype reach: on paper for a known GPU, else the best of a few large ones."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         words = re.split(r"[\s-]", torch.cuda.get_device_name(device))
+        emulated = dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False)
         for name, peak in PEAK.items():
-            if all(word in words for word in name.split()):
+            if all(word in words for word in name.split()) and not {"Laptop", "MIG"} & {*words} and not emulated:
                 return peak * 1e12
     roof = 0.0
     for size in (256, 1024) if device.type == "cpu" else (8192,):

@@ -136,7 +136,7 @@ class Sinusoidal(NoPosition):
         self.register_buffer("table", sinusoidal(config.block_size, config.n_embd).float(), persistent=False)
 
     def add(self, x, here):
-        return x + self.table[here]
+        return x + self.table[here].to(x.dtype)
 
 
 class Rotary(NoPosition):
@@ -332,6 +332,8 @@ class GPT(nn.Module):
         temperature, top_k and other ways of drawing: see decode.Sampling. generator: the only source of chance. Ids from
         vocab_size on are never drawn.
         """
+        if max_new_tokens < 0:
+            raise ValueError(f"max_new_tokens={max_new_tokens} must be 0 or more")
         import decode  # only here: it stands a floor above
 
         settings = decode.Sampling(temperature=temperature, top_k=top_k or 0, **sampling)

@@ -19,15 +19,17 @@ POLAR_EXPRESS = (
 )
 
 
-def orthogonalize(G, steps=5):
-    """U V^T of each matrix of G (..., m, n), nearly: matrix products alone, in bfloat16 on a GPU and float32 elsewhere."""
-    X = G.bfloat16() if G.is_cuda else G.float()
+def orthogonalize(G, steps=5, dtype=None):
+    """U V^T of each matrix of G (..., m, n), nearly: matrix products alone, in dtype (bfloat16 on a GPU, else float32)."""
+    dtype = dtype or (torch.bfloat16 if G.is_cuda else torch.float32)
+    X = G.to(dtype)
     if tall := X.shape[-2] > X.shape[-1]:
         X = X.mT
     X = X / (1.01 * X.norm(dim=(-2, -1), keepdim=True) + 1e-30)  # no singular value above 1, and a hundredth for rounding
-    for a, b, c in POLAR_EXPRESS[:steps]:
+    for n, (a, b, c) in enumerate(POLAR_EXPRESS[:steps], 1):
+        s = 1.01 if dtype == torch.bfloat16 and n < steps else 1.0  # rounded up beyond its interval, a value would explode
         A = X @ X.mT
-        X = a * X + (b * A + c * A @ A) @ X
+        X = a / s * X + (b / s**3 * A + c / s**5 * A @ A) @ X
     return (X.mT if tall else X).to(G.dtype)
 
 

@@ -1,6 +1,6 @@
 """Weights for decoding, where reading them is what takes the time: in fewer bytes, and for products of few rows.
 
-Training never comes here. `ready(model, dtype, quantize)` swaps the Linear layers of a model for one of these.
+Training never comes here. `ready(model, dtype, quantize, rows)` swaps the Linear layers of a model for one of these.
 """
 
 import time
@@ -10,23 +10,25 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 
-class FewRows(nn.Module):
-    """A Linear on a CPU in float32: for 5 to 64 rows weight @ x^T, which is up to twice as fast as x @ weight^T.
+class Packed(nn.Module):
+    """A Linear in float32 whose weight oneDNN has laid out as its products of several rows read it (x86 processors).
 
-    GPT-2's matrices, milliseconds for 1, 4, 10, 16, 32, 64 rows: 27, 47, 40, 41, 61, 102, against 27, 48, 79, 62, 78, 109
-    (2 CPU cores, PyTorch 2.13).
+    GPT-2's matrices, milliseconds for 1, 4, 10, 32, 64 rows: 32, 29, 34, 55, 89, against 28, 49, 84, 82, 121 as they are
+    (2 CPU cores, PyTorch 2.13): worth it from four rows on. These are the operations that torch.compile puts in.
     """
+
+    ROWS = 16  # what the layout is made for: good for all that were tried
 
     def __init__(self, linear):
         super().__init__()
-        self.weight, self.bias = linear.weight, linear.bias
+        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().float(), self.ROWS), linear.bias
+
+    @staticmethod
+    def possible():
+        return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
     def forward(self, x):
-        rows = x.flatten(0, -2)
-        if not 5 <= len(rows) <= 64 or self.weight.numel() < 2**17:  # a small matrix stays near the processor anyway
-            return F.linear(x, self.weight, self.bias)
-        y = self.weight @ rows.mT if self.bias is None else torch.addmm(self.bias[:, None], self.weight, rows.mT)
-        return y.mT.contiguous().view(*x.shape[:-1], -1)
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
 class Int8(nn.Module):
@@ -35,7 +37,7 @@ class Int8(nn.Module):
     On a CPU x is written as two int8 numbers, high + low/127, which keep 14 bits of it, and the products are sums of integers
     (torch._int_mm): exact, so that a row comes out the same whatever rows stand beside it. A single row is up to a third
     faster in torch._weight_int8pack_mm, which rounds it to bfloat16, and takes whole blocks of 64 only. On a GPU the weights
-    become x's dtype on the way, which saves memory and no time.
+    become x's dtype on the way, exactly, which saves memory and not time.
     """
 
     def __init__(self, linear):
@@ -48,7 +50,7 @@ class Int8(nn.Module):
 
     def forward(self, x):
         if x.device.type != "cpu":
-            return F.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype)[:, None], self.bias)
+            return self.widened(x)
         rows = x.flatten(0, -2).float()
         if len(rows) == 1 and self.blocks:
             y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale.bfloat16()).float()
@@ -64,46 +66,71 @@ class Int8(nn.Module):
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
 
+    def widened(self, x):
+        """For a GPU: int8 fits into x's dtype as it is, and the scale comes after the sum, in float32."""
+        y = F.linear(x / 128, self.weight.to(x.dtype)).float()  # sums no larger than x, for float16
+        y = y * (128 * self.scale) if self.bias is None else torch.addcmul(self.bias.float(), y, 128 * self.scale)
+        return y.to(x.dtype)
+
+
 def linears(model):
     """(name of the parent, name, layer) of all layers that multiply by a weight."""
     return [
         (parent, name, layer) for parent in model.modules() for name, layer in parent.named_children()
-        if isinstance(layer, nn.Linear | FewRows | Int8)
+        if isinstance(layer, nn.Linear | Packed | Int8)
     ]
 
 
 @torch.no_grad()
-def ready(model, dtype, quantize="none"):
-    """Make model fit to decode, in place: its numbers in dtype, its products as fast as they get on its device."""
-    model.to(dtype).requires_grad_(False)
+def ready(model, dtype, quantize="none", rows=1):
+    """Make model fit to decode, in place: its numbers in dtype, its products fast for so many rows at a time, on its device."""
     on_cpu = next(model.parameters()).device.type == "cpu"
-    if quantize == "int8" or on_cpu and dtype == torch.float32:
-        for parent, name, layer in linears(model):
-            setattr(parent, name, Int8(layer) if quantize == "int8" else FewRows(layer))
-    return model.eval()
+    packed = on_cpu and dtype == torch.float32 and rows >= 4 and Packed.possible()
+    swap = Int8 if quantize == "int8" else Packed if packed else None
+    for parent, name, layer in linears(model) if swap else ():
+        setattr(parent, name, swap(layer))
+    for p in model.parameters():  # and not the tables of positions, nor int8's scales
+        p.data = p.data.to(dtype)
+    return model.eval().requires_grad_(False)
 
 
 @torch.inference_mode()
 def read_seconds(model):
-    """(bytes, seconds) of all weights of a model in a product with one row each: what a step cannot be faster than."""
+    """(bytes, seconds) of all weights of a model in a product with one row each: what a step cannot be faster than.
+
+    On a GPU, where starting a product takes as long as reading a small weight, at the speed of a large copy.
+    """
     layers = [layer for _, _, layer in linears(model)]
+    size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
     device, dtype = model.transformer.wte.weight.device, model.transformer.wte.weight.dtype
+    if device.type != "cpu":
+        memory, copy = torch.zeros(2, 2**28, dtype=torch.uint8, device=device)
+        return size, size / (2 * memory.nbytes) * least_seconds(lambda: copy.copy_(memory), device)
     inputs = {K: torch.ones(1, K, device=device, dtype=dtype) for K in {layer.weight.shape[1] for layer in layers}}
-    seconds = []
-    for _ in range(4):
-        synchronize(device)
-        start = time.perf_counter()
+
+    def read():
         for layer in layers:
             layer(inputs[layer.weight.shape[1]])
+
+    return size, least_seconds(read, device)
+
+
+def least_seconds(function, device, times=4):
+    """The shortest time of several calls."""
+    seconds = []
+    for _ in range(times):
+        synchronize(device)
+        start = time.perf_counter()
+        function()
         synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return sum(layer.weight.nbytes for layer in layers), min(seconds)
+    return min(seconds)
 
 
 def synchronize(device):
     """Wait until the device has done what it was given."""
     if device.type != "cpu":
-        getattr(torch, device.type).synchronize()
+        torch.accelerator.synchronize(device)
 
 
 @torch.inference_mode()
@@ -117,11 +144,6 @@ def fastest_dtype(model):
     seconds = {}
     for dtype in (torch.float32, torch.bfloat16):
         matrix, x = weight.to(dtype), torch.ones(1, weight.shape[1], dtype=dtype)
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            F.linear(x, matrix)
-            times.append(time.perf_counter() - start)
-        seconds[dtype] = min(times)
+        seconds[dtype] = least_seconds(lambda: F.linear(x, matrix), weight.device, times=5)  # noqa: B023
     gain = seconds[torch.float32] / seconds[torch.bfloat16]
     return (torch.bfloat16 if gain > 1.2 else torch.float32), f" (auto: bfloat16 is read {gain:.1f} times as fast)"

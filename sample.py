@@ -22,7 +22,7 @@ import checkpoint
 import configure
 import quantize
 from attention import ATTENTION, KVCache
-from decode import Chance, Draft, Sampling, Session, decode_one_token, ngram, stream
+from decode import Chance, Draft, Sampling, Session, compiled_decode, ngram, stream
 
 
 @dataclass(kw_only=True)
@@ -192,29 +192,35 @@ class Printer:
 
 
 class Meter:
-    """How fast the tokens came, beside the time that reading all weights takes."""
+    """How fast the tokens came, beside the time that reading all weights takes.
 
-    def __init__(self, model, about):
+    Of each text the first token waits for the prompt, and with torch.compile the next two for a compiler: they do not count.
+    """
+
+    def __init__(self, model, about, compiled=False):
         self.bytes, self.read_seconds = quantize.read_seconds(model)
-        self.about, self.seconds, self.passes, self.first = about, 0.0, 0, None
+        self.about, self.unsteady = about, 3 if compiled else 1
+        self.seconds, self.passes, self.left_out, self.first = 0.0, 0, 0, None
 
     def times(self, session, tokens):
-        """The same (ids, logits), timed from the first on, which waits for the prompt."""
+        """The same (ids, logits), timed."""
         last = time.perf_counter()
-        for n, pair in enumerate(tokens):
+        for n, (ids, logits) in enumerate(tokens):
+            quantize.synchronize(ids.device)
             now = time.perf_counter()
-            if n == 0:
-                self.first = self.first or now - last
+            self.first = self.first or now - last
+            if n < self.unsteady:
+                self.left_out += len(ids)
                 passes = self.passes - session.passes
             else:
                 self.seconds += now - last
             self.passes, last = passes + session.passes, now
-            yield pair
+            yield ids, logits
 
     def summary(self, writers):
         """One line about all texts."""
-        tokens = sum(max(0, len(writer.tokens) - 1) for writer in writers)
-        if not (self.seconds and tokens):
+        tokens = sum(len(writer.tokens) for writer in writers) - self.left_out
+        if not (self.seconds and tokens > 0):
             return f"first token after {self.first or 0:.2f} s; {self.about}"
         share, speed = self.passes * self.read_seconds / self.seconds, self.bytes / self.read_seconds / 1e9
         return (
@@ -223,8 +229,8 @@ class Meter:
         )
 
 
-def load(config):
-    """(model ready to decode, tokenizer, what it runs in)."""
+def load(config, texts):
+    """(model ready to decode so many texts, tokenizer, what it runs in)."""
     device = configure.pick_device(config.device)
     folder = checkpoint.find(config.out_dir, config.checkpoint)
     model, tokenizer = checkpoint.load_model(folder).to(device), checkpoint.load_tokenizer(folder)
@@ -232,15 +238,14 @@ def load(config):
     if config.quantize == "int8" and config.dtype == "auto" and device.type == "cpu":
         dtype, why = torch.float32, ""  # of what is not quantized
     name = "int8" if config.quantize == "int8" else str(dtype).removeprefix("torch.") + why
-    return quantize.ready(model, dtype, config.quantize), tokenizer, f"{name}, {device}"
+    rows = 1 + config.guesses if config.draft else min(texts, config.batch_size)
+    return quantize.ready(model, dtype, config.quantize, rows), tokenizer, f"{name}, {device}"
 
 
 def compiled_step(config, model):
-    """decode_one_token made by torch.compile, or None."""
+    """The step of one token that the settings ask for, compiled, or None."""
     on_gpu = model.lm_head.weight.device.type == "cuda"
-    if model.config.attention not in ATTENTION or not (on_gpu if config.compile == "auto" else config.compile):
-        return None
-    return torch.compile(decode_one_token, mode="reduce-overhead", fullgraph=True)
+    return compiled_decode(model) if (on_gpu if config.compile == "auto" else config.compile) else None
 
 
 def guesser(config, model, tokenizer):
@@ -275,16 +280,17 @@ def batches(lengths, most, mixed):
 
 def sample(config):
     """Print the texts; ValueError for a checkpoint or a prompt that cannot be used."""
-    model, tokenizer, about = load(config)
+    prompts = {} if config.interactive else read_prompts(config)
+    model, tokenizer, about = load(config, len(prompts) * config.num_samples)
     make_guess = guesser(config, model, tokenizer)
     if config.interactive:
         return converse(config, model, tokenizer, make_guess, about)
-    prompts, size = read_prompts(config), model.config.block_size
+    size = model.config.block_size
     device = model.lm_head.weight.device
     ids = [encode_prompt(tokenizer, prompt, size, where).to(device) for where, prompt in prompts.items()]
     texts = [(n, config.seed + sample) for n in range(len(prompts)) for sample in range(config.num_samples)]
     step = compiled_step(config, model)
-    writers, meter = [Writer(tokenizer, config.stop) for _ in texts], Meter(model, about)
+    writers, meter = [Writer(tokenizer, config.stop) for _ in texts], Meter(model, about, step is not None)
     printer = Printer([list(prompts.values())[n] for n, _ in texts], writers, config.json)
     lengths = [len(ids[n]) for n, _ in texts]
     # A context that is full moves on for each length at another time, and then all texts of a batch are read again.
@@ -327,7 +333,7 @@ def converse(config, model, tokenizer, make_guess, about):
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() has a history then)
     device, session, step = model.lm_head.weight.device, None, compiled_step(config, model)
-    writers, meter = [], Meter(model, about)
+    writers, meter = [], Meter(model, about, step is not None)
     chance = Chance([torch.Generator().manual_seed(config.seed)])
     guess = make_guess(chance)
     while True:
@@ -349,7 +355,8 @@ def converse(config, model, tokenizer, make_guess, about):
             write(meter.times(session, tokens), [writer], False, Printer([""], [writer], False))
         except KeyboardInterrupt:  # enough of this answer
             session.forget()
-            print()
+            writer.end("interrupted")
+            print(writer.news())
         session.cut(begin + len(writer.tokens))
 
 

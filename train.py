@@ -7,7 +7,8 @@
     torchrun --standalone --nproc_per_node=4 train.py ...  the same run, shared by four processes
 
 All that is random is a function of (seed, step, micro-batch): which tokens a micro-batch holds, and its dropout. So an
-interrupted run that is resumed ends bit for bit where an uninterrupted one does, and the number of processes does not matter.
+interrupted run that is resumed ends where an uninterrupted one does (bit for bit on a CPU; a GPU's kernels may add in another
+order each time), and the number of processes does not matter.
 """
 
 import json
@@ -216,6 +217,7 @@ def train(config):
     ValueError for settings or data that cannot be used. FloatingPointError when a loss or weight is not finite, before it
     reaches a checkpoint.
     """
+    started = time.perf_counter()
     # ---- the machine: one process, or under torchrun several that share each step's micro-batches
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     master = rank == 0
@@ -265,9 +267,7 @@ def train(config):
         )
     config = replace(config, **asdict(model.config))
     model.to(device)
-    dtype, why = pick_dtype(model, data, config)
-    if device.type == "cpu":
-        config = replace(config, dtype=str(dtype).removeprefix("torch."))  # a resumed run must not measure another
+    dtype, why = pick_dtype(model, data, config, trainer and trainer.get("cpu_dtype"))
     autocast = torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()
     optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     if trainer:
@@ -297,7 +297,7 @@ def train(config):
         dist.broadcast_object_list(shared)
         (last_line,) = shared
     wandb = start_wandb(config) if config.wandb_log and master else None
-    started = time.perf_counter() - last_line.get("wall_s", 0.0)
+    started -= last_line.get("wall_s", 0.0)
 
     def not_finite(what):
         good = checkpoint.every(out_dir)
@@ -311,6 +311,8 @@ def train(config):
             raise not_finite("weights that are not finite")
         if master and not config.eval_only:
             state = {"step": step, "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+            if device.type == "cpu":
+                state["cpu_dtype"] = str(dtype).removeprefix("torch.")  # a resumed run must not measure another
             checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state)
 
     def evaluate():
@@ -347,7 +349,7 @@ def train(config):
     # ---- the loop
     share = config.gradient_accumulation_steps // world_size
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
-    tokens_seen, clock = 0, time.perf_counter()
+    begun, tokens_seen, clock = step, 0, time.perf_counter()
     last_step = step if config.eval_only or reached(record) else config.max_iters
     bar_options = dict(unit="step", leave=False, mininterval=0.1 if sys.stderr.isatty() else 10)  # a log file needs fewer lines
     with tqdm(desc="training", total=last_step, initial=step, disable=not master, **bar_options) as bar:
@@ -394,6 +396,9 @@ def train(config):
                 tokens_seen, clock = 0, time.perf_counter()
                 if reached(record):
                     break
+            elif compiled and step == begun + 1:  # the first step waited for the compiler: its time says nothing
+                loss.item()
+                tokens_seen, clock = 0, time.perf_counter()
 
     # ---- the end: what it writes now
     if master and not config.eval_only:
@@ -417,17 +422,22 @@ def padded(vocab_size):
     return vocab_size if vocab_size < 1000 else -(-vocab_size // 64) * 64
 
 
-def pick_dtype(model, data, config):
-    """What the products are made in, and why: on a CPU bfloat16 only where a whole step in it is measured to be faster."""
+def pick_dtype(model, data, config, before=None):
+    """What the products are made in, and why: on a CPU bfloat16 only where a whole step in it is measured to be faster.
+
+    before: what a run that is resumed has found on its CPU.
+    """
     device = next(model.parameters()).device
     if config.dtype != "auto":
         return getattr(torch, config.dtype), ""
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):
-            return torch.bfloat16, " (auto)"
-        return torch.float16, " (auto: it has no bfloat16)"
-    if device.type != "cpu" or dist.is_initialized():  # processes must agree
-        return torch.float32, " (auto)"
+            return torch.bfloat16, " (auto: it has units for it)"
+        return torch.float16, " (auto: it has no units for bfloat16)"
+    if device.type == "cpu" and before:
+        return getattr(torch, before), " (auto: as before)"
+    if device.type != "cpu" or dist.is_initialized():
+        return torch.float32, " (auto: processes must agree)" if dist.is_initialized() else " (auto)"
     gain, what = meter.peak_flops(device, torch.bfloat16) / meter.peak_flops(device, torch.float32), "products"
     if gain > 1.2:
         x, y = dataset.random_batch(data.train, config.batch_size, config.block_size, chance(config.seed))
@@ -446,7 +456,7 @@ def pick_dtype(model, data, config):
 
 def to_device(x, device):
     """Copy a batch; to a GPU without waiting for it."""
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+    return x.contiguous().pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def check_same_model(wanted, folder):
@@ -492,8 +502,9 @@ def settings(argv):
     config = configure.parse(TrainConfig, argv)
     if config.init_from != "resume":
         return config
-    saved = checkpoint.load_config(checkpoint.find(config.out_dir))["training"]
-    return configure.parse(TrainConfig, argv, base=TrainConfig(**saved | {"out_dir": config.out_dir}))
+    folder = checkpoint.find(config.out_dir)
+    saved = checkpoint.load_config(folder)["training"] | {"out_dir": config.out_dir}
+    return configure.parse(TrainConfig, argv, base=checkpoint.restore(TrainConfig, saved, folder))
 
 
 if __name__ == "__main__":

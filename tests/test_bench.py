@@ -66,7 +66,7 @@ def test_bench_ablations(poem, tmp_path):
     few = ("--seeds=2", "--only=learned positions", f"--out_dir={tmp_path}")
     result = run("bench.py", "ablations", f"--preset={preset}", *few)
     assert result.returncode == 0, result.stderr
-    text = (tmp_path / "ablations.md").read_text(encoding="utf-8")
+    text = (tmp_path / "some_ablations.md").read_text(encoding="utf-8")
     rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
     itself, changed = rows["| as it is"], rows["| learned positions, no RoPE"]
     assert float(itself[3]) == 0 and changed[1] == "`--position=learned`" and float(changed[3]) != 0
@@ -78,7 +78,8 @@ def test_bench_ablations(poem, tmp_path):
     [((), "which benchmark"), (("atention",), "which benchmark"), (("attention", "--repeats=0"), "repeats=0"),
      (("attention", "--max_length=256"), "at least twice min_length"), (("attention", "--window=0"), "window=0"),
      (("train", "--shapes=large"), "large is unknown, choose from small"), (("train", "--nanogpt=/none"), "has no model.py"),
-     (("train", "--seeds=0"), "seeds=0"),
+     (("train", "--seeds=0"), "seeds=0"), (("train", "--preset=none.toml"), "none.toml is not there"),
+     (("ablations", "--only=nothing"), "only=nothing is in none of"),
      (("ablations", "--seeds=1"), "at least 2"), (("attention", "--dtype=int8"), "choose float32"),
      (("attention", "--lenght=4"), "did you mean min_length")],
 )

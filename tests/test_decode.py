@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decode import Chance, Draft, Sampling, Session, decode_one_token, draw, ngram, prefill, stream
+import quantize
+from decode import Chance, Draft, Sampling, Session, compiled_decode, decode_one_token, draw, ngram, prefill, stream
 from model import MODERN, GPT, GPTConfig
 
 
@@ -53,7 +54,39 @@ def test_a_batch_of_any_prompts_equals_each_alone(shape, data):
             torch.testing.assert_close(alone_logits[:, 0], logits[:, n], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", ["gpt2", "modern", "windows", "grouped"])
+def test_rows_of_many_texts_in_float32():
+    """Catches products of few rows, or padding between them, that give a text in a batch another continuation than alone."""
+    model = quantize.ready(tiny(n_embd=384, n_head=6, block_size=40).float(), torch.float32, rows=6)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.2)
+    prompts = [torch.randint(33, (length,)) for length in (3, 9, 1, 9, 5, 2)]
+    together, logits = write(model, prompts, 25)
+    for n, prompt in enumerate(prompts):
+        alone, alone_logits = write(model, [prompt], 25, seeds=[n])
+        assert torch.equal(alone[:, 0], together[:, n])
+        torch.testing.assert_close(alone_logits[:, 0], logits[:, n], rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_one_graph():
+    """Catches a model that would be compiled and cannot be: its attention looks at numbers on the way."""
+    for attention in ("fused", "masked_fill", "tiled", "naive", "linear"):
+        assert (compiled_decode(tiny(attention=attention)) is None) == (attention in ("tiled", "naive", "linear"))
+
+
+def test_a_long_conversation_reads_little_again():
+    """Catches a memory that grows by one token at a time, so that each token reads all the text again."""
+    model = tiny(block_size=512)
+    session, read = Session(model, [torch.randint(33, (3,))], room=4), []
+    for _ in range(200):
+        session.logits()
+        read.append(session.starts is None)
+        session.append(torch.randint(33, (1, 1)))
+        read[-1] = session.starts is None  # forgotten: the next one reads all
+    assert sum(read) < 10
+
+
+@pytest.mark.parametrize("shape", ["gpt2", "modern", "windows", "grouped", "masked_fill"])
 def test_steps_whose_shapes_never_change(shape):
     """Catches a compiled step that is compiled again for each position, breaks into pieces, or sees what is still empty."""
     from torch._dynamo.testing import CompileCounter
@@ -61,13 +94,14 @@ def test_steps_whose_shapes_never_change(shape):
     model = tiny(**SHAPES[shape])
     prompts = [torch.randint(33, (length,)) for length in (3, 7, 3)]
     _, expected = write(model, prompts, 40)
-    torch._dynamo.reset()
     graphs = CompileCounter()
-    session = Session(model, prompts, compiled=torch.compile(decode_one_token, backend=graphs, fullgraph=True))
-    chance = Chance([torch.Generator().manual_seed(seed) for seed in range(3)])
-    logits = torch.stack([logits for _, logits in stream(session, 40, Sampling(top_k=10), chance)])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
-    assert graphs.frame_count <= 4  # with padding and without, and where the memory has grown
+    for backend in graphs, "aot_eager":  # the second also takes writing to the cache apart, as inductor does
+        torch._dynamo.reset()
+        session = Session(model, prompts, compiled=torch.compile(decode_one_token, backend=backend, fullgraph=True))
+        chance = Chance([torch.Generator().manual_seed(seed) for seed in range(3)])
+        logits = torch.stack([logits for _, logits in stream(session, 40, Sampling(top_k=10), chance)])
+        torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
+    assert graphs.frame_count <= 2  # with padding and without
 
 
 def test_padding_that_linear_attention_cannot_skip():
@@ -207,6 +241,8 @@ def test_speculation_draws_what_the_model_expects():
     second = [model(torch.tensor([[1, n]]))[0][0, -1].softmax(-1) for n in range(5)]
     first = logits[True].softmax(-1)
     numbers = torch.rand(2, count, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for n in range(600):  # the first of them are those of the texts that stream writes below
+        numbers[:, n] = torch.rand(2, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     # The rule of stream, for all texts at once: guess by the draft, draw by the model with the same number.
     sampling = Sampling()
     drawn = draw(logits[True].expand(count, -1), sampling, numbers[0])
@@ -214,20 +250,14 @@ def test_speculation_draws_what_the_model_expects():
     assert 0.1 < (drawn == guessed).double().mean() < 0.99
     expected = first * count
     assert ((torch.bincount(drawn, minlength=5) - expected) ** 2 / expected).sum() < 18.5  # p = 0.001 at 4 degrees of freedom
+    then = draw(torch.stack(second)[drawn].log(), sampling, numbers[1])
     for n in range(5):
-        after = draw(second[n].log().expand(count, -1), sampling, numbers[1])[drawn == n]
-        expected = second[n] * len(after)
+        after, expected = then[drawn == n], second[n] * (drawn == n).sum()
         assert ((torch.bincount(after, minlength=5) - expected) ** 2 / expected).sum() < 18.5
-    # and stream itself, which is slower, on the pairs of fewer texts
-    pairs = torch.zeros(25)
-    for n in range(600):
+    for n in range(600):  # stream with a draft, text by text, draws just that
         u = Chance([torch.Generator().manual_seed(n)])
         guess = Draft(draft, sampling, u)
-        a, b = (t.item() for t, _ in stream(Session(model, [prompt]), 2, sampling, u, guess=guess))
-        pairs[5 * a + b] += 1
-    expected = (first[:, None] * torch.stack(second)).flatten() * 600
-    common = expected > 5
-    assert ((pairs - expected)[common] ** 2 / expected[common]).sum() < 55  # p = 0.0003 at 24
+        assert [t.item() for t, _ in stream(Session(model, [prompt]), 2, sampling, u, guess=guess)] == [drawn[n], then[n]]
 
 
 def test_drawing():

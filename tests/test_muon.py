@@ -21,6 +21,17 @@ def test_orthogonalize_is_the_svd(shape):
     torch.testing.assert_close(orthogonalize(1e-4 * G), got, rtol=1e-3, atol=1e-3)  # the size of a gradient does not matter
 
 
+@pytest.mark.parametrize("share", [0.3, 0.37, 0.374, 0.376, 0.378, 0.39])
+def test_orthogonalize_in_bfloat16(share):
+    """Catches a singular value that rounding lifts beyond where the next polynomial holds: it grows a thousandfold."""
+    for large in range(1, 6):  # singular values near the highest point of the first polynomial, and small ones
+        G = torch.zeros(16, 16)
+        G.diagonal()[:large] = share * 1.01
+        G.diagonal()[large:] = max(1e-3, (1 - large * share**2) / (16 - large)) ** 0.5
+        values = torch.linalg.svdvals(orthogonalize(G / G.norm(), dtype=torch.bfloat16).float())
+        assert 0.7 < values.min() and values.max() < 1.3
+
+
 def drawn(*shapes):
     return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
 

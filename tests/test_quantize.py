@@ -12,13 +12,16 @@ import quantize
 from model import MODERN, GPT, GPTConfig
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 32, 33])
+@pytest.mark.skipif(not quantize.Packed.possible(), reason="oneDNN packs weights on x86 only")
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 32, 33, 600])
 @pytest.mark.parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False), (7, 9, True)])
-def test_few_rows(rows, inputs, outputs, bias):
-    """Catches a product whose rows and columns are swapped, on either side of the sizes where it is made the other way."""
+def test_packed(rows, inputs, outputs, bias):
+    """Catches a weight that is read in another order than it was laid out in, for any number of rows."""
     torch.manual_seed(0)
-    linear, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(2, rows, inputs)
-    torch.testing.assert_close(quantize.FewRows(linear)(x), linear(x), rtol=1e-4, atol=1e-5)
+    linear, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(rows, 3, inputs).transpose(0, 1)
+    y = quantize.Packed(linear)(x)
+    assert y.shape == (3, rows, outputs)
+    torch.testing.assert_close(y, linear(x), rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=30, deadline=None)
@@ -52,6 +55,27 @@ def test_int8_rows_do_not_see_each_other():
         assert torch.equal(layer(x[rows]), whole[rows])
 
 
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 0.005), (torch.float16, 0.001)])
+def test_int8_as_on_a_gpu(dtype, tolerance):
+    """Catches weights whose scale is rounded with them, and sums too large for float16."""
+    torch.manual_seed(0)
+    layer, x = quantize.Int8(nn.Linear(700, 50)), 500 * torch.randn(9, 700).to(dtype)
+    exact = x.double() @ (layer.weight * layer.scale[:, None]).double().mT + layer.bias.double()
+    got = layer.widened(x)
+    assert got.dtype == dtype and ((got - exact).norm() < tolerance * exact.norm())
+
+
+def test_positions_keep_their_digits():
+    """Catches rotations and sinusoids that are rounded to eight bits with the weights, or that widen what they are added to."""
+    for position in ("rope", "sinusoidal"):
+        torch.manual_seed(0)
+        model = GPT(GPTConfig(block_size=64, vocab_size=50, n_layer=1, n_head=2, n_embd=32, position=position))
+        tables = {name: table.clone() for name, table in model.named_buffers()}
+        half = quantize.ready(copy.deepcopy(model), torch.bfloat16)
+        assert tables and all(torch.equal(table, dict(half.named_buffers())[name]) for name, table in tables.items())
+        assert half(torch.arange(50)[None])[0].dtype == torch.bfloat16
+
+
 def test_zeros_stay_zeros():
     """Catches a division by a scale of zero."""
     linear = nn.Linear(8, 8)
@@ -62,17 +86,18 @@ def test_zeros_stay_zeros():
 
 
 @pytest.mark.parametrize("shape", [{}, MODERN])
+@pytest.mark.parametrize("rows", [1, 10])
 @pytest.mark.parametrize("dtype, how, tolerance", [
     (torch.float32, "none", 1e-5), (torch.bfloat16, "none", 0.05), (torch.float32, "int8", 0.05), (torch.bfloat16, "int8", 0.1),
 ])
-def test_a_model_made_ready(shape, dtype, how, tolerance):
+def test_a_model_made_ready(shape, dtype, how, tolerance, rows):
     """Catches layers that were left out, or a tied embedding that is quantized with the head."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=2, n_head=2, n_embd=32, **shape)).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.normal_(std=0.2)
-    fast, idx = quantize.ready(copy.deepcopy(model), dtype, how), torch.randint(64, (6, 16))
+    fast, idx = quantize.ready(copy.deepcopy(model), dtype, how, rows), torch.randint(64, (6, 16))
     theirs, mine = model(idx, idx)[0].softmax(-1), fast(idx, idx)[0].float().softmax(-1)
     assert (theirs - mine).abs().max() < tolerance
     assert fast.transformer.wte.weight.dtype == dtype

@@ -89,6 +89,10 @@ def test_a_text_does_not_depend_on_its_neighbours(trained, tmp_path, capsys):
         assert len(lines) == 6
         for n, line in enumerate(lines):
             assert line["text"] == alone[line["prompt"]][n % 2]
+    short = [json.loads(line)["text"] for line in written(  # prompts of all lengths in one batch: none outgrows the context
+        capsys, trained, prompts=str(tmp_path / "prompts.txt"), seed=5, temperature=1.5, json=True, max_new_tokens=4
+    ).splitlines()]
+    assert short == [alone[prompt][0][:4] for prompt in prompts]
 
 
 def test_json_lines(trained, capsys):

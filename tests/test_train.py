@@ -114,12 +114,6 @@ def test_bfloat16_on_a_cpu_is_a_matter_of_measurement(poem, monkeypatch):
         assert dtype == expected and "bfloat16 run" in why and all(p.grad is None for p in model.parameters())
 
 
-def test_utilization():
-    """Catches a share of the roof that is not operations per second over operations per second, and no roof at all."""
-    assert meter.utilization(tokens_per_s=50.0, flops_per_token=2e9, peak=4e11) == 0.25
-    assert 1e8 < meter.peak_flops(torch.device("cpu"), torch.float32) < 1e15
-
-
 def test_a_target_ends_the_run(poem, tmp_path):
     """Catches a target that is never met, or met without a checkpoint of it."""
     settings = SMALL | dict(dataset=poem, max_iters=30, eval_interval=5, eval_iters=2, learning_rate=1e-2)
@@ -138,6 +132,31 @@ def test_a_target_that_was_met_is_met_when_resumed(poem, tmp_path):
     train(TrainConfig(**settings))
     last = train(TrainConfig(**settings | dict(init_from="resume")))
     assert last["step"] == 5 and last["val_loss"] < 100 and len(checkpoint.every(tmp_path)) == 1
+
+
+def test_a_resumed_run_keeps_the_dtype_that_was_measured(poem, tmp_path, capsys, monkeypatch):
+    """Catches a run that goes on in another dtype because the machine was busy, and an auto that is forgotten."""
+    settings = SMALL | dict(dataset=poem, eval_iters=1, out_dir=str(tmp_path), max_iters=1)
+    train(TrainConfig(**settings))
+    assert checkpoint.load_config(checkpoint.find(tmp_path))["training"]["dtype"] == "auto"
+    monkeypatch.setattr(meter, "peak_flops", lambda device, dtype: 1.0 if dtype == torch.float32 else 1 / 0)
+    train(TrainConfig(**settings | dict(max_iters=2, init_from="resume")))
+    assert "float32 (auto: as before)" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_another_version(poem, tmp_path):
+    """Catches a traceback where a checkpoint has a setting that this code does not know."""
+    train(TrainConfig(**SMALL | dict(dataset=poem, eval_iters=1, out_dir=str(tmp_path), max_iters=1)))
+    path = checkpoint.find(tmp_path) / "config.json"
+    saved = json.loads(path.read_text())
+    for part, load in ("training", lambda: train_module.settings(["--init_from=resume", f"--out_dir={tmp_path}"])), (
+        "model", lambda: checkpoint.load_model(checkpoint.find(tmp_path))
+    ):
+        path.write_text(json.dumps(saved | {part: saved[part] | {"telepathy": 1}}))
+        manifest = path.with_name("manifest.json")
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"config.json": checkpoint.sha256(path)}))
+        with pytest.raises(ValueError, match="another version .* telepathy"):
+            load()
 
 
 def test_resuming_an_untrained_model_in_another_dtype(poem, tmp_path):
