@@ -24,8 +24,9 @@ class Packed(nn.Module):
         self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().float(), self.ROWS), linear.bias
 
     @staticmethod
-    def possible():
-        return torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    def pays(rows):
+        """Whether so many rows at a time make it worth while, where it is possible."""
+        return rows >= 4 and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
     def forward(self, x):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
@@ -85,7 +86,7 @@ def linears(model):
 def ready(model, dtype, quantize="none", rows=1):
     """Make model fit to decode, in place: its numbers in dtype, its products fast for so many rows at a time, on its device."""
     on_cpu = next(model.parameters()).device.type == "cpu"
-    packed = on_cpu and dtype == torch.float32 and rows >= 4 and Packed.possible()
+    packed = on_cpu and dtype == torch.float32 and Packed.pays(rows)
     swap = Int8 if quantize == "int8" else Packed if packed else None
     for parent, name, layer in linears(model) if swap else ():
         setattr(parent, name, swap(layer))
@@ -134,16 +135,14 @@ def synchronize(device):
 
 
 @torch.inference_mode()
-def fastest_dtype(model):
-    """The dtype in which a weight of this model meets a vector soonest, and why: bfloat16 on a GPU, on a CPU if measured so."""
+def fastest_dtype(model, rows=1):
+    """The dtype in which the head of this model meets so many rows soonest, and why; bfloat16 on a CPU only if measured so."""
     weight = model.lm_head.weight
     if weight.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16, " (auto)"
     if weight.device.type != "cpu" or weight.nbytes < 2**24:  # it stays in the processor's own memory
         return torch.float32, " (auto)"
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        matrix, x = weight.to(dtype), torch.ones(1, weight.shape[1], dtype=dtype)
-        seconds[dtype] = least_seconds(lambda: F.linear(x, matrix), weight.device, times=5)  # noqa: B023
-    gain = seconds[torch.float32] / seconds[torch.bfloat16]
-    return (torch.bfloat16 if gain > 1.2 else torch.float32), f" (auto: bfloat16 is read {gain:.1f} times as fast)"
+    x, half = torch.ones(rows, weight.shape[1]), weight.bfloat16()
+    wide = Packed(model.lm_head) if Packed.pays(rows) else model.lm_head
+    gain = least_seconds(lambda: wide(x), weight.device) / least_seconds(lambda: F.linear(x.bfloat16(), half), weight.device)
+    return (torch.bfloat16 if gain > 1.2 else torch.float32), f" (auto: bfloat16 would be {gain:.1f} times as fast)"

@@ -234,11 +234,11 @@ def load(config, texts):
     device = configure.pick_device(config.device)
     folder = checkpoint.find(config.out_dir, config.checkpoint)
     model, tokenizer = checkpoint.load_model(folder).to(device), checkpoint.load_tokenizer(folder)
-    dtype, why = quantize.fastest_dtype(model) if config.dtype == "auto" else (getattr(torch, config.dtype), "")
+    rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
+    dtype, why = quantize.fastest_dtype(model, rows) if config.dtype == "auto" else (getattr(torch, config.dtype), "")
     if config.quantize == "int8" and config.dtype == "auto" and device.type == "cpu":
         dtype, why = torch.float32, ""  # of what is not quantized
     name = "int8" if config.quantize == "int8" else str(dtype).removeprefix("torch.") + why
-    rows = 1 + config.guesses if config.draft else min(texts, config.batch_size)
     return quantize.ready(model, dtype, config.quantize, rows), tokenizer, f"{name}, {device}"
 
 
