@@ -118,7 +118,7 @@ def test_rms_norm_of_small_vectors(dtype, small):
     torch.testing.assert_close(rms_norm(x), F.rms_norm(x, (64,)).to(dtype), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("T, half", [(8, False), (8, True), (300, True)])
+@pytest.mark.parametrize("T, half", [(8, False), (8, True)])
 def test_the_modern_model_compiles_as_a_whole(T, half):
     """Catches a backward pass by hand that torch.compile cannot follow: the same loss and gradients, in one graph."""
     torch.manual_seed(0)
