@@ -1,4 +1,4 @@
-"""Weights for decoding, where reading them is what takes the time: in fewer bytes, and for products of few rows.
+"""Weights for decoding, where reading them is what takes the time: in fewer bytes, and laid out for several rows.
 
 Training never comes here. `ready(model, dtype, quantize, rows)` swaps the Linear layers of a model for one of these.
 """
