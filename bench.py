@@ -548,7 +548,8 @@ def anatomy(folder, repeats, device):
     """Median seconds of data, forward, backward, optimizer: a step of this checkpoint, one micro-batch, not compiled."""
     saved = checkpoint.load_config(folder)["training"]
     settings = types.SimpleNamespace(**saved)
-    model = checkpoint.load_model(folder).to(device)
+    chosen = checkpoint.load_trainer(folder).get("cpu_dtype", "bfloat16") if settings.dtype == "auto" else settings.dtype
+    model, dtype = checkpoint.load_model(folder).to(device), getattr(torch, chosen)
     optimizer, data = make_optimizer(model, settings), dataset.load(settings.dataset, settings.block_size)
     parts = {"data": [], "forward": [], "backward": [], "optimizer": []}
     for n in range(repeats * 5 + 3):
@@ -561,7 +562,7 @@ def anatomy(folder, repeats, device):
         x, y = dataset.random_batch(data.train, settings.batch_size, settings.block_size, np.random.default_rng(n))
         x, y = x.to(device), y.to(device)
         mark()
-        with in_step_dtype(device):
+        with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             loss = model(x, y, only_loss=True)[1]
         mark()
         loss.backward()
@@ -573,7 +574,8 @@ def anatomy(folder, repeats, device):
             parts[name].append(after - before)
     return {
         "seconds": {name: statistics.median(times[3:]) for name, times in parts.items()},
-        "tokens": x.numel(), "flops_per_token": model.flops_per_token(),
+        "tokens": x.numel(), "flops_per_token": model.flops_per_token(), "dtype": chosen,
+        "roof": meter.peak_flops(device, dtype),
     }
 
 
@@ -597,10 +599,13 @@ def print_train(report):
                   f"{peer['seconds'] / statistics.median(times):.1f} x as long")
         parts = report["anatomy"]
         total = sum(parts["seconds"].values())
-        share = parts["tokens"] * parts["flops_per_token"] / total / report["roof"]
-        print(f"a step of it: {total * 1e3:.1f} ms, {share:.0%} of the roof")
+        work = parts["tokens"] * parts["flops_per_token"]
+        print(f"a step of it in {parts['dtype']}: {total * 1e3:.1f} ms, {work / 1e9:.2f} GFLOP, "
+              f"{work / total / parts['roof']:.0%} of the roof")
         for name, seconds in parts["seconds"].items():
-            print(f"  {name:10} {seconds * 1e3:7.2f} ms {seconds / total:6.1%}")
+            flops = work * {"forward": 1 / 3, "backward": 2 / 3}.get(name, 0)  # what flops_per_token counts
+            print(f"  {name:10} {seconds * 1e3:7.2f} ms {seconds / total:6.1%} {flops / 1e9:6.2f} GFLOP "
+                  f"{flops / seconds / parts['roof']:4.0%} of the roof")
 
 
 def plot_train(report, path):
@@ -869,7 +874,7 @@ CHANGES = {
     "Muon with 5 orthogonalization steps": "--muon_steps=5",
     "Muon's momentum 0.95": "--momentum=0.95",
     "Muon's learning rate 0.03": "--learning_rate=0.03",
-    "half the learning rates of embedding and head": "--embedding_lr=0.025 --head_lr=0.0125",
+    "embedding and head at 0.025 and 0.0125": "--embedding_lr=0.025 --head_lr=0.0125",
     "no short windows: every block sees everything": "--window=0",
     "windows of 16": "--window=16",
     "RoPE's base 10000": "--rope_base=10000",

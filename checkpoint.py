@@ -83,6 +83,13 @@ def prune(out_dir, keep):
             shutil.rmtree(folder)
 
 
+def remove(out_dir, step):
+    """Remove the checkpoint of a step."""
+    for folder in every(out_dir):
+        if int(folder.name.removeprefix("step_")) == step:
+            shutil.rmtree(folder)
+
+
 def set_aside(out_dir):
     """Move what an earlier run left in out_dir to out_dir/previous-N: a new one must neither mix with it nor destroy it."""
     out_dir = Path(out_dir)

@@ -85,8 +85,8 @@ def pick_device(name):
     """The torch device that a setting asks for; auto is the best of cuda, mps, cpu. ValueError if it is not there."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    kind, _, number = name.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or number and not number.isdigit():
+    kind, colon, number = name.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or colon and not number.isdigit():
         raise ValueError(f"device={name} is unknown: choose auto, cpu, cuda, cuda:1 or mps")
     count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[kind]
     if int(number or 0) >= count:

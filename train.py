@@ -1,6 +1,6 @@
 """Train a GPT.
 
-    python train.py                                        two minutes on two CPU cores: learns to write Python
+    python train.py                                        a minute on two CPU cores: learns to write Python
     python train.py config/shakespeare_char.toml           a preset
     python train.py config/x.toml --n_layer=8 --dropout=0.1    ... with changes
     python train.py --init_from=resume --max_iters=2000    go on, with the settings of the checkpoint in out_dir
@@ -8,7 +8,7 @@
 
 All that is random is a function of (seed, step, micro-batch): which tokens a micro-batch holds, and its dropout. So an
 interrupted run that is resumed ends where an uninterrupted one does (bit for bit on a CPU; a GPU's kernels may add in another
-order each time), and the number of processes does not matter.
+order each time), and the number of processes does not matter, as long as they compute in the same dtype.
 """
 
 import json
@@ -151,6 +151,8 @@ class TrainConfig(GPTConfig):
         for name in not_negative:
             if not 0 <= getattr(self, name) <= 1e38:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more, and a number that float32 has")
+        if self.seed >= 2**63:
+            raise ValueError(f"seed={self.seed} must be below 2**63")
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
@@ -244,22 +246,27 @@ def train(config):
 
     # ---- the model: new, resumed, or with weights from elsewhere
     out_dir, step, trainer, last_line = Path(config.out_dir), 0, None, {}
+    if (out_dir / "model.safetensors").exists():
+        raise ValueError(f"out_dir={out_dir} is one checkpoint: give the folder that it is in, or another")
     if config.init_from == "scratch":
         torch.manual_seed(config.seed)
         model = GPT(config.model_config(config.vocab_size or padded(data.vocab_size)))
     elif config.init_from == "resume":
         folder = checkpoint.find(out_dir)
-        if folder == out_dir:
-            raise ValueError(f"out_dir={out_dir} is one checkpoint: to resume, give the folder that it is in")
         check_same_tokenizer(data, folder)
         check_same_model(config.model_config(config.vocab_size or padded(data.vocab_size)), folder)
         model = checkpoint.load_model(folder, dropout=config.dropout, attention=config.attention)
         trainer = checkpoint.load_trainer(folder)
         step = trainer["step"]
     else:
+        attention = config.attention
         if pretrained.is_ours(Path(config.init_from)):
-            check_same_tokenizer(data, checkpoint.find(config.init_from))
-        model = GPT.from_pretrained(config.init_from, dropout=config.dropout, attention=config.attention)
+            folder = checkpoint.find(config.init_from)
+            check_same_tokenizer(data, folder)
+            learned = checkpoint.load_config(folder)["model"]["attention"]
+            if attention == TrainConfig.attention and learned not in ATTENTION:
+                attention = learned  # linear attention is another function, not another path
+        model = GPT.from_pretrained(config.init_from, dropout=config.dropout, attention=attention)
         model.crop_block_size(config.block_size)
     if data.vocab_size > model.config.vocab_size:
         raise ValueError(
@@ -315,9 +322,11 @@ def train(config):
                 state["cpu_dtype"] = str(dtype).removeprefix("torch.")  # a resumed run must not measure another
             checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state)
 
-    def evaluate():
+    def evaluate(just_saved=False):
         val_loss = validation_loss(net, data, config, device, autocast, rank, world_size)
         if not math.isfinite(val_loss):
+            if just_saved and master:
+                checkpoint.remove(out_dir, step)  # a resumed run would find the same
             raise not_finite(f"validation loss {val_loss}")
         bits = data.bits_per_character(val_loss)
         if master:
@@ -341,7 +350,7 @@ def train(config):
     record = {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None}
     if step == 0 and config.max_iters == 0 and not trainer:  # the untrained model
         save()
-    unknown = trainer and "val_loss" not in last_line  # stopped between the checkpoint and its evaluation
+    unknown = trainer and (last_line.get("step") != step or "val_loss" not in last_line)  # stopped before it was evaluated
     if config.eval_only or step >= config.max_iters or unknown or reached(last_line):
         record["val_loss"] = evaluate()
         write_record()
@@ -391,7 +400,7 @@ def train(config):
                 bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}")
                 if evaluating:
                     save()
-                    record["val_loss"] = evaluate()
+                    record["val_loss"] = evaluate(just_saved=True)
                 write_record()
                 tokens_seen, clock = 0, time.perf_counter()
                 if reached(record):

@@ -101,7 +101,7 @@ def test_help_documents_every_setting(cls, capsys, monkeypatch):
 def test_devices():
     """Catches a device that is not there and is found out in the middle of the setup."""
     assert configure.pick_device("cpu").type == "cpu"
-    for name in ("cuda:99", "tpu", "cuda:x"):
+    for name in ("cuda:99", "tpu", "cuda:x", "cpu:"):
         with pytest.raises(ValueError, match=f"device={name}"):
             configure.pick_device(name)
 

@@ -19,7 +19,9 @@ from model import GPT, GPTConfig
 from muon import make_optimizer
 from train import TrainConfig, learning_rate_at, train, validation_loss
 
-SMALL = dict(block_size=16, n_layer=2, n_head=2, n_embd=16, batch_size=4, device="cpu", log_interval=5, warmup_iters=2)
+SMALL = dict(
+    block_size=16, n_layer=2, n_head=2, n_embd=16, batch_size=4, device="cpu", dtype="float32", log_interval=5, warmup_iters=2
+)
 
 
 def weights(out_dir, which="latest"):
@@ -87,7 +89,7 @@ def test_mfu_of_a_fake_clock(poem, tmp_path, monkeypatch):
     monkeypatch.setattr(train_module.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(meter, "peak_flops", lambda device, dtype: 1e9)
     settings = SMALL | dict(dataset=poem, max_iters=6, log_interval=3, eval_interval=6, eval_iters=1, write_tokens=0)
-    config = TrainConfig(**settings, dtype="float32", out_dir=str(tmp_path))
+    config = TrainConfig(**settings, out_dir=str(tmp_path))
     train(config)
     model = GPT(config.model_config(dataset.load(poem, config.block_size).vocab_size))
     tokens = 3 * config.batch_size * config.block_size  # in one second
@@ -97,7 +99,7 @@ def test_mfu_of_a_fake_clock(poem, tmp_path, monkeypatch):
 
 def test_bfloat16_on_a_cpu_is_a_matter_of_measurement(poem, monkeypatch):
     """Catches a dtype chosen by one product alone, against the time of a whole step, or chosen in silence."""
-    data, config = dataset.load(poem, 16), TrainConfig(**SMALL | dict(dataset=poem))
+    data, config = dataset.load(poem, 16), TrainConfig(**SMALL | dict(dataset=poem, dtype="auto"))
     model = GPT(config.model_config(data.vocab_size))
     wide, half = torch.float32, torch.bfloat16
     for roof_of_half, step_of_half, expected in (0.5, 0.5, wide), (3.0, 2.0, wide), (3.0, 0.5, half):
@@ -136,7 +138,7 @@ def test_a_target_that_was_met_is_met_when_resumed(poem, tmp_path):
 
 def test_a_resumed_run_keeps_the_dtype_that_was_measured(poem, tmp_path, capsys, monkeypatch):
     """Catches a run that goes on in another dtype because the machine was busy, and an auto that is forgotten."""
-    settings = SMALL | dict(dataset=poem, eval_iters=1, out_dir=str(tmp_path), max_iters=1)
+    settings = SMALL | dict(dataset=poem, eval_iters=1, out_dir=str(tmp_path), max_iters=1, dtype="auto")
     train(TrainConfig(**settings))
     assert checkpoint.load_config(checkpoint.find(tmp_path))["training"]["dtype"] == "auto"
     monkeypatch.setattr(meter, "peak_flops", lambda device, dtype: 1.0 if dtype == torch.float32 else 1 / 0)
@@ -164,7 +166,7 @@ def test_resuming_an_untrained_model_in_another_dtype(poem, tmp_path):
     settings = SMALL | dict(dataset=poem, eval_iters=2, out_dir=str(tmp_path))
     train(TrainConfig(**settings, max_iters=0))
     train(TrainConfig(**settings, max_iters=0, init_from="resume"))
-    assert train(TrainConfig(**settings, max_iters=2, init_from="resume", dtype="float16"))["step"] == 2
+    assert train(TrainConfig(**settings | dict(max_iters=2, init_from="resume", dtype="float16")))["step"] == 2
 
 
 def test_weight_decay_is_for_matrices(poem, tmp_path):
@@ -363,12 +365,23 @@ def test_fine_tuning_from_a_checkpoint(poem, tmp_path):
     assert checkpoint.load_config(checkpoint.find(tmp_path / "b"))["model"]["block_size"] == 8
     shape = {key: value for key, value in SMALL.items() if key.startswith("n_")}
     train(TrainConfig(**tuning, **shape, init_from="resume", max_iters=1))
+    with pytest.raises(ValueError, match="is one checkpoint"):  # it would write into a/
+        train(TrainConfig(**tuning | dict(init_from=str(tmp_path / "a"), out_dir=str(tmp_path / "a" / "step_000020"))))
+
+
+def test_fine_tuning_does_not_change_the_function(poem, tmp_path):
+    """Catches weights of linear attention that go on as softmax attention because that is the default."""
+    train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path / "a"), max_iters=2, attention="linear", window=0))
+    settings = SMALL | dict(dataset=poem, init_from=str(tmp_path / "a"), max_iters=0)
+    for name, attention, kept in (("b", "fused", "linear"), ("c", "masked_fill", "masked_fill")):
+        train(TrainConfig(**settings, out_dir=str(tmp_path / name), attention=attention))
+        assert checkpoint.load_config(checkpoint.find(tmp_path / name))["model"]["attention"] == kept
 
 
 def test_mixed_precision_trains(poem, tmp_path):
     """Catches a way through the loop that otherwise only a GPU takes: bfloat16 autocast, and a float16 loss scale."""
     for dtype in ("bfloat16", "float16"):
-        last = train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path / dtype), max_iters=30, dtype=dtype))
+        last = train(TrainConfig(**SMALL | dict(dataset=poem, out_dir=str(tmp_path / dtype), max_iters=30, dtype=dtype)))
         assert last["val_loss"] < 3.2
 
 
@@ -385,14 +398,13 @@ def test_wandb_offline(poem, tmp_path):
 
 
 def test_a_loss_that_is_not_finite(poem, tmp_path):
-    """Catches a run that goes on with NaN weights, or that saves them over the last good ones."""
+    """Catches a run that goes on with NaN weights, or that saves what a resumed run would only fail with again."""
     flags = [f"--{key}={value}" for key, value in (SMALL | dict(learning_rate=1e30, warmup_iters=0, grad_clip=0)).items()]
     line = complaint_after_progress(
         run("train.py", *flags, f"--dataset={poem}", f"--out_dir={tmp_path}", "--max_iters=50", "--eval_interval=1")
     )
-    assert "Try a lower learning_rate" in line
-    for p in weights(tmp_path).values():
-        assert p.isfinite().all()
+    assert "validation loss nan at step 1: stopped, nothing was saved. Try a lower learning_rate" in line
+    assert not checkpoint.every(tmp_path) and checkpoint.best(tmp_path) is None
 
 
 @pytest.mark.parametrize("eval_interval", [1, 100])
@@ -418,14 +430,21 @@ def test_tokens_of_another_tokenizer(poem, tmp_path):
 def test_a_run_killed_before_its_evaluation(poem, tmp_path, monkeypatch):
     """Catches a checkpoint whose validation loss is never known, because the run was killed between the two."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=10, eval_interval=5)
-    whole = train(TrainConfig(**settings))
-    monkeypatch.setattr(train_module, "validation_loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        train(TrainConfig(**settings))
-    monkeypatch.undo()
-    again = train(TrainConfig(**settings, init_from="resume"))
-    assert again["val_loss"] == whole["val_loss"]
-    assert [line["step"] for line in metrics(tmp_path) if "val_loss" in line] == [5, 10]
+    whole, evaluate = train(TrainConfig(**settings)), train_module.validation_loss
+    for evaluations in 0, 1:  # that come before the kill
+
+        def killed(*arguments, left=iter(range(evaluations))):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            return evaluate(*arguments)
+
+        monkeypatch.setattr(train_module, "validation_loss", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(TrainConfig(**settings))
+        monkeypatch.undo()
+        again = train(TrainConfig(**settings, init_from="resume"))
+        assert again["val_loss"] == whole["val_loss"]
+        assert [line["step"] for line in metrics(tmp_path) if "val_loss" in line] == [5, 10]
     train(TrainConfig(**settings, init_from="resume"))  # there is nothing left to do, and nothing to write again
     assert [line["step"] for line in metrics(tmp_path)] == [5, 10]
 
@@ -458,6 +477,7 @@ def test_what_cannot_start(poem, tmp_path):
         (["--dataset=nothing"], "dataset 'nothing' has no train.bin"),
         ([f"--dataset={poem}", "--block_size=4096"], "block_size=4096 needs at least"),
         ([f"--dataset={poem}", "--vocab_size=3"], "vocab_size=3"),
+        ([f"--seed={2**64}"], "must be below 2**63"),
         ([f"--dataset={poem}", "--init_from=gpt3"], "'gpt3' is neither a folder nor one of gpt2"),
     ]:
         assert message in complaint(run("train.py", out, *flags))
