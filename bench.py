@@ -1,7 +1,7 @@
 """Measurements: python bench.py attention|train|sample|ablations [--key=value ...]
 
 A benchmark prints its tables and leaves <name>_<device>.json and .png, or <name>.md, in benchmarks/, with the machine, the
-command and the date. Ratios are between things that took turns in one run, and medians.
+command and the date. Ratios are between things that took turns in one run, and medians; whole processes of minutes ran once.
 """
 
 import contextlib
@@ -657,11 +657,19 @@ class SampleBench:
     """auto, cpu, cuda or mps."""
     out_dir: str = "benchmarks"
     """Where the figures and the plot go."""
+    name: str = "sample"
+    """What their files are called, with the device added."""
 
     def __post_init__(self):
         check_settings(self, "prompt", "tokens", "repeats", "samples", "length")
         if self.trained:
-            checkpoint.find(self.trained)
+            saved = checkpoint.load_config(checkpoint.find(self.trained))["training"]
+            dataset.load(saved["dataset"], saved["block_size"])
+        if self.nanogpt and not (Path(self.nanogpt) / "data/shakespeare_char/meta.pkl").exists():
+            raise ValueError(f"nanogpt={self.nanogpt} has no data/shakespeare_char/meta.pkl: run its prepare.py there")
+        for shape in filter(None, self.shapes.split(",")):
+            if self.prompt + self.tokens > SHAPES[shape]["block_size"]:
+                raise ValueError(f"prompt={self.prompt} and tokens={self.tokens} do not fit into the context of shape {shape}")
         if self.transformers and not importlib.util.find_spec("transformers"):
             raise ValueError("transformers=True needs it: pip install transformers")
 
@@ -675,7 +683,7 @@ def sample(config):
     if config.trained:
         report["trained"] = trained_model(config, device)
     print_sample(report)
-    plot_sample(report, store(report, "sample", device))
+    plot_sample(report, store(report, config.name, device))
 
 
 def shaped(name):
@@ -708,7 +716,7 @@ def single_text(config, name, device):
     if config.nanogpt:
         module = nanogpt_model(config.nanogpt)
         peer = module.GPT(module.GPTConfig(**shape, bias=True, dropout=0.0))
-        peer.load_state_dict(model.state_dict(), strict=False)
+        give_weights(peer, model.state_dict())
         peer.to(device).eval()
         writers["nanoGPT float32"] = lambda: peer.generate(prompt[None], config.tokens, temperature=0.8, top_k=200)
     if config.transformers:
@@ -743,12 +751,19 @@ def transformers_model(model):
         vocab_size=shape.vocab_size, n_positions=shape.block_size, n_embd=shape.n_embd, n_layer=shape.n_layer,
         n_head=shape.n_head, activation_function="gelu", bos_token_id=0, eos_token_id=0,
     ))
-    peer.load_state_dict({name: p.mT if name.endswith(turned) else p for name, p in model.state_dict().items()}, strict=False)
+    give_weights(peer, {name: p.mT if name.endswith(turned) else p for name, p in model.state_dict().items()})
     return peer.eval()
 
 
+def give_weights(peer, weights):
+    """Load weights into a peer's model; ValueError if one that it has learned is not among them."""
+    missing = peer.load_state_dict(weights, strict=False).missing_keys  # it may have masks too, and a tied head by name
+    if left := set(missing) & {name for name, _ in peer.named_parameters()}:
+        raise ValueError(f"a peer of this version has weights of its own ({', '.join(sorted(left))}): it cannot be compared")
+
+
 def whole_job(config, name):
-    """Seconds of whole processes that write all texts; nanoGPT writes them one after another, so one is timed and counted."""
+    """Seconds of whole processes, one of each, that write all texts; nanoGPT's one after another: one is timed, and counted."""
     model, shape = shaped(name)
     words = tokenizers.create("gpt2") if shape["vocab_size"] > 50000 else tokenizers.CharTokenizer(map(chr, range(10, 75)))
     found, here = {}, Path(__file__).parent
@@ -786,16 +801,28 @@ def trained_model(config, device):
         x, y = (part.to(device) for part in dataset.random_batch(data.val, 16, T, np.random.default_rng(n)))
         with torch.inference_mode():
             losses.append([each(x, y)[1].item() for each in (model, small)])
+    batches = [dataset.random_batch(data.val, 1, T, np.random.default_rng(n)) for n in range(24)]
+    one_by_one = [[loss_by_decoding(each, x.to(device), y.to(device)) for each in (model, small)] for x, y in batches]
     prompt = torch.from_numpy(data.val[: T // 2].astype(np.int64)).to(device)
     ways = (model, None), (guessing, lambda session, most: decode.ngram(session, min(8, most)))
     likeliest = [functools.partial(write_text, each, prompt, 4 * T, guess, temperature=0) for each, guess in ways]
     rounds = take_turns(likeliest, config.repeats, device)
     wide, narrow = (statistics.mean(column) for column in zip(*losses))
+    one_wide, one_narrow = (statistics.mean(column) for column in zip(*one_by_one))
     return {
         "dataset": saved["dataset"], "loss": wide, "int8_loss": narrow, "int8_cost": narrow / wide - 1, "tokens": 4 * T,
+        "one_by_one": {"tokens": 24 * T, "loss": one_wide, "int8_loss": one_narrow, "int8_cost": one_narrow / one_wide - 1},
         "plain_seconds": statistics.median(a for a, _ in rounds), "ngram_seconds": statistics.median(b for _, b in rounds),
         "ngram_gain": statistics.median(a / b for a, b in rounds),
     }
+
+
+@torch.inference_mode()
+def loss_by_decoding(model, x, y):
+    """Mean loss of tokens (1, T) that are read one at a time, as a text is written: other products than those of many rows."""
+    cache = model.new_cache(1)
+    logits = torch.cat([decode.decode_one_token(model, token, cache) for token in x.split(1, dim=1)], dim=1)
+    return F.cross_entropy(logits[0].float(), y[0]).item()
 
 
 def print_sample(report):
@@ -814,6 +841,7 @@ def print_sample(report):
     if "trained" in report:
         row = report["trained"]
         print(f"\n{settings['trained']}: loss {row['loss']:.4f}, int8 {row['int8_loss']:.4f} ({row['int8_cost']:+.2%}); "
+              f"read one at a time {row['one_by_one']['int8_cost']:+.2%} over {row['one_by_one']['tokens']} tokens; "
               f"{row['tokens']} likeliest tokens {row['plain_seconds']:.2f} s, guessing {row['ngram_seconds']:.2f} s, "
               f"{row['ngram_gain']:.2f} x")
 

@@ -9,6 +9,10 @@ import checkpoint
 from model import GPT, GPTConfig
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M, 350M, 774M, 1558M parameters
+KNOWN = {  # what GPT-2's relatives change in its config.json; the first is GPT-2's
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"), "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "tie_word_embeddings": (True,),
+}
 
 
 def load(name_or_folder, **changes):
@@ -26,8 +30,12 @@ def load(name_or_folder, **changes):
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config.get("model_type") != "gpt2":
         raise ValueError(f"{folder} holds a model of type {config.get('model_type')!r}; only gpt2 is known")
+    for name, known in KNOWN.items():
+        if config.get(name, known[0]) not in known:
+            raise ValueError(f"{folder} has {name}={config[name]}, which is not built here: only {known[0]} is")
     shape = dict(block_size=config["n_positions"], vocab_size=config["vocab_size"], n_layer=config["n_layer"])
-    model = GPT(GPTConfig(**shape, n_head=config["n_head"], n_embd=config["n_embd"], **changes))
+    mlp = "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh"
+    model = GPT(GPTConfig(**shape, n_head=config["n_head"], n_embd=config["n_embd"], mlp=mlp, **changes))
     checkpoint.load_weights(model, gpt2_weights(load_file(folder / "model.safetensors")), folder)
     return model
 

@@ -9,6 +9,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+FEW, ENOUGH = 2**24, 2**26  # bytes of weights that stay in a processor's own memory, and that tell how fast more are read
+
 
 class Packed(nn.Module):
     """A Linear in float32 whose weight oneDNN has laid out as its products of several rows read it (x86 processors).
@@ -65,7 +67,6 @@ class Int8(nn.Module):
         y = torch.add(y[:B], y[B:], alpha=1 / 127).mul_(unit)
         y = y * self.scale if self.bias is None else torch.addcmul(self.bias.float(), y, self.scale)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
-
 
     def widened(self, x):
         """For a GPU: int8 fits into x's dtype as it is, and the scale comes after the sum, in float32."""
@@ -135,14 +136,25 @@ def synchronize(device):
 
 
 @torch.inference_mode()
-def fastest_dtype(model, rows=1):
-    """The dtype in which the head of this model meets so many rows soonest, and why; bfloat16 on a CPU only if measured so."""
-    weight = model.lm_head.weight
-    if weight.device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+def fastest_dtype(model):
+    """The dtype in which this model's weights are read soonest, and why; bfloat16 on a CPU only if measured so.
+
+    Measured with one row and with many: what a text is written in must not depend on how many there are.
+    """
+    device, some, size = model.lm_head.weight.device, [], 0
+    for _, _, layer in linears(model):
+        if size < ENOUGH:
+            some.append(layer)
+            size += layer.weight.nbytes
+    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16, " (auto)"
-    if weight.device.type != "cpu" or weight.nbytes < 2**24:  # it stays in the processor's own memory
+    if device.type != "cpu" or size < FEW:
         return torch.float32, " (auto)"
-    x, half = torch.ones(rows, weight.shape[1]), weight.bfloat16()
-    wide = Packed(model.lm_head) if Packed.pays(rows) else model.lm_head
-    gain = least_seconds(lambda: wide(x), weight.device) / least_seconds(lambda: F.linear(x.bfloat16(), half), weight.device)
+    gains = []
+    for rows in 1, Packed.ROWS:
+        wide = [(Packed(layer) if Packed.pays(rows) else layer, torch.ones(rows, layer.weight.shape[1])) for layer in some]
+        half = [(layer.weight.bfloat16(), x.bfloat16()) for layer, (_, x) in zip(some, wide)]
+        in_wide = least_seconds(lambda: [layer(x) for layer, x in wide], device)
+        gains.append(in_wide / least_seconds(lambda: [F.linear(x, weight) for weight, x in half], device))
+    gain = min(gains)
     return (torch.bfloat16 if gain > 1.2 else torch.float32), f" (auto: bfloat16 would be {gain:.1f} times as fast)"

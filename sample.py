@@ -48,7 +48,8 @@ class SampleConfig(Sampling):
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """End a text before this string; may be given several times."""
     seed: int = 1337
-    """Chance: the same seed gives the same text, in the same dtype. Sample n of several has seed + n, whatever is beside it."""
+    """Chance: the same seed gives the same text (in float32; in half precision and int8 rounding differs with the number of
+    texts). Sample n of several has seed + n, whatever is beside it."""
     json: bool = False
     """Print one line of JSON for each text: prompt, text, tokens, their log-probabilities, and why it ended."""
     batch_size: int = 64
@@ -89,6 +90,8 @@ class SampleConfig(Sampling):
 
 def read_text(name, flag):
     """What stands in a file, or in the standard input (-)."""
+    if name == "-" and sys.stdin is None:
+        raise ValueError(f"{flag}: the standard input is closed")
     try:
         return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
     except OSError as error:
@@ -235,9 +238,12 @@ def load(config, texts):
     folder = checkpoint.find(config.out_dir, config.checkpoint)
     model, tokenizer = checkpoint.load_model(folder).to(device), checkpoint.load_tokenizer(folder)
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
-    dtype, why = quantize.fastest_dtype(model, rows) if config.dtype == "auto" else (getattr(torch, config.dtype), "")
-    if config.quantize == "int8" and config.dtype == "auto" and device.type == "cpu":
+    if config.dtype != "auto":
+        dtype, why = getattr(torch, config.dtype), ""
+    elif config.quantize == "int8" and device.type == "cpu":
         dtype, why = torch.float32, ""  # of what is not quantized
+    else:
+        dtype, why = quantize.fastest_dtype(model)
     name = "int8" if config.quantize == "int8" else str(dtype).removeprefix("torch.") + why
     return quantize.ready(model, dtype, config.quantize, rows), tokenizer, f"{name}, {device}"
 
@@ -332,6 +338,10 @@ def converse(config, model, tokenizer, make_guess, about):
     """A line from the keyboard, an answer, and so on; all of it stays in the session."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() has a history then)
+    if sys.stdin is None:
+        raise ValueError("--interactive: the standard input is closed")
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 is refused by itself
     device, session, step = model.lm_head.weight.device, None, compiled_step(config, model)
     writers, meter = [], Meter(model, about, step is not None)
     chance = Chance([torch.Generator().manual_seed(config.seed)])
@@ -346,7 +356,7 @@ def converse(config, model, tokenizer, make_guess, about):
         except ValueError as error:
             print(error, file=sys.stderr)
             continue
-        session = session or Session(model, [ids[:0]], config.max_new_tokens, compiled=step)
+        session = session or Session(model, [ids[:0]], min(config.max_new_tokens, 2 * model.config.block_size), compiled=step)
         session.append(ids[None])
         begin, writer = session.length, Writer(tokenizer, config.stop)
         writers.append(writer)

@@ -7,6 +7,7 @@ import torch
 from conftest import complaint, run
 
 from bench import forecast, peak_bytes, take_turns
+from train import TrainConfig, train
 
 
 def test_bench_attention(tmp_path):
@@ -42,12 +43,15 @@ def test_bench_train(poem, tmp_path):
     assert (tmp_path / "train_cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_bench_sample(tmp_path):
+def test_bench_sample(poem, tmp_path):
     """Catches a benchmark that no longer runs, leaves something out, or counts other tokens than were written."""
+    train(TrainConfig(dataset=poem, out_dir=str(tmp_path / "out"), block_size=16, n_embd=64, max_iters=3, eval_iters=1))
     few = ("--prompt=3", "--tokens=4", "--repeats=1", "--samples=2", "--length=5", f"--out_dir={tmp_path}")
+    few += (f"--trained={tmp_path / 'out'}",)
     result = run("bench.py", "sample", "--shapes=small", *few)
     assert result.returncode == 0, result.stderr
-    (shape,) = json.loads((tmp_path / "sample_cpu.json").read_text())["shapes"]
+    report = json.loads((tmp_path / "sample_cpu.json").read_text())
+    (shape,), trained = report["shapes"], report["trained"]
     assert [*shape["single"]] == ["lookback float32", "lookback bfloat16", "lookback int8"]
     sizes = [row["weight_bytes"] for row in shape["single"].values()]
     assert sizes[0] == 2 * sizes[1] == 4 * sizes[2]
@@ -55,6 +59,9 @@ def test_bench_sample(tmp_path):
         assert row["tokens_per_s"] == pytest.approx(4 / row["seconds"])
         assert row["share_of_bound"] == pytest.approx(4 * row["read_seconds"] / row["seconds"])
     assert all(row["seconds"] > 0 for row in shape["job"].values()) and len(shape["job"]) == 2
+    for row in trained, trained["one_by_one"]:
+        assert row["int8_loss"] == pytest.approx(row["loss"] * (1 + row["int8_cost"])) and abs(row["int8_cost"]) < 0.005
+    assert trained["tokens"] == 64 and trained["one_by_one"]["tokens"] == 24 * 16 and trained["ngram_gain"] > 0
     assert (tmp_path / "sample_cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -79,6 +86,8 @@ def test_bench_ablations(poem, tmp_path):
      (("attention", "--max_length=256"), "at least twice min_length"), (("attention", "--window=0"), "window=0"),
      (("train", "--shapes=large"), "large is unknown, choose from small"), (("train", "--nanogpt=/none"), "has no model.py"),
      (("train", "--seeds=0"), "seeds=0"), (("train", "--preset=none.toml"), "none.toml is not there"),
+     (("sample", "--shapes=small", "--prompt=60"), "prompt=60 and tokens=128 do not fit"),
+     (("sample", "--trained=none"), "no checkpoint in none"), (("sample", "--nanogpt=/none"), "has no model.py"),
      (("ablations", "--only=nothing"), "only=nothing is in none of"),
      (("ablations", "--seeds=1"), "at least 2"), (("attention", "--dtype=int8"), "choose float32"),
      (("attention", "--lenght=4"), "did you mean min_length")],

@@ -46,6 +46,16 @@ def test_our_own_folder(tmp_path):
             assert torch.equal(p, q)
 
 
+def test_relatives_of_gpt2(tmp_path):
+    """Catches a model that computes something else than GPT-2 and is loaded as one."""
+    hugging_face_folder(tmp_path / "gelu", tiny(), activation_function="gelu")
+    assert GPT.from_pretrained(tmp_path / "gelu").config.mlp == "gelu"
+    for name, value in ("activation_function", "relu"), ("scale_attn_by_inverse_layer_idx", True), ("layer_norm_epsilon", 1e-6):
+        hugging_face_folder(tmp_path / name, tiny(), **{name: value})
+        with pytest.raises(ValueError, match=f"{name}={value}"):
+            GPT.from_pretrained(tmp_path / name)
+
+
 def test_what_cannot_be_loaded(tmp_path, monkeypatch):
     """Catches a traceback for a name that nobody published, another kind of model, or weights of another shape."""
     with pytest.raises(ValueError, match="'gpt5' is neither a folder nor one of gpt2"):

@@ -123,8 +123,13 @@ def test_int8_costs_little():
     assert before < 2.6 and abs(after / before - 1) < 0.005
 
 
-def test_the_fastest_dtype_is_said():
-    """Catches a choice without a reason; a small model stays in float32, as it does not wait for memory."""
+def test_the_fastest_dtype_is_measured(monkeypatch):
+    """Catches a choice without a reason, by one row alone, or by timing a model that does not wait for memory."""
     model = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=1, n_head=2, n_embd=32))
-    dtype, why = quantize.fastest_dtype(model)
-    assert dtype == torch.float32 and "auto" in why
+    assert quantize.fastest_dtype(model) == (torch.float32, " (auto)")
+    monkeypatch.setattr(quantize, "FEW", 0)
+    assert "bfloat16 would be" in quantize.fastest_dtype(model)[1]
+    for one_row, many_rows, expected in (3.0, 3.0, torch.bfloat16), (3.0, 0.5, torch.float32), (0.5, 3.0, torch.float32):
+        seconds = iter((one_row, 1.0, many_rows, 1.0))
+        monkeypatch.setattr(quantize, "least_seconds", lambda function, device: (function(), next(seconds))[1])
+        assert quantize.fastest_dtype(model)[0] == expected

@@ -183,6 +183,22 @@ def test_a_conversation(trained):
     assert "U+00DF" in result.stderr and "tokens/s" in result.stderr and "Traceback" not in result.stderr
 
 
+def test_a_line_that_is_not_text(trained):
+    """Catches a conversation that loses all that was typed because of one line that is not UTF-8."""
+    command = [sys.executable, "sample.py", f"--out_dir={trained}", "--interactive=True", "--temperature=0", "--stop=\n"]
+    command += ["--max_new_tokens=1000000000000"]
+    result = subprocess.run(command, cwd=ROOT, input=b"caf\xe9\nWhat immortal\n", capture_output=True, env=os.environ)
+    assert result.returncode == 0 and result.stdout.strip(), result.stderr.decode()
+    assert b"what you typed is not valid Unicode text (position 3)" in result.stderr
+
+
+@pytest.mark.parametrize("flag", ["--start=-", "--prompts=-", "--interactive=True"])
+def test_a_standard_input_that_is_closed(trained, flag):
+    """Catches a traceback where there is nothing to read from, as under a service."""
+    command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "sample.py", f"--out_dir={trained}", flag]
+    assert "the standard input is closed" in complaint(subprocess.run(command, cwd=ROOT, capture_output=True, text=True))
+
+
 def test_a_closed_pipe_and_ctrl_c(trained):
     """Catches a traceback when the reader has seen enough, and text that is lost when the writer has."""
     command = [sys.executable, "-u", "sample.py", f"--out_dir={trained}", "--max_new_tokens=100000", "--device=cpu"]
