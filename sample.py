@@ -238,6 +238,8 @@ def load(config, texts):
     folder = checkpoint.find(config.out_dir, config.checkpoint)
     model, tokenizer = checkpoint.load_model(folder).to(device), checkpoint.load_tokenizer(folder)
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
+    if config.compile is True:
+        rows = 1  # torch.compile knows nothing of packed weights
     if config.dtype != "auto":
         dtype, why = getattr(torch, config.dtype), ""
     elif config.quantize == "int8" and device.type == "cpu":
