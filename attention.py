@@ -549,6 +549,42 @@ FEATURE = {"linear": lambda D: elu1, "performer": lambda D: positive_random_feat
 # Memory: keys and values of the past, so that a new token costs one row of attention and not all rows.
 
 
+UNDO = 32  # how many positions a memory that has let go of others can take back
+
+
+class Earlier:
+    """Inputs of what looks one position back: append(x), x (B, T, C), returns what stood before each, zeros before the first.
+
+    The last UNDO + 1 positions are kept, in memory that stays where it is. at: as KVCache's.
+    """
+
+    def __init__(self):
+        self.kept, self.length, self.known = None, 0, UNDO + 1  # the zeros before the first position are known too
+
+    def cut(self, count):
+        """Forget the last count positions: guesses that were wrong."""
+        if count >= self.known:
+            raise ValueError(f"cannot go back by {count} positions: the last {self.known} are kept")
+        self.kept.copy_(torch.cat([torch.zeros_like(self.kept[:, :count]), self.kept[:, : UNDO + 1 - count]], dim=1))
+        self.length, self.known = self.length - count, self.known - count
+
+    def select(self, rows):
+        """As KVCache's."""
+        other = Earlier()
+        other.kept, other.length, other.known = self.kept[rows], self.length, self.known
+        return other
+
+    def append(self, x, at=None):
+        T = x.shape[1]
+        if self.kept is None:
+            self.kept = x.new_zeros(len(x), UNDO + 1, x.shape[2])
+        seen = torch.cat([self.kept, x.detach()], dim=1)
+        self.kept.copy_(seen[:, T:])
+        if at is None:
+            self.length, self.known = self.length + T, min(UNDO + 1, self.known + T)
+        return seen[:, UNDO:-1]
+
+
 class KVCache:
     """Keys and values of one layer for up to max_len positions, in memory that is allocated once.
 
@@ -565,10 +601,8 @@ class KVCache:
     then look no further than `at`, and count. That needs a cache made without a window.
     """
 
-    UNDO = 32
-
     def __init__(self, batch_size, n_kv_head, max_len, head_size, window=None):
-        self.room = min(max_len, window + max(window, 2 * self.UNDO)) if window else max_len
+        self.room = min(max_len, window + max(window, 2 * UNDO)) if window else max_len
         self.shape = (batch_size, n_kv_head, self.room, head_size)
         self.max_len, self.window = max_len, window
         self.k = self.v = self.at = None  # allocated by the first append, which knows the dtype and the device
@@ -579,18 +613,22 @@ class KVCache:
 
     def reset(self):
         self.length = self.held = 0  # positions seen, and how many of the last of them are kept
+        self.earlier = {}  # by name, what else the layer's block remembers: an Earlier each
 
     def cut(self, length):
         """Forget the positions from length on: guesses that were wrong."""
         held = self.held - (self.length - length)
         if not (0 <= length <= self.length and held >= min(length, self.window - 1 if self.window else length)):
             raise ValueError(f"cannot go back to {length} of {self.length} positions: the last {self.held} are kept")
+        for inputs in self.earlier.values():
+            inputs.cut(self.length - length)
         self.length, self.held = length, held
 
     def select(self, rows):
         """A cache with these rows of the batch, (N,) indices: one prompt that is read once goes on in many ways."""
         other = KVCache(len(rows), *self.shape[1:2], self.max_len, self.shape[3], self.window)
         other.length, other.held = self.length, self.held
+        other.earlier = {name: inputs.select(rows) for name, inputs in self.earlier.items()}
         if self.k is not None:
             other.k, other.v = self.k[rows], self.v[rows]
         return other
@@ -611,7 +649,7 @@ class KVCache:
             raise ValueError(f"this cache holds {self.k.dtype} on {self.k.device}, not {k.dtype}, {v.dtype} on {k.device}")
         self.length += T
         if self.held + T > room:  # only with a window: what is still in it moves to the front
-            kept = slice(max(0, self.held - self.window + 1 - self.UNDO), self.held)
+            kept = slice(max(0, self.held - self.window + 1 - UNDO), self.held)
             k, v = torch.cat([self.k[:, :, kept], k], dim=2), torch.cat([self.v[:, :, kept], v], dim=2)
             self.held, T = 0, k.shape[2]
             if T > room:  # a long chunk: it sees all of itself, the next one only its end
@@ -637,7 +675,7 @@ class LinearState:
         return self.length
 
     def reset(self):
-        self.length, self.sum = 0, None
+        self.length, self.sum, self.earlier = 0, None, {}
 
     def cut(self, length):
         if length != self.length:
@@ -647,6 +685,7 @@ class LinearState:
         """As KVCache's."""
         other = LinearState(len(rows), self.max_len)
         other.length, other.sum = self.length, self.sum.unflatten(0, (self.batch_size, -1))[rows].flatten(0, 1)
+        other.earlier = {name: inputs.select(rows) for name, inputs in self.earlier.items()}
         return other
 
     def check(self, q, T):

@@ -914,6 +914,7 @@ CHANGES = {
     "head tied to the embedding": "--tie_weights=True",
     "biases": "--bias=True",
     "skip: learned mix with the embedding": "--skip=True",
+    "shift: learned mix with the position before": "--shift=True",
     "2 heads": "--n_head=2",
     "2 heads of keys and values, shared": "--n_kv_head=2",
     "no hold: the decay begins at once": "--hold=0",

@@ -211,7 +211,7 @@ class Session:
         if self.compiled:
             self.at = idx.new_zeros(1)
             for layer in cache:
-                for memory in (layer.k, layer.v):
+                for memory in (layer.k, layer.v, *(inputs.kept for inputs in layer.earlier.values())):
                     torch._dynamo.mark_static_address(memory)  # or a CUDA graph would copy it at each step
         return logits
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import CausalSelfAttention, check_mechanism, choose, rope_table, sinusoidal
+from attention import CausalSelfAttention, Earlier, check_mechanism, choose, rope_table, sinusoidal
 from byhand import head_loss, relu2, rms_norm
 
 
@@ -64,6 +64,8 @@ class GPTConfig:
     """Use one matrix for token embedding and head."""
     skip: bool = False
     """Each block reads a·x + b·x0: x is the residual stream, x0 the embedding, a and b are learned numbers (1 and 0)."""
+    shift: bool = False
+    """Attention and MLP read x[t] + a·x[t - 1] in place of x[t], a a learned number (0 at first)."""
     init: str = "gpt2"
     """Initial weights: gpt2 (std 0.02 everywhere) or zero_out (each block begins as the identity)."""
 
@@ -189,6 +191,32 @@ def init_weights(model):
             nn.init.constant_(p, 1.0 if kind == "weight" else 0.0)
 
 
+class Shift(nn.Module):
+    """x[t] + a·x[t - 1]: a position knows the one before it without a look (token shift, Peng et al. 2023, arXiv:2305.13048).
+
+    a is learned, from 0. name: that of its memory in a layer's cache.
+    """
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.a = name, nn.Parameter(torch.zeros(()))
+
+    def forward(self, x, cache, padding):
+        if cache is None:
+            start, before = 0, F.pad(x, (0, 0, 1, -1))
+        else:
+            inputs = cache.earlier.setdefault(self.name, Earlier())
+            start, before = inputs.length, inputs.append(x, cache.at)
+        if padding is not None:  # nothing stands before the first token, only padding
+            columns = torch.arange(start, start + x.shape[1], device=x.device)
+            before = before * (columns > padding[:, None])[..., None]
+        return x + self.a * before
+
+
+def no_shift(x, cache, padding):
+    return x
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x)). n counts blocks from 0."""
 
@@ -205,12 +233,13 @@ class Block(nn.Module):
         self.ln_2 = NORM[config.norm](config)
         self.mlp = FeedForward(config)
         self.skip = nn.Parameter(torch.tensor([1.0, 0.0])) if config.skip else None
+        self.shift_1, self.shift_2 = (Shift("attn"), Shift("mlp")) if config.shift else (no_shift, no_shift)
 
     def forward(self, x, rope=None, cache=None, padding=None, x0=None):
         if self.skip is not None:
             x = self.skip[0] * x + self.skip[1] * x0
-        x = x + self.attn(self.ln_1(x), rope, cache, padding)
-        return x + self.mlp(self.ln_2(x))
+        x = x + self.attn(self.shift_1(self.ln_1(x), cache, padding), rope, cache, padding)
+        return x + self.mlp(self.shift_2(self.ln_2(x), cache, padding))
 
 
 class FeedForward(nn.Module):

@@ -21,7 +21,7 @@ import tyro
 import checkpoint
 import configure
 import quantize
-from attention import ATTENTION, KVCache
+from attention import ATTENTION, UNDO
 from decode import Chance, Draft, Sampling, Session, compiled_decode, ngram, stream
 
 
@@ -73,8 +73,8 @@ class SampleConfig(Sampling):
         for name in ("num_samples", "max_new_tokens", "batch_size", "guesses"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.guesses > KVCache.UNDO:
-            raise ValueError(f"guesses={self.guesses} must be at most {KVCache.UNDO}")
+        if self.guesses > UNDO:
+            raise ValueError(f"guesses={self.guesses} must be at most {UNDO}")
         for name, known in ("dtype", ("auto", "float32", "bfloat16", "float16")), ("quantize", ("none", "int8")):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)} is unknown: choose {', '.join(known)}")

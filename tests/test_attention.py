@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import windowed
 from attention import (
-    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, LinearState, Tiled, attention_weights, both, causal,
-    cost, dot, elu1, everything, fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features,
+    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, Earlier, KVCache, LinearState, Tiled, attention_weights, both,
+    causal, cost, dot, elu1, everything, fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features,
     present, rope_table, rotate, same_document, scaled_dot, self_portrait, share_heads, sinusoidal, sliding_window, softmax,
     sparsemax, strided, tiled,
 )
@@ -732,6 +732,19 @@ def test_a_windowed_cache_holds_a_window():
         held, _ = cache.append(k, k)
         assert torch.equal(held[:, :, -T:], k)
     assert len(cache) == 98 and cache.k.shape[2] == 74
+
+
+def test_what_stood_one_position_before():
+    """Catches inputs that come back wrong after a cut, or zeros in place of what has been let go."""
+    x, inputs = torch.randn(2, 100, 3), Earlier()
+    assert torch.equal(inputs.append(x[:, :50]), torch.cat([torch.zeros(2, 1, 3), x[:, :49]], dim=1))
+    inputs.cut(20)
+    assert torch.equal(inputs.append(x[:, 30:32]), x[:, 29:31])
+    assert torch.equal(inputs.select(torch.tensor([1])).append(x[1:, 32:33]), x[1:, 31:32])
+    with pytest.raises(ValueError, match="the last 15 are kept"):
+        inputs.cut(15)
+    inputs.cut(14)
+    assert torch.equal(inputs.append(x[:, 18:100]), x[:, 17:99])
 
 
 def test_a_cache_takes_the_dtype_of_its_keys():

@@ -32,7 +32,7 @@ def write(model, prompts, count, sampling=None, seeds=None, guess=None, use_cach
 SHAPES = {
     "gpt2": {}, "modern": MODERN, "windows": {**MODERN, "window": 5, "window_pattern": "SL"}, "grouped": dict(n_kv_head=2),
     "sinusoidal": dict(position="sinusoidal"), "masked_fill": dict(attention="masked_fill", score="additive"),
-    "tiled": dict(attention="tiled"),
+    "tiled": dict(attention="tiled"), "shift": {**MODERN, "window": 5, "window_pattern": "SL", "shift": True},
 }
 
 
@@ -86,7 +86,7 @@ def test_a_long_conversation_reads_little_again():
     assert sum(read) < 10
 
 
-@pytest.mark.parametrize("shape", ["gpt2", "modern", "windows", "grouped", "masked_fill"])
+@pytest.mark.parametrize("shape", ["gpt2", "modern", "windows", "grouped", "masked_fill", "shift"])
 def test_steps_whose_shapes_never_change(shape):
     """Catches a compiled step that is compiled again for each position, breaks into pieces, or sees what is still empty."""
     from torch._dynamo.testing import CompileCounter
@@ -110,6 +110,9 @@ def test_padding_that_linear_attention_cannot_skip():
     with pytest.raises(ValueError, match="one length"):
         write(tiny(attention="linear"), prompts, 2)
     assert write(tiny(attention="linear"), [prompts[0]] * 2, 30)[0].shape == (30, 2)
+    model = tiny(attention="linear", shift=True)
+    cached, plain = (write(model, [prompts[0]] * 2, 30, use_cache=use_cache)[1] for use_cache in (True, False))
+    torch.testing.assert_close(cached, plain, rtol=0, atol=1e-12)
 
 
 def test_the_two_verbs():
@@ -123,7 +126,7 @@ def test_the_two_verbs():
         torch.testing.assert_close(decode_one_token(model, idx[:, n : n + 1], cache)[:, 0], whole[:, n], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", ["gpt2", "windows", "grouped"])
+@pytest.mark.parametrize("shape", ["gpt2", "windows", "grouped", "shift"])
 @settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_a_session_that_goes_back_and_on(shape, data):

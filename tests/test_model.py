@@ -64,11 +64,15 @@ def modern_logits(weights, idx, n_head, n_kv_head, windows):
         turned = pairs * torch.polar(torch.ones_like(angle), angle)
         return torch.cat([turned.real, turned.imag], dim=-1)
 
+    def shifted(x, name):
+        before = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
+        return x + weights[name + ".a"] * before if name + ".a" in weights else x
+
     for n, window in enumerate(windows):
         block = f"transformer.h.{n}."
         if block + "skip" in weights:
             x = weights[block + "skip"][0] * x + weights[block + "skip"][1] * x0
-        heads = (norm(x) @ weights[block + "attn.c_attn.weight"].T).split(D, dim=-1)
+        heads = (shifted(norm(x), block + "shift_1") @ weights[block + "attn.c_attn.weight"].T).split(D, dim=-1)
         queries, keys, values = heads[:n_head], heads[n_head : n_head + n_kv_head], heads[n_head + n_kv_head :]
         out = []
         for h, q in enumerate(queries):
@@ -81,19 +85,20 @@ def modern_logits(weights, idx, n_head, n_kv_head, windows):
                 rows.append((torch.softmax(scores, dim=1) * v[:, seen]).sum(1))
             out.append(torch.stack(rows, dim=1))
         x = x + torch.cat(out, dim=-1) @ weights[block + "attn.c_proj.weight"].T
-        h = torch.relu(norm(x) @ weights[block + "mlp.c_fc.weight"].T)
+        h = torch.relu(shifted(norm(x), block + "shift_2") @ weights[block + "mlp.c_fc.weight"].T)
         x = x + (h * h) @ weights[block + "mlp.c_proj.weight"].T
     return norm(x) @ weights["lm_head.weight"].T
 
 
 def test_modern_is_modern():
     """Catches any ingredient of the modern shape that is named in the config and not in the model."""
-    model = tiny(**MODERN | dict(n_layer=3, n_kv_head=2, window=5, window_pattern="SL", skip=True)).double()
+    model = tiny(**MODERN | dict(n_layer=3, n_kv_head=2, window=5, window_pattern="SL", skip=True, shift=True)).double()
     for buffer in ("cos", "sin"):  # in float64 too, for the comparison
         table = dict(zip(("cos", "sin"), rope_table(16, 4)))[buffer]
         setattr(model.transformer.wpe, buffer, table)
     idx = torch.randint(33, (2, 14))
-    assert GPT(GPTConfig(**TINY, skip=True)).transformer.h[1].skip.tolist() == [1, 0]
+    begin = GPT(GPTConfig(**TINY, skip=True, shift=True)).transformer.h[1]
+    assert begin.skip.tolist() == [1, 0] and begin.shift_1.a == begin.shift_2.a == 0
     logits, _ = model(idx, idx)
     torch.testing.assert_close(logits, modern_logits(model.state_dict(), idx, 4, 2, (5, 14, 5)), rtol=0, atol=1e-10)
 
