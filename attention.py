@@ -561,6 +561,7 @@ class Earlier:
     def __init__(self):
         self.kept, self.length, self.known = None, 0, UNDO + 1  # the zeros before the first position are known too
 
+    @torch.inference_mode()  # in which it has been filled, perhaps
     def cut(self, count):
         """Forget the last count positions: guesses that were wrong."""
         if count >= self.known:
@@ -581,8 +582,12 @@ class Earlier:
         seen = torch.cat([self.kept, x.detach()], dim=1)
         self.kept.copy_(seen[:, T:])
         if at is None:
-            self.length, self.known = self.length + T, min(UNDO + 1, self.known + T)
+            self.count(T)
         return seen[:, UNDO:-1]
+
+    def count(self, T):
+        """T positions have been appended."""
+        self.length, self.known = self.length + T, min(UNDO + 1, self.known + T)
 
 
 class KVCache:
@@ -598,14 +603,14 @@ class KVCache:
 
     While `at` is a tensor, the position (1,) of the one token that comes next, append writes there and returns all of its
     memory, so that shapes never change and torch.compile makes one CUDA graph of a step (as in gpt-fast): who appends must
-    then look no further than `at`, and count. That needs a cache made without a window.
+    then look no further than `at`, and call stepped. That needs a cache made without a window.
     """
 
     def __init__(self, batch_size, n_kv_head, max_len, head_size, window=None):
         self.room = min(max_len, window + max(window, 2 * UNDO)) if window else max_len
         self.shape = (batch_size, n_kv_head, self.room, head_size)
         self.max_len, self.window = max_len, window
-        self.k = self.v = self.at = None  # allocated by the first append, which knows the dtype and the device
+        self.k = self.v = None  # allocated by the first append, which knows the dtype and the device
         self.reset()
 
     def __len__(self):
@@ -613,7 +618,7 @@ class KVCache:
 
     def reset(self):
         self.length = self.held = 0  # positions seen, and how many of the last of them are kept
-        self.earlier = {}  # by name, what else the layer's block remembers: an Earlier each
+        self.at, self.earlier = None, {}  # by name, what else the layer's block remembers: an Earlier each
 
     def cut(self, length):
         """Forget the positions from length on: guesses that were wrong."""
@@ -623,6 +628,12 @@ class KVCache:
         for inputs in self.earlier.values():
             inputs.cut(self.length - length)
         self.length, self.held = length, held
+
+    def stepped(self):
+        """Count the one token that was written while `at` was a tensor; it is none from here on."""
+        self.at, self.length, self.held = None, self.length + 1, self.held + 1
+        for inputs in self.earlier.values():
+            inputs.count(1)
 
     def select(self, rows):
         """A cache with these rows of the batch, (N,) indices: one prompt that is read once goes on in many ways."""

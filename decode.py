@@ -188,19 +188,23 @@ class Session:
             layer.at = self.at
         logits = self.compiled(self.model, token.clone(), self.cache, self.padding).clone()  # the next step writes there again
         for layer in self.cache:
-            layer.at, layer.length, layer.held = None, layer.length + 1, layer.held + 1
+            layer.stepped()
         return logits
 
     def read_all(self, starts, count):
-        """Fill a new cache. Texts that are the same so far are read once."""
-        self.cache, left = None, min(starts)  # the old one is not kept beside the new one
+        """Fill the cache from the start. Texts that are the same so far are read once."""
+        left = min(starts)
         idx = self.ids[:, left : self.length]
         padding = torch.tensor([start - left for start in starts], device=idx.device) if max(starts) > left else None
         seen = {}  # (where it begins, its ids) -> its row among those that differ
         which = [seen.setdefault((start, *ids), len(seen)) for start, ids in zip(starts, idx.tolist())]
         rows = torch.tensor([which.index(n) for n in range(len(seen))], device=idx.device)
         room = min(self.model.config.block_size, self.ids.shape[1])  # the same for all texts, so that a step is compiled once
-        cache = self.model.new_cache(len(rows), room, whole=bool(self.compiled))
+        if self.cache and (len(rows) < len(idx) or self.cache[0].max_len != room):
+            self.cache = None  # the old one is not kept beside the new one
+        cache, self.cache = self.cache or self.model.new_cache(len(rows), room, whole=bool(self.compiled)), None
+        for layer in cache:
+            layer.reset()  # keys and values stay where they are, as CUDA graphs know them
         logits = prefill(
             self.model, idx[rows], cache if self.use_cache else None, None if padding is None else padding[rows], count
         )

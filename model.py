@@ -74,7 +74,7 @@ class GPTConfig:
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         for name in ("n_kv_head", "window"):
-            if (getattr(self, name) or 0) < 0:
+            if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} is not divisible by n_head={self.n_head}")
@@ -207,7 +207,7 @@ class Shift(nn.Module):
         else:
             inputs = cache.earlier.setdefault(self.name, Earlier())
             start, before = inputs.length, inputs.append(x, cache.at)
-        if padding is not None:  # nothing stands before the first token, only padding
+        if padding is not None and (cache is None or cache.at is None):  # nothing stands before the first token, only padding
             columns = torch.arange(start, start + x.shape[1], device=x.device)
             before = before * (columns > padding[:, None])[..., None]
         return x + self.a * before
@@ -223,7 +223,7 @@ class Block(nn.Module):
     def __init__(self, config, n):
         super().__init__()
         short = config.window_pattern[n % len(config.window_pattern)] == "S"
-        window = config.window if short and (config.window or 0) < config.block_size else None  # as long as the context: none
+        window = config.window if short and config.window < config.block_size else None  # as long as the context: none
         self.ln_1 = NORM[config.norm](config)
         self.attn = CausalSelfAttention(
             config.n_embd, config.n_head, config.n_kv_head, bias=config.bias, dropout=config.dropout,
