@@ -3,12 +3,14 @@
 import json
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import checkpoint
 from model import GPT, GPTConfig
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M, 350M, 774M, 1558M parameters
+VOCABULARY, ENCODINGS = 50257, ("gpt2", "r50k_base")  # of all of them; tiktoken has two names for their tokens
 KNOWN = {  # what GPT-2's relatives change in its config.json; the first is GPT-2's
     "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"), "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "tie_word_embeddings": (True,),
@@ -20,13 +22,24 @@ def load(name_or_folder, **changes):
 
     A folder is one that train.py wrote (the latest checkpoint in it), or one with a GPT-2's config.json and
     model.safetensors. A name is gpt2, gpt2-medium, gpt2-large or gpt2-xl, downloaded by huggingface_hub.
-    ValueError if there is nothing to load or it does not fit.
+    ValueError if there is nothing to load, it is damaged, or it does not fit.
     """
     folder = Path(name_or_folder)
     if not folder.is_dir():
         folder = download(str(name_or_folder))
     if is_ours(folder):
         return checkpoint.load_model(checkpoint.find(folder), **changes)
+    try:
+        return load_gpt2(folder, **changes)
+    except (OSError, json.JSONDecodeError, KeyError, SafetensorError) as error:
+        raise ValueError(
+            f"{folder} is not a whole GPT-2 ({type(error).__name__}: {error}): it needs config.json and model.safetensors, "
+            "not cut short, and not the placeholder that git leaves without git lfs"
+        ) from error
+
+
+def load_gpt2(folder, **changes):
+    """A GPT from a folder in Hugging Face's layout."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if config.get("model_type") != "gpt2":
         raise ValueError(f"{folder} holds a model of type {config.get('model_type')!r}; only gpt2 is known")
@@ -42,7 +55,8 @@ def load(name_or_folder, **changes):
 
 def is_ours(folder):
     """Whether a folder is one that train.py wrote, and not a model in Hugging Face's layout."""
-    return folder.is_dir() and (not (folder / "model.safetensors").exists() or (folder / "manifest.json").exists())
+    theirs = any((folder / name).exists() for name in ("config.json", "model.safetensors"))
+    return folder.is_dir() and ((folder / "manifest.json").exists() or not theirs)
 
 
 def gpt2_weights(tensors):

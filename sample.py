@@ -1,13 +1,13 @@
 """Text from a trained model, printed as it is written.
 
     python sample.py [--out_dir=out] [--start="Once upon" | --start=FILE:prompt.txt] [--key=value ...]
+    python sample.py --init_from=gpt2                      published weights
 
 Reads nothing but the checkpoint folder. Text goes to the standard output; how fast it came, to the standard error.
 """
 
 import codecs
 import contextlib
-import itertools
 import json
 import sys
 import time
@@ -20,9 +20,12 @@ import tyro
 
 import checkpoint
 import configure
+import pretrained
 import quantize
+import tokenizer as tokenizers
 from attention import ATTENTION, UNDO
 from decode import Chance, Draft, Sampling, Session, compiled_decode, ngram, stream
+from model import GPT
 
 
 @dataclass(kw_only=True)
@@ -31,6 +34,8 @@ class SampleConfig(Sampling):
     """The folder that train.py wrote, or one checkpoint in it."""
     checkpoint: str = "latest"
     """Which checkpoint: latest, best (lowest validation loss), or a name such as step_002000."""
+    init_from: str = "resume"
+    """resume: a checkpoint in out_dir; or gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder with the files of one of them."""
     start: str = "\n"
     """The prompt; FILE:name reads it from a file, and - from the standard input."""
     prompts: str = ""
@@ -57,9 +62,10 @@ class SampleConfig(Sampling):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: str = "auto"
-    """What weights are kept in: float32, bfloat16, float16, or auto: what is read fastest here."""
+    """What weights are kept in: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it, and on a CPU where it is
+    measured to be at least 1.2 times as fast, both for one text and for many; else float32."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile the step of one token, with CUDA graphs; auto: on a GPU."""
+    """torch.compile the step of one token, with CUDA graphs; auto: on a GPU, if the checkpoint's attention allows it."""
     quantize: str = "none"
     """int8: a quarter of the bytes of float32, at the cost of some precision; none."""
     draft: str = ""
@@ -235,8 +241,18 @@ class Meter:
 def load(config, texts):
     """(model ready to decode so many texts, tokenizer, what it runs in)."""
     device = configure.pick_device(config.device)
-    folder = checkpoint.find(config.out_dir, config.checkpoint)
-    model, tokenizer = checkpoint.load_model(folder).to(device), checkpoint.load_tokenizer(folder)
+    if config.init_from == "resume":
+        folder = checkpoint.find(config.out_dir, config.checkpoint)
+        model, tokenizer = checkpoint.load_model(folder).to(device), checkpoint.load_tokenizer(folder)
+    elif pretrained.is_ours(Path(config.init_from)):
+        raise ValueError(f"init_from={config.init_from} is a folder for --out_dir: give it there")
+    else:
+        model, tokenizer = GPT.from_pretrained(config.init_from).to(device), tokenizers.create("gpt2")
+        if model.config.vocab_size < tokenizer.vocab_size:
+            raise ValueError(
+                f"init_from={config.init_from} has {model.config.vocab_size:,} token ids, and GPT-2's tokenizer "
+                f"{tokenizer.vocab_size:,}: only GPT-2's own tokens are known here"
+            )
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
     if config.compile is True:
         rows = 1  # torch.compile knows nothing of packed weights
@@ -253,7 +269,10 @@ def load(config, texts):
 def compiled_step(config, model):
     """The step of one token that the settings ask for, compiled, or None."""
     on_gpu = model.lm_head.weight.device.type == "cuda"
-    return compiled_decode(model) if (on_gpu if config.compile == "auto" else config.compile) else None
+    step = compiled_decode(model) if (on_gpu if config.compile == "auto" else config.compile) else None
+    if config.compile is True and not step:
+        raise ValueError(f"compile=True: attention={model.config.attention} cannot be compiled: leave it out")
+    return step
 
 
 def guesser(config, model, tokenizer):
@@ -264,7 +283,7 @@ def guesser(config, model, tokenizer):
     if config.draft != "ngram":
         folder = checkpoint.find(config.draft)
         if checkpoint.load_tokenizer(folder).spec() != tokenizer.spec():
-            raise ValueError(f"--draft={config.draft} has another tokenizer than {config.out_dir}: it must be the same")
+            raise ValueError(f"--draft={config.draft} has another tokenizer than the model: it must be the same")
         weight = model.transformer.wte.weight
         draft = quantize.ready(checkpoint.load_model(folder).to(weight.device), weight.dtype)
     for attention in (model.config.attention, draft.config.attention):
@@ -279,10 +298,11 @@ def guesser(config, model, tokenizer):
 
 
 def batches(lengths, most, mixed):
-    """The numbers of the texts that are written together: at most `most`, and of one length unless mixed."""
-    numbers = list(range(len(lengths))) if mixed else sorted(range(len(lengths)), key=lengths.__getitem__)
-    for _, alike in itertools.groupby(numbers, key=lambda n: mixed or lengths[n]):
-        alike = list(alike)
+    """The numbers of the texts that are written together: at most `most`, of one length unless mixed, the first text first."""
+    groups = {}
+    for n, length in enumerate(lengths):
+        groups.setdefault(mixed or length, []).append(n)
+    for alike in groups.values():
         yield from (alike[n : n + most] for n in range(0, len(alike), most))
 
 
@@ -358,7 +378,7 @@ def converse(config, model, tokenizer, make_guess, about):
         except ValueError as error:
             print(error, file=sys.stderr)
             continue
-        session = session or Session(model, [ids[:0]], min(config.max_new_tokens, 2 * model.config.block_size), compiled=step)
+        session = session or Session(model, [ids[:0]], 2 * model.config.block_size, compiled=step)
         session.append(ids[None])
         begin, writer = session.length, Writer(tokenizer, config.stop)
         writers.append(writer)

@@ -62,6 +62,17 @@ def test_what_cannot_be_loaded(tmp_path, monkeypatch):
         GPT.from_pretrained("gpt5")
     with pytest.raises(ValueError, match="there is no checkpoint in"):
         GPT.from_pretrained(tmp_path)
+    placeholder = "version https://git-lfs.github.com/spec/v1"
+    for name, content in ("model.safetensors", placeholder), ("config.json", '{"model_type": "gpt2"}'), ("config.json", "{"):
+        hugging_face_folder(tmp_path / "damaged", tiny())
+        (tmp_path / "damaged" / name).write_text(content)
+        with pytest.raises(ValueError, match="is not a whole GPT-2"):
+            GPT.from_pretrained(tmp_path / "damaged")
+    for name in "model.safetensors", "config.json":  # as where there is only a pickle, or only the weights
+        hugging_face_folder(tmp_path / "part", tiny())
+        (tmp_path / "part" / name).unlink()
+        with pytest.raises(ValueError, match="is not a whole GPT-2"):
+            GPT.from_pretrained(tmp_path / "part")
     hugging_face_folder(tmp_path / "llama", tiny(), model_type="llama")
     with pytest.raises(ValueError, match="type 'llama'"):
         GPT.from_pretrained(tmp_path / "llama")

@@ -6,15 +6,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 from conftest import POEM, ROOT, complaint, run
+from test_model import tiny
+from test_pretrained import hugging_face_folder
 
 import checkpoint
+import configure
 import dataset
+import sample as sample_module
 import tokenizer as tokenizers
-from sample import SampleConfig, Writer, sample
+from model import GPT, GPTConfig
+from sample import Meter, SampleConfig, Writer, batches, sample
 from train import TrainConfig, train
 
 
@@ -93,6 +99,12 @@ def test_a_text_does_not_depend_on_its_neighbours(trained, tmp_path, capsys):
         capsys, trained, prompts=str(tmp_path / "prompts.txt"), seed=5, temperature=1.5, json=True, max_new_tokens=4
     ).splitlines()]
     assert short == [alone[prompt][0][:4] for prompt in prompts]
+
+
+def test_the_first_text_is_written_first():
+    """Catches a screen that stands still while texts that come later are written."""
+    assert list(batches([9, 2, 9, 2, 9], 2, False)) == [[0, 2], [4], [1, 3]]
+    assert list(batches([9, 2, 9, 2, 9], 3, True)) == [[0, 1, 2], [3, 4]]
 
 
 def test_json_lines(trained, capsys):
@@ -183,6 +195,50 @@ def test_a_conversation(trained):
     assert "U+00DF" in result.stderr and "tokens/s" in result.stderr and "Traceback" not in result.stderr
 
 
+def test_a_conversation_is_read_once(trained, monkeypatch):
+    """Catches turns that read again what the cache holds, and an answer that, interrupted, takes the next turns with it."""
+    reads, hidden = [], GPT.hidden
+
+    def typed(prompt=""):
+        if line := next(lines, None):
+            return line
+        raise EOFError
+
+    def counted(self, idx, *rest):
+        reads.append(idx.shape[1])
+        if len(reads) == interrupted:
+            raise KeyboardInterrupt
+        return hidden(self, idx, *rest)
+
+    monkeypatch.setattr("builtins.input", typed)
+    monkeypatch.setattr(GPT, "hidden", counted)
+    interrupted, options = None, dict(out_dir=str(trained), device="cpu", interactive=True, temperature=0.0, max_new_tokens=4)
+    lines = iter(["Ty", "In", "What"])
+    sample(SampleConfig(**options))
+    assert sum(reads) == (3 + 4) + (3 + 4) + (5 + 4) - 1  # the last token of all is never read
+    lines, interrupted = iter(["Ty", "In", "What"]), len(reads) + 6
+    sample(SampleConfig(**options))
+    assert reads[interrupted:] == [(3 + 4) + (3 + 1) + 5, 1, 1, 1]  # of the second answer one token stays, and all is read anew
+
+
+def test_the_summary_is_arithmetic(monkeypatch):
+    """Catches a speed that counts the wait for the prompt, and a share of another time than the one that was measured."""
+    session, clock = types.SimpleNamespace(passes=0), iter([0.0, 2.0, 3.0, 4.0])
+    monkeypatch.setattr(sample_module.quantize, "read_seconds", lambda model: (8e9, 0.25))
+    monkeypatch.setattr(sample_module.time, "perf_counter", lambda: next(clock))
+
+    def tokens():
+        for session.passes in (1, 2, 3):
+            yield torch.zeros(2, dtype=torch.long), None
+
+    meter = Meter(None, "float32")
+    assert len(list(meter.times(session, tokens()))) == 3
+    writers = [types.SimpleNamespace(tokens=[0, 0, 0])] * 2
+    assert meter.summary(writers) == (
+        "first token after 2.00 s, then 2.0 tokens/s: reading the weights took 25% of the time, at 32.0 GB/s; float32"
+    )
+
+
 def test_a_line_that_is_not_text(trained):
     """Catches a conversation that loses all that was typed because of one line that is not UTF-8."""
     command = [sys.executable, "sample.py", f"--out_dir={trained}", "--interactive=True", "--temperature=0", "--stop=\n"]
@@ -234,6 +290,30 @@ def test_a_draft_with_another_vocabulary(trained, other_words):
         sample(SampleConfig(out_dir=str(trained), device="cpu", draft="nowhere"))
 
 
+def test_linear_attention_neither_guesses_nor_compiles(tmp_path, poem):
+    """Catches a state that guesses have spoiled, and a step that was asked to be compiled and silently is not."""
+    train(TrainConfig(attention="linear", window=0, block_size=16, n_layer=1, n_head=1, n_embd=16, max_iters=0, device="cpu",
+                      dataset=poem, out_dir=str(tmp_path / "out")))
+    for change, message in (dict(draft="ngram"), "cannot take back"), (dict(compile=True), "cannot be compiled"):
+        with pytest.raises(ValueError, match=message):
+            sample(SampleConfig(out_dir=str(tmp_path / "out"), device="cpu", **change))
+
+
+def test_published_weights(trained, tmp_path, gpt2_files, capsys):
+    """Catches weights in Hugging Face's layout that cannot be sampled as they are, or with a tokenizer that is not theirs."""
+    model = GPT(GPTConfig(block_size=16, vocab_size=50257, n_layer=1, n_head=1, n_embd=8))
+    hugging_face_folder(tmp_path, model, vocab_size=50257, n_layer=1, n_head=1, n_embd=8)
+    line = json.loads(written(capsys, "nowhere", init_from=str(tmp_path), start="What is", json=True, max_new_tokens=5))
+    idx = torch.tensor([tokenizers.create("gpt2").encode("What is").tolist() + line["tokens"]])
+    expected = model(idx, idx)[0][0, 1:-1].log_softmax(-1).gather(1, idx[0, 2:, None])[:, 0]
+    torch.testing.assert_close(torch.tensor(line["logprobs"]), expected, rtol=0, atol=1e-4)
+    hugging_face_folder(tmp_path, tiny())
+    with pytest.raises(ValueError, match="33 token ids, and GPT-2's tokenizer 50,257"):
+        sample(SampleConfig(init_from=str(tmp_path), device="cpu"))
+    with pytest.raises(ValueError, match="is a folder for --out_dir"):
+        sample(SampleConfig(init_from=str(trained), device="cpu"))
+
+
 @pytest.mark.parametrize("change, message", [
     (dict(start="Tyger ß"), "'ß' .* at position 6"),
     (dict(start="T" * 33), "33 tokens: this model needs at least 1 and reads at most 32"),
@@ -262,6 +342,11 @@ def test_settings_that_cannot_be(change):
     """Catches impossible settings that surface as an error of torch."""
     with pytest.raises(ValueError, match=next(iter(change))):
         SampleConfig(**change)
+
+
+def test_several_stop_strings():
+    """Catches --stop that keeps the last one only."""
+    assert configure.parse(SampleConfig, ["--stop=a", "--stop=b c"]).stop == ("a", "b c")
 
 
 def test_one_line_at_the_command_line(trained):
