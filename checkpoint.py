@@ -9,7 +9,6 @@
 A checkpoint is written under another name and renamed when it is complete and on the disk.
 """
 
-import hashlib
 import itertools
 import json
 import os
@@ -18,26 +17,32 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import tokenizer as tokenizers
+from dataset import publish, sha256_of_file
 from model import GPT, GPTConfig
 
 
 def save(out_dir, step, model, training, tokenizer, trainer):
     """Publish out_dir/step_<step> and return it.
 
-    training: the settings as a JSON dict. tokenizer: its specification. trainer: tensors and plain values.
+    training: the settings as a JSON dict. tokenizer: its specification. trainer: tensors and plain values. OSError if it
+    cannot be written, as when the disk is full; what was there before stays.
     """
     folder = Path(out_dir) / f"step_{step:06d}"
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     config = {"step": step, "model": asdict(model.config), "training": training, "tokenizer": tokenizer}
-    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, partial / "model.safetensors")
-    torch.save(trainer, partial / "trainer.pt")
-    write_json(partial / "config.json", config)
-    write_json(partial / "manifest.json", {path.name: sha256(path) for path in sorted(partial.iterdir())})
+    try:
+        save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, partial / "model.safetensors")
+        torch.save(trainer, partial / "trainer.pt")
+    except (SafetensorError, RuntimeError) as error:  # each library has its own word for a disk that is full
+        raise OSError(f"cannot write {partial}: {str(error).splitlines()[0]}") from error
+    publish(partial / "config.json", as_json(config))
+    publish(partial / "manifest.json", as_json({path.name: sha256_of_file(path) for path in sorted(partial.iterdir())}))
     for path in partial.iterdir():
         with open(path, "rb+") as file:
             os.fsync(file.fileno())
@@ -45,19 +50,18 @@ def save(out_dir, step, model, training, tokenizer, trainer):
     return folder
 
 
-def write_json(path, content):
-    path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+def as_json(content):
+    return json.dumps(content, indent=1).encode()
 
 
-def sha256(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def step_of(folder):
+    """The step of a checkpoint, by its name."""
+    return int(folder.name.removeprefix("step_"))
 
 
 def every(out_dir):
     """The complete checkpoints in out_dir, oldest step first."""
-    folders = [path for path in Path(out_dir).glob("step_*") if path.name.removeprefix("step_").isdigit()]
-    return sorted(folders, key=lambda path: int(path.name.removeprefix("step_")))
+    return sorted((path for path in Path(out_dir).glob("step_*") if path.name.removeprefix("step_").isdigit()), key=step_of)
 
 
 def best(out_dir):
@@ -70,9 +74,7 @@ def record_best(folder, val_loss):
     """Remember folder's validation loss if it is the lowest so far."""
     before = best(folder.parent)
     if before is None or val_loss < before["val_loss"]:
-        partial = folder.parent / "best.json.partial"
-        write_json(partial, {"checkpoint": folder.name, "val_loss": val_loss})
-        os.replace(partial, folder.parent / "best.json")
+        publish(folder.parent / "best.json", as_json({"checkpoint": folder.name, "val_loss": val_loss}))
 
 
 def prune(out_dir, keep):
@@ -86,7 +88,7 @@ def prune(out_dir, keep):
 def remove(out_dir, step):
     """Remove the checkpoint of a step."""
     for folder in every(out_dir):
-        if int(folder.name.removeprefix("step_")) == step:
+        if step_of(folder) == step:
             shutil.rmtree(folder)
 
 
@@ -123,7 +125,7 @@ def verify(folder, name):
     """The path of one file of a checkpoint; ValueError unless it is what was saved."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        intact = sha256(folder / name) == manifest[name]
+        intact = sha256_of_file(folder / name) == manifest[name]
     except (OSError, ValueError, KeyError):
         intact = False
     if not intact:

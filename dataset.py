@@ -174,19 +174,19 @@ class Dataset:
 
 
 def find(name):
-    """The folder of a dataset: data/<name>, or a folder elsewhere. A known one that is missing is prepared."""
+    """The folder of a dataset: data/<name>, or a folder elsewhere. One of ours that is missing is prepared."""
     folder = DATA / name
     if not folder.is_dir() and Path(name).is_dir():
         folder = Path(name)
-    prepare = DATA / name / "prepare.py"
-    needed = ["train.bin", "val.bin"] + ["meta.json"] * (folder == prepare.parent and prepare.exists())
-    if all((folder / file).exists() for file in needed):
+    prepare = folder / "prepare.py"
+    ours = folder.parent == DATA and prepare.exists()  # nothing is run, and so nothing overwritten, anywhere else
+    if all((folder / file).exists() for file in ["train.bin", "val.bin", *["meta.json"] * ours]):
         return folder
-    if folder != prepare.parent or not prepare.exists():
+    if not ours:
         known = sorted(path.name for path in DATA.iterdir() if path.is_dir())
         nearest = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-        raise ValueError(f"dataset {name!r} has no train.bin and val.bin, and no prepare.py that makes them: {hint}")
+        raise ValueError(f"dataset {name!r} has no train.bin and val.bin, and is none of ours that could be prepared: {hint}")
     print(f"preparing dataset {name}, once")
     result = subprocess.run([sys.executable, str(prepare)])
     if result.returncode:  # it has said why, in one line

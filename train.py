@@ -260,14 +260,22 @@ def train(config):
         step = trainer["step"]
     else:
         attention = config.attention
-        if pretrained.is_ours(Path(config.init_from)):
+        if ours := pretrained.is_ours(Path(config.init_from)):
             folder = checkpoint.find(config.init_from)
             check_same_tokenizer(data, folder)
             learned = checkpoint.load_config(folder)["model"]["attention"]
             if attention == TrainConfig.attention and learned not in ATTENTION:
                 attention = learned  # linear attention is another function, not another path
         model = GPT.from_pretrained(config.init_from, dropout=config.dropout, attention=attention)
+        same_tokens = data.tokenizer.spec().get("name") in pretrained.ENCODINGS
+        if not ours and model.config.vocab_size == pretrained.VOCABULARY and not same_tokens:
+            raise ValueError(
+                f"{config.init_from} knows GPT-2's tokens, and dataset {config.dataset} has others: "
+                "prepare it with data/text/prepare.py --tokenizer gpt2"
+            )
         model.crop_block_size(config.block_size)
+        if aside := left_aside(config, model.config):
+            say(f"the model is that of {config.init_from}; left aside: {', '.join(aside)}")
     if data.vocab_size > model.config.vocab_size:
         raise ValueError(
             f"dataset {config.dataset} has {data.vocab_size} token ids and the model vocab_size={model.config.vocab_size}"
@@ -294,6 +302,7 @@ def train(config):
     roof, flops_per_token = meter.peak_flops(device, dtype) * world_size, model.flops_per_token()
 
     # ---- what is written: checkpoints, metrics.jsonl, wandb
+    wandb = start_wandb(config) if config.wandb_log and master else None
     if master and not config.eval_only:
         out_dir.mkdir(parents=True, exist_ok=True)
         if config.init_from != "resume":
@@ -303,11 +312,10 @@ def train(config):
         shared = [last_line]
         dist.broadcast_object_list(shared)
         (last_line,) = shared
-    wandb = start_wandb(config) if config.wandb_log and master else None
     started -= last_line.get("wall_s", 0.0)
 
     def not_finite(what):
-        good = checkpoint.every(out_dir)
+        good = [folder for folder in checkpoint.every(out_dir) if checkpoint.step_of(folder) < step]
         return FloatingPointError(
             f"{what} at step {step}: stopped, " + (f"{good[-1]} is the last good checkpoint" if good else "nothing was saved")
             + ". Try a lower learning_rate, more warmup_iters, grad_clip=1 or dtype=float32"
@@ -480,6 +488,15 @@ def check_same_model(wanted, folder):
             )
 
 
+def left_aside(config, found):
+    """Settings of a model that were asked for and do not hold for one that exists already: those that are not the default."""
+    asked = {field.name: getattr(config, field.name) for field in fields(GPTConfig) if field.name != "init"}
+    return [
+        f"{name}={value}" for name, value in asked.items()
+        if value not in (getattr(TrainConfig, name), getattr(found, name))
+    ]
+
+
 def check_same_tokenizer(data, folder):
     """ValueError if a checkpoint was trained on other tokens than the dataset's: every id would mean something else."""
     if checkpoint.load_config(folder)["tokenizer"] != data.tokenizer.spec():
@@ -490,7 +507,8 @@ def keep_metrics(path, until):
     """Drop the lines of metrics.jsonl that come after the step to resume from; returns the last that stays, or {}."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= until]
-    path.write_text("".join(kept))
+    if kept != lines:
+        dataset.publish(path, "".join(kept).encode())
     return json.loads(kept[-1]) if kept else {}
 
 

@@ -108,6 +108,16 @@ def test_bits_per_character(poem):
     assert math.isclose(data.bits_per_character(math.log(2)), 0.25)
 
 
+def test_a_folder_elsewhere_is_only_read(tmp_path, gpt2_files):
+    """Catches a prepare.py that was not made for us and is run, as nanoGPT's, which would write its files anew."""
+    (tmp_path / "prepare.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(ValueError, match="has no train.bin"):
+        dataset.load(str(tmp_path), 8)
+    for name in "train.bin", "val.bin":
+        (tmp_path / name).write_bytes(np.arange(100, dtype="<u2").tobytes())
+    assert len(dataset.load(str(tmp_path), 8).train) == 100
+
+
 def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
     """Catches a need for meta.json: nanoGPT's BPE folders have only the two files."""
     for name in ("train", "val"):

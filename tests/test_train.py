@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, complaint, metrics, run
+from test_pretrained import hugging_face_folder
 
 import checkpoint
 import dataset
@@ -156,7 +159,7 @@ def test_a_checkpoint_of_another_version(poem, tmp_path):
     ):
         path.write_text(json.dumps(saved | {part: saved[part] | {"telepathy": 1}}))
         manifest = path.with_name("manifest.json")
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"config.json": checkpoint.sha256(path)}))
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"config.json": dataset.sha256_of_file(path)}))
         with pytest.raises(ValueError, match="another version .* telepathy"):
             load()
 
@@ -356,11 +359,12 @@ def test_a_second_run_keeps_the_first(poem, tmp_path):
     assert [line["step"] for line in metrics(tmp_path)] == [5]
 
 
-def test_fine_tuning_from_a_checkpoint(poem, tmp_path):
-    """Catches init_from=FOLDER that does not take the weights, or the shape, from it."""
+def test_fine_tuning_from_a_checkpoint(poem, tmp_path, capsys):
+    """Catches init_from=FOLDER that does not take the weights, or the shape, from it, or ignores other wishes in silence."""
     train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path / "a"), max_iters=20))
     tuning = dict(dataset=poem, out_dir=str(tmp_path / "b"), block_size=8, device="cpu")
-    train(TrainConfig(**tuning, init_from=str(tmp_path / "a"), max_iters=0))
+    train(TrainConfig(**tuning, init_from=str(tmp_path / "a"), max_iters=0, n_layer=7))
+    assert f"the model is that of {tmp_path / 'a'}; left aside: n_layer=7\n" in capsys.readouterr().out
     assert all(torch.equal(p, weights(tmp_path / "a")[name]) for name, p in weights(tmp_path / "b").items())
     assert checkpoint.load_config(checkpoint.find(tmp_path / "b"))["model"]["block_size"] == 8
     shape = {key: value for key, value in SMALL.items() if key.startswith("n_")}
@@ -427,6 +431,24 @@ def test_tokens_of_another_tokenizer(poem, tmp_path):
             train(TrainConfig(**settings | other))
 
 
+def test_gpt2_on_other_tokens(poem, tmp_path):
+    """Catches GPT-2 that is fine-tuned on ids which mean something else to it."""
+    shape = dict(vocab_size=50257, n_layer=1, n_head=1, n_embd=8)
+    hugging_face_folder(tmp_path / "gpt2", GPT(GPTConfig(block_size=16, **shape)), **shape)
+    with pytest.raises(ValueError, match="knows GPT-2's tokens, and dataset .* has others"):
+        train(TrainConfig(dataset=poem, init_from=str(tmp_path / "gpt2"), out_dir=str(tmp_path / "out"), device="cpu"))
+
+
+def test_a_run_that_wandb_refuses(poem, tmp_path, monkeypatch):
+    """Catches an earlier run that is moved away for one that cannot begin."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=1)
+    train(TrainConfig(**settings))
+    monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
+    with pytest.raises(ValueError, match="pip install wandb"):
+        train(TrainConfig(**settings, wandb_log=True))
+    assert checkpoint.find(tmp_path).name == "step_000001" and not list(tmp_path.glob("previous-*"))
+
+
 def test_a_run_killed_before_its_evaluation(poem, tmp_path, monkeypatch):
     """Catches a checkpoint whose validation loss is never known, because the run was killed between the two."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=10, eval_interval=5)
@@ -447,6 +469,17 @@ def test_a_run_killed_before_its_evaluation(poem, tmp_path, monkeypatch):
         assert [line["step"] for line in metrics(tmp_path) if "val_loss" in line] == [5, 10]
     train(TrainConfig(**settings, init_from="resume"))  # there is nothing left to do, and nothing to write again
     assert [line["step"] for line in metrics(tmp_path)] == [5, 10]
+
+
+def test_a_disk_that_is_full(poem, tmp_path):
+    """Catches a traceback, or the loss of the last checkpoint, when there is no room for the next one."""
+    flags = [f"--{key}={value}" for key, value in (SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=1)).items()]
+    assert run("train.py", *flags, "--max_iters=1").returncode == 0
+    limited = ["bash", "-c", 'ulimit -f 16; exec "$@"', "bash", sys.executable, "train.py", *flags]  # files of at most 16 KiB
+    result = subprocess.run([*limited, "--init_from=resume", "--max_iters=2"], cwd=ROOT, capture_output=True, text=True)
+    assert "cannot write" in complaint_after_progress(result) and "step_000002.partial" in result.stderr
+    checkpoint.load_model(checkpoint.find(tmp_path))
+    assert checkpoint.find(tmp_path).name == "step_000001" and [line["step"] for line in metrics(tmp_path)] == [1]
 
 
 def complaint_after_progress(result):
