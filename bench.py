@@ -888,6 +888,8 @@ class AblationBench:
     def __post_init__(self):
         if self.seeds < 2:
             raise ValueError(f"seeds={self.seeds} must be at least 2: one run has no spread to compare with")
+        if not Path(self.preset).exists():
+            raise ValueError(f"preset={self.preset} is not there")
         if not any(self.only in what for what in CHANGES):
             raise ValueError(f"only={self.only} is in none of: {'; '.join(CHANGES)}")
 
@@ -934,25 +936,31 @@ def ablations(config):
             for n, (what, flags) in enumerate({"as it is": "", **changes}.items()):
                 out = Path(folder.name) / f"{n}-{seed}"
                 command = [sys.executable, "train.py", config.preset, f"--seed={seed}", f"--out_dir={out}", *shlex.split(flags)]
-                timed(command, Path(__file__).parent)
-                last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])
-                losses.setdefault(what, []).append(last["val_loss"])
+                try:
+                    timed(command, Path(__file__).parent)
+                    last = json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["val_loss"]
+                except ValueError as error:
+                    if "stopped" not in str(error):
+                        raise
+                    tqdm.write(str(error))
+                    last = math.nan  # it diverged: that is a result too
+                losses.setdefault(what, []).append(last)
                 bar.update()
     about = machine(configure.pick_device("auto"))
     lines = [
         f"# What each ingredient of {config.preset} is worth", "",
         f"Validation loss of {config.seeds} seeds after the same number of steps, with one thing changed. The difference is "
         "the mean over seeds; the error is its standard error, from the differences seed by seed. Below zero, the change would "
-        "have helped; a difference of less than three errors shows little, with so few seeds.", "",
+        "have helped; a difference of less than three errors shows little, with so few seeds; nan: a run diverged.", "",
         f"{about['device']}, torch {about['torch']}, {about['date']}; `{about['command']}`", "",
         "| change | setting | loss | difference | error |", "|---|---|---|---|---|",
     ]
     rows = []
     for what, found in losses.items():
-        differences = [a - b for a, b in zip(found, losses["as it is"])]
-        error = statistics.stdev(differences) / math.sqrt(config.seeds)
-        rows.append((statistics.mean(differences), f"{statistics.mean(found):.4f}", error, what))
-    for difference, loss, error, what in sorted(rows, reverse=True):
+        differences = np.subtract(found, losses["as it is"])
+        error = differences.std(ddof=1) / math.sqrt(config.seeds)
+        rows.append((differences.mean(), f"{np.mean(found):.4f}", error, what))
+    for difference, loss, error, what in sorted(rows, key=lambda row: np.nan_to_num(row[0], nan=math.inf), reverse=True):
         flags = f"`{changes[what]}`" if what in changes else ""
         lines.append(f"| {what} | {flags} | {loss} | {difference:+.4f} | {error:.4f} |")
     path = Path(config.out_dir) / ("some_ablations.md" if config.only else "ablations.md")
