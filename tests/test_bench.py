@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import complaint, run
 
-from bench import forecast, peak_bytes, take_turns
+from bench import forecast, main, peak_bytes, take_turns
 from train import TrainConfig, train
 
 
@@ -88,13 +88,20 @@ def test_bench_ablations(poem, tmp_path):
      (("train", "--seeds=0"), "seeds=0"), (("train", "--preset=none.toml"), "none.toml is not there"),
      (("sample", "--shapes=small", "--prompt=60"), "prompt=60 and tokens=128 do not fit"),
      (("sample", "--trained=none"), "no checkpoint in none"), (("sample", "--nanogpt=/none"), "has no model.py"),
-     (("ablations", "--only=nothing"), "only=nothing is in none of"),
+     (("ablations", "--only=nothing"), "only=nothing is in none of"), (("ablations", "--preset=none.toml"), "is not there"),
      (("ablations", "--seeds=1"), "at least 2"), (("attention", "--dtype=int8"), "choose float32"),
      (("attention", "--lenght=4"), "did you mean min_length")],
 )
 def test_bad_input(arguments, message):
-    """Catches a traceback, or minutes of measuring before the complaint."""
-    assert message in complaint(run("bench.py", *arguments))
+    """Catches an error of torch, or minutes of measuring before the complaint."""
+    with pytest.raises(ValueError) as error:
+        main(list(arguments))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_no_traceback():
+    """Catches a script that does not say in one line what is wrong."""
+    assert "which benchmark" in complaint(run("bench.py"))
 
 
 def test_peak_bytes_is_the_peak():

@@ -473,8 +473,9 @@ def test_a_run_killed_before_its_evaluation(poem, tmp_path, monkeypatch):
 
 def test_a_disk_that_is_full(poem, tmp_path):
     """Catches a traceback, or the loss of the last checkpoint, when there is no room for the next one."""
-    flags = [f"--{key}={value}" for key, value in (SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=1)).items()]
-    assert run("train.py", *flags, "--max_iters=1").returncode == 0
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=1)
+    train(TrainConfig(**settings, max_iters=1))
+    flags = [f"--{key}={value}" for key, value in settings.items()]
     limited = ["bash", "-c", 'ulimit -f 16; exec "$@"', "bash", sys.executable, "train.py", *flags]  # files of at most 16 KiB
     result = subprocess.run([*limited, "--init_from=resume", "--max_iters=2"], cwd=ROOT, capture_output=True, text=True)
     assert "cannot write" in complaint_after_progress(result) and "step_000002.partial" in result.stderr
@@ -510,10 +511,12 @@ def test_what_cannot_start(poem, tmp_path):
         (["--dataset=nothing"], "dataset 'nothing' has no train.bin"),
         ([f"--dataset={poem}", "--block_size=4096"], "block_size=4096 needs at least"),
         ([f"--dataset={poem}", "--vocab_size=3"], "vocab_size=3"),
-        ([f"--seed={2**64}"], "must be below 2**63"),
+        ([f"--seed={2**64}"], "must be below 2..63"),
         ([f"--dataset={poem}", "--init_from=gpt3"], "'gpt3' is neither a folder nor one of gpt2"),
     ]:
-        assert message in complaint(run("train.py", out, *flags))
+        with pytest.raises(ValueError, match=message):
+            train(train_module.settings([out, "--device=cpu", *flags]))
+    assert "there is no checkpoint in" in complaint(run("train.py", out, "--init_from=resume"))
     assert not (tmp_path / "out").exists()
 
 
