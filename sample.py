@@ -207,8 +207,7 @@ class Meter:
     """
 
     def __init__(self, model, about, compiled=False):
-        self.bytes, self.read_seconds = quantize.read_seconds(model)
-        self.about, self.unsteady = about, 3 if compiled else 1
+        self.model, self.about, self.unsteady = model, about, 3 if compiled else 1
         self.seconds, self.passes, self.left_out, self.first = 0.0, 0, 0, None
 
     def times(self, session, tokens):
@@ -231,7 +230,8 @@ class Meter:
         tokens = sum(len(writer.tokens) for writer in writers) - self.left_out
         if not (self.seconds and tokens > 0):
             return f"first token after {self.first or 0:.2f} s; {self.about}"
-        share, speed = self.passes * self.read_seconds / self.seconds, self.bytes / self.read_seconds / 1e9
+        size, at_least = quantize.read_seconds(self.model)  # only now: a process that has just begun has not its full speed
+        share, speed = self.passes * at_least / self.seconds, size / at_least / 1e9
         return (
             f"first token after {self.first:.2f} s, then {tokens / self.seconds:.1f} tokens/s: "
             f"reading the weights took {share:.0%} of the time, at {speed:.1f} GB/s; {self.about}"
