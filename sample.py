@@ -1,9 +1,9 @@
-"""Text from a trained model, printed as it is written.
+"""Text from a trained model, printed as it is generated.
 
     python sample.py [--out_dir=out] [--start="Once upon" | --start=FILE:prompt.txt] [--key=value ...]
     python sample.py --init_from=gpt2                      published weights
 
-Reads nothing but the checkpoint folder. Text goes to the standard output; how fast it came, to the standard error.
+Reads nothing but the checkpoint folder. Text goes to the standard output; its speed, to the standard error.
 """
 
 import codecs
@@ -18,13 +18,12 @@ from typing import Literal
 import torch
 import tyro
 
-import checkpoint
-import configure
-import pretrained
-import quantize
-import tokenizer as tokenizers
-from attention import ATTENTION, UNDO
-from decode import Chance, Draft, Sampling, Session, compiled_decode, ngram, stream
+from attention import ATTENTION
+from engine import checkpoint, configure, quantization, roofline
+from engine import tokenizer as tokenizer_module
+from engine.checks import at_least
+from engine.decoding import Draft, RandomStream, Sampling, Session, compiled_decode, ngram, stream
+from engine.quantization import prepare_for_inference
 from model import GPT
 
 
@@ -39,51 +38,44 @@ class SampleConfig(Sampling):
     start: str = "\n"
     """The prompt; FILE:name reads it from a file, and - from the standard input."""
     prompts: str = ""
-    """A file with a prompt in each line, or - for the standard input: all of them are written on together."""
+    """A file with a prompt in each line, or - for the standard input: all of them are continued together."""
     interactive: bool = False
-    """You type, the model answers, and remembers what was said. End with Ctrl-D."""
+    """You type, the model answers and remembers the conversation. End with Ctrl-D."""
     num_samples: int = 1
-    """How many texts to write from each prompt."""
+    """Texts to write from each prompt."""
     max_new_tokens: int = 500
     """Tokens to write in each, at most."""
     temperature: float = 0.8
-    """Below 1 more predictable, above 1 more surprising; 0 always takes the likeliest token."""
+    """Below 1 more predictable, above 1 more surprising; 0 always takes the most likely token."""
     top_k: int = 200
-    """Draw from the k likeliest tokens only; 0: from all."""
+    """Sample from the k most likely tokens only; 0: from all."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """End a text before this string; may be given several times."""
     seed: int = 1337
-    """Chance: the same seed gives the same text (in float32; in half precision and int8 rounding differs with the number of
-    texts). Sample n of several has seed + n, whatever is beside it."""
+    """The same seed gives the same text (in float32; in half precision and int8, rounding differs with the number of
+    texts). Sample n of several has seed + n, whatever is written beside it."""
     json: bool = False
     """Print one line of JSON for each text: prompt, text, tokens, their log-probabilities, and why it ended."""
     batch_size: int = 64
     """How many texts are written at a time."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
-    dtype: str = "auto"
-    """What weights are kept in: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it, and on a CPU where it is
-    measured to be at least 1.2 times as fast, both for one text and for many; else float32."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it, and on a CPU where it is measured
+    to be at least 1.2 times as fast, both for one text and for many; else float32."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile the step of one token, with CUDA graphs; auto: on a GPU, if the checkpoint's attention allows it."""
-    quantize: str = "none"
-    """int8: a quarter of the bytes of float32, at the cost of some precision; none."""
+    """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, if the checkpoint's attention allows it."""
+    quantize: Literal["none", "int8"] = "none"
+    """int8: a quarter of the bytes of float32, at the cost of some precision; or none."""
     draft: str = ""
-    """Guess tokens and read several at once, which changes the speed and not the text: ngram (what followed before), or the
-    folder of a smaller model with the same tokenizer. (In float32; in half precision and int8 rounding differs.)"""
+    """Guess tokens and read several at once, which changes the speed but not the text: ngram (what followed before), or the
+    folder of a smaller model with the same tokenizer. (In float32; in half precision and int8, rounding differs.)"""
     guesses: int = 8
-    """draft: how many tokens to guess at a time."""
+    """draft: tokens to guess at a time."""
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("num_samples", "max_new_tokens", "batch_size", "guesses"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.guesses > UNDO:
-            raise ValueError(f"guesses={self.guesses} must be at most {UNDO}")
-        for name, known in ("dtype", ("auto", "float32", "bfloat16", "float16")), ("quantize", ("none", "int8")):
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)} is unknown: choose {', '.join(known)}")
+        at_least(1, self, "num_samples", "max_new_tokens", "batch_size", "guesses")
         if not all(self.stop):
             raise ValueError("stop='' is empty and would end each text before it begins: leave it out")
         if not 0 <= self.seed < 2**63:
@@ -95,7 +87,7 @@ class SampleConfig(Sampling):
 
 
 def read_text(name, flag):
-    """What stands in a file, or in the standard input (-)."""
+    """The content of a file, or of the standard input (-)."""
     if name == "-" and sys.stdin is None:
         raise ValueError(f"{flag}: the standard input is closed")
     try:
@@ -107,7 +99,7 @@ def read_text(name, flag):
 
 
 def read_prompts(config):
-    """{where it stands: the prompt's text}."""
+    """{where the prompt comes from, for error messages: its text}."""
     if not config.prompts:
         from_file = config.start.startswith("FILE:") or config.start == "-"
         return {"--start": read_text(config.start.removeprefix("FILE:"), "--start") if from_file else config.start}
@@ -131,16 +123,16 @@ def encode_prompt(tokenizer, text, most, flag):
 
 
 class Writer:
-    """One text as its tokens come: whole characters, and nothing from a stop string on."""
+    """One text as its tokens arrive: complete characters, and nothing from a stop string on."""
 
     def __init__(self, tokenizer, stop):
         self.tokenizer, self.stop = tokenizer, stop
-        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # holds back the bytes of half a character
+        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # holds back the bytes of an incomplete character
         self.text, self.shown, self.ended = "", 0, None
         self.tokens, self.logprobs = [], []
 
     def add(self, token, logprob=None):
-        """Take in a token, unless the text has ended."""
+        """Append a token, unless the text has ended."""
         if self.ended:
             return
         if token == self.tokenizer.end_of_text:
@@ -156,23 +148,23 @@ class Writer:
             self.text, self.ended = self.text[: min(where for where in found if where >= 0)], "stop"
 
     def end(self, why):
-        """No more will come."""
+        """No more tokens will arrive."""
         if not self.ended:
             self.write(self.utf8.decode(b"", final=True))
             self.ended = self.ended or why
 
-    def news(self):
-        """What can be shown by now and has not been: a beginning of a stop string has to wait."""
+    def unshown(self):
+        """Text that can be shown now and has not been; what may be the beginning of a stop string is held back."""
         until = len(self.text)
         if not self.ended:
             beginnings = (n for s in self.stop for n in range(len(s) - 1, 0, -1) if self.text.endswith(s[:n]))
             until -= max(beginnings, default=0)
-        news, self.shown = self.text[self.shown : until], max(self.shown, until)
-        return news
+        piece, self.shown = self.text[self.shown : until], max(self.shown, until)
+        return piece
 
 
 class Printer:
-    """Shows the texts one after another: the first that has not ended as it grows, the others when their turn comes."""
+    """Shows the texts in order: the first that has not ended as it grows, the others after it."""
 
     def __init__(self, prompts, writers, as_json):
         self.texts, self.as_json, self.now, self.begun = list(zip(prompts, writers)), as_json, 0, False
@@ -184,7 +176,7 @@ class Printer:
                 line = {"prompt": prompt, "text": writer.text, "ended": writer.ended}
                 print(json.dumps(line | {"tokens": writer.tokens, "logprobs": writer.logprobs}, ensure_ascii=False), flush=True)
             elif not self.as_json:
-                print("" if self.begun else prompt, writer.news(), sep="", end="", flush=True)
+                print("" if self.begun else prompt, writer.unshown(), sep="", end="", flush=True)
                 self.begun = True
             if not writer.ended:
                 return
@@ -193,7 +185,7 @@ class Printer:
                 print("\n---------------" if self.now < len(self.texts) else "", flush=True)
 
     def interrupt(self):
-        """Show what there is of the texts that have begun."""
+        """Show the texts that have begun, as far as they are."""
         self.texts = [(p, w) for n, (p, w) in enumerate(self.texts) if n <= self.now or w.tokens]
         for _, writer in self.texts:
             writer.end("interrupted")
@@ -201,24 +193,24 @@ class Printer:
 
 
 class Meter:
-    """How fast the tokens came, beside the time that reading all weights takes.
+    """Tokens per second, compared with the time that reading all weights takes.
 
-    Of each text the first token waits for the prompt, and with torch.compile the next two for a compiler: they do not count.
+    The first token of each text waits for the prompt, and with torch.compile the next two for the compiler: not counted.
     """
 
     def __init__(self, model, about, compiled=False):
-        self.model, self.about, self.unsteady = model, about, 3 if compiled else 1
-        self.seconds, self.passes, self.left_out, self.first = 0.0, 0, 0, None
+        self.model, self.about, self.warm_up = model, about, 3 if compiled else 1
+        self.seconds, self.passes, self.uncounted, self.first_token_seconds = 0.0, 0, 0, None
 
-    def times(self, session, tokens):
+    def timed(self, session, tokens):
         """The same (ids, logits), timed."""
         last = time.perf_counter()
         for n, (ids, logits) in enumerate(tokens):
-            quantize.synchronize(ids.device)
+            roofline.synchronize(ids.device)
             now = time.perf_counter()
-            self.first = self.first or now - last
-            if n < self.unsteady:
-                self.left_out += len(ids)
+            self.first_token_seconds = self.first_token_seconds or now - last
+            if n < self.warm_up:
+                self.uncounted += len(ids)
                 passes = self.passes - session.passes
             else:
                 self.seconds += now - last
@@ -227,27 +219,27 @@ class Meter:
 
     def summary(self, writers):
         """One line about all texts."""
-        tokens = sum(len(writer.tokens) for writer in writers) - self.left_out
+        tokens = sum(len(writer.tokens) for writer in writers) - self.uncounted
         if not (self.seconds and tokens > 0):
-            return f"first token after {self.first or 0:.2f} s; {self.about}"
-        size, at_least = quantize.read_seconds(self.model)  # only now: a process that has just begun has not its full speed
-        share, speed = self.passes * at_least / self.seconds, size / at_least / 1e9
+            return f"first token after {self.first_token_seconds or 0:.2f} s; {self.about}"
+        size, least = quantization.read_seconds(self.model)  # only now: a new process is slow at first
+        share, speed = self.passes * least / self.seconds, size / least / 1e9
         return (
-            f"first token after {self.first:.2f} s, then {tokens / self.seconds:.1f} tokens/s: "
+            f"first token after {self.first_token_seconds:.2f} s, then {tokens / self.seconds:.1f} tokens/s: "
             f"reading the weights took {share:.0%} of the time, at {speed:.1f} GB/s; {self.about}"
         )
 
 
 def load(config, texts):
-    """(model ready to decode so many texts, tokenizer, what it runs in)."""
+    """The model, prepared to write this number of texts, its tokenizer, and its dtype and device in words."""
     device = configure.pick_device(config.device)
     if config.init_from == "resume":
         folder = checkpoint.find(config.out_dir, config.checkpoint)
-        model, tokenizer = checkpoint.load_model(folder).to(device), checkpoint.load_tokenizer(folder)
-    elif pretrained.is_ours(Path(config.init_from)):
+        model, tokenizer = GPT.from_checkpoint(folder).to(device), checkpoint.load_tokenizer(folder)
+    elif checkpoint.is_ours(Path(config.init_from)):
         raise ValueError(f"init_from={config.init_from} is a folder for --out_dir: give it there")
     else:
-        model, tokenizer = GPT.from_pretrained(config.init_from).to(device), tokenizers.create("gpt2")
+        model, tokenizer = GPT.from_pretrained(config.init_from).to(device), tokenizer_module.create("gpt2")
         if model.config.vocab_size < tokenizer.vocab_size:
             raise ValueError(
                 f"init_from={config.init_from} has {model.config.vocab_size:,} token ids, and GPT-2's tokenizer "
@@ -255,19 +247,19 @@ def load(config, texts):
             )
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
     if config.compile is True:
-        rows = 1  # torch.compile knows nothing of packed weights
+        rows = 1  # torch.compile cannot use packed weights
     if config.dtype != "auto":
         dtype, why = getattr(torch, config.dtype), ""
     elif config.quantize == "int8" and device.type == "cpu":
         dtype, why = torch.float32, ""  # of what is not quantized
     else:
-        dtype, why = quantize.fastest_dtype(model)
+        dtype, why = quantization.fastest_dtype(model)
     name = "int8" if config.quantize == "int8" else str(dtype).removeprefix("torch.") + why
-    return quantize.ready(model, dtype, config.quantize, rows), tokenizer, f"{name}, {device}"
+    return prepare_for_inference(model, dtype, config.quantize, rows), tokenizer, f"{name}, {device}"
 
 
 def compiled_step(config, model):
-    """The step of one token that the settings ask for, compiled, or None."""
+    """The compiled decoding step, or None if the settings do not want one."""
     on_gpu = model.lm_head.weight.device.type == "cuda"
     step = compiled_decode(model) if (on_gpu if config.compile == "auto" else config.compile) else None
     if config.compile is True and not step:
@@ -275,44 +267,44 @@ def compiled_step(config, model):
     return step
 
 
-def guesser(config, model, tokenizer):
-    """A function of a Chance, which returns what guesses the next tokens: a function of (session, most), or None."""
+def make_guesser(config, model, tokenizer):
+    """A function of a RandomStream that returns the guess(session, most) that decoding.stream takes, or None."""
     if not config.draft:
-        return lambda chance: None
+        return lambda random: None
     draft = model
     if config.draft != "ngram":
         folder = checkpoint.find(config.draft)
         if checkpoint.load_tokenizer(folder).spec() != tokenizer.spec():
             raise ValueError(f"--draft={config.draft} has another tokenizer than the model: it must be the same")
         weight = model.transformer.wte.weight
-        draft = quantize.ready(checkpoint.load_model(folder).to(weight.device), weight.dtype)
+        draft = prepare_for_inference(GPT.from_checkpoint(folder).to(weight.device), weight.dtype)
     for attention in (model.config.attention, draft.config.attention):
         if attention not in ATTENTION:
-            raise ValueError(f"--draft: attention={attention} cannot take back what it has read: leave --draft out")
+            raise ValueError(f"--draft: attention={attention} cannot forget what it has read: leave --draft out")
 
-    def make(chance):
-        guess = ngram if draft is model else Draft(draft, config, chance, tokenizer.vocab_size)
+    def guesser(random):
+        guess = ngram if draft is model else Draft(draft, config, random, tokenizer.vocab_size)
         return lambda session, most: guess(session, min(most, config.guesses))
 
-    return make
+    return guesser
 
 
 def batches(lengths, most, mixed):
-    """The numbers of the texts that are written together: at most `most`, of one length unless mixed, the first text first."""
+    """Lists of at most `most` texts (by number) to write together, of equal length unless mixed, the first text first."""
     groups = {}
     for n, length in enumerate(lengths):
-        groups.setdefault(mixed or length, []).append(n)
-    for alike in groups.values():
-        yield from (alike[n : n + most] for n in range(0, len(alike), most))
+        groups.setdefault(None if mixed else length, []).append(n)
+    for group in groups.values():
+        yield from (group[n : n + most] for n in range(0, len(group), most))
 
 
 def sample(config):
     """Print the texts; ValueError for a checkpoint or a prompt that cannot be used."""
     prompts = {} if config.interactive else read_prompts(config)
     model, tokenizer, about = load(config, len(prompts) * config.num_samples)
-    make_guess = guesser(config, model, tokenizer)
+    guesser = make_guesser(config, model, tokenizer)
     if config.interactive:
-        return converse(config, model, tokenizer, make_guess, about)
+        return converse(config, model, tokenizer, guesser, about)
     size = model.config.block_size
     device = model.lm_head.weight.device
     ids = [encode_prompt(tokenizer, prompt, size, where).to(device) for where, prompt in prompts.items()]
@@ -321,17 +313,17 @@ def sample(config):
     writers, meter = [Writer(tokenizer, config.stop) for _ in texts], Meter(model, about, step is not None)
     printer = Printer([list(prompts.values())[n] for n, _ in texts], writers, config.json)
     lengths = [len(ids[n]) for n, _ in texts]
-    # A context that is full moves on for each length at another time, and then all texts of a batch are read again.
+    # A full context moves on at a different time for each length, and then all texts of its batch are read again.
     mixed = model.config.attention in ATTENTION and max(lengths) + config.max_new_tokens <= size
     try:
         for numbers in batches(lengths, 1 if config.draft else config.batch_size, mixed):
             batch = [texts[n] for n in numbers]
             session = Session(model, [ids[n] for n, _ in batch], min(config.max_new_tokens, 2 * size), compiled=step)
-            chance = Chance([torch.Generator().manual_seed(seed) for _, seed in batch])
+            random = RandomStream([torch.Generator().manual_seed(seed) for _, seed in batch])
             tokens = stream(
-                session, config.max_new_tokens, config, chance, vocab_size=tokenizer.vocab_size, guess=make_guess(chance)
+                session, config.max_new_tokens, config, random, vocab_size=tokenizer.vocab_size, guess=guesser(random)
             )
-            write(meter.times(session, tokens), [writers[n] for n in numbers], config.json, printer)
+            write(meter.timed(session, tokens), [writers[n] for n in numbers], config.json, printer)
     except KeyboardInterrupt:
         printer.interrupt()
         print(meter.summary(writers), file=sys.stderr)
@@ -340,7 +332,7 @@ def sample(config):
 
 
 def write(tokens, writers, with_logprobs, printer):
-    """Hand tokens to the writers until all of them have ended."""
+    """Give tokens to the writers until all of them have ended."""
     with contextlib.closing(tokens):
         for token, logits in tokens:
             logprobs = [None] * len(token)
@@ -356,18 +348,18 @@ def write(tokens, writers, with_logprobs, printer):
     printer.show()
 
 
-def converse(config, model, tokenizer, make_guess, about):
-    """A line from the keyboard, an answer, and so on; all of it stays in the session."""
+def converse(config, model, tokenizer, guesser, about):
+    """A line from the keyboard, an answer, and so on; the session keeps all of it."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() has a history then)
     if sys.stdin is None:
         raise ValueError("--interactive: the standard input is closed")
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")  # a line that is not UTF-8 is refused by itself
+        sys.stdin.reconfigure(errors="surrogateescape")  # only the line that is not UTF-8 is refused
     device, session, step = model.lm_head.weight.device, None, compiled_step(config, model)
     writers, meter = [], Meter(model, about, step is not None)
-    chance = Chance([torch.Generator().manual_seed(config.seed)])
-    guess = make_guess(chance)
+    random = RandomStream([torch.Generator().manual_seed(config.seed)])
+    guess = guesser(random)
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")
@@ -382,14 +374,14 @@ def converse(config, model, tokenizer, make_guess, about):
         session.append(ids[None])
         begin, writer = session.length, Writer(tokenizer, config.stop)
         writers.append(writer)
-        tokens = stream(session, config.max_new_tokens, config, chance, vocab_size=tokenizer.vocab_size, guess=guess)
+        tokens = stream(session, config.max_new_tokens, config, random, vocab_size=tokenizer.vocab_size, guess=guess)
         try:
-            write(meter.times(session, tokens), [writer], False, Printer([""], [writer], False))
-        except KeyboardInterrupt:  # enough of this answer
+            write(meter.timed(session, tokens), [writer], False, Printer([""], [writer], False))
+        except KeyboardInterrupt:  # ends this answer
             session.forget()
             writer.end("interrupted")
-            print(writer.news())
-        session.cut(begin + len(writer.tokens))
+            print(writer.unshown())
+        session.trim(begin + len(writer.tokens))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one test on each core at a time; before anything imports torch
 
-import dataset  # noqa: E402
+from engine import dataset  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"

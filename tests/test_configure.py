@@ -8,9 +8,9 @@ import pytest
 import torch
 from conftest import ROOT, complaint, run
 
-import configure
+from engine import configure
 from sample import SampleConfig
-from train import TrainConfig
+from train import TrainConfig, settings
 
 
 def parse(*argv, **options):
@@ -27,6 +27,31 @@ def test_later_settings_win(tmp_path):
     assert config.batch_size == TrainConfig().batch_size
     assert parse(preset, "--n_layer=9").n_layer == 9
     assert parse("--n_head=1", base=config).n_layer == 7
+
+
+def test_a_preset_with_a_base(tmp_path):
+    """Catches a base that wins over the preset that names it, is looked for in another folder, or goes round in a circle."""
+    (tmp_path / "base.toml").write_text("n_layer = 7\nn_head = 8\n")
+    (tmp_path / "x.toml").write_text('base = "base.toml"\nn_layer = 5\n')
+    (tmp_path / "y.toml").write_text('base = "x.toml"\nn_embd = 64\n')
+    config = parse(tmp_path / "y.toml", "--n_head=4")
+    assert (config.n_layer, config.n_head, config.n_embd) == (5, 4, 64)
+    (tmp_path / "base.toml").write_text('base = "y.toml"')
+    with pytest.raises(ValueError, match="leads back to itself"):
+        parse(tmp_path / "x.toml")
+    for content, message in (("base = 3", "must be the name of a preset"), ('base = "nowhere.toml"', "there is no preset")):
+        (tmp_path / "z.toml").write_text(content)
+        with pytest.raises(ValueError, match=message):
+            parse(tmp_path / "z.toml")
+
+
+def test_what_runs_without_settings(capsys):
+    """Catches a default recipe for one small model that reaches other models: windows of 8 in a context of 1024."""
+    minute = settings([])
+    assert minute == parse("config/minute.toml") and "config/minute.toml" in capsys.readouterr().out
+    config = settings(["--n_layer=12", "--block_size=1024"])
+    assert (config.window, config.rope_base, config.n_layer) == (0, 10000.0, 12)
+    assert settings(["--attention=linear"]).attention == "linear"
 
 
 def test_both_spellings_of_a_flag():
@@ -47,7 +72,7 @@ def test_both_spellings_of_a_flag():
         ("--dtype=float8", "dtype"),
         ("--n_embd=130", "n_embd=130 is not divisible by n_head=4"),
         ("--batch_size=0", "batch_size=0 must be at least 1"),
-        ("--max_iters=-1", "max_iters=-1 must be 0 or more"),
+        ("--max_iters=-1", "max_iters=-1 must be at least 0"),
         ("--learning_rate=nan", "learning_rate=nan"),
         ("--eval_iters=-2", "eval_iters=-2"),
         ("--beta2=1", "beta2=1.0"),
@@ -128,6 +153,14 @@ def test_memory_that_is_not_there(allocate, capsys):
 def test_a_hacker_can_see_where_it_was_raised():
     """Catches an error handler that hides the traceback for good."""
     assert "Traceback" in run("-X", "dev", "sample.py", "--seed=x").stderr
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_a_terminal_without_utf8(encoding):
+    """Catches a message that is lost, or a text that ends the program, because the terminal cannot show a character."""
+    code = "from engine import configure\nwith configure.one_line_errors():\n    print('猫')\n    raise ValueError('no 猫')"
+    result = run("-c", code, PYTHONIOENCODING=encoding)
+    assert result.returncode == 2 and "no \\u732b" in result.stderr and "\\u732b" in result.stdout
 
 
 def test_a_reader_that_has_seen_enough():

@@ -11,8 +11,8 @@ from conftest import POEM, complaint, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-import dataset
-import tokenizer as tokenizers
+from engine import dataset
+from engine import tokenizer as tokenizer_module
 
 
 def test_written_and_read_back(tmp_path):
@@ -66,7 +66,7 @@ def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files):
 
 def test_pieces_join_to_the_same_tokens(tiny_shakespeare, gpt2_files):
     """Catches a cut between pieces that changes how BPE joins the text around it."""
-    text, gpt2 = dataset.read_text(tiny_shakespeare)[:60_000] + "\n\n  \n a\n\n\nb\r\n\r\nc \n d", tokenizers.create("gpt2")
+    text, gpt2 = dataset.read_text(tiny_shakespeare)[:60_000] + "\n\n  \n a\n\n\nb\r\n\r\nc \n d", tokenizer_module.create("gpt2")
     parts = list(dataset.pieces(text, size=97))
     assert len(parts) > 100 and "".join(parts) == text
     assert np.array_equal(np.concatenate([gpt2.encode(part) for part in parts]), gpt2.encode(text))

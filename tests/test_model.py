@@ -51,9 +51,9 @@ def gpt2_logits(weights, idx, n_layer, n_head):
 
 
 def modern_logits(weights, idx, n_head, n_kv_head, windows):
-    """The modern shape in plain functions and loops: RoPE, RMSNorm, QK-norm, ReLU squared, grouped heads, windows, skip."""
+    """The modern shape in plain functions and loops: RoPE, RMSNorm, QK-norm, ReLU squared, grouped heads, windows."""
     T, D = idx.shape[1], weights["transformer.wte.weight"].shape[1] // n_head
-    x = x0 = weights["transformer.wte.weight"][idx]
+    x = weights["transformer.wte.weight"][idx]
 
     def norm(x):
         return x / x.square().mean(-1, keepdim=True).sqrt()
@@ -64,15 +64,9 @@ def modern_logits(weights, idx, n_head, n_kv_head, windows):
         turned = pairs * torch.polar(torch.ones_like(angle), angle)
         return torch.cat([turned.real, turned.imag], dim=-1)
 
-    def shifted(x, name):
-        before = torch.cat([torch.zeros_like(x[:, :1]), x[:, :-1]], dim=1)
-        return x + weights[name + ".a"] * before if name + ".a" in weights else x
-
     for n, window in enumerate(windows):
         block = f"transformer.h.{n}."
-        if block + "skip" in weights:
-            x = weights[block + "skip"][0] * x + weights[block + "skip"][1] * x0
-        heads = (shifted(norm(x), block + "shift_1") @ weights[block + "attn.c_attn.weight"].T).split(D, dim=-1)
+        heads = (norm(x) @ weights[block + "attn.c_attn.weight"].T).split(D, dim=-1)
         queries, keys, values = heads[:n_head], heads[n_head : n_head + n_kv_head], heads[n_head + n_kv_head :]
         out = []
         for h, q in enumerate(queries):
@@ -85,20 +79,18 @@ def modern_logits(weights, idx, n_head, n_kv_head, windows):
                 rows.append((torch.softmax(scores, dim=1) * v[:, seen]).sum(1))
             out.append(torch.stack(rows, dim=1))
         x = x + torch.cat(out, dim=-1) @ weights[block + "attn.c_proj.weight"].T
-        h = torch.relu(shifted(norm(x), block + "shift_2") @ weights[block + "mlp.c_fc.weight"].T)
+        h = torch.relu(norm(x) @ weights[block + "mlp.c_fc.weight"].T)
         x = x + (h * h) @ weights[block + "mlp.c_proj.weight"].T
     return norm(x) @ weights["lm_head.weight"].T
 
 
 def test_modern_is_modern():
     """Catches any ingredient of the modern shape that is named in the config and not in the model."""
-    model = tiny(**MODERN | dict(n_layer=3, n_kv_head=2, window=5, window_pattern="SL", skip=True, shift=True)).double()
+    model = tiny(**MODERN | dict(n_layer=3, n_kv_head=2, window=5, window_pattern="SL")).double()
     for buffer in ("cos", "sin"):  # in float64 too, for the comparison
         table = dict(zip(("cos", "sin"), rope_table(16, 4)))[buffer]
         setattr(model.transformer.wpe, buffer, table)
     idx = torch.randint(33, (2, 14))
-    begin = GPT(GPTConfig(**TINY, skip=True, shift=True)).transformer.h[1]
-    assert begin.skip.tolist() == [1, 0] and begin.shift_1.a == begin.shift_2.a == 0
     logits, _ = model(idx, idx)
     torch.testing.assert_close(logits, modern_logits(model.state_dict(), idx, 4, 2, (5, 14, 5)), rtol=0, atol=1e-10)
 
@@ -275,7 +267,7 @@ def test_crop_block_size():
         ({"position": "rotary"}, "position='rotary' is unknown; choose from learned, rope"),
         ({"attention": "flash"}, "choose from naive, masked_fill, tiled, fused, linear"),
         ({"dropout": 1.0}, "dropout=1.0"),
-        ({"attention": "linear", "window": 4}, "attention='linear' has no window"),
+        ({"attention": "linear", "window": 4}, "attention='linear' sees all of the past"),
         ({"attention": "performer", "normalize": "sparsemax"}, "attention='performer' cannot do .*attention=masked_fill"),
         ({"score": "additive"}, "attention='fused' cannot do score='additive'.*choose attention=masked_fill"),
         ({"attention": "tiled", "normalize": "sparsemax"}, "attention='tiled' cannot do .*choose attention=masked_fill"),
@@ -299,7 +291,7 @@ def test_text_longer_than_the_context():
         model(torch.zeros(1, 17, dtype=torch.long))
     cache = model.new_cache(1)
     model(torch.zeros(1, 16, dtype=torch.long), cache=cache)
-    with pytest.raises(ValueError, match="block_size=16"):
+    with pytest.raises(ValueError, match="the cache is full: 16 of 16"):
         model(torch.zeros(1, 1, dtype=torch.long), cache=cache)
 
 
@@ -362,3 +354,24 @@ def test_every_mechanism_learns_to_copy(mechanism):
     copied = model.generate(prompt, length - 1, temperature=0)
     assert torch.equal(copied, model.generate(prompt, length - 1, temperature=0, use_cache=False))
     assert (copied[:, length + 1 :] == text[:, length + 1 :]).float().mean() > 0.9
+
+
+def test_weights_of_another_shape():
+    """Catches a mismatch that surfaces as a page of tensor names."""
+    weights = dict(GPT(GPTConfig(**TINY)).named_parameters())
+    with pytest.raises(ValueError, match=r"x does not fit this model: .* is \(.*\) there and \(.*\) here"):
+        GPT.from_weights(TINY | {"n_embd": 32}, weights, "x")
+
+
+@pytest.mark.parametrize("position", POSITION)
+@pytest.mark.parametrize("attention", ["fused", "performer"])
+def test_a_loaded_model_draws_nothing_and_copies_nothing(position, attention):
+    """Catches random weights that are drawn to be thrown away, weights held twice, and tables that are left without values."""
+    model = tiny(position=position, attention=attention)
+    weights, idx = {name: p.detach() for name, p in model.named_parameters()}, torch.randint(33, (2, 9))
+    before = torch.get_rng_state()
+    loaded = GPT.from_weights(dataclasses.asdict(model.config), weights, "x").eval()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(p.data_ptr() == weights[name].data_ptr() and p.requires_grad for name, p in loaded.named_parameters())
+    assert torch.equal(loaded(idx)[0], model(idx)[0])
+    assert (loaded.lm_head.weight is loaded.transformer.wte.weight) == model.config.tie_weights

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from test_model import TINY, gpt2_logits, tiny
 
-import checkpoint
+from engine import checkpoint
 from model import GPT
 
 

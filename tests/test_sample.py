@@ -14,11 +14,11 @@ from conftest import POEM, ROOT, complaint, run
 from test_model import tiny
 from test_pretrained import hugging_face_folder
 
-import checkpoint
-import configure
-import dataset
+from engine import checkpoint
+from engine import configure
+from engine import dataset
 import sample as sample_module
-import tokenizer as tokenizers
+from engine import tokenizer as tokenizer_module
 from model import GPT, GPTConfig
 from sample import Meter, SampleConfig, Writer, batches, sample
 from train import TrainConfig, train
@@ -60,7 +60,7 @@ def test_padded_ids_are_never_drawn(trained, capsys):
     """Catches ids that have no text: the model has 64, the tokenizer about 30."""
     text = written(capsys, trained, temperature=1e4, top_k=0, max_new_tokens=500)
     assert len(text) >= 500
-    assert checkpoint.load_model(checkpoint.find(trained)).config.vocab_size == 64
+    assert GPT.from_checkpoint(checkpoint.find(trained)).config.vocab_size == 64
 
 
 def test_top_k(trained, capsys):
@@ -110,7 +110,7 @@ def test_the_first_text_is_written_first():
 def test_json_lines(trained, capsys):
     """Catches log-probabilities of another token or another distribution, and a text that is not that of its tokens."""
     line = json.loads(written(capsys, trained, start="Tyger", json=True, max_new_tokens=9, top_k=3, temperature=2.0))
-    model, tokenizer = checkpoint.load_model(checkpoint.find(trained)), checkpoint.load_tokenizer(checkpoint.find(trained))
+    model, tokenizer = GPT.from_checkpoint(checkpoint.find(trained)), checkpoint.load_tokenizer(checkpoint.find(trained))
     ids = torch.tensor([*tokenizer.encode("Tyger").tolist(), *line["tokens"]])[None]
     expected = model.eval()(ids, ids)[0][0, 4:-1, : tokenizer.vocab_size].log_softmax(-1)
     expected = expected.gather(1, ids[0, 5:, None])[:, 0]
@@ -129,7 +129,7 @@ def test_stop_strings(trained, capsys):
     assert line["ended"] == "stop" and line["text"].endswith("forests ")
 
 
-class Pieces(tokenizers.Tokenizer):
+class Pieces(tokenizer_module.Tokenizer):
     """Tokens of any bytes; 9 ends a text."""
 
     vocab_size, end_of_text = 10, 9
@@ -152,9 +152,9 @@ class Pieces(tokenizers.Tokenizer):
 def test_what_is_shown_when(stop, tokens, shown, ended):
     """Catches half a character, the beginning of a stop string, or text after the end, at the moment it could be seen."""
     writer = Writer(Pieces(), stop)
-    for token, news in zip(tokens, shown):
+    for token, shown_now in zip(tokens, shown):
         writer.add(token)
-        assert writer.news() == news
+        assert writer.unshown() == shown_now
     assert writer.ended == ended
 
 
@@ -224,7 +224,7 @@ def test_a_conversation_is_read_once(trained, monkeypatch):
 def test_the_summary_is_arithmetic(monkeypatch):
     """Catches a speed that counts the wait for the prompt, and a share of another time than the one that was measured."""
     session, clock = types.SimpleNamespace(passes=0), iter([0.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(sample_module.quantize, "read_seconds", lambda model: (8e9, 0.25))
+    monkeypatch.setattr(sample_module.quantization, "read_seconds", lambda model: (8e9, 0.25))
     monkeypatch.setattr(sample_module.time, "perf_counter", lambda: next(clock))
 
     def tokens():
@@ -232,7 +232,7 @@ def test_the_summary_is_arithmetic(monkeypatch):
             yield torch.zeros(2, dtype=torch.long), None
 
     meter = Meter(None, "float32")
-    assert len(list(meter.times(session, tokens()))) == 3
+    assert len(list(meter.timed(session, tokens()))) == 3
     writers = [types.SimpleNamespace(tokens=[0, 0, 0])] * 2
     assert meter.summary(writers) == (
         "first token after 2.00 s, then 2.0 tokens/s: reading the weights took 25% of the time, at 32.0 GB/s; float32"
@@ -294,7 +294,7 @@ def test_linear_attention_neither_guesses_nor_compiles(tmp_path, poem):
     """Catches a state that guesses have spoiled, and a step that was asked to be compiled and silently is not."""
     train(TrainConfig(attention="linear", window=0, block_size=16, n_layer=1, n_head=1, n_embd=16, max_iters=0, device="cpu",
                       dataset=poem, out_dir=str(tmp_path / "out")))
-    for change, message in (dict(draft="ngram"), "cannot take back"), (dict(compile=True), "cannot be compiled"):
+    for change, message in (dict(draft="ngram"), "cannot forget"), (dict(compile=True), "cannot be compiled"):
         with pytest.raises(ValueError, match=message):
             sample(SampleConfig(out_dir=str(tmp_path / "out"), device="cpu", **change))
 
@@ -304,7 +304,7 @@ def test_published_weights(trained, tmp_path, gpt2_files, capsys):
     model = GPT(GPTConfig(block_size=16, vocab_size=50257, n_layer=1, n_head=1, n_embd=8))
     hugging_face_folder(tmp_path, model, vocab_size=50257, n_layer=1, n_head=1, n_embd=8)
     line = json.loads(written(capsys, "nowhere", init_from=str(tmp_path), start="What is", json=True, max_new_tokens=5))
-    idx = torch.tensor([tokenizers.create("gpt2").encode("What is").tolist() + line["tokens"]])
+    idx = torch.tensor([tokenizer_module.create("gpt2").encode("What is").tolist() + line["tokens"]])
     expected = model(idx, idx)[0][0, 1:-1].log_softmax(-1).gather(1, idx[0, 2:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(line["logprobs"]), expected, rtol=0, atol=1e-4)
     hugging_face_folder(tmp_path, tiny())
@@ -334,8 +334,7 @@ def test_what_cannot_be_sampled(trained, change, message):
 
 @pytest.mark.parametrize("change", [
     dict(num_samples=0), dict(max_new_tokens=0), dict(max_new_tokens=-3), dict(temperature=-1.0), dict(top_k=-1),
-    dict(top_p=0.0), dict(top_p=1.1), dict(min_p=-1.0), dict(repetition_penalty=0.0), dict(stop=("",)), dict(dtype="int4"),
-    dict(quantize="int3"), dict(guesses=0), dict(guesses=99), dict(batch_size=0), dict(interactive=True, json=True),
+    dict(top_p=0.0), dict(top_p=1.1), dict(min_p=-1.0), dict(repetition_penalty=0.0), dict(stop=("",)), dict(guesses=0), dict(batch_size=0), dict(interactive=True, json=True),
     dict(interactive=True, start="a"), dict(prompts="a", start="b"), dict(seed=-1), dict(seed=2**64),
 ])
 def test_settings_that_cannot_be(change):

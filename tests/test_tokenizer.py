@@ -8,26 +8,26 @@ import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 
-import tokenizer as tokenizers
+from engine import tokenizer as tokenizer_module
 
 
 def small_bpe():
     """A tiktoken encoding with three merges, made here: no file and no network."""
     ranks = {bytes([b]): b for b in range(256)} | {b"th": 256, b"the": 257, b" the": 259}  # 258 is a hole
-    return tokenizers.TiktokenTokenizer(
+    return tokenizer_module.TiktokenTokenizer(
         tiktoken.Encoding("small", pat_str=r"\s?\w+|\s+|[^\s\w]+", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 300})
     )
 
 
 TEXT = "the cat, das Mädchen, 猫 & 🐈\n"
-ALL = {"byte": tokenizers.create("byte"), "char": tokenizers.create("char", TEXT), "tiktoken": small_bpe()}
+ALL = {"byte": tokenizer_module.create("byte"), "char": tokenizer_module.create("char", TEXT), "tiktoken": small_bpe()}
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_round_trip_through_json(name):
     """Catches a specification that does not hold everything, or an encoding that loses text."""
     tokenizer = ALL[name]
-    again = tokenizers.from_spec(json.loads(json.dumps(tokenizer.spec())))
+    again = tokenizer_module.from_spec(json.loads(json.dumps(tokenizer.spec())))
     ids = tokenizer.encode(TEXT)
     assert np.array_equal(ids, again.encode(TEXT)) and again.vocab_size == tokenizer.vocab_size
     assert again.decode(ids.tolist()) == TEXT
@@ -37,14 +37,14 @@ def test_round_trip_through_json(name):
 @given(st.text())
 def test_bytes_encode_anything(text):
     """Catches characters that a byte tokenizer loses."""
-    tokenizer = tokenizers.create("byte")
+    tokenizer = tokenizer_module.create("byte")
     assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
 
 
 @given(st.text(min_size=1))
 def test_characters_are_numbered_by_code_point(text):
     """Catches an order that differs from nanoGPT's sorted(set(text))."""
-    tokenizer, characters = tokenizers.create("char", text), sorted(set(text))
+    tokenizer, characters = tokenizer_module.create("char", text), sorted(set(text))
     assert tokenizer.encode(text).tolist() == [characters.index(c) for c in text]
 
 
@@ -52,12 +52,12 @@ def test_characters_are_numbered_by_code_point(text):
 def test_unknown_character_is_named_with_its_position(text, where):
     """Catches a KeyError, or worse the id of another character."""
     with pytest.raises(ValueError, match=f"at position {where} "):
-        tokenizers.create("char", "abc").encode(text)
+        tokenizer_module.create("char", "abc").encode(text)
 
 
 def test_streaming_never_shows_half_a_character():
     """Catches a stream that prints the bytes of a character one by one."""
-    tokenizer = tokenizers.create("byte")
+    tokenizer = tokenizer_module.create("byte")
     parts = list(tokenizer.decode_stream(tokenizer.encode("é🐈").tolist()))
     assert parts == ["", "é", "", "", "", "🐈", ""]
     assert tokenizer.decode([0xF0, 0x41]) == "\ufffdA"  # a broken character does not take its neighbour with it
@@ -74,9 +74,9 @@ def test_special_tokens_only_when_allowed():
 
 def test_gpt2_is_gpt2(gpt2_files):
     """Catches another vocabulary, or one that needs the network after it was saved."""
-    tokenizer = tokenizers.create("gpt2")
+    tokenizer = tokenizer_module.create("gpt2")
     assert tokenizer.vocab_size == 50257 and tokenizer.encode("Hello world").tolist() == [15496, 995]
-    again = tokenizers.from_spec(json.loads(json.dumps(tokenizer.spec())))
+    again = tokenizer_module.from_spec(json.loads(json.dumps(tokenizer.spec())))
     assert again.encode("<|endoftext|> héllo", allow_special=True).tolist()[0] == 50256
 
 
@@ -85,14 +85,14 @@ def test_no_network_and_no_file(monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: (_ for _ in ()).throw(ConnectionError("no route")))
     with pytest.raises(ValueError, match="TIKTOKEN_CACHE_DIR"):
-        tokenizers.create("gpt2")
+        tokenizer_module.create("gpt2")
 
 
 def test_unknown_tokenizers():
     """Catches a misspelt name or a specification from elsewhere."""
     with pytest.raises(ValueError, match="choose char, byte, gpt2"):
-        tokenizers.create("gtp2")
+        tokenizer_module.create("gtp2")
     with pytest.raises(ValueError, match="not a tokenizer"):
-        tokenizers.from_spec({"kind": "sentencepiece"})
+        tokenizer_module.from_spec({"kind": "sentencepiece"})
     with pytest.raises(ValueError, match="not a tokenizer"):
-        tokenizers.from_spec(None)
+        tokenizer_module.from_spec(None)

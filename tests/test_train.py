@@ -14,12 +14,12 @@ import torch
 from conftest import ROOT, complaint, metrics, run
 from test_pretrained import hugging_face_folder
 
-import checkpoint
-import dataset
-import meter
+from engine import checkpoint
+from engine import dataset
+from engine import roofline
 import train as train_module
 from model import GPT, GPTConfig
-from muon import make_optimizer
+from engine.optimizer import make_optimizer
 from train import TrainConfig, learning_rate_at, train, validation_loss
 
 SMALL = dict(
@@ -28,7 +28,7 @@ SMALL = dict(
 
 
 def weights(out_dir, which="latest"):
-    return dict(checkpoint.load_model(checkpoint.find(out_dir, which)).named_parameters())
+    return dict(GPT.from_checkpoint(checkpoint.find(out_dir, which)).named_parameters())
 
 
 def same_weights(a, b):
@@ -77,20 +77,21 @@ def test_muon_takes_the_matrices_of_the_blocks():
     """Catches an embedding or a head that is orthogonalized, a parameter that no group has, or the fused QKV taken as one."""
     model = GPT(GPTConfig(block_size=8, vocab_size=10, n_layer=1, n_head=2, n_kv_head=1, n_embd=8, tie_weights=False))
     settings = dict(optimizer="muon", learning_rate=0.5, embedding_lr=0.4, head_lr=0.3, vector_lr=0.2)
-    groups = make_optimizer(model, TrainConfig(**settings)).param_groups
+    optimizer = make_optimizer(model, TrainConfig(**settings))
+    groups = optimizer.param_groups
     names = {id(p): name for name, p in model.named_parameters()}
     found = {group["lr"]: {names[id(p)] for p in group["params"]} for group in groups}
     assert set().union(*found.values()) == set(names.values())
     assert found[0.5] == {f"transformer.h.0.{n}.weight" for n in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
     assert found[0.4] == {"transformer.wte.weight", "transformer.wpe.weight"} and found[0.3] == {"lm_head.weight"}
-    assert model.transformer.h[0].attn.c_attn.weight.parts == [8, 4, 4]
+    assert optimizer.parts == {model.transformer.h[0].attn.c_attn.weight: [8, 4, 4]}
 
 
 def test_mfu_of_a_fake_clock(poem, tmp_path, monkeypatch):
     """Catches a speed or a share of the roof that is not what was done over what passed: here one second at every look."""
     ticks = iter(range(1000))
     monkeypatch.setattr(train_module.time, "perf_counter", lambda: float(next(ticks)))
-    monkeypatch.setattr(meter, "peak_flops", lambda device, dtype: 1e9)
+    monkeypatch.setattr(roofline, "peak_flops", lambda device, dtype: 1e9)
     settings = SMALL | dict(dataset=poem, max_iters=6, log_interval=3, eval_interval=6, eval_iters=1, write_tokens=0)
     config = TrainConfig(**settings, out_dir=str(tmp_path))
     train(config)
@@ -100,53 +101,9 @@ def test_mfu_of_a_fake_clock(poem, tmp_path, monkeypatch):
         assert record["tokens_per_s"] == tokens and record["mfu"] == round(tokens * model.flops_per_token() / 1e9, 4) > 0
 
 
-def test_bfloat16_on_a_cpu_is_a_matter_of_measurement(poem, monkeypatch):
-    """Catches a dtype chosen by one product alone, against the time of a whole step, or chosen in silence."""
-    data, config = dataset.load(poem, 16), TrainConfig(**SMALL | dict(dataset=poem, dtype="auto"))
-    model = GPT(config.model_config(data.vocab_size))
-    wide, half = torch.float32, torch.bfloat16
-    for roof_of_half, step_of_half, expected in (0.5, 0.5, wide), (3.0, 2.0, wide), (3.0, 0.5, half):
-        clock = {"now": 0.0}
-        monkeypatch.setattr(meter, "peak_flops", lambda device, dtype: roof_of_half if dtype == half else 1.0)
-
-        def forward(*args, half=step_of_half, **kwargs):
-            clock["now"] += half if torch.is_autocast_enabled("cpu") else 1.0
-            return GPT.forward(model, *args, **kwargs)
-
-        model.forward = forward
-        monkeypatch.setattr(train_module.time, "perf_counter", lambda: clock["now"])
-        dtype, why = train_module.pick_dtype(model, data, config)
-        assert dtype == expected and "bfloat16 run" in why and all(p.grad is None for p in model.parameters())
-
-
-def test_a_target_ends_the_run(poem, tmp_path):
-    """Catches a target that is never met, or met without a checkpoint of it."""
-    settings = SMALL | dict(dataset=poem, max_iters=30, eval_interval=5, eval_iters=2, learning_rate=1e-2)
-    last = train(TrainConfig(**settings, out_dir=str(tmp_path), target_loss=100.0))
-    assert last["step"] == 5 and checkpoint.find(tmp_path).name == "step_000005"
-
-
 def test_a_large_vocabulary_is_padded():
     """Catches a head of 50,257 rows, an odd number that products are slow for, and a small vocabulary made larger."""
     assert [train_module.padded(size) for size in (65, 256, 1024, 50257)] == [65, 256, 1024, 50304]
-
-
-def test_a_target_that_was_met_is_met_when_resumed(poem, tmp_path):
-    """Catches a run that stopped at its target, and trains on when it is started again."""
-    settings = SMALL | dict(dataset=poem, max_iters=30, eval_interval=5, eval_iters=2, out_dir=str(tmp_path), target_loss=100.0)
-    train(TrainConfig(**settings))
-    last = train(TrainConfig(**settings | dict(init_from="resume")))
-    assert last["step"] == 5 and last["val_loss"] < 100 and len(checkpoint.every(tmp_path)) == 1
-
-
-def test_a_resumed_run_keeps_the_dtype_that_was_measured(poem, tmp_path, capsys, monkeypatch):
-    """Catches a run that goes on in another dtype because the machine was busy, and an auto that is forgotten."""
-    settings = SMALL | dict(dataset=poem, eval_iters=1, out_dir=str(tmp_path), max_iters=1, dtype="auto")
-    train(TrainConfig(**settings))
-    assert checkpoint.load_config(checkpoint.find(tmp_path))["training"]["dtype"] == "auto"
-    monkeypatch.setattr(meter, "peak_flops", lambda device, dtype: 1.0 if dtype == torch.float32 else 1 / 0)
-    train(TrainConfig(**settings | dict(max_iters=2, init_from="resume")))
-    assert "float32 (auto: as before)" in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_another_version(poem, tmp_path):
@@ -155,7 +112,7 @@ def test_a_checkpoint_of_another_version(poem, tmp_path):
     path = checkpoint.find(tmp_path) / "config.json"
     saved = json.loads(path.read_text())
     for part, load in ("training", lambda: train_module.settings(["--init_from=resume", f"--out_dir={tmp_path}"])), (
-        "model", lambda: checkpoint.load_model(checkpoint.find(tmp_path))
+        "model", lambda: GPT.from_checkpoint(checkpoint.find(tmp_path))
     ):
         path.write_text(json.dumps(saved | {part: saved[part] | {"telepathy": 1}}))
         manifest = path.with_name("manifest.json")
@@ -242,6 +199,15 @@ def test_resuming_needs_no_settings(poem, tmp_path):
     assert config["step"] == 8 and config["model"]["n_embd"] == 16 and config["model"]["dropout"] == 0.2
 
 
+def test_a_shape_flag_on_resume(poem, tmp_path):
+    """Catches a flag that is compared with the defaults, before the settings of the checkpoint are read."""
+    train(TrainConfig(**SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=1, n_embd=18, n_head=3, eval_iters=1)))
+    resume = ["--init_from=resume", f"--out_dir={tmp_path}"]
+    assert train_module.settings([*resume, "--n_head=3", "--max_iters=2"]).n_embd == 18  # 128 is not divisible by 3
+    with pytest.raises(ValueError, match="n_head=6 does not fit"):
+        train(train_module.settings([*resume, "--n_head=6"]))
+
+
 def test_accumulated_micro_batches_equal_one_large_batch(poem, tmp_path, monkeypatch):
     """Catches a loss that is summed, or divided twice: four micro-batches of 4 are one batch of 16."""
     settings = SMALL | dict(dataset=poem, max_iters=6, grad_clip=0.0, weight_decay=0.0)
@@ -253,7 +219,7 @@ def test_accumulated_micro_batches_equal_one_large_batch(poem, tmp_path, monkeyp
             return small_batch(tokens, batch_size, block_size, rng)
         step = len(calls)
         calls.append(step)
-        parts = [small_batch(tokens, 4, block_size, train_module.chance(1337, train_module.TRAIN, step, m)) for m in range(4)]
+        parts = [small_batch(tokens, 4, block_size, np.random.default_rng((1337, train_module.TRAIN, step, m))) for m in range(4)]
         return tuple(torch.cat(columns) for columns in zip(*parts))
 
     monkeypatch.setattr(dataset, "random_batch", large_batch)
@@ -364,12 +330,12 @@ def test_fine_tuning_from_a_checkpoint(poem, tmp_path, capsys):
     train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path / "a"), max_iters=20))
     tuning = dict(dataset=poem, out_dir=str(tmp_path / "b"), block_size=8, device="cpu")
     train(TrainConfig(**tuning, init_from=str(tmp_path / "a"), max_iters=0, n_layer=7))
-    assert f"the model is that of {tmp_path / 'a'}; left aside: n_layer=7\n" in capsys.readouterr().out
+    assert f"the model is that of {tmp_path / 'a'}; ignored: n_layer=7\n" in capsys.readouterr().out
     assert all(torch.equal(p, weights(tmp_path / "a")[name]) for name, p in weights(tmp_path / "b").items())
     assert checkpoint.load_config(checkpoint.find(tmp_path / "b"))["model"]["block_size"] == 8
     shape = {key: value for key, value in SMALL.items() if key.startswith("n_")}
     train(TrainConfig(**tuning, **shape, init_from="resume", max_iters=1))
-    with pytest.raises(ValueError, match="is one checkpoint"):  # it would write into a/
+    with pytest.raises(ValueError, match="is a checkpoint"):  # it would write into a/
         train(TrainConfig(**tuning | dict(init_from=str(tmp_path / "a"), out_dir=str(tmp_path / "a" / "step_000020"))))
 
 
@@ -435,7 +401,7 @@ def test_gpt2_on_other_tokens(poem, tmp_path):
     """Catches GPT-2 that is fine-tuned on ids which mean something else to it."""
     shape = dict(vocab_size=50257, n_layer=1, n_head=1, n_embd=8)
     hugging_face_folder(tmp_path / "gpt2", GPT(GPTConfig(block_size=16, **shape)), **shape)
-    with pytest.raises(ValueError, match="knows GPT-2's tokens, and dataset .* has others"):
+    with pytest.raises(ValueError, match="has GPT-2's tokens, and dataset .* has others"):
         train(TrainConfig(dataset=poem, init_from=str(tmp_path / "gpt2"), out_dir=str(tmp_path / "out"), device="cpu"))
 
 
@@ -452,7 +418,7 @@ def test_a_run_that_wandb_refuses(poem, tmp_path, monkeypatch):
 def test_a_run_killed_before_its_evaluation(poem, tmp_path, monkeypatch):
     """Catches a checkpoint whose validation loss is never known, because the run was killed between the two."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=10, eval_interval=5)
-    whole, evaluate = train(TrainConfig(**settings)), train_module.validation_loss
+    whole, undisturbed, evaluate = train(TrainConfig(**settings)), metrics(tmp_path), train_module.validation_loss
     for evaluations in 0, 1:  # that come before the kill
 
         def killed(*arguments, left=iter(range(evaluations))):
@@ -466,6 +432,8 @@ def test_a_run_killed_before_its_evaluation(poem, tmp_path, monkeypatch):
         monkeypatch.undo()
         again = train(TrainConfig(**settings, init_from="resume"))
         assert again["val_loss"] == whole["val_loss"]
+        for key in ("train_loss", "lr", "val_loss"):
+            assert [line.get(key) for line in metrics(tmp_path)] == [line.get(key) for line in undisturbed]
         assert [line["step"] for line in metrics(tmp_path) if "val_loss" in line] == [5, 10]
     train(TrainConfig(**settings, init_from="resume"))  # there is nothing left to do, and nothing to write again
     assert [line["step"] for line in metrics(tmp_path)] == [5, 10]
@@ -479,7 +447,7 @@ def test_a_disk_that_is_full(poem, tmp_path):
     limited = ["bash", "-c", 'ulimit -f 16; exec "$@"', "bash", sys.executable, "train.py", *flags]  # files of at most 16 KiB
     result = subprocess.run([*limited, "--init_from=resume", "--max_iters=2"], cwd=ROOT, capture_output=True, text=True)
     assert "cannot write" in complaint_after_progress(result) and "step_000002.partial" in result.stderr
-    checkpoint.load_model(checkpoint.find(tmp_path))
+    GPT.from_checkpoint(checkpoint.find(tmp_path))
     assert checkpoint.find(tmp_path).name == "step_000001" and [line["step"] for line in metrics(tmp_path)] == [1]
 
 

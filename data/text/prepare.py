@@ -13,8 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-import configure
-import dataset
+from engine import configure, dataset
 
 
 @dataclass

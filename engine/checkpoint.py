@@ -1,12 +1,12 @@
-"""Checkpoints: one folder per step, whole or not there at all, and nothing in it can run code.
+"""Checkpoints: one folder per step, complete or absent, and nothing in it can run code.
 
     out/step_002000/model.safetensors   the weights
-                    trainer.pt          what training needs to go on as if it had never stopped
+                    trainer.pt          what training needs to continue as if it had never stopped
                     config.json         step, model, training settings, tokenizer
                     manifest.json       sha256 of each of the other files
     out/best.json                       which checkpoint had the lowest validation loss so far
 
-A checkpoint is written under another name and renamed when it is complete and on the disk.
+A checkpoint is written under another name, and renamed once it is complete and on disk.
 """
 
 import itertools
@@ -18,28 +18,27 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-import tokenizer as tokenizers
-from dataset import publish, sha256_of_file
-from model import GPT, GPTConfig
+from engine import tokenizer
+from engine.files import publish, read_tensors, sha256_of_file
 
 
-def save(out_dir, step, model, training, tokenizer, trainer):
+def save(out_dir, step, model, training, tokenizer_spec, trainer):
     """Publish out_dir/step_<step> and return it.
 
-    training: the settings as a JSON dict. tokenizer: its specification. trainer: tensors and plain values. OSError if it
-    cannot be written, as when the disk is full; what was there before stays.
+    training: the settings as a JSON dict. trainer: tensors and plain values. OSError if it cannot be written, as when the
+    disk is full; what was there before stays.
     """
     folder = Path(out_dir) / f"step_{step:06d}"
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    config = {"step": step, "model": asdict(model.config), "training": training, "tokenizer": tokenizer}
+    config = {"step": step, "model": asdict(model.config), "training": training, "tokenizer": tokenizer_spec}
     try:
         save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, partial / "model.safetensors")
         torch.save(trainer, partial / "trainer.pt")
-    except (SafetensorError, RuntimeError) as error:  # each library has its own word for a disk that is full
+    except (SafetensorError, RuntimeError) as error:  # each library has its own error for a full disk
         raise OSError(f"cannot write {partial}: {str(error).splitlines()[0]}") from error
     publish(partial / "config.json", as_json(config))
     publish(partial / "manifest.json", as_json({path.name: sha256_of_file(path) for path in sorted(partial.iterdir())}))
@@ -92,8 +91,27 @@ def remove(out_dir, step):
             shutil.rmtree(folder)
 
 
+def what_remains(out_dir, step):
+    """In words, the newest checkpoint from before a step."""
+    good = [folder for folder in every(out_dir) if step_of(folder) < step]
+    return f"{good[-1]} is the last good checkpoint" if good else "nothing was saved"
+
+
+def start_run(out_dir, step, resumed):
+    """Prepare out_dir for a run from this step on; returns the last line of metrics.jsonl that stays, as a dict, or {}."""
+    out_dir.mkdir(parents=True, exist_ok=True)
+    if not resumed:
+        set_aside(out_dir)
+    path = out_dir / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    if kept != lines:
+        publish(path, "".join(kept).encode())
+    return json.loads(kept[-1]) if kept else {}
+
+
 def set_aside(out_dir):
-    """Move what an earlier run left in out_dir to out_dir/previous-N: a new one must neither mix with it nor destroy it."""
+    """Move an earlier run in out_dir to out_dir/previous-N: a new run must neither mix with it nor destroy it."""
     out_dir = Path(out_dir)
     leftovers = [*every(out_dir), *(out_dir / name for name in ("best.json", "metrics.jsonl"))]
     leftovers = [path for path in leftovers if path.exists()]
@@ -138,32 +156,24 @@ def load_config(folder):
     return json.loads(verify(folder, "config.json").read_text(encoding="utf-8"))
 
 
-def load_model(folder, **changes):
-    """The GPT of a checkpoint, on the CPU; changes to its config may be made where weights keep their shapes (dropout=0.1)."""
-    model = GPT(restore(GPTConfig, load_config(folder)["model"] | changes, folder))
-    load_weights(model, load_file(verify(folder, "model.safetensors")), folder)
-    return model
+def is_ours(folder):
+    """Whether a folder is one that train.py wrote, and not a model in Hugging Face's layout."""
+    theirs = any((folder / name).exists() for name in ("config.json", "model.safetensors"))
+    return folder.is_dir() and ((folder / "manifest.json").exists() or not theirs)
+
+
+def load(folder):
+    """The model of a checkpoint: its config as a dict, and its weights (name -> tensor) on the CPU."""
+    return load_config(folder)["model"], dict(read_tensors(verify(folder, "model.safetensors")))
 
 
 def restore(cls, saved, folder):
-    """The settings of a checkpoint as a cls; ValueError names those that this version does not have."""
+    """The settings of a checkpoint as a dataclass cls; ValueError names those that this version does not have."""
     unknown = saved.keys() - cls.__dataclass_fields__.keys()
     if unknown:
-        raise ValueError(f"{folder} is of another version of this code, which has {', '.join(sorted(unknown))}: use that one")
+        names = ", ".join(sorted(unknown))
+        raise ValueError(f"{folder} was written by another version of this code, which has {names}: use that version")
     return cls(**saved)
-
-
-def load_weights(model, weights, source):
-    """Copy weights, a dict of tensors, into model; ValueError names the first that is missing, extra or of another shape."""
-    parameters = dict(model.named_parameters())
-    for name in parameters.keys() | weights.keys():
-        want = tuple(parameters[name].shape) if name in parameters else "no such tensor"
-        have = tuple(weights[name].shape) if name in weights else "no such tensor"
-        if want != have:
-            raise ValueError(f"{source} does not fit this model: {name} is {have} there and {want} here")
-    with torch.no_grad():
-        for name, p in parameters.items():
-            p.copy_(weights[name])
 
 
 def load_trainer(folder):
@@ -173,4 +183,22 @@ def load_trainer(folder):
 
 def load_tokenizer(folder):
     """The tokenizer of a checkpoint."""
-    return tokenizers.from_spec(load_config(folder)["tokenizer"])
+    return tokenizer.from_spec(load_config(folder)["tokenizer"])
+
+
+def check_model(folder, wanted, equal_paths):
+    """ValueError if a checkpoint's model is not the one of the config `wanted`; dropout and equal paths may differ."""
+    for name, found in load_config(folder)["model"].items():
+        value = getattr(wanted, name)
+        same_function = name == "attention" and {value, found} <= equal_paths
+        if value != found and name != "dropout" and not same_function:
+            raise ValueError(
+                f"{name}={value} does not fit {folder}, which has {name}={found}: "
+                "leave it out to resume, or train from scratch in another out_dir"
+            )
+
+
+def check_tokenizer(folder, wanted):
+    """ValueError if a checkpoint was trained on another tokenizer's ids: each would mean something else."""
+    if load_config(folder)["tokenizer"] != wanted.spec():
+        raise ValueError(f"{folder} was trained with another tokenizer than the dataset's: prepare the data with the same one")

@@ -1,8 +1,8 @@
-"""Token files: written once, by one writer, for every dataset; read as batches that depend on a seed and nothing else.
+"""Token files: one writer for every dataset; read as batches that depend on a seed and nothing else.
 
 A dataset is a folder with train.bin and val.bin, little-endian uint16 or uint32 ids, and meta.json, which says which,
-names and hashes the source text, carries the whole tokenizer, and counts and hashes everything (reading checks the
-counts and the ids, not the hashes). nanoGPT's files load as they are.
+names and hashes the source text, carries the whole tokenizer, and has the counts and hashes of everything (reading checks
+counts and ids, but not the hashes). nanoGPT's files load as they are.
 """
 
 import difflib
@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import configure
-import tokenizer as tokenizers
+from engine import configure, tokenizer
+from engine.files import publish, sha256_of, sha256_of_file
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 # --------------------------------------------------------------------------------------------------
 # Writing
@@ -40,7 +40,7 @@ def read_text(path):
 
 
 def download(url, sha256, path):
-    """The file at url, kept at path; ValueError if it cannot be had or is not the one with this sha256."""
+    """The file at url, kept at path; ValueError if it cannot be downloaded or has another sha256."""
     if not path.exists():
         remedy = f"get the file another way, then python data/{path.parent.name}/prepare.py --input FILE"
         print(f"downloading {url}")
@@ -54,13 +54,6 @@ def download(url, sha256, path):
             raise ValueError(f"{url} is not the expected file (its sha256 differs): {remedy}")
         publish(path, content)
     return path
-
-
-def publish(path, content):
-    """Write bytes so that path holds all of them or what it held before."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
 
 
 @dataclass
@@ -88,7 +81,7 @@ def split(documents):
 
 
 def pieces(text, size=1 << 20):
-    """Cut text into pieces of about size characters, at line ends between words, where no tokenizer joins across."""
+    """Cut text into pieces of about size characters, at line ends between words, which no token crosses."""
     start = 0
     while start < len(text):
         end = start + size
@@ -100,7 +93,7 @@ def pieces(text, size=1 << 20):
 
 
 def write(folder, documents, tokenizer_name, source):
-    """Tokenize documents (a list of str) into folder: train.bin, val.bin, and last meta.json. source: where they are from.
+    """Tokenize documents (a list of str) into folder: train.bin, val.bin, and last meta.json. source: where they come from.
 
     Documents are separated by the tokenizer's end-of-text id, or else by a newline.
     """
@@ -108,15 +101,15 @@ def write(folder, documents, tokenizer_name, source):
     text_size = sum(len(document) for document in documents)
     if text_size < 2:
         raise ValueError(f"there is no text in {source}")
-    tokenizer = tokenizers.create(tokenizer_name, "\n".join(documents))
-    dtype = "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
+    encoding = tokenizer.create(tokenizer_name, "\n".join(documents))
+    dtype = "uint16" if encoding.vocab_size <= 1 << 16 else "uint32"
     on_disk = np.dtype(dtype).newbyteorder("<")
     separator = []
     if len(documents) > 1:
-        separator = tokenizer.encode("\n") if tokenizer.end_of_text is None else [tokenizer.end_of_text]
+        separator = encoding.encode("\n") if encoding.end_of_text is None else [encoding.end_of_text]
     meta = {
         "dtype": dtype,
-        "vocab_size": tokenizer.vocab_size,
+        "vocab_size": encoding.vocab_size,
         "source": {"name": source, "sha256": sha256_of(document.encode("utf-8") for document in documents)},
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +119,7 @@ def write(folder, documents, tokenizer_name, source):
             with open(partial, "wb") as file:
                 for n, document in enumerate(part):
                     for piece in pieces(document):
-                        tokens += file.write(tokenizer.encode(piece).astype(on_disk))
+                        tokens += file.write(encoding.encode(piece).astype(on_disk))
                         bar.update(len(piece))
                     if n < len(part) - 1:
                         tokens += file.write(np.array(separator, on_disk))
@@ -136,22 +129,10 @@ def write(folder, documents, tokenizer_name, source):
                 "sha256": sha256_of_file(partial),
             }
             os.replace(partial, folder / f"{name}.bin")
-    meta["tokenizer"] = tokenizer.spec()
+    meta["tokenizer"] = encoding.spec()
     publish(folder / "meta.json", json.dumps(meta, indent=1).encode())
     counts = ", ".join(f"{name} {meta[name]['tokens']:,}" for name in ("train", "val"))
-    print(f"{folder.name}: {text_size:,} characters as {tokenizer_name} tokens ({counts}; vocabulary {tokenizer.vocab_size:,})")
-
-
-def sha256_of(chunks):
-    digest = hashlib.sha256()
-    for chunk in chunks:
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def sha256_of_file(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    print(f"{folder.name}: {text_size:,} characters as {tokenizer_name} tokens ({counts}; vocabulary {encoding.vocab_size:,})")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -163,10 +144,10 @@ class Dataset:
     train: np.ndarray
     """Token ids, mapped from disk."""
     val: np.ndarray
-    tokenizer: tokenizers.Tokenizer
+    tokenizer: tokenizer.Tokenizer
     vocab_size: int
     tokens_per_character: float | None
-    """Of the validation text, to turn nats per token into bits per character; None where it was not counted."""
+    """In the validation text, to convert nats per token into bits per character; None where it was not counted."""
 
     def bits_per_character(self, loss):
         """A loss in nats per token, comparable between tokenizers; None where the characters were not counted."""
@@ -179,8 +160,9 @@ def find(name):
     if not folder.is_dir() and Path(name).is_dir():
         folder = Path(name)
     prepare = folder / "prepare.py"
-    ours = folder.parent == DATA and prepare.exists()  # nothing is run, and so nothing overwritten, anywhere else
-    if all((folder / file).exists() for file in ["train.bin", "val.bin", *["meta.json"] * ours]):
+    ours = folder.parent == DATA and prepare.exists()  # anywhere else nothing is run, and so nothing overwritten
+    needed = ["train.bin", "val.bin", "meta.json"] if ours else ["train.bin", "val.bin"]
+    if all((folder / file).exists() for file in needed):
         return folder
     if not ours:
         known = sorted(path.name for path in DATA.iterdir() if path.is_dir())
@@ -189,7 +171,7 @@ def find(name):
         raise ValueError(f"dataset {name!r} has no train.bin and val.bin, and is none of ours that could be prepared: {hint}")
     print(f"preparing dataset {name}, once")
     result = subprocess.run([sys.executable, str(prepare)])
-    if result.returncode:  # it has said why, in one line
+    if result.returncode:  # it has printed why, in one line
         sys.exit(result.returncode)
     return folder
 
@@ -200,9 +182,9 @@ def load(name, block_size):
     if (folder / "meta.json").exists():
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-            tokenizer, vocab_size, dtype = tokenizers.from_spec(meta["tokenizer"]), meta["vocab_size"], meta["dtype"]
+            encoding, vocab_size, dtype = tokenizer.from_spec(meta["tokenizer"]), meta["vocab_size"], meta["dtype"]
             tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
-            if dtype not in ("uint16", "uint32") or vocab_size != tokenizer.vocab_size:
+            if dtype not in ("uint16", "uint32") or vocab_size != encoding.vocab_size:
                 raise KeyError(f"dtype {dtype}, vocab_size {vocab_size}")
         except (json.JSONDecodeError, KeyError, TypeError, ZeroDivisionError) as error:
             raise ValueError(f"{folder / 'meta.json'} is damaged ({error!r}): prepare the dataset again") from None
@@ -213,8 +195,8 @@ def load(name, block_size):
         )
     else:  # nanoGPT's files without a meta.pkl hold GPT-2 tokens
         meta, dtype, tokens_per_character = {}, "uint16", None
-        tokenizer = tokenizers.create("gpt2")
-        vocab_size = tokenizer.vocab_size
+        encoding = tokenizer.create("gpt2")
+        vocab_size = encoding.vocab_size
     splits = {}
     for split_name in ("train", "val"):
         path = folder / f"{split_name}.bin"
@@ -230,11 +212,11 @@ def load(name, block_size):
         splits[split_name] = tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
         if (largest := int(tokens.max())) >= vocab_size:
             raise ValueError(f"{path} has token id {largest}, but the vocabulary has {vocab_size}: prepare it again")
-    return Dataset(**splits, tokenizer=tokenizer, vocab_size=vocab_size, tokens_per_character=tokens_per_character)
+    return Dataset(**splits, tokenizer=encoding, vocab_size=vocab_size, tokens_per_character=tokens_per_character)
 
 
 def random_batch(tokens, batch_size, block_size, rng):
-    """batch_size windows that rng draws: inputs and targets (batch_size, block_size) int64, targets one token later."""
+    """batch_size windows chosen by rng: inputs and targets (batch_size, block_size) int64, targets one token later."""
     starts = rng.integers(len(tokens) - block_size, size=(batch_size, 1))
     windows = torch.from_numpy(tokens[starts + np.arange(block_size + 1)].astype(np.int64))
     return windows[:, :-1], windows[:, 1:]

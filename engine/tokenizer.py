@@ -1,7 +1,7 @@
-"""Text to token ids and back. A tokenizer is one JSON specification, which travels with data and checkpoints.
+"""Text to token ids and back. A tokenizer is one JSON specification, which is stored with data and checkpoints.
 
-    tokenizer = create("char", text)          char, byte, gpt2 or any other encoding of tiktoken
-    tokenizer = from_spec(tokenizer.spec())   the same one on another machine: no file, no network
+    encoding = create("char", text)          char, byte, gpt2 or any other encoding of tiktoken
+    encoding = from_spec(encoding.spec())    the same one on another machine: no file, no network
 """
 
 import base64
@@ -11,17 +11,17 @@ import numpy as np
 
 
 class Tokenizer:
-    """vocab_size, encode, decode, spec; token_bytes(id) is the piece of UTF-8 text that one id stands for."""
+    """vocab_size, encode, decode, spec; token_bytes(id) is the UTF-8 text that one id stands for, perhaps half a character."""
 
     end_of_text = None
     """The id that separates documents, if there is one."""
 
     def decode(self, tokens):
-        """Ids to text; a character that was cut in half becomes U+FFFD."""
+        """Ids to text; an incomplete character becomes U+FFFD."""
         return "".join(self.decode_stream(tokens))
 
     def decode_stream(self, tokens):
-        """Text of each id as it arrives; the bytes of a character are held back until it is whole."""
+        """Text of each id as it arrives; the bytes of a character are held back until it is complete."""
         utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for token in tokens:
             yield utf8.decode(self.token_bytes(token))
@@ -92,7 +92,7 @@ class TiktokenTokenizer(Tokenizer):
         self.end_of_text = encoding._special_tokens.get("<|endoftext|>")
 
     def encode(self, text, allow_special=False):
-        """Ids of text. What looks like a special token in it is only one if you allow it: data is just characters."""
+        """Ids of text. What looks like a special token is one only if you allow it: in data it is just characters."""
         return self.encoding.encode_to_numpy(
             text, allowed_special="all" if allow_special else set(), disallowed_special=()
         )
@@ -139,7 +139,7 @@ class TiktokenTokenizer(Tokenizer):
             raise ValueError(f"unknown tokenizer {name!r}: choose char, byte, {', '.join(names)}")
         try:
             return cls(tiktoken.get_encoding(name))
-        except Exception as error:  # whatever stands between tiktoken and its file: no network, a proxy, a damaged cache
+        except Exception as error:  # no network, a proxy, a damaged cache
             raise ValueError(
                 f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to the internet, "
                 "or set TIKTOKEN_CACHE_DIR to a folder that has its file"

@@ -1,25 +1,25 @@
-"""Weights for decoding, where reading them is what takes the time: in fewer bytes, and laid out for several rows.
+"""Weights for decoding, where reading them takes most of the time: in fewer bytes, and laid out for several rows.
 
-Training never comes here. `ready(model, dtype, quantize, rows)` swaps the Linear layers of a model for one of these.
+Not used in training. `prepare_for_inference(model, dtype, quantize, rows)` replaces the Linear layers of a model.
 """
-
-import time
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-FEW, ENOUGH = 2**24, 2**26  # bytes of weights that stay in a processor's own memory, and that tell how fast more are read
+from engine.roofline import least_seconds
+
+CACHED, SAMPLE = 2**24, 2**26  # bytes of weights that fit into a processor's cache; bytes that are timed in place of all
 
 
 class Packed(nn.Module):
-    """A Linear in float32 whose weight oneDNN has laid out as its products of several rows read it (x86 processors).
+    """A Linear in float32 with its weight in oneDNN's own layout for products of several rows (x86 processors).
 
-    GPT-2's matrices, milliseconds for 1, 4, 10, 32, 64 rows: 32, 29, 34, 55, 89, against 28, 49, 84, 82, 121 as they are
-    (2 CPU cores, PyTorch 2.13): worth it from four rows on. These are the operations that torch.compile puts in.
+    GPT-2's matrices, milliseconds for 1, 4, 10, 32, 64 rows: 32, 29, 34, 55, 89, against 28, 49, 84, 82, 121 unpacked
+    (2 CPU cores, PyTorch 2.13): faster from four rows on. torch.compile uses the same operations.
     """
 
-    ROWS = 16  # what the layout is made for: good for all that were tried
+    ROWS = 16  # that the layout is optimized for; good for all numbers of rows that were tried
 
     def __init__(self, linear):
         super().__init__()
@@ -27,7 +27,7 @@ class Packed(nn.Module):
 
     @staticmethod
     def pays(rows):
-        """Whether so many rows at a time make it worth while, where it is possible."""
+        """Whether this is possible here, and faster for this number of rows."""
         return rows >= 4 and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 
     def forward(self, x):
@@ -37,10 +37,10 @@ class Packed(nn.Module):
 class Int8(nn.Module):
     """A Linear whose weights are int8, with one scale for each output: a quarter of the bytes of float32.
 
-    On a CPU x is written as two int8 numbers, high + low/127, which keep 14 bits of it, and the products are sums of integers
-    (torch._int_mm): exact, so that a row comes out the same whatever rows stand beside it. A single row is up to a third
-    faster in torch._weight_int8pack_mm, which rounds it to bfloat16, and takes whole blocks of 64 only. On a GPU the weights
-    become x's dtype on the way, exactly, which saves memory and not time.
+    On a CPU x is split into two int8 numbers, high + low/127, which keep 14 bits of it, and the products are sums of
+    integers (torch._int_mm): exact, so that a row's result does not depend on the other rows. A single row is up to a third
+    faster in torch._weight_int8pack_mm, which rounds it to bfloat16, and needs sizes that are multiples of 64. On a GPU the
+    weights are converted to x's dtype, exactly, which saves memory but no time.
     """
 
     def __init__(self, linear):
@@ -62,21 +62,21 @@ class Int8(nn.Module):
         unit = rows.abs().amax(dim=-1, keepdim=True).div_(127).add_(1e-30)
         scaled, parts, B = rows / unit, torch.empty(2 * len(rows), rows.shape[1], dtype=torch.int8), len(rows)
         high, low = parts[:B], parts[B:]
-        low.copy_(scaled.sub_(high.copy_(scaled)).mul_(127))  # copying to int8 cuts off what comes after the point
+        low.copy_(scaled.sub_(high.copy_(scaled)).mul_(127))  # copying to int8 truncates towards 0
         y = torch._int_mm(parts, self.weight.mT).float()
         y = torch.add(y[:B], y[B:], alpha=1 / 127).mul_(unit)
         y = y * self.scale if self.bias is None else torch.addcmul(self.bias.float(), y, self.scale)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     def widened(self, x):
-        """For a GPU: int8 fits into x's dtype as it is, and the scale comes after the sum, in float32."""
-        y = F.linear(x / 128, self.weight.to(x.dtype)).float()  # sums no larger than x, for float16
+        """For a GPU: int8 is exact in x's dtype, and the scale is applied after the sum, in float32."""
+        y = F.linear(x / 128, self.weight.to(x.dtype)).float()  # keeps sums within float16
         y = y * (128 * self.scale) if self.bias is None else torch.addcmul(self.bias.float(), y, 128 * self.scale)
         return y.to(x.dtype)
 
 
 def linears(model):
-    """(name of the parent, name, layer) of all layers that multiply by a weight."""
+    """(parent module, name, layer) of all layers that multiply by a weight."""
     return [
         (parent, name, layer) for parent in model.modules() for name, layer in parent.named_children()
         if isinstance(layer, nn.Linear | Packed | Int8)
@@ -84,23 +84,23 @@ def linears(model):
 
 
 @torch.no_grad()
-def ready(model, dtype, quantize="none", rows=1):
-    """Make model fit to decode, in place: its numbers in dtype, its products fast for so many rows at a time, on its device."""
+def prepare_for_inference(model, dtype, quantize="none", rows=1):
+    """Convert model in place, on its device: parameters to dtype, products to the fastest layout for this number of rows."""
     on_cpu = next(model.parameters()).device.type == "cpu"
     packed = on_cpu and dtype == torch.float32 and Packed.pays(rows)
     swap = Int8 if quantize == "int8" else Packed if packed else None
     for parent, name, layer in linears(model) if swap else ():
         setattr(parent, name, swap(layer))
-    for p in model.parameters():  # and not the tables of positions, nor int8's scales
+    for p in model.parameters():  # buffers stay as they are: position tables and int8's scales
         p.data = p.data.to(dtype)
     return model.eval().requires_grad_(False)
 
 
 @torch.inference_mode()
 def read_seconds(model):
-    """(bytes, seconds) of all weights of a model in a product with one row each: what a step cannot be faster than.
+    """(bytes, seconds) of reading all weights of a model once, each in a product with one row: the lower bound of a step.
 
-    On a GPU, where starting a product takes as long as reading a small weight, at the speed of a large copy.
+    On a GPU, where launching a product takes as long as reading a small weight: at the bandwidth of a large copy.
     """
     layers = [layer for _, _, layer in linears(model)]
     size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
@@ -117,43 +117,25 @@ def read_seconds(model):
     return size, least_seconds(read, device)
 
 
-def least_seconds(function, device, times=4):
-    """The shortest time of several calls."""
-    seconds = []
-    for _ in range(times):
-        synchronize(device)
-        start = time.perf_counter()
-        function()
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
-
-def synchronize(device):
-    """Wait until the device has done what it was given."""
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
-
-
 @torch.inference_mode()
 def fastest_dtype(model):
-    """The dtype in which this model's weights are read soonest, and why; bfloat16 on a CPU only if measured so.
+    """The dtype in which this model's weights are read fastest, and why; on a CPU bfloat16 only if measured to be.
 
-    Measured with one row and with many: what a text is written in must not depend on how many there are.
+    Measured with one row and with many: the dtype must not depend on how many texts are written.
     """
-    device, some, size = model.lm_head.weight.device, [], 0
+    device, timed, size = model.lm_head.weight.device, [], 0
     for _, _, layer in linears(model):
-        if size < ENOUGH:
-            some.append(layer)
+        if size < SAMPLE:
+            timed.append(layer)
             size += layer.weight.nbytes
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16, " (auto)"
-    if device.type != "cpu" or size < FEW:
+    if device.type != "cpu" or size < CACHED:
         return torch.float32, " (auto)"
     gains = []
     for rows in 1, Packed.ROWS:
-        wide = [(Packed(layer) if Packed.pays(rows) else layer, torch.ones(rows, layer.weight.shape[1])) for layer in some]
-        half = [(layer.weight.bfloat16(), x.bfloat16()) for layer, (_, x) in zip(some, wide)]
+        wide = [(Packed(layer) if Packed.pays(rows) else layer, torch.ones(rows, layer.weight.shape[1])) for layer in timed]
+        half = [(layer.weight.bfloat16(), x.bfloat16()) for layer, (_, x) in zip(timed, wide)]
         in_wide = least_seconds(lambda: [layer(x) for layer, x in wide], device)
         gains.append(in_wide / least_seconds(lambda: [F.linear(x, weight) for weight, x in half], device))
     gain = min(gains)

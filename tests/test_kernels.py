@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import byhand
-from byhand import head_loss, relu2, rms_norm
+from engine import kernels
+from engine.kernels import linear_cross_entropy, relu2, rms_norm
 from model import GPT, MODERN, GPTConfig
 
 
@@ -42,7 +42,7 @@ def test_rms_norm_keeps_the_dtype_and_bears_zeros(dtype):
     torch.testing.assert_close(y.float(), expected, rtol=1e-2, atol=1e-6)
 
 
-@pytest.mark.parametrize("function", [rms_norm, relu2, lambda x: head_loss(x, x, torch.zeros(3, dtype=torch.long))])
+@pytest.mark.parametrize("function", [rms_norm, relu2, lambda x: linear_cross_entropy(x, x, torch.zeros(3, dtype=torch.long))])
 def test_a_second_derivative_is_refused(function):
     """Catches a Hessian that silently leaves out what these functions curve."""
     x = torch.randn(3, 4, requires_grad=True)
@@ -61,8 +61,8 @@ def test_the_chunked_loss_is_the_plain_one(N, V, chunk, ignored, seed):
     targets = torch.randint(V, (N,)).masked_fill(torch.rand(N) < ignored, -1)
     targets[0] = 0  # at least one
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(byhand, "CHUNK", (chunk, chunk))
-        ours = head_loss(x, weight, targets) * 3
+        patch.setattr(kernels, "MAX_LOGITS_CPU", chunk)
+        ours = linear_cross_entropy(x, weight, targets) * 3
     plain = F.cross_entropy(x @ weight.T, targets, ignore_index=-1) * 3
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
     for a, b in zip(torch.autograd.grad(ours, (x, weight)), torch.autograd.grad(plain, (x, weight))):
@@ -72,12 +72,12 @@ def test_the_chunked_loss_is_the_plain_one(N, V, chunk, ignored, seed):
 def test_the_chunked_loss_is_taken_once_and_not_at_all_without_gradients():
     """Catches a second backward pass that scales the gradients twice, and an evaluation that makes gradients."""
     x, weight, targets = torch.randn(6, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True), torch.randint(9, (6,))
-    loss = head_loss(x, weight, targets)
+    loss = linear_cross_entropy(x, weight, targets)
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="inplace"):
         loss.backward()
     with torch.no_grad():
-        assert not head_loss(x, weight, targets).requires_grad
+        assert not linear_cross_entropy(x, weight, targets).requires_grad
 
 
 def test_the_chunked_loss_under_autocast():
@@ -87,7 +87,7 @@ def test_the_chunked_loss_under_autocast():
     for half in False, True:
         a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = head_loss(a, b, targets)
+            loss = linear_cross_entropy(a, b, targets)
         loss.backward()
         assert loss.dtype == a.grad.dtype == b.grad.dtype == torch.float32
         results.append((loss.detach(), a.grad, b.grad))
@@ -103,7 +103,7 @@ def test_the_chunked_loss_keeps_small_gradients_in_float16():
     for half in False, True:
         a, b = x.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.autocast("cpu", torch.float16, enabled=half):
-            loss = head_loss(a, b, targets)
+            loss = linear_cross_entropy(a, b, targets)
         (65536 * loss).backward()
         results.append((a.grad, b.grad, b.grad[100:]))  # also of the words that are never a target
     for wide, half in zip(*results):
@@ -160,8 +160,8 @@ def test_the_memory_of_a_large_vocabulary():
     x, weight = torch.randn(1000, 8, requires_grad=True), torch.randn(2000, 8, requires_grad=True)
     targets = torch.randint(2000, (1000,))
     with pytest.MonkeyPatch.context() as patch, torch.profiler.profile(profile_memory=True) as profiler:
-        patch.setattr(byhand, "CHUNK", (200_000, 200_000))
-        head_loss(x, weight, targets).backward()
+        patch.setattr(kernels, "MAX_LOGITS_CPU", 200_000)
+        linear_cross_entropy(x, weight, targets).backward()
     sizes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     held, peak = 0, 0
     for size in sizes:

@@ -8,18 +8,18 @@ import torch.nn as nn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import quantize
+from engine import quantization
 from model import MODERN, GPT, GPTConfig
 
 
-@pytest.mark.skipif(not quantize.Packed.pays(9), reason="oneDNN packs weights on x86 only")
+@pytest.mark.skipif(not quantization.Packed.pays(9), reason="oneDNN packs weights on x86 only")
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 32, 33, 600])
 @pytest.mark.parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False), (7, 9, True)])
 def test_packed(rows, inputs, outputs, bias):
     """Catches a weight that is read in another order than it was laid out in, for any number of rows."""
     torch.manual_seed(0)
     linear, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(rows, 3, inputs).transpose(0, 1)
-    y = quantize.Packed(linear)(x)
+    y = quantization.Packed(linear)(x)
     assert y.shape == (3, rows, outputs)
     torch.testing.assert_close(y, linear(x), rtol=1e-4, atol=1e-5)
 
@@ -34,7 +34,7 @@ def test_int8(rows, inputs, outputs, bias, seed):
     torch.manual_seed(seed)
     linear, x = nn.Linear(inputs, outputs, bias=bias), torch.randn(rows, inputs)
     x[:, 0] *= 100  # an outlier, as real models have: 8 bits for all of x would lose the rest
-    layer = quantize.Int8(linear)
+    layer = quantization.Int8(linear)
     scale = linear.weight.abs().amax(1, keepdim=True) / 127
     kept = layer.weight * layer.scale[:, None]
     assert ((kept - linear.weight).abs() <= 0.5001 * scale).all() and layer.weight.dtype == torch.int8
@@ -48,7 +48,7 @@ def test_int8(rows, inputs, outputs, bias, seed):
 
 def test_int8_rows_do_not_see_each_other():
     """Catches a scale that is shared by the rows of a batch: a text would depend on its neighbours."""
-    layer, x = quantize.Int8(nn.Linear(128, 192)), torch.randn(12, 128)
+    layer, x = quantization.Int8(nn.Linear(128, 192)), torch.randn(12, 128)
     x[3] *= 1000
     whole = layer(x)
     for rows in (slice(0, 2), slice(0, 5), slice(3, 6), slice(4, 12), slice(2, 9)):
@@ -59,7 +59,7 @@ def test_int8_rows_do_not_see_each_other():
 def test_int8_as_on_a_gpu(dtype, tolerance):
     """Catches weights whose scale is rounded with them, and sums too large for float16."""
     torch.manual_seed(0)
-    layer, x = quantize.Int8(nn.Linear(700, 50)), 500 * torch.randn(9, 700).to(dtype)
+    layer, x = quantization.Int8(nn.Linear(700, 50)), 500 * torch.randn(9, 700).to(dtype)
     exact = x.double() @ (layer.weight * layer.scale[:, None]).double().mT + layer.bias.double()
     got = layer.widened(x)
     assert got.dtype == dtype and ((got - exact).norm() < tolerance * exact.norm())
@@ -71,7 +71,7 @@ def test_positions_keep_their_digits():
         torch.manual_seed(0)
         model = GPT(GPTConfig(block_size=64, vocab_size=50, n_layer=1, n_head=2, n_embd=32, position=position))
         tables = {name: table.clone() for name, table in model.named_buffers()}
-        half = quantize.ready(copy.deepcopy(model), torch.bfloat16)
+        half = quantization.prepare_for_inference(copy.deepcopy(model), torch.bfloat16)
         assert tables and all(torch.equal(table, dict(half.named_buffers())[name]) for name, table in tables.items())
         assert half(torch.arange(50)[None])[0].dtype == torch.bfloat16
 
@@ -82,7 +82,7 @@ def test_zeros_stay_zeros():
     with torch.no_grad():
         linear.weight.zero_()
     for rows in (1, 9):
-        assert torch.equal(quantize.Int8(linear)(torch.zeros(rows, 8)), linear.bias.expand(rows, -1))
+        assert torch.equal(quantization.Int8(linear)(torch.zeros(rows, 8)), linear.bias.expand(rows, -1))
 
 
 @pytest.mark.parametrize("shape", [{}, MODERN])
@@ -97,11 +97,11 @@ def test_a_model_made_ready(shape, dtype, how, tolerance, rows):
     with torch.no_grad():
         for p in model.parameters():
             p.normal_(std=0.2)
-    fast, idx = quantize.ready(copy.deepcopy(model), dtype, how, rows), torch.randint(64, (6, 16))
+    fast, idx = quantization.prepare_for_inference(copy.deepcopy(model), dtype, how, rows), torch.randint(64, (6, 16))
     theirs, mine = model(idx, idx)[0].softmax(-1), fast(idx, idx)[0].float().softmax(-1)
     assert (theirs - mine).abs().max() < tolerance
     assert fast.transformer.wte.weight.dtype == dtype
-    size, seconds = quantize.read_seconds(fast)
+    size, seconds = quantization.read_seconds(fast)
     matrices = sum(p.numel() for p in model.transformer.h.parameters() if p.dim() == 2) + model.lm_head.weight.numel()
     assert size == matrices * (1 if how == "int8" else dtype.itemsize) and seconds > 0
 
@@ -119,17 +119,17 @@ def test_int8_costs_little():
         optimizer.step()
         optimizer.zero_grad()
     before = model(idx[:, :-1], idx[:, 1:])[1].item()
-    after = quantize.ready(model, torch.float32, "int8")(idx[:, :-1], idx[:, 1:])[1].item()
+    after = quantization.prepare_for_inference(model, torch.float32, "int8")(idx[:, :-1], idx[:, 1:])[1].item()
     assert before < 2.6 and abs(after / before - 1) < 0.005
 
 
 def test_the_fastest_dtype_is_measured(monkeypatch):
     """Catches a choice without a reason, by one row alone, or by timing a model that does not wait for memory."""
     model = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=1, n_head=2, n_embd=32))
-    assert quantize.fastest_dtype(model) == (torch.float32, " (auto)")
-    monkeypatch.setattr(quantize, "FEW", 0)
-    assert "bfloat16 would be" in quantize.fastest_dtype(model)[1]
+    assert quantization.fastest_dtype(model) == (torch.float32, " (auto)")
+    monkeypatch.setattr(quantization, "CACHED", 0)
+    assert "bfloat16 would be" in quantization.fastest_dtype(model)[1]
     for one_row, many_rows, expected in (3.0, 3.0, torch.bfloat16), (3.0, 0.5, torch.float32), (0.5, 3.0, torch.float32):
         seconds = iter((one_row, 1.0, many_rows, 1.0))
-        monkeypatch.setattr(quantize, "least_seconds", lambda function, device: (function(), next(seconds))[1])
-        assert quantize.fastest_dtype(model)[0] == expected
+        monkeypatch.setattr(quantization, "least_seconds", lambda function, device: (function(), next(seconds))[1])
+        assert quantization.fastest_dtype(model)[0] == expected

@@ -5,8 +5,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import quantize
-from decode import Chance, Draft, Sampling, Session, compiled_decode, decode_one_token, draw, ngram, prefill, stream
+from engine import quantization
+from engine.decoding import (
+    Draft, RandomStream, Sampling, Session, compiled_decode, decode_one_token, ngram, prefill, sample_next_token, stream,
+)
 from model import MODERN, GPT, GPTConfig
 
 
@@ -23,7 +25,7 @@ def tiny(seed=0, **changes):
 def write(model, prompts, count, sampling=None, seeds=None, guess=None, use_cache=True, **options):
     """The tokens (count, B) that are written after prompts, and their logits (count, B, V)."""
     session = Session(model, prompts, use_cache=use_cache)
-    chance = Chance([torch.Generator().manual_seed(seed) for seed in seeds or range(len(prompts))])
+    chance = RandomStream([torch.Generator().manual_seed(seed) for seed in seeds or range(len(prompts))])
     pairs = list(stream(session, count, sampling or Sampling(top_k=10), chance, guess=guess, **options))
     assert torch.equal(session.ids[:, session.length - count : session.length], torch.stack([t for t, _ in pairs], dim=1))
     return torch.stack([token for token, _ in pairs]), torch.stack([logits for _, logits in pairs])
@@ -32,7 +34,7 @@ def write(model, prompts, count, sampling=None, seeds=None, guess=None, use_cach
 SHAPES = {
     "gpt2": {}, "modern": MODERN, "windows": {**MODERN, "window": 5, "window_pattern": "SL"}, "grouped": dict(n_kv_head=2),
     "sinusoidal": dict(position="sinusoidal"), "masked_fill": dict(attention="masked_fill", score="additive"),
-    "tiled": dict(attention="tiled"), "shift": {**MODERN, "window": 5, "window_pattern": "SL", "shift": True},
+    "tiled": dict(attention="tiled"),
 }
 
 
@@ -56,7 +58,7 @@ def test_a_batch_of_any_prompts_equals_each_alone(shape, data):
 
 def test_rows_of_many_texts_in_float32():
     """Catches products of few rows, or padding between them, that give a text in a batch another continuation than alone."""
-    model = quantize.ready(tiny(n_embd=384, n_head=6, block_size=40).float(), torch.float32, rows=6)
+    model = quantization.prepare_for_inference(tiny(n_embd=384, n_head=6, block_size=40).float(), torch.float32, rows=6)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(0.2)
@@ -86,7 +88,7 @@ def test_a_long_conversation_reads_little_again():
     assert sum(read) < 10
 
 
-@pytest.mark.parametrize("shape", ["gpt2", "modern", "windows", "grouped", "masked_fill", "shift"])
+@pytest.mark.parametrize("shape", ["gpt2", "modern", "windows", "grouped", "masked_fill"])
 def test_steps_whose_shapes_never_change(shape):
     """Catches a compiled step that is compiled again for each position, breaks into pieces, or sees what is still empty."""
     from torch._dynamo.testing import CompileCounter
@@ -98,7 +100,7 @@ def test_steps_whose_shapes_never_change(shape):
     for backend in graphs, "aot_eager":  # the second also takes writing to the cache apart, as inductor does
         torch._dynamo.reset()
         session = Session(model, prompts, compiled=torch.compile(decode_one_token, backend=backend, fullgraph=True))
-        chance = Chance([torch.Generator().manual_seed(seed) for seed in range(3)])
+        chance = RandomStream([torch.Generator().manual_seed(seed) for seed in range(3)])
         logits = torch.stack([logits for _, logits in stream(session, 40, Sampling(top_k=10), chance)])
         torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
     assert graphs.frame_count == 1
@@ -126,9 +128,6 @@ def test_padding_that_linear_attention_cannot_skip():
     with pytest.raises(ValueError, match="one length"):
         write(tiny(attention="linear"), prompts, 2)
     assert write(tiny(attention="linear"), [prompts[0]] * 2, 30)[0].shape == (30, 2)
-    model = tiny(attention="linear", shift=True)
-    cached, plain = (write(model, [prompts[0]] * 2, 30, use_cache=use_cache)[1] for use_cache in (True, False))
-    torch.testing.assert_close(cached, plain, rtol=0, atol=1e-12)
 
 
 def test_the_two_verbs():
@@ -142,7 +141,7 @@ def test_the_two_verbs():
         torch.testing.assert_close(decode_one_token(model, idx[:, n : n + 1], cache)[:, 0], whole[:, n], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", ["gpt2", "windows", "grouped", "shift"])
+@pytest.mark.parametrize("shape", ["gpt2", "windows", "grouped"])
 @settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_a_session_that_goes_back_and_on(shape, data):
@@ -153,7 +152,7 @@ def test_a_session_that_goes_back_and_on(shape, data):
         session.logits()
         session.append(torch.randint(33, (1, data.draw(st.integers(1, 30)))))
         session.logits()
-        session.cut(session.length - data.draw(st.integers(0, min(session.length - 1, 32))))
+        session.trim(session.length - data.draw(st.integers(0, min(session.length - 1, 32))))
         session.append(torch.randint(33, (1, data.draw(st.integers(1, 30)))))
         count = data.draw(st.integers(1, min(3, session.length)))
         text = session.text()[model.context_start(session.length) :]
@@ -178,7 +177,7 @@ GUESSES = {
 }
 
 
-@pytest.mark.parametrize("shape", ["gpt2", "modern", "windows", "shift"])
+@pytest.mark.parametrize("shape", ["gpt2", "modern", "windows"])
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.0])
 def test_guesses_do_not_change_the_text(shape, temperature):
     """Catches a guess that is kept though something else was drawn, and logits of the wrong place, beyond block_size too."""
@@ -186,7 +185,7 @@ def test_guesses_do_not_change_the_text(shape, temperature):
     prompt = torch.tensor([1, 2, 3, 4, 1, 2, 3])
     sampling = Sampling(temperature=temperature, top_k=5, repetition_penalty=1.1)
     plain, plain_logits = write(model, [prompt], 60, sampling)
-    own_chance = Chance([torch.Generator().manual_seed(0)])
+    own_chance = RandomStream([torch.Generator().manual_seed(0)])
     for guess in (GUESSES["wrong"], GUESSES["ngram"], Draft(draft, sampling, own_chance), Draft(model, sampling, own_chance)):
         few = guess if not isinstance(guess, Draft) else lambda session, most, guess=guess: guess(session, min(most, 4))
         got, logits = write(model, [prompt], 60, sampling, guess=few)
@@ -197,7 +196,7 @@ def test_guesses_do_not_change_the_text(shape, temperature):
 def test_a_good_draft_saves_steps():
     """Catches a draft that is one token off, whose guesses are all wrong: the model itself guesses right at any temperature."""
     model, prompt, sampling = tiny(block_size=100), torch.tensor([1, 2, 3]), Sampling(temperature=0.9)
-    session, chance = Session(model, [prompt]), Chance([torch.Generator().manual_seed(0)])
+    session, chance = Session(model, [prompt]), RandomStream([torch.Generator().manual_seed(0)])
     draft = Draft(model, sampling, chance)
     list(stream(session, 60, sampling, chance, guess=lambda session, most: draft(session, min(most, 5))))
     assert session.passes == 10
@@ -208,14 +207,14 @@ def test_a_draft_with_a_short_context():
     model, draft, sampling = tiny(block_size=200), tiny(seed=1, block_size=8), Sampling(temperature=0.9)
     prompt = torch.tensor([1, 2, 3])
     plain, _ = write(model, [prompt], 100, sampling)
-    guess = Draft(draft, sampling, Chance([torch.Generator().manual_seed(0)]))
+    guess = Draft(draft, sampling, RandomStream([torch.Generator().manual_seed(0)]))
     got, _ = write(model, [prompt], 100, sampling, guess=lambda session, most: guess(session, min(most, 20)))
     assert torch.equal(got, plain)
 
 
 def test_chance_is_a_function_of_the_place():
     """Catches numbers that depend on who asked first, as a draft does that looks ahead."""
-    one, two = (Chance([torch.Generator().manual_seed(n) for n in (4, 5)]) for _ in range(2))
+    one, two = (RandomStream([torch.Generator().manual_seed(n) for n in (4, 5)]) for _ in range(2))
     columns = [one.at(column) for column in (7, 8, 9, 12)]
     two.at(7)
     assert all(torch.equal(a, two.at(column)) for a, column in zip(columns[::-1], (12, 9, 8, 7)))
@@ -237,7 +236,7 @@ def test_right_guesses_save_steps():
     truth = [1, 2, 3, *write(model, [prompt], 61, Sampling(temperature=0))[0][:, 0].tolist()]
     session = Session(model, [prompt])
     session.truth = truth
-    chance = Chance([None])
+    chance = RandomStream([None])
     tokens = [t.item() for t, _ in stream(session, 60, Sampling(temperature=0), chance, guess=GUESSES["right"])]
     assert tokens == truth[3:63] and session.passes == 10  # five guesses and one more a pass
 
@@ -265,17 +264,17 @@ def test_speculation_draws_what_the_model_expects():
         numbers[:, n] = torch.rand(2, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
     # The rule of stream, for all texts at once: guess by the draft, draw by the model with the same number.
     sampling = Sampling()
-    drawn = draw(logits[True].expand(count, -1), sampling, numbers[0])
-    guessed = draw(logits[False].expand(count, -1), sampling, numbers[0])
+    drawn = sample_next_token(logits[True].expand(count, -1), sampling, numbers[0])
+    guessed = sample_next_token(logits[False].expand(count, -1), sampling, numbers[0])
     assert 0.1 < (drawn == guessed).double().mean() < 0.99
     expected = first * count
     assert ((torch.bincount(drawn, minlength=5) - expected) ** 2 / expected).sum() < 18.5  # p = 0.001 at 4 degrees of freedom
-    then = draw(torch.stack(second)[drawn].log(), sampling, numbers[1])
+    then = sample_next_token(torch.stack(second)[drawn].log(), sampling, numbers[1])
     for n in range(5):
         after, expected = then[drawn == n], second[n] * (drawn == n).sum()
         assert ((torch.bincount(after, minlength=5) - expected) ** 2 / expected).sum() < 18.5
     for n in range(600):  # stream with a draft, text by text, draws just that
-        u = Chance([torch.Generator().manual_seed(n)])
+        u = RandomStream([torch.Generator().manual_seed(n)])
         guess = Draft(draft, sampling, u)
         assert [t.item() for t, _ in stream(Session(model, [prompt]), 2, sampling, u, guess=guess)] == [drawn[n], then[n]]
 
@@ -283,7 +282,7 @@ def test_speculation_draws_what_the_model_expects():
 def test_drawing():
     """Catches top_k, top_p and min_p that let others through, and greedy that is not."""
     logits, u = torch.tensor([[1.0, 5.0, 3.0, 4.0, 9.0]]).repeat(2000, 1), torch.linspace(0, 1, 2001)[:-1]
-    drawn = lambda **how: set(draw(logits, Sampling(**how), u).tolist())  # noqa: E731
+    drawn = lambda **how: set(sample_next_token(logits, Sampling(**how), u).tolist())  # noqa: E731
     assert drawn(top_k=2, temperature=10.0) == {1, 4}
     assert drawn(temperature=0) == {4} == drawn(temperature=1e-30) == drawn(top_k=1, temperature=9.0)
     assert drawn(temperature=100.0) == {0, 1, 2, 3, 4} == drawn(temperature=100.0, top_k=99)
@@ -301,7 +300,7 @@ def test_drawn_shares_are_the_probabilities(seed, V, top_k, top_p, temperature):
     """Catches a token that gets more or less of the interval than its share among those that are left."""
     logits = torch.randn(V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
     u = (torch.arange(4000, dtype=torch.float64) + 0.5) / 4000
-    drawn = draw(logits.expand(4000, -1), Sampling(temperature=temperature, top_k=top_k, top_p=top_p), u)
+    drawn = sample_next_token(logits.expand(4000, -1), Sampling(temperature=temperature, top_k=top_k, top_p=top_p), u)
     p, ids = (logits.float().double() / temperature).softmax(-1).sort(descending=True)
     p[min(top_k or V, V) :] = 0
     p = p / p.sum()
@@ -314,14 +313,14 @@ def test_repetition_penalty():
     """Catches a penalty that rewards tokens with negative logits, or that counts the padding of shorter texts."""
     logits = torch.tensor([[2.0, 1.9, -1.0, -1.1]]).repeat(2, 1)
     text = torch.tensor([[0, 0, 0], [-1, -1, 1]])
-    best = draw(logits, Sampling(temperature=0, repetition_penalty=1.5), torch.zeros(2), text)
+    best = sample_next_token(logits, Sampling(temperature=0, repetition_penalty=1.5), torch.zeros(2), text)
     assert best.tolist() == [1, 0]
     text = torch.tensor([[0, 1, 2], [-1, -1, -1]])
-    last = [draw(-logits, Sampling(temperature=0, repetition_penalty=1.5), torch.zeros(2), text)[n].item() for n in (0, 1)]
+    last = [sample_next_token(-logits, Sampling(temperature=0, repetition_penalty=1.5), torch.zeros(2), text)[n].item() for n in (0, 1)]
     assert last == [3, 3]
     model = tiny()
     session = Session(model, [torch.tensor([4]), torch.tensor([1, 2, 3])])
-    assert session.visible_text().tolist() == [[-1, -1, 4], [1, 2, 3]]
+    assert session.without_padding().tolist() == [[-1, -1, 4], [1, 2, 3]]
 
 
 @pytest.mark.parametrize("change", [

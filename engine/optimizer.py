@@ -1,15 +1,18 @@
-"""Muon for the matrices of the blocks and AdamW for everything else, as one optimizer.
+"""Muon for the matrices of the blocks and AdamW for everything else, as one optimizer; the learning rate; the training step.
 
 A gradient matrix is dominated by a few directions. Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon) replaces
 its momentum by the nearest semi-orthogonal matrix, U V^T of its singular value decomposition, so that all directions
-learn at one speed. What does not map activations to activations (embeddings, head, biases, norms, scalars) is AdamW's.
+are learned at the same speed. AdamW takes what does not map activations to activations: embeddings, head, biases, norms.
 """
+
+import math
+from contextlib import nullcontext
 
 import torch
 from torch.optim.adamw import adamw
 
-# Polynomials a·x + b·x³ + c·x⁵ that drive singular values from 0.001 to 1 towards 1, each the best for what the one
-# before leaves (Polar Express, Amsel et al. 2025, arXiv:2505.16932).
+# Polynomials a·x + b·x³ + c·x⁵ that drive singular values between 0.001 and 1 towards 1, each optimal for the interval
+# that the previous one leaves (Polar Express, Amsel et al. 2025, arXiv:2505.16932).
 POLAR_EXPRESS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -20,14 +23,14 @@ POLAR_EXPRESS = (
 
 
 def orthogonalize(G, steps=5, dtype=None):
-    """U V^T of each matrix of G (..., m, n), nearly: matrix products alone, in dtype (bfloat16 on a GPU, else float32)."""
+    """Approximately U V^T of each matrix of G (..., m, n), by products alone, in dtype (bfloat16 on a GPU, else float32)."""
     dtype = dtype or (torch.bfloat16 if G.is_cuda else torch.float32)
     X = G.to(dtype)
     if tall := X.shape[-2] > X.shape[-1]:
         X = X.mT
-    X = X / (1.01 * X.norm(dim=(-2, -1), keepdim=True) + 1e-30)  # no singular value above 1, and a hundredth for rounding
+    X = X / (1.01 * X.norm(dim=(-2, -1), keepdim=True) + 1e-30)  # no singular value above 1, with a margin for rounding
     for n, (a, b, c) in enumerate(POLAR_EXPRESS[:steps], 1):
-        s = 1.01 if dtype == torch.bfloat16 and n < steps else 1.0  # rounded up beyond its interval, a value would explode
+        s = 1.01 if dtype == torch.bfloat16 and n < steps else 1.0  # a value rounded beyond its interval would explode
         A = X @ X.mT
         X = a / s * X + (b / s**3 * A + c / s**5 * A @ A) @ X
     return (X.mT if tall else X).to(G.dtype)
@@ -36,16 +39,16 @@ def orthogonalize(G, steps=5, dtype=None):
 class Muon:
     """Muon for groups with kind="muon", AdamW for those with kind="adamw".
 
-    groups: dicts of params, kind, lr and weight_decay, with momentum and steps for muon, betas for adamw. A parameter
-    that is several matrices on top of each other has an attribute `parts`, their heights. All matrices of one shape are
-    orthogonalized as one batch.
+    groups: dicts of params, kind, lr and weight_decay, with momentum and steps for muon, betas for adamw. parts: for a
+    parameter that is several matrices on top of each other, their heights. All matrices of one shape are orthogonalized
+    as one batch.
 
     torch.optim.Muon takes one matrix after another: 2.6 to 3.3 times as long for 4 x 96 to 6 x 384 (2 CPU cores, PyTorch
-    2.13). This has what train.py asks of an optimizer, but is not a torch.optim.Optimizer: making one imports the compiler.
+    2.13). This is not a torch.optim.Optimizer, because constructing one imports the compiler, which takes a second.
     """
 
-    def __init__(self, groups):
-        self.param_groups = groups
+    def __init__(self, groups, parts=None):
+        self.param_groups, self.parts = groups, parts or {}
         self.state = {}
         for group in groups:
             for p in group["params"]:
@@ -59,7 +62,7 @@ class Muon:
 
     @torch.no_grad()
     def step(self):
-        """Update all parameters that have a gradient, which is used up by it."""
+        """Update all parameters that have a gradient. Overwrites the gradients."""
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params:
@@ -70,15 +73,15 @@ class Muon:
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         torch._foreach_lerp_(grads, buffers, group["momentum"])  # Nesterov: where the momentum will be
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        alike = {}  # shape of a wide matrix -> [(what to change, by what)]
+        by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
         for p, grad in zip(params, grads):
-            parts = getattr(p, "parts", [len(p)])
-            for pair in zip(p.split(parts), grad.split(parts)):
+            heights = self.parts.get(p, [len(p)])
+            for pair in zip(p.split(heights), grad.split(heights)):
                 height, width = pair[0].shape
                 target, matrix = pair if height <= width else (x.mT for x in pair)
-                scale = max(1, height / width) ** 0.5  # keeps what a tall matrix does to its input as large
-                alike.setdefault((*matrix.shape, scale), []).append((target, matrix))
-        for (*_, scale), pairs in alike.items():
+                scale = max(1, height / width) ** 0.5  # a tall matrix changes its output as much as a square one
+                by_shape.setdefault((*matrix.shape, scale), []).append((target, matrix))
+        for (*_, scale), pairs in by_shape.items():
             targets, matrices = zip(*pairs)
             updates = orthogonalize(torch.stack(matrices), group["steps"])
             torch._foreach_add_(targets, updates.unbind(), alpha=-group["lr"] * scale)
@@ -97,19 +100,20 @@ class Muon:
         return {"state": list(self.state.values())}
 
     def load_state_dict(self, saved):
-        """Go on from a state_dict of the same parameters; ValueError if it is another optimizer's."""
+        """Continue from a state_dict of the same parameters; ValueError if it is another optimizer's."""
         if not isinstance(saved["state"], list) or [list(s) for s in saved["state"]] != [list(s) for s in self.state.values()]:
-            raise ValueError("the saved optimizer is another: resume with the same --optimizer, or train from scratch")
+            raise ValueError("the checkpoint is of another optimizer: resume with the same --optimizer, or train from scratch")
         for mine, theirs in zip(self.state.values(), saved["state"]):
             for name, tensor in theirs.items():
                 mine[name].copy_(tensor)
 
 
 def make_optimizer(model, config):
-    """The optimizer of a GPT, as config, a TrainConfig, says.
+    """The optimizer of a GPT for the settings in config (see train.TrainConfig).
 
-    AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) decays matrices and leaves vectors alone. Muon takes the matrices of
-    the blocks, each kind of what is left has a learning rate of its own. group["highest_lr"] is what a schedule scales.
+    AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) decays matrices but not vectors. Muon takes the matrices of the
+    blocks; embeddings, head and vectors have learning rates of their own. group["peak_lr"] is what the schedule scales.
+    A module that is several matrices on top of each other (attention's q, k, v) says so in its attribute `parts`.
     """
     named = dict(model.named_parameters())
     matrices = {name: p for name, p in named.items() if p.dim() >= 2}
@@ -130,4 +134,45 @@ def make_optimizer(model, config):
             dict(params=head, lr=config.head_lr, weight_decay=0.0, **adamw),
             dict(params=vectors, lr=config.vector_lr, weight_decay=0.0, **adamw),
         ]
-    return Muon([dict(group, highest_lr=group["lr"]) for group in groups])
+    parts = {module.weight: module.parts for module in model.modules() if hasattr(module, "parts")}
+    return Muon([dict(group, peak_lr=group["lr"]) for group in groups], parts)
+
+
+def learning_rate_at(step, config):
+    """Learning rate of the update after `step` updates: linear warmup, hold, then cosine or linear decay to min_lr."""
+    if step < config.warmup_iters:
+        return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
+    if not config.decay_lr:
+        return config.learning_rate
+    end = config.lr_decay_iters or config.max_iters
+    if step >= end:
+        return config.min_lr
+    begin = max(config.warmup_iters, config.hold * end)
+    progress = max(0, step - begin) / (end - begin)  # 0 <= progress < 1
+    share = 1 - progress if config.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    return config.min_lr + share * (config.learning_rate - config.min_lr)
+
+
+def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0):
+    """One update of the optimizer from a list of micro-batches (x, y, seed): the mean loss before it, on the device.
+
+    net: a GPT, or what torch.compile or DistributedDataParallel made of it. seed: of the micro-batch's dropout, or None.
+    scaler: a GradScaler, which float16 needs.
+    """
+    loss = 0.0
+    for n, (x, y, seed) in enumerate(batches):
+        if seed is not None:
+            torch.manual_seed(seed)
+        waits = n < len(batches) - 1 and hasattr(net, "no_sync")  # processes exchange gradients once a step
+        with net.no_sync() if waits else nullcontext():
+            with autocast:
+                micro_loss = net(x, y, only_loss=True)[1] / len(batches)
+            scaler.scale(micro_loss).backward()
+        loss += micro_loss.detach()
+    if grad_clip:
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], grad_clip)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    return loss

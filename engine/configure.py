@@ -1,7 +1,7 @@
 """Settings: a dataclass's defaults < config/x.toml < --key=value. Nothing is ever executed or unpickled.
 
-The dataclass is the only list of settings: its fields are the keys, their annotations the types, the texts under
-them the help. Bad input is one line that names the key and the nearest right one, and exit code 2.
+The dataclass is the only list of settings: its fields are the keys, their annotations the types, the docstrings below
+them the help. Bad input is one line that names the key and the closest known one, and exit code 2.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ import tyro
 def parse(cls, argv, base=None):
     """An instance of dataclass cls from a command line: [x.toml ...] [--key=value ...]; presets come first, later ones win.
 
-    base: an instance whose values stand in for the defaults. ValueError in one line for an unknown key, a wrong
-    type or an impossible value. --help prints every setting and exits.
+    base: an instance whose values replace the defaults. ValueError in one line for an unknown key, a wrong type or an
+    impossible value. --help prints every setting and exits.
     """
     names = [field.name for field in fields(cls)]
     presets = list(itertools.takewhile(lambda arg: arg.endswith(".toml") and not arg.startswith("-"), argv))
@@ -32,10 +32,10 @@ def parse(cls, argv, base=None):
     for n, arg in enumerate(flags):  # --json is --json=True
         if arg in switches and (n + 1 == len(flags) or flags[n + 1].startswith("--")):
             flags[n] = f"{arg}=True"
-    preset_flags = [f"--{key}={value}" for preset in presets for key, value in read_toml(preset, names)]
-    complaint, config = io.StringIO(), None
+    preset_flags = [f"--{key}={value}" for preset in presets for key, value in read_preset(preset, names).items()]
+    errors, config = io.StringIO(), None
     try:
-        with contextlib.redirect_stderr(complaint):
+        with contextlib.redirect_stderr(errors):
             config, unknown = tyro.cli(
                 cls, args=preset_flags + flags, default=base, prog=Path(sys.argv[0]).name, return_unknown_args=True,
                 config=(tyro.conf.FlagConversionOff,), use_underscores=True,
@@ -43,7 +43,7 @@ def parse(cls, argv, base=None):
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        raise ValueError(without_box(complaint.getvalue())) from None
+        raise ValueError(without_box(errors.getvalue())) from None
     for arg in unknown:
         if not arg.startswith("--"):
             raise ValueError(f"{arg!r} is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)")
@@ -51,8 +51,8 @@ def parse(cls, argv, base=None):
     return config
 
 
-def read_toml(path, names):
-    """(key, value) pairs of a flat TOML file; ValueError for what cannot be a setting."""
+def read_preset(path, names, followed=()):
+    """The settings in a flat TOML file, over those of the preset that it names as its base; ValueError for anything else."""
     try:
         settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -60,12 +60,19 @@ def read_toml(path, names):
         raise ValueError(f"there is no preset {path}" + (f"; there are {known}" if known else "")) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
+    base = settings.pop("base", None)
+    if not isinstance(base, str | None):
+        raise ValueError(f"{path}: base = {base!r} must be the name of a preset, such as \"minute.toml\"")
     for key, value in settings.items():
         if key not in names:
             raise ValueError(unknown_key(key, names, path))
         if not isinstance(value, str | int | float):
             raise ValueError(f"{path}: {key} = {value!r} must be a number, a string, true or false")
-    return settings.items()
+    if base is None:
+        return settings
+    if path in followed:
+        raise ValueError(f"{path}: base = {base!r} leads back to itself")
+    return read_preset(str(Path(path).parent / base), names, (*followed, path)) | settings
 
 
 def unknown_key(key, names, where):
@@ -75,7 +82,7 @@ def unknown_key(key, names, where):
 
 
 def without_box(text):
-    """tyro's complaint as one line: what stands between the top of its box and the first rule."""
+    """tyro's error message as one line: what stands between the top of its box and the first rule."""
     lines = [line.strip("│ ") for line in text.splitlines() if line.startswith("│")]
     rule = next((n for n, line in enumerate(lines) if line.startswith("──")), len(lines))
     return re.sub(r"\s+", " ", " ".join(lines[:rule]))
@@ -97,11 +104,14 @@ def pick_device(name):
 @contextlib.contextmanager
 def one_line_errors():
     """Around a script: bad input ends it with one line and exit code 2. `python -X dev` shows where it was raised."""
+    for stream in sys.stdout, sys.stderr:  # a terminal that is not UTF-8 shows what it lacks as \\u732b
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # the reader has seen enough, as head does
+    except BrokenPipeError:  # the reader has closed the pipe, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         line = one_line(error)
@@ -112,7 +122,7 @@ def one_line_errors():
 
 
 def one_line(error):
-    """What to say of an error, or None where only the traceback helps."""
+    """The message for an error, or None where only the traceback helps."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
         return "the device has not enough memory: try a smaller batch_size or model"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):

@@ -1,0 +1,113 @@
+"""How attention.linear stays O(T): chunks, and a sum that is handed from one to the next. Skip at a first reading."""
+
+import itertools
+import math
+
+import torch
+import torch.nn.functional as F
+
+
+def chunked(q, k, v, feature, past, chunk):
+    """Causal attention with weights feature(q)·feature(k), y (B, H, Tq, D), and the sum over all keys, see LinearState.
+
+    q (B, H, Tq, D), k, v (B, H, Tk, D). past: that sum for what came before k and v, or None. Within a chunk all pairs
+    are compared; between chunks only the running sum is handed on.
+    """
+    # A CPU takes a few heads at a time: allocating memory for all of them at once would cost as much as the products.
+    B, H = q.shape[:2]
+    heads = max(1, 2**20 // v[0, 0].numel()) if q.device.type == "cpu" else B * H
+    parts = zip(*(x.flatten(0, 1).split(heads) for x in (q, k, v)))
+    pasts = itertools.repeat(None) if past is None else past.flatten(0, 1).split(heads)
+    y, sums = zip(*(chunked_heads(*part, feature, past, chunk) for part, past in zip(parts, pasts)))
+    return torch.cat(y).unflatten(0, (B, H)), torch.cat(sums).unflatten(0, (B, H))
+
+
+def chunked_heads(q, k, v, feature, past, chunk):
+    """chunked for q, k, v (heads, T, D) and past (heads, features, D + 1) or None."""
+    dtype, Tq, before_q = v.dtype, q.shape[1], k.shape[1] - q.shape[1]
+    q, k, v = featured(q, k, v, feature)
+    past = (0 if past is None else past) + k[:, :before_q].mT @ v[:, :before_q]  # keys before all queries: only their sum
+    chunk = min(chunk, Tq)
+    end = -Tq % chunk
+    q, k, v = (F.pad(x, (0, 0, 0, end)) if end else x for x in (q, k[:, before_q:], v[:, before_q:]))
+    q, k, v = (x.unflatten(1, (-1, chunk)) for x in (q, k, v))  # (heads, chunks, chunk, ...)
+    sums = k.mT @ v  # (heads, chunks, features, D + 1)
+    before = torch.cat([past[:, None], sums[:, :-1]], dim=1).cumsum(1)
+    y = ((q @ k.mT).tril_() @ v).add_(q @ before).flatten(1, 2)[:, :Tq]  # without the padding, whose weights are all 0
+    return normalized(y).to(dtype), before[:, -1] + sums[:, -1]
+
+
+def featured(q, k, v, feature):
+    """feature(q), feature(k), and v with a column of ones that sums the weights; in float32 at least."""
+    wide = torch.promote_types(v.dtype, torch.float32)
+    return feature(q.to(wide)), feature(k.to(wide)), F.pad(v.to(wide), (0, 1), value=1.0)
+
+
+def normalized(y):
+    """Weighted sums divided by the sum of the weights, which is the last column; zeros where all weights are 0."""
+    return y[..., :-1] / y[..., -1:].clamp_min(torch.finfo(y.dtype).tiny)
+
+
+def positive_random_features(D, count, seed=0):
+    """Performer (Choromanski et al. 2021, arXiv:2009.14794): products approach exp(q·k / sqrt(D)) as count grows.
+
+    For vectors of unit RMS, as qk_norm makes them: for much longer ones most features vanish.
+    """
+
+    def rotation():
+        Q, R = torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator, device="cpu"))
+        return Q * R.diagonal().sign()  # without the signs, directions would not be uniformly distributed
+
+    generator = torch.Generator().manual_seed(seed)
+    blocks = [rotation() for _ in range(-(-count // D))]
+    lengths = torch.randn(count, D, dtype=torch.float64, generator=generator, device="cpu").norm(dim=1, keepdim=True)
+    directions = torch.cat(blocks)[:count] * lengths  # orthogonal within a block, which lowers the variance
+
+    def feature(x):
+        x = x / D**0.25
+        exponent = x @ directions.T.to(x) - x.square().sum(-1, keepdim=True) / 2
+        return exponent.clamp_max(35).exp() / math.sqrt(count)  # at most exp(35), so that sums stay finite in float32
+
+    return feature
+
+
+class LinearState:
+    """All that linear attention remembers of the past: one matrix per head, however long it is. The interface of KVCache."""
+
+    def __init__(self, batch_size, max_len):
+        self.batch_size, self.max_len = batch_size, max_len
+        self.reset()
+
+    def __len__(self):
+        return self.length
+
+    def reset(self, padding=None):
+        if padding is not None:
+            raise ValueError("linear attention would add padding to its sum: give sequences of one length")
+        self.length, self.sum = 0, None  # (B, H, features, D + 1)
+
+    def trim(self, length):
+        if length != self.length:
+            raise ValueError("linear attention keeps a sum, from which nothing can be removed: use another attention")
+
+    def select(self, rows):
+        other = LinearState(len(rows), self.max_len)
+        other.length, other.sum = self.length, self.sum[rows]
+        return other
+
+    def positions(self, T):
+        if self.length + T > self.max_len:
+            raise ValueError(f"the state is full: {self.length} of {self.max_len} positions used, {T} more wanted")
+        return slice(self.length, self.length + T)
+
+    def past(self, q, T):
+        """The sum so far, or None; ValueError if queries q (B, H, Tq, D) or T more positions do not fit."""
+        heads = q.shape[1] if self.sum is None else self.sum.shape[1]
+        if q.shape[:2] != (self.batch_size, heads):
+            raise ValueError(f"this state is for B={self.batch_size}, H={heads}, not q {tuple(q.shape)}")
+        self.positions(T)
+        return self.sum
+
+    def update(self, total, T):
+        """total: the sum over all positions, after T more of them."""
+        self.length, self.sum = self.length + T, total.detach()

@@ -1,0 +1,168 @@
+"""How fast the machine could be, and how fast something is: peak FLOP/s, memory bandwidth, seconds and bytes of a call."""
+
+import contextlib
+import datetime
+import itertools
+import os
+import platform
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+# Dense products in bfloat16 or float16, in units of 1e12 operations per second, from NVIDIA's data sheets.
+PEAK = {
+    "B200": 2250, "H200 NVL": 835, "H200": 989, "H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "A100": 312, "L40S": 362,
+    "L4": 121, "A10": 125, "RTX 4090": 165, "RTX 3090": 71, "V100": 125, "T4": 65,
+}
+
+
+def peak_flops(device, dtype):
+    """FLOP/s of products in this dtype: from the data sheet for a known GPU, else the best of a few large products."""
+    if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
+        words = re.split(r"[\s-]", torch.cuda.get_device_name(device))
+        emulated = dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False)
+        for name, peak in PEAK.items():
+            if all(word in words for word in name.split()) and not {"Laptop", "MIG"} & {*words} and not emulated:
+                return peak * 1e12
+    peak = 0.0
+    for size in (256, 1024) if device.type == "cpu" else (8192,):
+        a, left = torch.full((size, size), 0.5, device=device, dtype=dtype), 0.05
+        (a @ a)[0, 0].item()  # the first product also starts the library
+        while left > 0:
+            start = time.perf_counter()
+            (a @ a)[0, 0].item()  # waits for the device
+            seconds = time.perf_counter() - start
+            peak, left = max(peak, 2 * size**3 / seconds), left - seconds
+        if peak < 1e10:
+            break  # where half precision is emulated, a large product takes seconds
+    return peak
+
+
+def best_dtype(device, width):
+    """The dtype for the matrix products of a model of this width, from what the device can do and not from a timing.
+
+    On a CPU bfloat16 needs units for it: steps of models at least 256 wide are then 1.4 to 3 times as fast (2 cores with
+    avx512_bf16 or amx_bf16), those of narrower ones about as fast as in float32.
+    """
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+    has_units = device.type == "cpu" and {"avx512_bf16", "amx_bf16"} & set(cpu_flags())
+    return torch.bfloat16 if has_units and width >= 256 else torch.float32
+
+
+def bandwidth(device):
+    """Bytes per second that all cores of a CPU, or a GPU, read from memory: the best of a few sums of half a gigabyte."""
+    memory = torch.zeros(2**27, device=device)
+    return memory.nbytes / least_seconds(lambda: memory.sum(), device)
+
+
+def utilization(tokens_per_s, flops_per_token, peak):
+    """Model FLOPs utilization (MFU): the share of the peak that a model's own operations take up."""
+    return tokens_per_s * flops_per_token / peak
+
+
+# --------------------------------------------------------------------------------------------------
+# Measuring a call
+
+
+def synchronize(device):
+    """Wait until the device has finished its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def seconds_of(function, device):
+    synchronize(device)
+    start = time.perf_counter()
+    function()
+    synchronize(device)
+    return time.perf_counter() - start
+
+
+def least_seconds(function, device, times=4):
+    """The shortest time of several calls."""
+    return min(seconds_of(function, device) for _ in range(times))
+
+
+def take_turns(functions, repeats, device):
+    """Seconds of each function in rounds, [[first, second, ...], ...], interleaved; a warm-up round does not count."""
+    return [[seconds_of(function, device) for function in functions] for _ in range(repeats + 1)][1:]
+
+
+def peak_bytes(function, device):
+    """The most memory that a call holds beyond what was allocated before."""
+    if device.type == "cuda":
+        function()  # what is allocated once is not counted
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        function()
+        return torch.cuda.max_memory_allocated(device) - before
+    if device.type != "cpu":
+        return float("nan")
+    with hidden_stderr(), torch.profiler.profile(profile_memory=True) as profiler:
+        function()
+    sizes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(sizes, initial=0))
+
+
+@contextlib.contextmanager
+def hidden_stderr():
+    """The profiler announces its start and stop on the process's stderr, below Python: not in the middle of a table."""
+    stderr = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+
+
+# --------------------------------------------------------------------------------------------------
+# What a figure was measured on
+
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")  # that decide how fast products are
+
+
+def cpu_flags():
+    """Those of CPU_FLAGS that this processor has; empty where the system does not list them."""
+    with contextlib.suppress(OSError):
+        found = Path("/proc/cpuinfo").read_text().split()
+        return [flag for flag in CPU_FLAGS if flag in found]
+    return []
+
+
+def machine(device):
+    """The machine, its limits, the command and the date, to be stored beside a measurement."""
+    name = platform.processor() or platform.machine()
+    with contextlib.suppress(OSError):
+        names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+        name = f"{names[0]}, {os.cpu_count()} cores" if names else name
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+    return {
+        "device": name, "cpu_flags": cpu_flags(), "threads": torch.get_num_threads(),
+        "gb_per_s": round(bandwidth(device) / 1e9, 1),
+        "gflops": {str(dtype)[6:]: round(peak_flops(device, dtype) / 1e9) for dtype in (torch.float32, torch.bfloat16)},
+        "torch": torch.__version__, "python": platform.python_version(), "date": datetime.date.today().isoformat(),
+        "command": shlex.join(["python", *command_line()]),
+    }
+
+
+def command_line():
+    """What followed `python`: -m tools.x, or a script, and its arguments."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return ["-m", spec.name, *sys.argv[1:]] if spec else sys.argv
+
+
+def machine_line(report):
+    """One line of what machine() returned."""
+    speed = ", ".join(f"{gflops:,} GFLOP/s in {dtype}" for dtype, gflops in report["gflops"].items())
+    return (
+        f"{report['device']}, {report['threads']} threads, {report['gb_per_s']} GB/s, {speed}, torch {report['torch']}, "
+        f"{report['date']}: {report['command']}"
+    )

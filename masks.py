@@ -1,0 +1,149 @@
+"""Chapter one: who may look. attention.py re-exports all of this.
+
+A mask is a predicate: visible(i, j) says whether the query at position i may see the key at position j. i and j are
+integer tensors that broadcast against each other; the result is a bool tensor of their common shape, with a batch
+dimension in front if the sequences of a batch differ.
+
+A predicate may carry promises as attributes, which the attention paths use to skip work:
+
+    window, n_global   query i sees nothing but the keys i - window < j <= i and, of those before i, the keys j < n_global
+    across             the predicate ignores the query position, so there may be more queries than keys
+"""
+
+import torch
+
+from engine.checks import choose
+
+
+def causal(i, j):
+    """The present and the past: what a language model may see."""
+    return j <= i
+
+
+def full(i, j):
+    """All positions, for encoders and for attention to another sequence."""
+    return (i == i) & (j == j)
+
+
+full.across = True
+everything = full
+
+
+def sliding_window(W):
+    """The last W positions, the token itself included (Longformer, arXiv:2004.05150; Mistral 7B, arXiv:2310.06825)."""
+    if W < 1 or W != int(W):
+        raise ValueError(f"sliding_window(W={W}): a token always sees itself, so W must be a whole number and at least 1")
+
+    def visible(i, j):
+        return (j <= i) & (j > i - W)
+
+    visible.window = W
+    return visible
+
+
+def local_global(W, G):
+    """The last W positions and the first G: Longformer's pattern, and attention sinks (arXiv:2309.17453)."""
+    if G < 0:
+        raise ValueError(f"local_global(G={G}): the number of global positions must be 0 or more")
+    local = sliding_window(W)
+
+    def visible(i, j):
+        return local(i, j) | ((j <= i) & (j < G))
+
+    visible.window, visible.n_global = W, G
+    return visible
+
+
+def strided(S):
+    """The last S positions and every S-th before them: O(T·sqrt(T)) pairs if S = sqrt(T) (arXiv:1904.10509)."""
+    if S < 1:
+        raise ValueError(f"strided(S={S}): the stride must be at least 1")
+
+    def visible(i, j):
+        return (j <= i) & ((i - j < S) | ((i - j) % S == 0))
+
+    return visible
+
+
+def same_document(ids):
+    """Positions of the same document, ids (T,) or (B, T), where several are packed into one sequence: both(causal, ...)."""
+
+    def visible(i, j):
+        return ids[..., i] == ids[..., j]
+
+    return visible
+
+
+def present(real):
+    """Keys that are not padding: real, bool (Tk,) or (B, Tk). Ignores the query position."""
+
+    def visible(i, j):
+        return real[..., j] & (i == i)
+
+    visible.across = True
+    return visible
+
+
+def not_padding(padding):
+    """Keys that are not left padding: each sequence of a batch begins with padding (B,) positions that hold no token.
+
+    A padding position sees itself, because some kernels return NaN for a query that sees nothing.
+    """
+
+    def visible(i, j):
+        return (j >= padding.view(-1, *[1] * j.dim())) | (i == j)
+
+    return visible
+
+
+VISIBLE = {  # name -> the predicate for some numbers; all of them causal
+    "causal": lambda: causal, "sliding_window": sliding_window, "local_global": local_global, "strided": strided,
+}
+
+
+def predicate(spec):
+    """The predicate that a setting names, such as causal or local_global:64,4; ValueError if there is none."""
+    name, _, numbers = spec.partition(":")
+    make = choose("visible", name, VISIBLE)
+    try:
+        return make(*(int(number) for number in numbers.split(",") if number))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"visible={spec}: {error}; write it as causal, strided:32 or local_global:64,4") from None
+
+
+def both(a, b):
+    """What predicate a and predicate b both allow. The narrower of their promised windows carries over."""
+
+    def visible(i, j):
+        return a(i, j) & b(i, j)
+
+    promises = [(p.window, getattr(p, "n_global", 0)) for p in (a, b) if hasattr(p, "window")]
+    if promises:
+        visible.window, visible.n_global = min(promises, key=sum)
+    visible.across = getattr(a, "across", False) and getattr(b, "across", False)
+    return visible
+
+
+def positions(Tq, Tk, device=None):
+    """Query positions i (Tq, 1) and key positions j (1, Tk): the Tq queries are the last Tq of the Tk positions."""
+    return torch.arange(Tk - Tq, Tk, device=device)[:, None], torch.arange(Tk, device=device)[None, :]
+
+
+def mean_keys(visible, T):
+    """How many of T positions a query sees, on average."""
+    i, j = positions(T, T)
+    return sum(mask_of(visible, rows, j).sum().item() for rows in i.split(256)) / T
+
+
+def mask_of(visible, i, j, B=1):
+    """visible(i, j) as a bool tensor (1 or B, *common shape of i and j). ValueError if the predicate returns anything else."""
+    try:
+        mask = visible(i, j)
+    except IndexError as error:
+        raise ValueError(f"the predicate does not know all {int(j.max()) + 1} positions: {error}") from None
+    shape = torch.broadcast_tensors(i, j)[0].shape  # torch.broadcast_shapes would add half a second to the import
+    is_tensor = isinstance(mask, torch.Tensor)
+    if not is_tensor or mask.dtype != torch.bool or mask.shape not in (shape, (1, *shape), (B, *shape)):
+        got = f"{mask.dtype} {tuple(mask.shape)}" if is_tensor else type(mask).__name__
+        raise ValueError(f"a predicate must return a bool tensor of shape {tuple(shape)}, or with B={B} in front, not {got}")
+    return mask.expand(1, *shape) if mask.dim() == len(shape) else mask

@@ -1,0 +1,103 @@
+"""What is in a registry is tested by being there: whoever adds a mechanism to one of them need not write these tests."""
+
+import inspect
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+
+from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, VISIBLE, attention_weights, causal, masked_fill, naive, softmax
+from engine import checkpoint
+from engine.checks import choose
+from model import INIT, MLP, NORM, POSITION, GPT, GPTConfig
+
+REGISTRIES = {"normalize": NORMALIZE, "score": SCORE, "position": POSITION, "norm": NORM, "mlp": MLP, "init": INIT}
+WEIGHTS_AT_HAND = {"normalize", "score"}  # only paths that compute all scores can use another one
+MECHANISMS = [
+    *[{name: value} | ({"attention": "masked_fill"} if name in WEIGHTS_AT_HAND else {})
+      for name, registry in REGISTRIES.items() for value in registry],
+    *[{"attention": name} for name in [*ATTENTION, *FEATURE]],
+    *[{"visible": name + ":" + ",".join("3" for _ in inspect.signature(make).parameters)} for name, make in VISIBLE.items()],
+]
+
+
+def tiny(dtype=torch.float64, **mechanism):
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, **mechanism)).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if ".score." not in name:
+                p.normal_(std=0.3)
+    return model.to(dtype)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_a_mechanism_in_a_model(mechanism, tmp_path):
+    """Catches a mechanism that sees the future, decodes as another function, learns nothing, or is lost in a checkpoint."""
+    model, idx = tiny(**mechanism), torch.randint(33, (2, 16))
+    whole, loss = model(idx, idx)
+    assert whole.isfinite().all()
+    other = idx.clone()
+    other[:, 9:] = (other[:, 9:] + 1) % 33
+    torch.testing.assert_close(model(other, other)[0][:, :9], whole[:, :9], rtol=0, atol=1e-12)
+    cache = model.new_cache(2)
+    for start, end in ((0, 5), (5, 6), (6, 13), (13, 16)):
+        last, _ = model(idx[:, start:end], cache=cache)
+        torch.testing.assert_close(last[:, 0], whole[:, end - 1], rtol=0, atol=1e-12)
+    loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    folder = checkpoint.save(tmp_path, 1, model, {}, {"kind": "byte"}, {})
+    again = GPT.from_checkpoint(folder)
+    assert json.loads((folder / "config.json").read_text())["model"] == asdict(again.config) == asdict(model.config)
+    torch.testing.assert_close(again.eval()(idx, idx)[0].double(), whole, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_mechanism_in_half_precision(mechanism, dtype):
+    """Catches a mechanism that overflows, or that does not keep the dtype of its input."""
+    model, idx = tiny(torch.float32, **mechanism), torch.randint(33, (2, 16))
+    want = model(idx, idx)[0]
+    with torch.autocast("cpu", dtype):
+        got = model(idx, idx)[0]
+    assert got.isfinite().all() and (got.float() - want).norm() < 0.1 * want.norm()
+    half = model.to(dtype)(idx, idx)[0]
+    assert half.dtype == dtype and half.isfinite().all()
+
+
+@pytest.mark.parametrize("path", ATTENTION)
+@pytest.mark.parametrize("about", [m["visible"] for m in MECHANISMS if "visible" in m])
+def test_a_path_and_a_predicate(path, about):
+    """Catches a path that ignores what a predicate says."""
+    from masks import predicate
+
+    q, k, v = (torch.randn(2, heads, T, 4, dtype=torch.float64) for heads, T in ((4, 9), (2, 20), (2, 20)))
+    want = naive(q, k, v, predicate(about))
+    torch.testing.assert_close(ATTENTION[path](q, k, v, predicate(about)), want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("score", SCORE)
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_a_score_and_a_normalizer(score, normalize):
+    """Catches a score that is another one for all keys than for those that a query sees, and weights that are not shares."""
+    q, k, v = (torch.randn(2, 4, T, 6, dtype=torch.float64) for T in (7, 11, 11))
+    score, normalize = SCORE[score](6), NORMALIZE[normalize]
+    score = score.double() if isinstance(score, torch.nn.Module) else score
+    want = naive(q, k, v, causal, score, normalize)
+    torch.testing.assert_close(masked_fill(q, k, v, causal, score, normalize), want, rtol=0, atol=1e-11)
+    weights = attention_weights(q, k, causal, score, normalize)
+    assert (weights >= 0).all() and (weights.triu(5) == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
+
+
+def test_a_name_that_is_not_there():
+    """Catches a KeyError in place of the names that there are."""
+    with pytest.raises(ValueError, match="normalize='max' is unknown; choose from softmax"):
+        choose("normalize", "max", NORMALIZE)
+    for wrong, message in ("diagonal", "choose from causal"), ("strided", "visible=strided:"), ("strided:x", "visible=strided:x"), (
+        "strided:0", "stride must be at least 1"
+    ):
+        with pytest.raises(ValueError, match=message):
+            GPTConfig(visible=wrong)
+    assert NORMALIZE["softmax"] is softmax
