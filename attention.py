@@ -36,11 +36,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from engine import kernels
-from engine.checks import check_heads, check_shapes, choose
+from engine.checks import check_heads, check_shapes, check_standard, choose
 from engine.linear_attention import LinearState, chunked, featured, normalized, positive_random_features
 from masks import (  # noqa: F401  (all of masks.py can be imported from here)
-    VISIBLE, both, causal, everything, full, local_global, mask_of, not_padding, positions, predicate, present, same_document,
-    sliding_window, strided,
+    VISIBLE, alibi, at_position, bias_of, both, causal, everything, full, local_global, mask_of, not_padding, positions,
+    predicate, present, same_document, sliding_window, strided,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -175,7 +175,9 @@ def naive(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
         rows = []
         for a in range(Tq):
             seen = mask_of(visible, i[a], j[0], len(q)).expand(len(q), Tk)[b]  # (Tk,)
-            weights = normalize(score(q[b : b + 1, :, a : a + 1], k[b : b + 1, :, seen]))  # (1, H, 1, number of keys seen)
+            scores = score(q[b : b + 1, :, a : a + 1], k[b : b + 1, :, seen])  # (1, H, 1, number of keys seen)
+            bias = bias_of(visible, i[a : a + 1], j[:, seen], q)
+            weights = normalize(scores if bias is None else scores + bias)
             rows.append(weights.to(v.dtype) @ v[b : b + 1, :, seen])
         y.append(torch.cat(rows, dim=2))
     return torch.cat(y)
@@ -183,8 +185,10 @@ def naive(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
 def attention_weights(q, k, visible=causal, score=scaled_dot, normalize=softmax):
     """Who attends to whom: (B, H, Tq, Tk), rows that sum to one, exact zeros where a query may not look."""
-    mask = mask_of(visible, *positions(*check_shapes(q, k, k, visible), q.device), len(q))[:, None]  # (1 or B, 1, Tq, Tk)
-    scores = score(q, share_heads(q, k)).masked_fill(~mask, float("-inf"))
+    i, j = positions(*check_shapes(q, k, k, visible), q.device)
+    mask, bias = mask_of(visible, i, j, len(q))[:, None], bias_of(visible, i, j, q)  # (1 or B, 1, Tq, Tk), (H, Tq, Tk)
+    scores = score(q, share_heads(q, k))
+    scores = (scores if bias is None else scores + bias).masked_fill(~mask, float("-inf"))
     # Softmax of a row of nothing but -inf is NaN; the second fill makes it zeros.
     return normalize(scores).masked_fill(~mask, 0.0)
 
@@ -198,7 +202,7 @@ def masked_fill(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """FlashAttention (Dao et al. 2022, arXiv:2205.14135) in plain PyTorch: O(T) memory, forward and backward."""
     check_shapes(q, k, v, visible)
-    check_standard("tiled", score, normalize)
+    check_standard("tiled", score is scaled_dot and normalize is softmax)
     with torch.autocast(q.device.type, enabled=False):  # its sums must stay float32
         return Tiled.apply(q, k, v, visible)
 
@@ -214,7 +218,7 @@ class Tiled(torch.autograd.Function):
 
     @staticmethod
     def tiles(q, k, visible):
-        """(slice of queries, slice of keys, mask) of each tile in which something is visible."""
+        """(slice of queries, slice of keys, what to add to their scores) of each tile in which something is visible."""
         i, j = positions(q.shape[-2], k.shape[-2], q.device)
         for a in range(0, q.shape[-2], Tiled.TILE):
             rows = slice(a, a + Tiled.TILE)
@@ -222,7 +226,9 @@ class Tiled(torch.autograd.Function):
                 columns = slice(b, b + Tiled.TILE)
                 mask = mask_of(visible, i[rows], j[:, columns], len(q))
                 if mask.any():
-                    yield rows, columns, mask[:, None, None]  # (1 or B, 1, 1, rows, columns)
+                    bias = bias_of(visible, i[rows], j[:, columns], q.flatten(1, 2))
+                    bias = 0.0 if bias is None else bias.unflatten(0, q.shape[1:3])  # (G, H/G, rows, columns)
+                    yield rows, columns, torch.where(mask[:, None, None], bias, float("-inf"))
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
@@ -230,17 +236,17 @@ class Tiled(torch.autograd.Function):
         q, k, v = q.unflatten(1, (k.shape[1], -1)), k[:, :, None], v[:, :, None]  # (B, G, H/G, Tq, D), (B, G, 1, Tk, D)
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32  # dtype of scores and sums
         y = torch.zeros_like(q, dtype=wide)
-        largest = torch.full(q.shape[:-1], float("-inf"), dtype=wide, device=q.device)[..., None]
+        largest = torch.full(q.shape[:-1], torch.finfo(wide).min, dtype=wide, device=q.device)[..., None]
         total = torch.zeros_like(largest)
-        for rows, columns, mask in Tiled.tiles(q, k, visible):
-            scores = scaled_dot(q[..., rows, :].to(wide), k[..., columns, :].to(wide)).masked_fill(~mask, float("-inf"))
+        for rows, columns, bias in Tiled.tiles(q, k, visible):
+            scores = scaled_dot(q[..., rows, :].to(wide), k[..., columns, :].to(wide)) + bias
             new = torch.maximum(largest[..., rows, :], scores.amax(-1, keepdim=True))
-            weights = (scores - new).exp().masked_fill(~mask, 0.0)
-            shrink = (largest[..., rows, :] - new).exp().nan_to_num(1.0)  # NaN is -inf - -inf: nothing seen yet
+            weights, shrink = (scores - new).exp(), (largest[..., rows, :] - new).exp()
             total[..., rows, :] = total[..., rows, :] * shrink + weights.sum(-1, keepdim=True)
             y[..., rows, :] = y[..., rows, :] * shrink + weights @ v[..., columns, :].to(wide)
             largest[..., rows, :] = new
-        y = (y / total.masked_fill(total == 0, 1.0)).to(q.dtype)
+        total = total.masked_fill(total == 0, 1.0)  # of a query that sees nothing
+        y = (y / total).to(q.dtype)
         ctx.save_for_backward(q, k, v, y, largest + total.log())
         ctx.visible = visible
         return y.view(B, H, Tq, D)
@@ -259,10 +265,10 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     A predicate with a window W (and G global positions) costs O(T·(W + G)) time and memory.
     """
     Tq, Tk = check_shapes(q, k, v, visible)
-    check_standard("fused", score, normalize)
+    check_standard("fused", score is scaled_dot and normalize is softmax)
     window, n_global = getattr(visible, "window", Tk), getattr(visible, "n_global", 0)
     start = max(0, Tk - Tq + 1 - window)  # the first key within the first query's window
-    if Tk - start > max(2 * window, 4 * kernels.BLOCK):  # below that a full mask is faster, measured on a CPU
+    if Tk - start > max(2 * window, 4 * kernels.BLOCK) and not hasattr(visible, "bias"):  # else a full mask, faster if short
         return kernels.windowed_attention(q, k, v, lambda i, j: mask_of(visible, i, j, len(q)), window, min(n_global, Tk))
     # The kernel's own is_causal flag is aligned to the top left, which is our invariant only when Tq == Tk.
     if visible is causal and Tq == Tk:
@@ -275,7 +281,8 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
                 return torch.cat([x[..., :n_global, :], x[..., start:, :]], dim=-2) if n_global else x[..., start:, :]
 
             k, v, j = reached(k), reached(v), reached(j.mT).mT
-        mask = mask_of(visible, i, j, len(q))[:, None]  # (1 or B, 1, Tq, Tk)
+        mask, bias = mask_of(visible, i, j, len(q))[:, None], bias_of(visible, i, j, q)  # (1 or B, 1, Tq, Tk), (H, Tq, Tk)
+        mask = mask if bias is None else torch.where(mask, bias, float("-inf"))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 
@@ -285,12 +292,6 @@ ATTENTION = {"naive": naive, "masked_fill": masked_fill, "tiled": tiled, "fused"
 def share_heads(q, x):
     """Repeat each of the G key/value heads for the H/G query heads that share it (GQA, arXiv:2305.13245)."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
-
-
-def check_standard(path, score, normalize):
-    """ValueError for a score or normalizer that only the paths with all scores at hand can compute."""
-    if score is not scaled_dot or normalize is not softmax:
-        raise ValueError(f'attention="{path}" does softmax of the scaled dot product only; use "masked_fill" for others')
 
 
 # --------------------------------------------------------------------------------------------------
@@ -385,8 +386,7 @@ class KVCache:
 
     def visible(self, predicate):
         """predicate for what append returns: padding is hidden, and in a compiled step the query stands at `at`."""
-        at = self.at
-        seen = predicate if at is None else lambda i, j: predicate(at[:, None], j) & (i == i)
+        seen = predicate if self.at is None else at_position(predicate, self.at)
         return seen if self.padding is None else both(seen, not_padding(self.padding))
 
     def append(self, k, v):
@@ -451,6 +451,7 @@ class CausalSelfAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.qk_norm, self.window = qk_norm, window
         self.visible = predicate(visible)
+        bias_of(self.visible, *positions(1, 1), torch.empty(1, n_head, 1, 1))  # ValueError if it is for other heads
         if window:
             self.visible = sliding_window(window) if self.visible is causal else both(self.visible, sliding_window(window))
         self.attention = ATTENTION.get(attention)

@@ -8,6 +8,8 @@ A predicate may carry promises as attributes, which the attention paths use to s
 
     window, n_global   query i sees nothing but the keys i - window < j <= i and, of those before i, the keys j < n_global
     across             the predicate ignores the query position, so there may be more queries than keys
+
+and a bias, bias(i, j) -> (H, *common shape of i and j), which the paths add to the scores of each head.
 """
 
 import torch
@@ -65,6 +67,22 @@ def strided(S):
     return visible
 
 
+def alibi(H):
+    """The past, with scores that fall with the distance, at another rate in each of H heads (ALiBi, arXiv:2108.12409)."""
+
+    def visible(i, j):
+        return j <= i
+
+    def bias(i, j):
+        slopes = 2.0 ** (-8 * torch.arange(1, H + 1, dtype=torch.float64, device=j.device) / H)
+        return -slopes.view(-1, *[1] * max(i.dim(), j.dim())) * (i - j)
+
+    if H < 1:
+        raise ValueError(f"alibi(H={H}): the number of heads must be at least 1")
+    visible.bias = bias
+    return visible
+
+
 def same_document(ids):
     """Positions of the same document, ids (T,) or (B, T), where several are packed into one sequence: both(causal, ...)."""
 
@@ -98,6 +116,7 @@ def not_padding(padding):
 
 VISIBLE = {  # name -> the predicate for some numbers; all of them causal
     "causal": lambda: causal, "sliding_window": sliding_window, "local_global": local_global, "strided": strided,
+    "alibi": alibi,
 }
 
 
@@ -112,16 +131,32 @@ def predicate(spec):
 
 
 def both(a, b):
-    """What predicate a and predicate b both allow. The narrower of their promised windows carries over."""
+    """What predicate a and predicate b both allow. The narrower of their windows carries over, and the sum of their biases."""
 
     def visible(i, j):
         return a(i, j) & b(i, j)
 
+    if unknown := sorted({*vars(a), *vars(b)} - {"window", "n_global", "across", "bias", "__wrapped__"}):
+        raise ValueError(f"both() does not know what becomes of {', '.join(unknown)} when predicates are combined")
+    biases = [p.bias for p in (a, b) if hasattr(p, "bias")]
+    if biases:
+        visible.bias = lambda i, j: sum(bias(i, j) for bias in biases)
     promises = [(p.window, getattr(p, "n_global", 0)) for p in (a, b) if hasattr(p, "window")]
     if promises:
         visible.window, visible.n_global = min(promises, key=sum)
     visible.across = getattr(a, "across", False) and getattr(b, "across", False)
     return visible
+
+
+def at_position(visible, at):
+    """visible for one query that stands at position `at`, a tensor (1,), among keys that reach beyond it."""
+
+    def there(i, j):
+        return visible(at[:, None], j) & (i == i)
+
+    if hasattr(visible, "bias"):
+        there.bias = lambda i, j: visible.bias(at[:, None], j)
+    return there
 
 
 def positions(Tq, Tk, device=None):
@@ -147,3 +182,13 @@ def mask_of(visible, i, j, B=1):
         got = f"{mask.dtype} {tuple(mask.shape)}" if is_tensor else type(mask).__name__
         raise ValueError(f"a predicate must return a bool tensor of shape {tuple(shape)}, or with B={B} in front, not {got}")
     return mask.expand(1, *shape) if mask.dim() == len(shape) else mask
+
+
+def bias_of(visible, i, j, q):
+    """The predicate's bias for q (B, H, Tq, D) as (H, *common shape of i and j) in its dtype; None if it has none."""
+    if not hasattr(visible, "bias"):
+        return None
+    bias, shape = visible.bias(i, j), (q.shape[1], *torch.broadcast_tensors(i, j)[0].shape)
+    if bias.shape != shape:
+        raise ValueError(f"a predicate's bias must have the shape {shape} for {q.shape[1]} heads, not {tuple(bias.shape)}")
+    return bias.to(q.dtype)

@@ -75,8 +75,8 @@ class TrainConfig(GPTConfig):
     # Model: what differs from GPTConfig's defaults
     vocab_size: int = 0
     """Number of token ids; 0: as many as the dataset's tokenizer has, a large one rounded up to a multiple of 64 for speed."""
-    block_size: int = 256
-    n_layer: int = 4
+    block_size: int = 128
+    n_layer: int = 3
     n_head: int = 4
     n_embd: int = 128
     bias: bool = MODERN["bias"]
@@ -101,7 +101,7 @@ class TrainConfig(GPTConfig):
     """muon: decay of the moving average of the gradient."""
     muon_steps: int = 3
     """muon: iterations of the orthogonalization, at most 5; each costs three matrix products."""
-    max_iters: int = 1000
+    max_iters: int = 900
     """Steps to train in all. The learning rate decays towards this step, unless lr_decay_iters names another."""
     weight_decay: float = 0.1
     """Of matrices (with muon: those of the blocks), not of biases and norms."""
@@ -427,13 +427,15 @@ class Unchecked(TrainConfig):
 
 def settings(argv):
     """A TrainConfig from the command line; a resumed run starts from the settings that it was saved with."""
-    if not argv:
-        argv = [os.path.relpath(Path(__file__).parent / "config" / "minute.toml")]
-        print0(f"settings: {argv[0]}")
+    argv = argv or [os.path.relpath(Path(__file__).parent / "config" / "minute.toml")]
     asked = configure.parse(Unchecked, argv)
     if asked.init_from != "resume":
-        return configure.parse(TrainConfig, argv)
+        preset = argv[0] if argv[0].endswith(".toml") else "no preset, the defaults of train.py"
+        config = configure.parse(TrainConfig, argv)
+        print0(f"settings: {preset}")
+        return config
     folder = checkpoint.find(asked.out_dir)
+    print0(f"settings: those of {folder}")
     saved = checkpoint.load_config(folder)["training"] | {"out_dir": asked.out_dir}
     return configure.parse(TrainConfig, argv, base=checkpoint.restore(TrainConfig, saved, folder))
 

@@ -23,6 +23,12 @@ def check_heads(n_embd, n_head, n_kv_head=None):
         raise ValueError(f"n_head={n_head} is not divisible by n_kv_head={n_kv_head}")
 
 
+def check_standard(path, standard):
+    """ValueError unless score and normalizer are the standard ones, for a path that never has all scores at hand."""
+    if not standard:
+        raise ValueError(f'attention="{path}" does softmax of the scaled dot product only; use "masked_fill" for others')
+
+
 def check_shapes(q, k, v, visible):
     """Tq and Tk, or a ValueError that names what does not fit."""
     named = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"

@@ -139,9 +139,9 @@ def tiled_gradients(dy, q, k, v, y, log_total, tiles):
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
     mean = (dy * y).sum(-1, keepdim=True)  # what softmax subtracts from the gradient of each weight
     scale = 1 / math.sqrt(q.shape[-1])
-    for rows, columns, mask in tiles:
+    for rows, columns, bias in tiles:
         q_tile, k_tile, v_tile = (x.to(wide) for x in (q[..., rows, :], k[..., columns, :], v[..., columns, :]))
-        weights = (scale * q_tile @ k_tile.mT - log_total[..., rows, :]).exp().masked_fill(~mask, 0.0)
+        weights = (scale * q_tile @ k_tile.mT + bias - log_total[..., rows, :]).exp()
         dscores = weights * (dy[..., rows, :] @ v_tile.mT - mean[..., rows, :]) * scale
         dq[..., rows, :] += dscores @ k_tile
         dk[..., columns, :] += (dscores.mT @ q_tile).sum(2, keepdim=True)  # over the query heads that share the key

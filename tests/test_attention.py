@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from engine import kernels
 from engine.roofline import peak_bytes
 from attention import (
-    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, LinearState, Tiled, attention_weights, both, causal, dot,
-    elu1, full, fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features, present, rope_table,
+    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, LinearState, Tiled, alibi, attention_weights, both, causal,
+    dot, elu1, full, fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features, present, rope_table,
     rotate, same_document, scaled_dot, share_heads, sinusoidal, sliding_window, softmax, sparsemax, strided, tiled,
 )
 
@@ -46,7 +46,8 @@ def cases(draw):
              local_global(W, first), strided(S), both(causal, same_document(torch.arange(Tk) // S)),
              both(local_global(W, first), same_document(torch.arange(B * Tk).view(B, Tk) // S)),
              both(local_global(W, first), local_global(S, 2)), both(sliding_window(W), local_global(S, 2)),
-             both(causal, present(real)), both(local_global(W, first), present(real))]
+             both(causal, present(real)), both(local_global(W, first), present(real)), alibi(H), both(alibi(H), sliding_window(W)),
+             both(alibi(H), nobody_before_three), both(alibi(H), both(causal, present(real)))]
         )
     )
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from masks import (
-    both, causal, everything, full, local_global, mask_of, not_padding, positions, present, same_document, sliding_window,
+    alibi, both, causal, everything, full, local_global, mask_of, not_padding, positions, present, same_document, sliding_window,
     strided,
 )
 
@@ -52,3 +52,24 @@ def test_predicates_that_cannot_be():
 def test_two_names_for_full():
     """Catches a shortcut for full that its other name misses."""
     assert everything is full and full.across
+
+
+def test_alibi_is_its_definition():
+    """Catches slopes of the wrong heads, and a bias that grows with the distance."""
+    bias = alibi(8).bias(*positions(3, 5))
+    assert bias.shape == (8, 3, 5)
+    for h in range(8):
+        for a, i in enumerate((2, 3, 4)):
+            assert bias[h, a].tolist() == [-(2.0 ** -(h + 1)) * (i - j) for j in range(5)]
+    two = both(sliding_window(2), both(alibi(8), alibi(8)))
+    assert torch.equal(two.bias(*positions(3, 5)), 2 * bias) and two.window == 2
+
+
+def test_promises_that_both_does_not_know():
+    """Catches a promise of a new predicate that is lost in silence when it is combined."""
+    def visible(i, j):
+        return j <= i
+
+    visible.sinks = 3
+    with pytest.raises(ValueError, match="sinks"):
+        both(causal, visible)

@@ -18,7 +18,7 @@ MECHANISMS = [
     *[{name: value} | ({"attention": "masked_fill"} if name in WEIGHTS_AT_HAND else {})
       for name, registry in REGISTRIES.items() for value in registry],
     *[{"attention": name} for name in [*ATTENTION, *FEATURE]],
-    *[{"visible": name + ":" + ",".join("3" for _ in inspect.signature(make).parameters)} for name, make in VISIBLE.items()],
+    *[{"visible": name + ":" + ",".join("4" for _ in inspect.signature(make).parameters)} for name, make in VISIBLE.items()],
 ]
 
 
