@@ -344,13 +344,14 @@ class GPT(nn.Module):
         return session.ids
 
     @classmethod
-    def from_pretrained(cls, name_or_folder, **changes):
+    def from_pretrained(cls, name_or_folder, override_args=None, **changes):
         """A model with weights that exist already: a folder that train.py wrote (its latest checkpoint), or GPT-2.
 
         GPT-2 is a folder in Hugging Face's layout (config.json and model.safetensors), or gpt2, gpt2-medium, gpt2-large or
-        gpt2-xl, downloaded by huggingface_hub. changes to its config: where weights keep their shapes (dropout=0.1).
-        ValueError if there is nothing to load, it is damaged, or it does not fit.
+        gpt2-xl, downloaded by huggingface_hub. changes to its config: where weights keep their shapes (dropout=0.1);
+        override_args is nanoGPT's form of them, a dict. ValueError if there is nothing to load, it is damaged, or does not fit.
         """
+        changes = (override_args or {}) | changes
         folder = pretrained.find(name_or_folder)
         if checkpoint.is_ours(folder):
             return cls.from_checkpoint(checkpoint.find(folder), **changes)

@@ -9,6 +9,7 @@ Reads nothing but the checkpoint folder. Text goes to the standard output; its s
 import codecs
 import contextlib
 import json
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class SampleConfig(Sampling):
     init_from: str = "resume"
     """resume: a checkpoint in out_dir; or gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder with the files of one of them."""
     start: str = "\n"
-    """The prompt; FILE:name reads it from a file, and - from the standard input."""
+    """The prompt; FILE:name reads it from a file, and - from the standard input. Default: a line break, if the tokenizer
+    has one."""
     prompts: str = ""
     """A file with a prompt in each line, or - for the standard input: all of them are continued together."""
     interactive: bool = False
@@ -87,11 +89,12 @@ class SampleConfig(Sampling):
 
 
 def read_text(name, flag):
-    """The content of a file, or of the standard input (-)."""
+    """The text of a file, or of the standard input (-), with line ends as \\n and without a byte order mark."""
     if name == "-" and sys.stdin is None:
         raise ValueError(f"{flag}: the standard input is closed")
     try:
-        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return content.decode("utf-8-sig").replace("\r\n", "\n")
     except OSError as error:
         raise ValueError(f"{flag}: cannot read {error.filename} ({error.strerror})") from None
     except UnicodeDecodeError as error:
@@ -110,16 +113,26 @@ def read_prompts(config):
 
 
 def encode_prompt(tokenizer, text, most, flag):
-    """Ids (T,) of a prompt; ValueError if it is empty, too long or cannot be encoded."""
+    """Ids (T,) of a prompt, at most the last `most`; ValueError if it is empty or cannot be encoded."""
     try:
         ids = torch.from_numpy(tokenizer.encode(text, allow_special=True).astype("int64"))
     except UnicodeEncodeError as error:
         raise ValueError(f"{flag} is not valid Unicode text (position {error.start})") from None
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
-    if not 1 <= len(ids) <= most:
-        raise ValueError(f"{flag} has {len(ids)} tokens: this model needs at least 1 and reads at most {most}")
-    return ids
+    if not len(ids):
+        raise ValueError(f"{flag} has no tokens: this model needs at least 1")
+    if len(ids) > most:
+        print(f"note: {flag} has {len(ids)} tokens; the model reads the last {most}", file=sys.stderr)
+    return ids[-most:]
+
+
+def default_start(tokenizer):
+    """The prompt if none is given: a line break, or else what the tokenizer's first id stands for."""
+    try:
+        return "\n" if len(tokenizer.encode("\n")) else tokenizer.decode([0])
+    except ValueError:
+        return tokenizer.decode([0])
 
 
 class Writer:
@@ -176,7 +189,7 @@ class Printer:
                 line = {"prompt": prompt, "text": writer.text, "ended": writer.ended}
                 print(json.dumps(line | {"tokens": writer.tokens, "logprobs": writer.logprobs}, ensure_ascii=False), flush=True)
             elif not self.as_json:
-                print("" if self.begun else prompt, writer.unshown(), sep="", end="", flush=True)
+                print("" if self.begun else prompt, for_terminal(writer.unshown()), sep="", end="", flush=True)
                 self.begun = True
             if not writer.ended:
                 return
@@ -190,6 +203,13 @@ class Printer:
         for _, writer in self.texts:
             writer.end("interrupted")
         self.show()
+
+
+def for_terminal(text):
+    """text, with control characters as \\x1b if it goes to a terminal, which would obey them; exact in files and pipes."""
+    if not sys.stdout.isatty():
+        return text
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 class Meter:
@@ -307,6 +327,8 @@ def sample(config):
         return converse(config, model, tokenizer, guesser, about)
     size = model.config.block_size
     device = model.lm_head.weight.device
+    if prompts == {"--start": SampleConfig.start}:
+        prompts = {"--start": default_start(tokenizer)}
     ids = [encode_prompt(tokenizer, prompt, size, where).to(device) for where, prompt in prompts.items()]
     texts = [(n, config.seed + sample) for n in range(len(prompts)) for sample in range(config.num_samples)]
     step = compiled_step(config, model)
@@ -380,7 +402,7 @@ def converse(config, model, tokenizer, guesser, about):
         except KeyboardInterrupt:  # ends this answer
             session.forget()
             writer.end("interrupted")
-            print(writer.unshown())
+            print(for_terminal(writer.unshown()))
         session.trim(begin + len(writer.tokens))
 
 

@@ -3,7 +3,7 @@
     python train.py                                        config/minute.toml: a minute on two CPU cores
     python train.py config/shakespeare_char.toml           another preset
     python train.py config/x.toml --n_layer=8 --dropout=0.1    ... with changes
-    python train.py --dataset=mine --n_layer=6             no preset: the defaults below, a modern GPT of any size
+    python train.py --dataset=mine --n_layer=6             no preset: the defaults below, for a GPT of any size
     python train.py --init_from=resume --max_iters=2000    continue, with the settings of the checkpoint in out_dir
     torchrun --standalone --nproc_per_node=4 train.py ...  the same run, shared by four processes
 
@@ -15,6 +15,7 @@ different order each time), and the number of processes does not matter, as long
 import json
 import math
 import os
+import shlex
 import sys
 import time
 from contextlib import nullcontext
@@ -28,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from attention import ATTENTION
-from engine import checkpoint, configure, dataset, pretrained, processes, roofline
+from engine import checkpoint, configure, dataset, pretrained, processes, roofline, tracking
 from engine.checks import at_least
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
@@ -161,8 +162,7 @@ class TrainConfig(GPTConfig):
 def train(config):
     """Train with the settings in config, a TrainConfig; returns the last line of metrics.jsonl as a dict.
 
-    ValueError for settings or data that cannot be used. FloatingPointError when a loss or weight is not finite, before it
-    reaches a checkpoint.
+    ValueError for settings or data that cannot be used; FloatingPointError before what is not finite reaches a checkpoint.
     """
     started = time.perf_counter()
 
@@ -204,7 +204,7 @@ def train(config):
 
     # ---- what is written: checkpoints, metrics.jsonl, wandb
     out_dir, writes = Path(config.out_dir), rank == 0 and not config.eval_only
-    wandb = start_wandb(config) if config.wandb_log and rank == 0 else None
+    wandb = tracking.start_wandb(config) if config.wandb_log and rank == 0 else None
     last_line = checkpoint.start_run(out_dir, step, resumed=trainer is not None) if writes else {}
     last_line = processes.broadcast(last_line)  # all must agree on what is left to do
     started -= last_line.get("wall_s", 0.0)
@@ -220,7 +220,7 @@ def train(config):
             raise not_finite("weights that are not finite")
         if writes:
             state = {"step": step, "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "record": record}
-            checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state)
+            checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes)
 
     def evaluate():
         val_loss = validation_loss(net, data, config, device, autocast)
@@ -232,12 +232,12 @@ def train(config):
         if rank == 0:
             tqdm.write(f"step {step}: validation loss {val_loss:.4f}" + (f", {bits:.4f} bits per character" if bits else ""))
         if writes:
-            checkpoint.record_best(checkpoint.find(out_dir), val_loss)
+            checkpoint.record_best(checkpoint.find(out_dir), val_loss, data.hashes["val"])
             checkpoint.prune(out_dir, config.keep_checkpoints)
         return val_loss
 
     # ---- the loop
-    begun, tokens_seen, clock = step, 0, time.perf_counter()
+    begun, tokens_seen, clock, loss, lr = step, 0, time.perf_counter(), None, None
     record = (trainer or {}).get("record", {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None})
     known = last_line.get("step") == step and "val_loss" in last_line  # a run killed before its evaluation still owes it
     evaluated = step if known or not trainer else None
@@ -258,9 +258,12 @@ def train(config):
                     raise not_finite(f"loss {loss.item():.4g}")
                 speed = tokens_seen / (time.perf_counter() - clock)
                 mfu = roofline.utilization(speed, flops_per_token, peak)
-                record = {"step": step, "train_loss": loss.item(), "lr": lr, "tokens_per_s": round(speed, 1)}
-                record["mfu"] = round(mfu, 4)
-                bar.set_postfix_str(f"loss {record['train_loss']:.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}")
+                if mfu > 1:  # the peak was measured in a busy moment
+                    peak = max(peak, roofline.peak_flops(device, dtype) * world_size, speed * flops_per_token)
+                    mfu = roofline.utilization(speed, flops_per_token, peak)
+                record = {"step": step, "train_loss": loss.item(), "lr": lr}
+                record |= {"tokens_per_s": round(speed, 1), "mfu": round(mfu, 4)}
+                bar.set_postfix_str(f"loss {loss.item():.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}", refresh=False)
             if evaluating:
                 if step > begun or not trainer:
                     save()
@@ -290,7 +293,7 @@ def train(config):
 
     # ---- the end
     if writes:
-        print(f"{record['wall_s']:.0f} s in all; next: python sample.py --out_dir={config.out_dir}")
+        print(f"{record['wall_s']:.0f} s in all; next: python sample.py --out_dir={shlex.quote(config.out_dir)}")
         if config.write_tokens:
             print(f"Now it writes:\n---------------\n{sample_text(model, data, config)}\n---------------")
     if wandb:
@@ -340,8 +343,8 @@ def validation_loss(net, data, config, device, autocast):
 def build_model(config, data):
     """The GPT that config.init_from names, on the CPU, and what was saved to resume its training, or None."""
     out_dir = Path(config.out_dir)
-    if (out_dir / "model.safetensors").exists():
-        raise ValueError(f"out_dir={out_dir} is a checkpoint: give the folder that it is in, or another")
+    if (out_dir / "model.safetensors").exists() or out_dir.is_file():
+        raise ValueError(f"out_dir={out_dir} is a checkpoint or a file: give another folder, or the one that it is in")
     wanted, trainer = config.model_config(config.vocab_size or padded(data.vocab_size)), None
     if config.init_from == "scratch":
         torch.manual_seed(config.seed)
@@ -352,6 +355,10 @@ def build_model(config, data):
         checkpoint.check_model(folder, wanted, equal_paths=ATTENTION.keys())
         model = GPT.from_checkpoint(folder, dropout=config.dropout, attention=config.attention)
         trainer = checkpoint.load_trainer(folder)
+        before = checkpoint.load_config(folder)
+        if before.get("data") not in (None, data.hashes):
+            print0(f"note: {folder} was trained on other data ({before['training']['dataset']}, or prepared in another way); "
+                   "losses from before do not compare")
     else:
         model = model_to_finetune(config, data)
     if data.vocab_size > model.config.vocab_size:
@@ -377,6 +384,8 @@ def model_to_finetune(config, data):
             f"{config.init_from} has GPT-2's tokens, and dataset {config.dataset} has others: "
             "prepare it with data/text/prepare.py --tokenizer gpt2"
         )
+    if config.block_size < model.config.block_size:
+        print0(f"the context is cropped from {model.config.block_size} to block_size={config.block_size} tokens")
     model.crop_block_size(config.block_size)
     if ignored := ignored_settings(config, model.config):
         print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")
@@ -397,18 +406,6 @@ def ignored_settings(config, found):
     ]
 
 
-def start_wandb(config):
-    """A wandb run, with wandb's own settings; ValueError if it is not installed."""
-    try:
-        import wandb
-    except ImportError:
-        raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
-    try:
-        return wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, config=asdict(config))
-    except wandb.errors.Error as error:
-        raise ValueError(f"wandb: {error} (or set WANDB_MODE=offline)") from None
-
-
 def sample_text(model, data, config):
     """config.write_tokens tokens of the model's own, after the first token of the validation split."""
     start = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(next(model.parameters()).device)
@@ -427,12 +424,14 @@ class Unchecked(TrainConfig):
 
 def settings(argv):
     """A TrainConfig from the command line; a resumed run starts from the settings that it was saved with."""
-    argv = argv or [os.path.relpath(Path(__file__).parent / "config" / "minute.toml")]
-    asked = configure.parse(Unchecked, argv)
+    asked, presets = configure.parse(Unchecked, argv), configure.presets(argv)
     if asked.init_from != "resume":
-        preset = argv[0] if argv[0].endswith(".toml") else "no preset, the defaults of train.py"
-        config = configure.parse(TrainConfig, argv)
-        print0(f"settings: {preset}")
+        if not argv:
+            presets = [os.path.relpath(Path(__file__).parent / "config" / "minute.toml")]
+        elif asked.init_from != "scratch" and not presets:  # rates for training from scratch would destroy what it has learned
+            presets = [os.path.relpath(Path(__file__).parent / "config" / "finetune.toml")]
+        config = configure.parse(TrainConfig, [*presets, *argv[len(configure.presets(argv)) :]])
+        print0(f"settings: {' '.join(presets) or 'no preset, the defaults of train.py'}")
         return config
     folder = checkpoint.find(asked.out_dir)
     print0(f"settings: those of {folder}")
@@ -442,4 +441,9 @@ def settings(argv):
 
 if __name__ == "__main__":
     with configure.one_line_errors():
-        train(settings(sys.argv[1:]))
+        config = settings(sys.argv[1:])
+        try:
+            train(config)
+        except KeyboardInterrupt:
+            print0(f"\ninterrupted: {checkpoint.what_remains(config.out_dir)}")
+            raise

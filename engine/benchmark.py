@@ -1,6 +1,7 @@
 """What the measuring tools share: settings, nanoGPT's shapes and model, timed processes, and where results go."""
 
 import importlib.util
+import inspect
 import json
 import os
 import shlex
@@ -104,6 +105,23 @@ def timed(command, cwd=ROOT):
     if process.returncode:
         raise ValueError(f"{shlex.join(map(str, command))} failed: {words[-1]}")
     return Process(seconds, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), lines)
+
+
+def examples(registry, number, **known):
+    """name(numbers) -> predicate for all of a registry of predicates; each number that is not known is the same."""
+    found = {}
+    for name, make in registry.items():
+        numbers = known.get(name, [number] * len(inspect.signature(make).parameters))
+        found[f"{name}({', '.join(map(str, numbers))})" if numbers else name] = make(*numbers)
+    return found
+
+
+def table(rows):
+    """Rows of cells, the first of them the head, as a Markdown table with aligned columns."""
+    rows = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    rows.insert(1, ["-" * width for width in widths])
+    return "\n".join(f"| {' | '.join(cell.ljust(width) for cell, width in zip(row, widths))} |" for row in rows)
 
 
 def store(report, out_dir, name, device=None):

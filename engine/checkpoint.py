@@ -11,7 +11,9 @@ A checkpoint is written under another name, and renamed once it is complete and 
 
 import itertools
 import json
+import math
 import os
+import shlex
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -24,23 +26,24 @@ from engine import tokenizer
 from engine.files import publish, read_tensors, sha256_of_file
 
 
-def save(out_dir, step, model, training, tokenizer_spec, trainer):
+def save(out_dir, step, model, training, tokenizer_spec, trainer, data=None):
     """Publish out_dir/step_<step> and return it.
 
-    training: the settings as a JSON dict. trainer: tensors and plain values. OSError if it cannot be written, as when the
-    disk is full; what was there before stays.
+    training: the settings as a JSON dict. data: the hashes of the dataset. trainer: tensors and plain values. OSError if it
+    cannot be written, as when the disk is full; what was there before stays.
     """
     folder = Path(out_dir) / f"step_{step:06d}"
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    config = {"step": step, "model": asdict(model.config), "training": training, "tokenizer": tokenizer_spec}
+    config = {"step": step, "model": asdict(model.config), "training": training, "data": data, "tokenizer": tokenizer_spec}
     try:
         save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, partial / "model.safetensors")
         torch.save(trainer, partial / "trainer.pt")
     except (SafetensorError, RuntimeError) as error:  # each library has its own error for a full disk
         raise OSError(f"cannot write {partial}: {str(error).splitlines()[0]}") from error
     publish(partial / "config.json", as_json(config))
+    shutil.copymode(partial / "config.json", partial / "model.safetensors")  # which safetensors makes private
     publish(partial / "manifest.json", as_json({path.name: sha256_of_file(path) for path in sorted(partial.iterdir())}))
     for path in partial.iterdir():
         with open(path, "rb+") as file:
@@ -64,16 +67,22 @@ def every(out_dir):
 
 
 def best(out_dir):
-    """{"checkpoint": folder name, "val_loss": nats} of the best evaluation so far, or None."""
+    """{"checkpoint": folder name, "val_loss": nats, "data": sha256 of val.bin} of the best evaluation so far, or None."""
     path = Path(out_dir) / "best.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if not path.exists():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return {"checkpoint": str(found["checkpoint"]), "val_loss": float(found["val_loss"]), "data": found.get("data")}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{path} is damaged: delete it, and the next evaluation writes it again") from None
 
 
-def record_best(folder, val_loss):
-    """Remember folder's validation loss if it is the lowest so far."""
+def record_best(folder, val_loss, data=None):
+    """Remember folder's validation loss if it is the lowest so far on this validation data (its sha256)."""
     before = best(folder.parent)
-    if before is None or val_loss < before["val_loss"]:
-        publish(folder.parent / "best.json", as_json({"checkpoint": folder.name, "val_loss": val_loss}))
+    if before is None or before["data"] != data or val_loss < before["val_loss"]:
+        publish(folder.parent / "best.json", as_json({"checkpoint": folder.name, "val_loss": val_loss, "data": data}))
 
 
 def prune(out_dir, keep):
@@ -91,10 +100,12 @@ def remove(out_dir, step):
             shutil.rmtree(folder)
 
 
-def what_remains(out_dir, step):
-    """In words, the newest checkpoint from before a step."""
-    good = [folder for folder in every(out_dir) if step_of(folder) < step]
-    return f"{good[-1]} is the last good checkpoint" if good else "nothing was saved"
+def what_remains(out_dir, before=math.inf):
+    """In words, the newest checkpoint, from before a step if one is given, and how to continue from it."""
+    good = [folder for folder in every(out_dir) if step_of(folder) < before]
+    if not good:
+        return "nothing was saved"
+    return f"{good[-1]} is the last good checkpoint (python train.py --init_from=resume --out_dir={shlex.quote(str(out_dir))})"
 
 
 def start_run(out_dir, step, resumed):
@@ -104,7 +115,10 @@ def start_run(out_dir, step, resumed):
         set_aside(out_dir)
     path = out_dir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    try:
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is damaged: move it away, and the run continues with a new one") from None
     if kept != lines:
         publish(path, "".join(kept).encode())
     return json.loads(kept[-1]) if kept else {}
@@ -126,9 +140,11 @@ def set_aside(out_dir):
 def find(out_dir, which="latest"):
     """The folder of a checkpoint: which is latest, best, or a folder name such as step_002000. ValueError if there is none."""
     out_dir = Path(out_dir)
-    if (out_dir / "model.safetensors").exists():  # a checkpoint folder itself
+    if (out_dir / "manifest.json").exists():  # a checkpoint folder itself
         return out_dir
     folders = every(out_dir)
+    if not folders and (out_dir / "config.json").exists():
+        raise ValueError(f"{out_dir} holds a model in another layout, perhaps Hugging Face's: give it as --init_from={out_dir}")
     if not folders:
         raise ValueError(f"there is no checkpoint in {out_dir}: train one with python train.py --out_dir={out_dir}")
     if which == "latest":
@@ -144,7 +160,9 @@ def verify(folder, name):
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         intact = sha256_of_file(folder / name) == manifest[name]
-    except (OSError, ValueError, KeyError):
+    except PermissionError as error:
+        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError, KeyError, TypeError):
         intact = False
     if not intact:
         raise ValueError(f"{folder / name} is missing or damaged (it is not what manifest.json says): use another checkpoint")

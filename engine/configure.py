@@ -26,13 +26,20 @@ def parse(cls, argv, base=None):
     impossible value. --help prints every setting and exits.
     """
     names = [field.name for field in fields(cls)]
-    presets = list(itertools.takewhile(lambda arg: arg.endswith(".toml") and not arg.startswith("-"), argv))
-    flags = argv[len(presets) :]
+    flags = argv[len(presets(argv)) :]
     switches = {f"--{field.name}" for field in fields(cls) if field.type in (bool, "bool")}
     for n, arg in enumerate(flags):  # --json is --json=True
         if arg in switches and (n + 1 == len(flags) or flags[n + 1].startswith("--")):
             flags[n] = f"{arg}=True"
-    preset_flags = [f"--{key}={value}" for preset in presets for key, value in read_preset(preset, names).items()]
+    from_presets, origin = {}, {}
+    for preset in presets(argv):
+        found = read_preset(preset, names)
+        changed = [key for key, value in found.items() if from_presets.get(key, value) != value]
+        for key in changed:
+            print(f"note: {preset} changes {key} of {origin[key]} from {from_presets[key]} to {found[key]}", file=sys.stderr)
+        from_presets |= found
+        origin |= dict.fromkeys(found, preset)
+    preset_flags = [f"--{key}={value}" for key, value in from_presets.items()]
     errors, config = io.StringIO(), None
     try:
         with contextlib.redirect_stderr(errors):
@@ -49,6 +56,11 @@ def parse(cls, argv, base=None):
             raise ValueError(f"{arg!r} is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)")
         raise ValueError(unknown_key(arg[2:].split("=")[0].replace("-", "_"), names, "the command line"))
     return config
+
+
+def presets(argv):
+    """The presets at the beginning of a command line."""
+    return list(itertools.takewhile(lambda arg: arg.endswith(".toml") and not arg.startswith("-"), argv))
 
 
 def read_preset(path, names, followed=()):

@@ -65,19 +65,48 @@ class DownloadSettings:
 def prepare_download(folder, tokenizer_name, url, sha256):
     """The whole of a prepare.py for a text that is one file on the web: [--input FILE]."""
     path = configure.parse(DownloadSettings, sys.argv[1:]).input or download(url, sha256, folder / "input.txt")
-    write(folder, [read_text(path)], tokenizer_name, path.name)
+    write(folder, [read_text(path)], tokenizer_name, path.name, split=last_tenth)
 
 
-def split(documents):
-    """(train, val): every tenth document is for validation; of fewer than ten, the last tenth of their text."""
-    if len(documents) >= 10:
-        return [d for n, d in enumerate(documents) if n % 10 != 9], documents[9::10]
+def last_tenth(documents):
+    """(train, val): the last tenth of the text is for validation, as in nanoGPT."""
     left, train, val = int(sum(map(len, documents)) * 0.9), [], []
     for document in documents:
         train += [document[:left]] if left else []
         val += [document[left:]] if left < len(document) else []
         left = max(0, left - len(document))
     return train, val
+
+
+def spread_tenth(documents):
+    """(train, val): about a tenth of the characters is for validation, spread over the text, since its end may be unlike it.
+
+    Whole documents if there are at least twenty and they are not too different in length; else the last tenth of each of
+    ten parts, cut at line ends.
+    """
+    train, val, total, chosen = [], [], 0, 0
+    for document in documents:
+        total += len(document)
+        if chosen + len(document) / 2 <= total / 10:
+            val.append(document)
+            chosen += len(document)
+        else:
+            train.append(document)
+    if len(documents) >= 20 and 0.05 < chosen / total < 0.15:
+        return train, val
+    size, train, val = max(1, total // 10), [], []
+    for document in documents:
+
+        def line_end(position):
+            """The end of the line at position, if it is near."""
+            found = document.find("\n", position, position + size // 20) + 1
+            return found or position
+
+        starts = [0, *(line_end(start) for start in range(size, len(document), size)), len(document)]
+        cuts = [line_end(end - (end - start) // 10) for start, end in zip(starts, starts[1:])]
+        train.append("".join(document[start:cut] for start, cut in zip(starts, cuts)))
+        val.append("".join(document[cut:end] for cut, end in zip(cuts, starts[1:])))
+    return [text for text in train if text], [text for text in val if text]
 
 
 def pieces(text, size=1 << 20):
@@ -92,20 +121,27 @@ def pieces(text, size=1 << 20):
         start = end
 
 
-def write(folder, documents, tokenizer_name, source):
+def write(folder, documents, tokenizer_name, source, split=spread_tenth, val=None):
     """Tokenize documents (a list of str) into folder: train.bin, val.bin, and last meta.json. source: where they come from.
 
-    Documents are separated by the tokenizer's end-of-text id, or else by a newline.
+    split(documents) -> train and validation documents; val: validation documents, in place of a split. Documents are
+    separated by the tokenizer's end-of-text id, or else by a newline.
     """
     folder = Path(folder)
-    text_size = sum(len(document) for document in documents)
-    if text_size < 2:
-        raise ValueError(f"there is no text in {source}")
-    encoding = tokenizer.create(tokenizer_name, "\n".join(documents))
+    train, val = (documents, val) if val else split(documents)
+    documents = [*train, *val]
+    text_size = sum(map(len, documents))
+    if not (sum(map(len, train)) and sum(map(len, val))):
+        raise ValueError(f"there is no text in {source}, or too little to split")
+    share = sum(map(len, val)) / text_size
+    if not 0.02 < share < 0.3:
+        print(f"note: the validation split has {share:.1%} of the characters; about a tenth is usual")
+    several = len(train) > 1 or len(val) > 1
+    encoding = tokenizer.create(tokenizer_name, ("\n" if several else "").join(documents))
     dtype = "uint16" if encoding.vocab_size <= 1 << 16 else "uint32"
     on_disk = np.dtype(dtype).newbyteorder("<")
     separator = []
-    if len(documents) > 1:
+    if several:
         separator = encoding.encode("\n") if encoding.end_of_text is None else [encoding.end_of_text]
     meta = {
         "dtype": dtype,
@@ -114,7 +150,7 @@ def write(folder, documents, tokenizer_name, source):
     }
     folder.mkdir(parents=True, exist_ok=True)
     with tqdm(total=text_size, unit="char", unit_scale=True, desc=f"preparing {folder.name}", leave=False) as bar:
-        for name, part in zip(("train", "val"), split(documents)):
+        for name, part in (("train", train), ("val", val)):
             tokens, partial = 0, folder / f"{name}.bin.partial"
             with open(partial, "wb") as file:
                 for n, document in enumerate(part):
@@ -146,6 +182,8 @@ class Dataset:
     val: np.ndarray
     tokenizer: tokenizer.Tokenizer
     vocab_size: int
+    hashes: dict
+    """sha256 of train.bin (None if it was not computed) and val.bin: losses compare only if they are the same."""
     tokens_per_character: float | None
     """In the validation text, to convert nats per token into bits per character; None where it was not counted."""
 
@@ -184,6 +222,7 @@ def load(name, block_size):
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
             encoding, vocab_size, dtype = tokenizer.from_spec(meta["tokenizer"]), meta["vocab_size"], meta["dtype"]
             tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
+            hashes = {name: meta[name]["sha256"] for name in ("train", "val")}
             if dtype not in ("uint16", "uint32") or vocab_size != encoding.vocab_size:
                 raise KeyError(f"dtype {dtype}, vocab_size {vocab_size}")
         except (json.JSONDecodeError, KeyError, TypeError, ZeroDivisionError) as error:
@@ -196,7 +235,7 @@ def load(name, block_size):
     else:  # nanoGPT's files without a meta.pkl hold GPT-2 tokens
         meta, dtype, tokens_per_character = {}, "uint16", None
         encoding = tokenizer.create("gpt2")
-        vocab_size = encoding.vocab_size
+        vocab_size, hashes = encoding.vocab_size, {"train": None, "val": sha256_of_file(folder / "val.bin")}
     splits = {}
     for split_name in ("train", "val"):
         path = folder / f"{split_name}.bin"
@@ -212,7 +251,8 @@ def load(name, block_size):
         splits[split_name] = tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
         if (largest := int(tokens.max())) >= vocab_size:
             raise ValueError(f"{path} has token id {largest}, but the vocabulary has {vocab_size}: prepare it again")
-    return Dataset(**splits, tokenizer=encoding, vocab_size=vocab_size, tokens_per_character=tokens_per_character)
+    return Dataset(**splits, tokenizer=encoding, vocab_size=vocab_size, hashes=hashes,
+                   tokens_per_character=tokens_per_character)
 
 
 def random_batch(tokens, batch_size, block_size, rng):

@@ -1,6 +1,7 @@
 """Checkpoints: what is saved comes back, whole or not at all, and damage is named."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -113,3 +114,55 @@ def test_an_earlier_run_is_set_aside(tmp_path):
         assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["notes.txt"]
     checkpoint.set_aside(tmp_path)
     assert not (tmp_path / "previous-3").exists()
+
+
+def test_the_best_belongs_to_its_data(tmp_path):
+    """Catches losses of different datasets that are compared, so that an old checkpoint stays the best for ever."""
+    first, second, third = (saved(tmp_path, step)[1] for step in (1, 2, 3))
+    checkpoint.record_best(first, 1.0, "one")
+    checkpoint.record_best(second, 2.0, "one")
+    assert checkpoint.best(tmp_path)["checkpoint"] == first.name
+    checkpoint.record_best(third, 3.0, "other")
+    assert checkpoint.best(tmp_path) == {"checkpoint": third.name, "val_loss": 3.0, "data": "other"}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", "3", '{"checkpoint": "step_1"}', '{"checkpoint": 1, "val_loss": "x"}'])
+def test_a_damaged_record_of_the_best(tmp_path, content):
+    """Catches a message of the JSON parser that names no file, and a traceback."""
+    saved(tmp_path)
+    (tmp_path / "best.json").write_text(content)
+    with pytest.raises(ValueError, match="best.json is damaged"):
+        checkpoint.find(tmp_path, "best")
+
+
+@pytest.mark.parametrize("content", ["{\n", "[]\n", '"step"\n', '{"step": null}\n'])
+def test_damaged_metrics(tmp_path, content):
+    """Catches a message of the JSON parser that names no file, and a traceback."""
+    (tmp_path / "metrics.jsonl").write_text(content)
+    with pytest.raises(ValueError, match="metrics.jsonl is damaged"):
+        checkpoint.start_run(tmp_path, 5, resumed=True)
+
+
+def test_the_files_have_the_mode_that_the_user_wants(tmp_path):
+    """Catches weights that nobody else may read, whatever the umask, because of how safetensors writes."""
+    before = os.umask(0o022)
+    try:
+        _, folder = saved(tmp_path)
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    """Catches a permission that is missing and is called damage."""
+    _, folder = saved(tmp_path)
+    monkeypatch.setattr(checkpoint, "sha256_of_file", lambda path: (_ for _ in ()).throw(PermissionError(13, "denied", str(path))))
+    with pytest.raises(ValueError, match="config.json cannot be read: denied"):
+        GPT.from_checkpoint(folder)
+
+
+def test_a_folder_in_another_layout(tmp_path):
+    """Catches a Hugging Face folder that is called empty, in place of the setting that takes it."""
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="--init_from="):
+        checkpoint.find(tmp_path)

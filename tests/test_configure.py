@@ -45,6 +45,15 @@ def test_a_preset_with_a_base(tmp_path):
             parse(tmp_path / "z.toml")
 
 
+def test_presets_that_disagree(tmp_path, capsys):
+    """Catches a preset that silently undoes what another one on the same command line sets."""
+    (tmp_path / "a.toml").write_text("n_layer = 7\nn_head = 8\n")
+    (tmp_path / "b.toml").write_text("n_layer = 5\nn_head = 8\n")
+    assert parse(tmp_path / "a.toml", tmp_path / "b.toml").n_layer == 5
+    note = f"note: {tmp_path / 'b.toml'} changes n_layer of {tmp_path / 'a.toml'} from 7 to 5"
+    assert capsys.readouterr().err.splitlines() == [note]
+
+
 def test_what_runs_without_settings(capsys):
     """Catches a default recipe for one small model that reaches other models: windows of 8 in a context of 1024."""
     minute = settings([])
@@ -52,6 +61,8 @@ def test_what_runs_without_settings(capsys):
     config = settings(["--n_layer=12", "--block_size=1024"])
     assert (config.window, config.rope_base, config.n_layer) == (0, 10000.0, 12)
     assert settings(["--attention=linear"]).attention == "linear"
+    assert settings(["--init_from=gpt2"]).learning_rate == 3e-5 and "config/finetune.toml" in capsys.readouterr().out
+    assert settings(["config/minute.toml", "--init_from=gpt2"]).learning_rate == 0.02
 
 
 def test_both_spellings_of_a_flag():

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import math
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -18,7 +20,7 @@ from engine import tokenizer as tokenizer_module
 def test_written_and_read_back(tmp_path):
     """Catches lost or reordered text, a wrong split, and a meta.json that does not say what the files are."""
     text = POEM * 5 + "the end"
-    dataset.write(tmp_path, [text], "char", "poem.txt")
+    dataset.write(tmp_path, [text], "char", "poem.txt", split=dataset.last_tenth)
     data, meta = dataset.load(str(tmp_path), 8), json.loads((tmp_path / "meta.json").read_text())
     border = int(0.9 * len(text))
     assert data.tokenizer.decode(data.train.tolist()) == text[:border]
@@ -37,13 +39,44 @@ def test_text_without_a_newline(tmp_path):
     assert dataset.load(str(tmp_path), 8).vocab_size == 3
 
 
-def test_every_tenth_document_validates(tmp_path):
+def test_whole_documents_validate(tmp_path):
     """Catches validation text that is also trained on, and documents that run into each other."""
-    documents = [f"document {n}" for n in range(25)]
+    documents = [f"document {n:02}" for n in range(25)]
     dataset.write(tmp_path, documents, "byte", "documents")
     data = dataset.load(str(tmp_path), 4)
-    assert data.tokenizer.decode(data.val.tolist()) == "document 9\ndocument 19"
-    assert data.tokenizer.decode(data.train.tolist()).split("\n") == [d for d in documents if d[-1] != "9"]
+    assert data.tokenizer.decode(data.val.tolist()) == "document 04\ndocument 14\ndocument 24"
+    assert data.tokenizer.decode(data.train.tolist()).split("\n") == [d for d in documents if d[-1] != "4"]
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=60), st.integers(0, 2**31))
+def test_a_tenth_of_any_documents(lengths, seed):
+    """Catches a validation split that is one large file, nothing at all, or text that is also trained on, or lost."""
+    rng = np.random.default_rng(seed)
+    documents = ["".join(rng.choice(list("ab \n"), size=length)) for length in lengths]
+    train, val = dataset.spread_tenth(documents)
+    total = sum(lengths)
+    assert sum(map(len, train)) + sum(map(len, val)) == total
+    if total > 1000:
+        assert 0.04 < sum(map(len, val)) / total < 0.16
+    if len(train) + len(val) == len(documents) and len(documents) >= 20:
+        assert sorted(train + val) == sorted(documents)
+
+
+def test_a_sorted_list_of_words(tmp_path):
+    """Catches a validation split with nothing but words from the end of the alphabet, which training has never seen."""
+    words = "".join(f"{chr(97 + n // 100)}word{n}\n" for n in range(2600))
+    (train,), (val,) = dataset.spread_tenth([words])
+    assert len({line[0] for line in val.splitlines()}) >= 10
+    assert sorted((train + val).splitlines()) == sorted(words.splitlines())
+
+
+def test_own_validation_text(tmp_path, capsys):
+    """Catches a split of one's own that is mixed with the rest, and a share that is far off in silence."""
+    dataset.write(tmp_path, ["train " * 200], "char", "x", val=["valid " * 4])
+    data = dataset.load(str(tmp_path), 8)
+    assert data.tokenizer.decode(data.train.tolist()) == "train " * 200
+    assert data.tokenizer.decode(data.val.tolist()) == "valid " * 4
+    assert "the validation split has 2.0% of the characters" in capsys.readouterr().out
 
 
 def test_documents_end_with_the_end_of_text(tmp_path, gpt2_files):
@@ -59,7 +92,7 @@ def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files):
     """Catches tokens that differ from those nanoGPT's own prepare.py writes for tiny Shakespeare (its README's counts)."""
     text = dataset.read_text(tiny_shakespeare)
     for name, counts in (("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059))):
-        dataset.write(tmp_path / name, [text], name, "input.txt")
+        dataset.write(tmp_path / name, [text], name, "input.txt", split=dataset.last_tenth)
         data = dataset.load(str(tmp_path / name), 8)
         assert (len(data.train), len(data.val)) == counts
 
@@ -184,17 +217,39 @@ def test_own_text_from_files_and_folders(tmp_path, monkeypatch):
     (tmp_path / "texts" / "a.txt").write_text("Füße 猫\n" * 40, encoding="utf-8")
     (tmp_path / "texts" / "deep" / "b.txt").write_text("ещё\n" * 40, encoding="utf-8")
     (tmp_path / "texts" / ".hidden").write_bytes(b"\xff\xfe")
+    (tmp_path / "texts" / "picture.png").write_bytes(b"\x89PNG\x00")
+    (tmp_path / "texts" / "notes.md").write_text("not these")
     name = f"test-{tmp_path.name}"
     try:
         result = run("data/text/prepare.py", "--input", tmp_path / "texts", tmp_path / "texts" / "a.txt", f"--name={name}")
         assert result.returncode == 0, result.stderr
+        assert "skipped 1 that are not UTF-8 text: picture.png" in result.stdout
+        result = run("data/text/prepare.py", "--input", tmp_path / "texts", tmp_path / "texts" / "a.txt", f"--name={name}",
+                     "--glob", "*.txt")
+        assert result.returncode == 0 and "skipped" not in result.stdout, result.stderr
         data = dataset.load(name, 8)
         whole = data.tokenizer.decode([*data.train.tolist(), *data.val.tolist()])
-        assert whole == "\n".join(["Füße 猫\n" * 40, "ещё\n" * 40, "Füße 猫\n" * 40])
+        assert sorted(whole.replace("\n", "")) == sorted("Füße 猫" * 80 + "ещё" * 40)
     finally:
         for path in (dataset.DATA / name).glob("*"):
             path.unlink()
         (dataset.DATA / name).rmdir()
+
+
+def test_one_s_own_repository(tmp_path):
+    """Catches what git ignores, as virtual environments and builds, in a dataset."""
+    repository, name = tmp_path / "repository", f"test-{tmp_path.name}"
+    repository.mkdir()
+    for file, text in ((".gitignore", "build/\n"), ("a.py", "print(1)\n" * 50), ("build/x.py", "#\n" * 50), ("b.py", "b = 2\n" * 50)):
+        (repository / file).parent.mkdir(exist_ok=True)
+        (repository / file).write_text(text)
+    subprocess.run(["git", "init", "-q", repository], check=True)
+    try:
+        result = run("data/text/prepare.py", "--input", repository, f"--name={name}")
+        assert result.returncode == 0, result.stderr
+        assert "#" not in dataset.load(name, 8).tokenizer.characters
+    finally:
+        shutil.rmtree(dataset.DATA / name)
 
 
 def test_own_text_that_cannot_be_used(tmp_path):
@@ -207,6 +262,9 @@ def test_own_text_that_cannot_be_used(tmp_path):
         (["--input", empty, "--name=test-bad"], "there is no text in empty.txt"),
         (["--name=test-bad"], "--input is missing"),
         (["--input", latin, "--name=stdlib"], "--name=stdlib"),
+        (["--input", latin, "--name=.."], "--name=.."),
+        (["--input", latin, "--name=old/"], "--name=old/"),
+        ([latin], f"write it as --input {latin}"),
     ]:
         assert message in complaint(run("data/text/prepare.py", *arguments))
     assert not (dataset.DATA / "test-bad").exists()

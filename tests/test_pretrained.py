@@ -31,6 +31,7 @@ def test_gpt2_from_a_folder(tmp_path, prefix):
     model, idx = tiny(), torch.randint(33, (2, 9))
     hugging_face_folder(tmp_path, model, prefix)
     loaded = GPT.from_pretrained(tmp_path, dropout=0.1)
+    assert GPT.from_pretrained(tmp_path, {"dropout": 0.2}).config.dropout == 0.2  # nanoGPT's form
     assert loaded.config.dropout == 0.1 and loaded.config.block_size == TINY["block_size"]
     torch.testing.assert_close(loaded.eval()(idx, idx)[0], gpt2_logits(model.state_dict(), idx, 2, 4), rtol=0, atol=1e-4)
 

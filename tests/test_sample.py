@@ -314,10 +314,45 @@ def test_published_weights(trained, tmp_path, gpt2_files, capsys):
         sample(SampleConfig(init_from=str(trained), device="cpu"))
 
 
+def test_a_prompt_longer_than_the_context(trained, capsys):
+    """Catches a long prompt that is refused, where generate accepts it, or cut in silence."""
+    long = "Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal "
+    out = written(capsys, trained, start=long, temperature=0, max_new_tokens=12)
+    assert out.startswith(long) and len(out) > len(long)
+    sample(SampleConfig(out_dir=str(trained), device="cpu", start=long, max_new_tokens=2))
+    assert f"--start has {len(long)} tokens; the model reads the last 32" in capsys.readouterr().err
+
+
+def test_a_prompt_from_windows(trained, tmp_path):
+    """Catches a byte order mark or a carriage return that the tokenizer does not know."""
+    (tmp_path / "prompt.txt").write_bytes("\ufeffTyger\r\nTyger".encode())
+    command = [sys.executable, "sample.py", f"--out_dir={trained}", "--max_new_tokens=3", "--device=cpu"]
+    content = (tmp_path / "prompt.txt").read_bytes()
+    for flag in f"--start=FILE:{tmp_path / 'prompt.txt'}", "--start=-":
+        result = subprocess.run([*command, flag], cwd=ROOT, input=content, capture_output=True)
+        assert result.returncode == 0 and result.stdout.startswith(b"Tyger\nTyger"), result.stderr
+
+
+def test_a_default_prompt_that_the_tokenizer_knows(tmp_path, capsys):
+    """Catches the suggested command failing for a text of one line."""
+    dataset.write(tmp_path / "line", ["abcabcbca" * 60], "char", "a line")
+    train(TrainConfig(block_size=16, n_layer=1, n_head=1, n_embd=16, batch_size=2, max_iters=0, device="cpu", write_tokens=0,
+                      dataset=str(tmp_path / "line"), out_dir=str(tmp_path / "my out")))
+    assert f"python sample.py --out_dir='{tmp_path / 'my out'}'" in capsys.readouterr().out
+    sample(SampleConfig(out_dir=str(tmp_path / "my out"), device="cpu", max_new_tokens=3))
+    assert capsys.readouterr().out.startswith("a")
+
+
+def test_control_characters_on_a_terminal(monkeypatch):
+    """Catches bytes that a terminal would obey, and files that are not exact."""
+    for terminal, shown in (True, "a\\x1b[2J\tb\n\\x07"), (False, "a\x1b[2J\tb\n\x07"):
+        monkeypatch.setattr(sample_module.sys.stdout, "isatty", lambda terminal=terminal: terminal, raising=False)
+        assert sample_module.for_terminal("a\x1b[2J\tb\n\x07") == shown
+
+
 @pytest.mark.parametrize("change, message", [
     (dict(start="Tyger ß"), "'ß' .* at position 6"),
-    (dict(start="T" * 33), "33 tokens: this model needs at least 1 and reads at most 32"),
-    (dict(start=""), "0 tokens"),
+    (dict(start=""), "no tokens"),
     (dict(start="FILE:nowhere.txt"), "cannot read nowhere.txt"),
     (dict(prompts="nowhere.txt"), "cannot read nowhere.txt"),
     (dict(prompts=os.devnull), "has no lines"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import signal
 import subprocess
 import sys
 import tomllib
@@ -306,7 +307,7 @@ def test_full_validation_loss(poem):
 
 def test_validation_is_on_the_validation_split_without_dropout(tmp_path):
     """Catches an evaluation on training text, or one that dropout disturbs: twice the same, and high on unseen text."""
-    dataset.write(tmp_path / "data", ["ab" * 450 + "cd" * 50], "char", "two halves")
+    dataset.write(tmp_path / "data", ["ab" * 450 + "cd" * 50], "char", "two halves", split=dataset.last_tenth)
     settings = SMALL | dict(dataset=str(tmp_path / "data"), out_dir=str(tmp_path / "out"), dropout=0.3, learning_rate=1e-2)
     for eval_iters in (3, "full"):
         last = train(TrainConfig(**settings, max_iters=60, eval_iters=eval_iters))
@@ -492,3 +493,60 @@ def test_presets_name_a_dataset_that_comes_along():
     """Catches a preset for data that nobody can prepare."""
     for preset in ROOT.glob("config/*.toml"):
         assert (ROOT / "data" / tomllib.loads(preset.read_text())["dataset"] / "prepare.py").exists()
+
+
+def test_ctrl_c_says_what_remains(poem, tmp_path):
+    """Catches an interruption that leaves the user to find out what was saved, and how to continue."""
+    flags = [f"--{key}={value}" for key, value in SMALL.items()]
+    flags += [f"--dataset={poem}", f"--out_dir={tmp_path / 'my out'}", "--eval_interval=5", "--eval_iters=1", "--max_iters=1000000"]
+    with subprocess.Popen(
+        [sys.executable, "-u", "train.py", *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while "step 5:" not in process.stdout.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate()
+    assert process.returncode == 130 and "Traceback" not in errors
+    assert "is the last good checkpoint" in out and f"--init_from=resume --out_dir='{tmp_path / 'my out'}'" in out
+
+
+def test_data_that_was_prepared_again(poem, tmp_path, capsys):
+    """Catches a run that goes on with other data than before, and compares its losses with the old ones."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path / "out"), eval_interval=1, eval_iters=1)
+    train(TrainConfig(**settings, max_iters=1))
+    train(TrainConfig(**settings, max_iters=2, init_from="resume"))
+    assert "was trained on other data" not in capsys.readouterr().out
+    dataset.write(poem, ["Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal hand or eye,\n"
+                         "Could frame thy symmetry?\n" * 40], "char", "a longer poem")
+    train(TrainConfig(**settings, max_iters=3, init_from="resume"))
+    assert "was trained on other data" in capsys.readouterr().out
+    assert checkpoint.best(tmp_path / "out")["checkpoint"] == "step_000003"
+
+
+def test_a_context_that_is_cropped(poem, tmp_path, capsys):
+    """Catches a fine-tuned model that has lost half of its context without a word."""
+    settings = SMALL | dict(dataset=poem, max_iters=1, eval_iters=1, write_tokens=0)
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "a")))
+    train(TrainConfig(**settings | dict(out_dir=str(tmp_path / "b"), init_from=str(tmp_path / "a"), block_size=8)))
+    assert "cropped from 16 to block_size=8" in capsys.readouterr().out
+
+
+def test_few_lines_in_a_log(poem, tmp_path):
+    """Catches a bar that writes a line for each logged step where nobody watches it."""
+    flags = [f"--{key}={value}" for key, value in (SMALL | dict(log_interval=1)).items()]
+    result = run("train.py", *flags, f"--dataset={poem}", f"--out_dir={tmp_path}", "--max_iters=150", "--eval_iters=1")
+    assert result.returncode == 0 and result.stderr.count("step/s") <= 3, result.stderr
+
+
+def test_no_more_than_the_peak(poem, tmp_path, monkeypatch):
+    """Catches an MFU above 100 %, when the peak was measured in a busy moment."""
+    monkeypatch.setattr(roofline, "peak_flops", lambda device, dtype: 1.0)
+    last = train(TrainConfig(**SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=10, eval_iters=1, write_tokens=0)))
+    assert 0 < last["mfu"] <= 1
+
+
+def test_an_out_dir_that_is_a_file(poem, tmp_path):
+    """Catches a traceback, or an error of the file system after the model was built."""
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(ValueError, match="out_dir=.*a file"):
+        train(TrainConfig(**SMALL | dict(dataset=poem, out_dir=str(tmp_path / "out"))))

@@ -1,12 +1,16 @@
-"""Your own text, in any language.
+"""Your own text, in any language: files, folders, a repository.
 
-    python data/text/prepare.py --input FILE_OR_FOLDER ... --name mine [--tokenizer char|byte|gpt2]
+    python data/text/prepare.py --input FILE_OR_FOLDER ... --name mine [--glob "*.py"] [--tokenizer char|byte|gpt2]
     python train.py --dataset=mine
 
-Files must be UTF-8. A folder means all files in it, at any depth, but hidden ones. With ten files or more, every tenth
-is for validation; with fewer, the last tenth of the text.
+A folder means all text files in it, at any depth, but hidden ones; in a git repository, those that git does not ignore.
+What is not UTF-8 text is skipped and named. About a tenth of the characters, spread over the text, is for validation,
+unless --val names files for it.
 """
 
+import fnmatch
+import re
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,33 +24,70 @@ from engine import configure, dataset
 class Settings:
     input: tuple[Path, ...] = ()
     """Files or folders to read, one or more."""
+    val: tuple[Path, ...] = ()
+    """Files or folders for validation, if you have your own split."""
+    glob: str = "*"
+    """Of a folder, only files whose name or path in it matches this pattern, such as *.py or docs/*.md."""
     name: str = "mine"
     """The dataset's name: it is written to data/<name>."""
     tokenizer: str = "char"
     """char (a vocabulary of the text's own characters), byte (256, any text), gpt2 or another encoding of tiktoken."""
 
 
-def files(inputs):
+def files_in(folder):
+    """The files in a folder, as relative paths: what git tracks or does not ignore, or else what is not hidden."""
+    listed = None
+    if any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)):
+        command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        result = subprocess.run(command, capture_output=True)
+        if result.returncode == 0:
+            listed = {Path(name) for name in result.stdout.decode(errors="surrogateescape").split("\0") if name}
+    found = listed or {path.relative_to(folder) for path in folder.rglob("*")}
+    visible = (path for path in found if not any(part.startswith(".") for part in path.parts))
+    return sorted(path for path in visible if (folder / path).is_file())
+
+
+def read(inputs, flag, glob):
+    """The texts of all files; a file in a folder that is not text is skipped, and named in the end."""
+    texts, skipped = [], []
     for path in inputs:
-        if path.is_dir():
-            inside = [file for file in path.rglob("*") if file.is_file()]
-            yield from sorted(f for f in inside if not any(p.startswith(".") for p in f.relative_to(path).parts))
-        elif path.is_file():
-            yield path
-        else:
-            raise ValueError(f"--input: there is no file or folder {path}")
+        if path.is_file():
+            texts.append(dataset.read_text(path))
+        elif not path.is_dir():
+            raise ValueError(f"{flag}: there is no file or folder {path}")
+        for file in files_in(path) if path.is_dir() else ():
+            if fnmatch.fnmatch(file.name, glob) or fnmatch.fnmatch(str(file), glob):
+                content = (path / file).read_bytes()
+                try:
+                    text = content.decode("utf-8-sig")
+                except UnicodeDecodeError:
+                    text = None
+                if text is None or "\0" in text:
+                    skipped.append(str(file))
+                elif text:
+                    texts.append(text)
+    if skipped:
+        more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+        print(f"skipped {len(skipped)} that are not UTF-8 text: {', '.join(skipped[:5])}{more}")
+    return texts
 
 
 def prepare(settings):
     if not settings.input:
         raise ValueError("--input is missing: which file or folder holds your text?")
     folder = dataset.DATA / settings.name
-    if folder.parent != dataset.DATA or (folder / "prepare.py").exists():
+    if not re.fullmatch(r"\w[\w.-]*", settings.name) or (folder / "prepare.py").exists():
         raise ValueError(f"--name={settings.name}: choose a plain name that is not one of the datasets that come along")
-    documents = [dataset.read_text(path) for path in files(settings.input)]
-    dataset.write(folder, documents, settings.tokenizer, ", ".join(path.name for path in settings.input))
+    documents, val = read(settings.input, "--input", settings.glob), read(settings.val, "--val", settings.glob)
+    source = ", ".join(path.name or str(path) for path in settings.input)
+    if settings.val and not any(val):
+        raise ValueError("--val: there is no text in it")
+    dataset.write(folder, documents, settings.tokenizer, source, val=val)
 
 
 if __name__ == "__main__":
     with configure.one_line_errors():
+        for argument in sys.argv[1:2]:
+            if not argument.startswith("-") and Path(argument).exists():
+                raise ValueError(f"{argument}: write it as --input {argument}")
         prepare(configure.parse(Settings, sys.argv[1:]))
