@@ -63,8 +63,8 @@ class SampleConfig(Sampling):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it, and on a CPU where it is measured
-    to be at least 1.2 times as fast, both for one text and for many; else float32."""
+    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it, and for n_embd of 256 or more on a
+    CPU with units for it; else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, if the checkpoint's attention allows it."""
     quantize: Literal["none", "int8"] = "none"
@@ -213,7 +213,7 @@ def for_terminal(text):
 
 
 class Meter:
-    """Tokens per second, compared with the time that reading all weights takes.
+    """Tokens per second, and what the memory's bandwidth allows.
 
     The first token of each text waits for the prompt, and with torch.compile the next two for the compiler: not counted.
     """
@@ -242,11 +242,14 @@ class Meter:
         tokens = sum(len(writer.tokens) for writer in writers) - self.uncounted
         if not (self.seconds and tokens > 0):
             return f"first token after {self.first_token_seconds or 0:.2f} s; {self.about}"
-        size, least = quantization.read_seconds(self.model)  # only now: a new process is slow at first
-        share, speed = self.passes * least / self.seconds, size / least / 1e9
+        summary = f"first token after {self.first_token_seconds:.2f} s, then {tokens / self.seconds:.1f} tokens/s; {self.about}"
+        size = quantization.weight_bytes(self.model)
+        if size < 2**25:  # a processor's cache may hold them
+            return summary
+        speed = roofline.bandwidth(self.model.lm_head.weight.device)
         return (
-            f"first token after {self.first_token_seconds:.2f} s, then {tokens / self.seconds:.1f} tokens/s: "
-            f"reading the weights took {share:.0%} of the time, at {speed:.1f} GB/s; {self.about}"
+            f"{summary}; reading {size / 1e6:.0f} MB of weights at {speed / 1e9:.1f} GB/s would take "
+            f"{self.passes * size / speed / self.seconds:.0%} of that time"
         )
 
 
@@ -269,12 +272,12 @@ def load(config, texts):
     if config.compile is True:
         rows = 1  # torch.compile cannot use packed weights
     if config.dtype != "auto":
-        dtype, why = getattr(torch, config.dtype), ""
+        dtype = getattr(torch, config.dtype)
     elif config.quantize == "int8" and device.type == "cpu":
-        dtype, why = torch.float32, ""  # of what is not quantized
+        dtype = torch.float32  # of what is not quantized
     else:
-        dtype, why = quantization.fastest_dtype(model)
-    name = "int8" if config.quantize == "int8" else str(dtype).removeprefix("torch.") + why
+        dtype = roofline.best_dtype(device, model.config.n_embd)
+    name = "int8" if config.quantize == "int8" else str(dtype).removeprefix("torch.")
     return prepare_for_inference(model, dtype, config.quantize, rows), tokenizer, f"{name}, {device}"
 
 

@@ -7,10 +7,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.roofline import least_seconds
-
-CACHED, SAMPLE = 2**24, 2**26  # bytes of weights that fit into a processor's cache; bytes that are timed in place of all
-
 
 class Packed(nn.Module):
     """A Linear in float32 with its weight in oneDNN's own layout for products of several rows (x86 processors).
@@ -96,47 +92,6 @@ def prepare_for_inference(model, dtype, quantize="none", rows=1):
     return model.eval().requires_grad_(False)
 
 
-@torch.inference_mode()
-def read_seconds(model):
-    """(bytes, seconds) of reading all weights of a model once, each in a product with one row: the lower bound of a step.
-
-    On a GPU, where launching a product takes as long as reading a small weight: at the bandwidth of a large copy.
-    """
-    layers = [layer for _, _, layer in linears(model)]
-    size = sum(layer.weight.numel() * layer.weight.element_size() for layer in layers)
-    device, dtype = model.transformer.wte.weight.device, model.transformer.wte.weight.dtype
-    if device.type != "cpu":
-        memory, copy = torch.zeros(2, 2**28, dtype=torch.uint8, device=device)
-        return size, size / (2 * memory.nbytes) * least_seconds(lambda: copy.copy_(memory), device)
-    inputs = {K: torch.ones(1, K, device=device, dtype=dtype) for K in {layer.weight.shape[1] for layer in layers}}
-
-    def read():
-        for layer in layers:
-            layer(inputs[layer.weight.shape[1]])
-
-    return size, least_seconds(read, device)
-
-
-@torch.inference_mode()
-def fastest_dtype(model):
-    """The dtype in which this model's weights are read fastest, and why; on a CPU bfloat16 only if measured to be.
-
-    Measured with one row and with many: the dtype must not depend on how many texts are written.
-    """
-    device, timed, size = model.lm_head.weight.device, [], 0
-    for _, _, layer in linears(model):
-        if size < SAMPLE:
-            timed.append(layer)
-            size += layer.weight.nbytes
-    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-        return torch.bfloat16, " (auto)"
-    if device.type != "cpu" or size < CACHED:
-        return torch.float32, " (auto)"
-    gains = []
-    for rows in 1, Packed.ROWS:
-        wide = [(Packed(layer) if Packed.pays(rows) else layer, torch.ones(rows, layer.weight.shape[1])) for layer in timed]
-        half = [(layer.weight.bfloat16(), x.bfloat16()) for layer, (_, x) in zip(timed, wide)]
-        in_wide = least_seconds(lambda: [layer(x) for layer, x in wide], device)
-        gains.append(in_wide / least_seconds(lambda: [F.linear(x, weight) for weight, x in half], device))
-    gain = min(gains)
-    return (torch.bfloat16 if gain > 1.2 else torch.float32), f" (auto: bfloat16 would be {gain:.1f} times as fast)"
+def weight_bytes(model):
+    """Bytes of all weights that a decoding step reads."""
+    return sum(layer.weight.numel() * layer.weight.element_size() for _, _, layer in linears(model))

@@ -55,8 +55,8 @@ def best_dtype(device, width):
 
 
 def bandwidth(device):
-    """Bytes per second that all cores of a CPU, or a GPU, read from memory: the best of a few sums of half a gigabyte."""
-    memory = torch.zeros(2**27, device=device)
+    """Bytes per second that all cores of a CPU, or a GPU, read from memory: the best of a few sums of 256 MB."""
+    memory = torch.zeros(2**26, device=device)
     return memory.nbytes / least_seconds(lambda: memory.sum(), device)
 
 

@@ -5,7 +5,6 @@
 """
 
 import base64
-import codecs
 
 import numpy as np
 
@@ -18,14 +17,7 @@ class Tokenizer:
 
     def decode(self, tokens):
         """Ids to text; an incomplete character becomes U+FFFD."""
-        return "".join(self.decode_stream(tokens))
-
-    def decode_stream(self, tokens):
-        """Text of each id as it arrives; the bytes of a character are held back until it is complete."""
-        utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        for token in tokens:
-            yield utf8.decode(self.token_bytes(token))
-        yield utf8.decode(b"", final=True)
+        return b"".join(self.token_bytes(token) for token in tokens).decode("utf-8", errors="replace")
 
 
 class ByteTokenizer(Tokenizer):

@@ -224,18 +224,20 @@ def test_a_conversation_is_read_once(trained, monkeypatch):
 def test_the_summary_is_arithmetic(monkeypatch):
     """Catches a speed that counts the wait for the prompt, and a share of another time than the one that was measured."""
     session, clock = types.SimpleNamespace(passes=0), iter([0.0, 2.0, 3.0, 4.0])
-    monkeypatch.setattr(sample_module.quantization, "read_seconds", lambda model: (8e9, 0.25))
+    monkeypatch.setattr(sample_module.quantization, "weight_bytes", lambda model: 8e9)
+    monkeypatch.setattr(sample_module.roofline, "bandwidth", lambda device: 32e9)
     monkeypatch.setattr(sample_module.time, "perf_counter", lambda: next(clock))
 
     def tokens():
         for session.passes in (1, 2, 3):
             yield torch.zeros(2, dtype=torch.long), None
 
-    meter = Meter(None, "float32")
+    meter = Meter(GPT(GPTConfig(block_size=8, vocab_size=8, n_layer=1, n_head=1, n_embd=8)), "float32")
     assert len(list(meter.timed(session, tokens()))) == 3
     writers = [types.SimpleNamespace(tokens=[0, 0, 0])] * 2
     assert meter.summary(writers) == (
-        "first token after 2.00 s, then 2.0 tokens/s: reading the weights took 25% of the time, at 32.0 GB/s; float32"
+        "first token after 2.00 s, then 2.0 tokens/s; float32; "
+        "reading 8000 MB of weights at 32.0 GB/s would take 25% of that time"
     )
 
 
