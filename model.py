@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from attention import CausalSelfAttention, check_mechanism, rope_table, sinusoidal
 from engine import checkpoint, decoding, pretrained
@@ -133,9 +134,7 @@ class Sinusoidal(NoPosition):
 
     def __init__(self, config):
         super().__init__(config)
-        with torch.device("cpu"):  # a table has values even in a model that has none yet, see GPT.from_weights
-            table = sinusoidal(config.block_size, config.n_embd).float()
-        self.register_buffer("table", table, persistent=False)
+        self.register_buffer("table", sinusoidal(config.block_size, config.n_embd).float(), persistent=False)
 
     def add(self, x, index):
         return x + self.table[index].to(x.dtype)
@@ -147,8 +146,7 @@ class Rotary(NoPosition):
     def __init__(self, config):
         super().__init__(config)
         head_size, base = config.n_embd // config.n_head, config.rope_base
-        with torch.device("cpu"):
-            tables = rope_table(config.block_size, head_size, base, config.rope_stretch, config.rope_trained)
+        tables = rope_table(config.block_size, head_size, base, config.rope_stretch, config.rope_trained)
         for name, table in zip(("cos", "sin"), tables):
             self.register_buffer(name, table.float(), persistent=False)
 
@@ -228,6 +226,16 @@ class FeedForward(nn.Module):
 
 
 MLP = {name: functools.partial(FeedForward, activation=function) for name, function in ACTIVATION.items()}
+
+
+class WithoutInit(TorchFunctionMode):
+    """Skip torch.nn.init: parameters that will be replaced cost no random numbers, and no memory, as nothing touches it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(function, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return function(*args, **kwargs)
 
 
 class GPT(nn.Module):
@@ -367,7 +375,7 @@ class GPT(nn.Module):
     def from_weights(cls, config, weights, source, **changes):
         """A model of a config (dict) and weights (name -> tensor), which it takes as they are: in float32, without a copy."""
         config = checkpoint.restore(GPTConfig, config | changes, source)
-        with torch.device("meta"):  # names and shapes, without memory and random numbers
+        with WithoutInit():
             model = cls(config)
         parameters = dict(model.named_parameters())
         for name in parameters.keys() | weights.keys():

@@ -12,6 +12,8 @@ interrupted run that is resumed ends where an uninterrupted one does (bit for bi
 different order each time), and the number of processes does not matter, as long as they compute in the same dtype.
 """
 
+import engine  # noqa: F401, I001  (before torch, see there)
+
 import json
 import math
 import os
@@ -275,10 +277,9 @@ def train(config):
                         file.write(json.dumps(record) + "\n")
                 if wandb:
                     wandb.log(record, step=step)
+                tokens_seen, clock = 0, time.perf_counter()
             if finished:
                 break
-            if logging:
-                tokens_seen, clock = 0, time.perf_counter()
 
             lr = learning_rate_at(step, config)
             for group in optimizer.param_groups:
@@ -385,7 +386,7 @@ def model_to_finetune(config, data):
             "prepare it with data/text/prepare.py --tokenizer gpt2"
         )
     if config.block_size < model.config.block_size:
-        print0(f"the context is cropped from {model.config.block_size} to block_size={config.block_size} tokens")
+        print0(f"the context is cropped from {model.config.block_size} to block_size={config.block_size}")
     model.crop_block_size(config.block_size)
     if ignored := ignored_settings(config, model.config):
         print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")

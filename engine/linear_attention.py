@@ -55,12 +55,12 @@ def positive_random_features(D, count, seed=0):
     """
 
     def rotation():
-        Q, R = torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator, device="cpu"))
+        Q, R = torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator))
         return Q * R.diagonal().sign()  # without the signs, directions would not be uniformly distributed
 
     generator = torch.Generator().manual_seed(seed)
     blocks = [rotation() for _ in range(-(-count // D))]
-    lengths = torch.randn(count, D, dtype=torch.float64, generator=generator, device="cpu").norm(dim=1, keepdim=True)
+    lengths = torch.randn(count, D, dtype=torch.float64, generator=generator).norm(dim=1, keepdim=True)
     directions = torch.cat(blocks)[:count] * lengths  # orthogonal within a block, which lowers the variance
 
     def feature(x):
