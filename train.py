@@ -416,27 +416,23 @@ def sample_text(model, data, config):
     return data.tokenizer.decode(tokens[0].tolist())
 
 
-class Unchecked(TrainConfig):
-    """Settings that are not yet those of a run: what they leave out may come from a checkpoint."""
-
-    def __post_init__(self):
-        pass
-
-
 def settings(argv):
     """A TrainConfig from the command line; a resumed run starts from the settings that it was saved with."""
-    asked, presets = configure.parse(Unchecked, argv), configure.presets(argv)
-    if asked.init_from != "resume":
+    presets, init_from = configure.presets(argv), configure.peek(argv, "init_from", TrainConfig.init_from)
+    if init_from != "resume":
+        config_folder = Path(os.path.relpath(Path(__file__).parent / "config"))
         if not argv:
-            presets = [os.path.relpath(Path(__file__).parent / "config" / "minute.toml")]
-        elif asked.init_from != "scratch" and not presets:  # rates for training from scratch would destroy what it has learned
-            presets = [os.path.relpath(Path(__file__).parent / "config" / "finetune.toml")]
-        config = configure.parse(TrainConfig, [*presets, *argv[len(configure.presets(argv)) :]])
+            argv = presets = [str(config_folder / "minute.toml")]
+        elif init_from != "scratch" and not presets:  # rates for training from scratch would destroy what it has learned
+            presets = [str(config_folder / "finetune.toml")]
+            argv = [*presets, *argv]
+        config = configure.parse(TrainConfig, argv)
         print0(f"settings: {' '.join(presets) or 'no preset, the defaults of train.py'}")
         return config
-    folder = checkpoint.find(asked.out_dir)
+    out_dir = configure.peek(argv, "out_dir", TrainConfig.out_dir)
+    folder = checkpoint.find(out_dir)
     print0(f"settings: those of {folder}")
-    saved = checkpoint.load_config(folder)["training"] | {"out_dir": asked.out_dir}
+    saved = checkpoint.load_config(folder)["training"] | {"out_dir": out_dir}
     return configure.parse(TrainConfig, argv, base=checkpoint.restore(TrainConfig, saved, folder))
 
 

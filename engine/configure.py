@@ -63,8 +63,22 @@ def presets(argv):
     return list(itertools.takewhile(lambda arg: arg.endswith(".toml") and not arg.startswith("-"), argv))
 
 
-def read_preset(path, names, followed=()):
-    """The settings in a flat TOML file, over those of the preset that it names as its base; ValueError for anything else."""
+def peek(argv, key, default):
+    """The value that a command line gives one setting, before the others are read, which may depend on it."""
+    for preset in presets(argv):
+        default = read_preset(preset).get(key, default)
+    for arg, following in itertools.zip_longest(argv, argv[1:]):
+        name, equals, value = arg.partition("=")
+        if name.startswith("--") and name[2:].replace("-", "_") == key:
+            default = value if equals else following
+    return default
+
+
+def read_preset(path, names=None, followed=()):
+    """The settings in a flat TOML file, over those of the preset that it names as its base.
+
+    ValueError for anything else, and for a setting that is not in names, if they are given.
+    """
     try:
         settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -76,7 +90,7 @@ def read_preset(path, names, followed=()):
     if not isinstance(base, str | None):
         raise ValueError(f"{path}: base = {base!r} must be the name of a preset, such as \"minute.toml\"")
     for key, value in settings.items():
-        if key not in names:
+        if names is not None and key not in names:
             raise ValueError(unknown_key(key, names, path))
         if not isinstance(value, str | int | float):
             raise ValueError(f"{path}: {key} = {value!r} must be a number, a string, true or false")
