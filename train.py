@@ -20,6 +20,7 @@ import os
 import shlex
 import sys
 import time
+import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -194,7 +195,9 @@ def train(config):
             scaler.load_state_dict(trainer["scaler"])
     compiled = device.type == "cuda" if config.compile == "auto" else config.compile
     net = torch.compile(model) if compiled else model  # they share weights; checkpoints are made of model
-    ddp = DistributedDataParallel(net, broadcast_buffers=False) if world_size > 1 else net  # averages gradients
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 has another name for an argument that older ones need
+        ddp = DistributedDataParallel(net, broadcast_buffers=False) if world_size > 1 else net  # averages gradients
     peak, flops_per_token = roofline.peak_flops(device, dtype) * world_size, model.flops_per_token()
     print0(
         f"{model.num_params():,} parameters, {config.n_layer} layers of width {config.n_embd}; "
