@@ -29,7 +29,7 @@ stream only.
 """
 
 import math
-import sys
+import runpy
 
 import torch
 import torch.nn as nn
@@ -39,7 +39,7 @@ from engine import kernels
 from engine.checks import check_heads, check_shapes, check_standard, choose
 from engine.linear_attention import LinearState, chunked, featured, normalized, positive_random_features
 from masks import (  # noqa: F401  (all of masks.py can be imported from here)
-    VISIBLE, alibi, at_position, bias_of, both, causal, everything, full, local_global, mask_of, not_padding, positions,
+    VISIBLE, after_padding, alibi, at_position, bias_of, both, causal, everything, full, local_global, mask_of, positions,
     predicate, present, same_document, sliding_window, strided,
 )
 
@@ -202,7 +202,7 @@ def masked_fill(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """FlashAttention (Dao et al. 2022, arXiv:2205.14135) in plain PyTorch: O(T) memory, forward and backward."""
     check_shapes(q, k, v, visible)
-    check_standard("tiled", score is scaled_dot and normalize is softmax)
+    check_standard("tiled", score is scaled_dot and normalize is softmax, bias_of(visible, *positions(1, 1, q.device), q))
     with torch.autocast(q.device.type, enabled=False):  # its sums must stay float32
         return Tiled.apply(q, k, v, visible)
 
@@ -262,7 +262,7 @@ class Tiled(torch.autograd.Function):
 def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """One kernel, F.scaled_dot_product_attention: FlashAttention where the device has it.
 
-    A predicate with a window W (and G global positions) costs O(T·(W + G)) time and memory.
+    A predicate with a window W (and G global positions) costs O(T·(W + G)) time and memory, unless it has a bias too.
     """
     Tq, Tk = check_shapes(q, k, v, visible)
     check_standard("fused", score is scaled_dot and normalize is softmax)
@@ -386,8 +386,8 @@ class KVCache:
 
     def visible(self, predicate):
         """predicate for what append returns: padding is hidden, and in a compiled step the query stands at `at`."""
-        seen = predicate if self.at is None else at_position(predicate, self.at)
-        return seen if self.padding is None else both(seen, not_padding(self.padding))
+        seen = predicate if self.padding is None else after_padding(predicate, self.padding)
+        return seen if self.at is None else at_position(seen, self.at)
 
     def append(self, k, v):
         if self.at is not None:
@@ -515,6 +515,4 @@ class CrossAttention(nn.Module):
 
 
 if __name__ == "__main__":
-    from tools.portrait import self_portrait
-
-    sys.exit(0 if self_portrait() else 1)
+    runpy.run_module("tools.portrait", run_name="__main__")

@@ -9,8 +9,12 @@ A predicate may carry promises as attributes, which the attention paths use to s
     window, n_global   query i sees nothing but the keys i - window < j <= i and, of those before i, the keys j < n_global
     across             the predicate ignores the query position, so there may be more queries than keys
 
-and a bias, bias(i, j) -> (H, *common shape of i and j), which the paths add to the scores of each head.
+and a bias, bias(i, j) -> (H, *common shape of i and j), a function of the distance i - j that the paths add to the scores
+of each head.
 """
+
+import inspect
+import types
 
 import torch
 
@@ -74,7 +78,7 @@ def alibi(H):
         return j <= i
 
     def bias(i, j):
-        slopes = 2.0 ** (-8 * torch.arange(1, H + 1, dtype=torch.float64, device=j.device) / H)
+        slopes = 2.0 ** (-8 * torch.arange(1, H + 1, device=j.device) / H)
         return -slopes.view(-1, *[1] * max(i.dim(), j.dim())) * (i - j)
 
     if H < 1:
@@ -102,18 +106,6 @@ def present(real):
     return visible
 
 
-def not_padding(padding):
-    """Keys that are not left padding: each sequence of a batch begins with padding (B,) positions that hold no token.
-
-    A padding position sees itself, because some kernels return NaN for a query that sees nothing.
-    """
-
-    def visible(i, j):
-        return (j >= padding.view(-1, *[1] * j.dim())) | (i == j)
-
-    return visible
-
-
 VISIBLE = {  # name -> the predicate for some numbers; all of them causal
     "causal": lambda: causal, "sliding_window": sliding_window, "local_global": local_global, "strided": strided,
     "alibi": alibi,
@@ -127,7 +119,9 @@ def predicate(spec):
     try:
         return make(*(int(number) for number in numbers.split(",") if number))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"visible={spec}: {error}; write it as causal, strided:32 or local_global:64,4") from None
+        wanted = ",".join(inspect.signature(make).parameters)
+        why = "" if isinstance(error, TypeError) else f" ({error})"
+        raise ValueError(f"visible={spec}{why}: write it as {name}:{wanted}" if wanted else f"visible={spec}: {name} has no numbers") from None
 
 
 def both(a, b):
@@ -136,16 +130,34 @@ def both(a, b):
     def visible(i, j):
         return a(i, j) & b(i, j)
 
-    if unknown := sorted({*vars(a), *vars(b)} - {"window", "n_global", "across", "bias", "__wrapped__"}):
+    promises = {name for p in (a, b) if isinstance(p, types.FunctionType) for name in vars(p)}
+    if unknown := sorted(promises - {"window", "n_global", "across", "bias", "__wrapped__"}):
         raise ValueError(f"both() does not know what becomes of {', '.join(unknown)} when predicates are combined")
     biases = [p.bias for p in (a, b) if hasattr(p, "bias")]
     if biases:
         visible.bias = lambda i, j: sum(bias(i, j) for bias in biases)
-    promises = [(p.window, getattr(p, "n_global", 0)) for p in (a, b) if hasattr(p, "window")]
-    if promises:
-        visible.window, visible.n_global = min(promises, key=sum)
+    windows = [(p.window, getattr(p, "n_global", 0)) for p in (a, b) if hasattr(p, "window")]
+    if windows:
+        visible.window, visible.n_global = min(windows, key=sum)
     visible.across = getattr(a, "across", False) and getattr(b, "across", False)
     return visible
+
+
+def after_padding(visible, padding):
+    """visible for a batch whose sequences begin after padding (B,) positions that hold no token: it counts from there.
+
+    A padding position sees itself, because some kernels return NaN for a query that sees nothing.
+    """
+
+    def there(i, j):
+        first = padding.view(-1, *[1] * j.dim())
+        return (visible(i - first, j - first) & (j >= first)) | (i == j)
+
+    if hasattr(visible, "bias"):
+        there.bias = visible.bias
+    if hasattr(visible, "window") and not getattr(visible, "n_global", 0):  # global keys stand elsewhere in each row
+        there.window = visible.window
+    return there
 
 
 def at_position(visible, at):
@@ -190,5 +202,5 @@ def bias_of(visible, i, j, q):
         return None
     bias, shape = visible.bias(i, j), (q.shape[1], *torch.broadcast_tensors(i, j)[0].shape)
     if bias.shape != shape:
-        raise ValueError(f"a predicate's bias must have the shape {shape} for {q.shape[1]} heads, not {tuple(bias.shape)}")
+        raise ValueError(f"the predicate's bias is {tuple(bias.shape)}; for a model of {q.shape[1]} heads it must be {shape}")
     return bias.to(q.dtype)

@@ -1,7 +1,6 @@
 """Chapter three: the transformer, GPT-2 shaped or modern, chosen by data.
 
-A GPT is an embedding, a stack of blocks that each look back (attention) and think (MLP), and a head that scores every
-next token. What differs between GPT-2 (Radford et al. 2019) and today's models is a handful of choices, and each is a
+A GPT is an embedding, a stack of blocks of attention and an MLP, and a head that scores every possible next token. What differs between GPT-2 (Radford et al. 2019) and today's models is a handful of choices, and each is a
 value in GPTConfig: the defaults are GPT-2, and MODERN is the other corner.
 
 nanoGPT's interface and tensor names are kept, so that habits and weights carry over.
@@ -48,11 +47,11 @@ class GPTConfig:
     normalize: str = "softmax"
     """How scores become weights: softmax, or sparsemax (most weights are exactly zero)."""
     visible: str = "causal"
-    """Who may look at whom, in masks.py: causal, sliding_window:W, local_global:W,G or strided:S."""
+    """Who may look at whom, in masks.py: causal, sliding_window:W, local_global:W,G, strided:S or alibi:H (H = n_head)."""
     window: int = 0
-    """Each token sees only the last `window` positions; 0: all of them."""
+    """Each token sees only the last `window` positions of what `visible` allows; 0: all of them."""
     window_pattern: str = "S"
-    """Which blocks have the window, repeated over the layers: S (short) has it, L (long) sees everything."""
+    """Which blocks have the window, repeated over the layers: S (short) has it, L (long) has not."""
     position: str = "learned"
     """How the model knows where tokens are: learned, rope, sinusoidal or none."""
     rope_base: float = 10000.0
@@ -229,7 +228,7 @@ MLP = {name: functools.partial(FeedForward, activation=function) for name, funct
 
 
 class WithoutInit(TorchFunctionMode):
-    """Skip torch.nn.init: parameters that will be replaced cost no random numbers, and no memory, as nothing touches it."""
+    """Skip torch.nn.init: parameters that will be replaced need no random numbers, and no memory, as nothing touches it."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -302,12 +301,18 @@ class GPT(nn.Module):
         appendix B, but without what causality or a window hides). Linear attention reads as many features as it has.
         """
         T, C, weights, keys = self.config.block_size, self.config.n_embd, self.lm_head.weight.numel(), 0.0
+        counted = {}  # window -> keys that a query sees
         for block in self.transformer.h:
             weights += sum(p.numel() for p in block.parameters() if p.dim() >= 2)
             if block.attn.feature:
                 keys += len(block.attn.feature(torch.zeros(1, block.attn.head_size))[0])
+            elif self.config.visible == "causal":
+                W = min(block.attn.window or T, T)
+                keys += W - W * (W - 1) / (2 * T)  # the mean of min(t + 1, W)
             else:
-                keys += mean_keys(block.attn.visible, T)
+                if block.attn.window not in counted:
+                    counted[block.attn.window] = mean_keys(block.attn.visible, T)
+                keys += counted[block.attn.window]
         return 6 * weights + 12 * C * keys
 
     def new_cache(self, batch_size, max_len=None):

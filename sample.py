@@ -65,8 +65,7 @@ class SampleConfig(Sampling):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it, and for n_embd of 256 or more on a
-    CPU with units for it; else float32."""
+    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it, else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, if the checkpoint's attention allows it."""
     quantize: Literal["none", "int8"] = "none"
@@ -189,7 +188,8 @@ class Printer:
             prompt, writer = self.texts[self.now]
             if self.as_json and writer.ended:
                 line = {"prompt": prompt, "text": writer.text, "ended": writer.ended}
-                print(json.dumps(line | {"tokens": writer.tokens, "logprobs": writer.logprobs}, ensure_ascii=False), flush=True)
+                line |= {"tokens": writer.tokens, "logprobs": writer.logprobs}
+                print(json.dumps(line, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
             elif not self.as_json:
                 print("" if self.begun else prompt, for_terminal(writer.unshown()), sep="", end="", flush=True)
                 self.begun = True
@@ -275,10 +275,9 @@ def load(config, texts):
         rows = 1  # torch.compile cannot use packed weights
     if config.dtype != "auto":
         dtype = getattr(torch, config.dtype)
-    elif config.quantize == "int8" and device.type == "cpu":
-        dtype = torch.float32  # of what is not quantized
     else:
-        dtype = roofline.best_dtype(device, model.config.n_embd)
+        has_units = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        dtype = torch.bfloat16 if has_units else torch.float32
     name = "int8" if config.quantize == "int8" else str(dtype).removeprefix("torch.")
     return prepare_for_inference(model, dtype, config.quantize, rows), tokenizer, f"{name}, {device}"
 

@@ -186,7 +186,8 @@ def train(config):
     config = replace(config, **asdict(model.config))
     model.to(device)
     step = trainer["step"] if trainer else 0
-    dtype = roofline.best_dtype(device, config.n_embd) if config.dtype == "auto" else getattr(torch, config.dtype)
+    dtype = config.dtype if config.dtype != "auto" else (trainer or {}).get("dtype", roofline.best_dtype(device, config.n_embd))
+    dtype = getattr(torch, dtype)  # a resumed run keeps what auto was, also on another processor
     autocast = torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()
     optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     if trainer:
@@ -224,7 +225,8 @@ def train(config):
         if not all(p.isfinite().all() for p in model.parameters()):
             raise not_finite("weights that are not finite")
         if writes:
-            state = {"step": step, "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "record": record}
+            state = {"step": step, "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "record": record,
+                     "dtype": str(dtype).removeprefix("torch.")}
             checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes)
 
     def evaluate():
@@ -244,8 +246,7 @@ def train(config):
     # ---- the loop
     begun, tokens_seen, clock, loss, lr = step, 0, time.perf_counter(), None, None
     record = (trainer or {}).get("record", {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None})
-    known = last_line.get("step") == step and "val_loss" in last_line  # a run killed before its evaluation still owes it
-    evaluated = step if known or not trainer else None
+    owed = trainer and not (last_line.get("step") == step and "val_loss" in last_line)  # killed before its evaluation
     share = config.gradient_accumulation_steps // world_size
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
     bar = tqdm(
@@ -255,7 +256,7 @@ def train(config):
     with bar:
         while True:
             finished = config.eval_only or step >= config.max_iters
-            evaluating = finished or (step % config.eval_interval == 0 and step != evaluated)
+            evaluating = finished or (owed if step == begun else step % config.eval_interval == 0)
             logging = evaluating or step % config.log_interval == 0
             if logging and step > begun:
                 loss = processes.add_up(loss) / world_size

@@ -26,6 +26,9 @@ from engine import tokenizer
 from engine.files import publish, read_tensors, sha256_of_file
 
 
+REMOVED = {"skip": False, "shift": False, "target_loss": 0.0}  # settings of earlier versions, with what stands for none
+
+
 def save(out_dir, step, model, training, tokenizer_spec, trainer, data=None):
     """Publish out_dir/step_<step> and return it.
 
@@ -81,7 +84,7 @@ def best(out_dir):
 def record_best(folder, val_loss, data=None):
     """Remember folder's validation loss if it is the lowest so far on this validation data (its sha256)."""
     before = best(folder.parent)
-    if before is None or before["data"] != data or val_loss < before["val_loss"]:
+    if before is None or before["data"] not in (None, data) or val_loss < before["val_loss"]:
         publish(folder.parent / "best.json", as_json({"checkpoint": folder.name, "val_loss": val_loss, "data": data}))
 
 
@@ -187,6 +190,7 @@ def load(folder):
 
 def restore(cls, saved, folder):
     """The settings of a checkpoint as a dataclass cls; ValueError names those that this version does not have."""
+    saved = {name: value for name, value in saved.items() if name not in REMOVED or value != REMOVED[name]}
     unknown = saved.keys() - cls.__dataclass_fields__.keys()
     if unknown:
         names = ", ".join(sorted(unknown))

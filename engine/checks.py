@@ -23,8 +23,10 @@ def check_heads(n_embd, n_head, n_kv_head=None):
         raise ValueError(f"n_head={n_head} is not divisible by n_kv_head={n_kv_head}")
 
 
-def check_standard(path, standard):
+def check_standard(path, standard, bias=None):
     """ValueError unless score and normalizer are the standard ones, for a path that never has all scores at hand."""
+    if bias is not None and bias.requires_grad:
+        raise ValueError(f'attention="{path}" has no gradient for a learned bias; use "masked_fill" or "fused"')
     if not standard:
         raise ValueError(f'attention="{path}" does softmax of the scaled dot product only; use "masked_fill" for others')
 

@@ -96,6 +96,7 @@ def read_preset(path, names=None, followed=()):
             raise ValueError(f"{path}: {key} = {value!r} must be a number, a string, true or false")
     if base is None:
         return settings
+    path = str(Path(path).resolve())
     if path in followed:
         raise ValueError(f"{path}: base = {base!r} leads back to itself")
     return read_preset(str(Path(path).parent / base), names, (*followed, path)) | settings

@@ -128,7 +128,7 @@ def write(folder, documents, tokenizer_name, source, split=spread_tenth, val=Non
     separated by the tokenizer's end-of-text id, or else by a newline.
     """
     folder = Path(folder)
-    train, val = (documents, val) if val else split(documents)
+    train, val = ([text for text in part if text] for part in ((documents, val) if val else split([*filter(None, documents)])))
     documents = [*train, *val]
     text_size = sum(map(len, documents))
     if not (sum(map(len, train)) and sum(map(len, val))):

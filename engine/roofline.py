@@ -43,15 +43,15 @@ def peak_flops(device, dtype):
 
 
 def best_dtype(device, width):
-    """The dtype for the matrix products of a model of this width, from what the device can do and not from a timing.
+    """The dtype (its name) for the products of training steps of a model of this width, from what the device can do.
 
     On a CPU bfloat16 needs units for it: steps of models at least 256 wide are then 1.4 to 3 times as fast (2 cores with
     avx512_bf16 or amx_bf16), those of narrower ones about as fast as in float32.
     """
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
     has_units = device.type == "cpu" and {"avx512_bf16", "amx_bf16"} & set(cpu_flags())
-    return torch.bfloat16 if has_units and width >= 256 else torch.float32
+    return "bfloat16" if has_units and width >= 256 else "float32"
 
 
 def bandwidth(device):

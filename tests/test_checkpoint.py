@@ -166,3 +166,11 @@ def test_a_folder_in_another_layout(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match="--init_from="):
         checkpoint.find(tmp_path)
+
+
+def test_a_checkpoint_from_before_a_setting_was_removed(tmp_path):
+    """Catches weights that are refused because of a setting that was off anyway, and one that was on and is ignored."""
+    settings = GPTConfig(**SHAPE).__dict__
+    assert checkpoint.restore(GPTConfig, settings | {"skip": False, "shift": False}, "x") == GPTConfig(**SHAPE)
+    with pytest.raises(ValueError, match="another version of this code, which has shift"):
+        checkpoint.restore(GPTConfig, settings | {"skip": False, "shift": True}, "x")

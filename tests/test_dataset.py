@@ -62,6 +62,14 @@ def test_a_tenth_of_any_documents(lengths, seed):
         assert sorted(train + val) == sorted(documents)
 
 
+def test_empty_documents(tmp_path):
+    """Catches a division by the length of nothing, and documents that are only a separator."""
+    with pytest.raises(ValueError, match="no text in x"):
+        dataset.write(tmp_path, [""] * 30, "byte", "x")
+    dataset.write(tmp_path, ["", "text " * 50, ""], "char", "x")
+    assert "\n" not in dataset.load(str(tmp_path), 8).tokenizer.characters
+
+
 def test_a_sorted_list_of_words(tmp_path):
     """Catches a validation split with nothing but words from the end of the alphabet, which training has never seen."""
     words = "".join(f"{chr(97 + n // 100)}word{n}\n" for n in range(2600))
@@ -243,11 +251,15 @@ def test_one_s_own_repository(tmp_path):
     for file, text in ((".gitignore", "build/\n"), ("a.py", "print(1)\n" * 50), ("build/x.py", "#\n" * 50), ("b.py", "b = 2\n" * 50)):
         (repository / file).parent.mkdir(exist_ok=True)
         (repository / file).write_text(text)
-    subprocess.run(["git", "init", "-q", repository], check=True)
+    (repository / "inner").mkdir()
+    (repository / "inner" / "c.py").write_text("inner = 3\n" * 50)
+    for path in repository, repository / "inner":
+        subprocess.run(["git", "init", "-q", path], check=True)
     try:
         result = run("data/text/prepare.py", "--input", repository, f"--name={name}")
         assert result.returncode == 0, result.stderr
-        assert "#" not in dataset.load(name, 8).tokenizer.characters
+        characters = dataset.load(name, 8).tokenizer.characters
+        assert "#" not in characters and "3" in characters
     finally:
         shutil.rmtree(dataset.DATA / name)
 

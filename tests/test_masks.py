@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from masks import (
-    alibi, both, causal, everything, full, local_global, mask_of, not_padding, positions, present, same_document, sliding_window,
-    strided,
+    after_padding, alibi, both, causal, everything, full, local_global, mask_of, positions, present, same_document,
+    sliding_window, strided,
 )
 
 
@@ -17,7 +17,8 @@ from masks import (
     (strided(3), lambda i, j: j <= i and (i - j < 3 or (i - j) % 3 == 0)),
     (both(causal, same_document(torch.arange(9) // 4)), lambda i, j: j <= i and i // 4 == j // 4),
     (present(torch.arange(9) != 5), lambda i, j: j != 5),
-    (not_padding(torch.tensor([4])), lambda i, j: j >= 4 or i == j),
+    (after_padding(causal, torch.tensor([4])), lambda i, j: 4 <= j <= i or i == j),
+    (after_padding(local_global(2, 1), torch.tensor([4])), lambda i, j: 4 <= j <= i and (i - j < 2 or j == 4) or i == j),
 ])
 @pytest.mark.parametrize("Tq", [9, 4])
 def test_pair_by_pair(visible, sees, Tq):
@@ -29,7 +30,7 @@ def test_pair_by_pair(visible, sees, Tq):
 
 def test_a_batch_whose_sequences_differ():
     """Catches a mask of the first sequence that is applied to all."""
-    mask = mask_of(both(causal, not_padding(torch.tensor([0, 2]))), *positions(3, 3), B=2)
+    mask = mask_of(after_padding(causal, torch.tensor([0, 2])), *positions(3, 3), B=2)
     assert mask.int().tolist() == [[[1, 0, 0], [1, 1, 0], [1, 1, 1]], [[1, 0, 0], [0, 1, 0], [0, 0, 1]]]
 
 
@@ -73,3 +74,15 @@ def test_promises_that_both_does_not_know():
     visible.sinks = 3
     with pytest.raises(ValueError, match="sinks"):
         both(causal, visible)
+
+
+def test_predicates_that_are_not_functions():
+    """Catches a predicate written as a class that cannot be combined."""
+    class Within:
+        __slots__ = ()
+
+        def __call__(self, i, j):
+            return i - j < 3
+
+    mask = mask_of(both(causal, Within()), *positions(5, 5))
+    assert torch.equal(mask, mask_of(sliding_window(3), *positions(5, 5)))

@@ -10,6 +10,7 @@ import torch
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, VISIBLE, attention_weights, causal, masked_fill, naive, softmax
 from engine import checkpoint
 from engine.checks import choose
+from engine.decoding import Session
 from model import INIT, MLP, NORM, POSITION, GPT, GPTConfig
 
 REGISTRIES = {"normalize": NORMALIZE, "score": SCORE, "position": POSITION, "norm": NORM, "mlp": MLP, "init": INIT}
@@ -101,3 +102,37 @@ def test_a_name_that_is_not_there():
         with pytest.raises(ValueError, match=message):
             GPTConfig(visible=wrong)
     assert NORMALIZE["softmax"] is softmax
+
+
+@pytest.mark.parametrize("about", [m["visible"] for m in MECHANISMS if "visible" in m])
+@pytest.mark.parametrize("window", [0, 5])
+def test_a_predicate_in_a_padded_batch(about, window):
+    """Catches positions that count the padding: a text beside a longer one must be the text alone."""
+    model = tiny(visible=about, window=window)
+    prompts = [torch.randint(33, (n,)) for n in (3, 9, 6)]
+    session = Session(model, prompts, room=4)
+    for _ in range(3):
+        together = session.logits()
+        for row in range(3):
+            text = session.text(row)[None]
+            torch.testing.assert_close(together[row], model(text)[0][0], rtol=0, atol=1e-12)
+        session.append(torch.randint(33, (3, 1)))
+
+
+def test_a_learned_bias():
+    """Catches a path that computes no gradient for a bias that has one, in silence."""
+    slope = torch.nn.Parameter(torch.ones(4, 1, 1, dtype=torch.float64))
+
+    def visible(i, j):
+        return j <= i
+
+    visible.bias = lambda i, j: slope * (j - i)
+    q, gradients = torch.randn(1, 4, 6, 8, dtype=torch.float64), []
+    for name, path in ATTENTION.items():
+        if name == "tiled":
+            with pytest.raises(ValueError, match="learned bias"):
+                path(q, q, q, visible)
+        else:
+            gradients += torch.autograd.grad(path(q, q, q, visible).square().sum(), slope)
+    for gradient in gradients:
+        torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-12)

@@ -550,3 +550,30 @@ def test_an_out_dir_that_is_a_file(poem, tmp_path):
     (tmp_path / "out").write_text("mine")
     with pytest.raises(ValueError, match="out_dir=.*a file"):
         train(TrainConfig(**SMALL | dict(dataset=poem, out_dir=str(tmp_path / "out"))))
+
+
+def test_an_evaluation_that_is_owed_at_an_odd_step(poem, tmp_path, monkeypatch):
+    """Catches a last step, killed before its evaluation, that a longer run never evaluates."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=5, eval_iters=1, write_tokens=0)
+    calls, evaluate = [], train_module.validation_loss
+
+    def killed(*arguments):
+        calls.append(0)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return evaluate(*arguments)
+
+    monkeypatch.setattr(train_module, "validation_loss", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(TrainConfig(**settings, max_iters=12))
+    train(TrainConfig(**settings, max_iters=14, init_from="resume"))
+    assert [line["step"] for line in metrics(tmp_path) if "val_loss" in line] == [5, 10, 12, 14]
+
+
+def test_a_resumed_run_keeps_its_dtype(poem, tmp_path, monkeypatch, capsys):
+    """Catches a run that goes on in another dtype because it was moved to another processor."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_iters=1, dtype="auto", write_tokens=0)
+    train(TrainConfig(**settings, max_iters=1))
+    monkeypatch.setattr(roofline, "best_dtype", lambda device, width: "bfloat16")
+    train(TrainConfig(**settings, max_iters=2, init_from="resume"))
+    assert capsys.readouterr().out.count("device cpu, float32") == 2

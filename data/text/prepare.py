@@ -8,6 +8,7 @@ What is not UTF-8 text is skipped and named. About a tenth of the characters, sp
 unless --val names files for it.
 """
 
+import contextlib
 import fnmatch
 import re
 import subprocess
@@ -39,9 +40,12 @@ def files_in(folder):
     listed = None
     if any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)):
         command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        result = subprocess.run(command, capture_output=True)
-        if result.returncode == 0:
-            listed = {Path(name) for name in result.stdout.decode(errors="surrogateescape").split("\0") if name}
+        with contextlib.suppress(FileNotFoundError):  # git is not installed
+            result = subprocess.run(command, capture_output=True)
+            if result.returncode == 0:
+                listed = {Path(name) for name in result.stdout.decode(errors="surrogateescape").split("\0") if name}
+                for inner in [path for path in listed if (folder / path).is_dir()]:  # a repository in the repository
+                    listed |= {inner / path for path in files_in(folder / inner)}
     found = listed or {path.relative_to(folder) for path in folder.rglob("*")}
     visible = (path for path in found if not any(part.startswith(".") for part in path.parts))
     return sorted(path for path in visible if (folder / path).is_file())
