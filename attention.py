@@ -5,14 +5,8 @@ that sum to one, and returns that weighted average of the values (Bahdanau et al
 2017, arXiv:1706.03762). The paths below compute the same function in different ways, so that the slow, obvious one
 proves the fast ones right. Read from top to bottom:
 
-    who may look       masks.py: causal, full, sliding_window, local_global, strided, same_document, both, ...
-    where tokens are   rope_table, rotate, sinusoidal
-    how alike          scaled_dot, dot, General, Additive
-    how to share       softmax, sparsemax
-    the paths          naive, masked_fill (its weights: attention_weights), tiled, fused; one signature for all
-    another function   linear, linear_step, with the features elu1 and positive_random_features: no softmax, O(T)
-    memory             KVCache (and LinearState, for linear)
-    the modules        CausalSelfAttention, CrossAttention: project, call a path, project back
+    who may look (masks.py) · where tokens are · how alike · how to share · the paths: naive, masked_fill, tiled, fused ·
+    another function: linear attention · memory: the KV cache · the modules, which project, call a path, project back
 
 `python attention.py` draws the masks, works an example by hand and compares the paths.
 
@@ -24,8 +18,7 @@ One invariant makes training, prefill, chunked prefill and decoding a single cas
 Tk positions. Query row a stands at position Tk - Tq + a, so no path ever receives a position, and a path needs no code
 for the cache, which only makes Tk larger than Tq.
 
-Attention weights have no dropout, because a random mask would make the paths unequal. Dropout acts on the residual
-stream only.
+Attention weights have no dropout, because it would make the paths unequal: dropout acts on the residual stream only.
 """
 
 import math
@@ -38,7 +31,7 @@ import torch.nn.functional as F
 from engine import kernels
 from engine.checks import check_heads, check_shapes, check_standard, choose
 from engine.linear_attention import LinearState, chunked, featured, normalized, positive_random_features
-from masks import (  # noqa: F401  (all of masks.py can be imported from here)
+from masks import (  # noqa: F401  (so that these can be imported from here too)
     VISIBLE, after_padding, alibi, at_position, bias_of, both, causal, everything, full, local_global, mask_of, positions,
     predicate, present, same_document, sliding_window, strided,
 )
@@ -85,11 +78,9 @@ def sinusoidal(T, C):
 
 def dot(q, k):
     """q·k (Luong et al. 2015, arXiv:1508.04025): for unit variance, a number of variance D."""
-    if q.dtype == torch.float16:
-        with torch.autocast(q.device.type, enabled=False):
-            q, k = upcast(q, k)
-            return q @ k.mT
-    return q @ k.mT
+    with torch.autocast(q.device.type, enabled=False):  # which would undo upcast
+        q, k = upcast(q, k)
+        return q @ k.mT
 
 
 def upcast(*tensors):
@@ -110,8 +101,9 @@ class General(nn.Module):
         self.W = nn.Parameter(torch.randn(D, D) / D)
 
     def forward(self, q, k):
-        q, k, W = upcast(q, k, self.W)
-        return dot(q @ W, k)
+        with torch.autocast(q.device.type, enabled=False):
+            q, k, W = upcast(q, k, self.W.to(q.dtype))
+            return dot(q @ W, k)
 
 
 class Additive(nn.Module):
@@ -142,8 +134,7 @@ def softmax(scores):
 def sparsemax(scores):
     """The point of the simplex nearest to the scores: most keys get weight 0 (Martins & Astudillo 2016, arXiv:1602.02068).
 
-    weight = max(score - tau, 0), with the one tau for which they sum to 1. Autograd finds the exact gradient: tau is a
-    mean over the support, and the support, found by sorting, has no gradient.
+    weight = max(score - tau, 0), with the one tau for which they sum to 1, a mean over the support found by sorting.
     """
     if not scores.shape[-1]:
         return scores
@@ -419,10 +410,8 @@ def check_mechanism(attention, score="scaled_dot", normalize="softmax", window=N
     choose("score", score, SCORE)
     choose("normalize", normalize, NORMALIZE)
     if attention not in ("naive", "masked_fill") and (score != "scaled_dot" or normalize != "softmax"):
-        raise ValueError(
-            f"attention={attention!r} cannot do score={score!r} with normalize={normalize!r}: "
-            "choose attention=masked_fill (or naive)"
-        )
+        wanted = f"score={score!r} with normalize={normalize!r}"
+        raise ValueError(f"attention={attention!r} cannot do {wanted}: choose attention=masked_fill (or naive)")
     if attention in FEATURE and (window or visible != "causal"):
         raise ValueError(f"attention={attention!r} sees all of the past: leave window and visible out, or choose another")
 

@@ -120,8 +120,9 @@ def predicate(spec):
         return make(*(int(number) for number in numbers.split(",") if number))
     except (TypeError, ValueError) as error:
         wanted = ",".join(inspect.signature(make).parameters)
+        remedy = f"write it as {name}:{wanted}" if wanted else f"{name} has no numbers"
         why = "" if isinstance(error, TypeError) else f" ({error})"
-        raise ValueError(f"visible={spec}{why}: write it as {name}:{wanted}" if wanted else f"visible={spec}: {name} has no numbers") from None
+        raise ValueError(f"visible={spec}{why}: {remedy}") from None
 
 
 def both(a, b):

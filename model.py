@@ -1,7 +1,8 @@
 """Chapter three: the transformer, GPT-2 shaped or modern, chosen by data.
 
-A GPT is an embedding, a stack of blocks of attention and an MLP, and a head that scores every possible next token. What differs between GPT-2 (Radford et al. 2019) and today's models is a handful of choices, and each is a
-value in GPTConfig: the defaults are GPT-2, and MODERN is the other corner.
+A GPT is an embedding, a stack of blocks of attention and an MLP, and a head that scores every possible next token. What
+differs between GPT-2 (Radford et al. 2019) and today's models is a handful of choices, and each is a value in GPTConfig:
+the defaults are GPT-2, and MODERN is the other corner.
 
 nanoGPT's interface and tensor names are kept, so that habits and weights carry over.
 """
@@ -72,7 +73,8 @@ class GPTConfig:
     """Initial weights: gpt2 (std 0.02 everywhere) or zero_out (each block starts as the identity)."""
 
     def __post_init__(self):
-        at_least(1, self, "block_size", "vocab_size", "n_layer", "n_head", "n_embd", "rope_base", "rope_stretch", "rope_trained")
+        at_least(1, self, "block_size", "vocab_size", "n_layer", "n_head", "n_embd")
+        at_least(1, self, "rope_base", "rope_stretch", "rope_trained")
         at_least(0, self, "n_kv_head", "window")
         check_heads(self.n_embd, self.n_head, self.n_kv_head)
         if not 0 <= self.dropout < 1:

@@ -106,7 +106,10 @@ def read_prompts(config):
     """{where the prompt comes from, for error messages: its text}."""
     if not config.prompts:
         from_file = config.start.startswith("FILE:") or config.start == "-"
-        return {"--start": read_text(config.start.removeprefix("FILE:"), "--start") if from_file else config.start}
+        if from_file:
+            return {"--start": read_text(config.start.removeprefix("FILE:"), "--start")}
+        given = config.start.encode("utf-8", "surrogateescape")  # its bytes, also where the locale is not UTF-8
+        return {"--start": given.decode("utf-8", "surrogateescape")}
     prompts = read_text(config.prompts, "--prompts").removesuffix("\n")
     if not prompts:
         raise ValueError(f"--prompts={config.prompts} has no lines: give one prompt in each")
@@ -381,7 +384,7 @@ def converse(config, model, tokenizer, guesser, about):
     if sys.stdin is None:
         raise ValueError("--interactive: the standard input is closed")
     if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="surrogateescape")  # only the line that is not UTF-8 is refused
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # only the line that is not UTF-8 is refused
     device, session, step = model.lm_head.weight.device, None, compiled_step(config, model)
     writers, meter = [], Meter(model, about, step is not None)
     random = RandomStream([torch.Generator().manual_seed(config.seed)])

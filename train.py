@@ -139,6 +139,8 @@ class TrainConfig(GPTConfig):
 
     def __post_init__(self):
         self.model_config(self.vocab_size or 1)  # ValueError for an impossible model
+        if not (self.out_dir and self.init_from and self.dataset):
+            raise ValueError("out_dir, init_from and dataset must not be empty")
         at_least(1, self, "batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(0, self, "max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "write_tokens", "seed",
                  "learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay", "grad_clip")
@@ -168,7 +170,6 @@ def train(config):
     ValueError for settings or data that cannot be used; FloatingPointError before what is not finite reaches a checkpoint.
     """
     started = time.perf_counter()
-
     # ---- the machine: one process, or under torchrun several that share each step's micro-batches
     rank, world_size = processes.rank(), processes.world_size()
     if config.gradient_accumulation_steps % world_size:
@@ -225,8 +226,8 @@ def train(config):
         if not all(p.isfinite().all() for p in model.parameters()):
             raise not_finite("weights that are not finite")
         if writes:
-            state = {"step": step, "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "record": record,
-                     "dtype": str(dtype).removeprefix("torch.")}
+            state = {"step": step, "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "record": record}
+            state["dtype"] = str(dtype).removeprefix("torch.")
             checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes)
 
     def evaluate():
@@ -390,8 +391,8 @@ def model_to_finetune(config, data):
             "prepare it with data/text/prepare.py --tokenizer gpt2"
         )
     if config.block_size < model.config.block_size:
-        print0(f"the context is cropped from {model.config.block_size} to block_size={config.block_size}")
-    model.crop_block_size(config.block_size)
+        print0(f"the model's context of {model.config.block_size} tokens is cropped to block_size={config.block_size}")
+    model.crop_block_size(min(config.block_size, model.config.block_size))
     if ignored := ignored_settings(config, model.config):
         print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")
     return model
@@ -424,13 +425,9 @@ def settings(argv):
     """A TrainConfig from the command line; a resumed run starts from the settings that it was saved with."""
     presets, init_from = configure.presets(argv), configure.peek(argv, "init_from", TrainConfig.init_from)
     if init_from != "resume":
-        config_folder = Path(os.path.relpath(Path(__file__).parent / "config"))
-        if not argv:
-            argv = presets = [str(config_folder / "minute.toml")]
-        elif init_from != "scratch" and not presets:  # rates for training from scratch would destroy what it has learned
-            presets = [str(config_folder / "finetune.toml")]
-            argv = [*presets, *argv]
-        config = configure.parse(TrainConfig, argv)
+        if not argv or init_from != "scratch" and not presets:  # rates from scratch would destroy what a model has learned
+            presets = [os.path.relpath(Path(__file__).parent / "config" / ("finetune.toml" if argv else "minute.toml"))]
+        config = configure.parse(TrainConfig, [*presets, *argv[len(configure.presets(argv)) :]])
         print0(f"settings: {' '.join(presets) or 'no preset, the defaults of train.py'}")
         return config
     out_dir = configure.peek(argv, "out_dir", TrainConfig.out_dir)

@@ -116,9 +116,10 @@ def start_run(out_dir, step, resumed):
     out_dir.mkdir(parents=True, exist_ok=True)
     if not resumed:
         set_aside(out_dir)
+    best(out_dir)  # ValueError now, and not after the first evaluation, if it is damaged
     path = out_dir / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is damaged: move it away, and the run continues with a new one") from None

@@ -225,7 +225,7 @@ def load(name, block_size):
             hashes = {name: meta[name]["sha256"] for name in ("train", "val")}
             if dtype not in ("uint16", "uint32") or vocab_size != encoding.vocab_size:
                 raise KeyError(f"dtype {dtype}, vocab_size {vocab_size}")
-        except (json.JSONDecodeError, KeyError, TypeError, ZeroDivisionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
             raise ValueError(f"{folder / 'meta.json'} is damaged ({error!r}): prepare the dataset again") from None
     elif (folder / "meta.pkl").exists():
         raise ValueError(

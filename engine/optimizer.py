@@ -76,6 +76,8 @@ class Muon:
         by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
         for p, grad in zip(params, grads):
             heights = self.parts.get(p, [len(p)])
+            if sum(heights) != len(p):
+                raise ValueError(f"parts={heights} of a matrix do not add up to its {len(p)} rows")
             for pair in zip(p.split(heights), grad.split(heights)):
                 height, width = pair[0].shape
                 target, matrix = pair if height <= width else (x.mT for x in pair)

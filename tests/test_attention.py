@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from engine import kernels
 from engine.roofline import peak_bytes
 from attention import (
-    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, LinearState, Tiled, alibi, attention_weights, both, causal,
-    dot, elu1, full, fused, linear, linear_step, local_global, masked_fill, naive, positive_random_features, present, rope_table,
+    ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, Tiled, alibi, attention_weights, both, causal,
+    dot, elu1, full, fused, linear, linear_step, local_global, masked_fill, naive, present, rope_table,
     rotate, same_document, scaled_dot, share_heads, sinusoidal, sliding_window, softmax, sparsemax, strided, tiled,
 )
 
@@ -41,13 +41,28 @@ def cases(draw):
     real = (torch.arange(B * Tk) % (S + 1) > 0).view(B, Tk)
     visible = draw(
         st.sampled_from(
-            [causal, full, sliding_window(W), both(causal, past_only_even), both(sliding_window(W), past_only_even),
-             both(sliding_window(W), sliding_window(3)), nobody_before_three, both(sliding_window(W), nobody_before_three),
-             local_global(W, first), strided(S), both(causal, same_document(torch.arange(Tk) // S)),
-             both(local_global(W, first), same_document(torch.arange(B * Tk).view(B, Tk) // S)),
-             both(local_global(W, first), local_global(S, 2)), both(sliding_window(W), local_global(S, 2)),
-             both(causal, present(real)), both(local_global(W, first), present(real)), alibi(H), both(alibi(H), sliding_window(W)),
-             both(alibi(H), nobody_before_three), both(alibi(H), both(causal, present(real)))]
+            [
+                causal,
+                full,
+                sliding_window(W),
+                both(causal, past_only_even),
+                both(sliding_window(W), past_only_even),
+                both(sliding_window(W), sliding_window(3)),
+                nobody_before_three,
+                both(sliding_window(W), nobody_before_three),
+                local_global(W, first),
+                strided(S),
+                both(causal, same_document(torch.arange(Tk) // S)),
+                both(local_global(W, first), same_document(torch.arange(B * Tk).view(B, Tk) // S)),
+                both(local_global(W, first), local_global(S, 2)),
+                both(sliding_window(W), local_global(S, 2)),
+                both(causal, present(real)),
+                both(local_global(W, first), present(real)),
+                alibi(H),
+                both(alibi(H), sliding_window(W)),
+                both(alibi(H), nobody_before_three),
+                both(alibi(H), both(causal, present(real))),
+            ]
         )
     )
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
@@ -324,8 +339,10 @@ def test_other_bad_input():
         with pytest.raises(ValueError, match=f'"{path.__name__}".*"masked_fill"'):
             path(q, q, q, normalize=sparsemax)
     for wrong, message in (
-        ({"attention": "flash"}, "attention='flash' is unknown; choose from naive"), ({"score": "cosine"}, "score='cosine'"),
-        ({"attention": "linear", "window": 4}, "attention='linear' sees all of the past"), ({"normalize": "max"}, "normalize='max'"),
+        ({"attention": "flash"}, "attention='flash' is unknown; choose from naive"),
+        ({"score": "cosine"}, "score='cosine'"),
+        ({"attention": "linear", "window": 4}, "attention='linear' sees all of the past"),
+        ({"normalize": "max"}, "normalize='max'"),
         ({"attention": "performer", "score": "dot"}, "attention='performer' cannot do score='dot'"),
     ):
         with pytest.raises(ValueError, match=message):

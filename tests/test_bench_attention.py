@@ -9,31 +9,32 @@ from attention import ATTENTION, FEATURE, masked_fill
 from engine import configure
 from engine.roofline import take_turns
 from masks import VISIBLE, causal
-from tools.bench_attention import AttentionBench, forecast, main
+from tools import bench_attention
+from tools.bench_attention import AttentionBench, main, measure_paths
 
 
 def test_bench_attention(tmp_path, capsys, monkeypatch):
     """Catches a benchmark that no longer runs, or leaves out a path, a mask, a length or a ratio without saying so."""
     monkeypatch.setitem(ATTENTION, "mine", masked_fill)
     monkeypatch.setitem(VISIBLE, "my_mask", lambda S: causal)
-    main(AttentionBench(min_length=16, max_length=64, n_head=1, head_size=8, window=4, repeats=1, naive_length=16,
-                        out_dir=str(tmp_path)))
+    monkeypatch.setattr(bench_attention, "NAIVE_LENGTH", 16)
+    main(AttentionBench(min_length=16, max_length=64, window=4, out_dir=str(tmp_path)))
     report, printed = json.loads((tmp_path / "attention_cpu.json").read_text()), capsys.readouterr().out
     assert report["kind"] == "attention" and report["device"] and report["date"] and report["command"]
-    assert len(report["rows"]) == (1 + len(FEATURE) + len(ATTENTION) * (len(VISIBLE) + 2)) * 2 * 3
+    assert len(report["rows"]) == (len(FEATURE) + len(ATTENTION) * len(VISIBLE)) * 3
     for row in report["rows"]:
         left_out = row["path"] == "naive" and row["T"] > 16
         assert ("skipped" in row) == left_out, row
         assert left_out or (row["seconds"] > 0 and row["bytes"] > 0)
-    assert len(report["ratios"]) == 7 and all(found["ratio"] > 0 for found in report["ratios"])
+    assert len(report["ratios"]) == 5 and all(found["ratio"] > 0 for found in report["ratios"])
     assert (tmp_path / "attention_cpu.png").read_bytes().startswith(b"\x89PNG")
-    for text in ("sliding_window(4)", "my_mask(4)", "(naive_length)", ">= 8", "| mine "):
+    for text in ("sliding_window(4)", "my_mask(4)", "| mine ", "T = 64", "masked_fill / tiled"):
         assert text in printed
 
 
 @pytest.mark.parametrize("argument, message", [
-    ("--repeats=0", "repeats=0 must be at least 1"), ("--max_length=256", "at least twice min_length"),
-    ("--window=0", "window=0"), ("--dtype=int8", "float16"), ("--lenght=4", "did you mean min_length"),
+    ("--min_length=0", "at least 1"), ("--max_length=256", "twice that"), ("--dtype=int8", "float16"),
+    ("--lenght=4", "did you mean min_length"),
 ])
 def test_bad_input(argument, message):
     """Catches an error of torch, or minutes of measuring before the complaint."""
@@ -42,12 +43,12 @@ def test_bad_input(argument, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_what_would_not_fit_is_forecast():
+@pytest.mark.parametrize("what, limit, reason", [("LIMIT", 0, "time"), ("half_memory", lambda device: 0, "memory")])
+def test_what_would_not_fit_is_skipped(what, limit, reason, monkeypatch):
     """Catches a benchmark that takes the machine's last byte, or hours."""
-    assert forecast([], 10, 1e9) is None
-    assert forecast([(0.1, 1e6), (0.4, 4e6)], 10, 1e9) is None
-    assert forecast([(0.75, 1e6), (3.0, 4e6)], 10, 1e9) == "about 12 s"
-    assert forecast([(0.1, 1e8), (0.4, 4e8)], 10, 1e9) == "about 2 GB"
+    monkeypatch.setattr(bench_attention, what, limit)
+    rows = measure_paths(AttentionBench(min_length=16, max_length=32, window=4), torch.device("cpu"))
+    assert all(row.get("skipped") == (reason if row["T"] == 32 else None) for row in rows)
 
 
 def test_taking_turns():

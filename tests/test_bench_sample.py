@@ -1,50 +1,77 @@
 """The sampling benchmark must count the tokens that were written, and all of them."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from engine import checkpoint, configure
 from model import GPT, GPTConfig
-from tools.bench_sample import SampleBench, load_weights, main
+from tools import bench_sample
+from tools.bench_sample import SampleBench, main, ngram_gain, write_text
 
 
-def test_bench_sample(poem, tmp_path):
+class Peer(torch.nn.Module):
+    """nanoGPT's interface, in little."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def generate(self, idx, max_new_tokens, temperature, top_k):
+        return torch.cat([idx, idx.new_zeros(1, max_new_tokens)], dim=1)
+
+
+def test_bench_sample(poem, tmp_path, monkeypatch):
     """Catches a benchmark that no longer runs, leaves something out, or counts other tokens than were written."""
     model = GPT(GPTConfig(block_size=16, n_layer=1, n_head=2, n_embd=64, vocab_size=64))
     checkpoint.save(tmp_path / "out", 0, model, {"dataset": poem, "block_size": 16}, {"kind": "byte"}, {})
-    main(SampleBench(shapes="small", prompt=3, tokens=4, repeats=1, samples=2, length=5, trained=str(tmp_path / "out"),
-                     out_dir=str(tmp_path)))
+    nanogpt = tmp_path / "nanogpt"
+    (nanogpt / "data" / "shakespeare_char").mkdir(parents=True)
+    (nanogpt / "data" / "shakespeare_char" / "meta.pkl").write_text("")
+    (nanogpt / "sample.py").write_text("")
+    peer = SimpleNamespace(GPT=Peer, GPTConfig=lambda **shape: shape)
+    monkeypatch.setattr(bench_sample.benchmark, "nanogpt_model", lambda folder: peer)
+    main(SampleBench(shapes="small", tokens=4, repeats=1, samples=2, length=5, trained=str(tmp_path / "out"),
+                     nanogpt=str(nanogpt), out_dir=str(tmp_path)))
     report = json.loads((tmp_path / "sample_cpu.json").read_text())
     (shape,), trained = report["shapes"], report["trained"]
-    assert report["kind"] == "sample" and [*shape["single"]] == ["lookback float32", "lookback bfloat16", "lookback int8"]
-    sizes = [row["weight_bytes"] for row in shape["single"].values()]
-    assert sizes[0] == 2 * sizes[1] == 4 * sizes[2]
+    labels = ["lookback float32", "lookback bfloat16", "lookback int8", "nanoGPT float32"]
+    assert report["kind"] == "sample" and [*shape["single"]] == [*shape["job"]] == labels
     for row in shape["single"].values():
-        assert row["tokens_per_s"] == pytest.approx(4 / row["seconds"])
-        assert row["share_of_bound"] == pytest.approx(4 * row["read_seconds"] / row["seconds"])
-    assert all(row["seconds"] > 0 for row in shape["job"].values()) and len(shape["job"]) == 2
-    for row in trained, trained["one_by_one"]:
-        assert row["int8_loss"] == pytest.approx(row["loss"] * (1 + row["int8_cost"])) and abs(row["int8_cost"]) < 0.005
-    assert trained["tokens"] == 64 and trained["one_by_one"]["tokens"] == 24 * 16 and trained["ngram_gain"] > 0
+        assert row["tokens_per_s"] == pytest.approx(4 / row["seconds"]) and row["times nanoGPT"] > 0
+    assert all(row["times nanoGPT"] for row in shape["job"].values())
+    for row in trained["int8"]:
+        assert row["int8"] == pytest.approx(row["loss"] * (1 + row["cost"])) and abs(row["cost"]) < 0.005
+        assert row["tokens"] == 24 * 16
+    assert [row["at_once"] for row in trained["int8"]] == [16, 1]
+    assert trained["int8"][0]["loss"] == pytest.approx(trained["int8"][1]["loss"], rel=1e-5)
+    assert [(row["temperature"], row["prompts"]) for row in trained["ngram"]] == [(0, 1), (0.8, 5)]
+    assert all(row["lowest"] <= row["ngram_gain"] <= row["highest"] and 0 <= row["accepted"] <= 1 for row in trained["ngram"])
     assert (tmp_path / "sample_cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_peer_gets_our_weights():
-    """Catches a peer that is compared with random weights of its own, because its names have changed."""
-    config = dict(block_size=8, n_layer=1, n_head=2, n_embd=8, vocab_size=16)
-    ours, peer = GPT(GPTConfig(**config)), GPT(GPTConfig(**config))
-    x = torch.arange(8)[None]
-    torch.testing.assert_close(load_weights(peer, ours.state_dict())(x)[0], ours(x)[0])
-    weights = {name: p for name, p in ours.state_dict().items() if "c_proj" not in name}
-    with pytest.raises(ValueError, match="weights of its own .transformer.h.0.attn.c_proj"):
-        load_weights(peer, weights)
+def test_the_share_of_guesses_that_were_right(monkeypatch):
+    """Catches a share that counts what no pass has confirmed: guesses that are always right, and never."""
+    config, device = SampleBench(repeats=1), torch.device("cpu")
+    model = GPT(GPTConfig(block_size=64, n_layer=1, n_head=2, n_embd=8, vocab_size=16)).eval()
+    prompt = torch.arange(4)
+    session = bench_sample.decoding.Session(model, [prompt], 32)
+    random = bench_sample.decoding.RandomStream([None])
+    written = bench_sample.decoding.stream(session, 32, bench_sample.decoding.Sampling(temperature=0), random)
+    text = torch.cat([prompt, *(token for token, _ in written)]).tolist()
+    assert write_text(model, prompt, 32, temperature=0) == 32
+    right = lambda session, most: text[session.length : session.length + most]  # noqa: E731
+    monkeypatch.setattr(bench_sample.decoding, "ngram", right)
+    assert ngram_gain(config, model, model, 0.0, [prompt], device)["accepted"] == 1
+    wrong = lambda session, most: [(token + 1) % 16 for token in right(session, most)]  # noqa: E731
+    monkeypatch.setattr(bench_sample.decoding, "ngram", wrong)
+    assert ngram_gain(config, model, model, 0.0, [prompt], device)["accepted"] == 0
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (["--shapes=small", "--prompt=60"], "prompt=60 and tokens=128 do not fit"), (["--trained=none"], "no checkpoint in none"),
-    (["--nanogpt=/none"], "has no model.py"), (["--samples=0"], "samples=0"), (["--shapes=tiny"], "tiny is unknown"),
+    (["--nanogpt=/none"], "has no data/shakespeare_char"), (["--repeats=0"], "repeats=0"), (["--shapes=tiny"], "unknown"),
 ])
 def test_bad_input(arguments, message):
     """Catches an error of torch, or minutes of measuring before the complaint."""

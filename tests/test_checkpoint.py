@@ -126,7 +126,9 @@ def test_the_best_belongs_to_its_data(tmp_path):
     assert checkpoint.best(tmp_path) == {"checkpoint": third.name, "val_loss": 3.0, "data": "other"}
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", "3", '{"checkpoint": "step_1"}', '{"checkpoint": 1, "val_loss": "x"}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", "3", '{"checkpoint": "step_1"}', '{"checkpoint": 1, "val_loss": "x"}']
+)
 def test_a_damaged_record_of_the_best(tmp_path, content):
     """Catches a message of the JSON parser that names no file, and a traceback."""
     saved(tmp_path)
@@ -135,10 +137,17 @@ def test_a_damaged_record_of_the_best(tmp_path, content):
         checkpoint.find(tmp_path, "best")
 
 
-@pytest.mark.parametrize("content", ["{\n", "[]\n", '"step"\n', '{"step": null}\n'])
+def test_a_damaged_record_is_found_before_training(tmp_path):
+    """Catches hours of training before the first evaluation finds that best.json cannot be read."""
+    (tmp_path / "best.json").write_text("{")
+    with pytest.raises(ValueError, match="best.json is damaged"):
+        checkpoint.start_run(tmp_path, 5, resumed=True)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\n", "{\n", "[]\n", '"step"\n', '{"step": null}\n'])
 def test_damaged_metrics(tmp_path, content):
     """Catches a message of the JSON parser that names no file, and a traceback."""
-    (tmp_path / "metrics.jsonl").write_text(content)
+    (tmp_path / "metrics.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match="metrics.jsonl is damaged"):
         checkpoint.start_run(tmp_path, 5, resumed=True)
 
@@ -156,7 +165,9 @@ def test_the_files_have_the_mode_that_the_user_wants(tmp_path):
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     """Catches a permission that is missing and is called damage."""
     _, folder = saved(tmp_path)
-    monkeypatch.setattr(checkpoint, "sha256_of_file", lambda path: (_ for _ in ()).throw(PermissionError(13, "denied", str(path))))
+    monkeypatch.setattr(
+        checkpoint, "sha256_of_file", lambda path: (_ for _ in ()).throw(PermissionError(13, "denied", str(path)))
+    )
     with pytest.raises(ValueError, match="config.json cannot be read: denied"):
         GPT.from_checkpoint(folder)
 

@@ -9,7 +9,6 @@ import pytest
 from conftest import complaint, run
 
 import train
-from engine.benchmark import Process
 from tools import compare
 from tools.compare import T95, as_markdown, judge, main, read_arguments, read_changes, summarize
 
@@ -38,7 +37,7 @@ def test_the_quantiles(degrees, t):
 ])
 def test_verdicts(losses, baseline, verdict):
     """Catches losses that are not paired by seed, a normal interval for three seeds, and a diverged run that is left out."""
-    mean, error, margin, found = judge(losses, baseline)
+    mean, error, margin, found = judge(losses, baseline).values()
     assert found == verdict
     differences = [a - b for a, b in zip(losses, baseline) if None not in (a, b)]
     if mean is not None:
@@ -49,18 +48,20 @@ def test_the_table():
     """Catches a diverged run that is not named, a mean over what is left of it, and rows in no order."""
     losses = {"baseline": [2.0, 2.2], "good": [1.9, 2.1], "bad": [2.5, None]}
     runs = [
-        {"change": name, "seed": seed, "val_loss": loss, "seconds": loss and 10.0 + seed, "bytes": loss and 3e8, "curve": []}
+        {"change": name, "seed": seed, "val_loss": loss, "seconds": loss and 10.0 + seed, "MB": loss and 300.0, "curve": []}
         for name, values in losses.items() for seed, loss in enumerate(values)
     ]
-    rows = summarize({"baseline": "", "good": "--a=1", "bad": "--b=1"}, runs)
-    assert [row["change"] for row in rows] == ["bad", "baseline", "good"]
+    rows = [summarize(name, flags, runs) for name, flags in {"bad": "--b=1", "baseline": "", "good": "--a=1"}.items()]
     machine = dict(device="x", threads=1, gb_per_s=1, gflops={}, torch="2", date="today", command="python -m tools.compare")
     text = as_markdown({"settings": {"preset": "x.toml", "seeds": 2, "flags": ""}, "rows": rows, **machine})
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    assert cells[0] == ["change", "setting", "loss", "difference", "error", "verdict", "seconds", "MB"]
-    assert cells[2] == ["bad", "`--b=1`", "nan (1 of 2 diverged)", "nan", "nan", "worse", "10.0", "300"]
-    assert cells[3] == ["baseline", "", "2.1000", "+0.0000", "0.0000", "", "10.5", "300"]
-    assert cells[4] == ["good", "`--a=1`", "2.0000", "-0.1000", "0.0000", "better", "10.5", "300"]
+    head = ["change", "setting", "loss", "difference", "error", "margin", "verdict", "diverged", "seconds", "MB"]
+    rows = [dict(zip(cells[0], row)) for row in cells[2:]]
+    assert cells[0] == head and [row["diverged"] for row in rows] == ["1", "0", "0"]
+    assert [row["loss"] for row in rows] == ["-", "2.1", "2"] and [row["verdict"] for row in rows] == ["worse", "", "better"]
+    assert [row["difference"] for row in rows] == ["-", "0", "-0.1"]
+    assert [row["seconds"] for row in rows] == ["10", "10.5", "10.5"]
+    assert [row["setting"] for row in rows] == ["`--b=1`", "``", "`--a=1`"] and rows[0]["MB"] == "300"
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def preset(poem, tmp_path):
 
 def arguments(preset, *more):
     folder = preset.parent / "out"
-    return read_arguments([str(preset), "--seeds=2", f"--out_dir={folder}", f"--runs_dir={folder / 'runs'}", *more])
+    return read_arguments([str(preset), "--seeds=2", f"--out_dir={folder}", *more])
 
 
 class FakeTraining:
@@ -83,7 +84,7 @@ class FakeTraining:
     def __init__(self, monkeypatch):
         self.asked, self.stops_at = [], None
         monkeypatch.setattr(compare.benchmark, "timed", self)
-        monkeypatch.setattr(compare.benchmark, "store", lambda report, out_dir, name: self.reports.append(report))
+        monkeypatch.setattr(compare.benchmark, "store", lambda report, config, tables: self.reports.append(report))
         monkeypatch.setattr(compare, "machine", lambda device: {})
         monkeypatch.setattr(compare, "machine_line", lambda report: "a machine")
         self.reports = []
@@ -95,8 +96,9 @@ class FakeTraining:
             if len(self.asked) == self.stops_at:
                 raise KeyboardInterrupt
             line = {"step": 4, "train_loss": 1.0, "val_loss": int(flags["seed"]) + float(flags.get("window", 0))}
+            Path(flags["out_dir"]).mkdir()
             (Path(flags["out_dir"]) / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-        return Process(1.0, 10**8, [])
+        return 1.0, 100.0, []
 
 
 def test_what_is_run(preset, monkeypatch):
@@ -120,21 +122,18 @@ def test_what_is_run(preset, monkeypatch):
     assert training.asked == [(seed, "4") for seed in range(3)]
 
 
-@pytest.mark.parametrize("what", ["code", "flags", "preset", "data"])
-def test_what_makes_a_run_another_one(what, preset, poem, monkeypatch):
-    """Catches an old result that is taken for that of new code, new settings or new data."""
+@pytest.mark.parametrize("what", ["code", "flags", "preset"])
+def test_what_makes_a_run_another_one(what, preset, monkeypatch):
+    """Catches an old result that is taken for that of new code or new settings."""
     training, more = FakeTraining(monkeypatch), []
     main(arguments(preset, "--change=--window=8"))
     count = len(training.asked)
     if what == "code":
-        monkeypatch.setattr(compare, "hash_of_code", lambda: "another")
+        monkeypatch.setattr(compare, "hash_of_code", lambda preset: "another")
     elif what == "flags":
         more = ["--flags", "--hold=0"]
-    elif what == "preset":
-        (preset.parent / "base.toml").write_text("n_layer = 2\n")
     else:
-        meta = Path(poem) / "meta.json"
-        meta.write_text(meta.read_text().replace("a poem", "another poem"))
+        (preset.parent / "base.toml").write_text("n_layer = 2\n")
     main(arguments(preset, "--change=--window=8", *more))
     assert len(training.asked) == 2 * count
 
@@ -142,8 +141,8 @@ def test_what_makes_a_run_another_one(what, preset, poem, monkeypatch):
 def test_code_that_changes_meanwhile(preset, monkeypatch):
     """Catches a comparison of two versions of the code that is taken for one of two settings."""
     training = FakeTraining(monkeypatch)
-    monkeypatch.setattr(compare, "hash_of_code", lambda: f"version {len(training.asked) // 3}")
-    with pytest.raises(ValueError, match="the code has changed"):
+    monkeypatch.setattr(compare, "hash_of_code", lambda preset: f"version {len(training.asked) // 3}")
+    with pytest.raises(ValueError, match="the code or a preset has changed"):
         main(arguments(preset, "--change=--window=8"))
 
 
@@ -153,7 +152,7 @@ def train_here(command):
         train.train(train.settings(command[2:]))
     except FloatingPointError as error:
         raise ValueError(f"train.py failed: {error}") from None
-    return Process(1.0, 10**8, [])
+    return 1.0, 100.0, []
 
 
 def test_runs_of_train(preset, monkeypatch):
@@ -167,7 +166,7 @@ def test_runs_of_train(preset, monkeypatch):
     baseline = [run for run in report["runs"] if run["change"] == "baseline"]
     assert [[step for step, *_ in run["curve"]] for run in baseline] == [[1, 2, 3, 4]] * 2
     assert baseline[0]["val_loss"] == baseline[0]["curve"][-1][2] != baseline[1]["val_loss"]
-    assert "nan (2 of 2 diverged)" in (out / "compare.md").read_text()
+    assert "| learning_rate=1e9 grad_clip=0 | `--learning_rate=1e9 --grad_clip=0` | -" in (out / "compare.md").read_text()
     assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert len(list((out / "runs").iterdir())) == 4  # no checkpoints are left
 
@@ -175,10 +174,9 @@ def test_runs_of_train(preset, monkeypatch):
 def test_a_run_in_a_process(preset):
     """Catches a process that is started with other settings than it was asked for, and memory of another process."""
     config = arguments(preset)
-    Path(config.runs_dir).mkdir(parents=True)
-    found = compare.train(config, "--max_iters=3", 1)
+    found = compare.train(config, "--max_iters=3", 1, preset.parent / "run")
     assert [step for step, *_ in found["curve"]] == [2, 3] and found["val_loss"] == found["curve"][-1][2]
-    assert 1e8 < found["bytes"] < 2e9 and found["seconds"] > 0.1
+    assert 100 < found["MB"] < 2000 and not (preset.parent / "run").exists() and found["seconds"] > 0.1
 
 
 def test_a_run_that_fails(preset):
@@ -189,12 +187,9 @@ def test_a_run_that_fails(preset):
 
 
 @pytest.mark.parametrize("more, message", [
-    ([], "nothing to compare"), (["--change=--window=8", "--only=norm"], "nothing to compare"),
-    (["--change=--window=8", "--seeds=1"], "seeds=1 must be at least 2"), (["--changes=none.toml"], "none.toml"),
+    ([], "nothing to compare"), (["--change=--window=8", "--seeds=0"], "seeds=0"), (["--changes=none.toml"], "none.toml"),
     (["--change", "--seed=3"], "for the comparison to set"), (["--change=--out-dir=x"], "for the comparison to set"),
-    (["--change=--window=8", "--preset=none.toml"], "there is no preset none.toml"),
-    (["--change=--dataset=nowhere"], "nowhere"), (["--change", "--start='a"], "quotation"),
-    (["--changes=README.md"], "README.md is not TOML"), (["--changes=config/minute.toml"], "must be a string"),
+    (["--change", "--start='a"], "quotation"), (["--changes=README.md"], "Expected"),
 ])
 def test_bad_input(more, message, preset, monkeypatch):
     """Catches bad input that is found after hours, or that ends in a traceback."""

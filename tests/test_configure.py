@@ -71,7 +71,7 @@ def test_both_spellings_of_a_flag():
     assert parse("--n_layer=3") == parse("--n_layer", "3")
     assert parse("--compile=False").compile is False and parse("--compile=auto").compile == "auto"
     assert parse("--eval_iters=0").eval_iters == 0 and parse("--eval_iters=full").eval_iters == "full"
-    assert parse("--out_dir=").out_dir == ""
+    assert parse("--wandb_run_name=").wandb_run_name == ""
 
 
 @pytest.mark.parametrize(
@@ -88,6 +88,8 @@ def test_both_spellings_of_a_flag():
         ("--learning_rate=nan", "learning_rate=nan"),
         ("--eval_iters=-2", "eval_iters=-2"),
         ("--beta2=1", "beta2=1.0"),
+        ("--out_dir=", "must not be empty"),
+        ("--init_from=", "must not be empty"),
         ("config.toml", "there is no preset config.toml"),
         ("n_layer=3", "'n_layer=3' is neither a setting"),
     ],
@@ -186,7 +188,8 @@ def test_a_reader_that_has_seen_enough():
 def test_threads_that_sleep(script):
     """Catches threads that spin for each other, because torch was imported before it could be told, or the user's own wish."""
     code = f"import os, sys, {script}; assert 'torch' in sys.modules; print(os.environ['GOMP_SPINCOUNT'])"
-    spy = "import sys, os; sys.addaudithook(lambda e, a: e == 'import' and a[0] == 'torch' and print(os.environ.get('GOMP_SPINCOUNT')))\n"
+    spy = "import sys, os; sys.addaudithook(lambda event, arguments: "
+    spy += "event == 'import' and arguments[0] == 'torch' and print(os.environ.get('GOMP_SPINCOUNT')))\n"
     environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     for given, expected in ({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"):
         result = subprocess.run(

@@ -107,7 +107,10 @@ def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files):
 
 def test_pieces_join_to_the_same_tokens(tiny_shakespeare, gpt2_files):
     """Catches a cut between pieces that changes how BPE joins the text around it."""
-    text, gpt2 = dataset.read_text(tiny_shakespeare)[:60_000] + "\n\n  \n a\n\n\nb\r\n\r\nc \n d", tokenizer_module.create("gpt2")
+    text, gpt2 = (
+        dataset.read_text(tiny_shakespeare)[:60_000] + "\n\n  \n a\n\n\nb\r\n\r\nc \n d",
+        tokenizer_module.create("gpt2"),
+    )
     parts = list(dataset.pieces(text, size=97))
     assert len(parts) > 100 and "".join(parts) == text
     assert np.array_equal(np.concatenate([gpt2.encode(part) for part in parts]), gpt2.encode(text))
@@ -183,6 +186,8 @@ def break_val(folder, content):
         (lambda f: break_val(f, b""), "val.bin has 0 bytes"),
         (lambda f: (f / "meta.json").write_text("{"), "meta.json is damaged"),
         (lambda f: (f / "meta.json").write_text("{}"), "meta.json is damaged"),
+        (lambda f: (f / "meta.json").write_bytes(b"\xff\xfe"), "meta.json is damaged"),
+        (lambda f: (f / "meta.json").write_text('{"tokenizer": {"kind": "char", "characters": 5}}'), "meta.json is damaged"),
         (lambda f: (f / "meta.json").write_text((f / "meta.json").read_text().replace("uint16", "int16")), "is damaged"),
         (lambda f: (f / "val.bin").unlink(), "has no train.bin and val.bin"),
     ],
@@ -248,7 +253,12 @@ def test_one_s_own_repository(tmp_path):
     """Catches what git ignores, as virtual environments and builds, in a dataset."""
     repository, name = tmp_path / "repository", f"test-{tmp_path.name}"
     repository.mkdir()
-    for file, text in ((".gitignore", "build/\n"), ("a.py", "print(1)\n" * 50), ("build/x.py", "#\n" * 50), ("b.py", "b = 2\n" * 50)):
+    for file, text in (
+        (".gitignore", "build/\n"),
+        ("a.py", "print(1)\n" * 50),
+        ("build/x.py", "#\n" * 50),
+        ("b.py", "b = 2\n" * 50),
+    ):
         (repository / file).parent.mkdir(exist_ok=True)
         (repository / file).write_text(text)
     (repository / "inner").mkdir()

@@ -316,7 +316,10 @@ def test_repetition_penalty():
     best = sample_next_token(logits, Sampling(temperature=0, repetition_penalty=1.5), torch.zeros(2), text)
     assert best.tolist() == [1, 0]
     text = torch.tensor([[0, 1, 2], [-1, -1, -1]])
-    last = [sample_next_token(-logits, Sampling(temperature=0, repetition_penalty=1.5), torch.zeros(2), text)[n].item() for n in (0, 1)]
+    last = [
+        sample_next_token(-logits, Sampling(temperature=0, repetition_penalty=1.5), torch.zeros(2), text)[n].item()
+        for n in (0, 1)
+    ]
     assert last == [3, 3]
     model = tiny()
     session = Session(model, [torch.tensor([4]), torch.tensor([1, 2, 3])])

@@ -3,8 +3,9 @@
 import ast
 import json
 
+import matplotlib.pyplot as plt
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT, complaint, run
 
 from tools.plot import main
 
@@ -36,7 +37,7 @@ def test_stored_measurements_are_drawn_again(tmp_path):
     for path in tmp_path.glob("*.json"):
         drawn = path.with_suffix(".png").exists()
         assert drawn == (f"{path.with_suffix('.png')} written" in result.stdout)
-        assert drawn or f"{path} has nothing to draw" in result.stdout
+        assert drawn or f"{path.with_suffix('.png')} not written: there is nothing to draw" in result.stdout
     assert (tmp_path / "compared.png").exists() and (tmp_path / "many.png").exists()
     assert len(list(tmp_path.glob("*.png"))) == 2 + len(list((ROOT / "benchmarks").glob("*.png")))
 
@@ -46,7 +47,48 @@ def test_what_is_no_measurement(content, tmp_path):
     """Catches a traceback for a file that is not a measurement."""
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ValueError, match='x.json is not a measurement: it needs a "kind", one of attention, train'):
-        main([tmp_path / "x.json"])
+        main([str(tmp_path / "x.json")])
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two folders as train.py writes them, one of a run that has been evaluated at its beginning."""
+    begin = {"step": 0, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None, "val_loss": 5.0, "wall_s": 0.1}
+    later = {"step": 10, "train_loss": 3.0, "lr": 0.01, "tokens_per_s": 100.0, "mfu": 0.5, "wall_s": 1.0}
+    for name, lines in {"out": [later, later | {"step": 20, "val_loss": 2.5}], "out-2": [begin, later]}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [str(tmp_path / "out"), str(tmp_path / "out-2")]
+
+
+def test_runs_in_one_picture(runs, tmp_path, monkeypatch):
+    """Catches a run that is missing in the picture, one without an evaluation, and a picture that is where nobody asked."""
+    main(runs)
+    assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "out-2" / "loss.png").exists()
+    (tmp_path / "x.json").write_text(json.dumps(COMPARED))
+    figures = []
+    monkeypatch.setattr(plt.Figure, "savefig", lambda figure, path: figures.append((str(path), figure)))
+    main([*runs, str(tmp_path / "x.json"), "--output=both.png"])
+    pictures = dict(figures)
+    assert pictures.keys() == {"both.png", str(tmp_path / "x.png")}
+    losses, rates, speeds = pictures["both.png"].axes
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == runs
+    assert [line.get_xydata().tolist() for line in losses.lines] == [
+        [[10, 3], [20, 3]], [[20, 2.5]], [[10, 3]], [[0, 5]],
+    ]
+    assert len(rates.lines) == len(speeds.lines) == 2 and rates.lines[0].get_color() != rates.lines[1].get_color()
+
+
+@pytest.mark.parametrize("content", [
+    "no JSON", "", "[]\n", '{"step": 1', '{"train_loss": 1}\n', '{"step": 1, "lr": "x"}\n', None,
+])
+def test_a_damaged_run(content, runs, tmp_path):
+    """Catches a traceback for a folder that is no run, or is one in part."""
+    path = tmp_path / "out-2" / "metrics.jsonl"
+    path.unlink() if content is None else path.write_text(content)
+    line = complaint(run("-m", "tools.plot", *runs))
+    assert "metrics.jsonl" in line and ("No such file" if content is None else "is damaged, or empty") in line
 
 
 def test_which_measurements():
@@ -64,4 +106,4 @@ def test_who_imports_matplotlib():
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if any(name.split(".")[0] == "matplotlib" for name in names):
                 importers.add(path.relative_to(ROOT).as_posix())
-    assert importers == {"tools/plot.py"}
+    assert importers - {"tests/test_plot.py"} == {"tools/plot.py"}

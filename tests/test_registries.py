@@ -3,6 +3,7 @@
 import inspect
 import json
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, VISIBLE, attention_w
 from engine import checkpoint
 from engine.checks import choose
 from engine.decoding import Session
+from engine.optimizer import make_optimizer
 from model import INIT, MLP, NORM, POSITION, GPT, GPTConfig
 
 REGISTRIES = {"normalize": NORMALIZE, "score": SCORE, "position": POSITION, "norm": NORM, "mlp": MLP, "init": INIT}
@@ -96,8 +98,11 @@ def test_a_name_that_is_not_there():
     """Catches a KeyError in place of the names that there are."""
     with pytest.raises(ValueError, match="normalize='max' is unknown; choose from softmax"):
         choose("normalize", "max", NORMALIZE)
-    for wrong, message in ("diagonal", "choose from causal"), ("strided", "visible=strided:"), ("strided:x", "visible=strided:x"), (
-        "strided:0", "stride must be at least 1"
+    for wrong, message in (
+        ("diagonal", "choose from causal"),
+        ("strided", "visible=strided:"),
+        ("strided:x", "visible=strided:x"),
+        ("strided:0", "stride must be at least 1"),
     ):
         with pytest.raises(ValueError, match=message):
             GPTConfig(visible=wrong)
@@ -136,3 +141,42 @@ def test_a_learned_bias():
             gradients += torch.autograd.grad(path(q, q, q, visible).square().sum(), slope)
     for gradient in gradients:
         torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("score", SCORE)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_score_of_large_numbers(score, autocast, dtype):
+    """Catches a score that is infinite in half precision, also where autocast would undo a cast to float32."""
+    torch.manual_seed(0)
+    q, k, score = torch.randn(1, 2, 5, 8) * 1e3, torch.randn(1, 2, 5, 8) * 1e3, SCORE[score](8)
+    score = score.to(torch.float32 if autocast else dtype) if isinstance(score, torch.nn.Module) else score
+    with torch.autocast("cpu", dtype, enabled=autocast):
+        assert score(q.to(dtype), k.to(dtype)).isfinite().all()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_a_mechanism_learns(mechanism):
+    """Catches parts that do not add up, a matrix that Muon cannot take, and what does not learn: the loss must fall."""
+    model, idx = tiny(torch.float32, **mechanism), torch.randint(33, (8, 16))
+    optimizer = make_optimizer(model, SimpleNamespace(
+        optimizer="muon", learning_rate=0.02, embedding_lr=0.02, head_lr=0.01, vector_lr=0.01, momentum=0.9, muon_steps=3,
+        weight_decay=0.0, beta1=0.8, beta2=0.97,
+    ))
+    losses = []
+    for _ in range(8):
+        losses.append(model(idx, idx)[1])
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if "init" not in m], ids=str)
+def test_a_mechanism_starts_at_the_identity(mechanism):
+    """Catches a matrix that writes into the residual stream and is not called c_proj, so that init="zero_out" misses it."""
+    model = GPT(GPTConfig(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=32, init="zero_out", **mechanism))
+    torch.manual_seed(0)
+    x, blocks = torch.randn(2, 16, 32), model.transformer.h
+    with torch.no_grad():
+        assert all(torch.equal(block(x, model.transformer.wpe.rope(slice(0, 16))), x) for block in blocks)

@@ -369,11 +369,28 @@ def test_what_cannot_be_sampled(trained, change, message):
         sample(SampleConfig(**dict(out_dir=str(trained), device="cpu") | change))
 
 
-@pytest.mark.parametrize("change", [
-    dict(num_samples=0), dict(max_new_tokens=0), dict(max_new_tokens=-3), dict(temperature=-1.0), dict(top_k=-1),
-    dict(top_p=0.0), dict(top_p=1.1), dict(min_p=-1.0), dict(repetition_penalty=0.0), dict(stop=("",)), dict(guesses=0), dict(batch_size=0), dict(interactive=True, json=True),
-    dict(interactive=True, start="a"), dict(prompts="a", start="b"), dict(seed=-1), dict(seed=2**64),
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(num_samples=0),
+        dict(max_new_tokens=0),
+        dict(max_new_tokens=-3),
+        dict(temperature=-1.0),
+        dict(top_k=-1),
+        dict(top_p=0.0),
+        dict(top_p=1.1),
+        dict(min_p=-1.0),
+        dict(repetition_penalty=0.0),
+        dict(stop=("",)),
+        dict(guesses=0),
+        dict(batch_size=0),
+        dict(interactive=True, json=True),
+        dict(interactive=True, start="a"),
+        dict(prompts="a", start="b"),
+        dict(seed=-1),
+        dict(seed=2**64),
+    ],
+)
 def test_settings_that_cannot_be(change):
     """Catches impossible settings that surface as an error of torch."""
     with pytest.raises(ValueError, match=next(iter(change))):

@@ -220,7 +220,9 @@ def test_accumulated_micro_batches_equal_one_large_batch(poem, tmp_path, monkeyp
             return small_batch(tokens, batch_size, block_size, rng)
         step = len(calls)
         calls.append(step)
-        parts = [small_batch(tokens, 4, block_size, np.random.default_rng((1337, train_module.TRAIN, step, m))) for m in range(4)]
+        parts = [
+            small_batch(tokens, 4, block_size, np.random.default_rng((1337, train_module.TRAIN, step, m))) for m in range(4)
+        ]
         return tuple(torch.cat(columns) for columns in zip(*parts))
 
     monkeypatch.setattr(dataset, "random_batch", large_batch)
@@ -498,7 +500,13 @@ def test_presets_name_a_dataset_that_comes_along():
 def test_ctrl_c_says_what_remains(poem, tmp_path):
     """Catches an interruption that leaves the user to find out what was saved, and how to continue."""
     flags = [f"--{key}={value}" for key, value in SMALL.items()]
-    flags += [f"--dataset={poem}", f"--out_dir={tmp_path / 'my out'}", "--eval_interval=5", "--eval_iters=1", "--max_iters=1000000"]
+    flags += [
+        f"--dataset={poem}",
+        f"--out_dir={tmp_path / 'my out'}",
+        "--eval_interval=5",
+        "--eval_iters=1",
+        "--max_iters=1000000",
+    ]
     with subprocess.Popen(
         [sys.executable, "-u", "train.py", *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -528,7 +536,9 @@ def test_a_context_that_is_cropped(poem, tmp_path, capsys):
     settings = SMALL | dict(dataset=poem, max_iters=1, eval_iters=1, write_tokens=0)
     train(TrainConfig(**settings, out_dir=str(tmp_path / "a")))
     train(TrainConfig(**settings | dict(out_dir=str(tmp_path / "b"), init_from=str(tmp_path / "a"), block_size=8)))
-    assert "cropped from 16 to block_size=8" in capsys.readouterr().out
+    assert "context of 16 tokens is cropped to block_size=8" in capsys.readouterr().out
+    train(TrainConfig(**settings | dict(out_dir=str(tmp_path / "c"), init_from=str(tmp_path / "a"), block_size=32)))
+    assert checkpoint.load_config(checkpoint.find(tmp_path / "c"))["model"]["block_size"] == 16
 
 
 def test_few_lines_in_a_log(poem, tmp_path):

@@ -1,5 +1,9 @@
 """The self-portrait of attention.py: its masks, an example worked by hand, and every path beside naive."""
 
+import engine  # noqa: F401, I001  (before torch, see there)
+
+import sys
+
 import torch
 
 from attention import ATTENTION, attention_weights, dot, masked_fill, naive, scaled_dot
@@ -14,68 +18,57 @@ PREDICATES = benchmark.examples(VISIBLE, H) | {
 
 
 def self_portrait(lengths=(256, 1024, 4096)):
-    """Draw the masks, work an example by hand, compare all paths; returns whether they agree."""
-    draw_masks()
+    """Draw the masks, four side by side, work an example, compare all paths; returns whether they agree."""
+    print("Who may look: row i is the query, column j the key.")
+    pictures = []
+    for name, visible in PREDICATES.items():
+        mask = mask_of(visible, *positions(10, 10))[0].tolist()
+        pictures.append([name, *(" ".join("■" if seen else "·" for seen in row) for row in mask)])
+    for start in range(0, len(pictures), 4):
+        print()
+        for line in zip(*pictures[start : start + 4]):
+            print("".join(f"{part:24}" for part in line).rstrip())
     work_by_hand()
     return compare_paths(lengths)
 
 
-def picture(visible, T=10):
-    """A predicate as lines of text: row i sees the columns j that are filled."""
-    mask = mask_of(visible, *positions(T, T))[0]
-    return ["".join("■ " if seen else "· " for seen in row) for row in mask.tolist()]
-
-
-def draw_masks(columns=4):
-    print("Who may look: row i is the query, column j the key.\n")
-    pictures = [[name, *picture(visible)] for name, visible in PREDICATES.items()]
-    for start in range(0, len(pictures), columns):
-        for line in zip(*pictures[start : start + columns]):
-            print("".join(f"{part:24}" for part in line).rstrip())
-        print()
-
-
 def work_by_hand():
-    q = torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]])
-    k, v = torch.tensor([[[[1.0, 0.0], [2.0, 0.0]]]]), torch.tensor([[[[10.0, 0.0], [0.0, 10.0]]]])
-    second = (0, 0, 1)  # batch, head, position
-    scores, scaled, weights = dot(q, k)[second], scaled_dot(q, k)[second], attention_weights(q, k)[second]
-    y = ", ".join(f"{value:.1f}" for value in masked_fill(q, k, v)[second])
-    print("By hand, two tokens and D = 2: the second token sees both.")
-    print(f"  scores q·k               {scores[0]:.2f}  {scores[1]:.2f}")
-    print(f"  divided by sqrt(2)       {scaled[0]:.2f}  {scaled[1]:.2f}")
-    print(f"  softmax                  {weights[0]:.2f}  {weights[1]:.2f}")
-    print(f"  average of the values    {weights[0]:.2f} · [10, 0] + {weights[1]:.2f} · [0, 10] = [{y}]\n")
+    """Print each step of attention for two tokens."""
+    q, k = torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]]), torch.tensor([[[[1.0, 0.0], [2.0, 0.0]]]])
+    v = torch.tensor([[[[10.0, 0.0], [0.0, 10.0]]]])
+    steps = {"scores q·k": dot(q, k), "divided by sqrt(2)": scaled_dot(q, k), "softmax": attention_weights(q, k)}
+    print("\nBy hand, two tokens and D = 2: the second token sees both.")
+    for name, values in [*steps.items(), ("average of the values", masked_fill(q, k, v))]:
+        first, second = values[0, 0, 1].tolist()  # batch, head, position
+        print(f"  {name:24} {first:.2f}  {second:.2f}")
 
 
 def largest_difference(path, visible):
-    """Of path from naive in float64, (in value, in gradient), for shared key/value heads and fewer queries than keys."""
+    """Of path from naive in float64, in value or gradient, for shared key/value heads and fewer queries than keys."""
     torch.manual_seed(0)
-    shapes = (1, H, 90, 8), (1, 1, 120, 8), (1, 1, 120, 8)
-    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    q, k, v = (torch.randn(1, heads, T, 8).double().requires_grad_() for heads, T in ((H, 90), (1, 120), (1, 120)))
     results = []
     for function in (path, naive):
-        y = function(*inputs, visible)
-        results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
-    value, *gradients = ((a - b).abs().max().item() for a, b in zip(*results))
-    return value, max(gradients)
+        y = function(q, k, v, visible)
+        results.append((y, *torch.autograd.grad(y.square().sum(), (q, k, v))))
+    return max((ours - theirs).abs().max().item() for ours, theirs in zip(*results))
 
 
 def compare_paths(lengths):
     """Print each path's largest difference from naive, time and memory; returns whether all differences are rounding."""
     device, agree = torch.device("cpu"), True
-    print(f"{'path':12}  largest difference from naive       forward: seconds and MB at T = {', '.join(map(str, lengths))}")
+    rows = []
     for name, path in ATTENTION.items():
-        value, gradient = map(max, zip(*(largest_difference(path, visible) for visible in PREDICATES.values())))
-        agree = agree and max(value, gradient) < 1e-12
-        costs = []
+        difference = max(largest_difference(path, visible) for visible in PREDICATES.values())
+        agree = agree and difference < 1e-12
+        rows.append({"path": name, "largest difference from naive": difference})
         for T in lengths:
             x = torch.randn(1, 4, T, 32)
-
-            def call():
-                return path(x, x, x)
-
-            costs.append(f"{seconds_of(call, device):8.4f} s {peak_bytes(call, device) / 1e6:7.1f} MB")
-        print(f"{name:12}  value {value:.0e}, gradient {gradient:.0e}  {' '.join(costs)}")
-    print("\nall agree" if agree else "\nTHEY DO NOT AGREE")
+            seconds, size = (measure(lambda: path(x, x, x), device) for measure in (seconds_of, peak_bytes))
+            rows[-1][f"forward, T = {T}"] = f"{seconds:.4f} s, {size / 1e6:.1f} MB"
+    print(f"\n{benchmark.table(rows)}\n\n{'all agree' if agree else 'THEY DO NOT AGREE'}")
     return agree
+
+
+if __name__ == "__main__":
+    sys.exit(not self_portrait())

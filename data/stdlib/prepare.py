@@ -2,7 +2,7 @@
 
     python data/stdlib/prepare.py
 
-About 660 files and 12 MB, as bytes. Tests and installed packages are left out; about a tenth, in whole files, is for validation.
+About 660 files and 12 MB, as bytes. Without tests and installed packages; about a tenth, in whole files, is for validation.
 The text differs a little between Python versions, and so do losses.
 """
 
