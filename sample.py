@@ -6,8 +6,6 @@
 Reads nothing but the checkpoint folder. Text goes to the standard output; its speed, to the standard error.
 """
 
-import engine  # noqa: F401, I001  (before torch, see there)
-
 import codecs
 import contextlib
 import json

@@ -12,8 +12,6 @@ interrupted run that is resumed ends where an uninterrupted one does (bit for bi
 different order each time), and the number of processes does not matter, as long as they compute in the same dtype.
 """
 
-import engine  # noqa: F401, I001  (before torch, see there)
-
 import json
 import math
 import os

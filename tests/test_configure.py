@@ -1,6 +1,5 @@
 """Settings: which value wins, and one helpful line for what cannot be."""
 
-import os
 import subprocess
 import sys
 
@@ -182,17 +181,3 @@ def test_a_reader_that_has_seen_enough():
     command = f"{sys.executable} train.py --help | head -1"
     result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
     assert result.stdout.startswith("usage") and not result.stderr
-
-
-@pytest.mark.parametrize("script", ["train", "sample"])
-def test_threads_that_sleep(script):
-    """Catches threads that spin for each other, because torch was imported before it could be told, or the user's own wish."""
-    code = f"import os, sys, {script}; assert 'torch' in sys.modules; print(os.environ['GOMP_SPINCOUNT'])"
-    spy = "import sys, os; sys.addaudithook(lambda event, arguments: "
-    spy += "event == 'import' and arguments[0] == 'torch' and print(os.environ.get('GOMP_SPINCOUNT')))\n"
-    environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
-    for given, expected in ({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"):
-        result = subprocess.run(
-            [sys.executable, "-c", spy + code], cwd=ROOT, env=environment | given, capture_output=True, text=True
-        )
-        assert result.returncode == 0 and set(result.stdout.split()) == {expected}, result.stderr

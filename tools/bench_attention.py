@@ -3,8 +3,6 @@
 Leaves attention_<device>.json and .png in out_dir. Ratios are medians over rounds in which both took turns.
 """
 
-import engine  # noqa: F401, I001  (before torch, see there)
-
 import functools
 import os
 import statistics

@@ -5,8 +5,6 @@
 Leaves <name>_<device>.json and .png in out_dir. Single texts are interleaved; whole processes run once.
 """
 
-import engine  # noqa: F401, I001  (before torch, see there)
-
 import copy
 import functools
 import statistics

@@ -5,8 +5,6 @@
 Leaves <name>_<device>.json, and a .png of the losses, in out_dir. Steps are interleaved; whole processes run once a seed.
 """
 
-import engine  # noqa: F401, I001  (before torch, see there)
-
 import functools
 import json
 import re

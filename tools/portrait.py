@@ -1,7 +1,5 @@
 """The self-portrait of attention.py: its masks, an example worked by hand, and every path beside naive."""
 
-import engine  # noqa: F401, I001  (before torch, see there)
-
 import sys
 
 import torch
