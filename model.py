@@ -52,7 +52,7 @@ class GPTConfig:
     window: int = 0
     """Each token sees only the last `window` positions of what `visible` allows; 0: all of them."""
     window_pattern: str = "S"
-    """Which blocks have the window, repeated over the layers: S (short) has it, L (long) has not."""
+    """Which blocks have the window, repeated over the layers: S (short) layers have it, L (long) layers do not."""
     position: str = "learned"
     """How the model knows where tokens are: learned, rope, sinusoidal or none."""
     rope_base: float = 10000.0

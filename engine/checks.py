@@ -24,7 +24,7 @@ def check_heads(n_embd, n_head, n_kv_head=None):
 
 
 def check_standard(path, standard, bias=None):
-    """ValueError unless score and normalizer are the standard ones, for a path that never has all scores at hand."""
+    """ValueError for a score, a normalizer or a learned bias that a path cannot compute, as it never holds all scores."""
     if bias is not None and bias.requires_grad:
         raise ValueError(f'attention="{path}" has no gradient for a learned bias; use "masked_fill" or "fused"')
     if not standard:

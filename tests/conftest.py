@@ -21,7 +21,7 @@ POEM = "Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immorta
 def gpt2_files(monkeypatch):
     """tiktoken's files for gpt2, offline."""
     if not (SHARED / "tiktoken").is_dir():
-        pytest.skip("GPT-2's BPE files are not at hand")
+        pytest.skip("needs GPT-2's BPE files in ../shared/data/tiktoken")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(SHARED / "tiktoken"))
 
 
@@ -30,7 +30,7 @@ def tiny_shakespeare():
     """The path of tiny Shakespeare."""
     path = SHARED / "tinyshakespeare" / "input.txt"
     if not path.exists():
-        pytest.skip("tiny Shakespeare is not at hand")
+        pytest.skip("needs ../shared/data/tinyshakespeare/input.txt")
     return path
 
 
