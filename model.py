@@ -87,9 +87,7 @@ class GPTConfig:
 
 
 # What today's small models changed, by config alone: GPT(GPTConfig(**MODERN, n_layer=6, ...)).
-MODERN = dict(
-    position="rope", norm="rmsnorm", mlp="relu2", qk_norm=True, bias=False, tie_weights=False, init="zero_out"
-)
+MODERN = dict(position="rope", norm="rmsnorm", mlp="relu2", qk_norm=True, bias=False, tie_weights=False, init="zero_out")
 
 
 class RMSNorm(nn.Module):
@@ -99,18 +97,11 @@ class RMSNorm(nn.Module):
         return rms_norm(x)
 
 
-def gelu_tanh(x):
-    return F.gelu(x, approximate="tanh")
-
-
 class NoPosition(nn.Module):
     """The interface of all position encodings. index: a slice or tensor of positions.
 
     add(x, index) puts positions into embeddings x (B, T, n_embd); rope(index) is what attention gets: (cos, sin) or None.
     """
-
-    def __init__(self, config):
-        super().__init__()
 
     def add(self, x, index):
         return x
@@ -123,7 +114,7 @@ class Learned(NoPosition):
     """A learned vector for each position."""
 
     def __init__(self, config):
-        super().__init__(config)
+        super().__init__()
         self.weight = nn.Parameter(torch.empty(config.block_size, config.n_embd))
 
     def add(self, x, index):
@@ -134,7 +125,7 @@ class Sinusoidal(NoPosition):
     """A fixed vector for each position. Tables follow the model between devices, but are not saved."""
 
     def __init__(self, config):
-        super().__init__(config)
+        super().__init__()
         self.register_buffer("table", sinusoidal(config.block_size, config.n_embd).float(), persistent=False)
 
     def add(self, x, index):
@@ -145,7 +136,7 @@ class Rotary(NoPosition):
     """Adds nothing: attention rotates queries and keys."""
 
     def __init__(self, config):
-        super().__init__(config)
+        super().__init__()
         head_size, base = config.n_embd // config.n_head, config.rope_base
         tables = rope_table(config.block_size, head_size, base, config.rope_stretch, config.rope_trained)
         for name, table in zip(("cos", "sin"), tables):
@@ -155,9 +146,9 @@ class Rotary(NoPosition):
         return self.cos[index], self.sin[index]
 
 
-POSITION = {"learned": Learned, "rope": Rotary, "sinusoidal": Sinusoidal, "none": NoPosition}
+POSITION = {"learned": Learned, "rope": Rotary, "sinusoidal": Sinusoidal, "none": lambda config: NoPosition()}
 NORM = {"layernorm": lambda config: nn.LayerNorm(config.n_embd, bias=config.bias), "rmsnorm": lambda config: RMSNorm()}
-ACTIVATION = {"gelu_tanh": gelu_tanh, "gelu": F.gelu, "relu2": relu2}
+ACTIVATION = {"gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "relu2": relu2}
 
 
 def gpt2_std(config, layer, fan_in):
@@ -245,15 +236,13 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.transformer = nn.ModuleDict(
-            dict(
-                wte=nn.Embedding(config.vocab_size, config.n_embd),
-                wpe=POSITION[config.position](config),
-                drop=nn.Dropout(config.dropout),
-                h=nn.ModuleList(Block(config, n) for n in range(config.n_layer)),
-                ln_f=NORM[config.norm](config),
-            )
-        )
+        self.transformer = nn.ModuleDict({
+            "wte": nn.Embedding(config.vocab_size, config.n_embd),
+            "wpe": POSITION[config.position](config),
+            "drop": nn.Dropout(config.dropout),
+            "h": nn.ModuleList(Block(config, n) for n in range(config.n_layer)),
+            "ln_f": NORM[config.norm](config),
+        })
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.tie_weights()
         init_weights(self)
@@ -308,13 +297,10 @@ class GPT(nn.Module):
             weights += sum(p.numel() for p in block.parameters() if p.dim() >= 2)
             if block.attn.feature:
                 keys += len(block.attn.feature(torch.zeros(1, block.attn.head_size))[0])
-            elif self.config.visible == "causal":
-                W = min(block.attn.window or T, T)
-                keys += W - W * (W - 1) / (2 * T)  # the mean of min(t + 1, W)
-            else:
-                if block.attn.window not in counted:
-                    counted[block.attn.window] = mean_keys(block.attn.visible, T)
-                keys += counted[block.attn.window]
+                continue
+            if block.attn.window not in counted:
+                counted[block.attn.window] = mean_keys(block.attn.visible, T)
+            keys += counted[block.attn.window]
         return 6 * weights + 12 * C * keys
 
     def new_cache(self, batch_size, max_len=None):
@@ -354,7 +340,7 @@ class GPT(nn.Module):
         settings = decoding.Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
         session = decoding.Session(self, list(idx), max_new_tokens, use_cache)
         random = decoding.RandomStream([generator] * len(idx))
-        for _ in decoding.stream(session, max_new_tokens, settings, random, vocab_size=vocab_size):
+        for _ in decoding.stream(session, max_new_tokens, settings, random, vocab_size):
             pass
         return session.ids
 

@@ -48,9 +48,7 @@ class SampleConfig(Sampling):
     max_new_tokens: int = 500
     """Tokens to write in each, at most."""
     temperature: float = 0.8
-    """Below 1 more predictable, above 1 more surprising; 0 always takes the most likely token."""
     top_k: int = 200
-    """Sample from the k most likely tokens only; 0: from all."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """End a text before this string; may be given several times."""
     seed: int = 1337
@@ -79,8 +77,7 @@ class SampleConfig(Sampling):
         at_least(1, self, "num_samples", "max_new_tokens", "batch_size", "guesses")
         if not all(self.stop):
             raise ValueError("stop='' is empty and would end each text before it begins: leave it out")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed={self.seed} must be 0 or more, and below 2**63")
+        at_least(0, self, "seed", most=2**63 - 1)
         if self.interactive and (self.json or self.prompts or self.start != "\n" or self.num_samples != 1):
             raise ValueError("interactive: you type the prompts; leave out start, prompts, num_samples and json")
         if self.prompts and self.start != "\n":
@@ -103,8 +100,7 @@ def read_text(name, flag):
 def read_prompts(config):
     """{where the prompt comes from, for error messages: its text}."""
     if not config.prompts:
-        from_file = config.start.startswith("FILE:") or config.start == "-"
-        if from_file:
+        if config.start.startswith("FILE:") or config.start == "-":
             return {"--start": read_text(config.start.removeprefix("FILE:"), "--start")}
         given = config.start.encode("utf-8", "surrogateescape")  # its bytes, also where the locale is not UTF-8
         return {"--start": given.decode("utf-8", "surrogateescape")}
@@ -267,20 +263,14 @@ def load(config, texts):
     else:
         model, tokenizer = GPT.from_pretrained(config.init_from).to(device), tokenizer_module.create("gpt2")
         if model.config.vocab_size < tokenizer.vocab_size:
-            raise ValueError(
-                f"init_from={config.init_from} has {model.config.vocab_size:,} token ids, and GPT-2's tokenizer "
-                f"{tokenizer.vocab_size:,}: only GPT-2's own tokens are known here"
-            )
+            raise ValueError(f"init_from={config.init_from} has {model.config.vocab_size:,} token ids, and GPT-2's tokenizer "
+                             f"{tokenizer.vocab_size:,}: only GPT-2's own tokens are known here")
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
-    if config.compile is True:
-        rows = 1  # torch.compile cannot use packed weights
-    if config.dtype != "auto":
-        dtype = getattr(torch, config.dtype)
-    else:
-        has_units = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        dtype = torch.bfloat16 if has_units else torch.float32
-    name = "int8" if config.quantize == "int8" else str(dtype).removeprefix("torch.")
-    return prepare_for_inference(model, dtype, config.quantize, rows), tokenizer, f"{name}, {device}"
+    rows = 1 if config.compile is True else rows  # torch.compile cannot use packed weights
+    has_units = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    dtype = config.dtype if config.dtype != "auto" else "bfloat16" if has_units else "float32"
+    model = prepare_for_inference(model, getattr(torch, dtype), config.quantize, rows)
+    return model, tokenizer, f"{'int8' if config.quantize == 'int8' else dtype}, {device}"
 
 
 def compiled_step(config, model):
@@ -330,8 +320,7 @@ def sample(config):
     guesser = make_guesser(config, model, tokenizer)
     if config.interactive:
         return converse(config, model, tokenizer, guesser, about)
-    size = model.config.block_size
-    device = model.lm_head.weight.device
+    size, device = model.config.block_size, model.lm_head.weight.device
     if prompts == {"--start": SampleConfig.start}:
         prompts = {"--start": default_start(tokenizer)}
     ids = [encode_prompt(tokenizer, prompt, size, where).to(device) for where, prompt in prompts.items()]
@@ -347,9 +336,7 @@ def sample(config):
             batch = [texts[n] for n in numbers]
             session = Session(model, [ids[n] for n, _ in batch], min(config.max_new_tokens, 2 * size), compiled=step)
             random = RandomStream([torch.Generator().manual_seed(seed) for _, seed in batch])
-            tokens = stream(
-                session, config.max_new_tokens, config, random, vocab_size=tokenizer.vocab_size, guess=guesser(random)
-            )
+            tokens = stream(session, config.max_new_tokens, config, random, tokenizer.vocab_size, guesser(random))
             write(meter.timed(session, tokens), [writers[n] for n in numbers], config.json, printer)
     except KeyboardInterrupt:
         printer.interrupt()
@@ -401,7 +388,7 @@ def converse(config, model, tokenizer, guesser, about):
         session.append(ids[None])
         begin, writer = session.length, Writer(tokenizer, config.stop)
         writers.append(writer)
-        tokens = stream(session, config.max_new_tokens, config, random, vocab_size=tokenizer.vocab_size, guess=guess)
+        tokens = stream(session, config.max_new_tokens, config, random, tokenizer.vocab_size, guess)
         try:
             write(meter.timed(session, tokens), [writer], False, Printer([""], [writer], False))
         except KeyboardInterrupt:  # ends this answer

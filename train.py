@@ -16,6 +16,7 @@ import json
 import math
 import os
 import shlex
+import shutil
 import sys
 import time
 import warnings
@@ -140,15 +141,13 @@ class TrainConfig(GPTConfig):
         if not (self.out_dir and self.init_from and self.dataset):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         at_least(1, self, "batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
-        at_least(0, self, "max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "write_tokens", "seed",
+        at_least(0, self, "max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "write_tokens",
                  "learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay", "grad_clip")
-        if self.seed >= 2**63:
-            raise ValueError(f"seed={self.seed} must be below 2**63")
+        at_least(0, self, "seed", most=2**63 - 1)
+        at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
-        if not 1 <= self.muon_steps <= 5:
-            raise ValueError(f"muon_steps={self.muon_steps} must be 1 to 5")
         if self.eval_iters != "full" and self.eval_iters < 0:
             raise ValueError(f"eval_iters={self.eval_iters} must be 0 or more, or full")
 
@@ -171,10 +170,8 @@ def train(config):
     # ---- the machine: one process, or under torchrun several that share each step's micro-batches
     rank, world_size = processes.rank(), processes.world_size()
     if config.gradient_accumulation_steps % world_size:
-        raise ValueError(
-            f"gradient_accumulation_steps={config.gradient_accumulation_steps} cannot be shared by {world_size} processes: "
-            "choose a multiple"
-        )
+        steps = config.gradient_accumulation_steps
+        raise ValueError(f"gradient_accumulation_steps={steps} cannot be shared by {world_size} processes: choose a multiple")
     device = processes.start(configure.pick_device(config.device))
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32, where float32 products remain
@@ -201,7 +198,7 @@ def train(config):
     peak, flops_per_token = roofline.peak_flops(device, dtype) * world_size, model.flops_per_token()
     print0(
         f"{model.num_params():,} parameters, {config.n_layer} layers of width {config.n_embd}; "
-        f"{len(data.train):,} training tokens of {config.dataset}, vocabulary {data.vocab_size:,}\n"
+        f"{len(data.train):,} training tokens of {config.dataset}, vocabulary {data.tokenizer.vocab_size:,}\n"
         f"device {device}, {str(dtype).removeprefix('torch.')}, {'compiled' if compiled else 'not compiled'}, "
         f"{world_size} {'process' if world_size == 1 else 'processes'}; "
         f"{config.batch_size} x {config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches a step"
@@ -232,7 +229,7 @@ def train(config):
         val_loss = validation_loss(net, data, config, device, autocast)
         if not math.isfinite(val_loss):
             if writes:
-                checkpoint.remove(out_dir, step)  # resuming it would find the same
+                shutil.rmtree(checkpoint.find(out_dir))  # resuming it would find the same
             raise not_finite(f"validation loss {val_loss}")
         bits = data.bits_per_character(val_loss)
         if rank == 0:
@@ -262,10 +259,9 @@ def train(config):
                 if not math.isfinite(loss.item()):  # checked only here, so that a GPU need not wait at each step
                     raise not_finite(f"loss {loss.item():.4g}")
                 speed = tokens_seen / (time.perf_counter() - clock)
-                mfu = roofline.utilization(speed, flops_per_token, peak)
-                if mfu > 1:  # the peak was measured in a busy moment
-                    peak = max(peak, roofline.peak_flops(device, dtype) * world_size, speed * flops_per_token)
-                    mfu = roofline.utilization(speed, flops_per_token, peak)
+                if speed * flops_per_token > peak:  # which was measured in a busy moment
+                    peak = max(roofline.peak_flops(device, dtype) * world_size, speed * flops_per_token)
+                mfu = speed * flops_per_token / peak  # model FLOPs utilization
                 record = {"step": step, "train_loss": loss.item(), "lr": lr}
                 record |= {"tokens_per_s": round(speed, 1), "mfu": round(mfu, 4)}
                 bar.set_postfix_str(f"loss {loss.item():.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}", refresh=False)
@@ -349,7 +345,7 @@ def build_model(config, data):
     out_dir = Path(config.out_dir)
     if (out_dir / "model.safetensors").exists() or out_dir.is_file():
         raise ValueError(f"out_dir={out_dir} is a checkpoint or a file: give another folder, or the one that it is in")
-    wanted, trainer = config.model_config(config.vocab_size or padded(data.vocab_size)), None
+    wanted, trainer = config.model_config(config.vocab_size or padded(data.tokenizer.vocab_size)), None
     if config.init_from == "scratch":
         torch.manual_seed(config.seed)
         model = GPT(wanted)
@@ -365,10 +361,9 @@ def build_model(config, data):
                    "losses from before do not compare")
     else:
         model = model_to_finetune(config, data)
-    if data.vocab_size > model.config.vocab_size:
-        raise ValueError(
-            f"dataset {config.dataset} has {data.vocab_size} token ids and the model vocab_size={model.config.vocab_size}"
-        )
+    found, known = data.tokenizer.vocab_size, model.config.vocab_size
+    if found > known:
+        raise ValueError(f"dataset {config.dataset} has {found} token ids and the model vocab_size={known}")
     return model, trainer
 
 
@@ -384,14 +379,15 @@ def model_to_finetune(config, data):
     model = GPT.from_pretrained(config.init_from, dropout=config.dropout, attention=attention)
     same_tokens = data.tokenizer.spec().get("name") in pretrained.ENCODINGS
     if not ours and model.config.vocab_size == pretrained.VOCAB_SIZE and not same_tokens:
-        raise ValueError(
-            f"{config.init_from} has GPT-2's tokens, and dataset {config.dataset} has others: "
-            "prepare it with data/text/prepare.py --tokenizer gpt2"
-        )
+        raise ValueError(f"{config.init_from} has GPT-2's tokens, and dataset {config.dataset} has others: "
+                         "prepare it with data/text/prepare.py --tokenizer gpt2")
     if config.block_size < model.config.block_size:
         print0(f"the model's context of {model.config.block_size} tokens is cropped to block_size={config.block_size}")
     model.crop_block_size(min(config.block_size, model.config.block_size))
-    if ignored := ignored_settings(config, model.config):
+    asked = {field.name: getattr(config, field.name) for field in fields(GPTConfig) if field.name != "init"}
+    ignored = [f"{name}={value}" for name, value in asked.items()
+               if value not in (getattr(TrainConfig, name), getattr(model.config, name))]
+    if ignored:
         print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")
     return model
 
@@ -401,21 +397,11 @@ def padded(vocab_size):
     return vocab_size if vocab_size < 1000 else -(-vocab_size // 64) * 64
 
 
-def ignored_settings(config, found):
-    """Settings of a model that differ from the default, and from what a model that exists already has."""
-    wanted = {field.name: getattr(config, field.name) for field in fields(GPTConfig) if field.name != "init"}
-    return [
-        f"{name}={value}" for name, value in wanted.items()
-        if value not in (getattr(TrainConfig, name), getattr(found, name))
-    ]
-
-
 def sample_text(model, data, config):
     """config.write_tokens tokens of the model's own, after the first token of the validation split."""
     start = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(next(model.parameters()).device)
-    generator = torch.Generator().manual_seed(config.seed)
-    model.eval()
-    tokens = model.generate(start, config.write_tokens, temperature=0.8, generator=generator, vocab_size=data.vocab_size)
+    generator, V = torch.Generator().manual_seed(config.seed), data.tokenizer.vocab_size
+    tokens = model.eval().generate(start, config.write_tokens, temperature=0.8, generator=generator, vocab_size=V)
     return data.tokenizer.decode(tokens[0].tolist())
 
 

@@ -25,7 +25,6 @@ from safetensors.torch import save_file
 from engine import tokenizer
 from engine.files import publish, read_tensors, sha256_of_file
 
-
 REMOVED = {"skip": False, "shift": False, "target_loss": 0.0}  # settings of earlier versions, with what stands for none
 
 
@@ -96,13 +95,6 @@ def prune(out_dir, keep):
             shutil.rmtree(folder)
 
 
-def remove(out_dir, step):
-    """Remove the checkpoint of a step."""
-    for folder in every(out_dir):
-        if step_of(folder) == step:
-            shutil.rmtree(folder)
-
-
 def what_remains(out_dir, before=math.inf):
     """In words, the newest checkpoint, from before a step if one is given, and how to continue from it."""
     good = [folder for folder in every(out_dir) if step_of(folder) < before]
@@ -130,15 +122,13 @@ def start_run(out_dir, step, resumed):
 
 def set_aside(out_dir):
     """Move an earlier run in out_dir to out_dir/previous-N: a new run must neither mix with it nor destroy it."""
-    out_dir = Path(out_dir)
-    leftovers = [*every(out_dir), *(out_dir / name for name in ("best.json", "metrics.jsonl"))]
-    leftovers = [path for path in leftovers if path.exists()]
+    leftovers = [path for path in (*every(out_dir), out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
     if leftovers:
-        number = next(n for n in itertools.count(1) if not (out_dir / f"previous-{n}").exists())
-        (out_dir / f"previous-{number}").mkdir()
+        folder = next(path for n in itertools.count(1) if not (path := out_dir / f"previous-{n}").exists())
+        folder.mkdir()
         for path in leftovers:
-            path.rename(out_dir / f"previous-{number}" / path.name)
-        print(f"moved the earlier run in {out_dir} to {out_dir / f'previous-{number}'}")
+            path.rename(folder / path.name)
+        print(f"moved the earlier run in {out_dir} to {folder}")
 
 
 def find(out_dir, which="latest"):
@@ -215,10 +205,8 @@ def check_model(folder, wanted, equal_paths):
         value = getattr(wanted, name)
         same_function = name == "attention" and {value, found} <= equal_paths
         if value != found and name != "dropout" and not same_function:
-            raise ValueError(
-                f"{name}={value} does not fit {folder}, which has {name}={found}: "
-                "leave it out to resume, or train from scratch in another out_dir"
-            )
+            raise ValueError(f"{name}={value} does not fit {folder}, which has {name}={found}: leave it out to resume, or "
+                             "train from scratch in another out_dir")
 
 
 def check_tokenizer(folder, wanted):

@@ -8,11 +8,12 @@ def choose(name, value, known):
     return known[value]
 
 
-def at_least(least, settings, *names):
-    """ValueError for the first of these settings that is less, not a number, or beyond the range of float32."""
+def at_least(least, settings, *names, most=1e38):
+    """ValueError for the first of these settings that is less, more (than what float32 can hold), or not a number."""
     for name in names:
-        if not least <= getattr(settings, name) <= 1e38:
-            raise ValueError(f"{name}={getattr(settings, name)} must be at least {least}, and finite")
+        if not least <= getattr(settings, name) <= most:
+            limit = "and finite" if most == 1e38 else f"and at most {most}"
+            raise ValueError(f"{name}={getattr(settings, name)} must be at least {least}, {limit}")
 
 
 def check_heads(n_embd, n_head, n_kv_head=None):

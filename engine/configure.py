@@ -34,13 +34,13 @@ def parse(cls, argv, base=None):
     from_presets, origin = {}, {}
     for preset in presets(argv):
         found = read_preset(preset, names)
-        changed = [key for key, value in found.items() if from_presets.get(key, value) != value]
-        for key in changed:
-            print(f"note: {preset} changes {key} of {origin[key]} from {from_presets[key]} to {found[key]}", file=sys.stderr)
+        for key, value in found.items():
+            if from_presets.get(key, value) != value:
+                print(f"note: {preset} changes {key} of {origin[key]} from {from_presets[key]} to {value}", file=sys.stderr)
         from_presets |= found
         origin |= dict.fromkeys(found, preset)
     preset_flags = [f"--{key}={value}" for key, value in from_presets.items()]
-    errors, config = io.StringIO(), None
+    errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
             config, unknown = tyro.cli(
@@ -50,12 +50,15 @@ def parse(cls, argv, base=None):
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        raise ValueError(without_box(errors.getvalue())) from None
-    for arg in unknown:
-        if not arg.startswith("--"):
-            raise ValueError(f"{arg!r} is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)")
-        raise ValueError(unknown_key(arg[2:].split("=")[0].replace("-", "_"), names, "the command line"))
-    return config
+        # tyro's message as one line: what stands between the top of its box and the first rule
+        lines = [line.strip("│ ") for line in errors.getvalue().splitlines() if line.startswith("│")]
+        lines = itertools.takewhile(lambda line: not line.startswith("──"), lines)
+        raise ValueError(re.sub(r"\s+", " ", " ".join(lines))) from None
+    if not unknown:
+        return config
+    if not unknown[0].startswith("--"):
+        raise ValueError(f"{unknown[0]!r} is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)")
+    raise ValueError(unknown_key(unknown[0][2:].split("=")[0].replace("-", "_"), names, "the command line"))
 
 
 def presets(argv):
@@ -96,23 +99,15 @@ def read_preset(path, names=None, followed=()):
             raise ValueError(f"{path}: {key} = {value!r} must be a number, a string, true or false")
     if base is None:
         return settings
-    path = str(Path(path).resolve())
-    if path in followed:
+    if (path := Path(path).resolve()) in followed:
         raise ValueError(f"{path}: base = {base!r} leads back to itself")
-    return read_preset(str(Path(path).parent / base), names, (*followed, path)) | settings
+    return read_preset(path.parent / base, names, (*followed, path)) | settings
 
 
 def unknown_key(key, names, where):
     nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.4)
     hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all settings"
     return f"unknown setting {key!r} in {where}: {hint}"
-
-
-def without_box(text):
-    """tyro's error message as one line: what stands between the top of its box and the first rule."""
-    lines = [line.strip("│ ") for line in text.splitlines() if line.startswith("│")]
-    rule = next((n for n, line in enumerate(lines) if line.startswith("──")), len(lines))
-    return re.sub(r"\s+", " ", " ".join(lines[:rule]))
 
 
 def pick_device(name):

@@ -6,7 +6,6 @@ counts and ids, but not the hashes). nanoGPT's files load as they are.
 """
 
 import difflib
-import hashlib
 import json
 import math
 import os
@@ -35,8 +34,7 @@ def read_text(path):
     try:
         return Path(path).read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise ValueError(f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {error.start}; convert it first") from None
+        raise ValueError(f"{path} is not UTF-8 text (offset {error.start}): convert it first") from None
 
 
 def download(url, sha256, path):
@@ -50,7 +48,7 @@ def download(url, sha256, path):
         except (urllib.error.URLError, OSError) as error:
             reason = getattr(error, "reason", error)
             raise ValueError(f"cannot download {url} ({reason}): {remedy}") from None
-        if hashlib.sha256(content).hexdigest() != sha256:
+        if sha256_of([content]) != sha256:
             raise ValueError(f"{url} is not the expected file (its sha256 differs): {remedy}")
         publish(path, content)
     return path
@@ -69,13 +67,9 @@ def prepare_download(folder, tokenizer_name, url, sha256):
 
 
 def last_tenth(documents):
-    """(train, val): the last tenth of the text is for validation, as in nanoGPT."""
-    left, train, val = int(sum(map(len, documents)) * 0.9), [], []
-    for document in documents:
-        train += [document[:left]] if left else []
-        val += [document[left:]] if left < len(document) else []
-        left = max(0, left - len(document))
-    return train, val
+    """(train, val): the last tenth of the one document is for validation, as in nanoGPT."""
+    (text,) = documents
+    return [text[: int(len(text) * 0.9)]], [text[int(len(text) * 0.9) :]]
 
 
 def spread_tenth(documents):
@@ -138,16 +132,11 @@ def write(folder, documents, tokenizer_name, source, split=spread_tenth, val=Non
         print(f"note: the validation split has {share:.1%} of the characters; about a tenth is usual")
     several = len(train) > 1 or len(val) > 1
     encoding = tokenizer.create(tokenizer_name, ("\n" if several else "").join(documents))
+    separator = encoding.encode("\n" if several else "") if encoding.end_of_text is None else [encoding.end_of_text]
     dtype = "uint16" if encoding.vocab_size <= 1 << 16 else "uint32"
     on_disk = np.dtype(dtype).newbyteorder("<")
-    separator = []
-    if several:
-        separator = encoding.encode("\n") if encoding.end_of_text is None else [encoding.end_of_text]
-    meta = {
-        "dtype": dtype,
-        "vocab_size": encoding.vocab_size,
-        "source": {"name": source, "sha256": sha256_of(document.encode("utf-8") for document in documents)},
-    }
+    meta = {"dtype": dtype, "vocab_size": encoding.vocab_size, "tokenizer": encoding.spec()}
+    meta["source"] = {"name": source, "sha256": sha256_of(document.encode("utf-8") for document in documents)}
     folder.mkdir(parents=True, exist_ok=True)
     with tqdm(total=text_size, unit="char", unit_scale=True, desc=f"preparing {folder.name}", leave=False) as bar:
         for name, part in (("train", train), ("val", val)):
@@ -159,13 +148,9 @@ def write(folder, documents, tokenizer_name, source, split=spread_tenth, val=Non
                         bar.update(len(piece))
                     if n < len(part) - 1:
                         tokens += file.write(np.array(separator, on_disk))
-            meta[name] = {
-                "tokens": tokens // on_disk.itemsize,
-                "characters": sum(map(len, part)) + len(part) - 1,
-                "sha256": sha256_of_file(partial),
-            }
+            meta[name] = {"tokens": tokens // on_disk.itemsize, "characters": sum(map(len, part)) + len(part) - 1}
+            meta[name]["sha256"] = sha256_of_file(partial)
             os.replace(partial, folder / f"{name}.bin")
-    meta["tokenizer"] = encoding.spec()
     publish(folder / "meta.json", json.dumps(meta, indent=1).encode())
     counts = ", ".join(f"{name} {meta[name]['tokens']:,}" for name in ("train", "val"))
     print(f"{folder.name}: {text_size:,} characters as {tokenizer_name} tokens ({counts}; vocabulary {encoding.vocab_size:,})")
@@ -181,7 +166,6 @@ class Dataset:
     """Token ids, mapped from disk."""
     val: np.ndarray
     tokenizer: tokenizer.Tokenizer
-    vocab_size: int
     hashes: dict
     """sha256 of train.bin (None if it was not computed) and val.bin: losses compare only if they are the same."""
     tokens_per_character: float | None
@@ -220,22 +204,19 @@ def load(name, block_size):
     if (folder / "meta.json").exists():
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-            encoding, vocab_size, dtype = tokenizer.from_spec(meta["tokenizer"]), meta["vocab_size"], meta["dtype"]
+            encoding, dtype = tokenizer.from_spec(meta["tokenizer"]), meta["dtype"]
             tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
             hashes = {name: meta[name]["sha256"] for name in ("train", "val")}
-            if dtype not in ("uint16", "uint32") or vocab_size != encoding.vocab_size:
-                raise KeyError(f"dtype {dtype}, vocab_size {vocab_size}")
+            if dtype not in ("uint16", "uint32") or meta["vocab_size"] != encoding.vocab_size:
+                raise KeyError(f"dtype {dtype}, vocab_size {meta['vocab_size']}")
         except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
             raise ValueError(f"{folder / 'meta.json'} is damaged ({error!r}): prepare the dataset again") from None
     elif (folder / "meta.pkl").exists():
-        raise ValueError(
-            f"{folder} has a meta.pkl and no meta.json: a pickle can run any code, so it is never read; "
-            "prepare the dataset again, or delete meta.pkl if the ids are GPT-2's"
-        )
+        raise ValueError(f"{folder} has a meta.pkl and no meta.json: a pickle can run any code, so it is never read; "
+                         "prepare the dataset again, or delete meta.pkl if the ids are GPT-2's")
     else:  # nanoGPT's files without a meta.pkl hold GPT-2 tokens
         meta, dtype, tokens_per_character = {}, "uint16", None
-        encoding = tokenizer.create("gpt2")
-        vocab_size, hashes = encoding.vocab_size, {"train": None, "val": sha256_of_file(folder / "val.bin")}
+        encoding, hashes = tokenizer.create("gpt2"), {"train": None, "val": sha256_of_file(folder / "val.bin")}
     splits = {}
     for split_name in ("train", "val"):
         path = folder / f"{split_name}.bin"
@@ -244,15 +225,12 @@ def load(name, block_size):
         if size % width or size // width != expected:
             raise ValueError(f"{path} has {size:,} bytes, not {width} for each of {expected:,} tokens: prepare it again")
         if size // width <= block_size:
-            raise ValueError(
-                f"{path} has {size // width:,} tokens, but block_size={block_size} needs at least {block_size + 1:,}: "
-                "use more text or a smaller block_size"
-            )
+            raise ValueError(f"{path} has {size // width:,} tokens, but block_size={block_size} needs at least "
+                             f"{block_size + 1:,}: use more text or a smaller block_size")
         splits[split_name] = tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
-        if (largest := int(tokens.max())) >= vocab_size:
-            raise ValueError(f"{path} has token id {largest}, but the vocabulary has {vocab_size}: prepare it again")
-    return Dataset(**splits, tokenizer=encoding, vocab_size=vocab_size, hashes=hashes,
-                   tokens_per_character=tokens_per_character)
+        if (largest := int(tokens.max())) >= encoding.vocab_size:
+            raise ValueError(f"{path} has token id {largest}, but the vocabulary has {encoding.vocab_size}: prepare it again")
+    return Dataset(**splits, tokenizer=encoding, hashes=hashes, tokens_per_character=tokens_per_character)
 
 
 def random_batch(tokens, batch_size, block_size, rng):

@@ -32,8 +32,7 @@ class Sampling:
         at_least(0, self, "temperature", "top_k")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p={self.min_p} must be between 0 and 1")
+        at_least(0, self, "min_p", most=1)
         if not 0 < self.repetition_penalty < math.inf:
             raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0")
 
@@ -226,7 +225,7 @@ class Session:
 
 
 @torch.no_grad()
-def stream(session, max_new_tokens, sampling, random, *, vocab_size=None, guess=None):
+def stream(session, max_new_tokens, sampling, random, vocab_size=None, guess=None):
     """Continue the texts: yield (ids (B,), logits (B, V)) of one token after another.
 
     random: a RandomStream. Ids from vocab_size on are never sampled: the padding of a vocabulary has no text.

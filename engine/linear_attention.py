@@ -1,6 +1,5 @@
 """How attention.linear stays O(T): chunks, and a sum that is handed from one to the next. Skip at a first reading."""
 
-import itertools
 import math
 
 import torch
@@ -13,28 +12,17 @@ def chunked(q, k, v, feature, past, chunk):
     q (B, H, Tq, D), k, v (B, H, Tk, D). past: that sum for what came before k and v, or None. Within a chunk all pairs
     are compared; between chunks only the running sum is handed on.
     """
-    # A CPU takes a few heads at a time: allocating memory for all of them at once would cost as much as the products.
-    B, H = q.shape[:2]
-    heads = max(1, 2**20 // v[0, 0].numel()) if q.device.type == "cpu" else B * H
-    parts = zip(*(x.flatten(0, 1).split(heads) for x in (q, k, v)))
-    pasts = itertools.repeat(None) if past is None else past.flatten(0, 1).split(heads)
-    y, sums = zip(*(chunked_heads(*part, feature, past, chunk) for part, past in zip(parts, pasts)))
-    return torch.cat(y).unflatten(0, (B, H)), torch.cat(sums).unflatten(0, (B, H))
-
-
-def chunked_heads(q, k, v, feature, past, chunk):
-    """chunked for q, k, v (heads, T, D) and past (heads, features, D + 1) or None."""
-    dtype, Tq, before_q = v.dtype, q.shape[1], k.shape[1] - q.shape[1]
+    dtype, Tq, earlier = v.dtype, q.shape[2], k.shape[2] - q.shape[2]
     q, k, v = featured(q, k, v, feature)
-    past = (0 if past is None else past) + k[:, :before_q].mT @ v[:, :before_q]  # keys before all queries: only their sum
+    past = (0 if past is None else past) + k[:, :, :earlier].mT @ v[:, :, :earlier]  # keys before all queries: only their sum
     chunk = min(chunk, Tq)
     end = -Tq % chunk
-    q, k, v = (F.pad(x, (0, 0, 0, end)) if end else x for x in (q, k[:, before_q:], v[:, before_q:]))
-    q, k, v = (x.unflatten(1, (-1, chunk)) for x in (q, k, v))  # (heads, chunks, chunk, ...)
-    sums = k.mT @ v  # (heads, chunks, features, D + 1)
-    before = torch.cat([past[:, None], sums[:, :-1]], dim=1).cumsum(1)
-    y = ((q @ k.mT).tril_() @ v).add_(q @ before).flatten(1, 2)[:, :Tq]  # without the padding, whose weights are all 0
-    return normalized(y).to(dtype), before[:, -1] + sums[:, -1]
+    q, k, v = (F.pad(x, (0, 0, 0, end)) if end else x for x in (q, k[:, :, earlier:], v[:, :, earlier:]))
+    q, k, v = (x.unflatten(2, (-1, chunk)) for x in (q, k, v))  # (B, H, chunks, chunk, ...)
+    sums = k.mT @ v  # (B, H, chunks, features, D + 1)
+    before = torch.cat([past[:, :, None], sums[:, :, :-1]], dim=2).cumsum(2)
+    y = ((q @ k.mT).tril_() @ v).add_(q @ before).flatten(2, 3)[:, :, :Tq]  # without the padding, whose weights are all 0
+    return normalized(y).to(dtype), before[:, :, -1] + sums[:, :, -1]
 
 
 def featured(q, k, v, feature):

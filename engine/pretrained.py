@@ -27,10 +27,8 @@ def load(folder):
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return gpt2_config(config, folder), gpt2_weights(read_tensors(folder / "model.safetensors"))
     except (OSError, json.JSONDecodeError, KeyError, SafetensorError) as error:
-        raise ValueError(
-            f"{folder} is not a whole GPT-2 ({type(error).__name__}: {error}): it needs config.json and model.safetensors, "
-            "not truncated, and not the placeholder that git leaves without git lfs"
-        ) from error
+        raise ValueError(f"{folder} is not a whole GPT-2 ({type(error).__name__}: {error}): it needs config.json and "
+                         "model.safetensors, and not the placeholders that git leaves without git lfs") from error
 
 
 def gpt2_config(config, folder):
@@ -40,11 +38,9 @@ def gpt2_config(config, folder):
     for name, known in KNOWN.items():
         if config.get(name, known[0]) not in known:
             raise ValueError(f"{folder} has {name}={config[name]}, which is not built here: only {known[0]} is")
-    return dict(
-        block_size=config["n_positions"], vocab_size=config["vocab_size"], n_layer=config["n_layer"],
-        n_head=config["n_head"], n_embd=config["n_embd"],
-        mlp="gelu" if config.get("activation_function") == "gelu" else "gelu_tanh",
-    )
+    same = {name: config[name] for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
+    mlp = "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh"
+    return same | {"block_size": config["n_positions"], "mlp": mlp}
 
 
 def gpt2_weights(tensors):
@@ -66,12 +62,10 @@ def download(name):
         raise ValueError(f"{name!r} is neither a folder nor one of {', '.join(GPT2)}")
     try:
         from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(f"openai-community/{name}", allow_patterns=["config.json", "model.safetensors"]))
     except ImportError:
         raise ValueError(f"downloading {name} needs huggingface_hub: pip install huggingface_hub") from None
-    try:
-        return Path(snapshot_download(f"openai-community/{name}", allow_patterns=["config.json", "model.safetensors"]))
     except Exception as error:  # no network, a proxy, a full disk: the hub has an exception for each
-        raise ValueError(
-            f"cannot download {name} ({type(error).__name__}): connect to the internet, or give a folder that holds its "
-            "config.json and model.safetensors"
-        ) from error
+        raise ValueError(f"cannot download {name} ({type(error).__name__}): connect to the internet, or give a folder "
+                         "that holds its config.json and model.safetensors") from error

@@ -34,14 +34,10 @@ def start(device):
 
 def first_alone(function):
     """function() in the first process, and then in the others."""
-    if world_size() == 1:
-        return function()
-    if rank() > 0:
+    result = function() if rank() == 0 else None
+    if world_size() > 1:
         dist.barrier()
-    result = function()
-    if rank() == 0:
-        dist.barrier()
-    return result
+    return result if rank() == 0 else function()
 
 
 def broadcast(value):

@@ -73,10 +73,8 @@ class Int8(nn.Module):
 
 def linears(model):
     """(parent module, name, layer) of all layers that multiply by a weight."""
-    return [
-        (parent, name, layer) for parent in model.modules() for name, layer in parent.named_children()
-        if isinstance(layer, nn.Linear | Packed | Int8)
-    ]
+    children = ((parent, name, layer) for parent in model.modules() for name, layer in parent.named_children())
+    return [child for child in children if isinstance(child[2], nn.Linear | Packed | Int8)]
 
 
 @torch.no_grad()

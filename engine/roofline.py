@@ -57,12 +57,7 @@ def best_dtype(device, width):
 def bandwidth(device):
     """Bytes per second that all cores of a CPU, or a GPU, read from memory: the best of a few sums of 256 MB."""
     memory = torch.zeros(2**26, device=device)
-    return memory.nbytes / least_seconds(lambda: memory.sum(), device)
-
-
-def utilization(tokens_per_s, flops_per_token, peak):
-    """Model FLOPs utilization (MFU): the share of the peak that a model's own operations take up."""
-    return tokens_per_s * flops_per_token / peak
+    return memory.nbytes / min(seconds_of(lambda: memory.sum(), device) for _ in range(4))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -81,11 +76,6 @@ def seconds_of(function, device):
     function()
     synchronize(device)
     return time.perf_counter() - start
-
-
-def least_seconds(function, device, times=4):
-    """The shortest time of several calls."""
-    return min(seconds_of(function, device) for _ in range(times))
 
 
 def take_turns(functions, repeats, device):
@@ -130,33 +120,27 @@ CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_i
 
 def cpu_flags():
     """Those of CPU_FLAGS that this processor has; empty where the system does not list them."""
-    with contextlib.suppress(OSError):
-        found = Path("/proc/cpuinfo").read_text().split()
-        return [flag for flag in CPU_FLAGS if flag in found]
-    return []
+    listed = Path("/proc/cpuinfo")
+    found = listed.read_text().split() if listed.exists() else ()
+    return [flag for flag in CPU_FLAGS if flag in found]
 
 
 def machine(device):
     """The machine, its limits, the command and the date, to be stored beside a measurement."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError):
-        names = [line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+        names = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
         name = f"{names[0]}, {os.cpu_count()} cores" if names else name
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of python -m tools.x
     return {
         "device": name, "cpu_flags": cpu_flags(), "threads": torch.get_num_threads(),
         "gb_per_s": round(bandwidth(device) / 1e9, 1),
         "gflops": {str(dtype)[6:]: round(peak_flops(device, dtype) / 1e9) for dtype in (torch.float32, torch.bfloat16)},
         "torch": torch.__version__, "python": platform.python_version(), "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", *command_line()]),
+        "command": shlex.join(["python", *(["-m", spec.name] if spec else sys.argv[:1]), *sys.argv[1:]]),
     }
-
-
-def command_line():
-    """What followed `python`: -m tools.x, or a script, and its arguments."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return ["-m", spec.name, *sys.argv[1:]] if spec else sys.argv
 
 
 def machine_line(report):

@@ -34,10 +34,6 @@ class ByteTokenizer(Tokenizer):
     def spec(self):
         return {"kind": "byte"}
 
-    @classmethod
-    def from_spec(cls, spec):
-        return cls()
-
 
 class CharTokenizer(Tokenizer):
     """One id for each character that the training text contains, in code point order, as nanoGPT's shakespeare_char."""
@@ -54,10 +50,8 @@ class CharTokenizer(Tokenizer):
         known = np.append(self.code_points, 0)[ids] == points
         if not known.all():
             where = int(known.argmin())
-            raise ValueError(
-                f"character {text[where]!r} (U+{points[where]:04X}) at position {where} is not one of the "
-                f"{self.vocab_size} characters of this tokenizer's training text"
-            )
+            raise ValueError(f"character {text[where]!r} (U+{points[where]:04X}) at position {where} is not one of the "
+                             f"{self.vocab_size} characters of this tokenizer's training text")
         return ids
 
     def token_bytes(self, token):
@@ -65,10 +59,6 @@ class CharTokenizer(Tokenizer):
 
     def spec(self):
         return {"kind": "char", "characters": self.characters}
-
-    @classmethod
-    def from_spec(cls, spec):
-        return cls(spec["characters"])
 
 
 def code_points(text):
@@ -85,9 +75,7 @@ class TiktokenTokenizer(Tokenizer):
 
     def encode(self, text, allow_special=False):
         """Ids of text. What looks like a special token is one only if you allow it: in data it is just characters."""
-        return self.encoding.encode_to_numpy(
-            text, allowed_special="all" if allow_special else set(), disallowed_special=()
-        )
+        return self.encoding.encode_to_numpy(text, allowed_special="all" if allow_special else set(), disallowed_special=())
 
     def token_bytes(self, token):
         try:
@@ -98,29 +86,19 @@ class TiktokenTokenizer(Tokenizer):
     def spec(self):
         """The whole encoding; `merges` is in tiktoken's own file format, a base64 token and its rank on each line."""
         encoding = self.encoding
+        merges = (f"{base64.b64encode(token).decode()} {rank}" for token, rank in encoding._mergeable_ranks.items())
         return {
-            "kind": "tiktoken",
-            "name": encoding.name,
-            "pattern": encoding._pat_str,
-            "special_tokens": encoding._special_tokens,
-            "merges": "\n".join(
-                f"{base64.b64encode(token).decode()} {rank}" for token, rank in encoding._mergeable_ranks.items()
-            ),
+            "kind": "tiktoken", "name": encoding.name, "pattern": encoding._pat_str,
+            "special_tokens": encoding._special_tokens, "merges": "\n".join(merges),
         }
 
     @classmethod
     def from_spec(cls, spec):
         import tiktoken
 
-        merges = (line.split() for line in spec["merges"].splitlines())
-        return cls(
-            tiktoken.Encoding(
-                name=spec["name"],
-                pat_str=spec["pattern"],
-                mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in merges},
-                special_tokens=spec["special_tokens"],
-            )
-        )
+        ranks = {base64.b64decode(token): int(rank) for token, rank in map(str.split, spec["merges"].splitlines())}
+        name, pattern, special = spec["name"], spec["pattern"], spec["special_tokens"]
+        return cls(tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special))
 
     @classmethod
     def from_name(cls, name):
@@ -132,19 +110,20 @@ class TiktokenTokenizer(Tokenizer):
         try:
             return cls(tiktoken.get_encoding(name))
         except Exception as error:  # no network, a proxy, a damaged cache
-            raise ValueError(
-                f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to the internet, "
-                "or set TIKTOKEN_CACHE_DIR to a folder that has its file"
-            ) from error
+            raise ValueError(f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to the internet, "
+                             "or set TIKTOKEN_CACHE_DIR to a folder that has its file") from error
 
 
-TOKENIZER = {"byte": ByteTokenizer, "char": CharTokenizer, "tiktoken": TiktokenTokenizer}
+FROM_SPEC = {
+    "byte": lambda spec: ByteTokenizer(), "char": lambda spec: CharTokenizer(spec["characters"]),
+    "tiktoken": TiktokenTokenizer.from_spec,
+}
 
 
 def from_spec(spec):
     """The tokenizer that a specification describes; ValueError if it describes none."""
     try:
-        return TOKENIZER[spec["kind"]].from_spec(spec)
+        return FROM_SPEC[spec["kind"]](spec)
     except (KeyError, TypeError) as error:
         raise ValueError(f"not a tokenizer specification that this version knows: {str(spec)[:80]}") from error
 
@@ -153,6 +132,4 @@ def create(name, text=""):
     """A tokenizer by its name: char (learned from text), byte, or one of tiktoken's encodings, such as gpt2."""
     if name == "char":
         return CharTokenizer(text)
-    if name == "byte":
-        return ByteTokenizer()
-    return TiktokenTokenizer.from_name(name)
+    return ByteTokenizer() if name == "byte" else TiktokenTokenizer.from_name(name)

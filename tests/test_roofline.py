@@ -6,9 +6,8 @@ import torch
 from engine import roofline
 
 
-def test_utilization():
-    """Catches a share of the roof that is not operations per second over operations per second, and no roof at all."""
-    assert roofline.utilization(tokens_per_s=50.0, flops_per_token=2e9, peak=4e11) == 0.25
+def test_peak_flops():
+    """Catches no roof at all."""
     assert 1e8 < roofline.peak_flops(torch.device("cpu"), torch.float32) < 1e15
 
 

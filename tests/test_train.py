@@ -96,7 +96,7 @@ def test_mfu_of_a_fake_clock(poem, tmp_path, monkeypatch):
     settings = SMALL | dict(dataset=poem, max_iters=6, log_interval=3, eval_interval=6, eval_iters=1, write_tokens=0)
     config = TrainConfig(**settings, out_dir=str(tmp_path))
     train(config)
-    model = GPT(config.model_config(dataset.load(poem, config.block_size).vocab_size))
+    model = GPT(config.model_config(dataset.load(poem, config.block_size).tokenizer.vocab_size))
     tokens = 3 * config.batch_size * config.block_size  # in one second
     for record in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines()):
         assert record["tokens_per_s"] == tokens and record["mfu"] == round(tokens * model.flops_per_token() / 1e9, 4) > 0
@@ -148,7 +148,7 @@ def test_a_run_is_the_loop_that_its_settings_describe(poem, tmp_path):
     train(config)
     data = dataset.load(poem, 16)
     torch.manual_seed(config.seed)
-    model = GPT(config.model_config(data.vocab_size))
+    model = GPT(config.model_config(data.tokenizer.vocab_size))
     first, second = ({name: torch.zeros_like(p) for name, p in model.named_parameters()} for _ in range(2))
     for step in range(5):
         gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -278,7 +278,7 @@ def test_zero_steps_write_the_untrained_model(poem, tmp_path):
     """Catches --max_iters=0 that writes nothing, or something trained."""
     train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path), max_iters=0))
     assert checkpoint.find(tmp_path).name == "step_000000"
-    assert abs(metrics(tmp_path)[0]["val_loss"] - math.log(dataset.load(poem, 8).vocab_size)) < 1e-4
+    assert abs(metrics(tmp_path)[0]["val_loss"] - math.log(dataset.load(poem, 8).tokenizer.vocab_size)) < 1e-4
 
 
 def test_eval_only_changes_nothing(poem, tmp_path):
@@ -295,7 +295,7 @@ def test_full_validation_loss(poem):
     """Catches padding that is counted, and tokens that are not: the loss of the whole split, worked out in one pass."""
     config = TrainConfig(**SMALL | dict(batch_size=3), dataset=poem, eval_iters="full")
     data = dataset.load(poem, 16)
-    model = GPT(config.model_config(data.vocab_size))
+    model = GPT(config.model_config(data.tokenizer.vocab_size))
     torch.nn.init.normal_(model.lm_head.weight)
     tokens = torch.from_numpy(data.val.astype("int64"))
     total = sum(

@@ -23,7 +23,7 @@ from tqdm import tqdm
 from engine import benchmark, configure
 from engine.checks import at_least
 from engine.optimizer import make_optimizer, training_step
-from engine.roofline import machine, peak_bytes, take_turns, utilization
+from engine.roofline import machine, peak_bytes, take_turns
 from model import GPT, GPTConfig
 
 NANOGPT_COMMAND = {  # nanoGPT's README, "I only have a macbook" (it evaluates 20 batches every 250 steps) and "I have a GPU"
@@ -74,12 +74,10 @@ def time_to_loss(config, device, folder):
             peer = {"seconds": seconds, "curve": curve_of(lines, "val loss"), "command": shlex.join(theirs)}
     interval = max(1, last["step"] // 8)
     _, _, lines = benchmark.timed([*preset, f"--eval_interval={interval}", f"--out_dir={folder / 'curve'}"])
-    report = {"runs": runs, "curve": curve_of(lines, "validation loss")}
-    report["summary"] = {"median seconds": statistics.median(run["seconds"] for run in runs)}
+    report, median = {"runs": runs, "curve": curve_of(lines, "validation loss")}, statistics.median(r["seconds"] for r in runs)
     if peer:
-        report["nanogpt"] = peer
-        report["summary"] |= {"nanoGPT's": peer["seconds"], "ratio": peer["seconds"] / report["summary"]["median seconds"]}
-    return report
+        report["nanogpt"], peer = peer, {"nanoGPT's": peer["seconds"], "ratio": peer["seconds"] / median}
+    return report | {"summary": {"median seconds": median, **peer}}
 
 
 def curve_of(lines, name):
@@ -113,7 +111,7 @@ def compare_steps(config, name, device, dtype, peak):
     for who, size, times in zip(steps, memory, zip(*rounds)):
         seconds = statistics.median(times)
         ratio = statistics.median(own / lookback for own, (lookback, *_) in zip(times, rounds))
-        mfu = utilization(x.numel() / seconds, model.flops_per_token(), peak)
+        mfu = x.numel() / seconds * model.flops_per_token() / peak
         rows.append({"shape": name, "model": who, "tokens": x.numel(), "ms": seconds * 1e3, "MB": size / 1e6, "MFU": mfu,
                      "time / ours": ratio})
     return rows
