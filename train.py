@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from attention import ATTENTION
-from engine import checkpoint, configure, dataset, pretrained, processes, roofline, tracking
+from engine import checkpoint, configure, dataset, pretrained, processes, roofline
 from engine.checks import at_least
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
@@ -183,9 +183,9 @@ def train(config):
     model.to(device)
     step = trainer["step"] if trainer else 0
     dtype = config.dtype if config.dtype != "auto" else (trainer or {}).get("dtype", roofline.best_dtype(device, config.n_embd))
-    dtype = getattr(torch, dtype)  # a resumed run keeps what auto was, also on another processor
-    autocast = torch.autocast(device.type, dtype) if dtype != torch.float32 else nullcontext()
-    optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
+    # A resumed run keeps what auto was, also on another processor.
+    autocast = torch.autocast(device.type, getattr(torch, dtype)) if dtype != "float32" else nullcontext()
+    optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == "float16")
     if trainer:
         optimizer.load_state_dict(trainer["optimizer"])
         if trainer["scaler"]:  # empty if the run was in another dtype
@@ -195,34 +195,32 @@ def train(config):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 has another name for an argument that older ones need
         ddp = DistributedDataParallel(net, broadcast_buffers=False) if world_size > 1 else net  # averages gradients
-    peak, flops_per_token = roofline.peak_flops(device, dtype) * world_size, model.flops_per_token()
+    flops_per_token, peak = model.flops_per_token(), roofline.peak_flops(device, getattr(torch, dtype)) * world_size
     print0(
         f"{model.num_params():,} parameters, {config.n_layer} layers of width {config.n_embd}; "
         f"{len(data.train):,} training tokens of {config.dataset}, vocabulary {data.tokenizer.vocab_size:,}\n"
-        f"device {device}, {str(dtype).removeprefix('torch.')}, {'compiled' if compiled else 'not compiled'}, "
+        f"device {device}, {dtype}, {'compiled' if compiled else 'not compiled'}, "
         f"{world_size} {'process' if world_size == 1 else 'processes'}; "
         f"{config.batch_size} x {config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches a step"
     )
 
     # ---- what is written: checkpoints, metrics.jsonl, wandb
     out_dir, writes = Path(config.out_dir), rank == 0 and not config.eval_only
-    wandb = tracking.start_wandb(config) if config.wandb_log and rank == 0 else None
+    wandb = start_wandb(config) if config.wandb_log and rank == 0 else None
     last_line = checkpoint.start_run(out_dir, step, resumed=trainer is not None) if writes else {}
     last_line = processes.broadcast(last_line)  # all must agree on what is left to do
     started -= last_line.get("wall_s", 0.0)
 
     def not_finite(what):
-        return FloatingPointError(
-            f"{what} at step {step}: stopped, {checkpoint.what_remains(out_dir, step)}. "
-            "Try a lower learning_rate, more warmup_iters, grad_clip=1 or dtype=float32"
-        )
+        return FloatingPointError(f"{what} at step {step}: stopped, {checkpoint.what_remains(out_dir, step)}. Try a lower "
+                                  "learning_rate, more warmup_iters, grad_clip=1 or dtype=float32")
 
     def save():
         if not all(p.isfinite().all() for p in model.parameters()):
             raise not_finite("weights that are not finite")
         if writes:
-            state = {"step": step, "optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "record": record}
-            state["dtype"] = str(dtype).removeprefix("torch.")
+            state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+            state |= {"step": step, "record": record, "dtype": dtype}
             checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes)
 
     def evaluate():
@@ -260,7 +258,7 @@ def train(config):
                     raise not_finite(f"loss {loss.item():.4g}")
                 speed = tokens_seen / (time.perf_counter() - clock)
                 if speed * flops_per_token > peak:  # which was measured in a busy moment
-                    peak = max(roofline.peak_flops(device, dtype) * world_size, speed * flops_per_token)
+                    peak = max(roofline.peak_flops(device, getattr(torch, dtype)) * world_size, speed * flops_per_token)
                 mfu = speed * flops_per_token / peak  # model FLOPs utilization
                 record = {"step": step, "train_loss": loss.item(), "lr": lr}
                 record |= {"tokens_per_s": round(speed, 1), "mfu": round(mfu, 4)}
@@ -390,6 +388,18 @@ def model_to_finetune(config, data):
     if ignored:
         print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")
     return model
+
+
+def start_wandb(config):
+    """A run of Weights & Biases, with wandb's own settings; ValueError if it is not installed."""
+    try:
+        import wandb
+
+        return wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, config=asdict(config))
+    except ImportError:
+        raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
+    except wandb.errors.Error as error:
+        raise ValueError(f"wandb: {error} (or set WANDB_MODE=offline)") from None
 
 
 def padded(vocab_size):

@@ -104,10 +104,18 @@ def what_remains(out_dir, before=math.inf):
 
 
 def start_run(out_dir, step, resumed):
-    """Prepare out_dir for a run from this step on; returns the last line of metrics.jsonl that stays, as a dict, or {}."""
+    """Prepare out_dir for a run from this step on; returns the last line of metrics.jsonl that stays, as a dict, or {}.
+
+    A new run must neither mix with an earlier one nor destroy it: what is there moves to out_dir/previous-N.
+    """
     out_dir.mkdir(parents=True, exist_ok=True)
-    if not resumed:
-        set_aside(out_dir)
+    earlier = [path for path in (*every(out_dir), out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
+    if earlier and not resumed:
+        folder = next(path for n in itertools.count(1) if not (path := out_dir / f"previous-{n}").exists())
+        folder.mkdir()
+        for path in earlier:
+            path.rename(folder / path.name)
+        print(f"moved the earlier run in {out_dir} to {folder}")
     best(out_dir)  # ValueError now, and not after the first evaluation, if it is damaged
     path = out_dir / "metrics.jsonl"
     try:
@@ -118,17 +126,6 @@ def start_run(out_dir, step, resumed):
     if kept != lines:
         publish(path, "".join(kept).encode())
     return json.loads(kept[-1]) if kept else {}
-
-
-def set_aside(out_dir):
-    """Move an earlier run in out_dir to out_dir/previous-N: a new run must neither mix with it nor destroy it."""
-    leftovers = [path for path in (*every(out_dir), out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
-    if leftovers:
-        folder = next(path for n in itertools.count(1) if not (path := out_dir / f"previous-{n}").exists())
-        folder.mkdir()
-        for path in leftovers:
-            path.rename(folder / path.name)
-        print(f"moved the earlier run in {out_dir} to {folder}")
 
 
 def find(out_dir, which="latest"):

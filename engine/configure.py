@@ -53,7 +53,7 @@ def parse(cls, argv, base=None):
         # tyro's message as one line: what stands between the top of its box and the first rule
         lines = [line.strip("│ ") for line in errors.getvalue().splitlines() if line.startswith("│")]
         lines = itertools.takewhile(lambda line: not line.startswith("──"), lines)
-        raise ValueError(re.sub(r"\s+", " ", " ".join(lines))) from None
+        raise ValueError(re.sub(r"\s+", " ", " ".join(lines)).removeprefix(f"Error parsing {cls.__name__}: ")) from None
     if not unknown:
         return config
     if not unknown[0].startswith("--"):

@@ -61,15 +61,11 @@ class DownloadSettings:
 
 
 def prepare_download(folder, tokenizer_name, url, sha256):
-    """The whole of a prepare.py for a text that is one file on the web: [--input FILE]."""
+    """The whole of a prepare.py for a text that is one file on the web: [--input FILE]. The last tenth is for validation."""
     path = configure.parse(DownloadSettings, sys.argv[1:]).input or download(url, sha256, folder / "input.txt")
-    write(folder, [read_text(path)], tokenizer_name, path.name, split=last_tenth)
-
-
-def last_tenth(documents):
-    """(train, val): the last tenth of the one document is for validation, as in nanoGPT."""
-    (text,) = documents
-    return [text[: int(len(text) * 0.9)]], [text[int(len(text) * 0.9) :]]
+    text = read_text(path)
+    end = int(len(text) * 0.9)  # as nanoGPT cuts it
+    write(folder, [text[:end]], tokenizer_name, path.name, val=[text[end:]])
 
 
 def spread_tenth(documents):
@@ -90,11 +86,8 @@ def spread_tenth(documents):
         return train, val
     size, train, val = max(1, total // 10), [], []
     for document in documents:
-
-        def line_end(position):
-            """The end of the line at position, if it is near."""
-            found = document.find("\n", position, position + size // 20) + 1
-            return found or position
+        def line_end(position):  # if it is near
+            return document.find("\n", position, position + size // 20) + 1 or position
 
         starts = [0, *(line_end(start) for start in range(size, len(document), size)), len(document)]
         cuts = [line_end(end - (end - start) // 10) for start, end in zip(starts, starts[1:])]
@@ -115,14 +108,15 @@ def pieces(text, size=1 << 20):
         start = end
 
 
-def write(folder, documents, tokenizer_name, source, split=spread_tenth, val=None):
+def write(folder, documents, tokenizer_name, source, val=None):
     """Tokenize documents (a list of str) into folder: train.bin, val.bin, and last meta.json. source: where they come from.
 
-    split(documents) -> train and validation documents; val: validation documents, in place of a split. Documents are
-    separated by the tokenizer's end-of-text id, or else by a newline.
+    val: documents for validation; None: about a tenth of documents. They are separated by the tokenizer's end-of-text id,
+    or else by a newline.
     """
     folder = Path(folder)
-    train, val = ([text for text in part if text] for part in ((documents, val) if val else split([*filter(None, documents)])))
+    documents = [*filter(None, documents)]
+    train, val = (documents, [*filter(None, val)]) if val else spread_tenth(documents)
     documents = [*train, *val]
     text_size = sum(map(len, documents))
     if not (sum(map(len, train)) and sum(map(len, val))):

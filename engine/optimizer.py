@@ -122,10 +122,8 @@ def make_optimizer(model, config):
     vectors = [p for p in named.values() if p.dim() < 2]
     adamw = dict(kind="adamw", betas=(config.beta1, config.beta2))
     if config.optimizer == "adamw":
-        groups = [
-            dict(params=list(matrices.values()), lr=config.learning_rate, weight_decay=config.weight_decay, **adamw),
-            dict(params=vectors, lr=config.learning_rate, weight_decay=0.0, **adamw),
-        ]
+        groups = [dict(params=list(matrices.values()), lr=config.learning_rate, weight_decay=config.weight_decay, **adamw),
+                  dict(params=vectors, lr=config.learning_rate, weight_decay=0.0, **adamw)]
     else:
         head = [matrices.pop("lm_head.weight")] if "lm_head.weight" in matrices else []
         blocks = [matrices.pop(name) for name in list(matrices) if name.startswith("transformer.h.")]

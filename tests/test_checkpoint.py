@@ -109,10 +109,10 @@ def test_an_earlier_run_is_set_aside(tmp_path):
         saved(tmp_path, number)
         (tmp_path / "metrics.jsonl").write_text("{}\n")
         (tmp_path / "notes.txt").write_text("mine")
-        checkpoint.set_aside(tmp_path)
+        assert checkpoint.start_run(tmp_path, 0, resumed=False) == {}
         assert checkpoint.find(tmp_path / f"previous-{number}").name == f"step_00000{number}"
         assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["notes.txt"]
-    checkpoint.set_aside(tmp_path)
+    checkpoint.start_run(tmp_path, 0, resumed=False)
     assert not (tmp_path / "previous-3").exists()
 
 

@@ -20,9 +20,9 @@ from engine import tokenizer as tokenizer_module
 def test_written_and_read_back(tmp_path):
     """Catches lost or reordered text, a wrong split, and a meta.json that does not say what the files are."""
     text = POEM * 5 + "the end"
-    dataset.write(tmp_path, [text], "char", "poem.txt", split=dataset.last_tenth)
-    data, meta = dataset.load(str(tmp_path), 8), json.loads((tmp_path / "meta.json").read_text())
     border = int(0.9 * len(text))
+    dataset.write(tmp_path, [text[:border]], "char", "poem.txt", val=[text[border:]])
+    data, meta = dataset.load(str(tmp_path), 8), json.loads((tmp_path / "meta.json").read_text())
     assert data.tokenizer.decode(data.train.tolist()) == text[:border]
     assert data.tokenizer.decode(data.val.tolist()) == text[border:]
     assert meta["dtype"] == "uint16" and data.tokenizer.vocab_size == len(set(text)) == meta["vocab_size"]
@@ -96,11 +96,11 @@ def test_documents_end_with_the_end_of_text(tmp_path, gpt2_files):
     assert (dataset.load(str(tmp_path), 2).train == 50256).sum() == 2
 
 
-def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files):
+def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files, monkeypatch):
     """Catches tokens that differ from those nanoGPT's own prepare.py writes for tiny Shakespeare (its README's counts)."""
-    text = dataset.read_text(tiny_shakespeare)
+    monkeypatch.setattr("sys.argv", ["prepare.py", f"--input={tiny_shakespeare}"])
     for name, counts in (("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059))):
-        dataset.write(tmp_path / name, [text], name, "input.txt", split=dataset.last_tenth)
+        dataset.prepare_download(tmp_path / name, name, "https://nowhere", "")
         data = dataset.load(str(tmp_path / name), 8)
         assert (len(data.train), len(data.val)) == counts
 

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from attention import ATTENTION, FEATURE, CausalSelfAttention, fused, linear, masked_fill, tiled
+from attention import ATTENTION, FEATURE, fused, linear, masked_fill, tiled
 from engine import benchmark, configure
 from engine.roofline import machine, peak_bytes, seconds_of, take_turns
 from masks import VISIBLE, sliding_window
@@ -90,7 +90,7 @@ def measure_paths(config, device):
 
 
 def compare_paths(config, device):
-    """What the shortcuts gain at the two longest lengths, and what a token costs late in a text: ratios of two figures."""
+    """What the shortcuts gain at the two longest lengths: ratios of two figures."""
     long, longest = config.lengths()[-2:]
     windowed = functools.partial(fused, visible=sliding_window(config.window))
 
@@ -101,9 +101,6 @@ def compare_paths(config, device):
         f"time of fused / sliding_window({config.window}), T = {long}": times(fused, windowed, long),
         f"time of fused / linear, T = {longest}": times(fused, linear, longest),
     }
-    late, early = max(long, 2 * config.window), 2 * config.window
-    for about, settings in ("linear", {"attention": "linear"}), ("sliding_window", {"window": config.window}):
-        rounds[f"time of a token with {about}, position {late} / {early}"] = [decoding(config, device, late, early, settings)]
     if 4 * 4 * B * H * long**2 < half_memory(device):  # masked_fill's scores, weights and the gradients of both
         memory = [peak_bytes(call_of(path, config, device, long), device) for path in (masked_fill, tiled)]
         rounds[f"memory of masked_fill / tiled, T = {long}"] = [memory]
@@ -112,16 +109,6 @@ def compare_paths(config, device):
         ratios = [first / second for first, second in pairs]
         found.append({"what": what, "ratio": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)})
     return found
-
-
-@torch.no_grad()
-def decoding(config, device, late, early, settings):
-    """Median seconds of the tokens that a layer with these settings decodes around each of the two positions."""
-    dtype, side = getattr(torch, config.dtype), config.window // 2 + 1
-    layer = CausalSelfAttention(H * D, H, **settings).to(device, dtype)
-    x, cache = torch.randn(B, 1, H * D, device=device, dtype=dtype), layer.new_cache(B, late + side)
-    times = [seconds_of(lambda: layer(x, cache=cache), device) for _ in range(late + side)]
-    return [statistics.median(times[at - side : at + side]) for at in (late, early)]
 
 
 if __name__ == "__main__":
