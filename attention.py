@@ -409,7 +409,7 @@ def check_mechanism(attention, score="scaled_dot", normalize="softmax", window=N
     choose("attention", attention, ATTENTION | FEATURE)
     choose("score", score, SCORE)
     choose("normalize", normalize, NORMALIZE)
-    if attention not in ("naive", "masked_fill") and (score != "scaled_dot" or normalize != "softmax"):
+    if attention in ("tiled", "fused", *FEATURE) and (score != "scaled_dot" or normalize != "softmax"):
         wanted = f"score={score!r} with normalize={normalize!r}"
         raise ValueError(f"attention={attention!r} cannot do {wanted}: choose attention=masked_fill (or naive)")
     if attention in FEATURE and (window or visible != "causal"):
@@ -440,7 +440,9 @@ class CausalSelfAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.qk_norm, self.window = qk_norm, window
         self.visible = predicate(visible)
-        bias_of(self.visible, *positions(1, 1), torch.empty(1, n_head, 1, 1))  # ValueError if it is for other heads
+        bias = bias_of(self.visible, *positions(1, 1), torch.empty(1, n_head, 1, 1))  # ValueError if it is for other heads
+        if bias is not None and bias.requires_grad:
+            raise ValueError(f"visible={visible} has a learned bias, which no optimizer and no checkpoint would know of")
         if window:
             self.visible = sliding_window(window) if self.visible is causal else both(self.visible, sliding_window(window))
         self.attention = ATTENTION.get(attention)

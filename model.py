@@ -170,16 +170,17 @@ INIT = {"gpt2": gpt2_std, "zero_out": zero_out_std}
 
 
 def init_weights(model):
-    """Initialize a GPT: matrices normal with the std that INIT gives their layer, biases 0, LayerNorm scales 1."""
+    """Initialize a GPT: matrices normal with the std that INIT gives their layer, biases 0.
+
+    All else is what its module made it: scales of norms, and whatever a score has.
+    """
     std = INIT[model.config.init]
     for name, p in model.named_parameters():
         *_, layer, kind = name.split(".")
-        if layer == "score":  # learned scores initialize themselves
-            continue
-        if p.dim() >= 2:
-            nn.init.normal_(p, std=std(model.config, layer, fan_in=p.shape[1]))
-        else:
-            nn.init.constant_(p, 1.0 if kind == "weight" else 0.0)
+        if p.dim() >= 2 and ".score." not in name:
+            nn.init.normal_(p, std=std(model.config, layer, p.shape[1]))
+        elif kind == "bias" and ".score." not in name:
+            nn.init.zeros_(p)
 
 
 class Block(nn.Module):
@@ -314,9 +315,10 @@ class GPT(nn.Module):
         """Shorten the context of a loaded model, to fine-tune it on shorter sequences."""
         if block_size > self.config.block_size:
             raise ValueError(f"block_size={block_size} is longer than the model's {self.config.block_size}")
+        for name, p in list(self.transformer.wpe.named_parameters()):
+            if len(p) == self.config.block_size:  # one row for each position
+                setattr(self.transformer.wpe, name, nn.Parameter(p[:block_size].detach().clone()))
         self.config = replace(self.config, block_size=block_size)
-        if self.config.position == "learned":
-            self.transformer.wpe.weight = nn.Parameter(self.transformer.wpe.weight[:block_size].detach().clone())
 
     def context_start(self, T):
         """Where the context of a text of T tokens begins.

@@ -9,7 +9,6 @@ Reads nothing but the checkpoint folder. Text goes to the standard output; its s
 import codecs
 import contextlib
 import json
-import re
 import sys
 import time
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from attention import ATTENTION
 from engine import checkpoint, configure, quantization, roofline
 from engine import tokenizer as tokenizer_module
 from engine.checks import at_least
+from engine.configure import for_terminal
 from engine.decoding import Draft, RandomStream, Sampling, Session, compiled_decode, ngram, stream
 from engine.quantization import prepare_for_inference
 from model import GPT
@@ -186,9 +186,9 @@ class Printer:
             if self.as_json and writer.ended:
                 line = {"prompt": prompt, "text": writer.text, "ended": writer.ended}
                 line |= {"tokens": writer.tokens, "logprobs": writer.logprobs}
-                print(json.dumps(line, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"), flush=True)
+                print(for_terminal(json.dumps(line, ensure_ascii=sys.stdout.encoding.lower() != "utf-8")), flush=True)
             elif not self.as_json:
-                print("" if self.begun else prompt, for_terminal(writer.unshown()), sep="", end="", flush=True)
+                print(for_terminal(("" if self.begun else prompt) + writer.unshown()), end="", flush=True)
                 self.begun = True
             if not writer.ended:
                 return
@@ -202,13 +202,6 @@ class Printer:
         for _, writer in self.texts:
             writer.end("interrupted")
         self.show()
-
-
-def for_terminal(text):
-    """text, with control characters as \\x1b if it goes to a terminal, which would obey them; exact in files and pipes."""
-    if not sys.stdout.isatty():
-        return text
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 class Meter:
@@ -288,6 +281,8 @@ def make_guesser(config, model, tokenizer):
         return lambda random: None
     draft = model
     if config.draft != "ngram":
+        if not Path(config.draft).is_dir():
+            raise ValueError(f"draft={config.draft} is neither ngram nor a folder that train.py wrote")
         folder = checkpoint.find(config.draft)
         if checkpoint.load_tokenizer(folder).spec() != tokenizer.spec():
             raise ValueError(f"--draft={config.draft} has another tokenizer than the model: it must be the same")
@@ -368,8 +363,8 @@ def converse(config, model, tokenizer, guesser, about):
         import readline  # noqa: F401  (input() has a history then)
     if sys.stdin is None:
         raise ValueError("--interactive: the standard input is closed")
-    if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")  # only the line that is not UTF-8 is refused
+    if hasattr(sys.stdin, "reconfigure"):  # only a line that is not UTF-8 is refused
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline=None)
     device, session, step = model.lm_head.weight.device, None, compiled_step(config, model)
     writers, meter = [], Meter(model, about, step is not None)
     random = RandomStream([torch.Generator().manual_seed(config.seed)])

@@ -33,6 +33,7 @@ from tqdm import tqdm
 from attention import ATTENTION
 from engine import checkpoint, configure, dataset, pretrained, processes, roofline
 from engine.checks import at_least
+from engine.configure import for_terminal
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
 from model import GPT, MODERN, GPTConfig
@@ -237,17 +238,16 @@ def train(config):
             checkpoint.prune(out_dir, config.keep_checkpoints)
         return val_loss
 
+    if trainer and step >= config.max_iters:
+        print0(f"note: all max_iters={config.max_iters} steps are done: to train on, give a larger --max_iters")
+
     # ---- the loop
     begun, tokens_seen, clock, loss, lr = step, 0, time.perf_counter(), None, None
     record = (trainer or {}).get("record", {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None})
     owed = trainer and not (last_line.get("step") == step and "val_loss" in last_line)  # killed before its evaluation
     share = config.gradient_accumulation_steps // world_size
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
-    bar = tqdm(
-        desc="training", unit="step", total=step if config.eval_only else config.max_iters, initial=step, leave=False,
-        disable=rank > 0, mininterval=0.1 if sys.stderr.isatty() else 10,  # fewer lines in a log file
-    )
-    with bar:
+    with processes.bar(desc="training", unit="step", total=step if config.eval_only else config.max_iters, initial=step) as bar:
         while True:
             finished = config.eval_only or step >= config.max_iters
             evaluating = finished or (owed if step == begun else step % config.eval_interval == 0)
@@ -293,7 +293,7 @@ def train(config):
     if writes:
         print(f"{record['wall_s']:.0f} s in all; next: python sample.py --out_dir={shlex.quote(config.out_dir)}")
         if config.write_tokens:
-            print(f"Now it writes:\n---------------\n{sample_text(model, data, config)}\n---------------")
+            print(f"Now it writes:\n---------------\n{for_terminal(sample_text(model, data, config))}\n---------------")
     if wandb:
         wandb.finish()
     processes.stop()
@@ -322,7 +322,7 @@ def validation_loss(net, data, config, device, autocast):
         batches = (dataset.random_batch(data.val, config.batch_size, config.block_size, rng) for rng in rngs)
     net.eval()
     losses, tokens = [], []
-    for n, (x, y) in enumerate(tqdm(batches, "evaluating", count, leave=False, delay=2, disable=processes.rank() > 0)):
+    for n, (x, y) in enumerate(processes.bar(batches, "evaluating", count, delay=2)):
         if n % processes.world_size() == processes.rank():
             with autocast:
                 losses.append(net(x.to(device), y.to(device), only_loss=True)[1])
@@ -418,6 +418,8 @@ def sample_text(model, data, config):
 def settings(argv):
     """A TrainConfig from the command line; a resumed run starts from the settings that it was saved with."""
     presets, init_from = configure.presets(argv), configure.peek(argv, "init_from", TrainConfig.init_from)
+    if init_from not in ("scratch", "resume") and not configure.peek(argv, "dataset", ""):
+        raise ValueError(f"init_from={init_from}: --dataset is missing, the text to fine-tune it on")
     if init_from != "resume":
         if not argv or init_from != "scratch" and not presets:  # rates from scratch would destroy what a model has learned
             presets = [os.path.relpath(Path(__file__).parent / "config" / ("finetune.toml" if argv else "minute.toml"))]

@@ -74,11 +74,11 @@ def timed(command, cwd=ROOT):
     return time.perf_counter() - start, usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e6 / 1024), lines
 
 
-def examples(registry, number, **known):
-    """name(numbers) -> predicate for all of a registry of predicates; each number that is not known is the same."""
+def examples(registry, number, H):
+    """name(numbers) -> predicate for all of a registry of predicates: H for a parameter of that name, number for others."""
     found = {}
     for name, make in registry.items():
-        numbers = known.get(name, [number] * len(inspect.signature(make).parameters))
+        numbers = [H if parameter == "H" else number for parameter in inspect.signature(make).parameters]
         found[f"{name}({', '.join(map(str, numbers))})" if numbers else name] = make(*numbers)
     return found
 

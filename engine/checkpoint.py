@@ -99,8 +99,14 @@ def what_remains(out_dir, before=math.inf):
     """In words, the newest checkpoint, from before a step if one is given, and how to continue from it."""
     good = [folder for folder in every(out_dir) if step_of(folder) < before]
     if not good:
-        return "nothing was saved"
+        return f"nothing was saved{earlier(out_dir)}"
     return f"{good[-1]} is the last good checkpoint (python train.py --init_from=resume --out_dir={shlex.quote(str(out_dir))})"
+
+
+def earlier(out_dir):
+    """In words, where start_run has moved an earlier run."""
+    moved = max(Path(out_dir).glob("previous-*"), key=os.path.getmtime, default=None)
+    return f"; an earlier run is in {moved}" if moved else ""
 
 
 def start_run(out_dir, step, resumed):
@@ -109,11 +115,11 @@ def start_run(out_dir, step, resumed):
     A new run must neither mix with an earlier one nor destroy it: what is there moves to out_dir/previous-N.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    earlier = [path for path in (*every(out_dir), out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
-    if earlier and not resumed:
+    before = [path for path in (*every(out_dir), out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
+    if before and not resumed:
         folder = next(path for n in itertools.count(1) if not (path := out_dir / f"previous-{n}").exists())
         folder.mkdir()
-        for path in earlier:
+        for path in before:
             path.rename(folder / path.name)
         print(f"moved the earlier run in {out_dir} to {folder}")
     best(out_dir)  # ValueError now, and not after the first evaluation, if it is damaged
@@ -137,7 +143,8 @@ def find(out_dir, which="latest"):
     if not folders and (out_dir / "config.json").exists():
         raise ValueError(f"{out_dir} holds a model in another layout, perhaps Hugging Face's: give it as --init_from={out_dir}")
     if not folders:
-        raise ValueError(f"there is no checkpoint in {out_dir}: train one with python train.py --out_dir={out_dir}")
+        remedy = f"train one with python train.py --out_dir={shlex.quote(str(out_dir))}{earlier(out_dir)}"
+        raise ValueError(f"there is no checkpoint in {out_dir}: {remedy}")
     if which == "latest":
         return folders[-1]
     name = (best(out_dir) or {}).get("checkpoint") if which == "best" else which
@@ -156,7 +163,8 @@ def verify(folder, name):
     except (OSError, ValueError, KeyError, TypeError):
         intact = False
     if not intact:
-        raise ValueError(f"{folder / name} is missing or damaged (it is not what manifest.json says): use another checkpoint")
+        raise ValueError(f"{folder / name} is missing or damaged (it is not what manifest.json says): remove {folder}, and the "
+                         "checkpoint before it is the latest")
     return folder / name
 
 
@@ -209,4 +217,5 @@ def check_model(folder, wanted, equal_paths):
 def check_tokenizer(folder, wanted):
     """ValueError if a checkpoint was trained on another tokenizer's ids: each would mean something else."""
     if load_config(folder)["tokenizer"] != wanted.spec():
-        raise ValueError(f"{folder} was trained with another tokenizer than the dataset's: prepare the data with the same one")
+        raise ValueError(f"{folder} was trained with another tokenizer than the dataset's: prepare the text for it with "
+                         f"data/text/prepare.py --tokenizer={shlex.quote(str(folder.parent))}")

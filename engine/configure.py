@@ -35,7 +35,7 @@ def parse(cls, argv, base=None):
     for preset in presets(argv):
         found = read_preset(preset, names)
         for key, value in found.items():
-            if from_presets.get(key, value) != value:
+            if key in from_presets and from_presets[key] != value:
                 print(f"note: {preset} changes {key} of {origin[key]} from {from_presets[key]} to {value}", file=sys.stderr)
         from_presets |= found
         origin |= dict.fromkeys(found, preset)
@@ -85,8 +85,8 @@ def read_preset(path, names=None, followed=()):
     try:
         settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        known = ", ".join(sorted(str(preset) for preset in Path("config").glob("*.toml")))
-        raise ValueError(f"there is no preset {path}" + (f"; there are {known}" if known else "")) from None
+        known = sorted(os.path.relpath(preset) for preset in (Path(__file__).parents[1] / "config").glob("*.toml"))
+        raise ValueError(f"there is no preset {path}; there are {', '.join(known)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     base = settings.pop("base", None)
@@ -108,6 +108,13 @@ def unknown_key(key, names, where):
     nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.4)
     hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all settings"
     return f"unknown setting {key!r} in {where}: {hint}"
+
+
+def for_terminal(text):
+    """text, with control characters as \\x1b if it goes to a terminal, which would obey them; exact in files and pipes."""
+    if not sys.stdout.isatty():
+        return text
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def pick_device(name):

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine import configure, tokenizer
+from engine import checkpoint, configure, tokenizer
 from engine.files import publish, sha256_of, sha256_of_file
 
 DATA = Path(__file__).parents[1] / "data"
@@ -125,7 +125,10 @@ def write(folder, documents, tokenizer_name, source, val=None):
     if not 0.02 < share < 0.3:
         print(f"note: the validation split has {share:.1%} of the characters; about a tenth is usual")
     several = len(train) > 1 or len(val) > 1
-    encoding = tokenizer.create(tokenizer_name, ("\n" if several else "").join(documents))
+    if Path(tokenizer_name).is_dir():  # of a run
+        encoding = checkpoint.load_tokenizer(checkpoint.find(tokenizer_name))
+    else:
+        encoding = tokenizer.create(tokenizer_name, ("\n" if several else "").join(documents))
     separator = encoding.encode("\n" if several else "") if encoding.end_of_text is None else [encoding.end_of_text]
     dtype = "uint16" if encoding.vocab_size <= 1 << 16 else "uint32"
     on_disk = np.dtype(dtype).newbyteorder("<")

@@ -1,9 +1,11 @@
 """One process, or several that torchrun has started."""
 
 import os
+import sys
 
 import torch
 import torch.distributed as dist
+from tqdm import tqdm
 
 
 def rank():
@@ -20,6 +22,11 @@ def print0(*words):
     """Print in the first process only."""
     if rank() == 0:
         print(*words)
+
+
+def bar(*args, **settings):
+    """tqdm in the first process only, with fewer lines in a log file."""
+    return tqdm(*args, leave=False, disable=rank() > 0, mininterval=0.1 if sys.stderr.isatty() else 10, **settings)
 
 
 def start(device):

@@ -48,6 +48,6 @@ def test_table():
 
 def test_examples():
     """Catches a mask, added by whoever forks this, that is not measured."""
-    found = benchmark.examples(VISIBLE | {"mine": lambda a, b: (a, b)}, 3, alibi=[4])
+    found = benchmark.examples(VISIBLE | {"mine": lambda a, b: (a, b)}, 3, H=4)
     assert len(found) == len(VISIBLE) + 1 and found["mine(3, 3)"] == (3, 3)
     assert {"causal", "sliding_window(3)", "alibi(4)"} <= found.keys() and found["sliding_window(3)"].window == 3

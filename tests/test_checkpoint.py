@@ -112,6 +112,9 @@ def test_an_earlier_run_is_set_aside(tmp_path):
         assert checkpoint.start_run(tmp_path, 0, resumed=False) == {}
         assert checkpoint.find(tmp_path / f"previous-{number}").name == f"step_00000{number}"
         assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["notes.txt"]
+    with pytest.raises(ValueError, match="no checkpoint in .*; an earlier run is in .*previous-2$"):
+        checkpoint.find(tmp_path)
+    assert checkpoint.what_remains(tmp_path) == f"nothing was saved; an earlier run is in {tmp_path / 'previous-2'}"
     checkpoint.start_run(tmp_path, 0, resumed=False)
     assert not (tmp_path / "previous-3").exists()
 

@@ -61,7 +61,8 @@ def test_what_runs_without_settings(capsys):
     config = settings(["--n_layer=12", "--block_size=1024"])
     assert (config.window, config.rope_base, config.n_layer) == (0, 10000.0, 12)
     assert settings(["--attention=linear"]).attention == "linear"
-    assert settings(["--init_from=gpt2"]).learning_rate == 3e-5 and "config/finetune.toml" in capsys.readouterr().out
+    tuned = settings(["--init_from=gpt2", "--dataset=mine"])
+    assert (tuned.learning_rate, tuned.dataset) == (3e-5, "mine") and "config/finetune.toml" in capsys.readouterr().out
     assert settings(["config/minute.toml", "--init_from=gpt2"]).learning_rate == 0.02
 
 
@@ -107,6 +108,7 @@ def test_what_cannot_be(argument, message):
         ("n_layer = 'many'", "n_layer"),
         ("n_layer = [3]", r"n_layer = \[3\] must be a number"),
         ("n_layer", "is not TOML"),
+        ("learning_rate = nan", "^learning_rate=nan must be at least 0, and finite"),
     ],
 )
 def test_presets_that_cannot_be(tmp_path, line, message):
@@ -174,6 +176,12 @@ def test_a_terminal_without_utf8(encoding):
     code = "from engine import configure\nwith configure.one_line_errors():\n    print('猫')\n    raise ValueError('no 猫')"
     result = run("-c", code, PYTHONIOENCODING=encoding)
     assert result.returncode == 2 and "no \\u732b" in result.stderr and "\\u732b" in result.stdout
+
+
+def test_the_self_portrait_without_utf8():
+    """Catches masks that cannot be drawn, and end the program with a traceback, where the output is a file on Windows."""
+    result = run("attention.py", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0 and "\\u25a0" in result.stdout, result.stderr
 
 
 def test_a_reader_that_has_seen_enough():

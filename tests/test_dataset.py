@@ -250,7 +250,7 @@ def test_own_text_from_files_and_folders(tmp_path, monkeypatch):
 
 
 def test_one_s_own_repository(tmp_path):
-    """Catches what git ignores, as virtual environments and builds, in a dataset."""
+    """Catches what git ignores, as virtual environments and builds, in a dataset, and what links lead to, once more."""
     repository, name = tmp_path / "repository", f"test-{tmp_path.name}"
     repository.mkdir()
     for file, text in (
@@ -265,9 +265,11 @@ def test_one_s_own_repository(tmp_path):
     (repository / "inner" / "c.py").write_text("inner = 3\n" * 50)
     for path in repository, repository / "inner":
         subprocess.run(["git", "init", "-q", path], check=True)
+    for link, target in ("loop", "."), ("current", "inner"), ("up", ".."), ("again.py", "a.py"):
+        (repository / link).symlink_to(target)
     try:
         result = run("data/text/prepare.py", "--input", repository, f"--name={name}")
-        assert result.returncode == 0, result.stderr
+        assert result.returncode == 0 and "1,250 characters" in result.stdout, result  # each file once
         characters = dataset.load(name, 8).tokenizer.characters
         assert "#" not in characters and "3" in characters
     finally:
@@ -281,7 +283,9 @@ def test_own_text_that_cannot_be_used(tmp_path):
     empty.write_text("")
     for arguments, message in [
         (["--input", latin, "--name=test-bad"], "is not UTF-8 text (offset 1)"),
-        (["--input", empty, "--name=test-bad"], "there is no text in empty.txt"),
+        (["--input", empty, "--name=test-bad"], "--input: no file there holds text"),
+        (["--input", tmp_path, "--glob=*.md", "--name=test-bad"], "no file there holds text and matches --glob='*.md'"),
+        (["--input", __file__, "--val", "--name=test-bad"], "--val: no file there holds text"),
         (["--name=test-bad"], "--input is missing"),
         (["--input", latin, "--name=stdlib"], "--name=stdlib"),
         (["--input", latin, "--name=.."], "--name=.."),

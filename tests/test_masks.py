@@ -66,6 +66,17 @@ def test_alibi_is_its_definition():
     assert torch.equal(two.bias(*positions(3, 5)), 2 * bias) and two.window == 2
 
 
+def test_padding_of_a_strict_predicate():
+    """Catches padding that lets each token see itself, also where the predicate hides it."""
+    def visible(i, j):
+        return j < i
+
+    i, j = positions(7, 7)
+    padded = mask_of(after_padding(visible, torch.tensor([2])), i, j)[0]
+    assert torch.equal(padded[2:, 2:], mask_of(visible, *positions(5, 5))[0]) and padded[:2, :2].equal(torch.eye(2).bool())
+    assert not padded[2:, :2].any()
+
+
 def test_promises_that_both_does_not_know():
     """Catches a promise of a new predicate that is lost in silence when it is combined."""
     def visible(i, j):

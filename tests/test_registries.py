@@ -13,6 +13,8 @@ from engine import checkpoint
 from engine.checks import choose
 from engine.decoding import Session
 from engine.optimizer import make_optimizer
+from engine.quantization import prepare_for_inference
+from masks import mask_of, positions, predicate
 from model import INIT, MLP, NORM, POSITION, GPT, GPTConfig
 
 REGISTRIES = {"normalize": NORMALIZE, "score": SCORE, "position": POSITION, "norm": NORM, "mlp": MLP, "init": INIT}
@@ -25,9 +27,15 @@ MECHANISMS = [
 ]
 
 
-def tiny(dtype=torch.float64, **mechanism):
+def new(**mechanism):
+    """A small model with the initial weights that its mechanism gives it."""
     torch.manual_seed(0)
-    model = GPT(GPTConfig(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, **mechanism)).eval()
+    return GPT(GPTConfig(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, **mechanism)).eval()
+
+
+def tiny(dtype=torch.float64, **mechanism):
+    """... with weights so large that each part of it matters."""
+    model = new(**mechanism)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if ".score." not in name:
@@ -37,23 +45,56 @@ def tiny(dtype=torch.float64, **mechanism):
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_a_mechanism_in_a_model(mechanism, tmp_path):
-    """Catches a mechanism that sees the future, decodes as another function, learns nothing, or is lost in a checkpoint."""
+    """Catches a mechanism that sees the future or another row, decodes as another function, or is lost in a checkpoint."""
     model, idx = tiny(**mechanism), torch.randint(33, (2, 16))
     whole, loss = model(idx, idx)
     assert whole.isfinite().all()
-    other = idx.clone()
-    other[:, 9:] = (other[:, 9:] + 1) % 33
-    torch.testing.assert_close(model(other, other)[0][:, :9], whole[:, :9], rtol=0, atol=1e-12)
+    for T in range(1, 16):
+        other = idx.clone()
+        other[:, T:] = (other[:, T:] + 1) % 33
+        torch.testing.assert_close(model(other, other)[0][:, :T], whole[:, :T], rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(idx[1:], idx[1:])[0], whole[1:], rtol=0, atol=1e-12)
     cache = model.new_cache(2)
     for start, end in ((0, 5), (5, 6), (6, 13), (13, 16)):
         last, _ = model(idx[:, start:end], cache=cache)
         torch.testing.assert_close(last[:, 0], whole[:, end - 1], rtol=0, atol=1e-12)
     loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert model.state_dict().keys() <= {"lm_head.weight", *dict(model.named_parameters())}  # all that a checkpoint keeps
     folder = checkpoint.save(tmp_path, 1, model, {}, {"kind": "byte"}, {})
     again = GPT.from_checkpoint(folder)
     assert json.loads((folder / "config.json").read_text())["model"] == asdict(again.config) == asdict(model.config)
     torch.testing.assert_close(again.eval()(idx, idx)[0].double(), whole, rtol=1e-3, atol=1e-3)
+    model.crop_block_size(8)
+    again = GPT.from_checkpoint(checkpoint.save(tmp_path, 2, model, {}, {"kind": "byte"}, {}))
+    torch.testing.assert_close(again.eval()(idx[:, :8], idx[:, :8])[0].double(), whole[:, :8], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_the_gradient_of_a_mechanism(mechanism):
+    """Catches a part of the gradient that is lost: the slope of the loss in a random direction, by finite differences."""
+    model, idx = tiny(**mechanism), torch.randint(33, (2, 16))
+    model(idx, idx)[1].backward()
+    parameters = list(model.parameters())
+    direction = [torch.randn_like(p) for p in parameters]
+    slope = sum((p.grad * d).sum() for p, d in zip(parameters, direction))
+    losses = []
+    with torch.no_grad():
+        for step in 1e-6, -2e-6:  # ahead, and from there behind
+            for p, d in zip(parameters, direction):
+                p += step * d
+            losses.append(model(idx, idx)[1])
+    torch.testing.assert_close((losses[0] - losses[1]) / 2e-6, slope, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_a_mechanism_with_weights_for_decoding(mechanism, quantize):
+    """Catches a mechanism that takes a Linear's weight without calling it: sample.py replaces the layer."""
+    model, idx = tiny(torch.float32, **mechanism), torch.randint(33, (4, 16))
+    want = model(idx)[0]
+    got = prepare_for_inference(model, torch.float32, quantize, rows=4)(idx)[0]
+    assert (got - want).norm() < 0.05 * want.norm()
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
@@ -72,9 +113,8 @@ def test_a_mechanism_in_half_precision(mechanism, dtype):
 @pytest.mark.parametrize("path", ATTENTION)
 @pytest.mark.parametrize("about", [m["visible"] for m in MECHANISMS if "visible" in m])
 def test_a_path_and_a_predicate(path, about):
-    """Catches a path that ignores what a predicate says."""
-    from masks import predicate
-
+    """Catches a path that ignores what a predicate says, and one that sees the future, however far."""
+    assert not mask_of(predicate(about), *positions(300, 300)).triu(1).any()
     q, k, v = (torch.randn(2, heads, T, 4, dtype=torch.float64) for heads, T in ((4, 9), (2, 20), (2, 20)))
     want = naive(q, k, v, predicate(about))
     torch.testing.assert_close(ATTENTION[path](q, k, v, predicate(about)), want, rtol=0, atol=1e-12)
@@ -84,14 +124,43 @@ def test_a_path_and_a_predicate(path, about):
 @pytest.mark.parametrize("normalize", NORMALIZE)
 def test_a_score_and_a_normalizer(score, normalize):
     """Catches a score that is another one for all keys than for those that a query sees, and weights that are not shares."""
+    def blind(i, j):  # what stands at position 6 sees nothing
+        return (j <= i) & (i != 6)
+
     q, k, v = (torch.randn(2, 4, T, 6, dtype=torch.float64) for T in (7, 11, 11))
     score, normalize = SCORE[score](6), NORMALIZE[normalize]
     score = score.double() if isinstance(score, torch.nn.Module) else score
-    want = naive(q, k, v, causal, score, normalize)
-    torch.testing.assert_close(masked_fill(q, k, v, causal, score, normalize), want, rtol=0, atol=1e-11)
+    for visible in causal, blind:
+        want = naive(q, k, v, visible, score, normalize)
+        torch.testing.assert_close(masked_fill(q, k, v, visible, score, normalize), want, rtol=0, atol=1e-11)
+    assert (want[:, :, 2] == 0).all()
     weights = attention_weights(q, k, causal, score, normalize)
     assert (weights >= 0).all() and (weights.triu(5) == 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("path", ATTENTION)
+@pytest.mark.parametrize("score", SCORE)
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_a_path_and_a_score(path, score, normalize):
+    """Catches a path that computes another score or normalizer than it was asked for, in silence."""
+    model, idx = tiny(score=score, normalize=normalize, attention="naive"), torch.randint(33, (2, 16))
+    try:
+        config = GPTConfig(**asdict(model.config) | {"attention": path})
+    except ValueError as error:
+        assert "cannot do" in str(error)
+        return
+    other = GPT(config).double()
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other.eval()(idx, idx)[0], model(idx, idx)[0], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("normalize", NORMALIZE.values(), ids=NORMALIZE)
+def test_a_normalizer_of_large_scores(normalize):
+    """Catches an exponential that overflows."""
+    weights = normalize(torch.tensor([[1e4, 1e4 - 1, 0.0, -1e4, float("-inf")], [-1e4, -1e4 - 1, -2e4, -3e4, float("-inf")]]))
+    assert (weights >= 0).all() and (weights[:, 2:] == 0).all()
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2))
 
 
 def test_a_name_that_is_not_there():
@@ -109,11 +178,11 @@ def test_a_name_that_is_not_there():
     assert NORMALIZE["softmax"] is softmax
 
 
-@pytest.mark.parametrize("about", [m["visible"] for m in MECHANISMS if "visible" in m])
 @pytest.mark.parametrize("window", [0, 5])
-def test_a_predicate_in_a_padded_batch(about, window):
+@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if m.get("attention") not in FEATURE], ids=str)
+def test_a_mechanism_in_a_padded_batch(mechanism, window):
     """Catches positions that count the padding: a text beside a longer one must be the text alone."""
-    model = tiny(visible=about, window=window)
+    model = tiny(window=window, **mechanism)
     prompts = [torch.randint(33, (n,)) for n in (3, 9, 6)]
     session = Session(model, prompts, room=4)
     for _ in range(3):
@@ -124,8 +193,8 @@ def test_a_predicate_in_a_padded_batch(about, window):
         session.append(torch.randint(33, (3, 1)))
 
 
-def test_a_learned_bias():
-    """Catches a path that computes no gradient for a bias that has one, in silence."""
+def test_a_learned_bias(monkeypatch):
+    """Catches a path that computes no gradient for a bias that has one, and a model that would never learn it, in silence."""
     slope = torch.nn.Parameter(torch.ones(4, 1, 1, dtype=torch.float64))
 
     def visible(i, j):
@@ -141,24 +210,27 @@ def test_a_learned_bias():
             gradients += torch.autograd.grad(path(q, q, q, visible).square().sum(), slope)
     for gradient in gradients:
         torch.testing.assert_close(gradient, gradients[0], rtol=0, atol=1e-12)
+    monkeypatch.setitem(VISIBLE, "learned", lambda: visible)
+    with pytest.raises(ValueError, match="visible=learned has a learned bias, which no optimizer"):
+        new(visible="learned")
 
 
 @pytest.mark.parametrize("score", SCORE)
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_score_of_large_numbers(score, autocast, dtype):
-    """Catches a score that is infinite in half precision, also where autocast would undo a cast to float32."""
+    """Catches a score that is infinite in half precision, also where autocast would undo a cast to float32; and one of 0/0."""
     torch.manual_seed(0)
     q, k, score = torch.randn(1, 2, 5, 8) * 1e3, torch.randn(1, 2, 5, 8) * 1e3, SCORE[score](8)
     score = score.to(torch.float32 if autocast else dtype) if isinstance(score, torch.nn.Module) else score
     with torch.autocast("cpu", dtype, enabled=autocast):
-        assert score(q.to(dtype), k.to(dtype)).isfinite().all()
+        assert score(q.to(dtype), k.to(dtype)).isfinite().all() and score(0 * q.to(dtype), k.to(dtype)).isfinite().all()
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_a_mechanism_learns(mechanism):
-    """Catches parts that do not add up, a matrix that Muon cannot take, and what does not learn: the loss must fall."""
-    model, idx = tiny(torch.float32, **mechanism), torch.randint(33, (8, 16))
+    """Catches parts that do not add up, a matrix that Muon cannot take, and initial weights from which nothing is learned."""
+    model, idx = new(**mechanism), torch.randint(33, (8, 16))
     optimizer = make_optimizer(model, SimpleNamespace(
         optimizer="muon", learning_rate=0.02, embedding_lr=0.02, head_lr=0.01, vector_lr=0.01, momentum=0.9, muon_steps=3,
         weight_decay=0.0, beta1=0.8, beta2=0.97,

@@ -1,7 +1,10 @@
 """Sampling from a checkpoint folder, as a user does it."""
 
+import contextlib
 import json
 import os
+import pty
+import re
 import shutil
 import signal
 import subprocess
@@ -288,7 +291,7 @@ def test_a_draft_with_another_vocabulary(trained, other_words):
     """Catches guesses in other words."""
     with pytest.raises(ValueError, match="another tokenizer"):
         sample(SampleConfig(out_dir=str(trained), device="cpu", draft=other_words))
-    with pytest.raises(ValueError, match="no checkpoint in nowhere"):
+    with pytest.raises(ValueError, match="draft=nowhere is neither ngram nor a folder"):
         sample(SampleConfig(out_dir=str(trained), device="cpu", draft="nowhere"))
 
 
@@ -333,6 +336,8 @@ def test_a_prompt_from_windows(trained, tmp_path):
     for flag in f"--start=FILE:{tmp_path / 'prompt.txt'}", "--start=-":
         result = subprocess.run([*command, flag], cwd=ROOT, input=content, capture_output=True)
         assert result.returncode == 0 and result.stdout.startswith(b"Tyger\nTyger"), result.stderr
+    result = subprocess.run([*command, "--interactive"], cwd=ROOT, input=content, capture_output=True)
+    assert result.returncode == 0 and b"character" not in result.stderr, result.stderr
 
 
 def test_a_default_prompt_that_the_tokenizer_knows(tmp_path, capsys):
@@ -345,11 +350,33 @@ def test_a_default_prompt_that_the_tokenizer_knows(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("a")
 
 
-def test_control_characters_on_a_terminal(monkeypatch):
+def on_a_terminal(*command):
+    """What a script of the repository shows on a terminal, as text with line ends as \n."""
+    master, slave = pty.openpty()
+    with subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=slave, stderr=subprocess.PIPE) as process:
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):  # the end
+            while piece := os.read(master, 4096):
+                shown += piece
+        assert process.wait() == 0, process.stderr.read()
+    os.close(master)
+    return shown.decode().replace("\r\n", "\n")
+
+
+def test_control_characters_on_a_terminal(tmp_path):
     """Catches bytes that a terminal would obey, and files that are not exact."""
-    for terminal, shown in (True, "a\\x1b[2J\tb\n\\x07"), (False, "a\x1b[2J\tb\n\x07"):
-        monkeypatch.setattr(sample_module.sys.stdout, "isatty", lambda terminal=terminal: terminal, raising=False)
-        assert sample_module.for_terminal("a\x1b[2J\tb\n\x07") == shown
+    dataset.write(tmp_path / "data", ["".join(map(chr, range(256))) * 40], "char", "all of them")
+    flags, tiny_run = ["--device=cpu", f"--out_dir={tmp_path / 'out'}"], ["--max_iters=0", "--n_layer=1", "--n_embd=16"]
+    training = on_a_terminal("train.py", *flags, f"--dataset={tmp_path / 'data'}", *tiny_run)
+    texts = training[training.index("Now it writes") :], *(
+        on_a_terminal("sample.py", *flags, "--start=a\x1b[2J\tb\n\x07", *more) for more in ([], ["--json"])
+    )
+    for text in texts:
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text) and re.search(r"\\x[019]", text.replace("u00", "x"))
+    assert texts[1].startswith("a\\x1b[2J\tb\n\\x07")
+    exact = run("sample.py", *flags, "--start=a\x1b[2J\tb\n\x07").stdout
+    assert exact.startswith("a\x1b[2J\tb\n\x07") and len(exact) < len(texts[1])
 
 
 @pytest.mark.parametrize("change, message", [

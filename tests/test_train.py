@@ -189,6 +189,14 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(poem, tmp_path, opti
         assert [line.get(key) for line in metrics(whole)] == [line.get(key) for line in metrics(cut)]
 
 
+def test_resuming_a_run_that_has_ended(poem, tmp_path, capsys):
+    """Catches a run that trains nothing, and does not say why."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=2, write_tokens=0)
+    for init_from, notes in ("scratch", 0), ("resume", 1):
+        train(TrainConfig(**settings, init_from=init_from))
+        assert capsys.readouterr().out.count("all max_iters=2 steps are done: to train on, give a larger --max_iters") == notes
+
+
 def test_resuming_needs_no_settings(poem, tmp_path):
     """Catches a resumed run that falls back to the defaults, or that ignores what is changed on purpose."""
     flags = [f"--{key}={value}" for key, value in SMALL.items()]
@@ -395,9 +403,11 @@ def test_tokens_of_another_tokenizer(poem, tmp_path):
     train(TrainConfig(**settings))
     dataset.write(tmp_path / "other", ["another text with other characters " * 30], "char", "other")
     for init_from, out_dir in (("resume", "out"), (str(tmp_path / "out"), "tuned")):
-        with pytest.raises(ValueError, match="another tokenizer"):
-            other = dict(dataset=str(tmp_path / "other"), init_from=init_from, out_dir=str(tmp_path / out_dir), max_iters=4)
+        other = dict(dataset=str(tmp_path / "other"), init_from=init_from, out_dir=str(tmp_path / out_dir), max_iters=4)
+        with pytest.raises(ValueError, match=f"another tokenizer .* --tokenizer={tmp_path / 'out'}$"):
             train(TrainConfig(**settings | other))
+    dataset.write(tmp_path / "other", ["Could tyger frame thy" * 30], str(tmp_path / "out"), "other")
+    train(TrainConfig(**settings | other))
 
 
 def test_gpt2_on_other_tokens(poem, tmp_path):
@@ -479,11 +489,12 @@ def test_what_cannot_start(poem, tmp_path):
     out = f"--out_dir={tmp_path / 'out'}"
     for flags, message in [
         (["--init_from=resume"], "there is no checkpoint in"),
+        (["--init_from=gpt2"], "--dataset is missing"),
         (["--dataset=nothing"], "dataset 'nothing' has no train.bin"),
         ([f"--dataset={poem}", "--block_size=4096"], "block_size=4096 needs at least"),
         ([f"--dataset={poem}", "--vocab_size=3"], "vocab_size=3"),
         ([f"--seed={2**64}"], "^seed=18446744073709551616 must be at least 0, and at most"),
-        ([f"--dataset={poem}", "--init_from=gpt3"], "'gpt3' is neither a folder nor one of gpt2"),
+        ([f"--dataset={poem}", "--init_from=gpt3"], "'gpt3' is neither a folder nor one of gpt2.* scratch and resume"),
     ]:
         with pytest.raises(ValueError, match=message):
             train(train_module.settings([out, "--device=cpu", *flags]))

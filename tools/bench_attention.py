@@ -71,7 +71,7 @@ def half_memory(device):
 def measure_paths(config, device):
     """A row for each path, predicate and length: seconds and bytes, or why it was skipped."""
     cases, rows = {(name, "causal"): functools.partial(linear, feature=make(D)) for name, make in FEATURE.items()}, []
-    for about, visible in benchmark.examples(VISIBLE, config.window, alibi=[H]).items():
+    for about, visible in benchmark.examples(VISIBLE, config.window, H).items():
         cases |= {(name, about): functools.partial(path, visible=visible) for name, path in ATTENTION.items()}
     for (name, about), path in tqdm(cases.items(), unit="case"):
         seconds = size = 0.0  # of the length before; twice the length takes up to four times as much

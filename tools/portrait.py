@@ -5,12 +5,12 @@ import sys
 import torch
 
 from attention import ATTENTION, attention_weights, dot, masked_fill, naive, scaled_dot
-from engine import benchmark
+from engine import benchmark, configure
 from engine.roofline import peak_bytes, seconds_of
 from masks import VISIBLE, both, causal, full, mask_of, positions, same_document
 
-H = 3  # heads, and also the number that predicates get, since one of them wants the number of heads
-PREDICATES = benchmark.examples(VISIBLE, H) | {
+H = 3  # heads
+PREDICATES = benchmark.examples(VISIBLE, 3, H) | {
     "causal, 2 documents": both(causal, same_document(torch.arange(120) // 5)), "full": full,
 }
 
@@ -69,4 +69,5 @@ def compare_paths(lengths):
 
 
 if __name__ == "__main__":
-    sys.exit(not self_portrait())
+    with configure.one_line_errors():
+        sys.exit(not self_portrait())

@@ -25,18 +25,19 @@ from engine import configure, dataset
 class Settings:
     input: tuple[Path, ...] = ()
     """Files or folders to read, one or more."""
-    val: tuple[Path, ...] = ()
+    val: tuple[Path, ...] | None = None
     """Files or folders for validation, if you have your own split."""
     glob: str = "*"
     """Of a folder, only files whose name or path in it matches this pattern, such as *.py or docs/*.md."""
     name: str = "mine"
     """The dataset's name: it is written to data/<name>."""
     tokenizer: str = "char"
-    """char (a vocabulary of the text's own characters), byte (256, any text), gpt2 or another encoding of tiktoken."""
+    """char (a vocabulary of the text's own characters), byte (256, any text), gpt2 or another encoding of tiktoken, or the
+    folder of a run, to fine-tune it."""
 
 
 def files_in(folder):
-    """The files in a folder, as relative paths: what git tracks or does not ignore, or else what is not hidden."""
+    """The files in a folder, as relative paths: what git tracks or does not ignore, or else what is not hidden. No links."""
     listed = None
     if any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)):
         command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -44,11 +45,12 @@ def files_in(folder):
             result = subprocess.run(command, capture_output=True)
             if result.returncode == 0:
                 listed = {Path(name) for name in result.stdout.decode(errors="surrogateescape").split("\0") if name}
+                listed = {path for path in listed if not (folder / path).is_symlink()}
                 for inner in [path for path in listed if (folder / path).is_dir()]:  # a repository in the repository
                     listed |= {inner / path for path in files_in(folder / inner)}
     found = listed or {path.relative_to(folder) for path in folder.rglob("*")}
     visible = (path for path in found if not any(part.startswith(".") for part in path.parts))
-    return sorted(path for path in visible if (folder / path).is_file())
+    return sorted(path for path in visible if (folder / path).is_file() and not (folder / path).is_symlink())
 
 
 def read(inputs, flag, glob):
@@ -72,7 +74,7 @@ def read(inputs, flag, glob):
                     texts.append(text)
     if skipped:
         more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-        print(f"skipped {len(skipped)} that are not UTF-8 text: {', '.join(skipped[:5])}{more}")
+        print(configure.for_terminal(f"skipped {len(skipped)} that are not UTF-8 text: {', '.join(skipped[:5])}{more}"))
     return texts
 
 
@@ -82,10 +84,11 @@ def prepare(settings):
     folder = dataset.DATA / settings.name
     if not re.fullmatch(r"\w[\w.-]*", settings.name) or (folder / "prepare.py").exists():
         raise ValueError(f"--name={settings.name}: choose a plain name that is not one of the datasets that come along")
-    documents, val = read(settings.input, "--input", settings.glob), read(settings.val, "--val", settings.glob)
+    documents, val = read(settings.input, "--input", settings.glob), read(settings.val or (), "--val", settings.glob)
     source = ", ".join(path.name or str(path) for path in settings.input)
-    if settings.val and not any(val):
-        raise ValueError("--val: there is no text in it")
+    if not any(documents) or settings.val is not None and not any(val):
+        flag = "--val" if any(documents) else "--input"
+        raise ValueError(f"{flag}: no file there holds text and matches --glob={settings.glob!r}")
     dataset.write(folder, documents, settings.tokenizer, source, val=val)
 
 
