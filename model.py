@@ -10,6 +10,7 @@ nanoGPT's interface and tensor names are kept, so that habits and weights carry 
 import functools
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import torch.nn as nn
@@ -355,7 +356,8 @@ class GPT(nn.Module):
         override_args is nanoGPT's form of them, a dict. ValueError if there is nothing to load, it is damaged, or does not fit.
         """
         changes = (override_args or {}) | changes
-        folder = pretrained.find(name_or_folder)
+        folder = Path(name_or_folder)
+        folder = folder if folder.is_dir() else pretrained.download(str(name_or_folder))
         if checkpoint.is_ours(folder):
             return cls.from_checkpoint(checkpoint.find(folder), **changes)
         return cls.from_weights(*pretrained.load(folder), folder, **changes)

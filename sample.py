@@ -35,7 +35,7 @@ class SampleConfig(Sampling):
     checkpoint: str = "latest"
     """Which checkpoint: latest, best (lowest validation loss), or a name such as step_002000."""
     init_from: str = "resume"
-    """resume: a checkpoint in out_dir; or gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder with the files of one of them."""
+    """resume: a checkpoint in out_dir; another such folder; or gpt2, gpt2-medium, gpt2-large, gpt2-xl, or their folder."""
     start: str = "\n"
     """The prompt; FILE:name reads it from a file, and - from the standard input. Default: a line break, if the tokenizer
     has one."""
@@ -248,11 +248,10 @@ class Meter:
 def load(config, texts):
     """The model, prepared to write this number of texts, its tokenizer, and its dtype and device in words."""
     device = configure.pick_device(config.device)
-    if config.init_from == "resume":
-        folder = checkpoint.find(config.out_dir, config.checkpoint)
+    out_dir = config.out_dir if config.init_from == "resume" else config.init_from
+    if config.init_from == "resume" or checkpoint.is_ours(Path(out_dir)):
+        folder = checkpoint.find(out_dir, config.checkpoint)
         model, tokenizer = GPT.from_checkpoint(folder).to(device), checkpoint.load_tokenizer(folder)
-    elif checkpoint.is_ours(Path(config.init_from)):
-        raise ValueError(f"init_from={config.init_from} is a folder for --out_dir: give it there")
     else:
         model, tokenizer = GPT.from_pretrained(config.init_from).to(device), tokenizer_module.create("gpt2")
         if model.config.vocab_size < tokenizer.vocab_size:

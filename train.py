@@ -158,9 +158,7 @@ class TrainConfig(GPTConfig):
         return GPTConfig(**mine | {"vocab_size": vocab_size})
 
 
-# --------------------------------------------------------------------------------------------------
-# Training
-
+# ---- Training
 
 def train(config):
     """Train with the settings in config, a TrainConfig; returns the last line of metrics.jsonl as a dict.
@@ -334,9 +332,7 @@ def validation_loss(net, data, config, device, autocast):
     return (total[0] / total[1]).item()
 
 
-# --------------------------------------------------------------------------------------------------
-# Setting up
-
+# ---- Setting up
 
 def build_model(config, data):
     """The GPT that config.init_from names, on the CPU, and what was saved to resume its training, or None."""

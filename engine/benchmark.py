@@ -1,15 +1,16 @@
 """What the measuring tools share: settings, nanoGPT's shapes and model, timed processes, tables, and where results go."""
 
-import importlib.util
 import inspect
 import json
 import os
+import runpy
 import shlex
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from engine.checks import at_least, choose
 from engine.files import publish
@@ -53,11 +54,8 @@ class ShapeSettings(Settings):
 
 
 def nanogpt_model(folder):
-    """model.py of a clone of nanoGPT, as a module of its own name."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", Path(folder) / "model.py")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    """What model.py of a clone of nanoGPT defines."""
+    return SimpleNamespace(**runpy.run_path(str(Path(folder) / "model.py")))
 
 
 def timed(command, cwd=ROOT):

@@ -58,14 +58,10 @@ def as_json(content):
     return json.dumps(content, indent=1).encode()
 
 
-def step_of(folder):
-    """The step of a checkpoint, by its name."""
-    return int(folder.name.removeprefix("step_"))
-
-
-def every(out_dir):
-    """The complete checkpoints in out_dir, oldest step first."""
-    return sorted((path for path in Path(out_dir).glob("step_*") if path.name.removeprefix("step_").isdigit()), key=step_of)
+def every(out_dir, before=math.inf):
+    """The complete checkpoints in out_dir of steps before this one, oldest first."""
+    found = {int(path.name[5:]): path for path in Path(out_dir).glob("step_*") if path.name[5:].isdigit()}
+    return [found[step] for step in sorted(found) if step < before]
 
 
 def best(out_dir):
@@ -97,7 +93,7 @@ def prune(out_dir, keep):
 
 def what_remains(out_dir, before=math.inf):
     """In words, the newest checkpoint, from before a step if one is given, and how to continue from it."""
-    good = [folder for folder in every(out_dir) if step_of(folder) < before]
+    good = every(out_dir, before)
     if not good:
         return f"nothing was saved{earlier(out_dir)}"
     return f"{good[-1]} is the last good checkpoint (python train.py --init_from=resume --out_dir={shlex.quote(str(out_dir))})"

@@ -25,9 +25,7 @@ from engine.files import publish, sha256_of, sha256_of_file
 
 DATA = Path(__file__).parents[1] / "data"
 
-# --------------------------------------------------------------------------------------------------
-# Writing
-
+# ---- Writing
 
 def read_text(path):
     """A UTF-8 file as text, line ends as they are; ValueError says where it is not UTF-8."""
@@ -153,9 +151,7 @@ def write(folder, documents, tokenizer_name, source, val=None):
     print(f"{folder.name}: {text_size:,} characters as {tokenizer_name} tokens ({counts}; vocabulary {encoding.vocab_size:,})")
 
 
-# --------------------------------------------------------------------------------------------------
-# Reading
-
+# ---- Reading
 
 @dataclass
 class Dataset:

@@ -258,9 +258,7 @@ def stream(session, max_new_tokens, sampling, random, vocab_size=None, guess=Non
                 break
 
 
-# --------------------------------------------------------------------------------------------------
-# Guesses
-
+# ---- Guesses
 
 def ngram(session, most, longest=4):
     """What followed the last time that the text ended as it ends now: text repeats itself more often than one expects."""

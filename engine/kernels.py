@@ -24,9 +24,7 @@ def once_differentiable(backward):
     return first_only
 
 
-# --------------------------------------------------------------------------------------------------
-# RMS norm, squared ReLU, and the loss of the head
-
+# ---- RMS norm, squared ReLU, and the loss of the head
 
 def rms_norm(x):
     """x / rms(x) over the last dimension, as F.rms_norm (Zhang & Sennrich 2019, arXiv:1910.07467). Keeps the dtype of x."""
@@ -125,9 +123,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         return dx.mul_(dloss / LOSS_SCALE), dweight.mul_(dloss / LOSS_SCALE), None, None
 
 
-# --------------------------------------------------------------------------------------------------
-# The backward pass of attention.tiled
-
+# ---- The backward pass of attention.tiled
 
 def tiled_gradients(dy, q, k, v, y, log_total, tiles):
     """Gradients of q (B, H, Tq, D) and k, v (B, G, Tk, D) from the tensors that attention.Tiled.forward saved.
@@ -149,11 +145,11 @@ def tiled_gradients(dy, q, k, v, y, log_total, tiles):
     return dq.flatten(1, 2).to(q.dtype), dk[:, :, 0].to(k.dtype), dv[:, :, 0].to(v.dtype)
 
 
-# --------------------------------------------------------------------------------------------------
-# attention.fused with a window: O(T·W) on every device. The queries are cut into N blocks of S. Each block attends to the
-# K keys that it can reach: the global ones, those before the block that its window covers, and its own S. So T·K scores
-# are computed, forward and backward, instead of T². (By plain products, with a backward pass by hand, float32 on a CPU would
-# be 1.4 times as fast, forward and backward; the windowed layers of a model are too little of a step to be worth the code.)
+# ---- attention.fused with a window: O(T·W) on every device
+#
+# The queries are cut into N blocks of S. Each block attends to the K keys that it can reach: the global ones, those before
+# the block that its window covers, and its own S. So T·K scores are computed instead of T². (Plain products and a backward
+# pass by hand would be 1.4 times as fast in float32 on a CPU, forward and backward: too little of a step for so much code.)
 
 BLOCK = 64  # queries in a block: with more, more keys are out of reach; with fewer, the products are too small
 

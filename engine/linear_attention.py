@@ -41,15 +41,11 @@ def positive_random_features(D, count, seed=0):
 
     For vectors of unit RMS, as qk_norm makes them: for much longer ones most features vanish.
     """
-
-    def rotation():
-        Q, R = torch.linalg.qr(torch.randn(D, D, dtype=torch.float64, generator=generator))
-        return Q * R.diagonal().sign()  # without the signs, directions would not be uniformly distributed
-
     generator = torch.Generator().manual_seed(seed)
-    blocks = [rotation() for _ in range(-(-count // D))]
+    Q, R = torch.linalg.qr(torch.randn(-(-count // D), D, D, dtype=torch.float64, generator=generator))
+    Q = Q * R.diagonal(dim1=1, dim2=2).sign()[:, None]  # without the signs, directions would not be uniformly distributed
     lengths = torch.randn(count, D, dtype=torch.float64, generator=generator).norm(dim=1, keepdim=True)
-    directions = torch.cat(blocks)[:count] * lengths  # orthogonal within a block, which lowers the variance
+    directions = Q.flatten(0, 1)[:count] * lengths  # orthogonal within a block, which lowers the variance
 
     def feature(x):
         x = x / D**0.25

@@ -15,12 +15,6 @@ KNOWN = {  # fields of config.json in which GPT-2's relatives differ, with the v
 }
 
 
-def find(name_or_folder):
-    """The folder that a folder's path or the name of a published GPT-2 stands for."""
-    folder = Path(name_or_folder)
-    return folder if folder.is_dir() else download(str(name_or_folder))
-
-
 def load(folder):
     """A GPT-2 in a folder of Hugging Face's layout: its config as a dict, and its weights (name -> tensor) on the CPU."""
     try:

@@ -60,9 +60,7 @@ def bandwidth(device):
     return memory.nbytes / min(seconds_of(lambda: memory.sum(), device) for _ in range(4))
 
 
-# --------------------------------------------------------------------------------------------------
-# Measuring a call
-
+# ---- Measuring a call
 
 def synchronize(device):
     """Wait until the device has finished its work."""
@@ -112,8 +110,7 @@ def hidden_stderr():
         os.close(stderr)
 
 
-# --------------------------------------------------------------------------------------------------
-# What a figure was measured on
+# ---- What a figure was measured on
 
 CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")  # that decide how fast products are
 
