@@ -124,7 +124,7 @@ SCORE = {  # name -> the score for heads of size D
     "scaled_dot": lambda D: scaled_dot, "dot": lambda D: dot, "general": General, "additive": lambda D: Additive(D, D),
 }
 
-# How to share: normalize(scores) -> weights, along the last dimension. A score of -inf gets weight 0.
+# How to share: normalize(scores) -> weights along the last dimension, perhaps empty. They sum to 1; -inf gets weight 0.
 
 def softmax(scores):
     """exp(score), divided by the sum over the keys: every key gets some weight."""

@@ -316,10 +316,11 @@ class GPT(nn.Module):
         """Shorten the context of a loaded model, to fine-tune it on shorter sequences."""
         if block_size > self.config.block_size:
             raise ValueError(f"block_size={block_size} is longer than the model's {self.config.block_size}")
-        for name, p in list(self.transformer.wpe.named_parameters()):
-            if len(p) == self.config.block_size:  # one row for each position
-                setattr(self.transformer.wpe, name, nn.Parameter(p[:block_size].detach().clone()))
         self.config = replace(self.config, block_size=block_size)
+        wpe = POSITION[self.config.position](self.config).to(self.lm_head.weight.device)
+        for p, longer in zip(wpe.parameters(), self.transformer.wpe.parameters()):
+            p.data = longer.detach()[tuple(map(slice, p.shape))].clone()
+        self.transformer.wpe = wpe
 
     def context_start(self, T):
         """Where the context of a text of T tokens begins.

@@ -15,7 +15,7 @@ from engine.decoding import Session
 from engine.optimizer import make_optimizer
 from engine.quantization import prepare_for_inference
 from masks import mask_of, positions, predicate
-from model import INIT, MLP, NORM, POSITION, GPT, GPTConfig
+from model import INIT, MLP, NORM, POSITION, GPT, GPTConfig, NoPosition
 
 REGISTRIES = {"normalize": NORMALIZE, "score": SCORE, "position": POSITION, "norm": NORM, "mlp": MLP, "init": INIT}
 WEIGHTS_AT_HAND = {"normalize", "score"}  # only paths that compute all scores can use another one
@@ -161,6 +161,25 @@ def test_a_normalizer_of_large_scores(normalize):
     weights = normalize(torch.tensor([[1e4, 1e4 - 1, 0.0, -1e4, float("-inf")], [-1e4, -1e4 - 1, -2e4, -3e4, float("-inf")]]))
     assert (weights >= 0).all() and (weights[:, 2:] == 0).all()
     torch.testing.assert_close(weights.sum(-1), torch.ones(2))
+
+
+def test_a_position_with_several_tables(monkeypatch):
+    """Catches a cropped context that cuts a parameter which is as long by chance, or misses one in a module of its own."""
+    class Several(NoPosition):
+        def __init__(self, config):
+            super().__init__()
+            self.rows, self.gain = torch.nn.Embedding(config.block_size, 32), torch.nn.Parameter(torch.rand(16))
+            self.scale = torch.nn.Parameter(torch.tensor(0.5))
+
+        def add(self, x, index):
+            return x + self.scale * self.gain.sum() * self.rows.weight[index]
+
+    monkeypatch.setitem(POSITION, "several", Several)
+    model, idx = new(position="several"), torch.randint(33, (2, 8))
+    want = model(idx)[0]
+    model.crop_block_size(8)
+    assert [tuple(p.shape) for p in model.transformer.wpe.parameters()] == [(16,), (), (8, 32)]
+    assert torch.equal(model(idx)[0], want)
 
 
 def test_a_name_that_is_not_there():
