@@ -124,7 +124,7 @@ SCORE = {  # name -> the score for heads of size D
     "scaled_dot": lambda D: scaled_dot, "dot": lambda D: dot, "general": General, "additive": lambda D: Additive(D, D),
 }
 
-# How to share: normalize(scores) -> weights along the last dimension, perhaps empty. They sum to 1; -inf gets weight 0.
+# How to share: normalize(scores) -> weights that sum to 1 along the last dimension, which may be empty; -inf gets 0.
 
 def softmax(scores):
     """exp(score), divided by the sum over the keys: every key gets some weight."""
@@ -259,7 +259,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     check_standard("fused", score is scaled_dot and normalize is softmax)
     window, n_global = getattr(visible, "window", Tk), getattr(visible, "n_global", 0)
     start = max(0, Tk - Tq + 1 - window)  # the first key within the first query's window
-    if Tk - start > max(2 * window, 4 * kernels.BLOCK) and not hasattr(visible, "bias"):  # else a full mask, faster if short
+    if Tk - start > max(3 * window, 4 * kernels.BLOCK) and not hasattr(visible, "bias"):  # else a full mask, faster if short
         return kernels.windowed_attention(q, k, v, lambda i, j: mask_of(visible, i, j, len(q)), window, min(n_global, Tk))
     # The kernel's own is_causal flag is aligned to the top left, which is our invariant only when Tq == Tk.
     if visible is causal and Tq == Tk:
@@ -425,10 +425,8 @@ class CausalSelfAttention(nn.Module):
     dropout acts on the output.
     """
 
-    def __init__(
-        self, n_embd, n_head, n_kv_head=None, *, bias=False, dropout=0.0, qk_norm=False, window=None, visible="causal",
-        attention="fused", score="scaled_dot", normalize="softmax",
-    ):
+    def __init__(self, n_embd, n_head, n_kv_head=None, *, bias=False, dropout=0.0, qk_norm=False, window=None,
+                 visible="causal", attention="fused", score="scaled_dot", normalize="softmax"):
         super().__init__()
         n_kv_head = n_kv_head or n_head
         check_heads(n_embd, n_head, n_kv_head)

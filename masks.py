@@ -107,8 +107,7 @@ def present(real):
 
 
 VISIBLE = {  # name -> the predicate for some numbers; all of them causal
-    "causal": lambda: causal, "sliding_window": sliding_window, "local_global": local_global, "strided": strided,
-    "alibi": alibi,
+    "causal": lambda: causal, "sliding_window": sliding_window, "local_global": local_global, "strided": strided, "alibi": alibi
 }
 
 

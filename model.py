@@ -171,16 +171,17 @@ INIT = {"gpt2": gpt2_std, "zero_out": zero_out_std}
 
 
 def init_weights(model):
-    """Initialize a GPT: matrices normal with the std that INIT gives their layer, biases 0.
+    """Initialize Linears, embeddings and learned positions: weights normal with the std that INIT gives them, biases 0.
 
-    All else is what its module made it: scales of norms, and whatever a score has.
+    All else starts as its module makes it: norms, scores, and what you add.
     """
     std = INIT[model.config.init]
     for name, p in model.named_parameters():
-        *_, layer, kind = name.split(".")
-        if p.dim() >= 2 and ".score." not in name:
-            nn.init.normal_(p, std=std(model.config, layer, p.shape[1]))
-        elif kind == "bias" and ".score." not in name:
+        module, _, kind = name.rpartition(".")
+        known = isinstance(model.get_submodule(module), nn.Linear | nn.Embedding | Learned) and ".score." not in module
+        if known and kind == "weight":
+            nn.init.normal_(p, std=std(model.config, module.rpartition(".")[2], p.shape[1]))
+        elif known:
             nn.init.zeros_(p)
 
 
@@ -193,9 +194,8 @@ class Block(nn.Module):
         window = config.window if short and config.window < config.block_size else None
         self.ln_1 = NORM[config.norm](config)
         self.attn = CausalSelfAttention(
-            config.n_embd, config.n_head, config.n_kv_head, bias=config.bias, dropout=config.dropout,
-            qk_norm=config.qk_norm, window=window, visible=config.visible, attention=config.attention,
-            score=config.score, normalize=config.normalize,
+            config.n_embd, config.n_head, config.n_kv_head, bias=config.bias, dropout=config.dropout, qk_norm=config.qk_norm,
+            window=window, visible=config.visible, attention=config.attention, score=config.score, normalize=config.normalize,
         )
         self.ln_2 = NORM[config.norm](config)
         self.mlp = MLP[config.mlp](config)
@@ -317,7 +317,7 @@ class GPT(nn.Module):
         if block_size > self.config.block_size:
             raise ValueError(f"block_size={block_size} is longer than the model's {self.config.block_size}")
         self.config = replace(self.config, block_size=block_size)
-        wpe = POSITION[self.config.position](self.config).to(self.lm_head.weight.device)
+        wpe = POSITION[self.config.position](self.config).to(self.lm_head.weight.device).train(self.training)
         for p, longer in zip(wpe.parameters(), self.transformer.wpe.parameters()):
             p.data = longer.detach()[tuple(map(slice, p.shape))].clone()
         self.transformer.wpe = wpe

@@ -22,7 +22,6 @@ from attention import ATTENTION
 from engine import checkpoint, configure, quantization, roofline
 from engine import tokenizer as tokenizer_module
 from engine.checks import at_least
-from engine.configure import for_terminal
 from engine.decoding import Draft, RandomStream, Sampling, Session, compiled_decode, ngram, stream
 from engine.quantization import prepare_for_inference
 from model import GPT
@@ -186,9 +185,9 @@ class Printer:
             if self.as_json and writer.ended:
                 line = {"prompt": prompt, "text": writer.text, "ended": writer.ended}
                 line |= {"tokens": writer.tokens, "logprobs": writer.logprobs}
-                print(for_terminal(json.dumps(line, ensure_ascii=sys.stdout.encoding.lower() != "utf-8")), flush=True)
+                print(configure.for_terminal(json.dumps(line, ensure_ascii=sys.stdout.encoding.lower() != "utf-8")), flush=True)
             elif not self.as_json:
-                print(for_terminal(("" if self.begun else prompt) + writer.unshown()), end="", flush=True)
+                print(configure.for_terminal(("" if self.begun else prompt) + writer.unshown()), end="", flush=True)
                 self.begun = True
             if not writer.ended:
                 return
@@ -388,7 +387,7 @@ def converse(config, model, tokenizer, guesser, about):
         except KeyboardInterrupt:  # ends this answer
             session.forget()
             writer.end("interrupted")
-            print(for_terminal(writer.unshown()))
+            print(configure.for_terminal(writer.unshown()))
         session.trim(begin + len(writer.tokens))
 
 

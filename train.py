@@ -33,7 +33,6 @@ from tqdm import tqdm
 from attention import ATTENTION
 from engine import checkpoint, configure, dataset, pretrained, processes, roofline
 from engine.checks import at_least
-from engine.configure import for_terminal
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
 from model import GPT, MODERN, GPTConfig
@@ -181,8 +180,9 @@ def train(config):
     config = replace(config, **asdict(model.config))
     model.to(device)
     step = trainer["step"] if trainer else 0
-    dtype = config.dtype if config.dtype != "auto" else (trainer or {}).get("dtype", roofline.best_dtype(device, config.n_embd))
+    end = step if config.eval_only else config.max_iters
     # A resumed run keeps what auto was, also on another processor.
+    dtype = config.dtype if config.dtype != "auto" else (trainer or {}).get("dtype", roofline.best_dtype(device, config.n_embd))
     autocast = torch.autocast(device.type, getattr(torch, dtype)) if dtype != "float32" else nullcontext()
     optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == "float16")
     if trainer:
@@ -199,8 +199,8 @@ def train(config):
         f"{model.num_params():,} parameters, {config.n_layer} layers of width {config.n_embd}; "
         f"{len(data.train):,} training tokens of {config.dataset}, vocabulary {data.tokenizer.vocab_size:,}\n"
         f"device {device}, {dtype}, {'compiled' if compiled else 'not compiled'}, "
-        f"{world_size} {'process' if world_size == 1 else 'processes'}; "
-        f"{config.batch_size} x {config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches a step"
+        f"{world_size} {'process' if world_size == 1 else 'processes'}; {max(0, end - step):,} steps of "
+        f"{config.batch_size} x {config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches"
     )
 
     # ---- what is written: checkpoints, metrics.jsonl, wandb
@@ -236,8 +236,6 @@ def train(config):
             checkpoint.prune(out_dir, config.keep_checkpoints)
         return val_loss
 
-    if trainer and step >= config.max_iters:
-        print0(f"note: all max_iters={config.max_iters} steps are done: to train on, give a larger --max_iters")
 
     # ---- the loop
     begun, tokens_seen, clock, loss, lr = step, 0, time.perf_counter(), None, None
@@ -245,9 +243,9 @@ def train(config):
     owed = trainer and not (last_line.get("step") == step and "val_loss" in last_line)  # killed before its evaluation
     share = config.gradient_accumulation_steps // world_size
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
-    with processes.bar(desc="training", unit="step", total=step if config.eval_only else config.max_iters, initial=step) as bar:
+    with processes.bar(desc="training", unit="step", total=end, initial=step) as bar:
         while True:
-            finished = config.eval_only or step >= config.max_iters
+            finished = step >= end
             evaluating = finished or (owed if step == begun else step % config.eval_interval == 0)
             logging = evaluating or step % config.log_interval == 0
             if logging and step > begun:
@@ -291,7 +289,7 @@ def train(config):
     if writes:
         print(f"{record['wall_s']:.0f} s in all; next: python sample.py --out_dir={shlex.quote(config.out_dir)}")
         if config.write_tokens:
-            print(f"Now it writes:\n---------------\n{for_terminal(sample_text(model, data, config))}\n---------------")
+            print(f"Now it writes:\n---------------\n{sample_text(model, data, config)}\n---------------")
     if wandb:
         wandb.finish()
     processes.stop()
@@ -355,8 +353,7 @@ def build_model(config, data):
                    "losses from before do not compare")
     else:
         model = model_to_finetune(config, data)
-    found, known = data.tokenizer.vocab_size, model.config.vocab_size
-    if found > known:
+    if (found := data.tokenizer.vocab_size) > (known := model.config.vocab_size):
         raise ValueError(f"dataset {config.dataset} has {found} token ids and the model vocab_size={known}")
     return model, trainer
 
@@ -368,8 +365,8 @@ def model_to_finetune(config, data):
         folder = checkpoint.find(config.init_from)
         checkpoint.check_tokenizer(folder, data.tokenizer)
         learned = checkpoint.load_config(folder)["model"]["attention"]
-        if attention == TrainConfig.attention and learned not in ATTENTION:
-            attention = learned  # linear attention is another function, not another path
+        if attention == TrainConfig.attention:
+            attention = learned  # which may be another function, as linear attention, or the one that its score needs
     model = GPT.from_pretrained(config.init_from, dropout=config.dropout, attention=attention)
     same_tokens = data.tokenizer.spec().get("name") in pretrained.ENCODINGS
     if not ours and model.config.vocab_size == pretrained.VOCAB_SIZE and not same_tokens:
@@ -394,7 +391,7 @@ def start_wandb(config):
         return wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, config=asdict(config))
     except ImportError:
         raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
-    except wandb.errors.Error as error:
+    except Exception as error:  # wandb has several
         raise ValueError(f"wandb: {error} (or set WANDB_MODE=offline)") from None
 
 
@@ -408,18 +405,18 @@ def sample_text(model, data, config):
     start = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(next(model.parameters()).device)
     generator, V = torch.Generator().manual_seed(config.seed), data.tokenizer.vocab_size
     tokens = model.eval().generate(start, config.write_tokens, temperature=0.8, generator=generator, vocab_size=V)
-    return data.tokenizer.decode(tokens[0].tolist())
+    return configure.for_terminal(data.tokenizer.decode(tokens[0].tolist()))
 
 
 def settings(argv):
     """A TrainConfig from the command line; a resumed run starts from the settings that it was saved with."""
     presets, init_from = configure.presets(argv), configure.peek(argv, "init_from", TrainConfig.init_from)
-    if init_from not in ("scratch", "resume") and not configure.peek(argv, "dataset", ""):
-        raise ValueError(f"init_from={init_from}: --dataset is missing, the text to fine-tune it on")
     if init_from != "resume":
         if not argv or init_from != "scratch" and not presets:  # rates from scratch would destroy what a model has learned
             presets = [os.path.relpath(Path(__file__).parent / "config" / ("finetune.toml" if argv else "minute.toml"))]
         config = configure.parse(TrainConfig, [*presets, *argv[len(configure.presets(argv)) :]])
+        if init_from != "scratch" and not configure.peek(argv, "dataset", ""):
+            raise ValueError(f"init_from={init_from} is neither scratch nor resume: give --dataset, the text to tune it on")
         print0(f"settings: {' '.join(presets) or 'no preset, the defaults of train.py'}")
         return config
     out_dir = configure.peek(argv, "out_dir", TrainConfig.out_dir)

@@ -159,8 +159,8 @@ def verify(folder, name):
     except (OSError, ValueError, KeyError, TypeError):
         intact = False
     if not intact:
-        raise ValueError(f"{folder / name} is missing or damaged (it is not what manifest.json says): remove {folder}, and the "
-                         "checkpoint before it is the latest")
+        raise ValueError(f"{folder / name} is missing or damaged (manifest.json says otherwise): use another checkpoint, or "
+                         f"move {folder} away to resume from the one before")
     return folder / name
 
 
@@ -213,5 +213,5 @@ def check_model(folder, wanted, equal_paths):
 def check_tokenizer(folder, wanted):
     """ValueError if a checkpoint was trained on another tokenizer's ids: each would mean something else."""
     if load_config(folder)["tokenizer"] != wanted.spec():
-        raise ValueError(f"{folder} was trained with another tokenizer than the dataset's: prepare the text for it with "
-                         f"data/text/prepare.py --tokenizer={shlex.quote(str(folder.parent))}")
+        raise ValueError(f"{folder} was trained with another tokenizer than the dataset's: data/text/prepare.py takes it by "
+                         f"--tokenizer={shlex.quote(str(folder))}, which, if it is char, has no new characters (byte has all)")

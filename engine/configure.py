@@ -111,10 +111,10 @@ def unknown_key(key, names, where):
 
 
 def for_terminal(text):
-    """text, with control characters as \\x1b if it goes to a terminal, which would obey them; exact in files and pipes."""
+    """text, with control characters as \\u001b if it goes to a terminal, which would obey them; exact in files and pipes."""
     if not sys.stdout.isatty():
         return text
-    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def pick_device(name):

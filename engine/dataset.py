@@ -11,7 +11,6 @@ import math
 import os
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +42,8 @@ def download(url, sha256, path):
         try:
             with urllib.request.urlopen(url, timeout=30) as response:
                 content = response.read()
-        except (urllib.error.URLError, OSError) as error:
-            reason = getattr(error, "reason", error)
-            raise ValueError(f"cannot download {url} ({reason}): {remedy}") from None
+        except OSError as error:
+            raise ValueError(f"cannot download {url} ({getattr(error, 'reason', error)}): {remedy}") from None
         if sha256_of([content]) != sha256:
             raise ValueError(f"{url} is not the expected file (its sha256 differs): {remedy}")
         publish(path, content)
@@ -113,6 +111,8 @@ def write(folder, documents, tokenizer_name, source, val=None):
     or else by a newline.
     """
     folder = Path(folder)
+    if isinstance(documents, str) or isinstance(val, str):
+        raise ValueError("documents and val are lists of texts: [text] for a single one")
     documents = [*filter(None, documents)]
     train, val = (documents, [*filter(None, val)]) if val else spread_tenth(documents)
     documents = [*train, *val]
@@ -123,7 +123,7 @@ def write(folder, documents, tokenizer_name, source, val=None):
     if not 0.02 < share < 0.3:
         print(f"note: the validation split has {share:.1%} of the characters; about a tenth is usual")
     several = len(train) > 1 or len(val) > 1
-    if Path(tokenizer_name).is_dir():  # of a run
+    if checkpoint.every(tokenizer_name) or Path(tokenizer_name, "manifest.json").exists():  # of a run
         encoding = checkpoint.load_tokenizer(checkpoint.find(tokenizer_name))
     else:
         encoding = tokenizer.create(tokenizer_name, ("\n" if several else "").join(documents))
@@ -145,7 +145,8 @@ def write(folder, documents, tokenizer_name, source, val=None):
                         tokens += file.write(np.array(separator, on_disk))
             meta[name] = {"tokens": tokens // on_disk.itemsize, "characters": sum(map(len, part)) + len(part) - 1}
             meta[name]["sha256"] = sha256_of_file(partial)
-            os.replace(partial, folder / f"{name}.bin")
+    for name in ("train", "val"):
+        os.replace(folder / f"{name}.bin.partial", folder / f"{name}.bin")
     publish(folder / "meta.json", json.dumps(meta, indent=1).encode())
     counts = ", ".join(f"{name} {meta[name]['tokens']:,}" for name in ("train", "val"))
     print(f"{folder.name}: {text_size:,} characters as {tokenizer_name} tokens ({counts}; vocabulary {encoding.vocab_size:,})")
@@ -180,7 +181,7 @@ def find(name):
     if all((folder / file).exists() for file in needed):
         return folder
     if not ours:
-        known = sorted(path.name for path in DATA.iterdir() if path.is_dir())
+        known = sorted({path.parent.name for file in ("prepare.py", "meta.json") for path in DATA.glob(f"*/{file}")})
         nearest = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
         raise ValueError(f"dataset {name!r} has no train.bin and val.bin, and is none of ours that could be prepared: {hint}")

@@ -12,7 +12,11 @@ def chunked(q, k, v, feature, past, chunk):
     q (B, H, Tq, D), k, v (B, H, Tk, D). past: that sum for what came before k and v, or None. Within a chunk all pairs
     are compared; between chunks only the running sum is handed on.
     """
-    dtype, Tq, earlier = v.dtype, q.shape[2], k.shape[2] - q.shape[2]
+    dtype, Tq, earlier, dim = v.dtype, q.shape[2], k.shape[2] - q.shape[2], 0 if len(q) > 1 else 1
+    if q.device.type == "cpu" and q.shape[dim] > 1 and v.numel() > 2**20:  # allocating so much takes as long as the products
+        halves = zip(*(x.chunk(2, dim) for x in (q, k, v)), [None] * 2 if past is None else past.chunk(2, dim))
+        y, sums = zip(*(chunked(*half, feature, before, chunk) for *half, before in halves))
+        return torch.cat(y, dim), torch.cat(sums, dim)
     q, k, v = featured(q, k, v, feature)
     past = (0 if past is None else past) + k[:, :, :earlier].mT @ v[:, :, :earlier]  # keys before all queries: only their sum
     chunk = min(chunk, Tq)
@@ -42,7 +46,8 @@ def positive_random_features(D, count, seed=0):
     For vectors of unit RMS, as qk_norm makes them: for much longer ones most features vanish.
     """
     generator = torch.Generator().manual_seed(seed)
-    Q, R = torch.linalg.qr(torch.randn(-(-count // D), D, D, dtype=torch.float64, generator=generator))
+    blocks = [torch.randn(D, D, dtype=torch.float64, generator=generator) for _ in range(-(-count // D))]
+    Q, R = torch.linalg.qr(torch.stack(blocks))
     Q = Q * R.diagonal(dim1=1, dim2=2).sign()[:, None]  # without the signs, directions would not be uniformly distributed
     lengths = torch.randn(count, D, dtype=torch.float64, generator=generator).norm(dim=1, keepdim=True)
     directions = Q.flatten(0, 1)[:count] * lengths  # orthogonal within a block, which lowers the variance

@@ -127,6 +127,8 @@ def make_optimizer(model, config):
     else:
         head = [matrices.pop("lm_head.weight")] if "lm_head.weight" in matrices else []
         blocks = [matrices.pop(name) for name in list(matrices) if name.startswith("transformer.h.")]
+        if odd := [name for name, p in named.items() if p.dim() > 2 and any(p is block for block in blocks)]:
+            raise ValueError(f"Muon takes matrices, and {odd[0]} has more than two dimensions: split it, or --optimizer=adamw")
         muon = dict(kind="muon", momentum=config.momentum, steps=config.muon_steps)
         groups = [
             dict(params=blocks, lr=config.learning_rate, weight_decay=config.weight_decay, **muon),

@@ -53,7 +53,7 @@ def gpt2_weights(tensors):
 def download(name):
     """The folder of a published GPT-2, fetched once into huggingface_hub's cache."""
     if name not in GPT2:
-        raise ValueError(f"{name!r} is neither a folder nor one of {', '.join(GPT2)} (train.py also has scratch and resume)")
+        raise ValueError(f"{name!r} is neither a folder nor one of {', '.join(GPT2)}")
     try:
         from huggingface_hub import snapshot_download
 

@@ -106,7 +106,7 @@ class TiktokenTokenizer(Tokenizer):
 
         names = tiktoken.list_encoding_names()
         if name not in names:
-            raise ValueError(f"unknown tokenizer {name!r}: choose char, byte, {', '.join(names)}")
+            raise ValueError(f"unknown tokenizer {name!r}: choose char, byte, {', '.join(names)}, or the folder of a run")
         try:
             return cls(tiktoken.get_encoding(name))
         except Exception as error:  # no network, a proxy, a damaged cache

@@ -38,6 +38,13 @@ def test_where_results_go(device, name, tmp_path, monkeypatch, capsys):
     assert json.loads((tmp_path / "new" / name).read_text()) == report and drawn == [report]
 
 
+def test_the_model_of_a_clone(tmp_path):
+    """Catches another module that is called model, as ours is."""
+    code = "import dataclasses\n@dataclasses.dataclass\nclass GPTConfig:\n    n: int\nclass GPT:\n    config = GPTConfig(7)\n"
+    (tmp_path / "model.py").write_text(code)
+    assert benchmark.nanogpt_model(tmp_path).GPT.config.n == 7
+
+
 def test_table():
     """Catches columns that are out of line, and what is no Markdown table."""
     assert benchmark.table([{"a": "longer", "long": 1}, {"a": None, "new": 0.1234512}]).splitlines() == [

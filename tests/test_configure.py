@@ -63,7 +63,7 @@ def test_what_runs_without_settings(capsys):
     assert settings(["--attention=linear"]).attention == "linear"
     tuned = settings(["--init_from=gpt2", "--dataset=mine"])
     assert (tuned.learning_rate, tuned.dataset) == (3e-5, "mine") and "config/finetune.toml" in capsys.readouterr().out
-    assert settings(["config/minute.toml", "--init_from=gpt2"]).learning_rate == 0.02
+    assert settings(["config/minute.toml", "--init_from=gpt2"]).learning_rate == 0.02  # which names a dataset
 
 
 def test_both_spellings_of_a_flag():

@@ -62,6 +62,14 @@ def test_a_tenth_of_any_documents(lengths, seed):
         assert sorted(train + val) == sorted(documents)
 
 
+def test_a_text_in_place_of_a_list(tmp_path):
+    """Catches a text that is taken for a list of documents of one character."""
+    for documents, val in ("abc\n" * 50, None), (["abc\n" * 50], "abc"):
+        with pytest.raises(ValueError, match="lists of texts"):
+            dataset.write(tmp_path / "new", documents, "char", "x", val=val)
+    assert not (tmp_path / "new").exists()
+
+
 def test_empty_documents(tmp_path):
     """Catches a division by the length of nothing, and documents that are only a separator."""
     with pytest.raises(ValueError, match="no text in x"):
@@ -283,10 +291,12 @@ def test_own_text_that_cannot_be_used(tmp_path):
     empty.write_text("")
     for arguments, message in [
         (["--input", latin, "--name=test-bad"], "is not UTF-8 text (offset 1)"),
-        (["--input", empty, "--name=test-bad"], "--input: no file there holds text"),
-        (["--input", tmp_path, "--glob=*.md", "--name=test-bad"], "no file there holds text and matches --glob='*.md'"),
-        (["--input", __file__, "--val", "--name=test-bad"], "--val: no file there holds text"),
+        (["--input", empty, "--name=test-bad"], "--input: found no text"),
+        (["--input", tmp_path, "--glob=*.md", "--name=test-bad"], "found no text in files that match --glob='*.md'"),
+        (["--input", __file__, "--val", "--name=test-bad"], "--val: found no text"),
         (["--name=test-bad"], "--input is missing"),
+        (["--input=", "--name=test-bad"], "--input: give it once"),
+        (["--input", latin, "--input", empty, "--name=test-bad"], "--input: give it once, and after it all files"),
         (["--input", latin, "--name=stdlib"], "--name=stdlib"),
         (["--input", latin, "--name=.."], "--name=.."),
         (["--input", latin, "--name=old/"], "--name=old/"),

@@ -19,9 +19,8 @@ from engine.roofline import machine, peak_bytes, seconds_of, take_turns
 from masks import VISIBLE, sliding_window
 
 B, H, D = 1, 8, 64  # sequences, heads, features of each
-LIMIT = 10.0  # seconds: what would take longer is skipped
+LIMIT, ROUNDS = 10.0, 9  # seconds, what would take longer is skipped; and rounds of each comparison
 NAIVE_LENGTH = 512  # the longest sequence for naive, whose many small tensors would fill the memory of the profiler
-ROUNDS = 9  # of each comparison
 
 
 @dataclass(kw_only=True)

@@ -49,9 +49,8 @@ class CompareConfig(benchmark.Settings):
 
 def read_arguments(argv):
     """A CompareConfig from the command line, where a preset may stand first, and what follows --change begins with --."""
-    joined, rest = [], iter(argv)
-    for arg in rest:
-        joined.append(f"{arg}={next(rest, '')}" if arg in ("--change", "--flags") else arg)
+    rest = iter(argv)
+    joined = [f"{arg}={next(rest, '')}" if arg in ("--change", "--flags") else arg for arg in rest]
     presets = configure.presets(joined)
     return configure.parse(CompareConfig, [*(f"--preset={preset}" for preset in presets), *joined[len(presets) :]])
 

@@ -66,9 +66,10 @@ def measurement(path):
     """The figure of a JSON that a tool wrote."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        return DRAW[report["kind"]](report)
+        draw = DRAW[report["kind"]]
     except (ValueError, KeyError, TypeError):
         raise ValueError(f'{path} is not a measurement: it needs a "kind", one of {", ".join(DRAW)}') from None
+    return draw(report)
 
 
 def attention(report):

@@ -10,6 +10,7 @@ unless --val names files for it.
 
 import contextlib
 import fnmatch
+import os
 import re
 import subprocess
 import sys
@@ -32,25 +33,24 @@ class Settings:
     name: str = "mine"
     """The dataset's name: it is written to data/<name>."""
     tokenizer: str = "char"
-    """char (a vocabulary of the text's own characters), byte (256, any text), gpt2 or another encoding of tiktoken, or the
-    folder of a run, to fine-tune it."""
+    """char (the text's own characters), byte (256, any text), gpt2 or another of tiktoken, or a run's folder (to tune it)."""
 
 
 def files_in(folder):
-    """The files in a folder, as relative paths: what git tracks or does not ignore, or else what is not hidden. No links."""
+    """The files in a folder, as relative paths: what git tracks or does not ignore, without links; else what is not hidden."""
     listed = None
     if any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)):
         command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         with contextlib.suppress(FileNotFoundError):  # git is not installed
             result = subprocess.run(command, capture_output=True)
             if result.returncode == 0:
-                listed = {Path(name) for name in result.stdout.decode(errors="surrogateescape").split("\0") if name}
+                listed = {Path(name) for name in os.fsdecode(result.stdout).split("\0") if name}
                 listed = {path for path in listed if not (folder / path).is_symlink()}
                 for inner in [path for path in listed if (folder / path).is_dir()]:  # a repository in the repository
                     listed |= {inner / path for path in files_in(folder / inner)}
     found = listed or {path.relative_to(folder) for path in folder.rglob("*")}
     visible = (path for path in found if not any(part.startswith(".") for part in path.parts))
-    return sorted(path for path in visible if (folder / path).is_file() and not (folder / path).is_symlink())
+    return sorted(path for path in visible if (folder / path).is_file())
 
 
 def read(inputs, flag, glob):
@@ -88,12 +88,16 @@ def prepare(settings):
     source = ", ".join(path.name or str(path) for path in settings.input)
     if not any(documents) or settings.val is not None and not any(val):
         flag = "--val" if any(documents) else "--input"
-        raise ValueError(f"{flag}: no file there holds text and matches --glob={settings.glob!r}")
+        raise ValueError(f"{flag}: found no text in files that match --glob={settings.glob!r}")
     dataset.write(folder, documents, settings.tokenizer, source, val=val)
 
 
 if __name__ == "__main__":
     with configure.one_line_errors():
+        for flag in "--input", "--val":
+            given = [argument for argument in sys.argv if argument.partition("=")[0] == flag]
+            if len(given) > 1 or f"{flag}=" in given:
+                raise ValueError(f"{flag}: give it once, and after it all files and folders")
         for argument in sys.argv[1:2]:
             if not argument.startswith("-") and Path(argument).exists():
                 raise ValueError(f"{argument}: write it as --input {argument}")
