@@ -19,11 +19,9 @@ import torch
 import tyro
 
 from attention import ATTENTION
-from engine import checkpoint, configure, quantization, roofline
-from engine import tokenizer as tokenizer_module
+from engine import checkpoint, configure, quantization, roofline, tokenizer as tokenizer_module
 from engine.checks import at_least
 from engine.decoding import Draft, RandomStream, Sampling, Session, compiled_decode, ngram, stream
-from engine.quantization import prepare_for_inference
 from model import GPT
 
 
@@ -260,7 +258,7 @@ def load(config, texts):
     rows = 1 if config.compile is True else rows  # torch.compile cannot use packed weights
     has_units = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     dtype = config.dtype if config.dtype != "auto" else "bfloat16" if has_units else "float32"
-    model = prepare_for_inference(model, getattr(torch, dtype), config.quantize, rows)
+    model = quantization.prepare_for_inference(model, getattr(torch, dtype), config.quantize, rows)
     return model, tokenizer, f"{'int8' if config.quantize == 'int8' else dtype}, {device}"
 
 
@@ -285,7 +283,7 @@ def make_guesser(config, model, tokenizer):
         if checkpoint.load_tokenizer(folder).spec() != tokenizer.spec():
             raise ValueError(f"--draft={config.draft} has another tokenizer than the model: it must be the same")
         weight = model.transformer.wte.weight
-        draft = prepare_for_inference(GPT.from_checkpoint(folder).to(weight.device), weight.dtype)
+        draft = quantization.prepare_for_inference(GPT.from_checkpoint(folder).to(weight.device), weight.dtype)
     for attention in (model.config.attention, draft.config.attention):
         if attention not in ATTENTION:
             raise ValueError(f"--draft: attention={attention} cannot forget what it has read: leave --draft out")

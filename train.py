@@ -292,7 +292,6 @@ def train(config):
             print(f"Now it writes:\n---------------\n{sample_text(model, data, config)}\n---------------")
     if wandb:
         wandb.finish()
-    processes.stop()
     return record
 
 
@@ -431,6 +430,7 @@ if __name__ == "__main__":
         config = settings(sys.argv[1:])
         try:
             train(config)
+            processes.stop()
         except KeyboardInterrupt:
             print0(f"\ninterrupted: {checkpoint.what_remains(config.out_dir)}")
             raise

@@ -1,5 +1,6 @@
 """One process, or several that torchrun has started."""
 
+import gc
 import os
 import sys
 
@@ -63,6 +64,7 @@ def add_up(tensor):
 
 
 def stop():
-    """Leave the other processes."""
+    """Leave the other processes, once what uses their connections is gone: its threads must end before Python does."""
+    gc.collect()
     if world_size() > 1:
         dist.destroy_process_group()

@@ -114,3 +114,19 @@ def test_huge_inputs_of_linear_attention_stay_finite(D):
         features = positive_random_features(D, 64)
         for feature in (elu1, features):
             assert linear(q, k, v, feature).isfinite().all(), (scale, feature)
+
+
+@pytest.mark.parametrize("B, H", [(1, 3), (3, 2)])
+def test_halves(B, H):
+    """Catches a CPU's halves of a large batch, or of its heads, that are put together wrong, with and without a memory."""
+    T = 2**20 // (B * H * 16) + 5
+    q, k, v = (torch.randn(B, H, T, 16) for _ in range(3))
+    memory = LinearState(B, 2 * T)
+    for _ in range(2):
+        y = linear(q, k, v, memory=memory)
+    for b, h in ((0, 0), (B - 1, H - 1)):
+        part, alone = (slice(b, b + 1), slice(h, h + 1)), LinearState(1, 2 * T)
+        for _ in range(2):
+            want = linear(q[part], k[part], v[part], memory=alone)
+        torch.testing.assert_close(y[part], want, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(memory.sum[part], alone.sum, rtol=1e-4, atol=1e-3)
