@@ -157,8 +157,6 @@ class TrainConfig(GPTConfig):
         return GPTConfig(**mine | {"vocab_size": vocab_size})
 
 
-# ---- Training
-
 def train(config):
     """Train with the settings in config, a TrainConfig; returns the last line of metrics.jsonl as a dict.
 

@@ -258,8 +258,6 @@ def stream(session, max_new_tokens, sampling, random, vocab_size=None, guess=Non
                 break
 
 
-# ---- Guesses
-
 def ngram(session, most, longest=4):
     """What followed the last time that the text ended as it ends now: text repeats itself more often than one expects."""
     text = session.text().cpu().numpy()

@@ -24,8 +24,6 @@ def once_differentiable(backward):
     return first_only
 
 
-# ---- RMS norm, squared ReLU, and the loss of the head
-
 def rms_norm(x):
     """x / rms(x) over the last dimension, as F.rms_norm (Zhang & Sennrich 2019, arXiv:1910.07467). Keeps the dtype of x."""
     if x.is_cuda or not torch.is_grad_enabled():  # on CUDA F.rms_norm is a single kernel
@@ -122,8 +120,6 @@ class LinearCrossEntropy(torch.autograd.Function):
         dx, dweight = ctx.saved_tensors
         return dx.mul_(dloss / LOSS_SCALE), dweight.mul_(dloss / LOSS_SCALE), None, None
 
-
-# ---- The backward pass of attention.tiled
 
 def tiled_gradients(dy, q, k, v, y, log_total, tiles):
     """Gradients of q (B, H, Tq, D) and k, v (B, G, Tk, D) from the tensors that attention.Tiled.forward saved.
