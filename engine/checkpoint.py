@@ -213,5 +213,5 @@ def check_model(folder, wanted, equal_paths):
 def check_tokenizer(folder, wanted):
     """ValueError if a checkpoint was trained on another tokenizer's ids: each would mean something else."""
     if load_config(folder)["tokenizer"] != wanted.spec():
-        raise ValueError(f"{folder} was trained with another tokenizer than the dataset's: data/text/prepare.py takes it by "
-                         f"--tokenizer={shlex.quote(str(folder))}, which, if it is char, has no new characters (byte has all)")
+        raise ValueError(f"{folder} was trained with another tokenizer: prepare the text with data/text/prepare.py "
+                         f"--tokenizer={shlex.quote(str(folder))} (a char tokenizer cannot encode new characters, byte can)")

@@ -9,7 +9,7 @@ def choose(name, value, known):
 
 
 def at_least(least, settings, *names, most=1e38):
-    """ValueError for the first of these settings that is less, more (than what float32 can hold), or not a number."""
+    """ValueError for the first of these settings below `least`, above `most` (by default float32's range), or not a number."""
     for name in names:
         if not least <= getattr(settings, name) <= most:
             limit = "and finite" if most == 1e38 else f"and at most {most}"

@@ -64,7 +64,7 @@ def add_up(tensor):
 
 
 def stop():
-    """Leave the other processes, once what uses their connections is gone: its threads must end before Python does."""
+    """Leave the process group. What still holds it is collected first: gloo's threads must end before Python does."""
     gc.collect()
     if world_size() > 1:
         dist.destroy_process_group()
