@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one test on each core at a time; before anything imports torch
 
 from engine import dataset  # noqa: E402
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would its children
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
