@@ -234,7 +234,6 @@ def train(config):
             checkpoint.prune(out_dir, config.keep_checkpoints)
         return val_loss
 
-
     # ---- the loop
     begun, tokens_seen, clock, loss, lr = step, 0, time.perf_counter(), None, None
     record = (trainer or {}).get("record", {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None})
