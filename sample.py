@@ -58,7 +58,8 @@ class SampleConfig(Sampling):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it, else float32."""
+    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it; on a CPU float16 for a model too
+    large for its cache (the arithmetic stays in float32); else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, if the checkpoint's attention allows it."""
     quantize: Literal["none", "int8"] = "none"
@@ -235,7 +236,7 @@ class Meter:
         size = quantization.weight_bytes(self.model)
         if size < 2**25:  # a processor's cache may hold them
             return summary
-        speed = roofline.bandwidth(self.model.lm_head.weight.device)
+        speed = roofline.bandwidth(self.model.transformer.wte.weight.device)
         return (
             f"{summary}; reading {size / 1e6:.0f} MB of weights at {speed / 1e9:.1f} GB/s would take "
             f"{self.passes * size / speed / self.seconds:.0%} of that time"
@@ -255,16 +256,15 @@ def load(config, texts):
             raise ValueError(f"init_from={config.init_from} has {model.config.vocab_size:,} token ids, and GPT-2's tokenizer "
                              f"{tokenizer.vocab_size:,}: only GPT-2's own tokens are known here")
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
-    rows = 1 if config.compile is True else rows  # torch.compile cannot use packed weights
-    has_units = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    dtype = config.dtype if config.dtype != "auto" else "bfloat16" if has_units else "float32"
+    rows = None if config.compile is True else rows
+    dtype = quantization.best_dtype(model, rows) if config.dtype == "auto" else config.dtype
     model = quantization.prepare_for_inference(model, getattr(torch, dtype), config.quantize, rows)
     return model, tokenizer, f"{'int8' if config.quantize == 'int8' else dtype}, {device}"
 
 
 def compiled_step(config, model):
     """The compiled decoding step, or None if the settings do not want one."""
-    on_gpu = model.lm_head.weight.device.type == "cuda"
+    on_gpu = model.transformer.wte.weight.device.type == "cuda"
     step = compiled_decode(model) if (on_gpu if config.compile == "auto" else config.compile) else None
     if config.compile is True and not step:
         raise ValueError(f"compile=True: attention={model.config.attention} cannot be compiled: leave it out")
@@ -311,7 +311,7 @@ def sample(config):
     guesser = make_guesser(config, model, tokenizer)
     if config.interactive:
         return converse(config, model, tokenizer, guesser, about)
-    size, device = model.config.block_size, model.lm_head.weight.device
+    size, device = model.config.block_size, model.transformer.wte.weight.device
     if prompts == {"--start": SampleConfig.start}:
         prompts = {"--start": default_start(tokenizer)}
     ids = [encode_prompt(tokenizer, prompt, size, where).to(device) for where, prompt in prompts.items()]
@@ -361,7 +361,7 @@ def converse(config, model, tokenizer, guesser, about):
         raise ValueError("--interactive: the standard input is closed")
     if hasattr(sys.stdin, "reconfigure"):  # only a line that is not UTF-8 is refused
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline=None)
-    device, session, step = model.lm_head.weight.device, None, compiled_step(config, model)
+    device, session, step = model.transformer.wte.weight.device, None, compiled_step(config, model)
     writers, meter = [], Meter(model, about, step is not None)
     random = RandomStream([torch.Generator().manual_seed(config.seed)])
     guess = guesser(random)

@@ -1,71 +1,108 @@
-"""Weights for decoding, where reading them takes most of the time: in fewer bytes, and laid out for several rows.
+"""Weights for decoding: in fewer bytes, and laid out as the processor reads them fastest.
 
-Not used in training. `prepare_for_inference(model, dtype, quantize, rows)` replaces the Linear layers of a model.
+Why is there more than one way to multiply? Training multiplies thousands of rows by a weight: arithmetic takes the time, and
+any library is good at it. Decoding multiplies one row for each text, so that reading the weights takes the time: a float32
+is four bytes, a float16 or bfloat16 two, an int8 one. With ten rows both count, and with narrow weights only the calls.
+
+    float32      what was trained. oneDNN's own layout is faster for several rows, and on AMD, where MKL is slow, for one.
+    float16      11 of the 24 bits of each weight; inputs, sums and outputs stay float32. The default for a large model.
+    bfloat16     8 bits of weights and inputs: for many rows on a processor with units for it.
+    int8         7 bits of each weight and a scale for each output; inputs keep 14 bits, and sums are exact integers.
+
+On a CPU only these products change, and all else is computed in float32. A GPU has units for every dtype, so there the whole
+model is converted, and int8 only saves memory. Not used in training: `prepare_for_inference` replaces a model's Linears.
 """
+
+import functools
+import warnings
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from engine.roofline import cpu_flags
+
+HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines and HAS_ONEDNN  # x86 processors with AVX2
+HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+CACHE_BYTES = 2**25  # a processor's own cache may hold weights up to here
+
 
 class Packed(nn.Module):
-    """A Linear in float32 with its weight in oneDNN's own layout for products of several rows (x86 processors).
-
-    GPT-2's matrices, milliseconds for 1, 4, 10, 32, 64 rows: 32, 29, 34, 55, 89, against 28, 49, 84, 82, 121 unpacked
-    (2 CPU cores, PyTorch 2.13): faster from four rows on. torch.compile uses the same operations.
-    """
+    """A Linear in float32 or bfloat16 with its weight in oneDNN's own layout for products of several rows."""
 
     ROWS = 16  # that the layout is optimized for; good for all numbers of rows that were tried
 
-    def __init__(self, linear):
+    def __init__(self, linear, dtype=torch.float32):
         super().__init__()
-        self.weight, self.bias = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().float(), self.ROWS), linear.bias
+        self.dtype, self.nbytes = dtype, linear.weight.numel() * dtype.itemsize
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype), self.ROWS)
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
 
     @staticmethod
     def pays(rows):
-        """Whether this is possible here, and faster for this number of rows."""
-        return rows >= 4 and torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+        """Whether this is possible here and, in float32, faster than F.linear for this number of rows."""
+        return HAS_ONEDNN and (rows >= 4 or "AuthenticAMD" in cpu_flags())
 
     def forward(self, x):
-        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, "none", [], "").to(x.dtype)
+
+
+class Half(nn.Module):
+    """A Linear whose weights are float16, by FBGEMM: each is widened in a register, and the arithmetic is float32.
+
+    A row's result is the same, bit for bit, whatever rows stand beside it.
+    """
+
+    def __init__(self, linear):
+        super().__init__()
+        self.packed, self.nbytes = torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias), 2 * linear.weight.numel()
+
+    def forward(self, x):
+        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
 
 
 class Int8(nn.Module):
     """A Linear whose weights are int8, with one scale for each output: a quarter of the bytes of float32.
 
-    On a CPU x is split into two int8 numbers, high + low/127, which keep 14 bits of it, and the products are sums of
-    integers (torch._int_mm): exact, so that a row's result does not depend on the other rows. A single row is up to a third
-    faster in torch._weight_int8pack_mm, which rounds it to bfloat16, and needs sizes that are multiples of 64. On a GPU the
-    weights are converted to x's dtype, exactly, which saves memory but no time.
+    On a CPU x is split into two rows of integers, high + low / (2·LEVELS), since real models have outliers beside which 8
+    bits would lose the rest. The products are exact, so that a row's result does not depend on the other rows. Elsewhere
+    the weights are converted to x's dtype, exactly, which saves memory but no time.
     """
 
-    def __init__(self, linear):
+    LEVELS = 127 if "avx512_vnni" in cpu_flags() else 63  # older units add pairs of products in 16 bits, which must not overflow
+
+    def __init__(self, linear, packed=True):
         super().__init__()
         weight = linear.weight.detach()
         scale = weight.float().abs().amax(dim=1).clamp_min(1e-30) / 127
-        self.register_buffer("weight", (weight / scale[:, None]).round_().to(torch.int8))
-        self.register_buffer("scale", scale)
-        self.bias, self.blocks = linear.bias, weight.shape[0] % 64 == weight.shape[1] % 64 == 0
+        weight = (weight / scale[:, None]).round_().to(torch.int8)
+        self.bias, self.nbytes, self.packed = linear.bias, weight.nbytes, None
+        if packed and weight.device.type == "cpu" and HAS_FBGEMM:
+            with warnings.catch_warnings():  # PyTorch will remove this way to pack; then `widened` remains
+                warnings.simplefilter("ignore")
+                zeros = torch.zeros(len(scale), dtype=torch.long)
+                weight = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
+                self.packed = torch.ops.quantized.linear_prepack(weight, None)
+        else:
+            self.register_buffer("weight", weight)
+            self.register_buffer("scale", scale)
 
     def forward(self, x):
-        if x.device.type != "cpu":
+        if self.packed is None:
             return self.widened(x)
         rows = x.flatten(0, -2).float()
-        if len(rows) == 1 and self.blocks:
-            y = torch._weight_int8pack_mm(rows.bfloat16(), self.weight, self.scale.bfloat16()).float()
-            y = y if self.bias is None else y.add_(self.bias)
-            return y.to(x.dtype).view(*x.shape[:-1], -1)
-        unit = rows.abs().amax(dim=-1, keepdim=True).div_(127).add_(1e-30)
-        scaled, parts, B = rows / unit, torch.empty(2 * len(rows), rows.shape[1], dtype=torch.int8), len(rows)
-        high, low = parts[:B], parts[B:]
-        low.copy_(scaled.sub_(high.copy_(scaled)).mul_(127))  # copying to int8 truncates towards 0
-        y = torch._int_mm(parts, self.weight.mT).float()
-        y = torch.add(y[:B], y[B:], alpha=1 / 127).mul_(unit)
-        y = y * self.scale if self.bias is None else torch.addcmul(self.bias.float(), y, self.scale)
+        unit = torch.linalg.vector_norm(rows, torch.inf, dim=-1, keepdim=True).div_(self.LEVELS).add_(1e-30)
+        scaled, parts, B = rows / unit, rows.new_empty(2 * len(rows), rows.shape[1]), len(rows)
+        high = torch.round(scaled, out=parts[:B])
+        torch.sub(scaled, high, out=parts[B:]).mul_(2 * self.LEVELS)  # the product rounds it
+        y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(parts, 1.0, self.LEVELS + 1, self.packed)
+        y = torch.add(y[:B], y[B:], alpha=0.5 / self.LEVELS)
+        y = y.mul_(unit) if self.bias is None else torch.addcmul(self.bias, y, unit)
         return y.to(x.dtype).view(*x.shape[:-1], -1)
 
     def widened(self, x):
-        """For a GPU: int8 is exact in x's dtype, and the scale is applied after the sum, in float32."""
+        """int8 is exact in x's dtype, and the scale is applied after the sum, in float32."""
         y = F.linear(x / 128, self.weight.to(x.dtype)).float()  # keeps sums within float16
         y = y * (128 * self.scale) if self.bias is None else torch.addcmul(self.bias.float(), y, 128 * self.scale)
         return y.to(x.dtype)
@@ -74,22 +111,38 @@ class Int8(nn.Module):
 def linears(model):
     """(parent module, name, layer) of all layers that multiply by a weight."""
     children = ((parent, name, layer) for parent in model.modules() for name, layer in parent.named_children())
-    return [child for child in children if isinstance(child[2], nn.Linear | Packed | Int8)]
+    return [child for child in children if isinstance(child[2], nn.Linear | Packed | Half | Int8)]
+
+
+def best_dtype(model, rows=1):
+    """The name of the dtype that suits the model's device, processor and size. rows as in prepare_for_inference."""
+    device = model.transformer.wte.weight.device
+    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return "bfloat16"
+    packed = device.type == "cpu" and rows is not None and HAS_FBGEMM
+    return "float16" if packed and weight_bytes(model) > CACHE_BYTES else "float32"
 
 
 @torch.no_grad()
 def prepare_for_inference(model, dtype, quantize="none", rows=1):
-    """Convert model in place, on its device: parameters to dtype, products to the fastest layout for this number of rows."""
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    packed = on_cpu and dtype == torch.float32 and Packed.pays(rows)
-    swap = Int8 if quantize == "int8" else Packed if packed else None
-    for parent, name, layer in linears(model) if swap else ():
-        setattr(parent, name, swap(layer))
-    for p in model.parameters():  # buffers stay as they are: position tables and int8's scales
+    """Convert model in place, on its device, for products of this number of rows (None: as torch.compile can read them).
+
+    Tables of positions keep their dtype. Where a CPU multiplies in its own way, so does all but the Linears.
+    """
+    packed = model.transformer.wte.weight.device.type == "cpu" and rows is not None
+    ways = {
+        torch.float32: Packed if packed and Packed.pays(rows) else None,
+        torch.float16: Half if packed and HAS_FBGEMM else None,
+        torch.bfloat16: functools.partial(Packed, dtype=torch.bfloat16) if packed and HAS_BFLOAT16 else None,
+    }
+    way = functools.partial(Int8, packed=packed) if quantize == "int8" else ways[dtype]
+    for parent, name, layer in linears(model) if way else ():
+        setattr(parent, name, way(layer))
+    for p in model.parameters() if not (packed and way) else ():
         p.data = p.data.to(dtype)
     return model.eval().requires_grad_(False)
 
 
 def weight_bytes(model):
     """Bytes of all weights that a decoding step reads."""
-    return sum(layer.weight.numel() * layer.weight.element_size() for _, _, layer in linears(model))
+    return sum((layer.weight if isinstance(layer, nn.Linear) else layer).nbytes for _, _, layer in linears(model))

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import functools
 import itertools
 import os
 import platform
@@ -112,9 +113,11 @@ def hidden_stderr():
 
 # ---- What a figure was measured on
 
-CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8")  # that decide how fast products are
+# What decides how fast products are: units, and whether MKL is at home.
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "AuthenticAMD")
 
 
+@functools.cache
 def cpu_flags():
     """Those of CPU_FLAGS that this processor has; empty where the system does not list them."""
     listed = Path("/proc/cpuinfo")
