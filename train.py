@@ -33,6 +33,7 @@ from tqdm import tqdm
 from attention import ATTENTION
 from engine import checkpoint, configure, dataset, pretrained, processes, roofline
 from engine.checks import at_least
+from engine.files import here
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
 from model import GPT, MODERN, GPTConfig
@@ -284,7 +285,7 @@ def train(config):
 
     # ---- the end
     if writes:
-        print(f"{record['wall_s']:.0f} s in all; next: python sample.py --out_dir={shlex.quote(config.out_dir)}")
+        print(f"{record['wall_s']:.0f} s in all; next: python {here('sample.py')} --out_dir={shlex.quote(config.out_dir)}")
         if config.write_tokens:
             print(f"Now it writes:\n---------------\n{sample_text(model, data, config)}\n---------------")
     if wandb:

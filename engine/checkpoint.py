@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from engine import tokenizer
-from engine.files import publish, read_tensors, sha256_of_file
+from engine.files import here, publish, read_tensors, sha256_of_file
 
 REMOVED = {"skip": False, "shift": False, "target_loss": 0.0}  # settings of earlier versions, with what stands for none
 
@@ -96,7 +96,8 @@ def what_remains(out_dir, before=math.inf):
     good = every(out_dir, before)
     if not good:
         return f"nothing was saved{earlier(out_dir)}"
-    return f"{good[-1]} is the last good checkpoint (python train.py --init_from=resume --out_dir={shlex.quote(str(out_dir))})"
+    resume = f"python {here('train.py')} --init_from=resume --out_dir={shlex.quote(str(out_dir))}"
+    return f"{good[-1]} is the last good checkpoint ({resume})"
 
 
 def earlier(out_dir):
@@ -139,7 +140,7 @@ def find(out_dir, which="latest"):
     if not folders and (out_dir / "config.json").exists():
         raise ValueError(f"{out_dir} holds a model in another layout, perhaps Hugging Face's: give it as --init_from={out_dir}")
     if not folders:
-        remedy = f"train one with python train.py --out_dir={shlex.quote(str(out_dir))}{earlier(out_dir)}"
+        remedy = f"train one with python {here('train.py')} --out_dir={shlex.quote(str(out_dir))}{earlier(out_dir)}"
         raise ValueError(f"there is no checkpoint in {out_dir}: {remedy}")
     if which == "latest":
         return folders[-1]
@@ -213,5 +214,5 @@ def check_model(folder, wanted, equal_paths):
 def check_tokenizer(folder, wanted):
     """ValueError if a checkpoint was trained on another tokenizer's ids: each would mean something else."""
     if load_config(folder)["tokenizer"] != wanted.spec():
-        raise ValueError(f"{folder} was trained with another tokenizer: prepare the text with data/text/prepare.py "
+        raise ValueError(f"{folder} was trained with another tokenizer: prepare the text with {here('data/text/prepare.py')} "
                          f"--tokenizer={shlex.quote(str(folder))} (a char tokenizer cannot encode new characters, byte can)")

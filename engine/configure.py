@@ -50,9 +50,10 @@ def parse(cls, argv, base=None):
     except SystemExit as stop:
         if not stop.code:  # --help
             raise
-        # tyro's message as one line: what stands between the top of its box and the first rule
-        lines = [line.strip("│ ") for line in errors.getvalue().splitlines() if line.startswith("│")]
-        lines = itertools.takewhile(lambda line: not line.startswith("──"), lines)
+        # tyro's message as one line: what stands between its title and the next rule, in a box or, without UTF-8, in none
+        lines = [line.strip("│ ") for line in errors.getvalue().splitlines()][1:]
+        after = itertools.dropwhile(lambda line: not line.strip("─-"), lines)
+        lines = itertools.takewhile(lambda line: line.strip("─-"), after)
         raise ValueError(re.sub(r"\s+", " ", " ".join(lines)).removeprefix(f"Error parsing {cls.__name__}: ")) from None
     if not unknown:
         return config

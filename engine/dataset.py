@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from engine import checkpoint, configure, tokenizer
-from engine.files import publish, sha256_of, sha256_of_file
+from engine.files import here, publish, sha256_of, sha256_of_file
 
 DATA = Path(__file__).parents[1] / "data"
 
@@ -29,15 +29,19 @@ DATA = Path(__file__).parents[1] / "data"
 def read_text(path):
     """A UTF-8 file as text, line ends as they are; ValueError says where it is not UTF-8."""
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")
+        text = Path(path).read_bytes().decode("utf-8-sig")
+        wrong = text.find("\0")  # as in UTF-16
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text (offset {error.start}): convert it first") from None
+        wrong = error.start
+    if wrong >= 0:
+        raise ValueError(f"{path} is not UTF-8 text (offset {wrong}): convert it first")
+    return text
 
 
 def download(url, sha256, path):
     """The file at url, kept at path; ValueError if it cannot be downloaded or has another sha256."""
     if not path.exists():
-        remedy = f"get the file another way, then python data/{path.parent.name}/prepare.py --input FILE"
+        remedy = f"get the file another way, then python {here(path.parent / 'prepare.py')} --input FILE"
         print(f"downloading {url}")
         try:
             with urllib.request.urlopen(url, timeout=30) as response:
@@ -210,6 +214,7 @@ def load(name, block_size):
                          "prepare the dataset again, or delete meta.pkl if the ids are GPT-2's")
     else:  # nanoGPT's files without a meta.pkl hold GPT-2 tokens
         meta, dtype, tokens_per_character = {}, "uint16", None
+        print(f"note: {folder} has no meta.json: its ids are read as GPT-2's")
         encoding, hashes = tokenizer.create("gpt2"), {"train": None, "val": sha256_of_file(folder / "val.bin")}
     splits = {}
     for split_name in ("train", "val"):

@@ -2,8 +2,17 @@
 
 import hashlib
 import os
+import shlex
+from pathlib import Path
 
 from safetensors import safe_open
+
+ROOT = Path(__file__).parents[1]
+
+
+def here(name):
+    """A file of this repository, as one types it in the present directory."""
+    return shlex.quote(os.path.relpath(ROOT / name))
 
 
 def publish(path, content):

@@ -56,7 +56,8 @@ class Half(nn.Module):
 
     def __init__(self, linear):
         super().__init__()
-        self.packed, self.nbytes = torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias), 2 * linear.weight.numel()
+        self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight.detach().float(), linear.bias)
+        self.nbytes = 2 * linear.weight.numel()
 
     def forward(self, x):
         return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
@@ -70,7 +71,7 @@ class Int8(nn.Module):
     the weights are converted to x's dtype, exactly, which saves memory but no time.
     """
 
-    LEVELS = 127 if "avx512_vnni" in cpu_flags() else 63  # older units add pairs of products in 16 bits, which must not overflow
+    LEVELS = 127 if "avx512_vnni" in cpu_flags() else 63  # older units add pairs of products in 16 bits: no overflow
 
     def __init__(self, linear, packed=True):
         super().__init__()

@@ -176,6 +176,8 @@ def test_a_terminal_without_utf8(encoding):
     code = "from engine import configure\nwith configure.one_line_errors():\n    print('猫')\n    raise ValueError('no 猫')"
     result = run("-c", code, PYTHONIOENCODING=encoding)
     assert result.returncode == 2 and "no \\u732b" in result.stderr and "\\u732b" in result.stdout
+    message = complaint(run("train.py", "--learning_rate=abc", PYTHONIOENCODING=encoding))
+    assert message == complaint(run("train.py", "--learning_rate=abc", PYTHONIOENCODING="utf-8")) and "'abc'" in message
 
 
 def test_the_self_portrait_without_utf8():

@@ -273,6 +273,9 @@ def test_one_s_own_repository(tmp_path):
     (repository / "inner" / "c.py").write_text("inner = 3\n" * 50)
     for path in repository, repository / "inner":
         subprocess.run(["git", "init", "-q", path], check=True)
+    module = f"160000,{'1' * 40},module"  # a submodule that is not checked out is an empty folder
+    subprocess.run(["git", "-C", repository, "update-index", "--add", "--cacheinfo", module], check=True)
+    (repository / "module").mkdir()
     for link, target in ("loop", "."), ("current", "inner"), ("up", ".."), ("again.py", "a.py"):
         (repository / link).symlink_to(target)
     try:
@@ -286,12 +289,14 @@ def test_one_s_own_repository(tmp_path):
 
 def test_own_text_that_cannot_be_used(tmp_path):
     """Catches a traceback for text that is not UTF-8, empty or not there; nothing must be written."""
-    latin, empty = tmp_path / "latin.txt", tmp_path / "empty.txt"
+    latin, utf16, empty = tmp_path / "latin.txt", tmp_path / "utf16.txt", tmp_path / "empty.txt"
+    utf16.write_bytes("Text".encode("utf-16-le"))
     latin.write_bytes("Füße".encode("latin-1"))
     empty.write_text("")
     for arguments, message in [
         (["--input", latin, "--name=test-bad"], "is not UTF-8 text (offset 1)"),
         (["--input", empty, "--name=test-bad"], "--input: found no text"),
+        (["--input", utf16, "--name=test-bad"], "is not UTF-8 text (offset 1)"),
         (["--input", tmp_path, "--glob=*.md", "--name=test-bad"], "found no text in files that match --glob='*.md'"),
         (["--input", __file__, "--val", "--name=test-bad"], "--val: found no text"),
         (["--name=test-bad"], "--input is missing"),

@@ -111,6 +111,22 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(tmp_path):
         one.load_state_dict(torch.optim.AdamW(whole).state_dict())
 
 
+def test_the_state_follows_the_name():
+    """Catches averages that go to another parameter when the groups are changed between two runs."""
+    torch.manual_seed(0)
+    params, adamw = drawn((4,), (4,), (3,)), dict(kind="adamw", lr=0.1, weight_decay=0.1, betas=(0.9, 0.99))
+    names = dict(zip(params, ("gain", "shift", "other")))
+    before = Muon([dict(params=params, **adamw)], names=names)
+    grow(params, 0)
+    before.step()
+    after = Muon([dict(params=params[:0:-1], **adamw), dict(params=params[:1], **adamw)], names=names)
+    after.load_state_dict(before.state_dict())
+    assert all(torch.equal(after.state[p]["exp_avg"], before.state[p]["exp_avg"]) for p in params)
+    with pytest.raises(ValueError, match="another"):
+        swapped = names | {params[1]: "other", params[2]: "shift"}  # of another shape
+        Muon([dict(params=params, **adamw)], names=swapped).load_state_dict(before.state_dict())
+
+
 def test_what_has_no_gradient_stays():
     """Catches weight decay, or an error, for a parameter that a step did not use."""
     params = drawn((4, 4), (4, 4), (4,), (4,))

@@ -1,6 +1,7 @@
 """What is in a registry is tested by being there: whoever adds a mechanism to one of them need not write these tests."""
 
 import inspect
+import itertools
 import json
 import math
 from dataclasses import asdict
@@ -19,12 +20,13 @@ from masks import mask_of, positions, predicate
 from model import INIT, MLP, NORM, POSITION, GPT, GPTConfig, NoPosition
 
 REGISTRIES = {"normalize": NORMALIZE, "score": SCORE, "position": POSITION, "norm": NORM, "mlp": MLP, "init": INIT}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WEIGHTS_AT_HAND = {"normalize", "score"}  # only paths that compute all scores can use another one
 MECHANISMS = [
     *[{name: value} | ({"attention": "masked_fill"} if name in WEIGHTS_AT_HAND else {})
       for name, registry in REGISTRIES.items() for value in registry],
     *[{"attention": name} for name in [*ATTENTION, *FEATURE]],
-    *[{"visible": name + ":" + ",".join("4" if number == "H" else str(5 - 2 * n) for n, number in enumerate(
+    *[{"visible": name + ":" + ",".join("4" if number == "H" else str(max(1, 4 >> n)) for n, number in enumerate(
         inspect.signature(make).parameters))} for name, make in VISIBLE.items()],
 ]
 
@@ -32,7 +34,13 @@ MECHANISMS = [
 def new(**mechanism):
     """A small model with the initial weights that its mechanism gives it."""
     torch.manual_seed(0)
-    return GPT(GPTConfig(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_kv_head=2, n_embd=32, **mechanism)).eval()
+    torch.use_deterministic_algorithms(True)  # memory that nothing has filled holds nan
+    try:
+        model = GPT(GPTConfig(**dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_kv_head=2, n_embd=32) | mechanism))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(p.isfinite().all() for p in model.parameters()), "a parameter without an initial value"
+    return model.eval()
 
 
 def tiny(dtype=torch.float64, **mechanism):
@@ -49,13 +57,14 @@ def tiny(dtype=torch.float64, **mechanism):
 def test_a_mechanism_in_a_model(mechanism, tmp_path):
     """Catches a mechanism that sees the future or another row, decodes as another function, or is lost in a checkpoint."""
     model, idx = tiny(**mechanism), torch.randint(33, (2, 16))
-    whole, loss = model(idx, idx)
-    assert whole.isfinite().all()
-    for T in range(1, 16):
-        other = idx.clone()
-        other[:, T:] = (other[:, T:] + 1) % 33
-        torch.testing.assert_close(model(other, other)[0][:, :T], whole[:, :T], rtol=0, atol=1e-12)
-    torch.testing.assert_close(model(idx[1:], idx[1:])[0], whole[1:], rtol=0, atol=1e-12)
+    for training in True, False:  # what training changes, a checkpoint must keep
+        whole, loss = model.train(training)(idx, idx)
+        assert whole.isfinite().all()
+        for T in range(1, 16):
+            other = idx.clone()
+            other[:, T:] = (other[:, T:] + 1) % 33
+            torch.testing.assert_close(model(other, other)[0][:, :T], whole[:, :T], rtol=0, atol=1e-12)
+        torch.testing.assert_close(model(idx[1:], idx[1:])[0], whole[1:], rtol=0, atol=1e-12)
     cache = model.new_cache(2)
     for start, end in ((0, 5), (5, 6), (6, 13), (13, 16)):
         last, _ = model(idx[:, start:end], cache=cache)
@@ -77,6 +86,9 @@ def test_the_gradient_of_a_mechanism(mechanism):
     """Catches a part of the gradient that is lost: the slope of the loss in a random direction, by finite differences."""
     model, idx = tiny(**mechanism), torch.randint(33, (2, 16))
     model(idx, idx)[1].backward()
+    for module in model.modules():
+        for part in module.weight.grad.split(module.parts) if hasattr(module, "parts") else ():
+            assert part.norm() > 1e-6 * module.weight.grad.norm()  # the queries, the keys and the values matter
     parameters = list(model.parameters())
     direction = [torch.randn_like(p) for p in parameters]
     slope = sum((p.grad * d).sum() for p, d in zip(parameters, direction))
@@ -91,12 +103,13 @@ def test_the_gradient_of_a_mechanism(mechanism):
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 @pytest.mark.parametrize("quantize", ["none", "int8"])
-def test_a_mechanism_with_weights_for_decoding(mechanism, quantize):
-    """Catches a mechanism that takes a Linear's weight without calling it: sample.py replaces the layer."""
+@pytest.mark.parametrize("dtype, rows", list(itertools.product(DTYPES, [4, None])))
+def test_a_mechanism_with_weights_for_decoding(mechanism, quantize, dtype, rows):
+    """Catches a mechanism that takes a Linear's weight without calling it, which sample.py replaces, or that mixes dtypes."""
     model, idx = tiny(torch.float32, **mechanism), torch.randint(33, (4, 16))
     want = model(idx)[0]
-    got = prepare_for_inference(model, torch.float32, quantize, rows=4)(idx)[0]
-    assert (got - want).norm() < 0.05 * want.norm()
+    got = prepare_for_inference(model, dtype, quantize, rows)(idx)[0]
+    assert (got - want).norm() < (0.05 if dtype == torch.float32 else 0.1) * want.norm()
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
@@ -116,7 +129,15 @@ def test_a_mechanism_in_half_precision(mechanism, dtype):
 @pytest.mark.parametrize("about", [m["visible"] for m in MECHANISMS if "visible" in m])
 def test_a_path_and_a_predicate(path, about):
     """Catches a path that ignores what a predicate says, and one that sees the future, however far."""
-    assert not mask_of(predicate(about), *positions(300, 300)).triu(1).any()
+    visible = predicate(about)
+    window, (i, j) = getattr(visible, "window", 900), positions(900, 900)
+    assert not mask_of(visible, i, j).triu(1).any()
+    hidden = (i - j >= window) & (j >= getattr(visible, "n_global", 0))
+    assert not (mask_of(visible, i, j) & hidden).any(), "it shows what its window promises to hide"
+    if hasattr(visible, "bias"):  # but for a constant in each row, which softmax does not see
+        by_distance = visible.bias(i, j) - visible.bias(i, i)
+        for s in 1, 50, 1000:
+            torch.testing.assert_close(visible.bias(i + s, j + s) - visible.bias(i + s, i + s), by_distance)
     for Tq, Tk in (9, 20), (1, 300), (40, 300), (300, 300):  # where fused skips what a window promises to hide
         q, k, v = (torch.randn(2, heads, T, 4, dtype=torch.float64) for heads, T in ((4, Tq), (2, Tk), (2, Tk)))
         want = naive(q, k, v, predicate(about))
@@ -246,7 +267,36 @@ def test_a_score_of_large_numbers(score, autocast, dtype):
     q, k, score = torch.randn(1, 2, 5, 8) * 1e3, torch.randn(1, 2, 5, 8) * 1e3, SCORE[score](8)
     score = score.to(torch.float32 if autocast else dtype) if isinstance(score, torch.nn.Module) else score
     with torch.autocast("cpu", dtype, enabled=autocast):
-        assert score(q.to(dtype), k.to(dtype)).isfinite().all() and score(0 * q.to(dtype), k.to(dtype)).isfinite().all()
+        for a, b in (1, 1), (0, 1), (1, 0):
+            assert score(a * q.to(dtype), b * k.to(dtype)).isfinite().all()
+
+
+@pytest.mark.parametrize("norm", NORM)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_norm_of_large_numbers(norm, dtype):
+    """Catches a square that overflows in half precision, and 0/0."""
+    norm, x = NORM[norm](new(norm=norm).config), 400 * torch.randn(9, 32)
+    want, got = norm(x), norm.to(dtype)(x.to(dtype))
+    assert (got - want).norm() < 0.02 * want.norm() and norm(torch.zeros(9, 32, dtype=dtype)).isfinite().all()
+
+
+@pytest.mark.parametrize("position", POSITION)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_positions_keep_their_digits(position, dtype):
+    """Catches rotations and sinusoids of late positions that are rounded with the weights."""
+    model, x, all_positions = new(position=position, block_size=1024), torch.zeros(1, 1024, 32), slice(0, 1024)
+    want = [model.transformer.wpe.add(x, all_positions), *(model.transformer.wpe.rope(all_positions) or ())]
+    wpe = prepare_for_inference(model, dtype, rows=None).transformer.wpe
+    got = [wpe.add(x.to(dtype), all_positions), *(wpe.rope(all_positions) or ())]
+    for a, b in zip(got, want):
+        assert (a - b).abs().max() <= 0.01 * b.abs().max()
+
+
+@pytest.mark.parametrize("mlp", MLP)
+def test_dropout(mlp):
+    """Catches an MLP that ignores the setting, and one that also forgets at inference."""
+    mlp, x = MLP[mlp](GPTConfig(n_embd=32, n_head=4, dropout=0.5)), torch.randn(9, 32)
+    assert not torch.equal(mlp(x), mlp(x)) and torch.equal(mlp.eval()(x), mlp(x))
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)

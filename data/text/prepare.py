@@ -44,7 +44,7 @@ def files_in(folder):
         with contextlib.suppress(FileNotFoundError):  # git is not installed
             result = subprocess.run(command, capture_output=True)
             if result.returncode == 0:
-                listed = {Path(name) for name in os.fsdecode(result.stdout).split("\0") if name}
+                listed = {Path(name) for name in os.fsdecode(result.stdout).split("\0")} - {Path()}
                 listed = {path for path in listed if not (folder / path).is_symlink()}
                 for inner in [path for path in listed if (folder / path).is_dir()]:  # a repository in the repository
                     listed |= {inner / path for path in files_in(folder / inner)}
@@ -57,10 +57,10 @@ def read(inputs, flag, glob):
     """The texts of all files; a file in a folder that is not text is skipped, and named in the end."""
     texts, skipped = [], []
     for path in inputs:
-        if path.is_file():
-            texts.append(dataset.read_text(path))
-        elif not path.is_dir():
+        if not path.exists():
             raise ValueError(f"{flag}: there is no file or folder {path}")
+        if not path.is_dir():
+            texts.append(dataset.read_text(path))
         for file in files_in(path) if path.is_dir() else ():
             if fnmatch.fnmatch(file.name, glob) or fnmatch.fnmatch(str(file), glob):
                 content = (path / file).read_bytes()
@@ -88,7 +88,8 @@ def prepare(settings):
     source = ", ".join(path.name or str(path) for path in settings.input)
     if not any(documents) or settings.val is not None and not any(val):
         flag = "--val" if any(documents) else "--input"
-        raise ValueError(f"{flag}: found no text in files that match --glob={settings.glob!r}")
+        where = "" if settings.glob == "*" else f" in files that match --glob={settings.glob!r}"
+        raise ValueError(f"{flag}: found no text{where}")
     dataset.write(folder, documents, settings.tokenizer, source, val=val)
 
 
