@@ -25,6 +25,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
+if "OMP_WAIT_POLICY" not in os.environ:  # before torch: threads that wait sleep soon, and leave their core to other programs
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel

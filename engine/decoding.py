@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from engine.checks import at_least
+from engine.threads import FreeCores
 
 
 @dataclass(kw_only=True)
@@ -236,26 +237,28 @@ def stream(session, max_new_tokens, sampling, random, vocab_size=None, guess=Non
     2022, arXiv:2211.17192).
     """
     left = max_new_tokens
-    while left > 0:
-        base, T, context_start = session.length, session.length - session.begin[0], session.model.context_start
-        guesses = guess(session, left - 1) if guess and left > 1 else []
-        while guesses and context_start(T + len(guesses)) != context_start(T):  # the context would move on
-            guesses.pop()
-        if guesses:
-            session.append(session.ids.new_tensor([guesses]))
-        with torch.inference_mode():
-            logits = session.logits(1 + len(guesses))[..., :vocab_size]
-        for n in range(1 + len(guesses)):
-            text = session.without_padding()[:, : base + n] if sampling.repetition_penalty != 1 else None
-            token = sample_next_token(logits[:, n], sampling, random.at(base + n), text)
-            accepted = n < len(guesses) and token.item() == guesses[n]
-            if not accepted:
-                session.trim(base + n)
-                session.append(token[:, None])
-            left -= 1
-            yield token, logits[:, n]
-            if not accepted:
-                break
+    with FreeCores() as cores:
+        while left > 0:
+            cores.follow()
+            base, T, context_start = session.length, session.length - session.begin[0], session.model.context_start
+            guesses = guess(session, left - 1) if guess and left > 1 else []
+            while guesses and context_start(T + len(guesses)) != context_start(T):  # the context would move on
+                guesses.pop()
+            if guesses:
+                session.append(session.ids.new_tensor([guesses]))
+            with torch.inference_mode():
+                logits = session.logits(1 + len(guesses))[..., :vocab_size]
+            for n in range(1 + len(guesses)):
+                text = session.without_padding()[:, : base + n] if sampling.repetition_penalty != 1 else None
+                token = sample_next_token(logits[:, n], sampling, random.at(base + n), text)
+                accepted = n < len(guesses) and token.item() == guesses[n]
+                if not accepted:
+                    session.trim(base + n)
+                    session.append(token[:, None])
+                left -= 1
+                yield token, logits[:, n]
+                if not accepted:
+                    break
 
 
 def ngram(session, most, longest=4):
