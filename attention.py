@@ -348,6 +348,11 @@ class KVCache:
     def __len__(self):
         return self.length
 
+    @property
+    def nbytes(self):
+        """Of all keys and values."""
+        return 0 if self.k is None else 2 * self.k[:, :, : self.length].nbytes
+
     def reset(self, padding=None):
         """Forget everything; the next batch has this padding. The memory stays where it is."""
         self.length, self.padding, self.at = 0, padding, None

@@ -209,22 +209,23 @@ class Meter:
     """
 
     def __init__(self, model, about, compiled=False):
-        self.model, self.about, self.warm_up = model, about, 3 if compiled else 1
-        self.seconds, self.passes, self.uncounted, self.first_token_seconds = 0.0, 0, 0, None
+        self.device, self.weights = model.transformer.wte.weight.device, quantization.weight_bytes(model)
+        self.about, self.warm_up = about, 3 if compiled else 1
+        self.seconds, self.bytes, self.uncounted, self.first_token_seconds = 0.0, 0, 0, None
 
     def timed(self, session, tokens):
         """The same (ids, logits), timed."""
-        last = time.perf_counter()
+        last, passes = time.perf_counter(), session.passes
         for n, (ids, logits) in enumerate(tokens):
             roofline.synchronize(ids.device)
             now = time.perf_counter()
             self.first_token_seconds = self.first_token_seconds or now - last
             if n < self.warm_up:
                 self.uncounted += len(ids)
-                passes = self.passes - session.passes
             else:
                 self.seconds += now - last
-            self.passes, last = passes + session.passes, now
+                self.bytes += (session.passes - passes) * (self.weights + sum(layer.nbytes for layer in session.cache or ()))
+            last, passes = now, session.passes
             yield ids, logits
 
     def summary(self, writers):
@@ -233,13 +234,12 @@ class Meter:
         if not (self.seconds and tokens > 0):
             return f"first token after {self.first_token_seconds or 0:.2f} s; {self.about}"
         summary = f"first token after {self.first_token_seconds:.2f} s, then {tokens / self.seconds:.1f} tokens/s; {self.about}"
-        size = quantization.weight_bytes(self.model)
-        if size < 2**25:  # a processor's cache may hold them
+        if self.weights < quantization.CACHE_BYTES:
             return summary
-        speed = roofline.bandwidth(self.model.transformer.wte.weight.device)
+        speed = roofline.bandwidth(self.device)
         return (
-            f"{summary}; reading {size / 1e6:.0f} MB of weights at {speed / 1e9:.1f} GB/s would take "
-            f"{self.passes * size / speed / self.seconds:.0%} of that time"
+            f"{summary}; reading {self.bytes / 1e9:.1f} GB of weights, keys and values at {speed / 1e9:.1f} GB/s would take "
+            f"{self.bytes / speed / self.seconds:.0%} of that time"
         )
 
 

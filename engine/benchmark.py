@@ -1,5 +1,6 @@
 """What the measuring tools share: settings, nanoGPT's shapes and model, timed processes, tables, and where results go."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -56,6 +57,18 @@ class ShapeSettings(Settings):
 def nanogpt_model(folder):
     """What model.py of a clone of nanoGPT defines."""
     return SimpleNamespace(**runpy.run_path(str(Path(folder) / "model.py")))
+
+
+@contextlib.contextmanager
+def beside(busy):
+    """While another program keeps one core busy, if asked for."""
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
+    try:
+        yield
+    finally:
+        if other:
+            other.kill()
+            other.wait()
 
 
 def timed(command, cwd=ROOT):

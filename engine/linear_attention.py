@@ -70,6 +70,10 @@ class LinearState:
     def __len__(self):
         return self.length
 
+    @property
+    def nbytes(self):
+        return 0 if self.sum is None else self.sum.nbytes
+
     def reset(self, padding=None):
         if padding is not None:
             raise ValueError("linear attention would add padding to its sum: give sequences of one length")

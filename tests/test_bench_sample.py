@@ -37,10 +37,12 @@ def test_bench_sample(poem, tmp_path, monkeypatch):
                      nanogpt=str(nanogpt), out_dir=str(tmp_path)))
     report = json.loads((tmp_path / "sample_cpu.json").read_text())
     (shape,), trained = report["shapes"], report["trained"]
-    labels = ["lookback float32", "lookback bfloat16", "lookback int8", "nanoGPT float32"]
-    assert report["kind"] == "sample" and [*shape["single"]] == [*shape["job"]] == labels
+    labels = [*(f"lookback {kind}" for kind in ("float32", "float16", "bfloat16", "int8")), "nanoGPT float32"]
+    assert report["kind"] == "sample" and [*shape["single"]] == labels and [*shape["job"]] == ["lookback default", *labels]
     for row in shape["single"].values():
         assert row["tokens_per_s"] == pytest.approx(4 / row["seconds"]) and row["times nanoGPT"] > 0
+    bound = [shape["single"][label]["of_the_bound"] * shape["single"][label]["seconds"] for label in labels[:4]]
+    assert bound[0] > bound[1] == bound[2] > bound[3] > 0 and shape["single"]["nanoGPT float32"]["of_the_bound"] is None
     assert all(row["times nanoGPT"] for row in shape["job"].values())
     for row in trained["int8"]:
         assert row["int8"] == pytest.approx(row["loss"] * (1 + row["cost"])) and abs(row["cost"]) < 0.005

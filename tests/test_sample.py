@@ -225,7 +225,7 @@ def test_a_conversation_is_read_once(trained, monkeypatch):
 
 def test_the_summary_is_arithmetic(monkeypatch):
     """Catches a speed that counts the wait for the prompt, and a share of another time than the one that was measured."""
-    session, clock = types.SimpleNamespace(passes=0), iter([0.0, 2.0, 3.0, 4.0])
+    session, clock = types.SimpleNamespace(passes=0, cache=[types.SimpleNamespace(nbytes=1e9)] * 2), iter([0.0, 2.0, 3.0, 4.0])
     monkeypatch.setattr(sample_module.quantization, "weight_bytes", lambda model: 8e9)
     monkeypatch.setattr(sample_module.roofline, "bandwidth", lambda device: 32e9)
     monkeypatch.setattr(sample_module.time, "perf_counter", lambda: next(clock))
@@ -239,7 +239,7 @@ def test_the_summary_is_arithmetic(monkeypatch):
     writers = [types.SimpleNamespace(tokens=[0, 0, 0])] * 2
     assert meter.summary(writers) == (
         "first token after 2.00 s, then 2.0 tokens/s; float32; "
-        "reading 8000 MB of weights at 32.0 GB/s would take 25% of that time"
+        "reading 20.0 GB of weights, keys and values at 32.0 GB/s would take 31% of that time"
     )
 
 

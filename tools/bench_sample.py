@@ -1,6 +1,6 @@
-"""Sampling: tokens per second beside nanoGPT and transformers, the cost of int8, and the gain of guessing.
+"""Sampling: tokens per second beside nanoGPT, transformers and CTranslate2, the cost of int8, and the gain of guessing.
 
-    python -m tools.bench_sample [--nanogpt=../nanoGPT] [--transformers] [--trained=out] [--key=value ...]
+    python -m tools.bench_sample [--nanogpt=../nanoGPT] [--transformers] [--ctranslate2] [--busy] [--trained=out] [--key=value]
 
 Leaves <name>_<device>.json and .png in out_dir. Single texts are interleaved; whole processes run once.
 """
@@ -19,10 +19,11 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from engine import benchmark, checkpoint, configure, dataset, decoding, tokenizer
-from engine.quantization import prepare_for_inference
+from engine.quantization import prepare_for_inference, weight_bytes
 from engine.roofline import machine, take_turns
 from model import GPT, GPTConfig
 
+KINDS = "float32", "float16", "bfloat16", "int8"  # of weights
 PROMPTS, GUESSES, BATCHES = 5, 8, 24  # for a trained model: prompts, most guesses at a time, texts whose loss is measured
 
 
@@ -32,6 +33,10 @@ class SampleBench(benchmark.ShapeSettings):
     shapes: str = "baby,gpt2"
     transformers: bool = False
     """Compare with GPT2LMHeadModel.generate, which needs pip install transformers."""
+    ctranslate2: bool = False
+    """Compare with CTranslate2's generate_batch, which needs pip install ctranslate2 transformers; on a CPU."""
+    busy: bool = False
+    """Measure while another program keeps one core busy."""
     tokens: int = 128
     """Tokens of a single text, after a prompt of 32."""
     samples: int = 10
@@ -49,48 +54,94 @@ def main(config):
     if config.trained:
         report["trained"] = trained_model(config, device)
         tables += report["trained"]["int8"], report["trained"]["ngram"]
-    for name in tqdm(config.shapes.replace(",", " ").split(), "shapes", unit="shape"):
-        shape = {key: value for key, value in benchmark.SHAPES[name].items() if key != "batch_size"}
-        model, peer = GPT(GPTConfig(**shape, mlp="gelu")), None  # random weights are as fast as others
-        if config.nanogpt:
-            module = benchmark.nanogpt_model(config.nanogpt)
-            peer = module.GPT(module.GPTConfig(**shape, bias=True, dropout=0.0)).to(device).eval()
-        single, job = single_text(config, shape, model, peer, device), whole_job(config, shape, model, peer, device)
-        report["shapes"].append({"shape": name, "single": single, "job": job})
-        for what, found in ("one text", single), ("whole process", job):
-            tables.append([{f"{name}, {what}": label, **row} for label, row in found.items()])
+    with benchmark.beside(config.busy):
+        for name in tqdm(config.shapes.replace(",", " ").split(), "shapes", unit="shape"):
+            shape = {key: value for key, value in benchmark.SHAPES[name].items() if key != "batch_size"}
+            model, peer = GPT(GPTConfig(**shape, mlp="gelu")), None  # random weights are as fast as others
+            if config.nanogpt:
+                module = benchmark.nanogpt_model(config.nanogpt)
+                peer = module.GPT(module.GPTConfig(**shape, bias=True, dropout=0.0)).to(device).eval()
+            with tempfile.TemporaryDirectory() as folder:
+                if config.transformers or config.ctranslate2:
+                    as_transformers(model, folder)
+                single = single_text(config, shape, model, peer, folder, report["gb_per_s"] * 1e9, device)
+                job = whole_job(config, shape, model, peer, folder, device)
+            report["shapes"].append({"shape": name, "single": single, "job": job})
+            for what, found in ("one text", single), ("whole process", job):
+                tables.append([{f"{name}, {what}": label, **row} for label, row in found.items()])
     benchmark.store(report, config, tables, device)
 
 
-def single_text(config, shape, model, peer, device):
-    """Seconds and speed of one text that is written in this process."""
-    prompt, writers = torch.randint(shape["vocab_size"], (1, 32), device=device), {}
-    wide = torch.float32 if device.type == "cpu" else torch.bfloat16  # what int8 leaves as it is
-    for kind, dtype in ("float32", torch.float32), ("bfloat16", torch.bfloat16), ("int8", wide):
-        ours = prepare_for_inference(copy.deepcopy(model).to(device), dtype, "int8" if kind == "int8" else "none")
+def as_transformers(model, folder):
+    """Leave the same weights in folder as transformers stores a GPT-2, with a vocabulary of numbers."""
+    from tokenizers import Tokenizer, models
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    same = {key: getattr(model.config, key) for key in ("vocab_size", "n_layer", "n_head", "n_embd")}
+    theirs = GPT2LMHeadModel(GPT2Config(**same, n_positions=model.config.block_size, activation_function="gelu"))
+    theirs.load_state_dict({  # its Conv1D is a Linear with the weight the other way round
+        name: p.mT if ".h." in name and p.dim() == 2 else p for name, p in model.state_dict().items()
+    })
+    theirs.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({str(n): n for n in range(model.config.vocab_size)}, unk_token="0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="0", bos_token="0", eos_token="0").save_pretrained(folder)
+
+
+def single_text(config, shape, model, peer, folder, bytes_per_s, device):
+    """Seconds and speed of one text that is written in this process, and the share of them that reading alone would take."""
+    prompt, writers, limits = torch.randint(shape["vocab_size"], (1, 32), device=device), {}, {}
+    middle = config.tokens // 2 + prompt.shape[1]
+    for kind in KINDS:
+        wide = "bfloat16" if device.type == "cuda" else "float32"  # what int8 leaves as it is
+        dtype, quantize = (wide, "int8") if kind == "int8" else (kind, "none")
+        ours = prepare_for_inference(copy.deepcopy(model).to(device), getattr(torch, dtype), quantize)
         compiled = decoding.compiled_decode(ours) if device.type == "cuda" else None  # as sample.py does
         writers[f"lookback {kind}"] = functools.partial(write_text, ours, prompt[0], config.tokens, compiled=compiled)
+        kept = 2 * shape["n_layer"] * shape["n_embd"] * ours.transformer.wte.weight.itemsize * middle  # keys and values
+        limits[f"lookback {kind}"] = config.tokens * (weight_bytes(ours) + kept) / bytes_per_s
     if peer:
         writers["nanoGPT float32"] = functools.partial(peer.generate, prompt, config.tokens, temperature=0.8, top_k=200)
     if config.transformers:
-        from transformers import GPT2Config, GPT2LMHeadModel
+        from transformers import GPT2LMHeadModel
 
-        same = {key: shape[key] for key in ("vocab_size", "n_layer", "n_head", "n_embd")}
-        theirs = GPT2LMHeadModel(GPT2Config(**same, n_positions=shape["block_size"], activation_function="gelu")).eval()
         job = dict(do_sample=True, temperature=0.8, top_k=200, pad_token_id=0, attention_mask=torch.ones_like(prompt),
                    max_new_tokens=config.tokens, min_new_tokens=config.tokens)
         for kind in "float32", "bfloat16":
-            net = copy.deepcopy(theirs).to(device, getattr(torch, kind))
+            net = GPT2LMHeadModel.from_pretrained(folder).to(device, getattr(torch, kind)).eval()
             writers[f"transformers {kind}"] = functools.partial(net.generate, prompt, **job)
+    if config.ctranslate2:
+        import ctranslate2
+
+        for kind in "float32", "int8":
+            its_model, job = ctranslate2_job(folder, kind, prompt.tolist(), config.tokens)
+            writers[f"CTranslate2 {kind}"] = functools.partial(ctranslate2.Generator(**its_model).generate_batch, **job)
     times = dict(zip(writers, zip(*take_turns(list(writers.values()), config.repeats, device))))
     found = {}
     for label in writers:
         seconds = statistics.median(times[label])
-        found[label] = {"seconds": seconds, "tokens_per_s": config.tokens / seconds}
+        found[label] = {"seconds": seconds, "tokens_per_s": config.tokens / seconds, "of_the_bound": None}
+        if label in limits:
+            found[label]["of_the_bound"] = limits[label] / seconds
         if peer:
             ratios = [theirs / ours for theirs, ours in zip(times["nanoGPT float32"], times[label])]
             found[label]["times nanoGPT"] = statistics.median(ratios)
     return found
+
+
+def ctranslate2_job(folder, kind, prompts, tokens):
+    """What CTranslate2's Generator and its generate_batch are given to continue prompts (lists of ids) by so many tokens.
+
+    The model in folder is converted by its own converter.
+    """
+    import ctranslate2
+
+    target = str(Path(folder) / f"ctranslate2-{kind}")
+    if not Path(target).exists():
+        ctranslate2.converters.TransformersConverter(str(folder)).convert(target, quantization=kind)
+    model = dict(model_path=target, device="cpu", compute_type=kind, intra_threads=torch.get_num_threads())
+    job = dict(start_tokens=[[str(token) for token in prompt] for prompt in prompts], max_batch_size=len(prompts),
+               max_length=tokens, min_length=tokens, sampling_topk=200, sampling_temperature=0.8)
+    return model, job
 
 
 def write_text(model, prompt, tokens, guess=None, temperature=0.8, compiled=None):
@@ -102,25 +153,31 @@ def write_text(model, prompt, tokens, guess=None, temperature=0.8, compiled=None
     return session.passes
 
 
-def whole_job(config, shape, model, peer, device):
+def whole_job(config, shape, model, peer, folder, device):
     """Seconds of whole processes that write all texts. nanoGPT writes one after another: one is timed, and multiplied."""
-    is_gpt2, found = shape["vocab_size"] > 50000, {}
+    is_gpt2, found, out = shape["vocab_size"] > 50000, {}, Path(folder) / "out"
     words = tokenizer.create("gpt2") if is_gpt2 else tokenizer.CharTokenizer(map(chr, range(10, 75)))
-    with tempfile.TemporaryDirectory() as folder:
-        def seconds(samples, length, flag, cwd=benchmark.ROOT):
-            job = [f"--out_dir={folder}", f"--num_samples={samples}", f"--max_new_tokens={length}", f"--device={device}", flag]
-            return benchmark.timed([sys.executable, "sample.py", *job], cwd)[0]
 
-        checkpoint.save(folder, 0, model, {}, words.spec(), {})
-        for flag in "--dtype=float32", "--dtype=bfloat16", "--quantize=int8":
-            found[f"lookback {flag.split('=')[1]}"] = {"seconds": seconds(config.samples, config.length, flag)}
-        if peer:
-            args, data = {**shape, "bias": True, "dropout": 0.0}, {} if is_gpt2 else {"dataset": "shakespeare_char"}
-            torch.save({"model": peer.state_dict(), "model_args": args, "config": data}, Path(folder) / "ckpt.pt")
-            start, one = (seconds(1, length, "--dtype=float32", config.nanogpt) for length in (1, config.length))
-            found["nanoGPT float32"] = {"seconds": start + config.samples * (one - start)}
-            for row in found.values():
-                row["times nanoGPT"] = found["nanoGPT float32"]["seconds"] / row["seconds"]
+    def seconds(samples, length, flags, cwd=benchmark.ROOT):
+        job = [f"--out_dir={out}", f"--num_samples={samples}", f"--max_new_tokens={length}", f"--device={device}", *flags]
+        return benchmark.timed([sys.executable, "sample.py", *job], cwd)[0]
+
+    checkpoint.save(out, 0, model, {}, words.spec(), {})
+    for kind in "default", *KINDS:
+        flag = {"default": [], "int8": ["--quantize=int8"]}.get(kind, [f"--dtype={kind}"])
+        found[f"lookback {kind}"] = {"seconds": seconds(config.samples, config.length, flag)}
+    if config.ctranslate2 and config.length < shape["block_size"]:  # it cannot go on when the context is full
+        for kind in "float32", "int8":
+            its_model, job = ctranslate2_job(folder, kind, [[10]] * config.samples, config.length)
+            code = f"import ctranslate2; ctranslate2.Generator(**{its_model}).generate_batch(**{job})"
+            found[f"CTranslate2 {kind}"] = {"seconds": benchmark.timed([sys.executable, "-c", code])[0]}
+    if peer:
+        args, data = {**shape, "bias": True, "dropout": 0.0}, {} if is_gpt2 else {"dataset": "shakespeare_char"}
+        torch.save({"model": peer.state_dict(), "model_args": args, "config": data}, out / "ckpt.pt")
+        start, one = (seconds(1, length, ["--dtype=float32"], config.nanogpt) for length in (1, config.length))
+        found["nanoGPT float32"] = {"seconds": start + config.samples * (one - start)}
+        for row in found.values():
+            row["times nanoGPT"] = found["nanoGPT float32"]["seconds"] / row["seconds"]
     return found
 
 
