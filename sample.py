@@ -49,8 +49,8 @@ class SampleConfig(Sampling):
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """End a text before this string; may be given several times."""
     seed: int = 1337
-    """The same seed gives the same text (in float32; in half precision and int8, rounding differs with the number of
-    texts). Sample n of several has seed + n, whatever is written beside it."""
+    """The same seed gives the same text, whatever is written beside it (but for rounding: in bfloat16, and in half
+    precision on a GPU, it differs with the number of texts). Sample n of several has seed + n."""
     json: bool = False
     """Print one line of JSON for each text: prompt, text, tokens, their log-probabilities, and why it ended."""
     batch_size: int = 64
@@ -66,9 +66,11 @@ class SampleConfig(Sampling):
     """int8: a quarter of the bytes of float32, at the cost of some precision; or none."""
     draft: str = ""
     """Guess tokens and read several at once, which changes the speed but not the text: ngram (what followed before), or the
-    folder of a smaller model with the same tokenizer. (In float32; in half precision and int8, rounding differs.)"""
+    folder of a smaller model with the same tokenizer. (But for rounding, as with the seed.)"""
     guesses: int = 8
     """draft: tokens to guess at a time."""
+    verbose: bool = False
+    """Say what the start took."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -245,7 +247,7 @@ class Meter:
 
 def load(config, texts):
     """The model, prepared to write this number of texts, its tokenizer, and its dtype and device in words."""
-    device = configure.pick_device(config.device)
+    device, imports, begun = configure.pick_device(config.device), time.process_time(), time.perf_counter()
     out_dir = config.out_dir if config.init_from == "resume" else config.init_from
     if config.init_from == "resume" or checkpoint.is_ours(Path(out_dir)):
         folder = checkpoint.find(out_dir, config.checkpoint)
@@ -258,7 +260,11 @@ def load(config, texts):
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
     rows = None if config.compile is True else rows
     dtype = quantization.best_dtype(model, rows) if config.dtype == "auto" else config.dtype
+    read = time.perf_counter()
     model = quantization.prepare_for_inference(model, getattr(torch, dtype), config.quantize, rows)
+    if config.verbose:
+        print(f"start: {imports:.2f} s for imports, {read - begun:.2f} s to read and check the model, "
+              f"{time.perf_counter() - read:.2f} s to lay out its weights", file=sys.stderr)
     return model, tokenizer, f"{'int8' if config.quantize == 'int8' else dtype}, {device}"
 
 

@@ -15,6 +15,7 @@ import math
 import os
 import shlex
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -178,7 +179,13 @@ def is_ours(folder):
 
 def load(folder):
     """The model of a checkpoint: its config as a dict, and its weights (name -> tensor) on the CPU."""
-    return load_config(folder)["model"], dict(read_tensors(verify(folder, "model.safetensors")))
+    with ThreadPoolExecutor(1) as beside:  # hashing takes as long as reading
+        verified = beside.submit(verify, folder, "model.safetensors")
+        try:
+            weights = dict(read_tensors(folder / "model.safetensors"))
+        finally:
+            verified.result()
+    return load_config(folder)["model"], weights
 
 
 def restore(cls, saved, folder):

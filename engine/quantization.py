@@ -25,6 +25,7 @@ from engine.roofline import cpu_flags
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines and HAS_ONEDNN  # x86 processors with AVX2
 HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+TINY = torch.tensor(1e-30)  # against 0/0
 CACHE_BYTES = 2**25  # a processor's own cache may hold weights up to here
 
 
@@ -60,7 +61,7 @@ class Half(nn.Module):
         self.nbytes = 2 * linear.weight.numel()
 
     def forward(self, x):
-        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
+        return torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed).to(x.dtype)
 
 
 class Int8(nn.Module):
@@ -80,7 +81,7 @@ class Int8(nn.Module):
         weight = (weight / scale[:, None]).round_().to(torch.int8)
         self.bias, self.nbytes, self.packed = linear.bias, weight.nbytes, None
         if packed and weight.device.type == "cpu" and HAS_FBGEMM:
-            with warnings.catch_warnings():  # PyTorch will remove this way to pack; then `widened` remains
+            with warnings.catch_warnings():  # PyTorch means to replace its quantized dtypes (its issue 184982)
                 warnings.simplefilter("ignore")
                 zeros = torch.zeros(len(scale), dtype=torch.long)
                 weight = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
@@ -92,15 +93,14 @@ class Int8(nn.Module):
     def forward(self, x):
         if self.packed is None:
             return self.widened(x)
-        rows = x.flatten(0, -2).float()
-        unit = torch.linalg.vector_norm(rows, torch.inf, dim=-1, keepdim=True).div_(self.LEVELS).add_(1e-30)
-        scaled, parts, B = rows / unit, rows.new_empty(2 * len(rows), rows.shape[1]), len(rows)
-        high = torch.round(scaled, out=parts[:B])
-        torch.sub(scaled, high, out=parts[B:]).mul_(2 * self.LEVELS)  # the product rounds it
+        dtype, x = x.dtype, x.float()
+        unit = torch.add(TINY, torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True), alpha=1 / self.LEVELS)
+        high = x / unit  # the product rounds it, and low
+        parts = torch.cat([high, (high - high.round()).mul_(2 * self.LEVELS)])
         y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(parts, 1.0, self.LEVELS + 1, self.packed)
-        y = torch.add(y[:B], y[B:], alpha=0.5 / self.LEVELS)
-        y = y.mul_(unit) if self.bias is None else torch.addcmul(self.bias, y, unit)
-        return y.to(x.dtype).view(*x.shape[:-1], -1)
+        high, low = y.chunk(2)
+        y = torch.add(high, low, alpha=0.5 / self.LEVELS)
+        return (y.mul_(unit) if self.bias is None else torch.addcmul(self.bias, y, unit)).to(dtype)
 
     def widened(self, x):
         """int8 is exact in x's dtype, and the scale is applied after the sum, in float32."""

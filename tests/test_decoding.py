@@ -56,18 +56,21 @@ def test_a_batch_of_any_prompts_equals_each_alone(shape, data):
             torch.testing.assert_close(alone_logits[:, 0], logits[:, n], rtol=0, atol=1e-12)
 
 
-def test_rows_of_many_texts_in_float32():
+@pytest.mark.parametrize("dtype, quantize", [(torch.float32, "none"), (torch.float16, "none"), (torch.float32, "int8")])
+def test_rows_of_many_texts(dtype, quantize):
     """Catches products of few rows, or padding between them, that give a text in a batch another continuation than alone."""
-    model = quantization.prepare_for_inference(tiny(n_embd=384, n_head=6, block_size=40).float(), torch.float32, rows=6)
+    model = tiny(n_embd=384, n_head=6, block_size=40).float()
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(0.2)
+    model = quantization.prepare_for_inference(model, dtype, quantize, rows=6)
     prompts = [torch.randint(33, (length,)) for length in (3, 9, 1, 9, 5, 2)]
     together, logits = write(model, prompts, 25)
     for n, prompt in enumerate(prompts):
         alone, alone_logits = write(model, [prompt], 25, seeds=[n])
         assert torch.equal(alone[:, 0], together[:, n])
-        torch.testing.assert_close(alone_logits[:, 0], logits[:, n], rtol=1e-4, atol=1e-4)
+        tolerance = 1e-4 if quantize == "none" else 1e-3  # a rounding may cross the middle between two integers
+        torch.testing.assert_close(alone_logits[:, 0], logits[:, n], rtol=tolerance, atol=tolerance)
 
 
 def test_what_cannot_be_one_graph():

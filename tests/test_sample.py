@@ -175,6 +175,12 @@ def test_int8_writes_as_well(trained, capsys):
     assert poem.count("In the forests of the night;") == 6
 
 
+def test_what_the_start_took(trained, capsys):
+    """Catches a --verbose that says nothing."""
+    sample(SampleConfig(out_dir=trained, max_new_tokens=1, device="cpu", verbose=True))
+    assert re.search(r"start: [\d.]+ s for imports, [\d.]+ s to read .*, [\d.]+ s to lay out", capsys.readouterr().err)
+
+
 def test_prompts_from_a_pipe_and_a_summary(trained):
     """Catches a standard input that is not read, and figures that mix with the text."""
     command = [sys.executable, "sample.py", f"--out_dir={trained}", "--temperature=0", "--max_new_tokens=8", "--device=cpu"]

@@ -8,6 +8,7 @@ Leaves <name>_<device>.json and .png in out_dir. Single texts are interleaved; w
 import copy
 import functools
 import statistics
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -19,10 +20,11 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from engine import benchmark, checkpoint, configure, dataset, decoding, tokenizer
-from engine.quantization import prepare_for_inference, weight_bytes
+from engine.quantization import linears, prepare_for_inference, weight_bytes
 from engine.roofline import machine, take_turns
 from model import GPT, GPTConfig
 
+ROWS = 1, 2, 4, 10, 16, 32  # of products that are timed by themselves
 KINDS = "float32", "float16", "bfloat16", "int8"  # of weights
 PROMPTS, GUESSES, BATCHES = 5, 8, 24  # for a trained model: prompts, most guesses at a time, texts whose loss is measured
 
@@ -66,10 +68,32 @@ def main(config):
                     as_transformers(model, folder)
                 single = single_text(config, shape, model, peer, folder, report["gb_per_s"] * 1e9, device)
                 job = whole_job(config, shape, model, peer, folder, device)
-            report["shapes"].append({"shape": name, "single": single, "job": job})
-            for what, found in ("one text", single), ("whole process", job):
+            ways = products(model, config.repeats, device)
+            report["shapes"].append({"shape": name, "single": single, "job": job, "products": ways})
+            for what, found in ("one text", single), ("whole process", job), ("milliseconds of all products", ways):
                 tables.append([{f"{name}, {what}": label, **row} for label, row in found.items()])
     benchmark.store(report, config, tables, device)
+
+
+def products(model, repeats, device):
+    """Milliseconds that all products of one decoding step take, {way to multiply: {rows: milliseconds}}."""
+    ways = {"F.linear float32": linears(copy.deepcopy(model).to(device))}
+    for kind in KINDS:
+        quantize, dtype = ("int8", torch.float32) if kind == "int8" else ("none", getattr(torch, kind))
+        ways[kind] = linears(prepare_for_inference(copy.deepcopy(model).to(device), dtype, quantize, max(ROWS)))
+    found = {way: {} for way in ways}
+    for rows in ROWS:
+        inputs = [torch.randn(rows, layer.in_features, device=device) for _, _, layer in ways["F.linear float32"]]
+
+        def step(layers):
+            for (_, _, layer), x in zip(layers, inputs):
+                layer(x.to(layer.weight.dtype) if isinstance(layer, torch.nn.Linear) else x)
+
+        with torch.inference_mode():
+            rounds = take_turns([functools.partial(step, layers) for layers in ways.values()], 2 * repeats, device)
+        for way, times in zip(ways, zip(*rounds)):
+            found[way][f"{rows} rows" if rows > 1 else "1 row"] = 1e3 * statistics.median(times)
+    return found
 
 
 def as_transformers(model, folder):
@@ -110,11 +134,9 @@ def single_text(config, shape, model, peer, folder, bytes_per_s, device):
             net = GPT2LMHeadModel.from_pretrained(folder).to(device, getattr(torch, kind)).eval()
             writers[f"transformers {kind}"] = functools.partial(net.generate, prompt, **job)
     if config.ctranslate2:
-        import ctranslate2
-
         for kind in "float32", "int8":
-            its_model, job = ctranslate2_job(folder, kind, prompt.tolist(), config.tokens)
-            writers[f"CTranslate2 {kind}"] = functools.partial(ctranslate2.Generator(**its_model).generate_batch, **job)
+            job = ctranslate2_job(folder, kind, prompt.tolist(), config.tokens, shape["vocab_size"])
+            writers[f"CTranslate2 {kind}"] = in_another_process(*job)
     times = dict(zip(writers, zip(*take_turns(list(writers.values()), config.repeats, device))))
     found = {}
     for label in writers:
@@ -128,8 +150,8 @@ def single_text(config, shape, model, peer, folder, bytes_per_s, device):
     return found
 
 
-def ctranslate2_job(folder, kind, prompts, tokens):
-    """What CTranslate2's Generator and its generate_batch are given to continue prompts (lists of ids) by so many tokens.
+def ctranslate2_job(folder, kind, prompts, tokens, vocab_size):
+    """Python code that loads CTranslate2, and that continues prompts (lists of ids) by so many tokens.
 
     The model in folder is converted by its own converter.
     """
@@ -140,8 +162,21 @@ def ctranslate2_job(folder, kind, prompts, tokens):
         ctranslate2.converters.TransformersConverter(str(folder)).convert(target, quantization=kind)
     model = dict(model_path=target, device="cpu", compute_type=kind, intra_threads=torch.get_num_threads())
     job = dict(start_tokens=[[str(token) for token in prompt] for prompt in prompts], max_batch_size=len(prompts),
-               max_length=tokens, min_length=tokens, sampling_topk=200, sampling_temperature=0.8)
-    return model, job
+               max_length=tokens, min_length=tokens, sampling_topk=min(200, vocab_size), sampling_temperature=0.8)
+    return f"import ctranslate2; generator = ctranslate2.Generator(**{model})", f"generator.generate_batch(**{job})"
+
+
+def in_another_process(load, step):
+    """A function that runs `step` in a process which has run `load`: two OpenMP libraries in one would disturb each other."""
+    code = f"import sys; {load}\nfor line in sys.stdin:\n    {step}; print(flush=True)"
+    other = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
+
+    def run():
+        other.stdin.write("\n")
+        if not other.stdout.readline():
+            raise ValueError("the other process has ended: see its message above")
+
+    return run
 
 
 def write_text(model, prompt, tokens, guess=None, temperature=0.8, compiled=None):
@@ -168,9 +203,8 @@ def whole_job(config, shape, model, peer, folder, device):
         found[f"lookback {kind}"] = {"seconds": seconds(config.samples, config.length, flag)}
     if config.ctranslate2 and config.length < shape["block_size"]:  # it cannot go on when the context is full
         for kind in "float32", "int8":
-            its_model, job = ctranslate2_job(folder, kind, [[10]] * config.samples, config.length)
-            code = f"import ctranslate2; ctranslate2.Generator(**{its_model}).generate_batch(**{job})"
-            found[f"CTranslate2 {kind}"] = {"seconds": benchmark.timed([sys.executable, "-c", code])[0]}
+            job = ctranslate2_job(folder, kind, [[10]] * config.samples, config.length, shape["vocab_size"])
+            found[f"CTranslate2 {kind}"] = {"seconds": benchmark.timed([sys.executable, "-c", "; ".join(job)])[0]}
     if peer:
         args, data = {**shape, "bias": True, "dropout": 0.0}, {} if is_gpt2 else {"dataset": "shakespeare_char"}
         torch.save({"model": peer.state_dict(), "model_args": args, "config": data}, out / "ckpt.pt")
