@@ -136,3 +136,13 @@ def test_int8_costs_little():
     before = model(idx[:, :-1], idx[:, 1:])[1].item()
     after = quantization.prepare_for_inference(model, torch.float32, "int8")(idx[:, :-1], idx[:, 1:])[1].item()
     assert before < 2.6 and abs(after / before - 1) < 0.005
+
+
+def test_the_dtype_that_suits_a_model(monkeypatch):
+    """Catches a small model that loses digits for nothing, and weights that torch.compile cannot read."""
+    model = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=1, n_head=2, n_embd=32))
+    assert quantization.best_dtype(model) == "float32"
+    monkeypatch.setattr(quantization, "CACHE_BYTES", 0)
+    large = "float16" if quantization.HAS_FBGEMM else "float32"
+    assert quantization.best_dtype(model) == quantization.best_dtype(model, 20) == large
+    assert quantization.best_dtype(model, None) == "float32"
