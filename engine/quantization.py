@@ -15,6 +15,7 @@ model is converted, and int8 only saves memory. Not used in training: `prepare_f
 
 import functools
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 import torch.nn as nn
@@ -57,7 +58,8 @@ class Half(nn.Module):
 
     def __init__(self, linear):
         super().__init__()
-        self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight.detach().float(), linear.bias)
+        bias = None if linear.bias is None else linear.bias.detach()
+        self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight.detach().float(), bias)
         self.nbytes = 2 * linear.weight.numel()
 
     def forward(self, x):
@@ -81,11 +83,9 @@ class Int8(nn.Module):
         weight = (weight / scale[:, None]).round_().to(torch.int8)
         self.bias, self.nbytes, self.packed = linear.bias, weight.nbytes, None
         if packed and weight.device.type == "cpu" and HAS_FBGEMM:
-            with warnings.catch_warnings():  # PyTorch means to replace its quantized dtypes (its issue 184982)
-                warnings.simplefilter("ignore")
-                zeros = torch.zeros(len(scale), dtype=torch.long)
-                weight = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
-                self.packed = torch.ops.quantized.linear_prepack(weight, None)
+            zeros = torch.zeros(len(scale), dtype=torch.long)
+            weight = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
+            self.packed = torch.ops.quantized.linear_prepack(weight, None)
         else:
             self.register_buffer("weight", weight)
             self.register_buffer("scale", scale)
@@ -137,8 +137,11 @@ def prepare_for_inference(model, dtype, quantize="none", rows=1):
         torch.bfloat16: functools.partial(Packed, dtype=torch.bfloat16) if packed and HAS_BFLOAT16 else None,
     }
     way = functools.partial(Int8, packed=packed) if quantize == "int8" else ways[dtype]
-    for parent, name, layer in linears(model) if way else ():
-        setattr(parent, name, way(layer))
+    found = linears(model) if way else []
+    with warnings.catch_warnings(), ThreadPoolExecutor(torch.get_num_threads()) as pool:  # a layer is packed by one thread
+        warnings.simplefilter("ignore")  # PyTorch means to replace its quantized dtypes (its issue 184982)
+        for (parent, name, _), layer in zip(found, pool.map(way, [layer for _, _, layer in found])):
+            setattr(parent, name, layer)
     for p in model.parameters() if not (packed and way) else ():
         p.data = p.data.to(dtype)
     return model.eval().requires_grad_(False)

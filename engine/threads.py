@@ -12,7 +12,7 @@ import time
 
 import torch
 
-EVERY = 0.3  # seconds; the system counts in hundredths
+EVERY = 0.1  # seconds; the system counts in hundredths
 
 
 def seconds_elsewhere():

@@ -33,6 +33,7 @@ def test_bench_sample(poem, tmp_path, monkeypatch):
     (nanogpt / "sample.py").write_text("")
     peer = SimpleNamespace(GPT=Peer, GPTConfig=lambda **shape: shape)
     monkeypatch.setattr(bench_sample.benchmark, "nanogpt_model", lambda folder: peer)
+    monkeypatch.setattr(bench_sample.quantization, "CACHE_BYTES", 0)
     main(SampleBench(shapes="small", tokens=4, repeats=1, samples=2, length=5, trained=str(tmp_path / "out"),
                      nanogpt=str(nanogpt), out_dir=str(tmp_path)))
     report = json.loads((tmp_path / "sample_cpu.json").read_text())

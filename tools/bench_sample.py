@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from engine import benchmark, checkpoint, configure, dataset, decoding, tokenizer
+from engine import benchmark, checkpoint, configure, dataset, decoding, quantization, tokenizer
 from engine.quantization import linears, prepare_for_inference, weight_bytes
 from engine.roofline import machine, take_turns
 from model import GPT, GPTConfig
@@ -122,7 +122,8 @@ def single_text(config, shape, model, peer, folder, bytes_per_s, device):
         compiled = decoding.compiled_decode(ours) if device.type == "cuda" else None  # as sample.py does
         writers[f"lookback {kind}"] = functools.partial(write_text, ours, prompt[0], config.tokens, compiled=compiled)
         kept = 2 * shape["n_layer"] * shape["n_embd"] * ours.transformer.wte.weight.itemsize * middle  # keys and values
-        limits[f"lookback {kind}"] = config.tokens * (weight_bytes(ours) + kept) / bytes_per_s
+        if weight_bytes(ours) > quantization.CACHE_BYTES:
+            limits[f"lookback {kind}"] = config.tokens * (weight_bytes(ours) + kept) / bytes_per_s
     if peer:
         writers["nanoGPT float32"] = functools.partial(peer.generate, prompt, config.tokens, temperature=0.8, top_k=200)
     if config.transformers:

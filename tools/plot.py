@@ -114,9 +114,12 @@ def train(report):
 
 def sample(report):
     """Tokens per second of each, for one text and for the whole job."""
-    settings, jobs = report["settings"], {}
+    settings, jobs, bounds = report["settings"], {}, {}
     for shape in report["shapes"]:
-        jobs[f"{shape['shape']}: one text"] = {label: row["tokens_per_s"] for label, row in shape["single"].items()}
+        one = f"{shape['shape']}: one text"
+        jobs[one] = {label: row["tokens_per_s"] for label, row in shape["single"].items()}
+        bounded = {label: row for label, row in shape["single"].items() if row.get("of_the_bound")}
+        bounds[one] = {label: row["tokens_per_s"] / row["of_the_bound"] for label, row in bounded.items()}
         speeds = {label: settings["samples"] * settings["length"] / row["seconds"] for label, row in shape["job"].items()}
         jobs[f"{shape['shape']}: {settings['samples']} texts, whole process"] = speeds
     if not jobs:
@@ -126,10 +129,13 @@ def sample(report):
         colors = [COLORS.get(label.replace(",", " ").split()[0], "#999999") for label in speeds]
         bars = panel.barh(list(speeds), list(speeds.values()), color=colors)
         panel.bar_label(bars, [f" {speed:,.1f}" for speed in speeds.values()])
+        for label, bound in bounds.get(title, {}).items():
+            panel.plot(bound, label, "|", color="black", markersize=12)
         panel.invert_yaxis()
         panel.margins(x=0.12)
         panel.set_title(f"{title}, tokens per second", loc="left")
-    figure.suptitle(report["device"])
+    bounded = ", black: what reading weights and cache alone would allow" if any(bounds.values()) else ""
+    figure.suptitle(report["device"] + bounded)
     return figure
 
 
