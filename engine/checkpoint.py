@@ -179,13 +179,14 @@ def is_ours(folder):
 
 def load(folder):
     """The model of a checkpoint: its config as a dict, and its weights (name -> tensor) on the CPU."""
+    config = load_config(folder)["model"]
     with ThreadPoolExecutor(1) as beside:  # hashing takes as long as reading
         verified = beside.submit(verify, folder, "model.safetensors")
         try:
             weights = dict(read_tensors(folder / "model.safetensors"))
         finally:
             verified.result()
-    return load_config(folder)["model"], weights
+    return config, weights
 
 
 def restore(cls, saved, folder):

@@ -95,8 +95,9 @@ class Int8(nn.Module):
             return self.widened(x)
         dtype, x = x.dtype, x.float()
         unit = torch.add(TINY, torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True), alpha=1 / self.LEVELS)
-        high = x / unit  # the product rounds it, and low
-        parts = torch.cat([high, (high - high.round()).mul_(2 * self.LEVELS)])
+        scaled = x / unit
+        high = scaled.round()
+        parts = torch.cat([high, scaled.sub_(high).mul_(2 * self.LEVELS)])  # the product rounds the second half
         y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(parts, 1.0, self.LEVELS + 1, self.packed)
         high, low = y.chunk(2)
         y = torch.add(high, low, alpha=0.5 / self.LEVELS)

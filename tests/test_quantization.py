@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 import torch.nn as nn
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine import quantization
@@ -65,6 +65,7 @@ def weights_of(layer):
     st.sampled_from([1, 2, 5, 40]), *[st.one_of(st.integers(2, 300), st.sampled_from([64, 128, 320]))] * 2, st.booleans(),
     st.integers(0, 2**31),
 )
+@example(40, 58, 58, True, 799)  # a number just below the middle between two integers
 def test_int8(levels, rows, inputs, outputs, bias, seed):
     """Catches weights off by more than half a step of their scale, and activations that are rounded to 8 bits with them."""
     torch.manual_seed(seed)
