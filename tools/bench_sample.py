@@ -163,7 +163,8 @@ def ctranslate2_job(folder, kind, prompts, tokens, vocab_size):
         ctranslate2.converters.TransformersConverter(str(folder)).convert(target, quantization=kind)
     model = dict(model_path=target, device="cpu", compute_type=kind, intra_threads=torch.get_num_threads())
     job = dict(start_tokens=[[str(token) for token in prompt] for prompt in prompts], max_batch_size=len(prompts),
-               max_length=tokens, min_length=tokens, sampling_topk=min(200, vocab_size), sampling_temperature=0.8)
+               max_length=tokens, min_length=tokens, include_prompt_in_result=False,  # or they would count the prompt
+               sampling_topk=min(200, vocab_size), sampling_temperature=0.8)
     return f"import ctranslate2; generator = ctranslate2.Generator(**{model})", f"generator.generate_batch(**{job})"
 
 
