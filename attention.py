@@ -274,6 +274,8 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
             k, v, j = reached(k), reached(v), reached(j.mT).mT
         mask, bias = mask_of(visible, i, j, len(q))[:, None], bias_of(visible, i, j, q)  # (1 or B, 1, Tq, Tk), (H, Tq, Tk)
         mask = mask if bias is None else torch.where(mask, bias, float("-inf"))
+    if Tq == 1 and q.device.type == "cpu" and q.itemsize >= 4:  # the kernel's sums would depend on the number of threads
+        return kernels.one_query(q, k, v, mask)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 

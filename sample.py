@@ -49,8 +49,8 @@ class SampleConfig(Sampling):
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """End a text before this string; may be given several times."""
     seed: int = 1337
-    """The same seed gives the same text, whatever is written beside it (but for rounding: in bfloat16, and in half
-    precision on a GPU, it differs with the number of texts). Sample n of several has seed + n."""
+    """The same seed gives the same text, whatever is written beside it (but for rounding, which can differ with the length
+    and number of texts, and between processors). Sample n of several has seed + n."""
     json: bool = False
     """Print one line of JSON for each text: prompt, text, tokens, their log-probabilities, and why it ended."""
     batch_size: int = 64
@@ -77,7 +77,7 @@ class SampleConfig(Sampling):
         at_least(1, self, "num_samples", "max_new_tokens", "batch_size", "guesses")
         if not all(self.stop):
             raise ValueError("stop='' is empty and would end each text before it begins: leave it out")
-        at_least(0, self, "seed", most=2**63 - 1)
+        at_least(0, self, "seed", most=2**32 - 1)  # what a generator on a CPU makes use of
         if self.interactive and (self.json or self.prompts or self.start != "\n" or self.num_samples != 1):
             raise ValueError("interactive: you type the prompts; leave out start, prompts, num_samples and json")
         if self.prompts and self.start != "\n":
@@ -102,8 +102,7 @@ def read_prompts(config):
     if not config.prompts:
         if config.start.startswith("FILE:") or config.start == "-":
             return {"--start": read_text(config.start.removeprefix("FILE:"), "--start")}
-        given = config.start.encode("utf-8", "surrogateescape")  # its bytes, also where the locale is not UTF-8
-        return {"--start": given.decode("utf-8", "surrogateescape")}
+        return {"--start": config.start}
     prompts = read_text(config.prompts, "--prompts").removesuffix("\n")
     if not prompts:
         raise ValueError(f"--prompts={config.prompts} has no lines: give one prompt in each")

@@ -147,7 +147,7 @@ class TrainConfig(GPTConfig):
         at_least(1, self, "batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(0, self, "max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "write_tokens",
                  "learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay", "grad_clip")
-        at_least(0, self, "seed", most=2**63 - 1)
+        at_least(0, self, "seed", most=2**32 - 1)  # what a generator on a CPU makes use of
         at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:

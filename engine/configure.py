@@ -59,6 +59,8 @@ def parse(cls, argv, base=None):
         return config
     if not unknown[0].startswith("--"):
         raise ValueError(f"{unknown[0]!r} is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)")
+    if unknown[0].endswith(".toml"):
+        raise ValueError(f"{unknown[0]}: a preset has no dashes and stands before all settings: {unknown[0].lstrip('-')}")
     raise ValueError(unknown_key(unknown[0][2:].split("=")[0].replace("-", "_"), names, "the command line"))
 
 
@@ -134,10 +136,15 @@ def pick_device(name):
 @contextlib.contextmanager
 def one_line_errors():
     """Around a script: bad input ends it with one line and exit code 2. `python -X dev` shows where it was raised."""
+    if sys.getfilesystemencoding() == "ascii":  # the C locale without Python's UTF-8 mode: no other name could be used
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
     for stream in sys.stdout, sys.stderr:  # a terminal that is not UTF-8 shows what it lacks as \\u732b
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
+        for arg in sys.argv:
+            if re.search(r"[\udc80-\udcff]", arg):  # Python's form of bytes that it cannot read
+                raise ValueError(f"{arg} is not UTF-8: rename or convert it")
         yield
     except KeyboardInterrupt:
         sys.exit(130)

@@ -236,11 +236,10 @@ def stream(session, max_new_tokens, sampling, random, vocab_size=None, guess=Non
     as without guesses, except for rounding, and as random: it only comes sooner (speculative decoding, Leviathan et al.
     2022, arXiv:2211.17192).
     """
-    left = max_new_tokens
-    with FreeCores() as cores:
-        while left > 0:
-            cores.follow()
-            base, T, context_start = session.length, session.length - session.begin[0], session.model.context_start
+    left, cores = max_new_tokens, FreeCores()
+    while left > 0:
+        base, T, context_start = session.length, session.length - session.begin[0], session.model.context_start
+        with cores:
             guesses = guess(session, left - 1) if guess and left > 1 else []
             while guesses and context_start(T + len(guesses)) != context_start(T):  # the context would move on
                 guesses.pop()
@@ -248,17 +247,18 @@ def stream(session, max_new_tokens, sampling, random, vocab_size=None, guess=Non
                 session.append(session.ids.new_tensor([guesses]))
             with torch.inference_mode():
                 logits = session.logits(1 + len(guesses))[..., :vocab_size]
-            for n in range(1 + len(guesses)):
-                text = session.without_padding()[:, : base + n] if sampling.repetition_penalty != 1 else None
+        for n in range(1 + len(guesses)):
+            text = session.without_padding()[:, : base + n] if sampling.repetition_penalty != 1 else None
+            with cores:
                 token = sample_next_token(logits[:, n], sampling, random.at(base + n), text)
-                accepted = n < len(guesses) and token.item() == guesses[n]
-                if not accepted:
-                    session.trim(base + n)
-                    session.append(token[:, None])
-                left -= 1
-                yield token, logits[:, n]
-                if not accepted:
-                    break
+            accepted = n < len(guesses) and token.item() == guesses[n]
+            if not accepted:
+                session.trim(base + n)
+                session.append(token[:, None])
+            left -= 1
+            yield token, logits[:, n]
+            if not accepted:
+                break
 
 
 def ngram(session, most, longest=4):

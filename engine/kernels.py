@@ -1,4 +1,4 @@
-"""Operations with a hand-written backward pass, where autograd's own would read and write memory too often; and windows.
+"""Operations with a hand-written backward pass, where autograd's own would read and write memory too often; one query; windows.
 
 A small model spends more time on moving numbers than on multiplying them. What each function computes is one line of its
 docstring; tests/test_kernels.py compares values and gradients with autograd's. Skip this file at a first reading.
@@ -139,6 +139,23 @@ def tiled_gradients(dy, q, k, v, y, log_total, tiles):
         dk[..., columns, :] += (dscores.mT @ q_tile).sum(2, keepdim=True)  # over the query heads that share the key
         dv[..., columns, :] += (weights.mT @ dy[..., rows, :]).sum(2, keepdim=True)
     return dq.flatten(1, 2).to(q.dtype), dk[:, :, 0].to(k.dtype), dv[:, :, 0].to(v.dtype)
+
+
+def one_query(q, k, v, mask):
+    """F.scaled_dot_product_attention for q (B, H, 1, D), as fast on a CPU, and the same bits in any number of threads.
+
+    PyTorch's kernel divides the keys of a single query among its threads.
+    """
+    B, H, _, D = q.shape
+    G, Tk = k.shape[1:3]
+    q, k, v = q.reshape(B * G, H // G, D), k.flatten(0, 1), v.flatten(0, 1)
+    scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=1 / math.sqrt(D)).view(B, H, 1, Tk)
+    if mask is None:
+        weights = scores.softmax(-1)
+    else:
+        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        weights = scores.softmax(-1).masked_fill(scores == float("-inf"), 0.0)  # a row that may see nothing gives zeros
+    return torch.bmm(weights.view(B * G, H // G, Tk), v).view(B, H, 1, D)
 
 
 # ---- attention.fused with a window: O(T·W) on every device

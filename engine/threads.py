@@ -2,8 +2,9 @@
 
 An operation that two threads share is done when both are. If another program has one of their cores, the first waits for
 the second at the end of each of a hundred operations per token, and it does so by spinning, on the core that the second
-could have: two threads are then three to five times slower than one. So decoding follows what the machine is doing.
-(Training does not, since its sums depend on the number of threads: there, train.py lets threads sleep after a short spin.)
+could have: two threads are then three to five times slower than one. So decoding follows what the machine is doing: with
+float16 and int8 weights it computes the same bits in any number of threads. (Training does not follow, since its sums depend
+on that number: there, train.py lets threads sleep after a short spin.)
 """
 
 import contextlib
@@ -16,32 +17,35 @@ EVERY = 0.1  # seconds; the system counts in hundredths
 
 
 def seconds_elsewhere():
-    """Seconds that the cores have worked for others than this process, since they started; None where Linux does not say."""
+    """Seconds that our cores have worked for others than this process, since they started; None where Linux does not say."""
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/stat", encoding="ascii") as file:
-            user, nice, system, _, _, irq, softirq, steal = map(int, file.readline().split()[1:9])
-        return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK") - time.process_time()
+            lines = [line.split() for line in file if line.startswith("cpu")][1:]  # the first is the sum
+        ours = os.sched_getaffinity(0)
+        seconds = -time.process_time()
+        for core, user, nice, system, _, _, irq, softirq, steal, *_ in lines:
+            if int(core[3:]) in ours:
+                seconds += sum(map(int, (user, nice, system, irq, softirq, steal))) / os.sysconf("SC_CLK_TCK")
+        return seconds
     return None
 
 
 class FreeCores:
-    """Within it, follow() sets torch's threads to the number of free cores, at most what it was before, and is cheap."""
+    """`with cores:` computes with as many threads as there are free cores, at most torch's own number, and is cheap."""
+
+    def __init__(self):
+        self.then, self.elsewhere, self.free = time.perf_counter(), seconds_elsewhere(), None
 
     def __enter__(self):
-        self.most, self.then = torch.get_num_threads(), time.perf_counter()
-        self.elsewhere = seconds_elsewhere() if self.most > 1 else None
-        return self
+        now = time.perf_counter()
+        if self.elsewhere is not None and now - self.then >= EVERY:
+            elsewhere = seconds_elsewhere()
+            busy = (elsewhere - self.elsewhere) / (now - self.then)
+            self.free, self.then, self.elsewhere = max(1, round(len(os.sched_getaffinity(0)) - busy)), now, elsewhere
+        self.most = torch.get_num_threads()
+        if self.free is not None and self.free < self.most:
+            torch.set_num_threads(self.free)
 
     def __exit__(self, *error):
-        torch.set_num_threads(self.most)
-
-    def follow(self):
-        now = time.perf_counter()
-        if self.elsewhere is None or now - self.then < EVERY:
-            return
-        elsewhere = seconds_elsewhere()
-        free = os.cpu_count() - (elsewhere - self.elsewhere) / (now - self.then)
-        self.then, self.elsewhere = now, elsewhere
-        threads = min(self.most, max(1, round(free)))
-        if threads != torch.get_num_threads():
-            torch.set_num_threads(threads)
+        if torch.get_num_threads() != self.most:
+            torch.set_num_threads(self.most)

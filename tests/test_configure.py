@@ -92,6 +92,7 @@ def test_both_spellings_of_a_flag():
         ("--init_from=", "must not be empty"),
         ("config.toml", "there is no preset config.toml"),
         ("n_layer=3", "'n_layer=3' is neither a setting"),
+        ("--config/x.toml", "a preset has no dashes"),
     ],
 )
 def test_what_cannot_be(argument, message):
@@ -178,6 +179,24 @@ def test_a_terminal_without_utf8(encoding):
     assert result.returncode == 2 and "no \\u732b" in result.stderr and "\\u732b" in result.stdout
     message = complaint(run("train.py", "--learning_rate=abc", PYTHONIOENCODING=encoding))
     assert message == complaint(run("train.py", "--learning_rate=abc", PYTHONIOENCODING="utf-8")) and "'abc'" in message
+
+
+def test_names_in_the_c_locale(tmp_path):
+    """Catches names outside ASCII that cannot be used, are shown as escapes, or end a program, where the locale is C."""
+    locale = dict(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    text, out = tmp_path / "größe.txt", tmp_path / "läufe"
+    text.write_text("Größe und Übung\n" * 50, encoding="utf-8")
+    message = complaint(run("data/text/prepare.py", "--input", str(text), "--name", "größe/ü", **locale))
+    assert "--name=größe/ü" in message  # and not its escapes
+    small = ["--n_layer=1", "--n_embd=16", "--n_head=1", "--max_iters=1", "--batch_size=1", "--eval_iters=1"]
+    result = run("train.py", f"--out_dir={out}", "--dataset=stdlib", *small, **locale)
+    assert result.returncode == 0 and f"--out_dir='{out}'" in result.stdout, result.stderr
+    assert run("-m", "tools.plot", str(out), **locale).returncode == 0 and (out / "loss.png").exists()
+
+
+def test_an_argument_that_is_not_utf8():
+    """Catches characters without a meaning in file names and reports."""
+    assert "--start=caf\\udce9 is not UTF-8" in complaint(run("sample.py", "--start=caf\udce9"))
 
 
 def test_the_self_portrait_without_utf8():

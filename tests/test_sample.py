@@ -420,7 +420,7 @@ def test_what_cannot_be_sampled(trained, change, message):
         dict(interactive=True, start="a"),
         dict(prompts="a", start="b"),
         dict(seed=-1),
-        dict(seed=2**64),
+        dict(seed=2**32),
     ],
 )
 def test_settings_that_cannot_be(change):
