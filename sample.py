@@ -262,7 +262,7 @@ def load(config, texts):
     read = time.perf_counter()
     model = quantization.prepare_for_inference(model, getattr(torch, dtype), config.quantize, rows)
     if config.verbose:
-        print(f"start: {imports:.2f} s for imports, {read - begun:.2f} s to read and check the model, "
+        print(f"start: {imports:.2f} s of processor time for imports, {read - begun:.2f} s to read and check the model, "
               f"{time.perf_counter() - read:.2f} s to lay out its weights", file=sys.stderr)
     return model, tokenizer, f"{'int8' if config.quantize == 'int8' else dtype}, {device}"
 
@@ -287,8 +287,9 @@ def make_guesser(config, model, tokenizer):
         folder = checkpoint.find(config.draft)
         if checkpoint.load_tokenizer(folder).spec() != tokenizer.spec():
             raise ValueError(f"--draft={config.draft} has another tokenizer than the model: it must be the same")
-        weight = model.transformer.wte.weight
-        draft = quantization.prepare_for_inference(GPT.from_checkpoint(folder).to(weight.device), weight.dtype)
+        draft = GPT.from_checkpoint(folder).to(model.transformer.wte.weight.device)
+        dtype = quantization.best_dtype(draft) if config.dtype == "auto" else config.dtype
+        draft = quantization.prepare_for_inference(draft, getattr(torch, dtype))
     for attention in (model.config.attention, draft.config.attention):
         if attention not in ATTENTION:
             raise ValueError(f"--draft: attention={attention} cannot forget what it has read: leave --draft out")

@@ -45,6 +45,8 @@ class ShapeSettings(Settings):
     """Which of nanoGPT's shapes, as small,gpt2: small (its CPU command's), baby (its shakespeare_char), gpt2, gpt2x12."""
     repeats: int = 5
     """Times that each is measured, interleaved."""
+    busy: bool = False
+    """Measure while another program keeps one core busy."""
 
     def __post_init__(self):
         at_least(1, self, "repeats")

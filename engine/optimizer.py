@@ -90,7 +90,7 @@ class Muon:
 
     def adamw_step(self, group, params):
         state = [self.state[p] for p in params]
-        averages, squares, steps = ([s[name] for s in state] for name in ("exp_avg", "exp_avg_sq", "step"))
+        averages, squares, steps = ([s[kind] for s in state] for kind in ("exp_avg", "exp_avg_sq", "step"))
         beta1, beta2 = group["betas"]
         adamw(
             params, [p.grad for p in params], averages, squares, [], steps, fused=True, amsgrad=False, maximize=False,
@@ -105,7 +105,8 @@ class Muon:
         """Continue from a state_dict of the same parameters; ValueError if it is another optimizer's."""
         mine, theirs = self.state_dict()["state"], saved["state"]
         if shapes_of(mine) != shapes_of(theirs):
-            raise ValueError("the checkpoint is of another optimizer: resume with the same --optimizer, or train from scratch")
+            raise ValueError("the checkpoint is of another optimizer, or of an earlier version of this one: resume with the "
+                             "same --optimizer, or start from its weights with --init_from=FOLDER")
         for name, state in mine.items():
             for kind, tensor in state.items():
                 tensor.copy_(theirs[name][kind])

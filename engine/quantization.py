@@ -58,8 +58,10 @@ class Half(nn.Module):
 
     def __init__(self, linear):
         super().__init__()
-        bias = None if linear.bias is None else linear.bias.detach()
-        self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight.detach().float(), bias)
+        weight, bias = linear.weight.detach().float(), None if linear.bias is None else linear.bias.detach()
+        if not weight.abs().max() <= torch.finfo(torch.float16).max:
+            raise ValueError("a weight is not finite, or too large for float16: try --dtype=float32")
+        self.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
         self.nbytes = 2 * linear.weight.numel()
 
     def forward(self, x):

@@ -1,6 +1,7 @@
 """Weights for decoding: other bytes and other products, nearly the same numbers."""
 
 import copy
+import math
 import functools
 
 import pytest
@@ -36,6 +37,16 @@ def test_ways_to_multiply(name, rows, inputs, outputs, bias):
     assert y.shape == (3, rows, outputs) and y.dtype == torch.float32
     assert (y - exact).norm() <= error * exact.norm()
     assert layer.nbytes == inputs * outputs * getattr(torch, name).itemsize
+
+
+@pytest.mark.parametrize("value", [1e5, math.inf, math.nan])
+@pytest.mark.skipif(not quantization.HAS_FBGEMM, reason="only FBGEMM would change such a weight without a word")
+def test_a_weight_that_float16_cannot_hold(value):
+    """Catches a model whose largest weights are cut off in silence."""
+    linear = nn.Linear(3, 4)
+    linear.weight.data[2, 1] = value
+    with pytest.raises(ValueError, match="--dtype=float32"):
+        quantization.Half(linear)
 
 
 @pytest.mark.parametrize("name", ["float16", "int8"])

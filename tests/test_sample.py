@@ -178,7 +178,7 @@ def test_int8_writes_as_well(trained, capsys):
 def test_what_the_start_took(trained, capsys):
     """Catches a --verbose that says nothing."""
     sample(SampleConfig(out_dir=trained, max_new_tokens=1, device="cpu", verbose=True))
-    assert re.search(r"start: [\d.]+ s for imports, [\d.]+ s to read .*, [\d.]+ s to lay out", capsys.readouterr().err)
+    assert re.search(r"start: [\d.]+ s .* imports, [\d.]+ s to read .*, [\d.]+ s to lay out", capsys.readouterr().err)
 
 
 def test_prompts_from_a_pipe_and_a_summary(trained):

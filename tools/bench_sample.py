@@ -37,8 +37,6 @@ class SampleBench(benchmark.ShapeSettings):
     """Compare with GPT2LMHeadModel.generate, which needs pip install transformers."""
     ctranslate2: bool = False
     """Compare with CTranslate2's generate_batch, which needs pip install ctranslate2 transformers; on a CPU."""
-    busy: bool = False
-    """Measure while another program keeps one core busy."""
     tokens: int = 128
     """Tokens of a single text, after a prompt of 32."""
     samples: int = 10

@@ -50,13 +50,14 @@ def main(config):
     at_least(1, config, "seeds")
     device, tables = configure.pick_device(config.device), []
     report = {"kind": "train", **machine(device), "settings": vars(config)}
-    if config.preset:
-        with tempfile.TemporaryDirectory() as folder:
-            report |= time_to_loss(config, device, Path(folder))
-        tables += report["runs"], [report["summary"]]
     dtype = "bfloat16" if device.type == "cuda" else "float32"  # nanoGPT's own choices
     peak = report["gflops"][dtype] * 1e9
-    steps = [compare_steps(config, name, device, dtype, peak) for name in config.shapes.replace(",", " ").split()]
+    with benchmark.beside(config.busy):
+        if config.preset:
+            with tempfile.TemporaryDirectory() as folder:
+                report |= time_to_loss(config, device, Path(folder))
+            tables += report["runs"], [report["summary"]]
+        steps = [compare_steps(config, name, device, dtype, peak) for name in config.shapes.replace(",", " ").split()]
     benchmark.store(report | {"throughput": steps}, config, tables + steps, device)
 
 
