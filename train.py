@@ -36,7 +36,7 @@ from tqdm import tqdm
 from attention import ATTENTION
 from engine import checkpoint, configure, dataset, pretrained, processes, roofline
 from engine.checks import at_least
-from engine.files import here
+from engine.files import held, here
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
 from model import GPT, MODERN, GPTConfig
@@ -58,6 +58,10 @@ class TrainConfig(GPTConfig):
     # Data
     dataset: str = "stdlib"
     """A folder in data/, or any folder with train.bin and val.bin. One that comes with lookback is prepared if missing."""
+    data_tokenizer: Literal["", "gpt2"] = ""
+    """gpt2: the dataset has no meta.json, but was made by nanoGPT, with GPT-2's tokens."""
+    verify_data: bool | Literal["auto"] = "auto"
+    """Compare the dataset's files with their sha256; auto: if they have less than 256 MB."""
     batch_size: int = 8
     """Sequences in a micro-batch."""
     gradient_accumulation_steps: int = 1
@@ -177,7 +181,8 @@ def train(config):
         torch.set_float32_matmul_precision("high")  # TF32, where float32 products remain
 
     # ---- data, model, optimizer
-    data = processes.first_alone(lambda: dataset.load(config.dataset, config.block_size))  # it prepares what is missing
+    data = processes.first_alone(lambda: dataset.load(
+        config.dataset, config.block_size, config.data_tokenizer, config.verify_data))  # it prepares what is missing
     model, trainer = build_model(config, data)
     config = replace(config, **asdict(model.config))
     model.to(device)
@@ -220,9 +225,8 @@ def train(config):
         if not all(p.isfinite().all() for p in model.parameters()):
             raise not_finite("weights that are not finite")
         if writes:
-            state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
-            state |= {"step": step, "record": record, "dtype": dtype}
-            checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes)
+            state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "step": step, "dtype": dtype}
+            checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes, record)
 
     def evaluate():
         val_loss = validation_loss(net, data, config, device, autocast)
@@ -430,8 +434,9 @@ if __name__ == "__main__":
     with configure.one_line_errors():
         config = settings(sys.argv[1:])
         try:
-            train(config)
-            processes.stop()
+            with nullcontext() if processes.rank() or config.eval_only else held(Path(config.out_dir)):
+                train(config)
+                processes.stop()
         except KeyboardInterrupt:
             print0(f"\ninterrupted: {checkpoint.what_remains(config.out_dir)}")
             raise

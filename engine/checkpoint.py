@@ -20,38 +20,32 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from engine import tokenizer
-from engine.files import here, publish, read_tensors, sha256_of_file
+from engine.files import here, partial, publish, read_tensors, remove, sha256_of_file, sync
 
 REMOVED = {"skip": False, "shift": False, "target_loss": 0.0}  # settings of earlier versions, with what stands for none
 
 
-def save(out_dir, step, model, training, tokenizer_spec, trainer, data=None):
+def save(out_dir, step, model, training, tokenizer_spec, trainer, data=None, record=None):
     """Publish out_dir/step_<step> and return it.
 
-    training: the settings as a JSON dict. data: the hashes of the dataset. trainer: tensors and plain values. OSError if it
-    cannot be written, as when the disk is full; what was there before stays.
+    training: the settings as a JSON dict. data: the hashes of the dataset. record: the step's line of metrics.jsonl.
+    trainer: tensors and plain values. OSError if it cannot be written, as when the disk is full; what was there stays.
     """
-    folder = Path(out_dir) / f"step_{step:06d}"
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    config = {"step": step, "model": asdict(model.config), "training": training, "data": data, "tokenizer": tokenizer_spec}
-    try:
-        save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, partial / "model.safetensors")
-        torch.save(trainer, partial / "trainer.pt")
-    except (SafetensorError, RuntimeError) as error:  # each library has its own error for a full disk
-        raise OSError(f"cannot write {partial}: {str(error).splitlines()[0]}") from error
-    publish(partial / "config.json", as_json(config))
-    shutil.copymode(partial / "config.json", partial / "model.safetensors")  # which safetensors makes private
-    publish(partial / "manifest.json", as_json({path.name: sha256_of_file(path) for path in sorted(partial.iterdir())}))
-    for path in partial.iterdir():
-        with open(path, "rb+") as file:
-            os.fsync(file.fileno())
-    os.rename(partial, folder)
+    folder, metrics = Path(out_dir) / f"step_{step:06d}", Path(out_dir) / "metrics.jsonl"
+    config = {"step": step, "model": asdict(model.config), "training": training, "data": data, "record": record}
+    with partial(folder) as unfinished:
+        unfinished.mkdir(parents=True)
+        save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, unfinished / "model.safetensors")
+        torch.save(trainer, unfinished / "trainer.pt")
+        (unfinished / "config.json").write_bytes(as_json(config | {"tokenizer": tokenizer_spec}))
+        shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")  # which safetensors makes private
+        hashes = {path.name: sha256_of_file(path) for path in sorted(unfinished.iterdir())}
+        (unfinished / "manifest.json").write_bytes(as_json(hashes))
+        if metrics.exists():
+            sync(metrics)  # a checkpoint must not outlive the lines before it
     return folder
 
 
@@ -89,7 +83,9 @@ def prune(out_dir, keep):
     spared = best(out_dir)
     for folder in every(out_dir)[:-keep] if keep else []:
         if spared is None or folder.name != spared["checkpoint"]:
-            shutil.rmtree(folder)
+            removed = folder.with_name(folder.name + ".partial")  # at once, or what is half removed would look complete
+            folder.rename(removed)
+            remove(removed)
 
 
 def what_remains(out_dir, before=math.inf):
@@ -120,16 +116,39 @@ def start_run(out_dir, step, resumed):
         for path in before:
             path.rename(folder / path.name)
         print(f"moved the earlier run in {out_dir} to {folder}")
-    best(out_dir)  # ValueError now, and not after the first evaluation, if it is damaged
-    path = out_dir / "metrics.jsonl"
+    for unfinished in out_dir.glob("*.partial"):  # of a run that was killed
+        remove(unfinished)
+    path, lines = out_dir / "metrics.jsonl", history(out_dir, step)
+    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    if path.exists() and path.read_bytes() != text or lines and not path.exists():
+        publish(path, text)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} is damaged: move it away, and the run continues with a new one") from None
-    if kept != lines:
-        publish(path, "".join(kept).encode())
-    return json.loads(kept[-1]) if kept else {}
+        known = best(out_dir)
+    except ValueError:
+        print(f"note: {out_dir / 'best.json'} is damaged: it is made again from {path}")
+        (out_dir / "best.json").unlink()
+        known = None
+    for line in lines if known is None else ():
+        if "val_loss" in line and (folder := out_dir / f"step_{line['step']:06d}").is_dir():
+            record_best(folder, line["val_loss"], (load_config(folder)["data"] or {}).get("val"))
+    return lines[-1] if lines else {}
+
+
+def history(out_dir, step):
+    """The lines of metrics.jsonl up to a step, as dicts; one that is missing or cannot be read comes from its checkpoint."""
+    path, known, unreadable = out_dir / "metrics.jsonl", {}, 0
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
+        try:
+            found = json.loads(line)
+            known[int(found["step"])] = found
+        except (ValueError, KeyError, TypeError):
+            unreadable += line.endswith(b"\n")  # or the run was killed while it wrote the last one
+    for folder in every(out_dir, before=step):
+        record = load_config(folder).get("record") or {}
+        known.setdefault(record.get("step", step), record)
+    if unreadable:
+        print(f"note: {path} is damaged: {unreadable} of its lines cannot be read and are left out")
+    return [known[n] for n in sorted(known) if n <= step and known[n]]
 
 
 def find(out_dir, which="latest"):
@@ -200,8 +219,9 @@ def restore(cls, saved, folder):
 
 
 def load_trainer(folder):
-    """What save was given as trainer, on the CPU."""
-    return torch.load(verify(folder, "trainer.pt"), map_location="cpu", weights_only=True)
+    """What save was given as trainer, on the CPU, and as record."""
+    saved = torch.load(verify(folder, "trainer.pt"), map_location="cpu", weights_only=True)
+    return {"record": load_config(folder).get("record")} | saved
 
 
 def load_tokenizer(folder):

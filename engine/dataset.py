@@ -1,8 +1,8 @@
 """Token files: one writer for every dataset; read as batches that depend on a seed and nothing else.
 
 A dataset is a folder with train.bin and val.bin, little-endian uint16 or uint32 ids, and meta.json, which says which,
-names and hashes the source text, carries the whole tokenizer, and has the counts and hashes of everything (reading checks
-counts and ids, but not the hashes). nanoGPT's files load as they are.
+names and hashes the source text, carries the whole tokenizer, and has the counts and hashes of everything. Without it, the
+files are nanoGPT's, with GPT-2's ids, if the user says so; or a preparation has been interrupted.
 """
 
 import difflib
@@ -20,9 +20,12 @@ import torch
 from tqdm import tqdm
 
 from engine import checkpoint, configure, tokenizer
-from engine.files import here, publish, sha256_of, sha256_of_file
+from engine.files import held, here, partial, publish, remove, sha256_of, sha256_of_file, sync
 
 DATA = Path(__file__).parents[1] / "data"
+SHIPPED = "stdlib", "shakespeare", "shakespeare_char"  # which prepare themselves; no other folder's code is ever run
+FILES = "train.bin", "val.bin", "meta.json"
+SMALL = 2**28  # bytes that are hashed in less than a second
 
 # ---- Writing
 
@@ -136,24 +139,35 @@ def write(folder, documents, tokenizer_name, source, val=None):
     on_disk = np.dtype(dtype).newbyteorder("<")
     meta = {"dtype": dtype, "vocab_size": encoding.vocab_size, "tokenizer": encoding.spec()}
     meta["source"] = {"name": source, "sha256": sha256_of(document.encode("utf-8") for document in documents)}
-    folder.mkdir(parents=True, exist_ok=True)
-    with tqdm(total=text_size, unit="char", unit_scale=True, desc=f"preparing {folder.name}", leave=False) as bar:
-        for name, part in (("train", train), ("val", val)):
-            tokens, partial = 0, folder / f"{name}.bin.partial"
-            with open(partial, "wb") as file:
-                for n, document in enumerate(part):
-                    for piece in pieces(document):
-                        tokens += file.write(encoding.encode(piece).astype(on_disk))
-                        bar.update(len(piece))
-                    if n < len(part) - 1:
-                        tokens += file.write(np.array(separator, on_disk))
-            meta[name] = {"tokens": tokens // on_disk.itemsize, "characters": sum(map(len, part)) + len(part) - 1}
-            meta[name]["sha256"] = sha256_of_file(partial)
-    for name in ("train", "val"):
-        os.replace(folder / f"{name}.bin.partial", folder / f"{name}.bin")
-    publish(folder / "meta.json", json.dumps(meta, indent=1).encode())
+    bar = tqdm(total=text_size, unit="char", unit_scale=True, desc=f"preparing {folder.name}", leave=False)
+    with held(folder), bar:
+        remove(folder / "new")
+        with partial(folder / "new") as unfinished:
+            unfinished.mkdir()
+            for name, part in (("train", train), ("val", val)):
+                tokens = 0
+                with open(unfinished / f"{name}.bin", "wb") as file:
+                    for n, document in enumerate(part):
+                        for piece in pieces(document):
+                            tokens += file.write(encoding.encode(piece).astype(on_disk))
+                            bar.update(len(piece))
+                        if n < len(part) - 1:
+                            tokens += file.write(np.array(separator, on_disk))
+                meta[name] = {"tokens": tokens // on_disk.itemsize, "characters": sum(map(len, part)) + len(part) - 1}
+                meta[name]["sha256"] = sha256_of_file(unfinished / f"{name}.bin")
+            (unfinished / "meta.json").write_bytes(json.dumps(meta | {"sha256": seal(meta)}, indent=1).encode())
+        remove(folder / "meta.json")  # so that an interruption cannot leave it beside files that it does not describe
+        for name in FILES:
+            os.replace(folder / "new" / name, folder / name)
+        remove(folder / "new")
+        sync(folder)
     counts = ", ".join(f"{name} {meta[name]['tokens']:,}" for name in ("train", "val"))
     print(f"{folder.name}: {text_size:,} characters as {tokenizer_name} tokens ({counts}; vocabulary {encoding.vocab_size:,})")
+
+
+def seal(meta):
+    """The sha256 of everything else in meta.json, since another character in a tokenizer is another tokenizer."""
+    return sha256_of([json.dumps(meta, sort_keys=True).encode()])
 
 
 # ---- Reading
@@ -175,33 +189,38 @@ class Dataset:
 
 
 def find(name):
-    """The folder of a dataset: data/<name>, or a folder elsewhere. One of ours that is missing is prepared."""
+    """The folder of a dataset, data/<name> or a folder elsewhere, and whether it was prepared just now, as ours can be."""
     folder = DATA / name
     if not folder.is_dir() and Path(name).is_dir():
         folder = Path(name)
-    prepare = folder / "prepare.py"
-    ours = folder.parent == DATA and prepare.exists()  # anywhere else nothing is run, and so nothing overwritten
-    needed = ["train.bin", "val.bin", "meta.json"] if ours else ["train.bin", "val.bin"]
-    if all((folder / file).exists() for file in needed):
-        return folder
-    if not ours:
-        known = sorted({path.parent.name for file in ("prepare.py", "meta.json") for path in DATA.glob(f"*/{file}")})
+    if all((folder / file).is_file() for file in (FILES if name in SHIPPED else FILES[:2])):
+        return folder, False
+    if name not in SHIPPED:
+        if folder.parent == DATA and (folder / "prepare.py").exists():
+            raise ValueError(f"dataset {name} is not prepared yet: python {here(folder / 'prepare.py')}")
+        known = sorted({*SHIPPED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
         nearest = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
         raise ValueError(f"dataset {name!r} has no train.bin and val.bin, and is none of ours that could be prepared: {hint}")
     print(f"preparing dataset {name}, once")
-    result = subprocess.run([sys.executable, str(prepare)])
+    result = subprocess.run([sys.executable, str(folder / "prepare.py")])
     if result.returncode:  # it has printed why, in one line
         sys.exit(result.returncode)
-    return folder
+    return folder, True
 
 
-def load(name, block_size):
-    """The Dataset called name, checked: whole, every id within the vocabulary, longer than block_size."""
-    folder = find(name)
+def load(name, block_size, data_tokenizer="", verify="auto"):
+    """The Dataset called name, checked: whole, every id within the vocabulary, longer than block_size.
+
+    data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them. verify: whether to compare the files with
+    their sha256; auto: if that takes less than a second. ValueError for what is damaged, missing or too short.
+    """
+    folder, prepared = find(name)
     if (folder / "meta.json").exists():
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            if meta.pop("sha256", None) not in (None, seal(meta)):  # earlier versions wrote none
+                raise ValueError("its sha256 is not its own")
             encoding, dtype = tokenizer.from_spec(meta["tokenizer"]), meta["dtype"]
             tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
             hashes = {name: meta[name]["sha256"] for name in ("train", "val")}
@@ -212,11 +231,14 @@ def load(name, block_size):
     elif (folder / "meta.pkl").exists():
         raise ValueError(f"{folder} has a meta.pkl and no meta.json: a pickle can run any code, so it is never read; "
                          "prepare the dataset again, or delete meta.pkl if the ids are GPT-2's")
-    else:  # nanoGPT's files without a meta.pkl hold GPT-2 tokens
+    elif data_tokenizer != "gpt2":
+        raise ValueError(f"{folder} has no meta.json: its preparation was interrupted, so prepare it again; or if nanoGPT made "
+                         "it, with GPT-2's tokens, say so by --data_tokenizer=gpt2")
+    else:
         meta, dtype, tokens_per_character = {}, "uint16", None
-        print(f"note: {folder} has no meta.json: its ids are read as GPT-2's")
         encoding, hashes = tokenizer.create("gpt2"), {"train": None, "val": sha256_of_file(folder / "val.bin")}
-    splits = {}
+    splits, sizes = {}, sum((folder / file).stat().st_size for file in FILES[:2])
+    verify = prepared or (sizes < SMALL if verify == "auto" else verify)
     for split_name in ("train", "val"):
         path = folder / f"{split_name}.bin"
         size, width = path.stat().st_size, np.dtype(dtype).itemsize
@@ -229,6 +251,8 @@ def load(name, block_size):
         splits[split_name] = tokens = np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
         if (largest := int(tokens.max())) >= encoding.vocab_size:
             raise ValueError(f"{path} has token id {largest}, but the vocabulary has {encoding.vocab_size}: prepare it again")
+        if verify and hashes[split_name] not in (None, sha256_of_file(path)):
+            raise ValueError(f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again")
     return Dataset(**splits, tokenizer=encoding, hashes=hashes, tokens_per_character=tokens_per_character)
 
 

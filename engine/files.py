@@ -1,11 +1,19 @@
-"""Files that are whole or not there, hashes, and tensors read one at a time."""
+"""Files that are whole or not there, also after a power cut; folders that one process holds; hashes."""
 
+import contextlib
+import errno
 import hashlib
 import os
 import shlex
+import shutil
 from pathlib import Path
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,11 +23,77 @@ def here(name):
     return shlex.quote(os.path.relpath(ROOT / name))
 
 
+def sync(path):
+    """Wait until a file, or the names in a folder, are on the disk itself: a rename alone may be there before its file."""
+    if path.is_dir() and os.name == "nt":  # Windows cannot open a folder
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove(path):
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def partial(path):
+    """Write path as a whole: under another name, which this gives; it has its own name once it is complete and on the disk.
+
+    If that fails, what was there before stays, what was written is removed, and an OSError names path.
+    """
+    unfinished = path.with_name(path.name + ".partial")
+    remove(unfinished)
+    try:
+        yield unfinished
+        for file in (*unfinished.rglob("*"), unfinished):
+            sync(file)
+        os.replace(unfinished, path)
+        sync(path.parent)
+    except (OSError, SafetensorError, RuntimeError) as error:  # each library has its own error for a full disk
+        remove(unfinished)
+        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+        reason = "the disk is full" if full else getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+        raise OSError(f"cannot write {path}: {reason}") from error
+    except BaseException:
+        remove(unfinished)
+        raise
+
+
 def publish(path, content):
     """Write bytes so that path holds all of them or what it held before."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(content)
-    os.replace(partial, path)
+    with partial(path) as unfinished:
+        unfinished.write_bytes(content)
+
+
+@contextlib.contextmanager
+def held(folder):
+    """Hold a folder, which is made if it is missing, for this process alone; ValueError if another one holds it.
+
+    The system lets go of it when the process ends, however it ends. (Windows, and some network drives, cannot do this.)
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
+    try:
+        if fcntl:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(f"{folder} is in use by another process: wait for it, or choose another folder") from None
+            except OSError:  # the drive has no locks
+                pass
+        yield
+    finally:
+        if fcntl:
+            os.close(descriptor)
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if it is still empty
 
 
 def sha256_of(chunks):

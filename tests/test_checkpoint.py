@@ -15,9 +15,9 @@ SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
 SPEC = tokenizer_module.create("char", "abc").spec()
 
 
-def saved(out_dir, step=10, **changes):
+def saved(out_dir, step=10, record=None, **changes):
     model = GPT(GPTConfig(**SHAPE | changes))
-    return model, checkpoint.save(out_dir, step, model, {"seed": 1}, SPEC, {"step": step, "optimizer": {}})
+    return model, checkpoint.save(out_dir, step, model, {"seed": 1}, SPEC, {"step": step, "optimizer": {}}, record=record)
 
 
 @pytest.mark.parametrize("shape", [{}, MODERN], ids=["gpt2, tied", "modern"])
@@ -31,7 +31,7 @@ def test_saved_and_loaded(tmp_path, shape):
     for (name, p), (other, q) in zip(model.state_dict().items(), again.state_dict().items()):
         assert name == other and torch.equal(p, q)
     assert (again.lm_head.weight is again.transformer.wte.weight) == model.config.tie_weights
-    assert checkpoint.load_trainer(folder) == {"step": 10, "optimizer": {}}
+    assert checkpoint.load_trainer(folder) == {"step": 10, "optimizer": {}, "record": None}
     assert checkpoint.load_tokenizer(folder).decode([0, 1, 2]) == "abc"
     assert checkpoint.load_config(folder)["step"] == 10
 
@@ -140,19 +140,35 @@ def test_a_damaged_record_of_the_best(tmp_path, content):
         checkpoint.find(tmp_path, "best")
 
 
-def test_a_damaged_record_is_found_before_training(tmp_path):
-    """Catches hours of training before the first evaluation finds that best.json cannot be read."""
-    (tmp_path / "best.json").write_text("{")
-    with pytest.raises(ValueError, match="best.json is damaged"):
-        checkpoint.start_run(tmp_path, 5, resumed=True)
+@pytest.mark.parametrize("content", ["", "{", "[]"])
+def test_a_record_of_the_best_is_made_again(tmp_path, content, capsys):
+    """Catches a run that cannot go on after a power cut that left best.json empty, or that forgets which was the best."""
+    losses = {1: 3.0, 2: 1.5, 3: 2.0}
+    for step in losses:
+        saved(tmp_path, step)
+    lines = [json.dumps({"step": step, "val_loss": loss}) for step, loss in losses.items()]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "best.json").write_text(content)
+    assert checkpoint.start_run(tmp_path, 3, resumed=True) == {"step": 3, "val_loss": 2.0}
+    assert checkpoint.best(tmp_path)["checkpoint"] == "step_000002" and "best.json is damaged" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\n", "{\n", "[]\n", '"step"\n', '{"step": null}\n'])
-def test_damaged_metrics(tmp_path, content):
-    """Catches a message of the JSON parser that names no file, and a traceback."""
-    (tmp_path / "metrics.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(ValueError, match="metrics.jsonl is damaged"):
-        checkpoint.start_run(tmp_path, 5, resumed=True)
+@pytest.mark.parametrize("content", [b"\xff\xfe\n", b"{\n", b"[]\n", b'"step"\n', b'{"step": null}\n'])
+def test_damaged_metrics(tmp_path, content, capsys):
+    """Catches a run that cannot go on, or silence, where metrics.jsonl has been damaged."""
+    good = [b'{"step": 1, "lr": 0.1}\n', b'{"step": 3, "lr": 0.5}\n']
+    (tmp_path / "metrics.jsonl").write_bytes(good[0] + content + good[1])
+    assert checkpoint.start_run(tmp_path, 2, resumed=True) == {"step": 1, "lr": 0.1}
+    assert "metrics.jsonl is damaged: 1 of its lines" in capsys.readouterr().out
+    assert (tmp_path / "metrics.jsonl").read_bytes() == good[0]
+
+
+def test_metrics_that_are_lost(tmp_path):
+    """Catches a history that a power cut has emptied, although the checkpoints know some of it."""
+    for step in 1, 2:
+        saved(tmp_path, step, record={"step": step, "train_loss": 3.0 - step})
+    (tmp_path / "metrics.jsonl").write_bytes(b"")
+    assert checkpoint.start_run(tmp_path, 2, resumed=True) == {"step": 1, "train_loss": 2.0}  # the other is still owed
 
 
 def test_the_files_have_the_mode_that_the_user_wants(tmp_path):

@@ -3,8 +3,10 @@
 import hashlib
 import json
 import math
+import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from conftest import POEM, complaint, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import dataset
+from engine import dataset, files
 from engine import tokenizer as tokenizer_module
 
 
@@ -167,14 +169,16 @@ def test_a_folder_elsewhere_is_only_read(tmp_path, gpt2_files):
         dataset.load(str(tmp_path), 8)
     for name in "train.bin", "val.bin":
         (tmp_path / name).write_bytes(np.arange(100, dtype="<u2").tobytes())
-    assert len(dataset.load(str(tmp_path), 8).train) == 100
+    assert len(dataset.load(str(tmp_path), 8, "gpt2").train) == 100
 
 
 def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
-    """Catches a need for meta.json: nanoGPT's BPE folders have only the two files."""
+    """Catches a need for meta.json: nanoGPT's BPE folders have only the two files. But they could also be half prepared."""
     for name in ("train", "val"):
         np.arange(40, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
-    data = dataset.load(str(tmp_path), 8)
+    with pytest.raises(ValueError, match="interrupted.*--data_tokenizer=gpt2"):
+        dataset.load(str(tmp_path), 8)
+    data = dataset.load(str(tmp_path), 8, "gpt2")
     assert data.tokenizer.vocab_size == 50257 and data.bits_per_character(1.0) is None
     (tmp_path / "meta.pkl").write_bytes(b"not even a pickle")
     with pytest.raises(ValueError, match="a pickle can run any code"):
@@ -198,6 +202,7 @@ def break_val(folder, content):
         (lambda f: (f / "meta.json").write_text('{"tokenizer": {"kind": "char", "characters": 5}}'), "meta.json is damaged"),
         (lambda f: (f / "meta.json").write_text((f / "meta.json").read_text().replace("uint16", "int16")), "is damaged"),
         (lambda f: (f / "val.bin").unlink(), "has no train.bin and val.bin"),
+        (lambda f: (f / "meta.json").unlink(), "has no meta.json: its preparation was interrupted"),
     ],
 )
 def test_damaged_datasets(poem, tmp_path, damage, message):
@@ -205,6 +210,73 @@ def test_damaged_datasets(poem, tmp_path, damage, message):
     damage(tmp_path / "poem")
     with pytest.raises(ValueError, match=message):
         dataset.load(poem, 8)
+
+
+@pytest.mark.parametrize("name", dataset.FILES)
+def test_a_flipped_bit(poem, tmp_path, name):
+    """Catches other data than was prepared, or a tokenizer with another character."""
+    path, rng = tmp_path / "poem" / name, np.random.default_rng(0)
+    good, before = path.read_bytes(), dataset.load(poem, 8)
+    for position in rng.integers(8 * len(good), size=100):
+        damaged = bytearray(good)
+        damaged[position // 8] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        try:
+            data = dataset.load(poem, 8)
+        except ValueError as error:
+            assert name in str(error)
+        else:  # a space between words became another
+            assert name == "meta.json" and data.tokenizer.spec() == before.tokenizer.spec() and data.hashes == before.hashes
+    path.write_bytes(good)
+    dataset.load(poem, 8)
+
+
+def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):
+    """Catches a new train.bin beside an old val.bin that load as if they were one dataset."""
+    for file in dataset.FILES:  # the last that is published
+
+        def replace(source, target, really=os.replace):
+            really(source, target)
+            if Path(target) == tmp_path / "poem" / file:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(os, "replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            dataset.write(tmp_path / "poem", ["Another text. " * 200], "char", "another")
+        monkeypatch.undo()
+        if file == "meta.json":
+            assert "A" in dataset.load(poem, 8).tokenizer.characters
+        else:
+            with pytest.raises(ValueError, match="interrupted"):
+                dataset.load(poem, 8)
+        dataset.write(tmp_path / "poem", [POEM * 30], "char", "a poem")
+        assert "T" in dataset.load(poem, 8).tokenizer.characters
+        assert sorted(path.name for path in (tmp_path / "poem").iterdir()) == sorted(dataset.FILES)
+
+
+def test_two_preparations_at_once(poem, tmp_path):
+    """Catches files of two preparations that are mixed."""
+    with files.held(tmp_path / "poem"), pytest.raises(ValueError, match="poem is in use by another process"):
+        dataset.write(tmp_path / "poem", ["Another text. " * 200], "char", "another")
+    assert "T" in dataset.load(poem, 8).tokenizer.characters
+
+
+def test_code_in_a_copied_folder(monkeypatch, tmp_path):
+    """Catches a prepare.py that came with somebody else's dataset and is run by training on it."""
+    foreign = dataset.DATA / f"test-{tmp_path.name}"
+    foreign.mkdir()
+    try:
+        (foreign / "prepare.py").write_text("from pathlib import Path; Path(__file__).with_name('ran').touch()")
+        for files in (), ("train.bin", "val.bin"):
+            for file in files:
+                (foreign / file).write_bytes(bytes(200))
+            for name in (foreign.name, foreign, f"../data/{foreign.name}", f"./{foreign.name}", f"{foreign.name}/",
+                         f"stdlib/../{foreign.name}", f"data/{foreign.name}"):
+                with pytest.raises(ValueError):
+                    dataset.load(str(name), 8)
+                assert not (foreign / "ran").exists()
+    finally:
+        shutil.rmtree(foreign)
 
 
 def test_text_shorter_than_the_context(poem):
