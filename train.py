@@ -17,6 +17,7 @@ import math
 import os
 import shlex
 import shutil
+import signal
 import sys
 import time
 import warnings
@@ -25,6 +26,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while torch is imported ends without a traceback
 if "OMP_WAIT_POLICY" not in os.environ:  # before torch: threads that wait sleep soon, and leave their core to other programs
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -34,14 +37,15 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from attention import ATTENTION
-from engine import checkpoint, configure, dataset, pretrained, processes, roofline
+from engine import checkpoint, configure, dataset, pretrained, processes, roofline, signals
 from engine.checks import at_least
+from engine.evaluation import validation_loss
 from engine.files import held, here
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
 from model import GPT, MODERN, GPTConfig
 
-TRAIN, VAL = 0, 1  # random streams that must differ
+TRAIN = 0  # the random stream of training; evaluation has another
 
 
 @dataclass(kw_only=True)
@@ -69,6 +73,10 @@ class TrainConfig(GPTConfig):
     # Evaluation and logging
     eval_interval: int = 300
     """Save a checkpoint and evaluate every so many steps (and at the end)."""
+    save_interval: int = 0
+    """Save a checkpoint every so many steps too; 0: only before an evaluation, and when a signal asks for it."""
+    save_minutes: float = 0.0
+    """... and when so many minutes have passed since the last; 0: never for that reason."""
     eval_iters: int | Literal["full"] = 50
     """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
     write_tokens: int = 300
@@ -149,7 +157,8 @@ class TrainConfig(GPTConfig):
         if not (self.out_dir and self.init_from and self.dataset):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         at_least(1, self, "batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
-        at_least(0, self, "max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "write_tokens",
+        at_least(0, self, "max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "write_tokens", "save_interval",
+                 "save_minutes",
                  "learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay", "grad_clip")
         at_least(0, self, "seed", most=2**32 - 1)  # what a generator on a CPU makes use of
         at_least(1, self, "muon_steps", most=5)
@@ -165,10 +174,11 @@ class TrainConfig(GPTConfig):
         return GPTConfig(**mine | {"vocab_size": vocab_size})
 
 
-def train(config):
+def train(config, asked=None):
     """Train with the settings in config, a TrainConfig; returns the last line of metrics.jsonl as a dict.
 
-    ValueError for settings or data that cannot be used; FloatingPointError before what is not finite reaches a checkpoint.
+    asked: a signals.Requests, which can stop the run after any step; without it nobody can. ValueError for settings or data
+    that cannot be used; FloatingPointError before what is not finite reaches a checkpoint.
     """
     started = time.perf_counter()
     # ---- the machine: one process, or under torchrun several that share each step's micro-batches
@@ -225,7 +235,8 @@ def train(config):
         if not all(p.isfinite().all() for p in model.parameters()):
             raise not_finite("weights that are not finite")
         if writes:
-            state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict(), "step": step, "dtype": dtype}
+            state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
+            state |= {"step": step, "dtype": dtype, "owed": evaluating}
             checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes, record)
 
     def evaluate():
@@ -245,14 +256,31 @@ def train(config):
     # ---- the loop
     begun, tokens_seen, clock, loss, lr = step, 0, time.perf_counter(), None, None
     record = (trainer or {}).get("record", {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None})
-    owed = trainer and not (last_line.get("step") == step and "val_loss" in last_line)  # killed before its evaluation
+    known = last_line.get("step") == step and "val_loss" in last_line
+    owed = config.eval_only or trainer and trainer.get("owed", True) and not known  # it was saved and not evaluated
     share = config.gradient_accumulation_steps // world_size
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
+    saved = time.monotonic()
+
+    def write_line():
+        nonlocal tokens_seen, clock
+        record["wall_s"] = round(time.perf_counter() - started, 3)
+        if writes and step != last_line.get("step"):
+            with open(out_dir / "metrics.jsonl", "a") as file:
+                file.write(json.dumps(record) + "\n")
+        if wandb:
+            wandb.log(record, step=step)
+        tokens_seen, clock = 0, time.perf_counter()
+
+    asked = asked or signals.Nobody()
+    asked.listen()
     with processes.bar(desc="training", unit="step", total=end, initial=step) as bar:
         while True:
-            finished = step >= end
+            finished, stopped = step >= end, processes.largest(asked.stop)
             evaluating = finished or (owed if step == begun else step % config.eval_interval == 0)
             logging = evaluating or step % config.log_interval == 0
+            late = 0 < 60 * config.save_minutes <= time.monotonic() - saved
+            due = step > begun and (late or asked.save or config.save_interval and step % config.save_interval == 0)
             if logging and step > begun:
                 loss = processes.add_up(loss) / world_size
                 if not math.isfinite(loss.item()):  # checked only here, so that a GPU need not wait at each step
@@ -264,19 +292,17 @@ def train(config):
                 record = {"step": step, "train_loss": loss.item(), "lr": lr}
                 record |= {"tokens_per_s": round(speed, 1), "mfu": round(mfu, 4)}
                 bar.set_postfix_str(f"loss {loss.item():.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}", refresh=False)
-            if evaluating:
-                if step > begun or not trainer:
-                    save()
+                if not evaluating:
+                    write_line()
+            if (evaluating or stopped or due) and (step > begun or not trainer):
+                save()
+                if asked.save:
+                    tqdm.write(f"step {step}: saved")
+                asked.save, saved = False, time.monotonic()
+            if evaluating and not stopped:  # if it is stopped, the next run owes it
                 record["val_loss"] = evaluate()
-            if logging and (evaluating or step > begun):
-                record["wall_s"] = round(time.perf_counter() - started, 3)
-                if writes and step != last_line.get("step"):
-                    with open(out_dir / "metrics.jsonl", "a") as file:
-                        file.write(json.dumps(record) + "\n")
-                if wandb:
-                    wandb.log(record, step=step)
-                tokens_seen, clock = 0, time.perf_counter()
-            if finished:
+                write_line()
+            if finished or stopped:
                 break
 
             lr = learning_rate_at(step, config)
@@ -291,7 +317,10 @@ def train(config):
                 tokens_seen, clock = 0, time.perf_counter()
 
     # ---- the end
-    if writes:
+    if stopped:
+        asked.stop = stopped
+        print0(f"{signal.Signals(stopped).name}: stopped at step {step}; {checkpoint.what_remains(out_dir)}")
+    elif writes:
         print(f"{record['wall_s']:.0f} s in all; next: python {here('sample.py')} --out_dir={shlex.quote(config.out_dir)}")
         if config.write_tokens:
             print(f"Now it writes:\n---------------\n{sample_text(model, data, config)}\n---------------")
@@ -308,30 +337,6 @@ def micro_batch(data, config, step, micro, device):
     if device.type == "cuda":  # without waiting for the copy
         x, y = (part.contiguous().pin_memory().to(device, non_blocking=True) for part in (x, y))
     return x.to(device), y.to(device), seed
-
-
-@torch.no_grad()
-def validation_loss(net, data, config, device, autocast):
-    """Mean loss in nats per token of the validation split: of all of it, or of the same eval_iters batches every time."""
-    if config.eval_iters in (0, "full"):
-        batches = dataset.every_batch(data.val, config.batch_size, config.block_size)
-        count = -(-(len(data.val) - 1) // (config.batch_size * config.block_size))
-    else:
-        count = config.eval_iters
-        rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(count))
-        batches = (dataset.random_batch(data.val, config.batch_size, config.block_size, rng) for rng in rngs)
-    net.eval()
-    losses, tokens = [], []
-    for n, (x, y) in enumerate(processes.bar(batches, "evaluating", count, delay=2)):
-        if n % processes.world_size() == processes.rank():
-            with autocast:
-                losses.append(net(x.to(device), y.to(device), only_loss=True)[1])
-            tokens.append(int((y >= 0).sum()))
-    net.train()
-    weights = torch.tensor(tokens, dtype=torch.float64)
-    total = torch.stack([torch.stack(losses).cpu().double() @ weights, weights.sum()]) if losses else torch.zeros(2).double()
-    total = processes.add_up(total.to(device) if processes.world_size() > 1 else total)
-    return (total[0] / total[1]).item()
 
 
 # ---- Setting up
@@ -431,12 +436,15 @@ def settings(argv):
 
 
 if __name__ == "__main__":
+    sys.stdout, sys.stderr = configure.Outliving(sys.stdout), configure.Outliving(sys.stderr)
     with configure.one_line_errors():
-        config = settings(sys.argv[1:])
+        config, asked = settings(sys.argv[1:]), signals.Requests()
         try:
             with nullcontext() if processes.rank() or config.eval_only else held(Path(config.out_dir)):
-                train(config)
+                train(config, asked)
                 processes.stop()
         except KeyboardInterrupt:
             print0(f"\ninterrupted: {checkpoint.what_remains(config.out_dir)}")
             raise
+        if asked.stop:
+            sys.exit(128 + asked.stop)

@@ -145,10 +145,11 @@ def history(out_dir, step):
             unreadable += line.endswith(b"\n")  # or the run was killed while it wrote the last one
     for folder in every(out_dir, before=step):
         record = load_config(folder).get("record") or {}
-        known.setdefault(record.get("step", step), record)
+        if record.get("train_loss") is not None:
+            known.setdefault(record["step"], record)
     if unreadable:
         print(f"note: {path} is damaged: {unreadable} of its lines cannot be read and are left out")
-    return [known[n] for n in sorted(known) if n <= step and known[n]]
+    return [known[n] for n in sorted(known) if n <= step]
 
 
 def find(out_dir, which="latest"):

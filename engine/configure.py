@@ -10,6 +10,7 @@ import io
 import itertools
 import os
 import re
+import signal
 import sys
 import tomllib
 from dataclasses import fields
@@ -133,11 +134,35 @@ def pick_device(name):
     return torch.device(name)
 
 
+class Outliving:
+    """An output stream that goes on in silence when its reader has gone, as head does."""
+
+    def __init__(self, stream):
+        self.stream = stream or open(os.devnull, "w", encoding="utf-8")  # None: it was closed from the beginning
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+    def attempt(self, method, *arguments):
+        try:
+            return getattr(self.stream, method)(*arguments)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+
+    def write(self, text):
+        return self.attempt("write", text)
+
+    def flush(self):
+        self.attempt("flush")
+
+
 @contextlib.contextmanager
 def one_line_errors():
     """Around a script: bad input ends it with one line and exit code 2. `python -X dev` shows where it was raised."""
     if sys.getfilesystemencoding() == "ascii":  # the C locale without Python's UTF-8 mode: no other name could be used
         os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # which a script has set while it was imported
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in sys.stdout, sys.stderr:  # a terminal that is not UTF-8 shows what it lacks as \\u732b
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

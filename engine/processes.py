@@ -36,7 +36,7 @@ def start(device):
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         torch.cuda.set_device(device)
     if world_size() > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     return device
 
 
@@ -61,6 +61,15 @@ def add_up(tensor):
     if world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
+
+
+def largest(number):
+    """The largest of a number in all processes."""
+    if world_size() == 1:
+        return number
+    found = torch.tensor(number)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return int(found)
 
 
 def stop():

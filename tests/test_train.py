@@ -2,7 +2,6 @@
 
 import json
 import math
-import signal
 import subprocess
 import sys
 import tomllib
@@ -514,27 +513,6 @@ def test_presets_name_a_dataset_that_comes_along():
     named = {preset.stem: tomllib.loads(preset.read_text()).get("dataset") for preset in ROOT.glob("config/*.toml")}
     assert [name for name in named if not named[name]] == ["finetune"]  # where the user names it
     assert all((ROOT / "data" / name / "prepare.py").exists() for name in named.values() if name)
-
-
-def test_ctrl_c_says_what_remains(poem, tmp_path):
-    """Catches an interruption that leaves the user to find out what was saved, and how to continue."""
-    flags = [f"--{key}={value}" for key, value in SMALL.items()]
-    flags += [
-        f"--dataset={poem}",
-        f"--out_dir={tmp_path / 'my out'}",
-        "--eval_interval=5",
-        "--eval_iters=1",
-        "--max_iters=1000000",
-    ]
-    with subprocess.Popen(
-        [sys.executable, "-u", "train.py", *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        while "step 5:" not in process.stdout.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        out, errors = process.communicate()
-    assert process.returncode == 130 and "Traceback" not in errors
-    assert "is the last good checkpoint" in out and f"--init_from=resume --out_dir='{tmp_path / 'my out'}'" in out
 
 
 def test_data_that_was_prepared_again(poem, tmp_path, capsys):

@@ -1,0 +1,32 @@
+"""The loss on the validation split, by one process or several: the same batches every time, whatever has been trained."""
+
+import numpy as np
+import torch
+
+from engine import dataset, processes
+
+VAL = 1  # the random stream of evaluation; train.py has another
+
+
+@torch.no_grad()
+def validation_loss(net, data, config, device, autocast):
+    """Mean loss in nats per token of the validation split: of all of it, or of the same eval_iters batches every time."""
+    if config.eval_iters in (0, "full"):
+        batches = dataset.every_batch(data.val, config.batch_size, config.block_size)
+        count = -(-(len(data.val) - 1) // (config.batch_size * config.block_size))
+    else:
+        count = config.eval_iters
+        rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(count))
+        batches = (dataset.random_batch(data.val, config.batch_size, config.block_size, rng) for rng in rngs)
+    net.eval()
+    losses, tokens = [], []
+    for n, (x, y) in enumerate(processes.bar(batches, "evaluating", count, delay=2)):
+        if n % processes.world_size() == processes.rank():
+            with autocast:
+                losses.append(net(x.to(device), y.to(device), only_loss=True)[1])
+            tokens.append(int((y >= 0).sum()))
+    net.train()
+    weights = torch.tensor(tokens, dtype=torch.float64)
+    total = torch.stack([torch.stack(losses).cpu().double() @ weights, weights.sum()]) if losses else torch.zeros(2).double()
+    total = processes.add_up(total.to(device) if processes.world_size() > 1 else total)
+    return (total[0] / total[1]).item()

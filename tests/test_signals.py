@@ -1,0 +1,126 @@
+"""A run in a process of its own: what stops it, what does not, and what is left."""
+
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, complaint, metrics, run
+from test_train import SMALL, same_weights
+
+from engine import checkpoint, signals
+from train import TrainConfig, train
+
+
+def started(poem, out_dir, *flags, stdout=subprocess.PIPE, launcher=()):
+    """train.py in a process of its own, for a million steps."""
+    settings = [f"--{key}={value}" for key, value in SMALL.items()]
+    settings += [f"--dataset={poem}", f"--out_dir={out_dir}", "--eval_iters=1", "--max_iters=1000000", *flags]
+    return subprocess.Popen(
+        [sys.executable, "-u", *launcher, "train.py", *settings], cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True
+    )
+
+
+def read_until(process, words):
+    while words not in process.stdout.readline():
+        assert process.poll() is None, process.stderr.read()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_saves_and_ends(poem, tmp_path, name):
+    """Catches steps that are lost to a preemption, and a user who must find out what was saved and how to continue."""
+    number, out = getattr(signal, name), tmp_path / "my out"
+    with started(poem, out, "--eval_interval=7", "--dropout=0.1", "--lr_decay_iters=1000") as process:
+        read_until(process, "step 7:")
+        process.send_signal(number)
+        output, errors = process.communicate()
+    assert process.returncode == 128 + number and "Traceback" not in errors, errors
+    folder = checkpoint.find(out)
+    step = checkpoint.load_config(folder)["step"]
+    assert f"{name}: stopped at step {step}; {folder} is the last good" in output
+    assert f"--init_from=resume --out_dir='{out}'" in output
+    settings = SMALL | dict(dataset=poem, eval_iters=1, eval_interval=7, dropout=0.1, lr_decay_iters=1000)
+    train(TrainConfig(**settings, out_dir=str(out), max_iters=step + 9, init_from="resume"))
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "whole"), max_iters=step + 9))
+    assert same_weights(out, tmp_path / "whole")
+    for key in "step", "train_loss", "val_loss", "lr":
+        assert [line.get(key) for line in metrics(out)] == [line.get(key) for line in metrics(tmp_path / "whole")]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
+def test_a_checkpoint_on_demand(poem, tmp_path):
+    """Catches a SIGUSR1 that ends the run, and a second Ctrl-C that waits for the end of something long."""
+    with started(poem, tmp_path, "--eval_interval=1000000") as process:
+        read_until(process, "device cpu")
+        while not (tmp_path / "metrics.jsonl").exists():  # then it listens
+            time.sleep(0.1)
+        process.send_signal(signal.SIGUSR1)
+        while not checkpoint.every(tmp_path):
+            assert process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM and len(checkpoint.every(tmp_path)) >= 2
+
+
+def test_a_second_ctrl_c_ends_at_once():
+    """Catches an impatient user who must wait."""
+    asked = signals.Requests()
+    asked.note(signal.SIGINT, None)
+    asked.note(signal.SIGINT, None)  # torchrun hands on what the terminal has already sent
+    assert asked.stop == signal.SIGINT
+    asked.since -= 2
+    with pytest.raises(KeyboardInterrupt):
+        asked.note(signal.SIGINT, None)
+
+
+def test_ctrl_c_while_torch_is_imported():
+    """Catches a page of traceback from the middle of PyTorch."""
+    for delay in 0.1, 0.3, 0.8:
+        with subprocess.Popen([sys.executable, "train.py", "--help"], cwd=ROOT, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) as process:
+            time.sleep(delay)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate()
+        assert delay == 0.1 or "Traceback" not in errors
+
+
+@pytest.mark.parametrize("flags, expected", [(dict(save_interval=4), 4), (dict(save_minutes=1e-6), 1)])
+def test_a_save_interval_of_its_own(poem, tmp_path, flags, expected):
+    """Catches checkpoints that come only with evaluations, or evaluations and lines of metrics.jsonl that come with them."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_iters=1, eval_interval=10, keep_checkpoints=0)
+    train(TrainConfig(**settings, **flags, max_iters=12))
+    assert [int(folder.name[5:]) for folder in checkpoint.every(tmp_path)] == sorted({*range(expected, 13, expected), 10, 12})
+    assert [line["step"] for line in metrics(tmp_path) if "val_loss" in line] == [10, 12]
+    shutil.rmtree(tmp_path / "step_000012")
+    shutil.rmtree(tmp_path / "step_000010")
+    undisturbed = metrics(tmp_path)
+    train(TrainConfig(**settings, max_iters=12, init_from="resume"))  # from step 8 or 9, where nothing is owed
+    for key in "step", "train_loss", "val_loss":
+        assert [line.get(key) for line in metrics(tmp_path)] == [line.get(key) for line in undisturbed]
+
+
+def test_two_runs_in_one_folder(poem, tmp_path):
+    """Catches a second run that moves the checkpoints of the first one away, under its feet."""
+    with started(poem, tmp_path, "--eval_interval=5") as process:
+        read_until(process, "step 5:")
+        for flags in [], ["--init_from=resume"]:
+            result = run("train.py", f"--dataset={poem}", f"--out_dir={tmp_path}", *flags)
+            assert f"{tmp_path} is in use by another process" in complaint(result)
+        process.kill()
+        process.communicate()
+    assert not list(tmp_path.glob("previous-*"))
+    result = run("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--max_iters=1")  # a dead process holds nothing
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("redirection", ["| head -1", "2>&1 | head -1", ">&-", "2>&-", ">&- 2>&-"])
+def test_training_outlives_its_reader(poem, tmp_path, redirection):
+    """Catches a run that ends after a few steps, in silence and with exit code 0, because nobody reads its output."""
+    flags = [f"--{key}={value}" for key, value in SMALL.items()] + [f"--dataset={poem}", "--max_iters=30", "--eval_interval=10"]
+    command = shlex.join([sys.executable, "train.py", *flags, f"--out_dir={tmp_path}"])
+    result = subprocess.run(["bash", "-c", f"set -o pipefail; {command} {redirection}"], cwd=ROOT, capture_output=True)
+    assert result.returncode == 0 and checkpoint.find(tmp_path).name == "step_000030", result.stderr
