@@ -373,6 +373,10 @@ class GPT(nn.Module):
     def from_weights(cls, config, weights, source, **changes):
         """A model of a config (dict) and weights (name -> tensor), which it takes as they are: in float32, without a copy."""
         config = checkpoint.restore(GPTConfig, config | changes, source)
+        if config.n_layer > len(weights):  # building it could take for ever
+            raise ValueError(f"{source} does not fit this model: {len(weights)} tensors for n_layer={config.n_layer}")
+        if wrong := [name for name, w in weights.items() if not w.sum().isfinite()]:
+            raise ValueError(f"{source} has weights that are not finite, in {wrong[0]}: use an earlier checkpoint")
         with WithoutInit():
             model = cls(config)
         parameters = dict(model.named_parameters())

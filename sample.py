@@ -9,17 +9,21 @@ Reads nothing but the checkpoint folder. Text goes to the standard output; its s
 import codecs
 import contextlib
 import json
+import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while torch is imported ends without a traceback
+
 import torch
 import tyro
 
 from attention import ATTENTION
-from engine import checkpoint, configure, quantization, roofline, tokenizer as tokenizer_module
+from engine import checkpoint, configure, pretrained, quantization, roofline
 from engine.checks import at_least
 from engine.decoding import Draft, RandomStream, Sampling, Session, compiled_decode, ngram, stream
 from model import GPT
@@ -32,7 +36,8 @@ class SampleConfig(Sampling):
     checkpoint: str = "latest"
     """Which checkpoint: latest, best (lowest validation loss), or a name such as step_002000."""
     init_from: str = "resume"
-    """resume: a checkpoint in out_dir; another such folder; or gpt2, gpt2-medium, gpt2-large, gpt2-xl, or their folder."""
+    """resume: a checkpoint in out_dir; another such folder; gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder of them; or
+    one with nanoGPT's ckpt.pt."""
     start: str = "\n"
     """The prompt; FILE:name reads it from a file, and - from the standard input. Default: a line break, if the tokenizer
     has one."""
@@ -252,10 +257,10 @@ def load(config, texts):
         folder = checkpoint.find(out_dir, config.checkpoint)
         model, tokenizer = GPT.from_checkpoint(folder).to(device), checkpoint.load_tokenizer(folder)
     else:
-        model, tokenizer = GPT.from_pretrained(config.init_from).to(device), tokenizer_module.create("gpt2")
-        if model.config.vocab_size < tokenizer.vocab_size:
-            raise ValueError(f"init_from={config.init_from} has {model.config.vocab_size:,} token ids, and GPT-2's tokenizer "
-                             f"{tokenizer.vocab_size:,}: only GPT-2's own tokens are known here")
+        model = GPT.from_pretrained(config.init_from).to(device)
+        tokenizer = pretrained.load_tokenizer(Path(config.init_from), model.config.vocab_size)
+    if model.config.vocab_size < tokenizer.vocab_size:
+        raise ValueError(f"{out_dir} has {model.config.vocab_size:,} token ids, and its tokenizer {tokenizer.vocab_size:,}")
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
     rows = None if config.compile is True else rows
     dtype = quantization.best_dtype(model, rows) if config.dtype == "auto" else config.dtype

@@ -28,8 +28,6 @@ from typing import Literal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while torch is imported ends without a traceback
-if "OMP_WAIT_POLICY" not in os.environ:  # before torch: threads that wait sleep soon, and leave their core to other programs
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import numpy as np
 import torch
@@ -38,14 +36,13 @@ from tqdm import tqdm
 
 from attention import ATTENTION
 from engine import checkpoint, configure, dataset, pretrained, processes, roofline, signals
+from engine.batches import micro_batch, validation_loss
 from engine.checks import at_least
-from engine.evaluation import validation_loss
 from engine.files import held, here
+from engine.monitor import dry_run, start_wandb
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
 from model import GPT, MODERN, GPTConfig
-
-TRAIN = 0  # the random stream of training; evaluation has another
 
 
 @dataclass(kw_only=True)
@@ -56,7 +53,10 @@ class TrainConfig(GPTConfig):
     keep_checkpoints: int = 2
     """Keep this many of the newest checkpoints, and the best; 0: keep all."""
     init_from: str = "scratch"
-    """scratch, resume (the latest checkpoint in out_dir), or a folder or name for GPT.from_pretrained (to fine-tune it)."""
+    """scratch; resume (a checkpoint in out_dir); auto (resume if there is a sound one, or else scratch); or a folder or name
+    for GPT.from_pretrained (to fine-tune it)."""
+    checkpoint: str = "latest"
+    """resume: which checkpoint: latest (that is sound), best, or a name such as step_002000; later ones are moved aside."""
     seed: int = 1337
     """Determines everything random in the run."""
     # Data
@@ -83,6 +83,8 @@ class TrainConfig(GPTConfig):
     """At the end, let the model write this many tokens; 0: none."""
     eval_only: bool = False
     """Evaluate, and stop."""
+    dry_run: bool = False
+    """Say what the run would cost in memory and time, and stop."""
     log_interval: int = 10
     """Write a line to metrics.jsonl every so many steps."""
     wandb_log: bool = False
@@ -130,6 +132,8 @@ class TrainConfig(GPTConfig):
     """Adam: decay of the moving average of its square."""
     grad_clip: float = 0.0
     """Largest norm of the gradient; 0: no limit, which suits muon; for adamw try 1."""
+    skip_nonfinite: int = 0
+    """Skip up to so many steps whose loss or gradient is not finite; 0: the first stops the run, before it does harm."""
     # Learning rate schedule
     decay_lr: bool = True
     """False keeps learning_rate after the warmup."""
@@ -158,15 +162,15 @@ class TrainConfig(GPTConfig):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         at_least(1, self, "batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(0, self, "max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "write_tokens", "save_interval",
-                 "save_minutes",
-                 "learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay", "grad_clip")
+                 "save_minutes", "skip_nonfinite", "learning_rate", "min_lr", "embedding_lr", "head_lr",
+                 "vector_lr", "weight_decay", "grad_clip")
         at_least(0, self, "seed", most=2**32 - 1)  # what a generator on a CPU makes use of
         at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
-        if self.eval_iters != "full" and self.eval_iters < 0:
-            raise ValueError(f"eval_iters={self.eval_iters} must be 0 or more, or full")
+        if self.eval_iters != "full" and not 0 <= self.eval_iters <= 10**6:
+            raise ValueError(f"eval_iters={self.eval_iters} must be 0 to {10**6:,}, or full")
 
     def model_config(self, vocab_size):
         """The GPTConfig among these settings."""
@@ -194,7 +198,7 @@ def train(config, asked=None):
     data = processes.first_alone(lambda: dataset.load(
         config.dataset, config.block_size, config.data_tokenizer, config.verify_data))  # it prepares what is missing
     model, trainer = build_model(config, data)
-    config = replace(config, **asdict(model.config))
+    config = replace(config, **asdict(model.config), dataset=data.name)
     model.to(device)
     step = trainer["step"] if trainer else 0
     end = step if config.eval_only else config.max_iters
@@ -220,9 +224,19 @@ def train(config, asked=None):
         f"{config.batch_size} x {config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches"
     )
 
+    share = config.gradient_accumulation_steps // world_size
+    tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
+
+    def update():
+        batches = [micro_batch(data, config, step, n, device) for n in range(rank * share, (rank + 1) * share)]
+        return training_step(ddp, batches, optimizer, scaler, autocast, config.grad_clip, rank * share)
+
+    if config.dry_run:
+        return dry_run(model, optimizer, update, tokens_per_step, end - step, device)
+
     # ---- what is written: checkpoints, metrics.jsonl, wandb
     out_dir, writes = Path(config.out_dir), rank == 0 and not config.eval_only
-    wandb = start_wandb(config) if config.wandb_log and rank == 0 else None
+    wandb = start_wandb(asdict(config)) if config.wandb_log and rank == 0 else None
     last_line = checkpoint.start_run(out_dir, step, resumed=trainer is not None) if writes else {}
     last_line = processes.broadcast(last_line)  # all must agree on what is left to do
     started -= last_line.get("wall_s", 0.0)
@@ -254,12 +268,10 @@ def train(config, asked=None):
         return val_loss
 
     # ---- the loop
-    begun, tokens_seen, clock, loss, lr = step, 0, time.perf_counter(), None, None
-    record = (trainer or {}).get("record", {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None})
-    known = last_line.get("step") == step and "val_loss" in last_line
-    owed = config.eval_only or trainer and trainer.get("owed", True) and not known  # it was saved and not evaluated
-    share = config.gradient_accumulation_steps // world_size
-    tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
+    begun, tokens_seen, clock, loss, lr, skipped = step, 0, time.perf_counter(), torch.zeros(()), None, 0
+    record = (trainer or {}).get("record") or {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None}
+    evaluated = last_line.get("step") == step and "val_loss" in last_line
+    owed = config.eval_only or trainer and trainer.get("owed", True) and not evaluated
     saved = time.monotonic()
 
     def write_line():
@@ -279,12 +291,10 @@ def train(config, asked=None):
             finished, stopped = step >= end, processes.largest(asked.stop)
             evaluating = finished or (owed if step == begun else step % config.eval_interval == 0)
             logging = evaluating or step % config.log_interval == 0
-            late = 0 < 60 * config.save_minutes <= time.monotonic() - saved
-            due = step > begun and (late or asked.save or config.save_interval and step % config.save_interval == 0)
+            due = asked.save or 0 < 60 * config.save_minutes <= time.monotonic() - saved
+            due = step > begun and (due or config.save_interval and step % config.save_interval == 0)
             if logging and step > begun:
                 loss = processes.add_up(loss) / world_size
-                if not math.isfinite(loss.item()):  # checked only here, so that a GPU need not wait at each step
-                    raise not_finite(f"loss {loss.item():.4g}")
                 speed = tokens_seen / (time.perf_counter() - clock)
                 if speed * flops_per_token > peak:  # which was measured in a busy moment
                     peak = max(roofline.peak_flops(device, getattr(torch, dtype)) * world_size, speed * flops_per_token)
@@ -308,8 +318,14 @@ def train(config, asked=None):
             lr = learning_rate_at(step, config)
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * lr / (config.learning_rate or 1)
-            batches = [micro_batch(data, config, step, n, device) for n in range(rank * share, (rank + 1) * share)]
-            loss = training_step(ddp, batches, optimizer, scaler, autocast, config.grad_clip)
+            try:
+                loss = update()
+            except FloatingPointError as error:
+                if skipped == config.skip_nonfinite:
+                    raise not_finite(str(error)) from None
+                skipped += 1
+                if rank == 0:
+                    tqdm.write(f"step {step}: {error}: skipped, {skipped} of at most {config.skip_nonfinite}")
             step, tokens_seen = step + 1, tokens_seen + tokens_per_step
             bar.update()
             if compiled and step == begun + 1:  # the first step waits for the compiler: its time is not a speed
@@ -329,16 +345,6 @@ def train(config, asked=None):
     return record
 
 
-def micro_batch(data, config, step, micro, device):
-    """Inputs, targets and the seed of dropout (or None) of one micro-batch, a pure function of (seed, step, micro)."""
-    rng = np.random.default_rng((config.seed, TRAIN, step, micro))
-    x, y = dataset.random_batch(data.train, config.batch_size, config.block_size, rng)
-    seed = int(rng.integers(1 << 63)) if config.dropout else None  # seeding takes half a millisecond
-    if device.type == "cuda":  # without waiting for the copy
-        x, y = (part.contiguous().pin_memory().to(device, non_blocking=True) for part in (x, y))
-    return x.to(device), y.to(device), seed
-
-
 # ---- Setting up
 
 def build_model(config, data):
@@ -351,7 +357,7 @@ def build_model(config, data):
         torch.manual_seed(config.seed)
         model = GPT(wanted)
     elif config.init_from == "resume":
-        folder = checkpoint.find(out_dir)
+        folder = checkpoint.sound(out_dir, config.checkpoint)
         checkpoint.check_tokenizer(folder, data.tokenizer)
         checkpoint.check_model(folder, wanted, equal_paths=ATTENTION.keys())
         model = GPT.from_checkpoint(folder, dropout=config.dropout, attention=config.attention)
@@ -377,10 +383,8 @@ def model_to_finetune(config, data):
         if attention == TrainConfig.attention:
             attention = learned  # which may be another function, as linear attention, or the one that its score needs
     model = GPT.from_pretrained(config.init_from, dropout=config.dropout, attention=attention)
-    same_tokens = data.tokenizer.spec().get("name") in pretrained.ENCODINGS
-    if not ours and model.config.vocab_size == pretrained.VOCAB_SIZE and not same_tokens:
-        raise ValueError(f"{config.init_from} has GPT-2's tokens, and dataset {config.dataset} has others: "
-                         "prepare it with data/text/prepare.py --tokenizer gpt2")
+    if not ours:
+        pretrained.check_tokenizer(Path(config.init_from), model.config.vocab_size, data)
     if config.block_size < model.config.block_size:
         print0(f"the model's context of {model.config.block_size} tokens is cropped to block_size={config.block_size}")
     model.crop_block_size(min(config.block_size, model.config.block_size))
@@ -390,18 +394,6 @@ def model_to_finetune(config, data):
     if ignored:
         print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")
     return model
-
-
-def start_wandb(config):
-    """A run of Weights & Biases, with wandb's own settings; ValueError if it is not installed."""
-    try:
-        import wandb
-
-        return wandb.init(project=config.wandb_project, name=config.wandb_run_name or None, config=asdict(config))
-    except ImportError:
-        raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
-    except Exception as error:  # wandb has several
-        raise ValueError(f"wandb: {error} (or set WANDB_MODE=offline)") from None
 
 
 def padded(vocab_size):
@@ -420,7 +412,11 @@ def sample_text(model, data, config):
 def settings(argv):
     """A TrainConfig from the command line; a resumed run starts from the settings that it was saved with."""
     presets, init_from = configure.presets(argv), configure.peek(argv, "init_from", TrainConfig.init_from)
-    if init_from != "resume":
+    out_dir, which = (configure.peek(argv, name, getattr(TrainConfig, name)) for name in ("out_dir", "checkpoint"))
+    if init_from == "auto":
+        init_from = "resume" if checkpoint.has_sound(out_dir, which) else "scratch"
+        argv = [*argv, f"--init_from={init_from}"]
+    if init_from != "resume" or {"-h", "--help"} & {*argv}:
         if not argv or init_from != "scratch" and not presets:  # rates from scratch would destroy what a model has learned
             presets = [os.path.relpath(Path(__file__).parent / "config" / ("finetune.toml" if argv else "minute.toml"))]
         config = configure.parse(TrainConfig, [*presets, *argv[len(configure.presets(argv)) :]])
@@ -428,11 +424,11 @@ def settings(argv):
             raise ValueError(f"init_from={init_from} is neither scratch nor resume: give --dataset, the text to tune it on")
         print0(f"settings: {' '.join(presets) or 'no preset, the defaults of train.py'}")
         return config
-    out_dir = configure.peek(argv, "out_dir", TrainConfig.out_dir)
-    folder = checkpoint.find(out_dir)
+    folder = checkpoint.sound(out_dir, which)
     print0(f"settings: those of {folder}")
     saved = checkpoint.load_config(folder)["training"] | {"out_dir": out_dir}
-    return configure.parse(TrainConfig, argv, base=checkpoint.restore(TrainConfig, saved, folder))
+    config = configure.parse(TrainConfig, argv, base=checkpoint.restore(TrainConfig, saved, folder))
+    return replace(config, checkpoint=folder.name)
 
 
 if __name__ == "__main__":
@@ -440,7 +436,7 @@ if __name__ == "__main__":
     with configure.one_line_errors():
         config, asked = settings(sys.argv[1:]), signals.Requests()
         try:
-            with nullcontext() if processes.rank() or config.eval_only else held(Path(config.out_dir)):
+            with nullcontext() if processes.rank() or config.eval_only or config.dry_run else held(Path(config.out_dir)):
                 train(config, asked)
                 processes.stop()
         except KeyboardInterrupt:

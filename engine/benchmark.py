@@ -88,10 +88,16 @@ def timed(command, cwd=ROOT):
 
 
 def examples(registry, number, H):
-    """name(numbers) -> predicate for all of a registry of predicates: H for a parameter of that name, number for others."""
+    """name(numbers) -> predicate for all of a registry of predicates.
+
+    A parameter called H is H; others are their defaults, if all have one, or else the number.
+    """
     found = {}
     for name, make in registry.items():
-        numbers = [H if parameter == "H" else number for parameter in inspect.signature(make).parameters]
+        parameters = inspect.signature(make).parameters
+        numbers = [parameter.default for parameter in parameters.values()]
+        if inspect.Parameter.empty in numbers:
+            numbers = [H if parameter == "H" else number for parameter in parameters]
         found[f"{name}({', '.join(map(str, numbers))})" if numbers else name] = make(*numbers)
     return found
 

@@ -13,17 +13,21 @@ import itertools
 import json
 import math
 import os
+import re
 import shlex
 import shutil
+import types
+import typing
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from engine import tokenizer
-from engine.files import here, partial, publish, read_tensors, remove, sha256_of_file, sync
+from engine import processes, tokenizer
+from engine.files import here, partial, publish, read_json, read_pickle, read_tensors, remove, sha256_of_file, sync
 
 REMOVED = {"skip": False, "shift": False, "target_loss": 0.0}  # settings of earlier versions, with what stands for none
 
@@ -55,7 +59,7 @@ def as_json(content):
 
 def every(out_dir, before=math.inf):
     """The complete checkpoints in out_dir of steps before this one, oldest first."""
-    found = {int(path.name[5:]): path for path in Path(out_dir).glob("step_*") if path.name[5:].isdigit()}
+    found = {int(path.name[5:]): path for path in Path(out_dir).glob("step_*") if re.fullmatch("[0-9]+", path.name[5:])}
     return [found[step] for step in sorted(found) if step < before]
 
 
@@ -65,7 +69,7 @@ def best(out_dir):
     if not path.exists():
         return None
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         return {"checkpoint": str(found["checkpoint"]), "val_loss": float(found["val_loss"]), "data": found.get("data")}
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{path} is damaged: delete it, and the next evaluation writes it again") from None
@@ -106,18 +110,23 @@ def earlier(out_dir):
 def start_run(out_dir, step, resumed):
     """Prepare out_dir for a run from this step on; returns the last line of metrics.jsonl that stays, as a dict, or {}.
 
-    A new run must neither mix with an earlier one nor destroy it: what is there moves to out_dir/previous-N.
+    A run must neither mix with an earlier one nor destroy it: what is there, or is later than the step from which a run is
+    resumed, moves to out_dir/previous-N.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    before = [path for path in (*every(out_dir), out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
-    if before and not resumed:
-        folder = next(path for n in itertools.count(1) if not (path := out_dir / f"previous-{n}").exists())
-        folder.mkdir()
-        for path in before:
-            path.rename(folder / path.name)
-        print(f"moved the earlier run in {out_dir} to {folder}")
     for unfinished in out_dir.glob("*.partial"):  # of a run that was killed
         remove(unfinished)
+    aside = [folder for folder in every(out_dir) if not resumed or int(folder.name[5:]) > step]
+    records = [path for path in (out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
+    if aside or records and not resumed:
+        folder = next(path for n in itertools.count(1) if not (path := out_dir / f"previous-{n}").exists())
+        folder.mkdir()
+        for path in (*aside, *records):
+            if resumed and path.name == "metrics.jsonl":  # whose beginning is this run's too
+                shutil.copy(path, folder)
+            else:
+                path.rename(folder / path.name)
+        print(f"moved {'what came after this checkpoint' if resumed else 'the earlier run'} in {out_dir} to {folder}")
     path, lines = out_dir / "metrics.jsonl", history(out_dir, step)
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
     if path.exists() and path.read_bytes() != text or lines and not path.exists():
@@ -130,7 +139,8 @@ def start_run(out_dir, step, resumed):
         known = None
     for line in lines if known is None else ():
         if "val_loss" in line and (folder := out_dir / f"step_{line['step']:06d}").is_dir():
-            record_best(folder, line["val_loss"], (load_config(folder)["data"] or {}).get("val"))
+            with suppress(ValueError):
+                record_best(folder, line["val_loss"], (load_config(folder)["data"] or {}).get("val"))
     return lines[-1] if lines else {}
 
 
@@ -140,13 +150,15 @@ def history(out_dir, step):
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
             found = json.loads(line)
+            float(found.get("wall_s", 0)), float(found.get("val_loss", 0))
             known[int(found["step"])] = found
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             unreadable += line.endswith(b"\n")  # or the run was killed while it wrote the last one
     for folder in every(out_dir, before=step):
-        record = load_config(folder).get("record") or {}
-        if record.get("train_loss") is not None:
-            known.setdefault(record["step"], record)
+        with suppress(ValueError):  # an older checkpoint may be damaged: nobody needs it now
+            record = load_config(folder).get("record") or {}
+            if record.get("train_loss") is not None:
+                known.setdefault(record["step"], record)
     if unreadable:
         print(f"note: {path} is damaged: {unreadable} of its lines cannot be read and are left out")
     return [known[n] for n in sorted(known) if n <= step]
@@ -158,8 +170,9 @@ def find(out_dir, which="latest"):
     if (out_dir / "manifest.json").exists():  # a checkpoint folder itself
         return out_dir
     folders = every(out_dir)
-    if not folders and (out_dir / "config.json").exists():
-        raise ValueError(f"{out_dir} holds a model in another layout, perhaps Hugging Face's: give it as --init_from={out_dir}")
+    if not folders and not is_ours(out_dir) and out_dir.is_dir():
+        raise ValueError(f"{out_dir} holds a model in another layout, Hugging Face's or nanoGPT's: give it as "
+                         f"--init_from={shlex.quote(str(out_dir))}")
     if not folders:
         remedy = f"train one with python {here('train.py')} --out_dir={shlex.quote(str(out_dir))}{earlier(out_dir)}"
         raise ValueError(f"there is no checkpoint in {out_dir}: {remedy}")
@@ -171,30 +184,62 @@ def find(out_dir, which="latest"):
     return out_dir / name
 
 
+def sound(out_dir, which="latest"):
+    """As find, but latest is the newest checkpoint that is as it was saved, and a note says which are not."""
+    folders = every(out_dir) if which == "latest" else []
+    for folder in reversed(folders):
+        try:
+            for name in ("config.json", "model.safetensors", "trainer.pt"):
+                verify(folder, name)
+            if folder != folders[-1]:
+                lost = int(folders[-1].name[5:]) - int(folder.name[5:])
+                processes.print0(f"note: going on from {folder}, {lost:,} steps earlier")
+            return folder
+        except ValueError as error:
+            if folder == folders[0]:
+                raise
+            processes.print0(f"note: {str(error).partition(':')[0]}")
+    return find(out_dir, which)
+
+
+def has_sound(out_dir, which="latest"):
+    """Whether a run could go on from what is in out_dir."""
+    try:
+        return bool(every(out_dir) and sound(out_dir, which))
+    except ValueError as error:
+        processes.print0(f"note: {error}")
+        return False
+
+
 def verify(folder, name):
     """The path of one file of a checkpoint; ValueError unless it is what was saved."""
+    wrong = "manifest.json"
     try:
-        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-        intact = sha256_of_file(folder / name) == manifest[name]
+        manifest = read_json(folder / wrong)
+        wrong = name
+        if sha256_of_file(folder / name) == manifest.get(name):
+            return folder / name
     except PermissionError as error:
         raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
-    except (OSError, ValueError, KeyError, TypeError):
-        intact = False
-    if not intact:
-        raise ValueError(f"{folder / name} is missing or damaged (manifest.json says otherwise): use another checkpoint, or "
-                         f"move {folder} away to resume from the one before")
-    return folder / name
+    except (OSError, ValueError):
+        pass
+    raise ValueError(f"{folder / wrong} is missing or damaged: use another checkpoint, or move {folder} away to resume from "
+                     "the one before")
 
 
 def load_config(folder):
     """config.json as a dict: step, model, training, tokenizer."""
-    return json.loads(verify(folder, "config.json").read_text(encoding="utf-8"))
+    config = read_json(verify(folder, "config.json"))
+    for name, kind in {"step": int, "model": dict, "training": dict, "tokenizer": dict}.items():
+        if not isinstance(config.get(name), kind):
+            raise ValueError(f"{folder / 'config.json'} is damaged: {name}={str(config.get(name))[:40]}")
+    return config
 
 
 def is_ours(folder):
-    """Whether a folder is one that train.py wrote, and not a model in Hugging Face's layout."""
-    theirs = any((folder / name).exists() for name in ("config.json", "model.safetensors"))
-    return folder.is_dir() and ((folder / "manifest.json").exists() or not theirs)
+    """Whether a folder is one that train.py wrote, and not nanoGPT's or a model in Hugging Face's layout."""
+    theirs = any((folder / name).exists() for name in ("config.json", "model.safetensors", "ckpt.pt"))
+    return folder.is_dir() and ((folder / "manifest.json").exists() or bool(every(folder)) or not theirs)
 
 
 def load(folder):
@@ -216,12 +261,24 @@ def restore(cls, saved, folder):
     if unknown:
         names = ", ".join(sorted(unknown))
         raise ValueError(f"{folder} was written by another version of this code, which has {names}: use that version")
+    for name, value in saved.items():
+        if not fits(value, cls.__dataclass_fields__[name].type):
+            raise ValueError(f"{folder} is damaged: {name}={str(value)[:40]!r} has another type than it should")
     return cls(**saved)
+
+
+def fits(value, annotation):
+    """Whether a value from JSON is what a field's annotation says: a bool, an int, a float, a str, some of them, or None."""
+    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
+        return any(fits(value, part) for part in typing.get_args(annotation))
+    if typing.get_origin(annotation) is typing.Literal:
+        return type(value) is str and value in typing.get_args(annotation)
+    return type(value) in ((int, float) if annotation is float else (type(None),) if annotation is None else (annotation,))
 
 
 def load_trainer(folder):
     """What save was given as trainer, on the CPU, and as record."""
-    saved = torch.load(verify(folder, "trainer.pt"), map_location="cpu", weights_only=True)
+    saved = read_pickle(verify(folder, "trainer.pt"))
     return {"record": load_config(folder).get("record")} | saved
 
 

@@ -55,7 +55,9 @@ def parse(cls, argv, base=None):
         lines = [line.strip("│ ") for line in errors.getvalue().splitlines()][1:]
         after = itertools.dropwhile(lambda line: not line.strip("─-"), lines)
         lines = itertools.takewhile(lambda line: line.strip("─-"), after)
-        raise ValueError(re.sub(r"\s+", " ", " ".join(lines)).removeprefix(f"Error parsing {cls.__name__}: ")) from None
+        message = re.sub(r"\s+", " ", " ".join(lines)).removeprefix(f"Error parsing {cls.__name__}: ")
+        where = [f"{preset}: " for key, preset in origin.items() if re.search(rf"--{key}\b", message)]
+        raise ValueError("".join(where[:1]) + message) from None
     if not unknown:
         return config
     if not unknown[0].startswith("--"):
@@ -78,6 +80,8 @@ def peek(argv, key, default):
         name, equals, value = arg.partition("=")
         if name.startswith("--") and name[2:].replace("-", "_") == key:
             default = value if equals else following
+            if not default or not equals and default.startswith("--"):
+                raise ValueError(f"--{key} has no value: write it as --{key}=...")
     return default
 
 
@@ -87,10 +91,12 @@ def read_preset(path, names=None, followed=()):
     ValueError for anything else, and for a setting that is not in names, if they are given.
     """
     try:
-        settings = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        settings = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         known = sorted(os.path.relpath(preset) for preset in (Path(__file__).parents[1] / "config").glob("*.toml"))
-        raise ValueError(f"there is no preset {path}; there are {', '.join(known)}") from None
+        meant = [preset for preset in known if Path(preset).name == Path(path).name]
+        hint = f"did you mean {meant[0]}?" if meant else f"there are {', '.join(known)}"
+        raise ValueError(f"there is no preset {path}: {hint}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
     base = settings.pop("base", None)
@@ -189,4 +195,6 @@ def one_line(error):
         return "the device has not enough memory: try a smaller batch_size or model"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         return f"torch.compile cannot do this here ({str(error).strip().splitlines()[0]}): try --compile=False"
+    if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+        return "another process has ended: if it said why, that stands above"
     return str(error) if isinstance(error, ValueError | OSError | FloatingPointError) else None

@@ -6,9 +6,11 @@ files are nanoGPT's, with GPT-2's ids, if the user says so; or a preparation has
 """
 
 import difflib
+import itertools
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 import urllib.request
@@ -20,7 +22,7 @@ import torch
 from tqdm import tqdm
 
 from engine import checkpoint, configure, tokenizer
-from engine.files import held, here, partial, publish, remove, sha256_of, sha256_of_file, sync
+from engine.files import held, here, partial, publish, read_json, remove, sha256_of, sha256_of_file, sync
 
 DATA = Path(__file__).parents[1] / "data"
 SHIPPED = "stdlib", "shakespeare", "shakespeare_char"  # which prepare themselves; no other folder's code is ever run
@@ -111,15 +113,21 @@ def pieces(text, size=1 << 20):
         start = end
 
 
-def write(folder, documents, tokenizer_name, source, val=None):
+def write(folder, documents, tokenizer_name, source, val=None, names=None):
     """Tokenize documents (a list of str) into folder: train.bin, val.bin, and last meta.json. source: where they come from.
 
     val: documents for validation; None: about a tenth of documents. They are separated by the tokenizer's end-of-text id,
-    or else by a newline.
+    or else by a newline. names: of the documents and those for validation, for the error if one cannot be encoded.
     """
     folder = Path(folder)
     if isinstance(documents, str) or isinstance(val, str):
         raise ValueError("documents and val are lists of texts: [text] for a single one")
+    if checkpoint.every(tokenizer_name) or Path(tokenizer_name, "manifest.json").exists():  # of a run
+        encoding = checkpoint.load_tokenizer(checkpoint.find(tokenizer_name))
+        for name, document in zip(names or itertools.repeat(source), [*documents, *(val or ())]):
+            check_characters(encoding, document, name)
+    else:
+        encoding = None
     documents = [*filter(None, documents)]
     train, val = (documents, [*filter(None, val)]) if val else spread_tenth(documents)
     documents = [*train, *val]
@@ -130,10 +138,7 @@ def write(folder, documents, tokenizer_name, source, val=None):
     if not 0.02 < share < 0.3:
         print(f"note: the validation split has {share:.1%} of the characters; about a tenth is usual")
     several = len(train) > 1 or len(val) > 1
-    if checkpoint.every(tokenizer_name) or Path(tokenizer_name, "manifest.json").exists():  # of a run
-        encoding = checkpoint.load_tokenizer(checkpoint.find(tokenizer_name))
-    else:
-        encoding = tokenizer.create(tokenizer_name, ("\n" if several else "").join(documents))
+    encoding = encoding or tokenizer.create(tokenizer_name, ("\n" if several else "").join(documents))
     separator = encoding.encode("\n" if several else "") if encoding.end_of_text is None else [encoding.end_of_text]
     dtype = "uint16" if encoding.vocab_size <= 1 << 16 else "uint32"
     on_disk = np.dtype(dtype).newbyteorder("<")
@@ -165,6 +170,15 @@ def write(folder, documents, tokenizer_name, source, val=None):
     print(f"{folder.name}: {text_size:,} characters as {tokenizer_name} tokens ({counts}; vocabulary {encoding.vocab_size:,})")
 
 
+def check_characters(encoding, text, name):
+    """ValueError that names the text and its first character that a tokenizer of characters lacks."""
+    if encoding.spec()["kind"] == "char":
+        try:
+            encoding.encode(text)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+
 def seal(meta):
     """The sha256 of everything else in meta.json, since another character in a tokenizer is another tokenizer."""
     return sha256_of([json.dumps(meta, sort_keys=True).encode()])
@@ -174,6 +188,8 @@ def seal(meta):
 
 @dataclass
 class Dataset:
+    name: str
+    """As in data/, or of a folder elsewhere the whole path."""
     train: np.ndarray
     """Token ids, mapped from disk."""
     val: np.ndarray
@@ -196,6 +212,10 @@ def find(name):
     if all((folder / file).is_file() for file in (FILES if name in SHIPPED else FILES[:2])):
         return folder, False
     if name not in SHIPPED:
+        if Path(name).is_file():
+            prepare = here(DATA / "text" / "prepare.py")
+            raise ValueError(f"dataset {name} is a text: python {prepare} --input {shlex.quote(name)} --name mine, and then "
+                             "--dataset=mine")
         if folder.parent == DATA and (folder / "prepare.py").exists():
             raise ValueError(f"dataset {name} is not prepared yet: python {here(folder / 'prepare.py')}")
         known = sorted({*SHIPPED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
@@ -218,7 +238,7 @@ def load(name, block_size, data_tokenizer="", verify="auto"):
     folder, prepared = find(name)
     if (folder / "meta.json").exists():
         try:
-            meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            meta = read_json(folder / "meta.json")
             if meta.pop("sha256", None) not in (None, seal(meta)):  # earlier versions wrote none
                 raise ValueError("its sha256 is not its own")
             encoding, dtype = tokenizer.from_spec(meta["tokenizer"]), meta["dtype"]
@@ -253,7 +273,8 @@ def load(name, block_size, data_tokenizer="", verify="auto"):
             raise ValueError(f"{path} has token id {largest}, but the vocabulary has {encoding.vocab_size}: prepare it again")
         if verify and hashes[split_name] not in (None, sha256_of_file(path)):
             raise ValueError(f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again")
-    return Dataset(**splits, tokenizer=encoding, hashes=hashes, tokens_per_character=tokens_per_character)
+    name = name if folder.parent == DATA else str(folder.resolve())
+    return Dataset(name, **splits, tokenizer=encoding, hashes=hashes, tokens_per_character=tokens_per_character)
 
 
 def random_batch(tokens, batch_size, block_size, rng):

@@ -3,11 +3,15 @@
 import contextlib
 import errno
 import hashlib
+import json
 import os
+import pickle
 import shlex
 import shutil
+import zipfile
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 
 try:
@@ -103,9 +107,44 @@ def sha256_of(chunks):
     return digest.hexdigest()
 
 
+def regular(path):
+    """path, or an OSError if it is not there, or is a pipe or the like, which could be read for ever."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a file", str(path))
+    return path
+
+
 def sha256_of_file(path):
+    regular(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_json(path):
+    """The object that a JSON file holds, as a dict; ValueError names a file that holds anything else."""
+    try:
+        content = json.loads(regular(path).read_text(encoding="utf-8"))
+        if isinstance(content, dict):
+            return content
+        reason = f"a {type(content).__name__} in place of an object"
+    except (ValueError, RecursionError) as error:
+        reason = str(error) or "too deep"
+    raise ValueError(f"{path} is damaged ({reason})")
+
+
+def read_pickle(path, **how):
+    """What torch.save wrote: tensors and plain values, never code, and no more of them than the file has bytes.
+
+    ValueError for anything else.
+    """
+    try:
+        with zipfile.ZipFile(regular(path)) as archive:
+            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+                raise ValueError("it would inflate")
+        return torch.load(path, map_location="cpu", weights_only=True, **how)
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, RecursionError, OverflowError,
+            zipfile.BadZipFile, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is damaged, or is something else ({type(error).__name__}: {str(error)[:80]})") from None
 
 
 def read_tensors(path):
@@ -113,7 +152,7 @@ def read_tensors(path):
 
     The file is mapped into memory again for each tensor, so that mapped pages and copies are never held at the same time.
     """
-    with safe_open(path, "pt") as file:
+    with safe_open(regular(path), "pt") as file:
         names = list(file.keys())
     for name in names:
         with safe_open(path, "pt") as file:

@@ -11,6 +11,10 @@ from contextlib import nullcontext
 import torch
 from torch.optim.adamw import adamw
 
+from engine import processes
+from engine.threads import ShortWaits
+
+WAITS = ShortWaits()
 # Polynomials a·x + b·x³ + c·x⁵ that drive singular values between 0.001 and 1 towards 1, each optimal for the interval
 # that the previous one leaves (Polar Express, Amsel et al. 2025, arXiv:2505.16932).
 POLAR_EXPRESS = (
@@ -164,13 +168,15 @@ def learning_rate_at(step, config):
     return config.min_lr + share * (config.learning_rate - config.min_lr)
 
 
-def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0):
+def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, first=0):
     """One update of the optimizer from a list of micro-batches (x, y, seed): the mean loss before it, on the device.
 
     net: a GPT, or what torch.compile or DistributedDataParallel made of it. seed: of the micro-batch's dropout, or None.
-    scaler: a GradScaler, which float16 needs.
+    scaler: a GradScaler, which float16 needs. first: the number of the first micro-batch, for the FloatingPointError that
+    is raised, in all processes and before anything is updated, if a loss or a gradient is not finite.
     """
-    loss = 0.0
+    WAITS.follow()
+    losses, parameters = [], [p for group in optimizer.param_groups for p in group["params"]]
     for n, (x, y, seed) in enumerate(batches):
         if seed is not None:
             torch.manual_seed(seed)
@@ -179,11 +185,23 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0):
             with autocast:
                 micro_loss = net(x, y, only_loss=True)[1] / len(batches)
             scaler.scale(micro_loss).backward()
-        loss += micro_loss.detach()
+        losses.append(micro_loss.detach())
+    losses = torch.stack(losses)
     if grad_clip:
         scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], grad_clip)
+        torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
+    size = losses.sum()
+    if not scaler.is_enabled():  # which skips steps whose gradients overflow, and is made for that
+        size = size + sum(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
+    if processes.largest(int(not size.isfinite())):
+        if scaler.is_enabled():
+            scaler.step(optimizer)  # which it skips
+            scaler.update()
+        optimizer.zero_grad()
+        wrong = (~losses.isfinite()).nonzero().flatten().tolist()
+        raise FloatingPointError(f"the loss of micro-batch {first + wrong[0]} is {losses[wrong[0]].item()}" if wrong
+                                 else "a gradient that is not finite")
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    return loss
+    return losses.sum()

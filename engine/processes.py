@@ -3,10 +3,17 @@
 import gc
 import os
 import sys
+import threading
+import time
 
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
+
+
+BEAT, PATIENCE = 2, 40  # seconds: how often each process says that it is there, and how long the others wait for it
+
+finished = threading.Event()
 
 
 def rank():
@@ -37,7 +44,38 @@ def start(device):
         torch.cuda.set_device(device)
     if world_size() > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        threading.Thread(target=watch, daemon=True).start()
     return device
+
+
+def watch():
+    """End this process if another one stops, or torchrun, for which it would wait for half an hour.
+
+    A process that is busy, with a large checkpoint for instance, still says that it is there.
+    """
+    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    others = [other for other in range(world_size()) if other != rank()]
+    seen, when, beats = {}, {}, 0
+    try:
+        while True:
+            store.set(f"beat {rank()}", "done" if finished.is_set() else str(beats := beats + 1))
+            if finished.wait(BEAT):
+                return store.set(f"beat {rank()}", "done")
+            for other in others:
+                beat = store.get(f"beat {other}") if store.check([f"beat {other}"]) else None
+                if beat != seen.get(other) or other not in when:
+                    seen[other], when[other] = beat, time.monotonic()
+                if beat != b"done" and time.monotonic() - when[other] > PATIENCE:
+                    end(f"process {other} has not answered for {PATIENCE} s")
+    except dist.DistError:
+        if not finished.is_set():
+            end("torchrun has ended")
+
+
+def end(why):
+    """At once, since the main thread may wait for what never comes."""
+    print(f"\n{os.path.basename(sys.argv[0])}: process {rank()} ends: {why}", file=sys.stderr, flush=True)
+    os._exit(1)
 
 
 def first_alone(function):
@@ -75,5 +113,6 @@ def largest(number):
 def stop():
     """Leave the process group. What still holds it is collected first: gloo's threads must end before Python does."""
     gc.collect()
+    finished.set()
     if world_size() > 1:
         dist.destroy_process_group()

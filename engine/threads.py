@@ -1,14 +1,16 @@
-"""As many threads as there are cores that other programs leave free, on a CPU.
+"""Sharing the cores with other programs, on a CPU.
 
 An operation that two threads share is done when both are. If another program has one of their cores, the first waits for
-the second at the end of each of a hundred operations per token, and it does so by spinning, on the core that the second
-could have: two threads are then three to five times slower than one. So decoding follows what the machine is doing: with
-float16 and int8 weights it computes the same bits in any number of threads. (Training does not follow, since its sums depend
-on that number: there, train.py lets threads sleep after a short spin.)
+the second at the end of each of a hundred operations, and it does so by spinning, on the core that the second could have:
+two threads are then three to five times slower than one. So this follows what the machine is doing, in two ways.
+
+Decoding takes as many threads as there are free cores. With float16 and int8 weights it computes the same bits in any
+number of threads. Training does not, in general, and so keeps its number; there, threads that wait are sent to sleep.
 """
 
 import contextlib
 import os
+import threading
 import time
 
 import torch
@@ -30,22 +32,58 @@ def seconds_elsewhere():
     return None
 
 
-class FreeCores:
-    """`with cores:` computes with as many threads as there are free cores, at most torch's own number, and is cheap."""
+class Load:
+    """What other programs leave free: look() is the number of cores, or None where that is not known. It is cheap."""
 
     def __init__(self):
-        self.then, self.elsewhere, self.free = time.perf_counter(), seconds_elsewhere(), None
+        self.then, self.elsewhere, self.free = time.monotonic(), seconds_elsewhere(), None
 
-    def __enter__(self):
-        now = time.perf_counter()
+    def look(self):
+        now = time.monotonic()
         if self.elsewhere is not None and now - self.then >= EVERY:
             elsewhere = seconds_elsewhere()
             busy = (elsewhere - self.elsewhere) / (now - self.then)
             self.free, self.then, self.elsewhere = max(1, round(len(os.sched_getaffinity(0)) - busy)), now, elsewhere
-        self.most = torch.get_num_threads()
-        if self.free is not None and self.free < self.most:
-            torch.set_num_threads(self.free)
+        return self.free
+
+
+class FreeCores:
+    """`with cores:` computes with as many threads as there are free cores, at most torch's own number."""
+
+    def __init__(self):
+        self.load = Load()
+
+    def __enter__(self):
+        self.most, free = torch.get_num_threads(), self.load.look()
+        if free is not None and free < self.most:
+            torch.set_num_threads(free)
 
     def __exit__(self, *error):
         if torch.get_num_threads() != self.most:
             torch.set_num_threads(self.most)
+
+
+class ShortWaits:
+    """follow() lets waiting threads sleep at once while other programs need the cores, and spin while none does.
+
+    GNU's OpenMP, which PyTorch uses on Linux, spins for milliseconds, unless a process has more threads than cores. So it is
+    given one more to count: a thread that has shared an operation once, and from then on sleeps.
+    """
+
+    def __init__(self):
+        self.load, self.end = Load(), None
+
+    def follow(self):
+        free = self.load.look()
+        crowded = free is not None and free < torch.get_num_threads()
+        if crowded and self.end is None:
+            self.end = threading.Event()
+            threading.Thread(target=self.one_more, args=[self.end], daemon=True).start()
+        elif not crowded and self.end:
+            self.end.set()
+            self.end = None
+
+    @staticmethod
+    def one_more(end):
+        torch.zeros(2**17).add_(1)
+        end.wait()

@@ -8,6 +8,8 @@ import base64
 
 import numpy as np
 
+MOST = 2**22  # more tokens than any vocabulary has
+
 
 class Tokenizer:
     """vocab_size, encode, decode, spec; token_bytes(id) is the UTF-8 text that one id stands for, perhaps half a character."""
@@ -60,6 +62,13 @@ class CharTokenizer(Tokenizer):
     def spec(self):
         return {"kind": "char", "characters": self.characters}
 
+    @classmethod
+    def from_spec(cls, spec):
+        found = cls(spec["characters"].encode("utf-8").decode("utf-8"))
+        if found.characters != spec["characters"]:
+            raise ValueError("its characters are not in order")
+        return found
+
 
 def code_points(text):
     return np.frombuffer(text.encode("utf-32-le"), dtype="<u4")
@@ -75,7 +84,12 @@ class TiktokenTokenizer(Tokenizer):
 
     def encode(self, text, allow_special=False):
         """Ids of text. What looks like a special token is one only if you allow it: in data it is just characters."""
-        return self.encoding.encode_to_numpy(text, allowed_special="all" if allow_special else set(), disallowed_special=())
+        try:
+            return self.encoding.encode_to_numpy(text, allowed_special="all" if allow_special else set(), disallowed_special=())
+        except BaseException as error:  # tiktoken's own kind for a pattern that would search for ever
+            if type(error).__name__ == "PanicException":
+                raise ValueError(f"tiktoken cannot encode this with the pattern of {self.encoding.name}") from None
+            raise
 
     def token_bytes(self, token):
         try:
@@ -96,8 +110,14 @@ class TiktokenTokenizer(Tokenizer):
     def from_spec(cls, spec):
         import tiktoken
 
-        ranks = {base64.b64decode(token): int(rank) for token, rank in map(str.split, spec["merges"].splitlines())}
-        name, pattern, special = spec["name"], spec["pattern"], spec["special_tokens"]
+        merges = [line.split() for line in spec["merges"].splitlines()]
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in merges}
+        name, pattern, special = str(spec["name"]), str(spec["pattern"]), dict(spec["special_tokens"])
+        ids = [*ranks.values(), *special.values()]
+        # What tiktoken takes for granted, and crashes without.
+        if not (len(merges) == len(ranks) and len(ids) == len(set(ids)) and all(type(n) is int and 0 <= n < MOST for n in ids)
+                and all(bytes([n]) in ranks for n in range(256)) and all(special) and 0 < len(pattern) < 1000):
+            raise ValueError("its ids, its special tokens or its pattern cannot be right")
         return cls(tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special))
 
     @classmethod
@@ -115,7 +135,7 @@ class TiktokenTokenizer(Tokenizer):
 
 
 FROM_SPEC = {
-    "byte": lambda spec: ByteTokenizer(), "char": lambda spec: CharTokenizer(spec["characters"]),
+    "byte": lambda spec: ByteTokenizer(), "char": CharTokenizer.from_spec,
     "tiktoken": TiktokenTokenizer.from_spec,
 }
 
@@ -124,8 +144,9 @@ def from_spec(spec):
     """The tokenizer that a specification describes; ValueError if it describes none."""
     try:
         return FROM_SPEC[spec["kind"]](spec)
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a tokenizer specification that this version knows: {str(spec)[:80]}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"{str(spec)[:80]} ({type(error).__name__}: {str(error)[:80]})"
+        raise ValueError(f"not a tokenizer specification that this version knows: {reason}") from None
 
 
 def create(name, text=""):

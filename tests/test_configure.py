@@ -93,6 +93,7 @@ def test_both_spellings_of_a_flag():
         ("config.toml", "there is no preset config.toml"),
         ("n_layer=3", "'n_layer=3' is neither a setting"),
         ("--config/x.toml", "a preset has no dashes"),
+        ("minute.toml", "did you mean config/minute.toml?"),
     ],
 )
 def test_what_cannot_be(argument, message):
@@ -105,8 +106,8 @@ def test_what_cannot_be(argument, message):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("n_layr = 3", "unknown setting 'n_layr' in .*did you mean n_layer"),
-        ("n_layer = 'many'", "n_layer"),
+        ("\ufeffn_layr = 3", "unknown setting 'n_layr' in .*did you mean n_layer"),
+        ("n_layer = 'many'", "x.toml: .*n_layer"),
         ("n_layer = [3]", r"n_layer = \[3\] must be a number"),
         ("n_layer", "is not TOML"),
         ("learning_rate = nan", "^learning_rate=nan must be at least 0, and finite"),
@@ -114,7 +115,7 @@ def test_what_cannot_be(argument, message):
 )
 def test_presets_that_cannot_be(tmp_path, line, message):
     """Catches a preset whose mistake goes unnoticed."""
-    (tmp_path / "x.toml").write_text(line)
+    (tmp_path / "x.toml").write_text(line, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         parse(tmp_path / "x.toml")
 

@@ -15,8 +15,9 @@ from conftest import POEM, complaint, run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import dataset, files
+from engine import checkpoint, dataset, files
 from engine import tokenizer as tokenizer_module
+from model import GPT, GPTConfig
 
 
 def test_written_and_read_back(tmp_path):
@@ -289,6 +290,8 @@ def test_names_that_are_not_there():
     """Catches a traceback for a misspelt dataset."""
     with pytest.raises(ValueError, match="did you mean shakespeare_char"):
         dataset.load("shakespeare_chr", 8)
+    with pytest.raises(ValueError, match="prepare.py --input .*README.md --name mine"):
+        dataset.load(str(files.ROOT / "README.md"), 8)
 
 
 def test_download_without_network_or_with_another_file(tmp_path):
@@ -317,12 +320,13 @@ def test_own_text_from_files_and_folders(tmp_path, monkeypatch):
         result = run("data/text/prepare.py", "--input", tmp_path / "texts", tmp_path / "texts" / "a.txt", f"--name={name}")
         assert result.returncode == 0, result.stderr
         assert "skipped 1 that are not UTF-8 text: picture.png" in result.stdout
+        assert f"left out 1 that were read before: {tmp_path / 'texts' / 'a.txt'}" in result.stdout
         result = run("data/text/prepare.py", "--input", tmp_path / "texts", tmp_path / "texts" / "a.txt", f"--name={name}",
                      "--glob", "*.txt")
         assert result.returncode == 0 and "skipped" not in result.stdout, result.stderr
         data = dataset.load(name, 8)
         whole = data.tokenizer.decode([*data.train.tolist(), *data.val.tolist()])
-        assert sorted(whole.replace("\n", "")) == sorted("Füße 猫" * 80 + "ещё" * 40)
+        assert sorted(whole.replace("\n", "")) == sorted("Füße 猫" * 40 + "ещё" * 40)
     finally:
         for path in (dataset.DATA / name).glob("*"):
             path.unlink()
@@ -357,6 +361,48 @@ def test_one_s_own_repository(tmp_path):
         assert "#" not in characters and "3" in characters
     finally:
         shutil.rmtree(dataset.DATA / name)
+
+
+def test_validation_text_that_is_also_input(tmp_path):
+    """Catches a validation loss of text that was trained on, because it lies in the same folder or has two names."""
+    name, texts = f"test-{tmp_path.name}", tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text("abcdefgh\n" * 200)
+    (texts / "val.txt").write_text("WXYZ\n" * 40)
+    (texts / "latest.txt").symlink_to("a.txt")
+    try:
+        result = run("data/text/prepare.py", "--input", texts, "--val", texts / "val.txt", f"--name={name}")
+        assert result.returncode == 0 and "left out 2 that were read before" in result.stdout, result
+        data = dataset.load(name, 8)
+        assert data.tokenizer.decode(data.train.tolist()) == "abcdefgh\n" * 200
+        assert data.tokenizer.decode(data.val.tolist()) == "WXYZ\n" * 40
+    finally:
+        shutil.rmtree(dataset.DATA / name)
+
+
+def test_a_repository_that_git_refuses(tmp_path):
+    """Catches ignored files that are read in silence, because git does not trust the folder's owner."""
+    name = f"test-{tmp_path.name}"
+    (tmp_path / ".git").mkdir()  # which is no repository: git fails
+    (tmp_path / "a.txt").write_text("text\n" * 100)
+    try:
+        result = run("data/text/prepare.py", "--input", tmp_path, f"--name={name}")
+        assert result.returncode == 0 and "note: git does not say what it ignores" in result.stderr, result
+    finally:
+        shutil.rmtree(dataset.DATA / name)
+
+
+def test_a_character_that_a_run_s_tokenizer_lacks(poem, tmp_path):
+    """Catches a position in a part of the text that nobody can find, and a message that names no file."""
+    model = GPT(GPTConfig(block_size=8, vocab_size=26, n_layer=1, n_head=1, n_embd=8))
+    checkpoint.save(tmp_path / "run", 1, model, {}, dataset.load(poem, 8).tokenizer.spec(), {})
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    (texts / "a.txt").write_text(POEM * 30)
+    (texts / "b.txt").write_text(POEM * 30 + "猫", encoding="utf-8")
+    result = run("data/text/prepare.py", "--input", texts, f"--tokenizer={tmp_path / 'run'}", f"--name=test-{tmp_path.name}")
+    assert f"{texts / 'b.txt'}: character '猫' (U+732B) at position {len(POEM * 30)}" in complaint(result)
+    assert not (dataset.DATA / f"test-{tmp_path.name}").exists()
 
 
 def test_own_text_that_cannot_be_used(tmp_path):

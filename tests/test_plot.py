@@ -7,7 +7,14 @@ import matplotlib.pyplot as plt
 import pytest
 from conftest import ROOT, complaint, run
 
-from tools.plot import main
+from engine import configure
+from tools.plot import PlotSettings, main
+
+
+
+def plot(*arguments):
+    main(configure.parse(PlotSettings, [str(argument) for argument in arguments]))
+
 
 STORED = sorted((ROOT / "benchmarks").glob("*.json"))
 COMPARED = {
@@ -47,7 +54,7 @@ def test_what_is_no_measurement(content, tmp_path):
     """Catches a traceback for a file that is not a measurement."""
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ValueError, match='x.json is not a measurement: it needs a "kind", one of attention, train'):
-        main([str(tmp_path / "x.json")])
+        plot(tmp_path / "x.json")
 
 
 @pytest.fixture
@@ -63,13 +70,13 @@ def runs(tmp_path):
 
 def test_runs_in_one_picture(runs, tmp_path, monkeypatch):
     """Catches a run that is missing in the picture, one without an evaluation, and a picture that is where nobody asked."""
-    main(runs)
+    plot(*runs)
     assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "out-2" / "loss.png").exists()
     (tmp_path / "x.json").write_text(json.dumps(COMPARED))
     figures = []
     monkeypatch.setattr(plt.Figure, "savefig", lambda figure, path: figures.append((str(path), figure)))
-    main([*runs, str(tmp_path / "x.json"), "--output=both.png"])
+    plot(*runs, tmp_path / "x.json", "--output=both")
     pictures = dict(figures)
     assert pictures.keys() == {"both.png", str(tmp_path / "x.png")}
     losses, rates, speeds = pictures["both.png"].axes
@@ -88,13 +95,16 @@ def test_a_damaged_run(content, runs, tmp_path):
     path = tmp_path / "out-2" / "metrics.jsonl"
     path.unlink() if content is None else path.write_text(content)
     line = complaint(run("-m", "tools.plot", *runs))
-    assert "metrics.jsonl" in line and ("No such file" if content is None else "is damaged, or empty") in line
+    assert ("has no metrics.jsonl" if content is None else "metrics.jsonl is damaged, or empty") in line
 
 
 def test_which_measurements():
-    """Catches a plotter that does nothing and says nothing."""
+    """Catches a plotter that does nothing and says nothing, or that takes its settings for files."""
+    assert "--output" in run("-m", "tools.plot", "--help").stdout
+    with pytest.raises(ValueError, match="did you mean output"):
+        plot("out", "--outptu=x.png")
     with pytest.raises(ValueError, match="which measurements"):
-        main([])
+        plot()
 
 
 def test_who_imports_matplotlib():

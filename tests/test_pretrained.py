@@ -1,14 +1,16 @@
 """Weights from elsewhere: GPT-2's layout on disk, and our own folders."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from conftest import complaint, run
 from safetensors.torch import save_file
 from test_model import TINY, gpt2_logits, tiny
 
-from engine import checkpoint
-from model import GPT
+from engine import checkpoint, dataset
+from model import GPT, GPTConfig
 
 
 def hugging_face_folder(folder, model, prefix="transformer.", **config):
@@ -34,6 +36,57 @@ def test_gpt2_from_a_folder(tmp_path, prefix):
     assert GPT.from_pretrained(tmp_path, {"dropout": 0.2}).config.dropout == 0.2  # nanoGPT's form
     assert loaded.config.dropout == 0.1 and loaded.config.block_size == TINY["block_size"]
     torch.testing.assert_close(loaded.eval()(idx, idx)[0], gpt2_logits(model.state_dict(), idx, 2, 4), rtol=0, atol=1e-4)
+
+
+def nanogpt_folder(folder, model, dataset_name, prefix="_orig_mod.", **changes):
+    """Write model as nanoGPT's train.py does."""
+    folder.mkdir()
+    weights = {prefix + name: p for name, p in model.state_dict().items()}
+    weights[prefix + "lm_head.weight"] = model.lm_head.weight
+    args = {name: getattr(model.config, name) for name in ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")}
+    saved = {"model": weights, "optimizer": {}, "model_args": args | {"dropout": 0.0}, "iter_num": 5,
+             "best_val_loss": torch.tensor(1.0), "config": {"dataset": dataset_name}}
+    torch.save(saved | changes, folder / "ckpt.pt")
+
+
+@pytest.mark.parametrize("prefix", ["", "_orig_mod."])
+def test_nanogpts_checkpoint(tmp_path, prefix):
+    """Catches weights of a nanoGPT run that cannot be used, or only by running what a pickle says; and other letters."""
+    text, name = "abcdefgh ijk\n" * 60, f"test-{tmp_path.name}-{len(prefix)}"
+    model = GPT(GPTConfig(block_size=16, vocab_size=13, n_layer=2, n_head=2, n_embd=16, mlp="gelu", bias=False))
+    nanogpt_folder(tmp_path / "nano", model, name, prefix)
+    again, idx = GPT.from_pretrained(tmp_path / "nano"), torch.randint(13, (2, 9))
+    assert torch.equal(again.eval()(idx)[0], model.eval()(idx)[0])
+    assert f"no data/{name} here has" in complaint(run("sample.py", f"--init_from={tmp_path / 'nano'}"))
+    try:
+        dataset.write(dataset.DATA / name, [text], "char", "letters")
+        result = run("sample.py", f"--init_from={tmp_path / 'nano'}", "--max_new_tokens=9", "--start=abc")
+        assert result.returncode == 0 and result.stdout.startswith("abc"), result.stderr
+        flags = ["--max_iters=1", "--eval_iters=1", f"--out_dir={tmp_path / 'tuned'}", "--block_size=16", "--write_tokens=0"]
+        result = run("train.py", f"--init_from={tmp_path / 'nano'}", f"--dataset={name}", *flags)
+        assert result.returncode == 0, result.stderr
+        dataset.write(dataset.DATA / name, [text.upper()], "char", "other letters")
+        dataset.write(tmp_path / "lower", [text], "char", "letters")
+        line = complaint(run("train.py", f"--init_from={tmp_path / 'nano'}", f"--dataset={tmp_path / 'lower'}", *flags))
+        assert "other tokens" in line
+    finally:
+        shutil.rmtree(dataset.DATA / name, ignore_errors=True)
+
+
+@pytest.mark.parametrize("saved", [None, [1, 2], {"model": {}}, {"model_args": 3, "model": {}}])
+def test_what_is_not_nanogpts(tmp_path, saved):
+    """Catches a traceback for another file of that name, and code that runs."""
+    class Bomb:
+        def __reduce__(self):
+            return (tmp_path / "exploded").touch, ()
+
+    torch.save(Bomb() if saved is None else saved, tmp_path / "ckpt.pt")
+    with pytest.raises(ValueError, match="ckpt.pt is (damaged|not nanoGPT's)"):
+        GPT.from_pretrained(tmp_path)
+    (tmp_path / "ckpt.pt").write_bytes((tmp_path / "ckpt.pt").read_bytes()[:100])
+    with pytest.raises(ValueError, match="ckpt.pt is (damaged|not nanoGPT's)"):
+        GPT.from_pretrained(tmp_path)
+    assert not (tmp_path / "exploded").exists()
 
 
 def test_our_own_folder(tmp_path):
@@ -67,7 +120,7 @@ def test_what_cannot_be_loaded(tmp_path, monkeypatch):
     for name, content in ("model.safetensors", placeholder), ("config.json", '{"model_type": "gpt2"}'), ("config.json", "{"):
         hugging_face_folder(tmp_path / "damaged", tiny())
         (tmp_path / "damaged" / name).write_text(content)
-        with pytest.raises(ValueError, match="is not a whole GPT-2"):
+        with pytest.raises(ValueError, match="is not a whole GPT-2|config.json is damaged"):
             GPT.from_pretrained(tmp_path / "damaged")
     for name in "model.safetensors", "config.json":  # as where there is only a pickle, or only the weights
         hugging_face_folder(tmp_path / "part", tiny())

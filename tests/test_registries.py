@@ -13,7 +13,7 @@ import torch
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, VISIBLE, attention_weights, causal, masked_fill, naive, softmax
 from engine import checkpoint
 from engine.checks import choose
-from engine.decoding import Session
+from engine.decoding import Session, decode_one_token
 from engine.optimizer import make_optimizer
 from engine.quantization import prepare_for_inference
 from masks import mask_of, positions, predicate
@@ -22,12 +22,23 @@ from model import INIT, MLP, NORM, POSITION, GPT, GPTConfig, NoPosition
 REGISTRIES = {"normalize": NORMALIZE, "score": SCORE, "position": POSITION, "norm": NORM, "mlp": MLP, "init": INIT}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 WEIGHTS_AT_HAND = {"normalize", "score"}  # only paths that compute all scores can use another one
+
+
+def predicates(*numbers):
+    """Each predicate as a setting, with these numbers, or with the defaults of its parameters if it has any."""
+    for name, make in VISIBLE.items():
+        parameters = inspect.signature(make).parameters
+        values = ["4" if p == "H" else "" for p in parameters]
+        values = [value or str(number) for value, number in zip(values, itertools.chain(numbers, itertools.repeat(2)))]
+        defaults = [p.default for p in parameters.values() if p.default is not p.empty]
+        yield name if len(defaults) == len(values) else f"{name}:{','.join(values)}"
+
+
 MECHANISMS = [
     *[{name: value} | ({"attention": "masked_fill"} if name in WEIGHTS_AT_HAND else {})
       for name, registry in REGISTRIES.items() for value in registry],
     *[{"attention": name} for name in [*ATTENTION, *FEATURE]],
-    *[{"visible": name + ":" + ",".join("4" if number == "H" else str(max(1, 4 >> n)) for n, number in enumerate(
-        inspect.signature(make).parameters))} for name, make in VISIBLE.items()],
+    *[{"visible": about} for about in predicates(4, 2, 1)],
 ]
 
 
@@ -70,7 +81,8 @@ def test_a_mechanism_in_a_model(mechanism, tmp_path):
         last, _ = model(idx[:, start:end], cache=cache)
         torch.testing.assert_close(last[:, 0], whole[:, end - 1], rtol=0, atol=1e-12)
     loss.backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert not [name for name, p in model.named_parameters() if p.grad is None], "without a gradient, also in an unused branch"
+    assert all(p.grad.isfinite().all() for p in model.parameters())
     assert model.state_dict().keys() <= {"lm_head.weight", *dict(model.named_parameters())}  # all that a checkpoint keeps
     folder = checkpoint.save(tmp_path, 1, model, {}, {"kind": "byte"}, {})
     again = GPT.from_checkpoint(folder)
@@ -88,7 +100,9 @@ def test_the_gradient_of_a_mechanism(mechanism):
     model(idx, idx)[1].backward()
     for module in model.modules():
         for part in module.weight.grad.split(module.parts) if hasattr(module, "parts") else ():
-            assert part.norm() > 1e-6 * module.weight.grad.norm()  # the queries, the keys and the values matter
+            assert part.norm() > 1e-6 * module.weight.grad.norm(), (
+                "queries, keys and values must matter: a mask that shows only one key needs other numbers, as its defaults"
+            )
     parameters = list(model.parameters())
     direction = [torch.randn_like(p) for p in parameters]
     slope = sum((p.grad * d).sum() for p, d in zip(parameters, direction))
@@ -126,7 +140,7 @@ def test_a_mechanism_in_half_precision(mechanism, dtype):
 
 
 @pytest.mark.parametrize("path", ATTENTION)
-@pytest.mark.parametrize("about", [m["visible"] for m in MECHANISMS if "visible" in m])
+@pytest.mark.parametrize("about", sorted({*predicates(4, 2, 1), *predicates(7, 3, 5), *predicates(1, 1, 1)}))
 def test_a_path_and_a_predicate(path, about):
     """Catches a path that ignores what a predicate says, and one that sees the future, however far."""
     visible = predicate(about)
@@ -142,6 +156,88 @@ def test_a_path_and_a_predicate(path, about):
         q, k, v = (torch.randn(2, heads, T, 4, dtype=torch.float64) for heads, T in ((4, Tq), (2, Tk), (2, Tk)))
         want = naive(q, k, v, predicate(about))
         torch.testing.assert_close(ATTENTION[path](q, k, v, predicate(about)), want, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("path", ATTENTION)
+@pytest.mark.parametrize("Tq", [2100, 700])
+def test_a_path_of_a_long_text(path, Tq):
+    """Catches blocks that count their queries from the beginning, or that lose what other blocks gave to a gradient."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, T, 4).double().requires_grad_() for heads, T in ((2, Tq), (1, 2100), (1, 2100)))
+    results = []
+    for function in ATTENTION[path], masked_fill:
+        y = function(q, k, v)
+        results.append((y, *torch.autograd.grad(y.square().sum(), (q, k, v))))
+    for ours, theirs in zip(*results):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("path", ATTENTION)
+def test_a_path_at_its_limits(path):
+    """Catches a hidden key that weighs little in place of nothing, a query that sees nothing, and half precision's range."""
+    def blind(i, j):
+        return (j <= i) & (i % 5 != 3) & (i // 64 != 2)
+
+    for Tq, Tk in (300, 300), (40, 300), (1, 4):
+        q, k, v = (torch.randn(2, heads, T, 4).double().requires_grad_() for heads, T in ((4, Tq), (2, Tk), (2, Tk)))
+        y, want = (function(1e6 * q, k, v, blind) for function in (ATTENTION[path], naive))
+        torch.testing.assert_close(y, want, rtol=0, atol=1e-9)
+        assert (y[:, :, torch.arange(Tk - Tq, Tk) % 5 == 3] == 0).all()
+        y.sum().backward()
+        assert all(x.grad.isfinite().all() for x in (q, k, v))
+    for dtype in torch.float16, torch.bfloat16:
+        q, k, v = (300 * torch.randn(1, 2, 70, 64, dtype=dtype) for _ in range(3))
+        assert ATTENTION[path](q, k, v).isfinite().all()
+
+
+@pytest.mark.parametrize("path", ATTENTION)
+@pytest.mark.parametrize("lengths", [(3, 200, 90), (200, 3, 90)])
+def test_a_path_in_a_long_padded_batch(path, lengths):
+    """Catches a block that is skipped for all texts because one of them has only padding there."""
+    model = tiny(attention=path, block_size=256)
+    session = Session(model, [torch.randint(33, (n,)) for n in lengths], room=4)
+    for _ in range(3):
+        together = session.logits()
+        for row in range(3):
+            torch.testing.assert_close(together[row], model(session.text(row)[None])[0][0], rtol=0, atol=1e-10)
+        session.append(torch.randint(33, (3, 1)))
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
+def test_a_mechanism_with_a_key_for_each_query_head(mechanism):
+    """Catches a mechanism that writes into its input, which shared heads hide as they are copied."""
+    model, idx = tiny(n_kv_head=4, **mechanism), torch.randint(33, (2, 16))
+    whole, loss = model(idx, idx)
+    loss.backward()
+    with torch.inference_mode():
+        cache = model.new_cache(2)
+        for start, end in ((0, 5), (5, 6), (6, 13), (13, 16)):
+            last, _ = model(idx[:, start:end], cache=cache)
+            torch.testing.assert_close(last[:, 0], whole[:, end - 1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if m.get("attention") in (None, "fused", "masked_fill")], ids=str)
+def test_a_mechanism_in_a_step_that_can_be_compiled(mechanism):
+    """Catches a mechanism that takes its position for a number: torch.compile needs a tensor, whose value may change."""
+    model, prompt = tiny(**mechanism), torch.randint(33, (5,))
+    one, other = Session(model, [prompt], 8), Session(model, [prompt], 8, compiled=decode_one_token)
+    for token in torch.randint(33, (8, 1, 1)):
+        torch.testing.assert_close(other.logits(), one.logits(), rtol=0, atol=1e-12)
+        one.append(token)
+        other.append(token)
+
+
+@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if "mlp" in m or "norm" in m], ids=str)
+def test_a_mechanism_without_biases(mechanism):
+    """Catches a layer that ignores --bias=False."""
+    assert not [name for name, _ in new(bias=False, **mechanism).named_parameters() if name.endswith(".bias")]
+
+
+@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if "attention" not in m], ids=str)
+def test_a_mechanism_on_another_device(mechanism):
+    """Catches a tensor that is made on the CPU, wherever the model is: the meta device computes shapes only."""
+    model, idx = tiny(torch.float32, **mechanism).to("meta"), torch.randint(33, (2, 16), device="meta")
+    assert model(idx, idx)[0].device.type == "meta"
 
 
 @pytest.mark.parametrize("score", SCORE)
@@ -160,7 +256,8 @@ def test_a_score_and_a_normalizer(score, normalize):
     assert (want[:, :, 2] == 0).all()
     weights = attention_weights(q, k, causal, score, normalize)
     assert (weights >= 0).all() and (weights.triu(5) == 0).all()
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
+    shares = "the shares of a query must add up to 1\n{}".format
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7, dtype=torch.float64), msg=shares)
 
 
 @pytest.mark.parametrize("path", ATTENTION)

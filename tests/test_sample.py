@@ -318,7 +318,7 @@ def test_published_weights(trained, tmp_path, gpt2_files, capsys):
     expected = model(idx, idx)[0][0, 1:-1].log_softmax(-1).gather(1, idx[0, 2:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(line["logprobs"]), expected, rtol=0, atol=1e-4)
     hugging_face_folder(tmp_path, tiny())
-    with pytest.raises(ValueError, match="33 token ids, and GPT-2's tokenizer 50,257"):
+    with pytest.raises(ValueError, match="33 token ids, and its tokenizer 50,257"):
         sample(SampleConfig(init_from=str(tmp_path), device="cpu"))
     same = dict(start="Tyger", max_new_tokens=5)
     assert written(capsys, "nowhere", init_from=str(trained), **same) == written(capsys, trained, **same)

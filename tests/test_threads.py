@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import torch
-from conftest import ROOT
 
 from engine import decoding, quantization, threads
 from model import GPT, GPTConfig
@@ -16,7 +17,7 @@ def four_cores(monkeypatch):
     """A machine with four cores, four threads, and a clock that the test moves: (seconds, seconds of other programs)."""
     clock, count = [0.0, 0.0], [4]
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr(threads.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(threads.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(threads, "seconds_elsewhere", lambda: clock[1])
     monkeypatch.setattr(torch, "get_num_threads", lambda: count[0])
     monkeypatch.setattr(torch, "set_num_threads", lambda n: count.__setitem__(0, n))
@@ -86,14 +87,14 @@ def test_the_same_bits_in_any_number_of_threads(kind, rows):
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="libgomp")
-@pytest.mark.parametrize("given, expected", [({}, "1000"), ({"GOMP_SPINCOUNT": "77"}, "77")])
-def test_training_waits_a_short_time(given, expected, monkeypatch):
-    """Catches a setting that comes after torch has read it, or one of the user's that is overwritten."""
-    for name in "GOMP_SPINCOUNT", "OMP_WAIT_POLICY":
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("OMP_DISPLAY_ENV", "VERBOSE")
-    result = subprocess.run([sys.executable, "-c", "import train"], cwd=ROOT, capture_output=True, text=True)
-    assert f"GOMP_SPINCOUNT = '{expected}'" in result.stderr
+def test_waits_follow_the_free_cores(four_cores):
+    """Catches training that waits by spinning beside other programs, or that goes on sleeping when it is alone again."""
+    clock, count = four_cores
+    waits, before = threads.ShortWaits(), threading.active_count()
+    for others, more in (0.0, 0), (1.0, 1), (1.2, 1), (0.1, 0), (3.0, 1), (0.0, 0):
+        clock[0], clock[1] = clock[0] + 1, clock[1] + others
+        waits.follow()
+        deadline = time.time() + 10
+        while threading.active_count() != before + more and time.time() < deadline:
+            pass
+        assert threading.active_count() == before + more and count == [4]

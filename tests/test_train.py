@@ -17,10 +17,11 @@ from test_pretrained import hugging_face_folder
 from engine import checkpoint
 from engine import dataset
 from engine import roofline
+from engine.batches import TRAIN
 import train as train_module
 from model import GPT, GPTConfig
 from engine.optimizer import make_optimizer
-from train import TrainConfig, learning_rate_at, train, validation_loss
+from train import TrainConfig, learning_rate_at, settings as settings_of, train, validation_loss
 
 SMALL = dict(
     block_size=16, n_layer=2, n_head=2, n_embd=16, batch_size=4, device="cpu", dtype="float32", log_interval=5, warmup_iters=2
@@ -152,7 +153,7 @@ def test_a_run_is_the_loop_that_its_settings_describe(poem, tmp_path):
     for step in range(5):
         gradients = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
         for micro in range(2):
-            rng = np.random.default_rng([config.seed, train_module.TRAIN, step, micro])
+            rng = np.random.default_rng([config.seed, TRAIN, step, micro])
             x, y = dataset.random_batch(data.train, 4, 16, rng)
             parameters = dict(model.named_parameters())
             for name, g in zip(parameters, torch.autograd.grad(model(x, y)[1] / 2, list(parameters.values()))):
@@ -207,6 +208,26 @@ def test_resuming_needs_no_settings(poem, tmp_path):
     assert config["step"] == 8 and config["model"]["n_embd"] == 16 and config["model"]["dropout"] == 0.2
 
 
+@pytest.mark.parametrize("flags", [["--out_dir"], ["--out_dir="], ["--out_dir", "--max_iters=9"]])
+def test_resuming_without_a_name(flags):
+    """Catches a traceback, or another folder, where the value of --out_dir is missing."""
+    assert "--out_dir has no value" in complaint(run("train.py", "--init_from=resume", *flags))
+
+
+def test_help_on_resume(tmp_path):
+    """Catches a search for the checkpoint that comes before the help."""
+    assert run("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--help").stdout.startswith("usage")
+
+
+def test_resuming_from_elsewhere(poem, tmp_path, monkeypatch):
+    """Catches a dataset that a run loses, because its path was relative to another directory."""
+    monkeypatch.chdir(tmp_path)
+    settings = SMALL | dict(dataset="poem", out_dir=str(tmp_path / "out"), max_iters=1)
+    train(TrainConfig(**settings))
+    monkeypatch.chdir("/")
+    assert settings_of(["--init_from=resume", f"--out_dir={tmp_path / 'out'}"]).dataset == poem
+
+
 def test_a_shape_flag_on_resume(poem, tmp_path):
     """Catches a flag that is compared with the defaults, before the settings of the checkpoint are read."""
     train(TrainConfig(**SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=1, n_embd=18, n_head=3, eval_iters=1)))
@@ -228,7 +249,7 @@ def test_accumulated_micro_batches_equal_one_large_batch(poem, tmp_path, monkeyp
         step = len(calls)
         calls.append(step)
         parts = [
-            small_batch(tokens, 4, block_size, np.random.default_rng((1337, train_module.TRAIN, step, m))) for m in range(4)
+            small_batch(tokens, 4, block_size, np.random.default_rng((1337, TRAIN, step, m))) for m in range(4)
         ]
         return tuple(torch.cat(columns) for columns in zip(*parts))
 
@@ -374,7 +395,96 @@ def test_wandb_offline(poem, tmp_path):
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
 
 
+def test_a_dry_run(poem, tmp_path, capsys):
+    """Catches a dry run that writes something, or figures that are not those of the run."""
+    costs = train(TrainConfig(**SMALL, dataset=poem, out_dir=str(tmp_path / "out"), max_iters=60, dry_run=True))
+    n = costs["parameters"]
+    assert n == 6976 and costs["weights"] == costs["gradients"] == 4 * n and 4 * n <= costs["optimizer"] <= 8 * n + 100
+    assert costs["tokens_per_step"] == 64 and 6 * n < costs["flops_per_token"] < 12 * n and costs["activations"] > 0
+    assert "60 steps would take about" in capsys.readouterr().out and not (tmp_path / "out").exists()
+
+
 # ---- what stops it
+
+
+def ruined(monkeypatch, step, times=1):
+    """Let the loss of a micro-batch of this step be infinite, so often."""
+    batch, left = train_module.micro_batch, iter(range(times))
+
+    def micro_batch(data, config, at, micro, device):
+        x, y, seed = batch(data, config, at, micro, device)
+        return (x, y, seed) if at < step or micro != 1 or next(left, None) is None else (x, torch.full_like(y, -1), seed)
+
+    monkeypatch.setattr(train_module, "micro_batch", micro_batch)  # nothing to learn: 0/0
+
+
+def test_a_loss_that_is_not_finite_does_no_harm(poem, tmp_path, monkeypatch):
+    """Catches an update with nan, and a message that does not say where it came from."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=8, eval_interval=4, gradient_accumulation_steps=2)
+    train(TrainConfig(**settings, keep_checkpoints=0))
+    whole = metrics(tmp_path)
+    ruined(monkeypatch, step=6)
+    with pytest.raises(FloatingPointError, match="the loss of micro-batch 1 is nan at step 6: .*step_000004 is the last good"):
+        train(TrainConfig(**settings))
+    train(TrainConfig(**settings, init_from="resume"))  # the damage is gone: the run is the undisturbed one
+    assert [line["train_loss"] for line in metrics(tmp_path)] == [line["train_loss"] for line in whole]
+
+
+@pytest.mark.parametrize("dtype, grad_clip", [("float32", 0.0), ("float32", 1.0), ("float16", 0.0), ("float16", 1.0)])
+def test_steps_that_are_skipped(poem, tmp_path, monkeypatch, capsys, dtype, grad_clip):
+    """Catches a skipped step that changes weights, or one skipped too many."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=8, gradient_accumulation_steps=2, dtype=dtype)
+    ruined(monkeypatch, step=6, times=2)
+    last = train(TrainConfig(**settings, grad_clip=grad_clip, skip_nonfinite=2))
+    assert math.isfinite(last["val_loss"]) and "skipped, 2 of at most 2" in capsys.readouterr().out
+    monkeypatch.undo()
+    ruined(monkeypatch, step=6, times=2)
+    with pytest.raises(FloatingPointError):
+        train(TrainConfig(**settings, grad_clip=grad_clip, skip_nonfinite=1))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "config.json", "manifest.json"])
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])])
+def test_a_damaged_latest_checkpoint(poem, tmp_path, name, damage, capsys):
+    """Catches a run that cannot go on although a sound checkpoint stands beside the damaged one."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=5)
+    train(TrainConfig(**settings, max_iters=15))
+    undisturbed = metrics(tmp_path)
+    damage(tmp_path / "step_000015" / name)
+    train(settings_of(["--init_from=resume", f"--out_dir={tmp_path}"]))
+    printed = capsys.readouterr().out
+    assert f"note: {tmp_path / 'step_000015' / name} is missing or damaged" in printed
+    assert f"going on from {tmp_path / 'step_000010'}, 5 steps earlier" in printed
+    for key in "step", "train_loss", "val_loss":
+        assert [line.get(key) for line in metrics(tmp_path)] == [line.get(key) for line in undisturbed]
+    for folder in checkpoint.every(tmp_path):
+        damage(folder / name)
+    with pytest.raises(ValueError, match=f"step_0000.*{name} is missing or damaged"):
+        settings_of(["--init_from=resume", f"--out_dir={tmp_path}"])
+
+
+def test_resuming_from_another_checkpoint(poem, tmp_path):
+    """Catches a run whose later checkpoints are mixed with those of the run that branched off."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=5, keep_checkpoints=0)
+    train(TrainConfig(**settings, max_iters=15))
+    train(settings_of(["--init_from=resume", f"--out_dir={tmp_path}", "--checkpoint=step_000005", "--max_iters=10"]))
+    assert [folder.name for folder in checkpoint.every(tmp_path)] == ["step_000005", "step_000010"]
+    assert [folder.name for folder in checkpoint.every(tmp_path / "previous-1")] == ["step_000010", "step_000015"]
+    assert [line["step"] for line in metrics(tmp_path)] == [5, 10] and metrics(tmp_path / "previous-1")[-1]["step"] == 15
+    assert checkpoint.best(tmp_path)["checkpoint"] in ("step_000005", "step_000010")
+
+
+def test_whatever_there_is(poem, tmp_path):
+    """Catches --init_from=auto that fails where there is nothing yet, or that begins again where there is something."""
+    flags = [f"--{key}={value}" for key, value in (SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=5)).items()]
+    for n, steps in enumerate((5, 10)):
+        config = settings_of([*flags, "--init_from=auto", f"--max_iters={steps}"])
+        assert config.init_from == ("resume" if n else "scratch")
+        train(config)
+    assert [line["step"] for line in metrics(tmp_path)] == [5, 10] and not list(tmp_path.glob("previous-*"))
+    for folder in checkpoint.every(tmp_path):
+        (folder / "trainer.pt").unlink()
+    assert settings_of([*flags, "--init_from=auto"]).init_from == "scratch"
 
 
 def test_a_loss_that_is_not_finite(poem, tmp_path):

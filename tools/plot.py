@@ -7,9 +7,11 @@
 import json
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
+import tyro
 
 matplotlib.use("Agg")  # no display is needed; nothing else in tools/ imports matplotlib
 import matplotlib.pyplot as plt  # noqa: E402
@@ -23,17 +25,24 @@ STYLE = {
 }
 
 
-def main(argv):
+@dataclass
+class PlotSettings:
+    paths: tyro.conf.Positional[tuple[Path, ...]] = ()
+    """Measurements (.json), or folders that train.py wrote."""
+    output: str = ""
+    """Where the picture of the folders goes; default: loss.png in the first of them."""
+
+
+def main(config):
     """Draw each file, and all folders together; ValueError for what cannot be drawn."""
     plt.rcParams.update(STYLE)
-    output = [arg.removeprefix("--output=") for arg in argv if arg.startswith("--output=")]
-    paths = [Path(arg) for arg in argv if not arg.startswith("--output=")]
-    folders = [path for path in paths if path.is_dir()]
-    if not paths or (output and not folders):
+    folders = [path for path in config.paths if path.is_dir()]
+    if not config.paths or (config.output and not folders):
         raise ValueError("which measurements? python -m tools.plot FILE.json ..., or FOLDER ... [--output=FILE.png]")
-    figures = {path.with_suffix(".png"): measurement(path) for path in paths if path not in folders}
+    figures = {path.with_suffix(".png"): measurement(path) for path in config.paths if path not in folders}
     if folders:
-        figures[Path(output[-1]) if output else folders[0] / "loss.png"] = training(folders)
+        output = Path(config.output or folders[0] / "loss.png")
+        figures[output if output.suffix else output.with_suffix(".png")] = training(folders)
     for path, figure in figures.items():
         if figure:
             figure.savefig(path)
@@ -53,6 +62,8 @@ def training(folders):
                 steps, values = [line["step"] for line in known], [float(line[key]) for line in known]
                 panel.plot(steps, values, style, color=f"C{n}", label=str(folder) if key == "val_loss" else None)
             lines[0]["step"]  # there must be one
+        except FileNotFoundError:
+            raise ValueError(f"{folder} has no metrics.jsonl: which folder did train.py write?") from None
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             raise ValueError(f"{folder / 'metrics.jsonl'} is damaged, or empty: it is not what train.py writes") from None
     losses.set(ylabel="loss (nats per token)", title="training (lines) and validation (dots)")
@@ -168,4 +179,4 @@ DRAW = {"attention": attention, "train": train, "sample": sample, "compare": com
 
 if __name__ == "__main__":
     with configure.one_line_errors():
-        main(sys.argv[1:])
+        main(configure.parse(PlotSettings, sys.argv[1:]))

@@ -12,11 +12,14 @@ import contextlib
 import fnmatch
 import os
 import re
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while torch is imported ends without a traceback
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine import configure, dataset
@@ -43,7 +46,10 @@ def files_in(folder):
         command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         with contextlib.suppress(FileNotFoundError):  # git is not installed
             result = subprocess.run(command, capture_output=True)
-            if result.returncode == 0:
+            if result.returncode:
+                reason = os.fsdecode(result.stderr).strip().splitlines()[:1] or [""]
+                print(f"note: git does not say what it ignores in {folder}, so all is read: {reason[0]}", file=sys.stderr)
+            else:
                 listed = {Path(name) for name in os.fsdecode(result.stdout).split("\0")} - {Path()}
                 listed = {path for path in listed if not (folder / path).is_symlink()}
                 for inner in [path for path in listed if (folder / path).is_dir()]:  # a repository in the repository
@@ -53,29 +59,34 @@ def files_in(folder):
     return sorted(path for path in visible if (folder / path).is_file())
 
 
-def read(inputs, flag, glob):
-    """The texts of all files; a file in a folder that is not text is skipped, and named in the end."""
-    texts, skipped = [], []
+def read(inputs, flag, glob, known):
+    """{file: its text} of all files; known: files that are left out, to which these are added, so that none is read twice.
+
+    A file in a folder that is not text is skipped, and named in the end.
+    """
+    texts, skipped, again = {}, [], []
     for path in inputs:
         if not path.exists():
             raise ValueError(f"{flag}: there is no file or folder {path}")
-        if not path.is_dir():
-            texts.append(dataset.read_text(path))
-        for file in files_in(path) if path.is_dir() else ():
-            if fnmatch.fnmatch(file.name, glob) or fnmatch.fnmatch(str(file), glob):
-                content = (path / file).read_bytes()
-                try:
-                    text = content.decode("utf-8-sig")
-                except UnicodeDecodeError:
-                    text = None
-                if text is None or "\0" in text:
-                    skipped.append(str(file))
-                elif text:
-                    texts.append(text)
-    if skipped:
-        more = f" and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-        print(configure.for_terminal(f"skipped {len(skipped)} that are not UTF-8 text: {', '.join(skipped[:5])}{more}"))
-    return texts
+        for file in files_in(path) if path.is_dir() else [Path()]:
+            if path.is_dir() and not (fnmatch.fnmatch(file.name, glob) or fnmatch.fnmatch(str(file), glob)):
+                continue
+            if (whole := (path / file).resolve()) in known:
+                again.append(path / file)
+                continue
+            known.add(whole)
+            try:
+                texts[path / file] = dataset.read_text(path / file)
+            except ValueError:
+                if not path.is_dir():
+                    raise
+                skipped.append(file)
+    for words, files in ("skipped {} that are not UTF-8 text", skipped), ("left out {} that were read before", again):
+        if files:
+            more = f" and {len(files) - 5} more" if len(files) > 5 else ""
+            names = ", ".join(map(str, files[:5]))
+            print(configure.for_terminal(f"{words.format(len(files))}: {names}{more}"))
+    return {path: text for path, text in texts.items() if text}
 
 
 def prepare(settings):
@@ -84,13 +95,15 @@ def prepare(settings):
     folder = dataset.DATA / settings.name
     if not re.fullmatch(r"\w[\w.-]*", settings.name) or (folder / "prepare.py").exists():
         raise ValueError(f"--name={settings.name}: choose a plain name that is not one of the datasets that come along")
-    documents, val = read(settings.input, "--input", settings.glob), read(settings.val or (), "--val", settings.glob)
+    known = set()
+    val = read(settings.val or (), "--val", settings.glob, known)  # first, so that its files are not trained on
+    documents = read(settings.input, "--input", settings.glob, known)
     source = ", ".join(path.name or str(path) for path in settings.input)
-    if not any(documents) or settings.val is not None and not any(val):
-        flag = "--val" if any(documents) else "--input"
+    if not documents or settings.val is not None and not val:
+        flag = "--val" if documents else "--input"
         where = "" if settings.glob == "*" else f" in files that match --glob={settings.glob!r}"
         raise ValueError(f"{flag}: found no text{where}")
-    dataset.write(folder, documents, settings.tokenizer, source, val=val)
+    dataset.write(folder, [*documents.values()], settings.tokenizer, source, [*val.values()], [*documents, *val])
 
 
 if __name__ == "__main__":

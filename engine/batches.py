@@ -1,11 +1,21 @@
-"""The loss on the validation split, by one process or several: the same batches every time, whatever has been trained."""
+"""What a step is trained on, and the loss on the validation split: functions of the seed and the step, and nothing else."""
 
 import numpy as np
 import torch
 
 from engine import dataset, processes
 
-VAL = 1  # the random stream of evaluation; train.py has another
+TRAIN, VAL = 0, 1  # random streams that must differ
+
+
+def micro_batch(data, config, step, micro, device):
+    """Inputs, targets and the seed of dropout (or None) of one micro-batch, a pure function of (seed, step, micro)."""
+    rng = np.random.default_rng((config.seed, TRAIN, step, micro))
+    x, y = dataset.random_batch(data.train, config.batch_size, config.block_size, rng)
+    seed = int(rng.integers(1 << 63)) if config.dropout else None  # seeding takes half a millisecond
+    if device.type == "cuda":  # without waiting for the copy
+        x, y = (part.contiguous().pin_memory().to(device, non_blocking=True) for part in (x, y))
+    return x.to(device), y.to(device), seed
 
 
 @torch.no_grad()

@@ -1,0 +1,46 @@
+"""What a run will cost, and how it is watched from elsewhere."""
+
+import datetime
+
+from engine.processes import print0
+from engine.roofline import peak_bytes, seconds_of
+
+STEPS = 3  # that are timed
+
+
+def dry_run(model, optimizer, step, tokens, steps, device):
+    """Print what a run will cost, from a few of its steps: step() makes one of `tokens` tokens. Returns the figures.
+
+    Memory is that of one process, in bytes; activations are what a step needs beside weights and the optimizer's state.
+    """
+    def size(tensors):
+        return sum(tensor.nbytes for tensor in tensors)
+
+    step()  # allocates what stays
+    costs = {
+        "parameters": model.num_params(), "weights": size(model.parameters()), "gradients": size(model.parameters()),
+        "optimizer": size(tensor for state in optimizer.state.values() for tensor in state.values()),
+        "activations": peak_bytes(step, device) - size(model.parameters()),
+        "flops_per_token": model.flops_per_token(), "tokens_per_step": tokens,
+        "seconds_per_step": min(seconds_of(step, device) for _ in range(STEPS)),
+    }
+    megabytes = {name: costs[name] / 1e6 for name in ("weights", "gradients", "optimizer", "activations")}
+    duration = datetime.timedelta(seconds=round(steps * costs["seconds_per_step"]))
+    print0(
+        f"a step: {tokens:,} tokens of {costs['flops_per_token']:,.0f} FLOP in {costs['seconds_per_step']:.3f} s\n"
+        f"memory: {sum(megabytes.values()):,.0f} MB ({', '.join(f'{name} {mb:,.0f}' for name, mb in megabytes.items())})\n"
+        f"{steps:,} steps would take about {duration}, without evaluations: nothing was written"
+    )
+    return costs
+
+
+def start_wandb(config):
+    """A run of Weights & Biases, with wandb's own settings; ValueError if it is not installed."""
+    try:
+        import wandb
+
+        return wandb.init(project=config["wandb_project"], name=config["wandb_run_name"] or None, config=config)
+    except ImportError:
+        raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
+    except Exception as error:  # wandb has several
+        raise ValueError(f"wandb: {error} (or set WANDB_MODE=offline)") from None

@@ -1,0 +1,102 @@
+"""Several processes: what happens to the others when one of them is killed, stops, or is told to end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from test_train import SMALL
+
+from engine import checkpoint
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in Linux's /proc")
+
+IMPATIENT = """
+import runpy, sys
+from engine import processes
+processes.BEAT, processes.PATIENCE = 0.5, 6
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def children(pid):
+    found = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in found.read_text().split()] if found.exists() else []
+
+
+@pytest.fixture
+def two(poem, tmp_path):
+    """torchrun with two processes of train.py, which wait for each other a few seconds only, once they are training."""
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    settings = SMALL | dict(dataset=poem, out_dir=tmp_path / "out", eval_interval=50, eval_iters=1, max_iters=10**6)
+    settings |= dict(gradient_accumulation_steps=2, dropout=0.1)
+    torchrun = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", tmp_path / "impatient.py",
+         *(f"--{key}={value}" for key, value in settings.items())],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+    while not checkpoint.every(tmp_path / "out"):
+        assert torchrun.poll() is None, torchrun.stderr.read()
+        time.sleep(0.2)
+    ranks = children(torchrun.pid)
+    assert len(ranks) == 2
+    yield torchrun, ranks
+    for pid in (torchrun.pid, *ranks):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    torchrun.communicate()
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def end_within(seconds, pids):
+    deadline = time.monotonic() + seconds
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return not any(map(alive, pids))
+
+
+def test_torchrun_is_killed(two):
+    """Catches orphans that train on, with all cores, when nobody can see or stop them any more."""
+    torchrun, ranks = two
+    torchrun.kill()
+    assert end_within(30, ranks)
+    assert "torchrun has ended" in torchrun.stderr.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_process_is_lost(two, number, which):
+    """Catches processes that wait for ever for one that is gone or does not answer, and a traceback in place of a line."""
+    torchrun, ranks = two
+    os.kill(ranks[which], number)
+    assert end_within(60, [ranks[1 - which]])
+    if number == signal.SIGSTOP:
+        os.kill(ranks[which], signal.SIGKILL)
+    _, errors = torchrun.communicate(timeout=60)
+    assert torchrun.returncode != 0
+    if number == signal.SIGSTOP:
+        assert f"process {1 - which} ends: process {which} has not answered" in errors
+
+
+def test_processes_that_are_told_to_end(two, tmp_path):
+    """Catches a preempted job of several processes that saves nothing, or whose processes stop at different steps."""
+    torchrun, ranks = two
+    os.kill(ranks[1], signal.SIGTERM)  # one of them is enough
+    output, errors = torchrun.communicate(timeout=60)
+    folder = checkpoint.find(tmp_path / "out")
+    step = json.loads((folder / "config.json").read_text())["step"]
+    assert f"SIGTERM: stopped at step {step}" in output and not list((tmp_path / "out").glob("*.partial")), errors
