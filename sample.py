@@ -63,8 +63,8 @@ class SampleConfig(Sampling):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it; on a CPU float16 for a model too
-    large for its cache (the arithmetic stays in float32); else float32."""
+    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it; on an x86 CPU float16 for a model
+    too large for its cache (the arithmetic stays in float32); else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, if the checkpoint's attention allows it."""
     quantize: Literal["none", "int8"] = "none"

@@ -107,6 +107,10 @@ def sha256_of(chunks):
     return digest.hexdigest()
 
 
+class Damaged(ValueError):
+    """A file that is not what it should be."""
+
+
 def regular(path):
     """path, or an OSError if it is not there, or is a pipe or the like, which could be read for ever."""
     if path.exists() and not path.is_file():
@@ -129,7 +133,7 @@ def read_json(path):
         reason = f"a {type(content).__name__} in place of an object"
     except (ValueError, RecursionError) as error:
         reason = str(error) or "too deep"
-    raise ValueError(f"{path} is damaged ({reason})")
+    raise Damaged(f"{path} is damaged ({reason})")
 
 
 def read_pickle(path, **how):
@@ -144,16 +148,19 @@ def read_pickle(path, **how):
         return torch.load(path, map_location="cpu", weights_only=True, **how)
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, RecursionError, OverflowError,
             zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is damaged, or is something else ({type(error).__name__}: {str(error)[:80]})") from None
+        raise Damaged(f"{path} is damaged, or is something else ({type(error).__name__}: {str(error)[:80]})") from None
 
 
 def read_tensors(path):
-    """(name, tensor) of all tensors in a safetensors file, each with memory of its own.
+    """(name, tensor) of all tensors in a safetensors file, each with memory of its own. ValueError if it is damaged.
 
     The file is mapped into memory again for each tensor, so that mapped pages and copies are never held at the same time.
     """
-    with safe_open(regular(path), "pt") as file:
-        names = list(file.keys())
-    for name in names:
-        with safe_open(path, "pt") as file:
-            yield name, file.get_tensor(name).clone()
+    try:
+        with safe_open(regular(path), "pt") as file:
+            names = list(file.keys())
+        for name in names:
+            with safe_open(path, "pt") as file:
+                yield name, file.get_tensor(name).clone()
+    except SafetensorError as error:
+        raise Damaged(f"{path} is damaged ({error})") from None

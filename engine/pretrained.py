@@ -2,10 +2,8 @@
 
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from engine import tokenizer
-from engine.files import ROOT, read_json, read_pickle, read_tensors
+from engine.files import ROOT, Damaged, read_json, read_pickle, read_tensors
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M, 350M, 774M, 1558M parameters
 VOCAB_SIZES, ENCODINGS = (50257, 50304), ("gpt2", "r50k_base")  # of all of them, as published and as nanoGPT pads them
@@ -22,10 +20,11 @@ def load(folder):
         return saved["config"], saved["weights"]
     try:
         config = read_json(folder / "config.json")
-        return gpt2_config(config, folder), gpt2_weights(read_tensors(folder / "model.safetensors"))
-    except (OSError, KeyError, SafetensorError) as error:
+        weights = gpt2_weights(read_tensors(folder / "model.safetensors")) if config.get("model_type") == "gpt2" else {}
+        return gpt2_config(config, folder), weights
+    except (OSError, KeyError, Damaged) as error:
         raise ValueError(f"{folder} is not a whole GPT-2 ({type(error).__name__}: {error}): it needs config.json and "
-                         "model.safetensors, and not the placeholders that git leaves without git lfs") from error
+                         "model.safetensors, and not the placeholders that git leaves without git lfs") from None
 
 
 def gpt2_config(config, folder):

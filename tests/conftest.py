@@ -20,6 +20,12 @@ SHARED = ROOT.parent / "shared" / "data"
 POEM = "Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal hand or eye,\nCould frame thy symmetry?\n"
 
 
+def pytest_collection_modifyitems(config, items):
+    """Leave the slow tests out, unless -m asks for them."""
+    if "slow" not in config.option.markexpr:
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
 @pytest.fixture
 def gpt2_files(monkeypatch):
     """tiktoken's files for gpt2, offline."""

@@ -260,16 +260,18 @@ def test_accumulated_micro_batches_equal_one_large_batch(poem, tmp_path, monkeyp
         torch.testing.assert_close(p, weights(tmp_path / "one")[name], rtol=1e-4, atol=1e-5)
 
 
-def test_two_processes_train_the_same_model(poem, tmp_path):
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_train_the_same_model(poem, tmp_path, processes):
     """Catches ranks that see other data, or gradients that are summed: two processes of 2 micro-batches equal one of 4."""
     flags = [f"--{key}={value}" for key, value in SMALL.items()]
     flags += [f"--dataset={poem}", "--gradient_accumulation_steps=4", "--eval_interval=10", "--dropout=0.1"]
     flags += ["--lr_decay_iters=20", "--eval_iters=3"]  # odd: one process has more to evaluate than the other
-    for name, launcher in (("one", []), ("two", ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"])):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    for name, launcher in (("one", []), ("two", torchrun)):
         steps = f"--max_iters={20 if name == 'one' else 10}"
         result = run(*launcher, "train.py", *flags, steps, f"--out_dir={tmp_path / name}", OMP_NUM_THREADS="1")
         assert result.returncode == 0, result.stderr
-        if name == "two":  # stopped and resumed, still by two
+        if name == "two":  # stopped and resumed, still by several
             result = run(*launcher, "train.py", "--init_from=resume", "--max_iters=20", f"--out_dir={tmp_path / name}")
             assert result.returncode == 0 and "Warning" not in result.stderr, result.stderr
     one, two = (torch.cat([p.flatten() for p in weights(tmp_path / name).values()]) for name in ("one", "two"))
