@@ -74,7 +74,7 @@ class GPTConfig:
     """Initial weights: gpt2 (std 0.02 everywhere) or zero_out (each block starts as the identity)."""
 
     def __post_init__(self):
-        at_least(1, self, "block_size", "vocab_size", "n_head", "n_embd")
+        at_least(1, self, "block_size", "vocab_size", "n_head", "n_embd", most=2**31)
         at_least(1, self, "n_layer", most=10_000)
         at_least(1, self, "rope_base", "rope_stretch", "rope_trained")
         at_least(0, self, "n_kv_head", "window")

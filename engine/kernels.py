@@ -153,8 +153,9 @@ def one_query(q, k, v, mask):
     if mask is None:
         weights = scores.softmax(-1)
     else:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-        weights = scores.softmax(-1).masked_fill(scores == float("-inf"), 0.0)  # a row that may see nothing gives zeros
+        hidden, scores = (~mask, scores) if mask.dtype == torch.bool else (mask == float("-inf"), scores + mask)
+        # Softmax of a row of nothing but -inf is NaN; the second fill makes it zeros, and the first its gradient.
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
     return torch.bmm(weights.view(B * G, H // G, Tk), v).view(B, H, 1, D)
 
 

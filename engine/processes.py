@@ -1,5 +1,6 @@
 """One process, or several that torchrun has started."""
 
+import atexit
 import gc
 import os
 import sys
@@ -44,7 +45,9 @@ def start(device):
         torch.cuda.set_device(device)
     if world_size() > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-        threading.Thread(target=watch, daemon=True).start()
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        atexit.register(lambda: (finished.set(), watcher.join(5)))  # its connection must end before Python does
     return device
 
 

@@ -207,7 +207,8 @@ def whole_job(config, shape, model, peer, folder, device):
             found[f"CTranslate2 {kind}"] = {"seconds": benchmark.timed([sys.executable, "-c", "; ".join(job)])[0]}
     if peer:
         args, data = {**shape, "bias": True, "dropout": 0.0}, {} if is_gpt2 else {"dataset": "shakespeare_char"}
-        peer.lm_head.weight.data[words.vocab_size :] = 0  # below the 200 best: nanoGPT cannot decode what pads its vocabulary
+        for p in peer.parameters():  # nanoGPT cannot decode what pads its vocabulary: zeros are not among the 200 best
+            p.data[words.vocab_size :] = 0
         torch.save({"model": peer.state_dict(), "model_args": args, "config": data}, out / "ckpt.pt")
         start, one = (seconds(1, length, ["--dtype=float32"], config.nanogpt) for length in (1, config.length))
         found["nanoGPT float32"] = {"seconds": start + config.samples * (one - start)}
