@@ -376,16 +376,17 @@ class GPT(nn.Module):
         config = checkpoint.restore(GPTConfig, config | changes, source)
         if config.n_layer > len(weights):  # building it could take for ever
             raise ValueError(f"{source} does not fit this model: {len(weights)} tensors for n_layer={config.n_layer}")
-        if wrong := [name for name, w in weights.items() if not w.sum().isfinite()]:
-            raise ValueError(f"{source} has weights that are not finite, in {wrong[0]}: use an earlier checkpoint")
         with WithoutInit():
             model = cls(config)
         parameters = dict(model.named_parameters())
         for name in parameters.keys() | weights.keys():
             want = tuple(parameters[name].shape) if name in parameters else "no such tensor"
-            have = tuple(weights[name].shape) if name in weights else "no such tensor"
+            have = tuple(weights[name].shape) if torch.is_tensor(weights.get(name)) else "no such tensor"
             if want != have:
                 raise ValueError(f"{source} does not fit this model: {name} is {have} there and {want} here")
-        model.load_state_dict({name: w.float() for name, w in weights.items()}, strict=False, assign=True)
+            weights[name] = weights[name].float()
+            if not weights[name].isfinite().all():
+                raise ValueError(f"{source} has weights that are not finite, in {name}: use an earlier checkpoint")
+        model.load_state_dict(weights, strict=False, assign=True)
         model.tie_weights()
         return model

@@ -15,8 +15,6 @@ different order each time), and the number of processes does not matter, as long
 import json
 import math
 import os
-import shlex
-import shutil
 import signal
 import sys
 import time
@@ -38,7 +36,7 @@ from attention import ATTENTION
 from engine import checkpoint, configure, dataset, pretrained, processes, roofline, signals
 from engine.batches import micro_batch, validation_loss
 from engine.checks import at_least
-from engine.files import held, here
+from engine.files import held, here, quoted
 from engine.monitor import dry_run, start_wandb
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
@@ -56,7 +54,8 @@ class TrainConfig(GPTConfig):
     """scratch; resume (a checkpoint in out_dir); auto (resume if there is a sound one, or else scratch); or a folder or name
     for GPT.from_pretrained (to fine-tune it)."""
     checkpoint: str = "latest"
-    """resume: which checkpoint: latest (that is sound), best, or a name such as step_002000; later ones are moved aside."""
+    """Which checkpoint to resume or to fine-tune: latest (that is sound), best, or a name such as step_002000. A resumed run
+    moves later ones aside."""
     seed: int = 1337
     """Determines everything random in the run."""
     # Data
@@ -241,24 +240,25 @@ def train(config, asked=None):
     last_line = processes.broadcast(last_line)  # all must agree on what is left to do
     started -= last_line.get("wall_s", 0.0)
 
-    def not_finite(what):
-        return FloatingPointError(f"{what} at step {step}: stopped, {checkpoint.what_remains(out_dir, step)}. Try a lower "
+    def not_finite(what, before=math.inf):
+        return FloatingPointError(f"{what} at step {step}: stopped, {checkpoint.what_remains(out_dir, before)}. Try a lower "
                                   "learning_rate, more warmup_iters, grad_clip=1 or dtype=float32")
 
     def save():
         if not all(p.isfinite().all() for p in model.parameters()):
-            raise not_finite("weights that are not finite")
+            raise not_finite("weights that are not finite", step)
         if writes:
             state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
             state |= {"step": step, "dtype": dtype, "owed": evaluating}
             checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes, record)
+            checkpoint.prune(out_dir, config.keep_checkpoints)
 
     def evaluate():
         val_loss = validation_loss(net, data, config, device, autocast)
         if not math.isfinite(val_loss):
-            if writes:
-                shutil.rmtree(checkpoint.find(out_dir))  # resuming it would find the same
-            raise not_finite(f"validation loss {val_loss}")
+            if writes and step > begun:
+                checkpoint.discard(checkpoint.find(out_dir))  # resuming it would find the same
+            raise not_finite(f"validation loss {val_loss}", step + (step == begun))
         bits = data.bits_per_character(val_loss)
         if rank == 0:
             tqdm.write(f"step {step}: validation loss {val_loss:.4f}" + (f", {bits:.4f} bits per character" if bits else ""))
@@ -268,45 +268,47 @@ def train(config, asked=None):
         return val_loss
 
     # ---- the loop
-    begun, tokens_seen, clock, loss, lr, skipped = step, 0, time.perf_counter(), torch.zeros(()), None, 0
-    record = (trainer or {}).get("record") or {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None}
+    begun, tokens_seen, clock, loss, lr, skipped = step, 0, time.perf_counter(), None, None, 0
+    record = {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None}
+    if ((trainer or {}).get("record") or {}).get("step") == step:  # and not between two lines of metrics.jsonl
+        record = trainer["record"]
     evaluated = last_line.get("step") == step and "val_loss" in last_line
     owed = config.eval_only or trainer and trainer.get("owed", True) and not evaluated
-    saved = time.monotonic()
 
     def write_line():
         nonlocal tokens_seen, clock
         record["wall_s"] = round(time.perf_counter() - started, 3)
-        if writes and step != last_line.get("step"):
+        if writes and not (step == begun and evaluated):
             with open(out_dir / "metrics.jsonl", "a") as file:
                 file.write(json.dumps(record) + "\n")
         if wandb:
             wandb.log(record, step=step)
         tokens_seen, clock = 0, time.perf_counter()
 
-    asked = asked or signals.Nobody()
+    asked, saved = asked or signals.Nobody(), time.monotonic()
     asked.listen()
     with processes.bar(desc="training", unit="step", total=end, initial=step) as bar:
         while True:
-            finished, stopped = step >= end, processes.largest(asked.stop)
+            finished = step >= end
+            stopped, wanted = divmod(processes.largest(2 * asked.stop + asked.save), 2)
             evaluating = finished or (owed if step == begun else step % config.eval_interval == 0)
             logging = evaluating or step % config.log_interval == 0
-            due = asked.save or 0 < 60 * config.save_minutes <= time.monotonic() - saved
+            due = wanted or 0 < 60 * config.save_minutes <= time.monotonic() - saved
             due = step > begun and (due or config.save_interval and step % config.save_interval == 0)
             if logging and step > begun:
-                loss = processes.add_up(loss) / world_size
+                train_loss = None if loss is None else (processes.add_up(loss) / world_size).item()  # None: all were skipped
                 speed = tokens_seen / (time.perf_counter() - clock)
                 if speed * flops_per_token > peak:  # which was measured in a busy moment
                     peak = max(roofline.peak_flops(device, getattr(torch, dtype)) * world_size, speed * flops_per_token)
                 mfu = speed * flops_per_token / peak  # model FLOPs utilization
-                record = {"step": step, "train_loss": loss.item(), "lr": lr}
+                record = {"step": step, "train_loss": train_loss, "lr": lr}
                 record |= {"tokens_per_s": round(speed, 1), "mfu": round(mfu, 4)}
-                bar.set_postfix_str(f"loss {loss.item():.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}", refresh=False)
+                bar.set_postfix_str(f"loss {train_loss or math.nan:.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}", refresh=False)
                 if not evaluating:
                     write_line()
             if (evaluating or stopped or due) and (step > begun or not trainer):
                 save()
-                if asked.save:
+                if wanted and rank == 0:
                     tqdm.write(f"step {step}: saved")
                 asked.save, saved = False, time.monotonic()
             if evaluating and not stopped:  # if it is stopped, the next run owes it
@@ -329,7 +331,6 @@ def train(config, asked=None):
             step, tokens_seen = step + 1, tokens_seen + tokens_per_step
             bar.update()
             if compiled and step == begun + 1:  # the first step waits for the compiler: its time is not a speed
-                loss.item()
                 tokens_seen, clock = 0, time.perf_counter()
 
     # ---- the end
@@ -337,7 +338,7 @@ def train(config, asked=None):
         asked.stop = stopped
         print0(f"{signal.Signals(stopped).name}: stopped at step {step}; {checkpoint.what_remains(out_dir)}")
     elif writes:
-        print(f"{record['wall_s']:.0f} s in all; next: python {here('sample.py')} --out_dir={shlex.quote(config.out_dir)}")
+        print(f"{record['wall_s']:.0f} s in all; next: python {here('sample.py')} --out_dir={quoted(config.out_dir)}")
         if config.write_tokens:
             print(f"Now it writes:\n---------------\n{sample_text(model, data, config)}\n---------------")
     if wandb:
@@ -377,12 +378,12 @@ def model_to_finetune(config, data):
     """The model of a folder or a published name, with this run's dropout, attention path and context."""
     attention, ours = config.attention, checkpoint.is_ours(Path(config.init_from))
     if ours:
-        folder = checkpoint.find(config.init_from)
+        folder = checkpoint.find(config.init_from, config.checkpoint)
         checkpoint.check_tokenizer(folder, data.tokenizer)
         learned = checkpoint.load_config(folder)["model"]["attention"]
         if attention == TrainConfig.attention:
             attention = learned  # which may be another function, as linear attention, or the one that its score needs
-    model = GPT.from_pretrained(config.init_from, dropout=config.dropout, attention=attention)
+    model = GPT.from_pretrained(folder if ours else config.init_from, dropout=config.dropout, attention=attention)
     if not ours:
         pretrained.check_tokenizer(Path(config.init_from), model.config.vocab_size, data)
     if config.block_size < model.config.block_size:
@@ -414,12 +415,15 @@ def settings(argv):
     presets, init_from = configure.presets(argv), configure.peek(argv, "init_from", TrainConfig.init_from)
     out_dir, which = (configure.peek(argv, name, getattr(TrainConfig, name)) for name in ("out_dir", "checkpoint"))
     if init_from == "auto":
-        init_from = "resume" if checkpoint.has_sound(out_dir, which) else "scratch"
+        found = checkpoint.sound_if_any(out_dir, which)
+        init_from, which = ("resume", found.name) if found else ("scratch", "latest")
         argv = [*argv, f"--init_from={init_from}"]
     if init_from != "resume" or {"-h", "--help"} & {*argv}:
         if not argv or init_from != "scratch" and not presets:  # rates from scratch would destroy what a model has learned
             presets = [os.path.relpath(Path(__file__).parent / "config" / ("finetune.toml" if argv else "minute.toml"))]
         config = configure.parse(TrainConfig, [*presets, *argv[len(configure.presets(argv)) :]])
+        if init_from == "scratch" == configure.peek(argv, "init_from", "scratch") and which != "latest":
+            raise ValueError(f"checkpoint={which} says where to resume: give --init_from=resume too, or a folder to fine-tune")
         if init_from != "scratch" and not configure.peek(argv, "dataset", ""):
             raise ValueError(f"init_from={init_from} is neither scratch nor resume: give --dataset, the text to tune it on")
         print0(f"settings: {' '.join(presets) or 'no preset, the defaults of train.py'}")
@@ -434,7 +438,7 @@ def settings(argv):
 if __name__ == "__main__":
     sys.stdout, sys.stderr = configure.Outliving(sys.stdout), configure.Outliving(sys.stderr)
     with configure.one_line_errors():
-        config, asked = settings(sys.argv[1:]), signals.Requests()
+        asked, config = signals.Requests().listen(["SIGUSR1"]), settings(sys.argv[1:])
         try:
             with nullcontext() if processes.rank() or config.eval_only or config.dry_run else held(Path(config.out_dir)):
                 train(config, asked)

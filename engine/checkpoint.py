@@ -14,7 +14,6 @@ import json
 import math
 import os
 import re
-import shlex
 import shutil
 import types
 import typing
@@ -27,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine import processes, tokenizer
-from engine.files import here, partial, publish, read_json, read_pickle, read_tensors, remove, sha256_of_file, sync
+from engine.files import here, partial, publish, quoted, read_json, read_pickle, read_tensors, remove, sha256_of_file, sync
 
 REMOVED = {"skip": False, "shift": False, "target_loss": 0.0}  # settings of earlier versions, with what stands for none
 
@@ -71,7 +70,7 @@ def best(out_dir):
     try:
         found = read_json(path)
         return {"checkpoint": str(found["checkpoint"]), "val_loss": float(found["val_loss"]), "data": found.get("data")}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         raise ValueError(f"{path} is damaged: delete it, and the next evaluation writes it again") from None
 
 
@@ -87,9 +86,14 @@ def prune(out_dir, keep):
     spared = best(out_dir)
     for folder in every(out_dir)[:-keep] if keep else []:
         if spared is None or folder.name != spared["checkpoint"]:
-            removed = folder.with_name(folder.name + ".partial")  # at once, or what is half removed would look complete
-            folder.rename(removed)
-            remove(removed)
+            discard(folder)
+
+
+def discard(folder):
+    """Remove a checkpoint: at once, or what is half removed would look complete."""
+    unfinished = folder.with_name(folder.name + ".partial")
+    folder.rename(unfinished)
+    remove(unfinished)
 
 
 def what_remains(out_dir, before=math.inf):
@@ -97,7 +101,7 @@ def what_remains(out_dir, before=math.inf):
     good = every(out_dir, before)
     if not good:
         return f"nothing was saved{earlier(out_dir)}"
-    resume = f"python {here('train.py')} --init_from=resume --out_dir={shlex.quote(str(out_dir))}"
+    resume = f"python {here('train.py')} --init_from=resume --out_dir={quoted(out_dir)}"
     return f"{good[-1]} is the last good checkpoint ({resume})"
 
 
@@ -135,13 +139,18 @@ def start_run(out_dir, step, resumed):
         known = best(out_dir)
     except ValueError:
         print(f"note: {out_dir / 'best.json'} is damaged: it is made again from {path}")
-        (out_dir / "best.json").unlink()
         known = None
-    for line in lines if known is None else ():
-        if "val_loss" in line and (folder := out_dir / f"step_{line['step']:06d}").is_dir():
-            with suppress(ValueError):
-                record_best(folder, line["val_loss"], (load_config(folder)["data"] or {}).get("val"))
+    if known is None or not (out_dir / known["checkpoint"]).is_dir():  # somebody may have moved it away
+        remove(out_dir / "best.json")
+        for line in lines:
+            if "val_loss" in line and (folder := out_dir / f"step_{line['step']:06d}").is_dir():
+                with suppress(ValueError):
+                    record_best(folder, line["val_loss"], (load_config(folder)["data"] or {}).get("val"))
     return lines[-1] if lines else {}
+
+
+def is_number(value):
+    return type(value) in (int, float) and abs(value) < 1e300
 
 
 def history(out_dir, step):
@@ -150,14 +159,15 @@ def history(out_dir, step):
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
             found = json.loads(line)
-            float(found.get("wall_s", 0)), float(found.get("val_loss", 0))
-            known[int(found["step"])] = found
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            if type(found["step"]) is not int or not all(is_number(found.get(name, 0)) for name in ("wall_s", "val_loss")):
+                raise TypeError
+            known[found["step"]] = found
+        except (ValueError, LookupError, TypeError, RecursionError):
             unreadable += line.endswith(b"\n")  # or the run was killed while it wrote the last one
     for folder in every(out_dir, before=step):
         with suppress(ValueError):  # an older checkpoint may be damaged: nobody needs it now
             record = load_config(folder).get("record") or {}
-            if record.get("train_loss") is not None:
+            if record.get("train_loss") is not None and type(record.get("step")) is int:
                 known.setdefault(record["step"], record)
     if unreadable:
         print(f"note: {path} is damaged: {unreadable} of its lines cannot be read and are left out")
@@ -168,13 +178,15 @@ def find(out_dir, which="latest"):
     """The folder of a checkpoint: which is latest, best, or a folder name such as step_002000. ValueError if there is none."""
     out_dir = Path(out_dir)
     if (out_dir / "manifest.json").exists():  # a checkpoint folder itself
+        if which not in ("latest", out_dir.name):
+            raise ValueError(f"{out_dir} is one checkpoint itself: for checkpoint={which}, give the folder that it is in")
         return out_dir
     folders = every(out_dir)
     if not folders and not is_ours(out_dir) and out_dir.is_dir():
         raise ValueError(f"{out_dir} holds a model in another layout, Hugging Face's or nanoGPT's: give it as "
-                         f"--init_from={shlex.quote(str(out_dir))}")
+                         f"--init_from={quoted(out_dir)}")
     if not folders:
-        remedy = f"train one with python {here('train.py')} --out_dir={shlex.quote(str(out_dir))}{earlier(out_dir)}"
+        remedy = f"train one with python {here('train.py')} --out_dir={quoted(out_dir)}{earlier(out_dir)}"
         raise ValueError(f"there is no checkpoint in {out_dir}: {remedy}")
     if which == "latest":
         return folders[-1]
@@ -202,13 +214,13 @@ def sound(out_dir, which="latest"):
     return find(out_dir, which)
 
 
-def has_sound(out_dir, which="latest"):
-    """Whether a run could go on from what is in out_dir."""
+def sound_if_any(out_dir, which="latest"):
+    """As sound, or None if a run could not go on from what is in out_dir."""
     try:
-        return bool(every(out_dir) and sound(out_dir, which))
+        return sound(out_dir, which) if every(out_dir) else None
     except ValueError as error:
         processes.print0(f"note: {error}")
-        return False
+        return None
 
 
 def verify(folder, name):
@@ -230,7 +242,8 @@ def verify(folder, name):
 def load_config(folder):
     """config.json as a dict: step, model, training, tokenizer."""
     config = read_json(verify(folder, "config.json"))
-    for name, kind in {"step": int, "model": dict, "training": dict, "tokenizer": dict}.items():
+    kinds = {"step": int, "model": dict, "training": dict, "tokenizer": dict, "record": dict | None, "data": dict | None}
+    for name, kind in kinds.items():
         if not isinstance(config.get(name), kind):
             raise ValueError(f"{folder / 'config.json'} is damaged: {name}={str(config.get(name))[:40]}")
     return config
@@ -279,7 +292,10 @@ def fits(value, annotation):
 def load_trainer(folder):
     """What save was given as trainer, on the CPU, and as record."""
     saved = read_pickle(verify(folder, "trainer.pt"))
-    return {"record": load_config(folder).get("record")} | saved
+    kinds = {"step": int, "optimizer": dict, "scaler": dict | None}
+    if not isinstance(saved, dict) or not all(isinstance(saved.get(name), kind) for name, kind in kinds.items()):
+        raise ValueError(f"{folder / 'trainer.pt'} is damaged: it is not what train.py writes")
+    return {"record": load_config(folder).get("record")} | saved | {"step": max(0, saved["step"])}
 
 
 def load_tokenizer(folder):
@@ -290,7 +306,7 @@ def load_tokenizer(folder):
 def check_model(folder, wanted, equal_paths):
     """ValueError if a checkpoint's model is not the one of the config `wanted`; dropout and equal paths may differ."""
     for name, found in load_config(folder)["model"].items():
-        value = getattr(wanted, name)
+        value = getattr(wanted, name, None)
         same_function = name == "attention" and {value, found} <= equal_paths
         if value != found and name != "dropout" and not same_function:
             raise ValueError(f"{name}={value} does not fit {folder}, which has {name}={found}: leave it out to resume, or "
@@ -300,5 +316,6 @@ def check_model(folder, wanted, equal_paths):
 def check_tokenizer(folder, wanted):
     """ValueError if a checkpoint was trained on another tokenizer's ids: each would mean something else."""
     if load_config(folder)["tokenizer"] != wanted.spec():
-        raise ValueError(f"{folder} was trained with another tokenizer: prepare the text with {here('data/text/prepare.py')} "
-                         f"--tokenizer={shlex.quote(str(folder))} (a char tokenizer cannot encode new characters, byte can)")
+        raise ValueError(f"{folder} was trained with another tokenizer: prepare the text with python "
+                         f"{here('data/text/prepare.py')} --tokenizer={quoted(folder)} --input ... (a char tokenizer cannot "
+                         "encode new characters, byte can)")

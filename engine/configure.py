@@ -61,7 +61,9 @@ def parse(cls, argv, base=None):
     if not unknown:
         return config
     if not unknown[0].startswith("--"):
-        raise ValueError(f"{unknown[0]!r} is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)")
+        what = "is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)"
+        pattern = '; a pattern, as "*.py", needs quotes, or the shell replaces it' if Path(unknown[0]).exists() else ""
+        raise ValueError(f"{unknown[0]!r} {what}{pattern}")
     if unknown[0].endswith(".toml"):
         raise ValueError(f"{unknown[0]}: a preset has no dashes and stands before all settings: {unknown[0].lstrip('-')}")
     raise ValueError(unknown_key(unknown[0][2:].split("=")[0].replace("-", "_"), names, "the command line"))
@@ -152,7 +154,7 @@ class Outliving:
     def attempt(self, method, *arguments):
         try:
             return getattr(self.stream, method)(*arguments)
-        except BrokenPipeError:
+        except OSError:  # a closed pipe or terminal, a full disk
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def write(self, text):

@@ -10,7 +10,6 @@ import itertools
 import json
 import math
 import os
-import shlex
 import subprocess
 import sys
 import urllib.request
@@ -22,7 +21,7 @@ import torch
 from tqdm import tqdm
 
 from engine import checkpoint, configure, tokenizer
-from engine.files import held, here, partial, publish, read_json, remove, sha256_of, sha256_of_file, sync
+from engine.files import held, here, partial, publish, quoted, read_json, remove, sha256_of, sha256_of_file, sync
 
 DATA = Path(__file__).parents[1] / "data"
 SHIPPED = "stdlib", "shakespeare", "shakespeare_char"  # which prepare themselves; no other folder's code is ever run
@@ -129,6 +128,8 @@ def write(folder, documents, tokenizer_name, source, val=None, names=None):
     else:
         encoding = None
     documents = [*filter(None, documents)]
+    if both := {*documents} & {*(val or ())}:
+        print(f"note: {len(both)} of the documents are for training and for validation")
     train, val = (documents, [*filter(None, val)]) if val else spread_tenth(documents)
     documents = [*train, *val]
     text_size = sum(map(len, documents))
@@ -214,7 +215,7 @@ def find(name):
     if name not in SHIPPED:
         if Path(name).is_file():
             prepare = here(DATA / "text" / "prepare.py")
-            raise ValueError(f"dataset {name} is a text: python {prepare} --input {shlex.quote(name)} --name mine, and then "
+            raise ValueError(f"dataset {name} is a text: python {prepare} --input {quoted(name)} --name mine, and then "
                              "--dataset=mine")
         if folder.parent == DATA and (folder / "prepare.py").exists():
             raise ValueError(f"dataset {name} is not prepared yet: python {here(folder / 'prepare.py')}")
@@ -244,6 +245,8 @@ def load(name, block_size, data_tokenizer="", verify="auto"):
             encoding, dtype = tokenizer.from_spec(meta["tokenizer"]), meta["dtype"]
             tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
             hashes = {name: meta[name]["sha256"] for name in ("train", "val")}
+            if any(type(meta[name]["tokens"]) is not int for name in hashes):
+                raise TypeError("tokens must be numbers")
             if dtype not in ("uint16", "uint32") or meta["vocab_size"] != encoding.vocab_size:
                 raise KeyError(f"dtype {dtype}, vocab_size {meta['vocab_size']}")
         except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:

@@ -8,6 +8,7 @@ import os
 import pickle
 import shlex
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 
@@ -22,9 +23,19 @@ except ImportError:  # Windows
 ROOT = Path(__file__).parents[1]
 
 
+def quoted(text):
+    """A name as one types it in a shell, also where the terminal cannot show its letters."""
+    text = str(text)
+    try:
+        text.encode(sys.stdout.encoding)
+        return shlex.quote(text)
+    except UnicodeEncodeError:
+        return "$'" + "".join(f"\\x{byte:02x}" for byte in text.encode()) + "'"
+
+
 def here(name):
     """A file of this repository, as one types it in the present directory."""
-    return shlex.quote(os.path.relpath(ROOT / name))
+    return quoted(os.path.relpath(ROOT / name))
 
 
 def sync(path):
@@ -34,6 +45,8 @@ def sync(path):
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
+        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync leaves it in the drive's own memory
+            fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
     finally:
         os.close(descriptor)
 
@@ -82,22 +95,28 @@ def held(folder):
 
     The system lets go of it when the process ends, however it ends. (Windows, and some network drives, cannot do this.)
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
-    try:
-        if fcntl:
-            try:
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
+        try:
+            if fcntl:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"{folder} is in use by another process: wait for it, or choose another folder") from None
-            except OSError:  # the drive has no locks
-                pass
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ValueError(f"{folder} is in use by another process: wait for it, or choose another folder") from None
+        except OSError:  # the drive has no locks
+            pass
+        with contextlib.suppress(FileNotFoundError):
+            if not fcntl or os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+                break
+        os.close(descriptor)  # the one that held it has just removed it
+    try:
         yield
     finally:
-        if fcntl:
-            os.close(descriptor)
         with contextlib.suppress(OSError):
             folder.rmdir()  # if it is still empty
+        if fcntl:
+            os.close(descriptor)
 
 
 def sha256_of(chunks):

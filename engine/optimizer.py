@@ -15,6 +15,7 @@ from engine import processes
 from engine.threads import ShortWaits
 
 WAITS = ShortWaits()
+SMALLEST_SCALE = 2.0**-10  # of float16's loss: after so many overflows in a row it is no longer the scale
 # Polynomials a·x + b·x³ + c·x⁵ that drive singular values between 0.001 and 1 towards 1, each optimal for the interval
 # that the previous one leaves (Polar Express, Amsel et al. 2025, arXiv:2505.16932).
 POLAR_EXPRESS = (
@@ -194,8 +195,9 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
     if not scaler.is_enabled():  # which skips steps whose gradients overflow, and is made for that
         size = size + sum(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
     if processes.largest(int(not size.isfinite())):
-        if scaler.is_enabled():
-            scaler.step(optimizer)  # which it skips
+        if scaler.is_enabled():  # it must see the gradients before its next step
+            if not grad_clip:
+                scaler.unscale_(optimizer)
             scaler.update()
         optimizer.zero_grad()
         wrong = (~losses.isfinite()).nonzero().flatten().tolist()
@@ -204,4 +206,6 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
+    if scaler.is_enabled() and scaler.get_scale() < SMALLEST_SCALE:
+        raise FloatingPointError("gradients that are not finite in float16, however small they are made")
     return losses.sum()

@@ -58,12 +58,15 @@ def watch():
     """
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
     others = [other for other in range(world_size()) if other != rank()]
-    seen, when, beats = {}, {}, 0
+    seen, when, beats, last = {}, {}, 0, time.monotonic()
     try:
         while True:
             store.set(f"beat {rank()}", "done" if finished.is_set() else str(beats := beats + 1))
             if finished.wait(BEAT):
                 return store.set(f"beat {rank()}", "done")
+            if time.monotonic() - last > 2 * BEAT + 5:  # all of them may have been stopped together, and go on now
+                when.clear()
+            last = time.monotonic()
             for other in others:
                 beat = store.get(f"beat {other}") if store.check([f"beat {other}"]) else None
                 if beat != seen.get(other) or other not in when:

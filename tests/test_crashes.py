@@ -52,7 +52,8 @@ def test_killed_at_random_moments(poem, tmp_path, kills):
         if (pid := os.fork()) == 0:
             status = 1
             try:
-                train(TrainConfig(**settings, out_dir=str(out), init_from="resume" if checkpoint.has_sound(out) else "scratch"))
+                found = checkpoint.sound_if_any(out)
+                train(TrainConfig(**settings, out_dir=str(out), init_from="resume" if found else "scratch"))
                 status = 0
             finally:
                 os._exit(status)

@@ -69,6 +69,7 @@ def test_a_checkpoint_on_demand(poem, tmp_path):
 def test_a_second_ctrl_c_ends_at_once():
     """Catches an impatient user who must wait."""
     asked = signals.Requests()
+    asked.patience = 1  # under torchrun
     asked.note(signal.SIGINT, None)
     asked.note(signal.SIGINT, None)  # torchrun hands on what the terminal has already sent
     assert asked.stop == signal.SIGINT

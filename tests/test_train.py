@@ -465,6 +465,28 @@ def test_a_damaged_latest_checkpoint(poem, tmp_path, name, damage, capsys):
         settings_of(["--init_from=resume", f"--out_dir={tmp_path}"])
 
 
+def test_which_checkpoint_to_fine_tune(poem, tmp_path):
+    """Catches --checkpoint that is ignored, so that other weights are tuned than were asked for."""
+    settings = SMALL | dict(dataset=poem, eval_interval=5, keep_checkpoints=0)
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "a"), max_iters=10))
+    flags = [f"--init_from={tmp_path / 'a'}", f"--dataset={poem}", f"--out_dir={tmp_path / 'b'}", "--max_iters=0"]
+    train(settings_of([*flags, "--checkpoint=step_000005"]))
+    assert not same_weights(tmp_path / "a", tmp_path / "b") and same_weights(tmp_path / "a" / "step_000005", tmp_path / "b")
+    for wrong in [*flags, "--checkpoint=step_5"], ["--checkpoint=best", "--dataset=stdlib"]:
+        with pytest.raises(ValueError, match="there is no checkpoint step_5|checkpoint=best says where to resume"):
+            train(settings_of(wrong))
+
+
+def test_a_loss_that_another_dtype_cannot_hold(poem, tmp_path, monkeypatch):
+    """Catches an evaluation that deletes the checkpoint of an earlier run, because it was done in another dtype."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=5)
+    train(TrainConfig(**settings))
+    monkeypatch.setattr(train_module, "validation_loss", lambda *_: math.nan)
+    with pytest.raises(FloatingPointError, match="step_000005 is the last good"):
+        train(TrainConfig(**settings | dict(init_from="resume", eval_only=False)))
+    assert checkpoint.find(tmp_path).name == "step_000005"
+
+
 def test_resuming_from_another_checkpoint(poem, tmp_path):
     """Catches a run whose later checkpoints are mixed with those of the run that branched off."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=5, keep_checkpoints=0)

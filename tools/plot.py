@@ -39,6 +39,8 @@ def main(config):
     folders = [path for path in config.paths if path.is_dir()]
     if not config.paths or (config.output and not folders):
         raise ValueError("which measurements? python -m tools.plot FILE.json ..., or FOLDER ... [--output=FILE.png]")
+    if missing := [path for path in config.paths if not path.exists()]:
+        raise ValueError(f"there is no file or folder {missing[0]}")
     figures = {path.with_suffix(".png"): measurement(path) for path in config.paths if path not in folders}
     if folders:
         output = Path(config.output or folders[0] / "loss.png")
