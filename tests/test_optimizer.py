@@ -1,9 +1,13 @@
 """Muon against the singular value decomposition, AdamW against PyTorch's own, and both after a save and a load."""
 
+import math
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from engine.optimizer import Muon, orthogonalize
+from engine.optimizer import Muon, make_optimizer, orthogonalize, training_step
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (48, 16), (16, 48), (128, 512), (3, 1, 7)])
@@ -137,3 +141,34 @@ def test_what_has_no_gradient_stays():
     assert [torch.equal(p, b) for p, b in zip(params, before)] == [False, True, False, True]
     optimizer.zero_grad()
     assert all(p.grad is None for p in params)
+
+
+class Ruined(torch.nn.Module):
+    """A model of one number, whose loss or gradient is not finite."""
+
+    def __init__(self, what):
+        super().__init__()
+        self.what, self.p = what, torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x, y, only_loss):
+        if self.what == "loss":  # the gradient is 1
+            return None, self.p.sum() + math.inf
+        return None, (self.p - self.p.detach()).abs().sqrt().sum()  # the gradient is infinite, the loss 0
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+@pytest.mark.parametrize("float16", [False, True])
+@pytest.mark.parametrize("grad_clip", [0.0, 1.0])
+def test_nothing_that_is_not_finite_reaches_the_weights(what, float16, grad_clip):
+    """Catches an update with an infinite loss, and a float16 run that skips all its steps in silence, until its scale is 0."""
+    net = Ruined(what)
+    settings = SimpleNamespace(optimizer="adamw", learning_rate=0.1, weight_decay=0.0, beta1=0.9, beta2=0.99)
+    optimizer, scaler = make_optimizer(net, settings), torch.amp.GradScaler("cpu", enabled=float16)
+    with pytest.raises(FloatingPointError, match="the loss of micro-batch 3 is inf" if what == "loss" else "gradient"):
+        for _ in range(100):
+            training_step(net, [(None, None, None)], optimizer, scaler, nullcontext(), grad_clip, first=3)
+    assert net.p.item() == 1
+    net.what = "good"
+    net.forward = lambda x, y, only_loss: (None, net.p.sum())
+    training_step(net, [(None, None, None)], optimizer, torch.amp.GradScaler("cpu", enabled=False), nullcontext(), grad_clip)
+    assert net.p.isfinite() and net.p.item() < 1

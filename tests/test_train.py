@@ -465,6 +465,23 @@ def test_a_damaged_latest_checkpoint(poem, tmp_path, name, damage, capsys):
         settings_of(["--init_from=resume", f"--out_dir={tmp_path}"])
 
 
+def test_a_best_that_was_moved_away(poem, tmp_path):
+    """Catches a best.json that names weights which are gone, or others that have their name now."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=5, keep_checkpoints=0)
+    train(TrainConfig(**settings, max_iters=15))
+    (tmp_path / checkpoint.best(tmp_path)["checkpoint"]).rename(tmp_path / "elsewhere")
+    train(TrainConfig(**settings, max_iters=15, init_from="resume"))
+    known, losses = checkpoint.best(tmp_path), {line["step"]: line["val_loss"] for line in metrics(tmp_path)}
+    assert known["val_loss"] == losses[int(known["checkpoint"][5:])]
+
+
+def test_few_checkpoints_between_evaluations(poem, tmp_path):
+    """Catches a disk that fills up because old checkpoints are removed at evaluations only."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=1000, save_interval=1, keep_checkpoints=2)
+    train(TrainConfig(**settings, max_iters=9))
+    assert [folder.name for folder in checkpoint.every(tmp_path)] == ["step_000008", "step_000009"]
+
+
 def test_which_checkpoint_to_fine_tune(poem, tmp_path):
     """Catches --checkpoint that is ignored, so that other weights are tuned than were asked for."""
     settings = SMALL | dict(dataset=poem, eval_interval=5, keep_checkpoints=0)

@@ -1,0 +1,45 @@
+"""Files that are whole or not there, and folders that one process holds."""
+
+import sys
+
+import pytest
+
+from engine import files
+
+
+@pytest.mark.skipif(files.fcntl is None, reason="Windows has no such locks")
+def test_a_folder_is_held_by_one(tmp_path):
+    """Catches a refused process that removes the folder of the one that holds it, and with it its lock."""
+    folder = tmp_path / "new"
+    with files.held(folder):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="new is in use by another process"), files.held(folder):
+                pass
+        assert folder.is_dir()
+    assert not folder.exists()  # nothing came of it
+    with files.held(folder):
+        (folder / "x").touch()
+    assert folder.is_dir()
+    with files.held(folder):
+        pass
+
+
+def test_what_fails_leaves_what_was(tmp_path):
+    """Catches a file that is half written, or an unfinished one that stays."""
+    path = tmp_path / "x.json"
+    files.publish(path, b"old")
+    with pytest.raises(KeyboardInterrupt), files.partial(path) as unfinished:
+        unfinished.write_bytes(b"ne")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_names_that_a_terminal_cannot_show(monkeypatch):
+    """Catches a suggested command that does not work when it is pasted."""
+    assert files.quoted("my out") == "'my out'" and files.quoted("out") == "out"
+
+    class Old:
+        encoding = "cp1252"
+
+    monkeypatch.setattr(sys, "stdout", Old())
+    assert files.quoted("é") == "'é'" and files.quoted("д'") == r"$'\xd0\xb4\x27'"
