@@ -14,7 +14,10 @@ from test_train import SMALL
 
 from engine import checkpoint
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in Linux's /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the processes in Linux's /proc"),
+]
 
 IMPATIENT = """
 import runpy, sys
