@@ -77,13 +77,15 @@ class ShortWaits:
         free = self.load.look()
         crowded = free is not None and free < torch.get_num_threads()
         if crowded and self.end is None:
-            self.end = threading.Event()
-            threading.Thread(target=self.one_more, args=[self.end], daemon=True).start()
+            self.end, ready = threading.Event(), threading.Event()
+            threading.Thread(target=self.one_more, args=[ready, self.end], daemon=True).start()
+            ready.wait(1)  # Python must not end while it is inside torch
         elif not crowded and self.end:
             self.end.set()
             self.end = None
 
     @staticmethod
-    def one_more(end):
+    def one_more(ready, end):
         torch.zeros(2**17).add_(1)
+        ready.set()
         end.wait()

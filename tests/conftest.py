@@ -54,7 +54,7 @@ def run(*command, **environment):
     """Run a script of the repository as a user would; returns the finished process with its output as text."""
     return subprocess.run(
         [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", **environment}, stdin=subprocess.DEVNULL,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", **environment}, stdin=subprocess.DEVNULL, timeout=300,
     )
 
 

@@ -44,8 +44,9 @@ def two(poem, tmp_path):
          *(f"--{key}={value}" for key, value in settings.items())],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )
+    deadline = time.monotonic() + 90
     while not checkpoint.every(tmp_path / "out"):
-        assert torchrun.poll() is None, torchrun.stderr.read()
+        assert torchrun.poll() is None and time.monotonic() < deadline
         time.sleep(0.2)
     ranks = children(torchrun.pid)
     assert len(ranks) == 2

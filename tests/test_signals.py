@@ -55,11 +55,13 @@ def test_a_checkpoint_on_demand(poem, tmp_path):
     """Catches a SIGUSR1 that ends the run, and a second Ctrl-C that waits for the end of something long."""
     with started(poem, tmp_path, "--eval_interval=1000000") as process:
         read_until(process, "device cpu")
+        deadline = time.monotonic() + 60
         while not (tmp_path / "metrics.jsonl").exists():  # then it listens
+            assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(signal.SIGUSR1)
         while not checkpoint.every(tmp_path):
-            assert process.poll() is None
+            assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(signal.SIGTERM)
         process.communicate()
