@@ -239,6 +239,7 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
+        self.activation_checkpointing = False  # True: training computes each block twice, and keeps its input only
         self.transformer = nn.ModuleDict({
             "wte": nn.Embedding(config.vocab_size, config.n_embd),
             "wpe": POSITION[config.position](config),
@@ -280,7 +281,10 @@ class GPT(nn.Module):
         rope = self.transformer.wpe.rope(index)
         x = self.transformer.drop(self.transformer.wpe.add(self.transformer.wte(idx), index))  # (B, T, n_embd)
         for layer, block in enumerate(self.transformer.h):
-            x = block(x, rope, cache[layer] if cache else None)
+            if self.activation_checkpointing and torch.is_grad_enabled() and not cache:
+                x = torch.utils.checkpoint.checkpoint(block, x, rope, use_reentrant=False)  # Chen et al. 2016, arXiv:1604.06174
+            else:
+                x = block(x, rope, cache[layer] if cache else None)
         return self.transformer.ln_f(x)
 
     def num_params(self):

@@ -40,6 +40,7 @@ from engine.files import held, here, quoted
 from engine.monitor import dry_run, start_wandb
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
+from engine.tokenizer import padded
 from model import GPT, MODERN, GPTConfig
 
 
@@ -154,6 +155,8 @@ class TrainConfig(GPTConfig):
     CPU with units for bfloat16."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile: a start of minutes, faster steps. auto: on cuda."""
+    activation_checkpointing: bool = False
+    """Keep only each block's input for the backward pass and compute the rest again: less memory, slower steps."""
 
     def __post_init__(self):
         self.model_config(self.vocab_size or 1)  # ValueError for an impossible model
@@ -198,7 +201,7 @@ def train(config, asked=None):
         config.dataset, config.block_size, config.data_tokenizer, config.verify_data))  # it prepares what is missing
     model, trainer = build_model(config, data)
     config = replace(config, **asdict(model.config), dataset=data.name)
-    model.to(device)
+    model.to(device).activation_checkpointing = config.activation_checkpointing
     step = trainer["step"] if trainer else 0
     end = step if config.eval_only else config.max_iters
     # A resumed run keeps what auto was, also on another processor.
@@ -395,11 +398,6 @@ def model_to_finetune(config, data):
     if ignored:
         print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")
     return model
-
-
-def padded(vocab_size):
-    """A large vocabulary rounded up to a multiple of 64, which makes products faster; the ids added have no text."""
-    return vocab_size if vocab_size < 1000 else -(-vocab_size // 64) * 64
 
 
 def sample_text(model, data, config):

@@ -93,3 +93,8 @@ def test_unknown_tokenizers():
         tokenizer_module.from_spec({"kind": "sentencepiece"})
     with pytest.raises(ValueError, match="not a tokenizer"):
         tokenizer_module.from_spec(None)
+
+
+def test_a_large_vocabulary_is_padded():
+    """Catches a head of 50,257 rows, an odd number that products are slow for, and a small vocabulary made larger."""
+    assert [tokenizer_module.padded(size) for size in (65, 256, 1024, 50257)] == [65, 256, 1024, 50304]

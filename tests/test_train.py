@@ -102,11 +102,6 @@ def test_mfu_of_a_fake_clock(poem, tmp_path, monkeypatch):
         assert record["tokens_per_s"] == tokens and record["mfu"] == round(tokens * model.flops_per_token() / 1e9, 4) > 0
 
 
-def test_a_large_vocabulary_is_padded():
-    """Catches a head of 50,257 rows, an odd number that products are slow for, and a small vocabulary made larger."""
-    assert [train_module.padded(size) for size in (65, 256, 1024, 50257)] == [65, 256, 1024, 50304]
-
-
 def test_a_checkpoint_of_another_version(poem, tmp_path):
     """Catches a traceback where a checkpoint has a setting that this code does not know."""
     train(TrainConfig(**SMALL | dict(dataset=poem, eval_iters=1, out_dir=str(tmp_path), max_iters=1)))
@@ -404,6 +399,18 @@ def test_a_dry_run(poem, tmp_path, capsys):
     assert n == 6976 and costs["weights"] == costs["gradients"] == 4 * n and 4 * n <= costs["optimizer"] <= 8 * n + 100
     assert costs["tokens_per_step"] == 64 and 6 * n < costs["flops_per_token"] < 12 * n and costs["activations"] > 0
     assert "60 steps would take about" in capsys.readouterr().out and not (tmp_path / "out").exists()
+
+
+def test_activation_checkpointing(poem, tmp_path):
+    """Catches recomputed blocks with other dropout, which would train another model, and a setting that saves no memory."""
+    settings, costs = SMALL | dict(dataset=poem, max_iters=6, dropout=0.3, n_layer=4), {}
+    for name, extra in ("all", {}), ("inputs", dict(activation_checkpointing=True)):
+        train(TrainConfig(**settings, **extra, out_dir=str(tmp_path / name)))
+        wide = settings | dict(n_embd=32, batch_size=16)
+        costs[name] = train(TrainConfig(**wide, **extra, out_dir=str(tmp_path / "dry"), dry_run=True))["activations"]
+    weights = [checkpoint.load(checkpoint.find(tmp_path / name))[1] for name in ("all", "inputs")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    assert costs["inputs"] < 0.6 * costs["all"]
 
 
 # ---- what stops it
