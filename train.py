@@ -36,7 +36,7 @@ from attention import ATTENTION
 from engine import checkpoint, configure, dataset, pretrained, processes, roofline, signals
 from engine.batches import micro_batch, validation_loss
 from engine.checks import at_least
-from engine.files import held, here, quoted
+from engine.files import append, held, here, quoted
 from engine.monitor import dry_run, start_wandb
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
@@ -282,8 +282,7 @@ def train(config, asked=None):
         nonlocal tokens_seen, clock
         record["wall_s"] = round(time.perf_counter() - started, 3)
         if writes and not (step == begun and evaluated):
-            with open(out_dir / "metrics.jsonl", "a") as file:
-                file.write(json.dumps(record) + "\n")
+            append(out_dir / "metrics.jsonl", json.dumps(record) + "\n")
         if wandb:
             wandb.log(record, step=step)
         tokens_seen, clock = 0, time.perf_counter()

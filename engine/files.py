@@ -59,6 +59,16 @@ def remove(path):
         path.unlink(missing_ok=True)
 
 
+FULL = OSError, SafetensorError, RuntimeError  # each library has its own error for a full disk
+
+
+def cannot_write(path, error):
+    """An OSError that names path, for an error that perhaps does not."""
+    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+    reason = "the disk is full" if full else getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+    return OSError(f"cannot write {path}: {reason}")
+
+
 @contextlib.contextmanager
 def partial(path):
     """Write path as a whole: under another name, which this gives; it has its own name once it is complete and on the disk.
@@ -73,11 +83,9 @@ def partial(path):
             sync(file)
         os.replace(unfinished, path)
         sync(path.parent)
-    except (OSError, SafetensorError, RuntimeError) as error:  # each library has its own error for a full disk
+    except FULL as error:
         remove(unfinished)
-        full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
-        reason = "the disk is full" if full else getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-        raise OSError(f"cannot write {path}: {reason}") from error
+        raise cannot_write(path, error) from error
     except BaseException:
         remove(unfinished)
         raise
@@ -87,6 +95,18 @@ def publish(path, content):
     """Write bytes so that path holds all of them or what it held before."""
     with partial(path) as unfinished:
         unfinished.write_bytes(content)
+
+
+def append(path, text):
+    """Add text to a file; if that fails, it keeps what it had, and an OSError names it."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        if path.exists():
+            os.truncate(path, size)
+        raise cannot_write(path, error) from error
 
 
 @contextlib.contextmanager

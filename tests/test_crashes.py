@@ -276,6 +276,48 @@ def test_no_space_left(tmp_path, monkeypatch):
     assert failing > 10 and checkpoint.sound(tmp_path) == folder
 
 
+class FullDisk:
+    """A file of which half of what is written fits."""
+
+    def __init__(self, *arguments, **settings):
+        self.file = open(*arguments, **settings)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def write(self, content):
+        self.file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_no_space_for_other_files(poem, tmp_path, monkeypatch):
+    """Catches half a line of metrics.jsonl, half a dataset, half a picture, and a message that does not say which."""
+    from matplotlib.figure import Figure
+
+    from tools import plot
+
+    out, picture = tmp_path / "out", tmp_path / "x.png"
+    settings = SMALL | dict(dataset=poem, out_dir=str(out), eval_interval=4, eval_iters=1)
+    train(TrainConfig(**settings, max_iters=4))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for module in files, dataset:
+        monkeypatch.setattr(module, "open", FullDisk, raising=False)
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, format: FullDisk(path, "w").write("png"))
+    with pytest.raises(OSError, match=r"cannot write .*metrics.jsonl: the disk is full"):
+        train(TrainConfig(**settings | dict(max_iters=8, init_from="resume", log_interval=1)))
+    with pytest.raises(OSError, match="cannot write .*poem.*: the disk is full"):
+        dataset.write(poem, ["Little Lamb who made thee\n"] * 20, "char", "another poem")
+    with pytest.raises(OSError, match="cannot write .*x.png: the disk is full"):
+        plot.main(plot.PlotSettings((out,), str(picture)))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("renamed", [False, True])
 def test_a_power_cut(tmp_path, monkeypatch, renamed):
     """Catches a file that is renamed before it is on the disk: after a power cut it would be there, and empty.

@@ -17,6 +17,7 @@ matplotlib.use("Agg")  # no display is needed; nothing else in tools/ imports ma
 import matplotlib.pyplot as plt  # noqa: E402
 
 from engine import configure  # noqa: E402
+from engine.files import partial  # noqa: E402
 
 COLORS = {"lookback": "#1f77b4", "nanoGPT": "#d62728", "better": "#2ca02c", "worse": "#d62728"}
 STYLE = {
@@ -47,7 +48,8 @@ def main(config):
         figures[output if output.suffix else output.with_suffix(".png")] = training(folders)
     for path, figure in figures.items():
         if figure:
-            figure.savefig(path)
+            with partial(path) as unfinished:
+                figure.savefig(unfinished, format=path.suffix[1:])
         print(f"{path} written" if figure else f"{path} not written: there is nothing to draw")
 
 
