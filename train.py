@@ -205,7 +205,8 @@ def train(config, asked=None):
     step = trainer["step"] if trainer else 0
     end = step if config.eval_only else config.max_iters
     # A resumed run keeps what auto was, also on another processor.
-    dtype = config.dtype if config.dtype != "auto" else (trainer or {}).get("dtype", roofline.best_dtype(device, config.n_embd))
+    dtype = config.dtype if config.dtype != "auto" else (
+        (trainer or {}).get("dtype") or roofline.best_dtype(device, config.n_embd))
     autocast = torch.autocast(device.type, getattr(torch, dtype)) if dtype != "float32" else nullcontext()
     optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == "float16")
     if trainer:
@@ -273,7 +274,7 @@ def train(config, asked=None):
     # ---- the loop
     begun, tokens_seen, clock, loss, lr, skipped = step, 0, time.perf_counter(), None, None, 0
     record = {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None}
-    if ((trainer or {}).get("record") or {}).get("step") == step:  # and not between two lines of metrics.jsonl
+    if trainer and trainer["record"].get("step") == step:  # and not between two lines of metrics.jsonl
         record = trainer["record"]
     evaluated = last_line.get("step") == step and "val_loss" in last_line
     owed = config.eval_only or trainer and trainer.get("owed", True) and not evaluated

@@ -290,12 +290,16 @@ def fits(value, annotation):
 
 
 def load_trainer(folder):
-    """What save was given as trainer, on the CPU, and as record."""
-    saved = read_pickle(verify(folder, "trainer.pt"))
-    kinds = {"step": int, "optimizer": dict, "scaler": dict | None}
-    if not isinstance(saved, dict) or not all(isinstance(saved.get(name), kind) for name, kind in kinds.items()):
+    """What save was given as trainer, on the CPU, and as record ({} if it was none); ValueError if it is anything else."""
+    saved, config = read_pickle(verify(folder, "trainer.pt")), load_config(folder)
+    kinds = {"step": int, "optimizer": dict, "scaler": dict | None, "dtype": str | None, "owed": bool | None}
+    whole = isinstance(saved, dict) and all(isinstance(saved.get(name), kind) for name, kind in kinds.items())
+    scaler = (saved.get("scaler") or {}) if whole else None
+    like = torch.amp.GradScaler("cpu").state_dict() if scaler else {}
+    if (not whole or saved["step"] != config["step"] or saved.get("dtype") not in (None, "float32", "bfloat16", "float16")
+            or {name: type(value) for name, value in scaler.items()} != {name: type(value) for name, value in like.items()}):
         raise ValueError(f"{folder / 'trainer.pt'} is damaged: it is not what train.py writes")
-    return {"record": load_config(folder).get("record")} | saved | {"step": max(0, saved["step"])}
+    return saved | {"scaler": scaler, "record": config.get("record") or {}}
 
 
 def load_tokenizer(folder):

@@ -27,7 +27,7 @@ def quoted(text):
     """A name as one types it in a shell, also where the terminal cannot show its letters."""
     text = str(text)
     try:
-        text.encode(sys.stdout.encoding)
+        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")  # None: it is not a terminal
         return shlex.quote(text)
     except UnicodeEncodeError:
         return "$'" + "".join(f"\\x{byte:02x}" for byte in text.encode()) + "'"

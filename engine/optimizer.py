@@ -108,7 +108,7 @@ class Muon:
 
     def load_state_dict(self, saved):
         """Continue from a state_dict of the same parameters; ValueError if it is another optimizer's."""
-        mine, theirs = self.state_dict()["state"], saved["state"]
+        mine, theirs = self.state_dict()["state"], saved.get("state")
         if shapes_of(mine) != shapes_of(theirs):
             raise ValueError("the checkpoint is of another optimizer, or of an earlier version of this one: resume with the "
                              "same --optimizer, or start from its weights with --init_from=FOLDER")

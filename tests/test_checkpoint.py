@@ -31,7 +31,7 @@ def test_saved_and_loaded(tmp_path, shape):
     for (name, p), (other, q) in zip(model.state_dict().items(), again.state_dict().items()):
         assert name == other and torch.equal(p, q)
     assert (again.lm_head.weight is again.transformer.wte.weight) == model.config.tie_weights
-    assert checkpoint.load_trainer(folder) == {"step": 10, "optimizer": {}, "record": None}
+    assert checkpoint.load_trainer(folder) == {"step": 10, "optimizer": {}, "scaler": {}, "record": {}}
     assert checkpoint.load_tokenizer(folder).decode([0, 1, 2]) == "abc"
     assert checkpoint.load_config(folder)["step"] == 10
 

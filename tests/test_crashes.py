@@ -197,6 +197,29 @@ def test_hostile_records(tmp_path, poem):
         path.write_bytes(good)
 
 
+def test_hostile_trainers(tmp_path, poem):
+    """Catches a trainer.pt, with the right hash, that ends in a traceback when its run is resumed."""
+    settings = SMALL | dict(n_layer=1, n_embd=4, block_size=4, dataset=poem, write_tokens=0, eval_iters=1)
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "good"), max_iters=1))
+    folder, refused, rng = checkpoint.find(tmp_path / "good"), 0, random.Random(0)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    good = checkpoint.load_trainer(folder) | {"scaler": torch.amp.GradScaler("cpu").state_dict()}
+    changes = [*VALUES, *every_change(good)]
+    changes = rng.sample(changes, 60) + [good | {"step": step} for step in (10**30, -(10**30), 2**62)]
+    for content in changes:
+        shutil.copytree(tmp_path / "good", tmp_path / "out")
+        there = tmp_path / "out" / folder.name
+        torch.save(content, there / "trainer.pt")
+        written(there / "manifest.json", manifest | {"trainer.pt": files.sha256_of_file(there / "trainer.pt")})
+        try:
+            train(TrainConfig(**settings, out_dir=str(tmp_path / "out"), max_iters=2, init_from="resume"))
+        except ValueError as error:
+            refused += 1
+            assert "trainer.pt" in str(error) or "--init_from=FOLDER" in str(error)
+        shutil.rmtree(tmp_path / "out")
+    assert refused > 0.5 * len(changes)
+
+
 @pytest.mark.parametrize("spec", [
     {"kind": "char", "characters": characters} for characters in ("ba", "aa", "\ud800", 5, ["a"], None)
 ] + [{"kind": "tiktoken", "name": "x", "pattern": "a", "special_tokens": {}, "merges": merges} for merges in (

@@ -1,5 +1,8 @@
 """A run in a process of its own: what stops it, what does not, and what is left."""
 
+import os
+import random
+import runpy
 import shlex
 import shutil
 import signal
@@ -8,10 +11,12 @@ import sys
 import time
 
 import pytest
+import torch
 from conftest import ROOT, complaint, metrics, run
 from test_train import SMALL, same_weights
 
 from engine import checkpoint, signals
+from model import GPT
 from train import TrainConfig, train
 
 
@@ -48,6 +53,44 @@ def test_a_signal_saves_and_ends(poem, tmp_path, name):
     assert same_weights(out, tmp_path / "whole")
     for key in "step", "train_loss", "val_loss", "lr":
         assert [line.get(key) for line in metrics(out)] == [line.get(key) for line in metrics(tmp_path / "whole")]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
+@pytest.mark.parametrize("signals_sent", [12, pytest.param(100, marks=pytest.mark.slow)])
+def test_signals_at_random_moments(poem, tmp_path, signals_sent):
+    """Catches a moment (in a step, an evaluation or a save) at which a signal loses steps or ends with another exit code."""
+    settings = SMALL | dict(dataset=poem, eval_iters=1, save_interval=2, eval_interval=7, dropout=0.1, keep_checkpoints=0)
+    settings |= dict(lr_decay_iters=1000, write_tokens=0)
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "whole"), max_iters=150))
+    whole, rng, steps = tmp_path / "whole", random.Random(signals_sent), set()
+    for n in range(signals_sent):
+        number, out, text = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]), tmp_path / str(n), tmp_path / "text"
+        flags = [f"--{key}={value}" for key, value in settings.items()]
+        if (pid := os.fork()) == 0:
+            status = 1
+            try:
+                sys.stdout = sys.stderr = text.open("w", buffering=1)
+                sys.argv = ["train.py", *flags, f"--out_dir={out}", "--max_iters=1000000"]
+                runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+            except SystemExit as end:
+                status = end.code
+            finally:
+                os._exit(status)
+        while not (out / "metrics.jsonl").exists():  # then it listens
+            assert not os.waitpid(pid, os.WNOHANG)[0], text.read_text()
+            time.sleep(0.001)
+        time.sleep(rng.uniform(0, 0.4))
+        os.kill(pid, number)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert status == 128 + number, text.read_text()
+        step = int(text.read_text().partition("stopped at step ")[2].partition(";")[0])
+        folder = checkpoint.find(out)
+        assert folder == checkpoint.sound(out) and checkpoint.load_trainer(folder)["step"] == step
+        if (whole / folder.name).exists():
+            steps.add(step)
+            ours, theirs = (GPT.from_checkpoint(run / folder.name).state_dict() for run in (out, whole))
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert len(steps) > 1
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
