@@ -106,12 +106,14 @@ def read_prompts(config):
     """{where the prompt comes from, for error messages: its text}."""
     if not config.prompts:
         if config.start.startswith("FILE:") or config.start == "-":
+            if config.start == "FILE:":
+                raise ValueError("--start=FILE: needs the name of a file, as in --start=FILE:prompt.txt")
             return {"--start": read_text(config.start.removeprefix("FILE:"), "--start")}
         return {"--start": config.start}
-    prompts = read_text(config.prompts, "--prompts").removesuffix("\n")
+    prompts = read_text(config.prompts, "--prompts")
     if not prompts:
-        raise ValueError(f"--prompts={config.prompts} has no lines: give one prompt in each")
-    return {f"--prompts, line {n}": prompt for n, prompt in enumerate(prompts.split("\n"), 1)}
+        raise ValueError(f"--prompts={config.prompts} is empty: give one prompt in each line")
+    return {f"--prompts, line {n}": prompt for n, prompt in enumerate(prompts.removesuffix("\n").split("\n"), 1)}
 
 
 def encode_prompt(tokenizer, text, most, flag):

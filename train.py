@@ -254,21 +254,22 @@ def train(config, asked=None):
         if writes:
             state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
             state |= {"step": step, "dtype": dtype, "owed": evaluating}
-            checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes, record)
-            checkpoint.prune(out_dir, config.keep_checkpoints)
+            folder = checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes, record)
+            checkpoint.prune(folder, config.keep_checkpoints)
 
     def evaluate():
+        folder = out_dir / f"step_{step:06d}"
         val_loss = validation_loss(net, data, config, device, autocast)
         if not math.isfinite(val_loss):
             if writes and step > begun:
-                checkpoint.discard(checkpoint.find(out_dir))  # resuming it would find the same
+                checkpoint.discard(folder)  # resuming it would find the same
             raise not_finite(f"validation loss {val_loss}", step + (step == begun))
         bits = data.bits_per_character(val_loss)
         if rank == 0:
             tqdm.write(f"step {step}: validation loss {val_loss:.4f}" + (f", {bits:.4f} bits per character" if bits else ""))
         if writes:
-            checkpoint.record_best(checkpoint.find(out_dir), val_loss, data.hashes["val"])
-            checkpoint.prune(out_dir, config.keep_checkpoints)
+            checkpoint.record_best(folder, val_loss, data.hashes["val"])
+            checkpoint.prune(folder, config.keep_checkpoints)
         return val_loss
 
     # ---- the loop
@@ -310,10 +311,11 @@ def train(config, asked=None):
                 if not evaluating:
                     write_line()
             if (evaluating or stopped or due) and (step > begun or not trainer):
+                asked.save = False  # before it saves: what is asked for meanwhile comes after this step
                 save()
                 if wanted and rank == 0:
                     tqdm.write(f"step {step}: saved")
-                asked.save, saved = False, time.monotonic()
+                saved = time.monotonic()
             if evaluating and not stopped:  # if it is stopped, the next run owes it
                 record["val_loss"] = evaluate()
                 write_line()
@@ -368,8 +370,8 @@ def build_model(config, data):
         trainer = checkpoint.load_trainer(folder)
         before = checkpoint.load_config(folder)
         if before.get("data") not in (None, data.hashes):
-            print0(f"note: {folder} was trained on other data ({before['training']['dataset']}, or prepared in another way); "
-                   "losses from before do not compare")
+            print0(f"note: {folder} was trained on other data ({before['training'].get('dataset')}, or prepared in another "
+                   "way); losses from before do not compare")
     else:
         model = model_to_finetune(config, data)
     if (found := data.tokenizer.vocab_size) > (known := model.config.vocab_size):
@@ -381,7 +383,7 @@ def model_to_finetune(config, data):
     """The model of a folder or a published name, with this run's dropout, attention path and context."""
     attention, ours = config.attention, checkpoint.is_ours(Path(config.init_from))
     if ours:
-        folder = checkpoint.find(config.init_from, config.checkpoint)
+        folder = checkpoint.sound(config.init_from, config.checkpoint)
         checkpoint.check_tokenizer(folder, data.tokenizer)
         learned = checkpoint.load_config(folder)["model"]["attention"]
         if attention == TrainConfig.attention:

@@ -26,7 +26,9 @@ import torch
 from safetensors.torch import save_file
 
 from engine import processes, tokenizer
-from engine.files import here, partial, publish, quoted, read_json, read_pickle, read_tensors, remove, sha256_of_file, sync
+from engine.files import (
+    Damaged, here, partial, publish, quoted, read_json, read_pickle, read_tensors, regular, remove, sha256_of_file, sync,
+)
 
 REMOVED = {"skip": False, "shift": False, "target_loss": 0.0}  # settings of earlier versions, with what stands for none
 
@@ -69,8 +71,10 @@ def best(out_dir):
         return None
     try:
         found = read_json(path)
-        return {"checkpoint": str(found["checkpoint"]), "val_loss": float(found["val_loss"]), "data": found.get("data")}
-    except (ValueError, KeyError, TypeError, OverflowError):
+        if not re.fullmatch("step_[0-9]{1,30}", found["checkpoint"]) or not is_number(found["val_loss"]):
+            raise ValueError
+        return {"checkpoint": found["checkpoint"], "val_loss": found["val_loss"], "data": found.get("data")}
+    except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is damaged: delete it, and the next evaluation writes it again") from None
 
 
@@ -81,10 +85,10 @@ def record_best(folder, val_loss, data=None):
         publish(folder.parent / "best.json", as_json({"checkpoint": folder.name, "val_loss": val_loss, "data": data}))
 
 
-def prune(out_dir, keep):
-    """Remove all but the newest `keep` checkpoints and the best; keep 0 removes none."""
-    spared = best(out_dir)
-    for folder in every(out_dir)[:-keep] if keep else []:
+def prune(newest, keep):
+    """Of a checkpoint and those before it, remove all but the newest `keep` and the best; keep 0 removes none."""
+    spared = best(newest.parent)
+    for folder in every(newest.parent, before=int(newest.name[5:]) + 1)[:-keep] if keep else []:
         if spared is None or folder.name != spared["checkpoint"]:
             discard(folder)
 
@@ -118,6 +122,8 @@ def start_run(out_dir, step, resumed):
     resumed, moves to out_dir/previous-N.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
+    if not os.access(out_dir, os.W_OK):
+        raise ValueError(f"{out_dir} may not be written to: allow it with chmod, or give another out_dir")
     for unfinished in out_dir.glob("*.partial"):  # of a run that was killed
         remove(unfinished)
     aside = [folder for folder in every(out_dir) if not resumed or int(folder.name[5:]) > step]
@@ -132,6 +138,8 @@ def start_run(out_dir, step, resumed):
                 path.rename(folder / path.name)
         print(f"moved {'what came after this checkpoint' if resumed else 'the earlier run'} in {out_dir} to {folder}")
     path, lines = out_dir / "metrics.jsonl", history(out_dir, step)
+    if lines and not (path.exists() and path.stat().st_size):
+        print(f"note: {path} is lost: it begins again with what the checkpoints know")
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
     if path.exists() and path.read_bytes() != text or lines and not path.exists():
         publish(path, text)
@@ -153,25 +161,38 @@ def is_number(value):
     return type(value) in (int, float) and abs(value) < 1e300
 
 
+def is_record(found):
+    """Whether this is what a line of metrics.jsonl holds: a step, and numbers."""
+    names = "train_loss", "lr", "tokens_per_s", "mfu"
+    return type(found) is dict and type(found.get("step")) is int and found["step"] < 2**62 and all(
+        is_number(value) or value is None and name in names for name, value in found.items())
+
+
 def history(out_dir, step):
     """The lines of metrics.jsonl up to a step, as dicts; one that is missing or cannot be read comes from its checkpoint."""
-    path, known, unreadable = out_dir / "metrics.jsonl", {}, 0
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
-        try:
-            found = json.loads(line)
-            if type(found["step"]) is not int or not all(is_number(found.get(name, 0)) for name in ("wall_s", "val_loss")):
-                raise TypeError
-            known[found["step"]] = found
-        except (ValueError, LookupError, TypeError, RecursionError):
-            unreadable += line.endswith(b"\n")  # or the run was killed while it wrote the last one
+    known = read_metrics(out_dir / "metrics.jsonl") if (out_dir / "metrics.jsonl").exists() else {}
     for folder in every(out_dir, before=step):
         with suppress(ValueError):  # an older checkpoint may be damaged: nobody needs it now
-            record = load_config(folder).get("record") or {}
-            if record.get("train_loss") is not None and type(record.get("step")) is int:
+            record = load_config(folder)["record"]
+            if record.get("train_loss") is not None:
                 known.setdefault(record["step"], record)
+    return [known[n] for n in sorted(known) if n <= step]
+
+
+def read_metrics(path):
+    """The lines of a metrics.jsonl by their steps, as dicts; a note says how many cannot be read."""
+    known, unreadable = {}, 0
+    for line in regular(path).read_bytes().splitlines(keepends=True):
+        try:
+            found = json.loads(line)
+            if not is_record(found):
+                raise TypeError
+            known[found["step"]] = found
+        except (ValueError, TypeError, RecursionError):
+            unreadable += line.endswith(b"\n")  # or the run was killed while it wrote the last one
     if unreadable:
         print(f"note: {path} is damaged: {unreadable} of its lines cannot be read and are left out")
-    return [known[n] for n in sorted(known) if n <= step]
+    return known
 
 
 def find(out_dir, which="latest"):
@@ -185,6 +206,8 @@ def find(out_dir, which="latest"):
     if not folders and not is_ours(out_dir) and out_dir.is_dir():
         raise ValueError(f"{out_dir} holds a model in another layout, Hugging Face's or nanoGPT's: give it as "
                          f"--init_from={quoted(out_dir)}")
+    if out_dir.is_file():
+        raise ValueError(f"{out_dir} is a file: give the folder of a run, or of a checkpoint")
     if not folders:
         remedy = f"train one with python {here('train.py')} --out_dir={quoted(out_dir)}{earlier(out_dir)}"
         raise ValueError(f"there is no checkpoint in {out_dir}: {remedy}")
@@ -207,7 +230,7 @@ def sound(out_dir, which="latest"):
                 lost = int(folders[-1].name[5:]) - int(folder.name[5:])
                 processes.print0(f"note: going on from {folder}, {lost:,} steps earlier")
             return folder
-        except ValueError as error:
+        except Damaged as error:
             if folder == folders[0]:
                 raise
             processes.print0(f"note: {str(error).partition(':')[0]}")
@@ -218,7 +241,7 @@ def sound_if_any(out_dir, which="latest"):
     """As sound, or None if a run could not go on from what is in out_dir."""
     try:
         return sound(out_dir, which) if every(out_dir) else None
-    except ValueError as error:
+    except Damaged as error:
         processes.print0(f"note: {error}")
         return None
 
@@ -231,22 +254,22 @@ def verify(folder, name):
         wrong = name
         if sha256_of_file(folder / name) == manifest.get(name):
             return folder / name
-    except PermissionError as error:
-        raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from None
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         pass
-    raise ValueError(f"{folder / wrong} is missing or damaged: use another checkpoint, or move {folder} away to resume from "
+    except OSError as error:  # as of a network drive: it may be sound
+        raise ValueError(f"{folder / wrong} cannot be read: {error.strerror}") from None
+    raise Damaged(f"{folder / wrong} is missing or damaged: use another checkpoint, or move {folder} away to resume from "
                      "the one before")
 
 
 def load_config(folder):
-    """config.json as a dict: step, model, training, tokenizer."""
+    """config.json as a dict: step, model, training, tokenizer; data (None) and record ({}), which older ones lack."""
     config = read_json(verify(folder, "config.json"))
     kinds = {"step": int, "model": dict, "training": dict, "tokenizer": dict, "record": dict | None, "data": dict | None}
     for name, kind in kinds.items():
         if not isinstance(config.get(name), kind):
-            raise ValueError(f"{folder / 'config.json'} is damaged: {name}={str(config.get(name))[:40]}")
-    return config
+            raise Damaged(f"{folder / 'config.json'} is damaged: {name}={str(config.get(name))[:40]}")
+    return config | {"data": config.get("data"), "record": config["record"] if is_record(config.get("record")) else {}}
 
 
 def is_ours(folder):
@@ -296,10 +319,12 @@ def load_trainer(folder):
     whole = isinstance(saved, dict) and all(isinstance(saved.get(name), kind) for name, kind in kinds.items())
     scaler = (saved.get("scaler") or {}) if whole else None
     like = torch.amp.GradScaler("cpu").state_dict() if scaler else {}
-    if (not whole or saved["step"] != config["step"] or saved.get("dtype") not in (None, "float32", "bfloat16", "float16")
+    if whole and (saved["step"] != config["step"] or folder.name != f"step_{saved['step']:06d}"):
+        raise Damaged(f"{folder} holds step {config['step']}, and for the optimizer {saved['step']}: was it renamed?")
+    if (not whole or saved.get("dtype") not in (None, "float32", "bfloat16", "float16")
             or {name: type(value) for name, value in scaler.items()} != {name: type(value) for name, value in like.items()}):
-        raise ValueError(f"{folder / 'trainer.pt'} is damaged: it is not what train.py writes")
-    return saved | {"scaler": scaler, "record": config.get("record") or {}}
+        raise Damaged(f"{folder / 'trainer.pt'} is damaged: it is not what train.py writes")
+    return saved | {"scaler": scaler, "record": config["record"]}
 
 
 def load_tokenizer(folder):

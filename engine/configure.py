@@ -6,6 +6,7 @@ them the help. Bad input is one line that names the key and the closest known on
 
 import contextlib
 import difflib
+import errno
 import io
 import itertools
 import os
@@ -62,7 +63,8 @@ def parse(cls, argv, base=None):
         return config
     if not unknown[0].startswith("--"):
         what = "is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)"
-        pattern = '; a pattern, as "*.py", needs quotes, or the shell replaces it' if Path(unknown[0]).exists() else ""
+        globbed = any("glob" in arg for arg in flags) and Path(unknown[0]).exists()
+        pattern = '; a pattern, as "*.py", needs quotes, or the shell replaces it' if globbed else ""
         raise ValueError(f"{unknown[0]!r} {what}{pattern}")
     if unknown[0].endswith(".toml"):
         raise ValueError(f"{unknown[0]}: a preset has no dashes and stands before all settings: {unknown[0].lstrip('-')}")
@@ -191,6 +193,13 @@ def one_line_errors():
         sys.exit(2)
 
 
+REMEDY = {
+    errno.EACCES: ": allow it with chmod, or give another", errno.EISDIR: ": name a file in it",
+    errno.EEXIST: ": choose another name", errno.ENOTDIR: ": choose another folder",
+    errno.ENAMETOOLONG: ": choose a shorter one", errno.ENOENT: ": is it spelt right?",
+}
+
+
 def one_line(error):
     """The message for an error, or None where only the traceback helps."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
@@ -199,4 +208,6 @@ def one_line(error):
         return f"torch.compile cannot do this here ({str(error).strip().splitlines()[0]}): try --compile=False"
     if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
         return "another process has ended: if it said why, that stands above"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}{REMEDY.get(error.errno, '')}"
     return str(error) if isinstance(error, ValueError | OSError | FloatingPointError) else None

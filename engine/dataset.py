@@ -128,9 +128,9 @@ def write(folder, documents, tokenizer_name, source, val=None, names=None):
     else:
         encoding = None
     documents = [*filter(None, documents)]
-    if both := {*documents} & {*(val or ())}:
-        print(f"note: {len(both)} of the documents are for training and for validation")
     train, val = (documents, [*filter(None, val)]) if val else spread_tenth(documents)
+    if both := {*train} & {*val}:
+        print(f"note: {len(both)} of the documents are for training and for validation")
     documents = [*train, *val]
     text_size = sum(map(len, documents))
     if not (sum(map(len, train)) and sum(map(len, val))):
@@ -145,8 +145,8 @@ def write(folder, documents, tokenizer_name, source, val=None, names=None):
     on_disk = np.dtype(dtype).newbyteorder("<")
     meta = {"dtype": dtype, "vocab_size": encoding.vocab_size, "tokenizer": encoding.spec()}
     meta["source"] = {"name": source, "sha256": sha256_of(document.encode("utf-8") for document in documents)}
-    bar = tqdm(total=text_size, unit="char", unit_scale=True, desc=f"preparing {folder.name}", leave=False)
-    with held(folder), bar:
+    how = dict(total=text_size, unit="char", unit_scale=True, desc=f"preparing {folder.name}", leave=False)
+    with held(folder), tqdm(**how) as bar:
         remove(folder / "new")
         with partial(folder / "new") as unfinished:
             unfinished.mkdir()
@@ -243,12 +243,13 @@ def load(name, block_size, data_tokenizer="", verify="auto"):
             if meta.pop("sha256", None) not in (None, seal(meta)):  # earlier versions wrote none
                 raise ValueError("its sha256 is not its own")
             encoding, dtype = tokenizer.from_spec(meta["tokenizer"]), meta["dtype"]
-            tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
             hashes = {name: meta[name]["sha256"] for name in ("train", "val")}
-            if any(type(meta[name]["tokens"]) is not int for name in hashes):
-                raise TypeError("tokens must be numbers")
+            counts = meta["train"]["tokens"], meta["val"]["tokens"], meta["val"]["characters"]
+            if not all(type(count) is int and 0 < count < 2**62 for count in counts):
+                raise ValueError("its counts are not those of a text")
             if dtype not in ("uint16", "uint32") or meta["vocab_size"] != encoding.vocab_size:
                 raise KeyError(f"dtype {dtype}, vocab_size {meta['vocab_size']}")
+            tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
         except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
             raise ValueError(f"{folder / 'meta.json'} is damaged ({error!r}): prepare the dataset again") from None
     elif (folder / "meta.pkl").exists():

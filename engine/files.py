@@ -6,6 +6,8 @@ import hashlib
 import json
 import os
 import pickle
+import pickletools
+import re
 import shlex
 import shutil
 import sys
@@ -64,7 +66,8 @@ FULL = OSError, SafetensorError, RuntimeError  # each library has its own error 
 
 def cannot_write(path, error):
     """An OSError that names path, for an error that perhaps does not."""
-    full = getattr(error, "errno", None) == errno.ENOSPC or "No space left" in str(error)
+    signs = "No space left", "unexpected pos"  # the latter is PyTorch's
+    full = getattr(error, "errno", None) == errno.ENOSPC or any(sign in str(error) for sign in signs)
     reason = "the disk is full" if full else getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
     return OSError(f"cannot write {path}: {reason}")
 
@@ -76,8 +79,8 @@ def partial(path):
     If that fails, what was there before stays, what was written is removed, and an OSError names path.
     """
     unfinished = path.with_name(path.name + ".partial")
-    remove(unfinished)
     try:
+        remove(unfinished)
         yield unfinished
         for file in (*unfinished.rglob("*"), unfinished):
             sync(file)
@@ -115,8 +118,12 @@ def held(folder):
 
     The system lets go of it when the process ends, however it ends. (Windows, and some network drives, cannot do this.)
     """
+    there = folder.exists()
     while True:
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ValueError(f"{folder} is a file, or in one: choose another folder") from None
         descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
         try:
             if fcntl:
@@ -134,7 +141,8 @@ def held(folder):
         yield
     finally:
         with contextlib.suppress(OSError):
-            folder.rmdir()  # if it is still empty
+            if not there:
+                folder.rmdir()  # if it is still empty
         if fcntl:
             os.close(descriptor)
 
@@ -151,9 +159,9 @@ class Damaged(ValueError):
 
 
 def regular(path):
-    """path, or an OSError if it is not there, or is a pipe or the like, which could be read for ever."""
+    """path, unless it is a folder, or a pipe or the like, which could be read for ever: ValueError."""
     if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "not a file", str(path))
+        raise Damaged(f"{path} is not a file: move it away")
     return path
 
 
@@ -175,19 +183,37 @@ def read_json(path):
     raise Damaged(f"{path} is damaged ({reason})")
 
 
+MAKERS = re.compile("collections OrderedDict|torch._utils _rebuild_(tensor_v2|parameter)|torch [A-Za-z0-9]+Storage")
+
+
 def read_pickle(path, **how):
-    """What torch.save wrote: tensors and plain values, never code, and no more of them than the file has bytes.
+    """What torch.save wrote: dense tensors and plain values, never code, and no more of them than the file has bytes.
 
     ValueError for anything else.
     """
     try:
         with zipfile.ZipFile(regular(path)) as archive:
-            if sum(entry.file_size for entry in archive.infolist()) > path.stat().st_size:
+            entries = archive.infolist()
+            if sum(entry.file_size for entry in entries) > path.stat().st_size:
                 raise ValueError("it would inflate")
-        return torch.load(path, map_location="cpu", weights_only=True, **how)
+            for entry in entries:
+                for opcode, name, _ in pickletools.genops(archive.read(entry)) if entry.filename.endswith("data.pkl") else ():
+                    if opcode.name in ("STACK_GLOBAL", "INST") or opcode.name == "GLOBAL" and not MAKERS.fullmatch(name):
+                        raise ValueError(f"it makes more than tensors: {name}")
+        content = torch.load(path, map_location="cpu", weights_only=True, **how)
+        check_tensors(content)
+        return content
     except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, RecursionError, OverflowError,
             zipfile.BadZipFile, pickle.UnpicklingError) as error:
         raise Damaged(f"{path} is damaged, or is something else ({type(error).__name__}: {str(error)[:80]})") from None
+
+
+def check_tensors(content):
+    """ValueError for a tensor with more numbers than memory, as views can be: what writes to it would write elsewhere."""
+    if torch.is_tensor(content) and content.untyped_storage().nbytes() < content.nbytes:
+        raise ValueError("a tensor has more numbers than the file")
+    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ():
+        check_tensors(value)
 
 
 def read_tensors(path):

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-
 BEAT, PATIENCE = 2, 40  # seconds: how often each process says that it is there, and how long the others wait for it
+JOIN = 55  # seconds that they wait for it at the start
 
 finished = threading.Event()
 
@@ -44,7 +44,11 @@ def start(device):
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         torch.cuda.set_device(device)
     if world_size() > 1:
+        alarm = threading.Timer(JOIN, end, [f"the others have not joined it for {JOIN} s"])
+        alarm.daemon = True
+        alarm.start()
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        alarm.cancel()
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         atexit.register(lambda: (finished.set(), watcher.join(5)))  # its connection must end before Python does

@@ -1,6 +1,7 @@
 """Checkpoints: what is saved comes back, whole or not at all, and damage is named."""
 
 import json
+import math
 import os
 
 import pytest
@@ -56,12 +57,18 @@ def test_a_pickle_does_not_run(tmp_path):
         def __reduce__(self):
             return (open, (str(tmp_path / "exploded"), "w"))
 
-    torch.save({"optimizer": Bomb()}, folder / "trainer.pt")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["trainer.pt"] = dataset.sha256_of_file(folder / "trainer.pt")
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="trainer.pt is damaged, or is something else"):
-        checkpoint.load_trainer(folder)
+    class Memory:
+        def __reduce__(self):
+            return (bytearray, (2**40,))  # torch takes it for harmless
+
+    wide, sparse = torch.zeros(1).expand(2**40), torch.eye(3).to_sparse()
+    for content in Bomb(), Memory(), wide, [wide], sparse, torch.zeros(2**40, device="meta"):
+        torch.save({"step": 10, "optimizer": {"state": content}}, folder / "trainer.pt")
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["trainer.pt"] = dataset.sha256_of_file(folder / "trainer.pt")
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(ValueError, match="trainer.pt is damaged, or is something else"):
+            checkpoint.load_trainer(folder)
     assert not (tmp_path / "exploded").exists()
 
 
@@ -97,11 +104,21 @@ def test_finding(tmp_path):
 def test_pruning_spares_the_newest_and_the_best(tmp_path):
     """Catches a best model that is thrown away, or a disk that fills up."""
     for step, val_loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, 2.6)):
-        checkpoint.record_best(saved(tmp_path, step)[1], val_loss)
-        checkpoint.prune(tmp_path, keep=2)
+        folder = saved(tmp_path, step)[1]
+        checkpoint.record_best(folder, val_loss)
+        checkpoint.prune(folder, keep=2)
     assert [f.name for f in checkpoint.every(tmp_path)] == ["step_000002", "step_000004", "step_000005"]
-    checkpoint.prune(tmp_path, keep=0)
-    assert len(checkpoint.every(tmp_path)) == 3
+    checkpoint.prune(folder, keep=0)
+    saved(tmp_path, 900)  # not of this run: whoever put it there
+    checkpoint.prune(folder, keep=1)
+    assert [f.name for f in checkpoint.every(tmp_path)] == ["step_000002", "step_000005", "step_000900"]
+
+
+def test_a_checkpoint_that_was_renamed(tmp_path):
+    """Catches a run that goes on at another step than its weights and its optimizer have reached."""
+    saved(tmp_path, 10)[1].rename(tmp_path / "step_000500")
+    with pytest.raises(ValueError, match="step_000500 holds step 10, and for the optimizer 10: was it renamed"):
+        checkpoint.load_trainer(tmp_path / "step_000500")
 
 
 def test_an_earlier_run_is_set_aside(tmp_path):
@@ -131,10 +148,11 @@ def test_the_best_belongs_to_its_data(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", "null", "3", '{"checkpoint": "step_1"}', '{"checkpoint": 1, "val_loss": "x"}']
+    "content", ["", "{", "[]", "null", "3", '{"checkpoint": "step_1"}'] + [json.dumps({"checkpoint": name, "val_loss": loss})
+    for name, loss in ((1, 1.0), ("", 1.0), ("..", 1.0), *(("step_10", x) for x in ("x", "-3", True, math.nan, -math.inf)))]
 )
 def test_a_damaged_record_of_the_best(tmp_path, content):
-    """Catches a message of the JSON parser that names no file, and a traceback."""
+    """Catches a message of the JSON parser that names no file, a traceback, and a loss that nothing is ever better than."""
     saved(tmp_path)
     (tmp_path / "best.json").write_text(content)
     with pytest.raises(ValueError, match="best.json is damaged"):
@@ -166,12 +184,20 @@ def test_damaged_metrics(tmp_path, content, capsys):
     assert (tmp_path / "metrics.jsonl").read_bytes() == good[0]
 
 
-def test_metrics_that_are_lost(tmp_path):
+def test_metrics_that_are_lost(tmp_path, capsys):
     """Catches a history that a power cut has emptied, although the checkpoints know some of it."""
     for step in 1, 2:
         saved(tmp_path, step, record={"step": step, "train_loss": 3.0 - step})
     (tmp_path / "metrics.jsonl").write_bytes(b"")
     assert checkpoint.start_run(tmp_path, 2, resumed=True) == {"step": 1, "train_loss": 2.0}  # the other is still owed
+    assert "metrics.jsonl is lost" in capsys.readouterr().out
+
+
+def test_a_folder_that_may_not_be_written_to(tmp_path, monkeypatch):
+    """Catches a run that finds out when it saves."""
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
+    with pytest.raises(ValueError, match="may not be written to"):
+        checkpoint.start_run(tmp_path, 0, resumed=False)
 
 
 def test_the_files_have_the_mode_that_the_user_wants(tmp_path):
@@ -192,6 +218,8 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     )
     with pytest.raises(ValueError, match="config.json cannot be read: denied"):
         GPT.from_checkpoint(folder)
+    with pytest.raises(ValueError, match="config.json cannot be read: denied"):
+        checkpoint.sound_if_any(tmp_path)  # --init_from=auto would start again
 
 
 def test_a_folder_in_another_layout(tmp_path):

@@ -1,9 +1,11 @@
 """Token files: what is written is what is read, batches are pure functions, and damage is named."""
 
+import errno
 import hashlib
 import json
 import math
 import os
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -418,7 +420,8 @@ def test_own_text_that_cannot_be_used(tmp_path):
         (["--input", tmp_path, "--glob=*.md", "--name=test-bad"], "found no text in files that match --glob='*.md'"),
         (["--input", __file__, "--val", "--name=test-bad"], "--val: found no text"),
         (["--name=test-bad"], "--input is missing"),
-        (["--input=", "--name=test-bad"], "--input: give it once"),
+        (["--input=", "--name=test-bad"], "--input=: the name of a file or folder is empty"),
+        (["--input", latin, "--val", "", "--name=test-bad"], "--val: the name of a file or folder is empty"),
         (["--input", latin, "--input", empty, "--name=test-bad"], "--input: give it once, and after it all files"),
         (["--input", latin, "--name=stdlib"], "--name=stdlib"),
         (["--input", latin, "--name=.."], "--name=.."),
@@ -427,3 +430,36 @@ def test_own_text_that_cannot_be_used(tmp_path):
     ]:
         assert message in complaint(run("data/text/prepare.py", *arguments))
     assert not (dataset.DATA / "test-bad").exists()
+
+
+def test_folders_that_may_not_be_read(tmp_path, monkeypatch):
+    """Catches a part of one's text that is left out in silence."""
+    prepare = runpy.run_path(str(dataset.DATA / "text" / "prepare.py"))
+    (tmp_path / "locked").mkdir()
+    scan = os.scandir
+
+    def scandir(path):
+        if Path(path).name == "locked":  # root could read it
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match="locked"):
+        prepare["files_in"](tmp_path)
+
+
+def test_names_of_datasets(tmp_path):
+    """Catches words of other scripts, whose vowel signs are no letters, or decomposed accents, that are refused."""
+    (tmp_path / "x.txt").write_text("some text of mine\n" * 20)
+    for name in "हिन्दी", "cafe\u0301":
+        try:
+            result = run("data/text/prepare.py", "--input", tmp_path / "x.txt", f"--name=test-{name}")
+            assert result.returncode == 0 and dataset.load(f"test-{name}", 8), result.stderr
+        finally:
+            shutil.rmtree(dataset.DATA / f"test-{name}", ignore_errors=True)
+
+
+def test_copies_of_a_document(tmp_path, capsys):
+    """Catches a validation loss of text that was learned by heart, without a word about it."""
+    dataset.write(tmp_path / "copies", [f"A text, number {n % 4}" for n in range(40)], "char", "copies")
+    assert " of the documents are for training and for validation" in capsys.readouterr().out

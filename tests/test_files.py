@@ -22,6 +22,14 @@ def test_a_folder_is_held_by_one(tmp_path):
     assert folder.is_dir()
     with files.held(folder):
         pass
+    (tmp_path / "mine").mkdir()
+    with files.held(tmp_path / "mine"):
+        pass
+    assert (tmp_path / "mine").is_dir()  # somebody else has made it
+    (tmp_path / "file").touch()
+    for folder in tmp_path / "file", tmp_path / "file" / "x":
+        with pytest.raises(ValueError, match="is a file, or in one: choose another folder"), files.held(folder):
+            pass
 
 
 def test_what_fails_leaves_what_was(tmp_path):

@@ -389,7 +389,7 @@ def test_control_characters_on_a_terminal(tmp_path):
     (dict(start=""), "no tokens"),
     (dict(start="FILE:nowhere.txt"), "cannot read nowhere.txt"),
     (dict(prompts="nowhere.txt"), "cannot read nowhere.txt"),
-    (dict(prompts=os.devnull), "has no lines"),
+    (dict(prompts=os.devnull), "is empty"),
     (dict(prompts=__file__), "--prompts, line 1"),
     (dict(start="\udcff"), "not valid Unicode"),
     (dict(out_dir="nowhere"), "no checkpoint in nowhere"),

@@ -16,7 +16,7 @@ import tyro
 matplotlib.use("Agg")  # no display is needed; nothing else in tools/ imports matplotlib
 import matplotlib.pyplot as plt  # noqa: E402
 
-from engine import configure  # noqa: E402
+from engine import checkpoint, configure  # noqa: E402
 from engine.files import partial  # noqa: E402
 
 COLORS = {"lookback": "#1f77b4", "nanoGPT": "#d62728", "better": "#2ca02c", "worse": "#d62728"}
@@ -60,15 +60,15 @@ def training(folders):
     panels = (losses, "train_loss", "-"), (losses, "val_loss", "o--"), (rates, "lr", "-"), (speeds, "tokens_per_s", ":")
     for n, folder in enumerate(folders):
         try:
-            lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+            lines = [*checkpoint.read_metrics(folder / "metrics.jsonl").values()]
             for panel, key, style in panels:
                 known = [line for line in lines if line.get(key) is not None]
-                steps, values = [line["step"] for line in known], [float(line[key]) for line in known]
+                steps, values = [line["step"] for line in known], [line[key] for line in known]
                 panel.plot(steps, values, style, color=f"C{n}", label=str(folder) if key == "val_loss" else None)
-            lines[0]["step"]  # there must be one
+            lines[0]  # there must be one
         except FileNotFoundError:
             raise ValueError(f"{folder} has no metrics.jsonl: which folder did train.py write?") from None
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+        except IndexError:
             raise ValueError(f"{folder / 'metrics.jsonl'} is damaged, or empty: it is not what train.py writes") from None
     losses.set(ylabel="loss (nats per token)", title="training (lines) and validation (dots)")
     losses.legend()

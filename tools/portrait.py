@@ -71,4 +71,6 @@ def compare_paths(predicates, lengths):
 
 if __name__ == "__main__":
     with configure.one_line_errors():
+        if sys.argv[1:]:
+            raise ValueError(f"{sys.argv[1]}: attention.py takes no settings; run as it is, it compares its paths")
         sys.exit(not self_portrait())

@@ -11,10 +11,10 @@ unless --val names files for it.
 import contextlib
 import fnmatch
 import os
-import re
 import signal
 import subprocess
 import sys
+import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class Settings:
 def files_in(folder):
     """The files in a folder, as relative paths: what git tracks or does not ignore, without links; else what is not hidden."""
     listed = None
-    if any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)):
+    if any(os.path.exists(parent / ".git") for parent in (folder.resolve(), *folder.resolve().parents)):
         command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         with contextlib.suppress(FileNotFoundError):  # git is not installed
             result = subprocess.run(command, capture_output=True)
@@ -50,13 +50,19 @@ def files_in(folder):
                 reason = os.fsdecode(result.stderr).strip().splitlines()[:1] or [""]
                 print(f"note: git does not say what it ignores in {folder}, so all is read: {reason[0]}", file=sys.stderr)
             else:
+                print(os.fsdecode(result.stderr), end="", file=sys.stderr)  # as of folders that may not be read
                 listed = {Path(name) for name in os.fsdecode(result.stdout).split("\0")} - {Path()}
                 listed = {path for path in listed if not (folder / path).is_symlink()}
                 for inner in [path for path in listed if (folder / path).is_dir()]:  # a repository in the repository
                     listed |= {inner / path for path in files_in(folder / inner)}
-    found = listed or {path.relative_to(folder) for path in folder.rglob("*")}
+    walk = os.walk(folder, onerror=stop)
+    found = listed or {Path(where, name).relative_to(folder) for where, _, names in walk for name in names}
     visible = (path for path in found if not any(part.startswith(".") for part in path.parts))
     return sorted(path for path in visible if (folder / path).is_file())
+
+
+def stop(error):
+    raise error
 
 
 def read(inputs, flag, glob, known):
@@ -93,8 +99,11 @@ def prepare(settings):
     if not settings.input:
         raise ValueError("--input is missing: which file or folder holds your text?")
     folder = dataset.DATA / settings.name
-    if not re.fullmatch(r"\w[\w.-]*", settings.name) or (folder / "prepare.py").exists():
-        raise ValueError(f"--name={settings.name}: choose a plain name that is not one of the datasets that come along")
+    plain = all(character in "_.-" or unicodedata.category(character)[0] in "LMN" for character in settings.name)
+    if not plain or settings.name[:1] in ("", ".", "-"):
+        raise ValueError(f"--name={settings.name}: choose letters, digits, _, - and ., beginning with none of the last two")
+    if (folder / "prepare.py").exists():
+        raise ValueError(f"--name={settings.name} is a dataset that comes along: choose another name")
     known = set()
     val = read(settings.val or (), "--val", settings.glob, known)  # first, so that its files are not trained on
     documents = read(settings.input, "--input", settings.glob, known)
@@ -110,8 +119,11 @@ if __name__ == "__main__":
     with configure.one_line_errors():
         for flag in "--input", "--val":
             given = [argument for argument in sys.argv if argument.partition("=")[0] == flag]
-            if len(given) > 1 or f"{flag}=" in given:
+            if len(given) > 1:
                 raise ValueError(f"{flag}: give it once, and after it all files and folders")
+        for before, argument in zip(sys.argv, sys.argv[1:]):
+            if argument in ("", "--input=", "--val="):
+                raise ValueError(f"{argument or before}: the name of a file or folder is empty")
         for argument in sys.argv[1:2]:
             if not argument.startswith("-") and Path(argument).exists():
                 raise ValueError(f"{argument}: write it as --input {argument}")
