@@ -22,7 +22,7 @@ pytestmark = [
 IMPATIENT = """
 import runpy, sys
 from engine import processes
-processes.BEAT, processes.PATIENCE = 0.5, 6
+processes.BEAT, processes.PATIENCE, processes.JOIN = 0.5, 6, 20
 sys.argv[0] = "train.py"
 runpy.run_path("train.py", run_name="__main__")
 """
@@ -34,8 +34,8 @@ def children(pid):
 
 
 @pytest.fixture
-def two(poem, tmp_path):
-    """torchrun with two processes of train.py, which wait for each other a few seconds only, once they are training."""
+def torchrun(poem, tmp_path):
+    """torchrun, just started, with two processes of train.py that wait for each other a few seconds only."""
     (tmp_path / "impatient.py").write_text(IMPATIENT)
     settings = SMALL | dict(dataset=poem, out_dir=tmp_path / "out", eval_interval=50, eval_iters=1, max_iters=10**6)
     settings |= dict(gradient_accumulation_steps=2, dropout=0.1)
@@ -45,11 +45,9 @@ def two(poem, tmp_path):
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )
     deadline = time.monotonic() + 90
-    while not checkpoint.every(tmp_path / "out"):
+    while len(ranks := children(torchrun.pid)) < 2:
         assert torchrun.poll() is None and time.monotonic() < deadline
-        time.sleep(0.2)
-    ranks = children(torchrun.pid)
-    assert len(ranks) == 2
+        time.sleep(0.05)
     yield torchrun, ranks
     for pid in (torchrun.pid, *ranks):
         try:
@@ -57,6 +55,16 @@ def two(poem, tmp_path):
         except ProcessLookupError:
             pass
     torchrun.communicate()
+
+
+@pytest.fixture
+def two(torchrun, tmp_path):
+    """... once they are training."""
+    deadline = time.monotonic() + 90
+    while not checkpoint.every(tmp_path / "out"):
+        assert torchrun[0].poll() is None and time.monotonic() < deadline
+        time.sleep(0.2)
+    return torchrun
 
 
 def alive(pid):
@@ -93,6 +101,16 @@ def test_a_process_is_lost(two, number, which):
     assert torchrun.returncode != 0
     if number == signal.SIGSTOP:
         assert f"process {1 - which} ends: process {which} has not answered" in errors
+
+
+def test_a_process_that_never_joins(torchrun):
+    """Catches a process that waits for ever for one that was lost before it said anything."""
+    torchrun, ranks = torchrun
+    time.sleep(0.5)
+    os.kill(ranks[1], signal.SIGSTOP)
+    assert end_within(60, ranks[:1])
+    os.kill(ranks[1], signal.SIGKILL)
+    assert "process 0 ends: the others have not joined it" in torchrun.communicate(timeout=60)[1]
 
 
 def test_processes_that_are_told_to_end(two, tmp_path):
