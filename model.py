@@ -228,8 +228,9 @@ class WithoutInit(TorchFunctionMode):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if getattr(function, "__module__", "") == "torch.nn.init":
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        tensor = kwargs["tensor"] if "tensor" in kwargs else args[0] if args else None
+        if getattr(function, "__module__", "") == "torch.nn.init" and isinstance(tensor, nn.Parameter):
+            return tensor
         return function(*args, **kwargs)
 
 

@@ -121,6 +121,8 @@ def write(folder, documents, tokenizer_name, source, val=None, names=None):
     folder = Path(folder)
     if isinstance(documents, str) or isinstance(val, str):
         raise ValueError("documents and val are lists of texts: [text] for a single one")
+    if not all(isinstance(document, str) for document in [*documents, *(val or ())]):
+        raise ValueError("documents and val are lists of texts (str)")
     if checkpoint.every(tokenizer_name) or Path(tokenizer_name, "manifest.json").exists():  # of a run
         encoding = checkpoint.load_tokenizer(checkpoint.find(tokenizer_name))
         for name, document in zip(names or itertools.repeat(source), [*documents, *(val or ())]):
