@@ -37,6 +37,8 @@ class SampleBench(benchmark.ShapeSettings):
     """Compare with GPT2LMHeadModel.generate, which needs pip install transformers."""
     ctranslate2: bool = False
     """Compare with CTranslate2's generate_batch, which needs pip install ctranslate2 transformers; on a CPU."""
+    compile: bool = False
+    """Also torch.compile the step of one text on a CPU, as sample.py --compile=True does."""
     tokens: int = 128
     """Tokens of a single text, after a prompt of 32."""
     samples: int = 10
@@ -113,11 +115,13 @@ def single_text(config, shape, model, peer, folder, bytes_per_s, device):
     """Seconds and speed of one text that is written in this process, and the share of them that reading alone would take."""
     prompt, writers, limits = torch.randint(shape["vocab_size"], (1, 32), device=device), {}, {}
     middle = config.tokens // 2 + prompt.shape[1]
-    for kind in KINDS:
+    compiled_too = [(kind, None) for kind in KINDS if config.compile and kind != "float16"]
+    for kind, rows in [*((kind, 1) for kind in KINDS), *compiled_too]:
         wide = "bfloat16" if device.type == "cuda" else "float32"  # what int8 leaves as it is
         dtype, quantize = (wide, "int8") if kind == "int8" else (kind, "none")
-        ours = prepare_for_inference(copy.deepcopy(model).to(device), getattr(torch, dtype), quantize)
-        compiled = decoding.compiled_decode(ours) if device.type == "cuda" else None  # as sample.py does
+        ours = prepare_for_inference(copy.deepcopy(model).to(device), getattr(torch, dtype), quantize, rows)
+        compiled = decoding.compiled_decode(ours) if device.type == "cuda" or not rows else None  # as sample.py does
+        kind = kind if rows else f"{kind}, compiled"
         writers[f"lookback {kind}"] = functools.partial(write_text, ours, prompt[0], config.tokens, compiled=compiled)
         kept = 2 * shape["n_layer"] * shape["n_embd"] * ours.transformer.wte.weight.itemsize * middle  # keys and values
         if weight_bytes(ours) > quantization.CACHE_BYTES:
