@@ -87,7 +87,8 @@ def partial(path):
         os.replace(unfinished, path)
         sync(path.parent)
     except FULL as error:
-        remove(unfinished)
+        with contextlib.suppress(OSError):  # of a drive that is only read
+            remove(unfinished)
         raise cannot_write(path, error) from error
     except BaseException:
         remove(unfinished)
