@@ -427,21 +427,21 @@ class CausalSelfAttention(nn.Module):
     """(B, T, n_embd) -> (B, T, n_embd): n_head query heads over n_kv_head key/value heads (default: as many).
 
     attention names a path in ATTENTION, which all compute the same function, or linear attention with one of the features
-    in FEATURE. visible names a predicate in VISIBLE, and window, if any, limits it to the last `window` positions. qk_norm
-    gives queries and keys unit RMS, which bounds the scores at high learning rates (Henry et al. 2020, arXiv:2010.04245).
-    dropout acts on the output.
+    in FEATURE. visible names a predicate in VISIBLE, and window, if any, limits it to the last `window` positions. qk_norm,
+    a function of all queries and keys (B, T, heads, D), such as kernels.rms_norm, bounds the scores at high learning rates
+    (Henry et al. 2020, arXiv:2010.04245). dropout acts on the output. head_size: D, if it is not n_embd / n_head.
     """
 
-    def __init__(self, n_embd, n_head, n_kv_head=None, *, bias=False, dropout=0.0, qk_norm=False, window=None,
-                 visible="causal", attention="fused", score="scaled_dot", normalize="softmax"):
+    def __init__(self, n_embd, n_head, n_kv_head=None, *, head_size=None, bias=False, qkv_bias=False, dropout=0.0,
+                 qk_norm=None, window=None, visible="causal", attention="fused", score="scaled_dot", normalize="softmax"):
         super().__init__()
-        n_kv_head = n_kv_head or n_head
-        check_heads(n_embd, n_head, n_kv_head)
+        check_heads(n_embd, n_head, n_kv_head, head_size)
+        n_kv_head, head_size = n_kv_head or n_head, head_size or n_embd // n_head
         check_mechanism(attention, score, normalize, window, visible)
-        self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, n_embd // n_head
-        self.c_attn = nn.Linear(n_embd, (n_head + 2 * n_kv_head) * self.head_size, bias=bias)
-        self.c_attn.parts = [heads * self.head_size for heads in (n_head, n_kv_head, n_kv_head)]  # three matrices: see Muon
-        self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
+        self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, head_size
+        self.c_attn = nn.Linear(n_embd, (n_head + 2 * n_kv_head) * head_size, bias=bias or qkv_bias)
+        self.c_attn.parts = [heads * head_size for heads in (n_head, n_kv_head, n_kv_head)]  # three matrices: see Muon
+        self.c_proj = nn.Linear(n_head * head_size, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.qk_norm, self.window = qk_norm, window
         self.visible = predicate(visible)
@@ -459,7 +459,7 @@ class CausalSelfAttention(nn.Module):
         H, G, D = self.n_head, self.n_kv_head, self.head_size
         qk, v = self.c_attn(x).unflatten(2, (H + 2 * G, D)).split([H + G, G], dim=2)  # (B, T, heads, D)
         if self.qk_norm:
-            qk = kernels.rms_norm(qk)
+            qk = self.qk_norm(qk)
         if rope is not None:
             qk = rotate(qk, *(table[..., None, :] for table in rope))
         q, k = qk.split([H, G], dim=2)

@@ -11,16 +11,17 @@ import functools
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 from attention import CausalSelfAttention, check_mechanism, rope_table, sinusoidal
 from engine import checkpoint, decoding, pretrained
 from engine.checks import at_least, check_heads, choose
 from engine.kernels import linear_cross_entropy, relu2, rms_norm
+from engine.weights import WithoutInit, checked
 from masks import mean_keys
 
 
@@ -38,10 +39,16 @@ class GPTConfig:
     """Key/value heads, shared among the query heads (grouped-query attention); 0: as many as n_head."""
     n_embd: int = 768
     """Width of the residual stream."""
+    head_size: int = 0
+    """Features of a head; 0: n_embd / n_head."""
+    mlp_size: int = 0
+    """Width inside the MLP; 0: four times n_embd (swiglu: 8/3, which costs the same, rounded up to a multiple of 64)."""
     dropout: float = 0.0
     """Dropout on embeddings and on what each block adds; 0 for pretraining, try 0.1 or more for small data."""
     bias: bool = True
     """Biases in the Linear layers and LayerNorms."""
+    qkv_bias: bool = False
+    """Biases of queries, keys and values, also where bias is False, as in Qwen 2."""
     attention: str = "fused"
     """In attention.py: naive, masked_fill, tiled or fused, which give the same numbers; or linear or performer."""
     score: str = "scaled_dot"
@@ -62,12 +69,19 @@ class GPTConfig:
     """rope: read texts this many times longer than rope_trained, as Llama 3.1 does; 1: no change."""
     rope_trained: int = 8192
     """rope: the context that the weights were trained with, before rope_stretch."""
+    rope_pattern: str = "R"
+    """rope: which blocks rotate, repeated over the layers: R does, N does not (SmolLM 3: RRRN)."""
     norm: str = "layernorm"
-    """layernorm, or rmsnorm (no learned scale)."""
+    """layernorm, rmsnorm (no learned scale) or rmsnorm_scale (a learned one, as in Llama)."""
+    norm_eps: float = 0.0
+    """What a norm adds to the mean square; 0: PyTorch's own, 1e-5 for layernorm, about 1e-7 for rmsnorm."""
+    norm_after: bool = False
+    """Norms act on what attention and MLP write (OLMo 2), not on what they read."""
     mlp: str = "gelu_tanh"
-    """The MLP, by its nonlinearity: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's) or relu2 (ReLU squared)."""
-    qk_norm: bool = False
-    """Give queries and keys unit RMS before they are compared."""
+    """The MLP, by its nonlinearity: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's), relu2 (ReLU squared) or swiglu."""
+    qk_norm: bool | Literal["head", "width"] = False
+    """Give queries and keys unit RMS before they are compared; head: with a learned scale (Qwen 3); width: all heads
+    together, with a learned scale (OLMo 2)."""
     tie_weights: bool = True
     """Use one matrix for token embedding and head."""
     init: str = "gpt2"
@@ -77,15 +91,21 @@ class GPTConfig:
         at_least(1, self, "block_size", "vocab_size", "n_head", "n_embd", most=2**31)
         at_least(1, self, "n_layer", most=10_000)
         at_least(1, self, "rope_base", "rope_stretch", "rope_trained")
-        at_least(0, self, "n_kv_head", "window")
-        check_heads(self.n_embd, self.n_head, self.n_kv_head)
+        at_least(0, self, "n_kv_head", "window", "head_size", "mlp_size", "norm_eps")
+        check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
-        if not self.window_pattern or set(self.window_pattern) - set("SL"):
-            raise ValueError(f"window_pattern={self.window_pattern!r} must be made of S and L")
+        for name, letters in ("window_pattern", "SL"), ("rope_pattern", "RN"):
+            if not getattr(self, name) or set(getattr(self, name)) - set(letters):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be made of {' and '.join(letters)}")
         for name, known in ("position", POSITION), ("norm", NORM), ("mlp", MLP), ("init", INIT):
             choose(name, getattr(self, name), known)
+
+    @property
+    def D(self):
+        """Features of a head."""
+        return self.head_size or self.n_embd // self.n_head
 
 
 # What today's small models changed, by config alone: GPT(GPTConfig(**MODERN, n_layer=6, ...)).
@@ -93,10 +113,31 @@ MODERN = dict(position="rope", norm="rmsnorm", mlp="relu2", qk_norm=True, bias=F
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x), without a learned scale."""
+    """x / rms(x) over the last dimension, times a learned scale of this size, if it has one."""
+
+    def __init__(self, eps=0.0, size=None):
+        super().__init__()
+        self.eps, self.weight = eps, None if size is None else nn.Parameter(torch.ones(size))
 
     def forward(self, x):
-        return rms_norm(x)
+        y = rms_norm(x, self.eps)
+        return y if self.weight is None else (y * self.weight).type_as(x)
+
+
+class QKNorm(nn.Module):
+    """RMSNorm of queries and keys (B, T, H + G, D), each with a learned scale: of each head, or of all heads together."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.heads = [config.n_head, config.n_kv_head or config.n_head]
+        self.start = 3 if config.qk_norm == "head" else 2  # the first dimension that is normalized
+        sizes = [config.D if config.qk_norm == "head" else heads * config.D for heads in self.heads]
+        self.q, self.k = (RMSNorm(config.norm_eps, size) for size in sizes)
+
+    def forward(self, qk):
+        q, k = qk.split(self.heads, dim=2)
+        q, k = self.q(q.flatten(self.start)).view_as(q), self.k(k.flatten(self.start)).view_as(k)
+        return torch.cat([q, k], dim=2)
 
 
 class NoPosition(nn.Module):
@@ -139,8 +180,7 @@ class Rotary(NoPosition):
 
     def __init__(self, config):
         super().__init__()
-        head_size, base = config.n_embd // config.n_head, config.rope_base
-        tables = rope_table(config.block_size, head_size, base, config.rope_stretch, config.rope_trained)
+        tables = rope_table(config.block_size, config.D, config.rope_base, config.rope_stretch, config.rope_trained)
         for name, table in zip(("cos", "sin"), tables):
             self.register_buffer(name, table.float(), persistent=False)
 
@@ -149,7 +189,10 @@ class Rotary(NoPosition):
 
 
 POSITION = {"learned": Learned, "rope": Rotary, "sinusoidal": Sinusoidal, "none": lambda config: NoPosition()}
-NORM = {"layernorm": lambda config: nn.LayerNorm(config.n_embd, bias=config.bias), "rmsnorm": lambda config: RMSNorm()}
+NORM = {
+    "layernorm": lambda config: nn.LayerNorm(config.n_embd, eps=config.norm_eps or 1e-5, bias=config.bias),
+    "rmsnorm": lambda config: RMSNorm(config.norm_eps), "rmsnorm_scale": lambda config: RMSNorm(config.norm_eps, config.n_embd),
+}
 ACTIVATION = {"gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "relu2": relu2}
 
 
@@ -187,7 +230,7 @@ def init_weights(model):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). n counts blocks from 0."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); or with norm_after, x + norm(attention(x)). n counts blocks from 0."""
 
     def __init__(self, config, n):
         super().__init__()
@@ -195,13 +238,21 @@ class Block(nn.Module):
         window = config.window if short and config.window < config.block_size else None
         self.ln_1 = NORM[config.norm](config)
         self.attn = CausalSelfAttention(
-            config.n_embd, config.n_head, config.n_kv_head, bias=config.bias, dropout=config.dropout, qk_norm=config.qk_norm,
-            window=window, visible=config.visible, attention=config.attention, score=config.score, normalize=config.normalize,
+            config.n_embd, config.n_head, config.n_kv_head, head_size=config.D, bias=config.bias, qkv_bias=config.qkv_bias,
+            dropout=config.dropout, qk_norm=QKNorm(config) if config.qk_norm in ("head", "width") else rms_norm if
+            config.qk_norm else None, window=window, visible=config.visible, attention=config.attention, score=config.score,
+            normalize=config.normalize,
         )
         self.ln_2 = NORM[config.norm](config)
         self.mlp = MLP[config.mlp](config)
+        self.rotates = config.rope_pattern[n % len(config.rope_pattern)] == "R"
+        self.norm_after = config.norm_after
 
     def forward(self, x, rope=None, cache=None):
+        rope = rope if self.rotates else None
+        if self.norm_after:
+            x = x + self.ln_1(self.attn(x, rope, cache))
+            return x + self.ln_2(self.mlp(x))
         x = x + self.attn(self.ln_1(x), rope, cache)
         return x + self.mlp(self.ln_2(x))
 
@@ -211,27 +262,34 @@ class FeedForward(nn.Module):
 
     def __init__(self, config, activation):
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
+        size = config.mlp_size or 4 * config.n_embd
+        self.c_fc = nn.Linear(config.n_embd, size, bias=config.bias)
         self.activation = activation
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(size, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
         return self.dropout(self.c_proj(self.activation(self.c_fc(x))))
 
 
+class SwiGLU(nn.Module):
+    """silu(gate) times up, two projections of the same x, narrowed again (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, config):
+        super().__init__()
+        size = config.mlp_size or -(-8 * config.n_embd // (3 * 64)) * 64
+        self.c_fc = nn.Linear(config.n_embd, 2 * size, bias=config.bias)
+        self.c_fc.parts = [size, size]  # two matrices on top of each other: see Muon
+        self.c_proj = nn.Linear(size, config.n_embd, bias=config.bias)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x):
+        gate, up = self.c_fc(x).chunk(2, dim=-1)
+        return self.dropout(self.c_proj(F.silu(gate) * up))
+
+
 MLP = {name: functools.partial(FeedForward, activation=function) for name, function in ACTIVATION.items()}
-
-
-class WithoutInit(TorchFunctionMode):
-    """Skip torch.nn.init: parameters that will be replaced need no random numbers, and no memory, as nothing touches it."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        tensor = kwargs["tensor"] if "tensor" in kwargs else args[0] if args else None
-        if getattr(function, "__module__", "") == "torch.nn.init" and isinstance(tensor, nn.Parameter):
-            return tensor
-        return function(*args, **kwargs)
+MLP["swiglu"] = SwiGLU
 
 
 class GPT(nn.Module):
@@ -299,7 +357,8 @@ class GPT(nn.Module):
         12·n_embd in each block for each key that a query sees, on average (Chowdhery et al. 2022, arXiv:2204.02311,
         appendix B, but without what causality or a window hides). Linear attention reads as many features as it has.
         """
-        T, C, weights, keys = self.config.block_size, self.config.n_embd, self.lm_head.weight.numel(), 0.0
+        T, C = self.config.block_size, self.config.n_head * self.config.D
+        weights, keys = self.lm_head.weight.numel(), 0.0
         counted = {}  # window -> keys that a query sees
         for block in self.transformer.h:
             weights += sum(p.numel() for p in block.parameters() if p.dim() >= 2)
@@ -383,15 +442,7 @@ class GPT(nn.Module):
             raise ValueError(f"{source} does not fit this model: {len(weights)} tensors for n_layer={config.n_layer}")
         with WithoutInit():
             model = cls(config)
-        parameters = dict(model.named_parameters())
-        for name in parameters.keys() | weights.keys():
-            want = tuple(parameters[name].shape) if name in parameters else "no such tensor"
-            have = tuple(weights[name].shape) if torch.is_tensor(weights.get(name)) else "no such tensor"
-            if want != have:
-                raise ValueError(f"{source} does not fit this model: {name} is {have} there and {want} here")
-            weights[name] = weights[name].float()
-            if not weights[name].isfinite().all():
-                raise ValueError(f"{source} has weights that are not finite, in {name}: use an earlier checkpoint")
+        weights = checked(dict(model.named_parameters()), weights, source)
         model.load_state_dict(weights, strict=False, assign=True)
         model.tie_weights()
         return model

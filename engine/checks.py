@@ -16,9 +16,9 @@ def at_least(least, settings, *names, most=1e38):
             raise ValueError(f"{name}={getattr(settings, name)} must be at least {least}, {limit}")
 
 
-def check_heads(n_embd, n_head, n_kv_head=None):
-    """ValueError unless n_embd can be split into n_head heads, which can share n_kv_head key/value heads."""
-    if n_head < 1 or n_embd % n_head:
+def check_heads(n_embd, n_head, n_kv_head=None, head_size=None):
+    """ValueError unless n_embd can be split into n_head heads (of head_size, if given), which can share n_kv_head heads."""
+    if n_head < 1 or n_embd % n_head and not head_size:
         raise ValueError(f"n_embd={n_embd} is not divisible by n_head={n_head}")
     if n_kv_head and n_head % n_kv_head:
         raise ValueError(f"n_head={n_head} is not divisible by n_kv_head={n_kv_head}")

@@ -24,20 +24,23 @@ def once_differentiable(backward):
     return first_only
 
 
-def rms_norm(x):
-    """x / rms(x) over the last dimension, as F.rms_norm (Zhang & Sennrich 2019, arXiv:1910.07467). Keeps the dtype of x."""
+def rms_norm(x, eps=0.0):
+    """x / rms(x) over the last dimension, as F.rms_norm (Zhang & Sennrich 2019, arXiv:1910.07467). Keeps the dtype of x.
+
+    eps is added to the mean square; 0: the dtype's own, as F.rms_norm takes it.
+    """
     if x.is_cuda or not torch.is_grad_enabled():  # on CUDA F.rms_norm is a single kernel
-        return F.rms_norm(x, x.shape[-1:]).type_as(x)
-    return RMSNorm.apply(x)
+        return F.rms_norm(x, x.shape[-1:], eps=eps or None).type_as(x)
+    return RMSNorm.apply(x, eps)
 
 
 class RMSNorm(torch.autograd.Function):
     """With r = 1 / rms(x): y = r·x and dx = r·(dy - y·mean(y·dy)). 2.5 times as fast as autograd on a CPU."""
 
     @staticmethod
-    def forward(ctx, x):
+    def forward(ctx, x, eps):
         norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-        r = norm.square_().div_(x.shape[-1]).add_(torch.finfo(norm.dtype).eps).rsqrt_().to(x.dtype)
+        r = norm.square_().div_(x.shape[-1]).add_(eps or torch.finfo(norm.dtype).eps).rsqrt_().to(x.dtype)
         y = x * r
         ctx.save_for_backward(y, r)
         return y
@@ -47,7 +50,7 @@ class RMSNorm(torch.autograd.Function):
     def backward(ctx, dy):
         y, r = ctx.saved_tensors
         mean = torch.linalg.vecdot(y, dy).div_(y.shape[-1])[..., None]
-        return torch.addcmul(dy, y, mean, value=-1).mul_(r)
+        return torch.addcmul(dy, y, mean, value=-1).mul_(r), None
 
 
 def relu2(x):

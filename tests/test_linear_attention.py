@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attention import CausalSelfAttention, elu1, fused, linear, linear_step, share_heads
+from engine.kernels import rms_norm
 from engine.linear_attention import LinearState, positive_random_features
 
 
@@ -46,7 +47,7 @@ def test_linear_state_refuses_what_does_not_fit():
 def test_linear_decodes_long_texts_in_half_precision(attention):
     """Catches a running sum in bfloat16, which stops to grow after a few hundred tokens."""
     torch.manual_seed(0)
-    layer = CausalSelfAttention(32, 2, attention=attention, qk_norm=True).bfloat16()
+    layer = CausalSelfAttention(32, 2, attention=attention, qk_norm=rms_norm).bfloat16()
     x, state = torch.randn(1, 1500, 32, dtype=torch.bfloat16), layer.new_cache(1, 1500)
     with torch.no_grad():
         want = layer(x)[:, -20:].float()
@@ -59,7 +60,7 @@ def test_linear_decodes_long_texts_in_half_precision(attention):
 def test_linear_under_autocast(dtype):
     """Catches running sums that autocast cuts to half precision: they overflow, or stop to grow."""
     torch.manual_seed(0)
-    layer = CausalSelfAttention(32, 2, attention="linear", qk_norm=True)
+    layer = CausalSelfAttention(32, 2, attention="linear", qk_norm=rms_norm)
     x, state = torch.randn(1, 3000, 32), layer.new_cache(1, 3000)
     with torch.no_grad():
         want = layer(x)

@@ -39,6 +39,8 @@ MECHANISMS = [
       for name, registry in REGISTRIES.items() for value in registry],
     *[{"attention": name} for name in [*ATTENTION, *FEATURE]],
     *[{"visible": about} for about in predicates(4, 2, 1)],
+    {"qk_norm": True}, {"qk_norm": "head", "position": "rope"}, {"qk_norm": "width", "norm_after": True, "norm": "rmsnorm_scale"},
+    {"head_size": 12, "mlp": "swiglu", "mlp_size": 40, "qkv_bias": True, "bias": False}, {"position": "rope", "rope_pattern": "RN"},
 ]
 
 
@@ -299,7 +301,7 @@ def test_a_mechanism_in_a_step_that_can_be_compiled(mechanism):
         other.append(token)
 
 
-@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if "mlp" in m or "norm" in m], ids=str)
+@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if m.keys() <= {"mlp", "norm"}], ids=str)
 def test_a_mechanism_without_biases(mechanism):
     """Catches a layer that ignores --bias=False."""
     assert not [name for name, _ in new(bias=False, **mechanism).named_parameters() if name.endswith(".bias")]
