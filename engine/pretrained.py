@@ -1,54 +1,81 @@
 """Other people's weights as a config and tensors under our names: GPT-2 in Hugging Face's layout, and nanoGPT's ckpt.pt."""
 
+import itertools
+import re
 from pathlib import Path
 
-from engine import tokenizer
-from engine.files import ROOT, Damaged, read_json, read_pickle, read_tensors
+import torch
+
+from engine import families, tokenizer
+from engine.files import ROOT, read_json, read_pickle, read_tensors
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M, 350M, 774M, 1558M parameters
 VOCAB_SIZES, ENCODINGS = (50257, 50304), ("gpt2", "r50k_base")  # of all of them, as published and as nanoGPT pads them
-KNOWN = {  # fields of config.json in which GPT-2's relatives differ, with the values that can be loaded; the first is GPT-2's
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu"), "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "tie_word_embeddings": (True,),
-}
 
 
 def load(folder):
-    """The model in a folder: its config as a dict, and its weights (name -> tensor) on the CPU."""
+    """The model in a folder: its config as a dict, and its weights (name -> tensor) on the CPU, in float32."""
     if (folder / "ckpt.pt").exists():
         saved = nanogpt(folder / "ckpt.pt")
         return saved["config"], saved["weights"]
     try:
-        config = read_json(folder / "config.json")
-        weights = gpt2_weights(read_tensors(folder / "model.safetensors")) if config.get("model_type") == "gpt2" else {}
-        return gpt2_config(config, folder), weights
-    except (OSError, KeyError, Damaged) as error:
-        raise ValueError(f"{folder} is not a whole GPT-2 ({type(error).__name__}: {error}): it needs config.json and "
-                         "model.safetensors, and not the placeholders that git leaves without git lfs") from None
+        theirs = read_json(folder / "config.json")
+        config = families.settings(theirs)
+        return config, assemble(tensors(folder), config, theirs["model_type"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | TypeError) else error
+        raise ValueError(f"{folder} cannot be loaded: {reason}") from None
 
 
-def gpt2_config(config, folder):
-    """Hugging Face's config.json in the names of GPTConfig."""
-    if config.get("model_type") != "gpt2":
-        raise ValueError(f"{folder} holds a model of type {config.get('model_type')!r}; only gpt2 is known")
-    for name, known in KNOWN.items():
-        if config.get(name, known[0]) not in known:
-            raise ValueError(f"{folder} has {name}={config[name]}, which is not built here: only {known[0]} is")
-    same = {name: config[name] for name in ("vocab_size", "n_layer", "n_head", "n_embd")}
-    mlp = "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh"
-    return same | {"block_size": config["n_positions"], "mlp": mlp}
+def tensors(folder):
+    """(name, tensor) of all tensors in a folder of Hugging Face's layout: one file of safetensors or many, or an old .bin."""
+    readers = {"model.safetensors": read_tensors, "pytorch_model.bin": lambda path: read_pickle(path, mmap=True).items()}
+    for name, read in readers.items():
+        index = folder / f"{name}.index.json"
+        if index.exists():
+            files = sorted({str(file) for file in read_json(index)["weight_map"].values()})
+            if wrong := [file for file in files if Path(file).name != file or not (folder / file).exists()]:
+                raise ValueError(f"{wrong[0]}, which {index.name} names, is missing")
+            return itertools.chain.from_iterable(read(folder / file) for file in files)
+        if (folder / name).exists():
+            return read(folder / name)
+    raise ValueError("it has no model.safetensors (and is that of git without git lfs, or a download that was interrupted?)")
 
 
-def gpt2_weights(tensors):
-    """Hugging Face's GPT-2 tensors under our names: their Conv1D stores a matrix transposed, compared with Linear."""
-    weights = {}
-    for name, tensor in tensors:
-        name = name.removeprefix("transformer.")
-        if name.endswith((".attn.bias", ".attn.masked_bias")) or name == "lm_head.weight":
-            continue  # a mask, and the head, which is the token embedding
-        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
-            tensor = tensor.t().contiguous()
-        weights["transformer." + name] = tensor
+def assemble(found, config, kind):
+    """Their tensors under our names and in float32, one after the other; matrices that are one in ours on top of each other."""
+    names, weights, missing = families.NAMES[kind], {}, {}
+    heads, kv = config["n_head"], config.get("n_kv_head") or config["n_head"]
+    D = config.get("head_size") or config["n_embd"] // heads
+    parts = {} if kind == "gpt2" else {
+        "attn.c_attn": [heads * D, kv * D, kv * D], "mlp.c_fc": [config["mlp_size"]] * 2}
+    for name, tensor in found:
+        short = name.removeprefix("transformer.").removeprefix("model.")
+        where, number, of_layer = re.fullmatch(r"((?:h|layers)\.([0-9]+)\.)?(.*)", short).groups()
+        module, _, what = of_layer.rpartition(".")
+        if module == "lm_head" and config.get("tie_weights", True) or of_layer in ("attn.bias", "attn.masked_bias") or (
+                of_layer.endswith("rotary_emb.inv_freq")):
+            continue  # the head, which is the token embedding; a mask; a table
+        if module not in names and module != "lm_head":
+            raise ValueError(f"it has a tensor {name}, which is not known here")
+        module, part = names.get(module, ("lm_head", 0))
+        ours = f"transformer.h.{number}.{module}.{what}" if where else f"transformer.{module}.{what}"
+        ours = ours.removeprefix("transformer.") if module == "lm_head" else ours
+        if kind == "gpt2" and what == "weight" and module.partition(".")[2] in ("c_attn", "c_proj", "c_fc"):
+            tensor = tensor.t()  # its Conv1D stores a matrix the other way round
+        if module not in parts:
+            weights[ours] = tensor.float().contiguous()
+            continue
+        heights = parts[module]
+        start = sum(heights[:part])
+        if tensor.shape[0] != heights[part]:
+            raise ValueError(f"{name} has {tensor.shape[0]} rows, not {heights[part]}")
+        if ours not in weights:
+            weights[ours], missing[ours] = torch.empty(sum(heights), *tensor.shape[1:]), set(range(len(heights)))
+        weights[ours][start : start + heights[part]] = tensor
+        missing[ours].discard(part)
+    if lacks := [name for name, parts in missing.items() if parts]:
+        raise ValueError(f"{lacks[0]} is not whole")
     return weights
 
 

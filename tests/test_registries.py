@@ -39,8 +39,9 @@ MECHANISMS = [
       for name, registry in REGISTRIES.items() for value in registry],
     *[{"attention": name} for name in [*ATTENTION, *FEATURE]],
     *[{"visible": about} for about in predicates(4, 2, 1)],
-    {"qk_norm": True}, {"qk_norm": "head", "position": "rope"}, {"qk_norm": "width", "norm_after": True, "norm": "rmsnorm_scale"},
-    {"head_size": 12, "mlp": "swiglu", "mlp_size": 40, "qkv_bias": True, "bias": False}, {"position": "rope", "rope_pattern": "RN"},
+    {"qk_norm": True}, {"qk_norm": "head", "position": "rope"}, {"position": "rope", "rope_pattern": "RN"},
+    {"qk_norm": "width", "norm_after": True, "norm": "rmsnorm_scale"},
+    {"head_size": 12, "mlp": "swiglu", "mlp_size": 40, "qkv_bias": True, "bias": False},
 ]
 
 

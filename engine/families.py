@@ -1,0 +1,125 @@
+"""What the config.json of a published model says, in the words of GPTConfig: a table for each family, and no class.
+
+Each of its fields is a setting of ours, or must have a value that is built here, or changes nothing that is computed. Any
+other field stops the load and is named, so that a model is never silently another one.
+"""
+
+NOTHING = set("""
+    _name_or_path architectures attention_dropout attn_pdrop bos_token_id chunk_size_feed_forward dtype embd_pdrop eos_token_id
+    gradient_checkpointing id2label initializer_range keys_to_ignore_at_inference label2id model_type n_ctx output_attentions
+    output_hidden_states pad_token_id pretraining_tp problem_type reorder_and_upcast_attn resid_pdrop return_dict
+    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj task_specific_params
+    torch_dtype transformers_version unk_token_id use_cache
+""".split())  # of training, of other tasks, of text and of a program
+ONE_KIND = {"add_cross_attention": [False], "is_encoder_decoder": [False]}  # of model is built here: a decoder
+
+# settings: {field: (our setting, its value where the field is missing)}; ... stands for one that must be there.
+# values: {field: those that are built here, first the one that a missing field means}. always: what the family has.
+GPT2 = {
+    "settings": {
+        "vocab_size": ("vocab_size", ...), "n_positions": ("block_size", ...), "n_embd": ("n_embd", ...),
+        "n_layer": ("n_layer", ...), "n_head": ("n_head", ...), "n_inner": ("mlp_size", None),
+        "layer_norm_epsilon": ("norm_eps", 1e-5),
+    },
+    "values": {
+        "activation_function": ["gelu_new", "gelu_pytorch_tanh", "gelu"], "scale_attn_weights": [True],
+        "scale_attn_by_inverse_layer_idx": [False], "tie_word_embeddings": [True],
+    },
+    "always": {},
+}
+LLAMA = {
+    "settings": {
+        "vocab_size": ("vocab_size", ...), "max_position_embeddings": ("block_size", ...), "hidden_size": ("n_embd", ...),
+        "num_hidden_layers": ("n_layer", ...), "num_attention_heads": ("n_head", ...),
+        "num_key_value_heads": ("n_kv_head", None), "intermediate_size": ("mlp_size", ...), "head_dim": ("head_size", None), "rms_norm_eps": ("norm_eps", 1e-6),
+        "tie_word_embeddings": ("tie_weights", False),
+    },
+    "values": {"hidden_act": ["silu"], "attention_bias": [False], "mlp_bias": [False]},
+    "always": dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False),
+}
+
+
+def like_llama(settings=(), **always):
+    """A relative of Llama: other defaults of its fields, and other settings of ours."""
+    return {"settings": LLAMA["settings"] | dict(settings), "values": LLAMA["values"], "always": LLAMA["always"] | always}
+
+
+FAMILIES = {
+    "gpt2": GPT2, "llama": LLAMA, "mistral": like_llama({"num_key_value_heads": ("n_kv_head", 8)}),
+    "smollm3": like_llama({"num_key_value_heads": ("n_kv_head", 4), "tie_word_embeddings": ("tie_weights", True)}),
+    "qwen2": like_llama(qkv_bias=True), "qwen3": like_llama({"head_dim": ("head_size", 128)}, qk_norm="head"),
+    "olmo2": like_llama({"rms_norm_eps": ("norm_eps", 1e-5)}, qk_norm="width", norm_after=True),
+}
+
+# Our names of their tensors, and which of the matrices on top of each other in ours.
+GPT2_NAMES = {name: (name, 0) for name in (
+    "wte", "wpe", "ln_f", "ln_1", "ln_2", "attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")}
+LLAMA_NAMES = {
+    "embed_tokens": ("wte", 0), "norm": ("ln_f", 0), "input_layernorm": ("ln_1", 0), "post_attention_layernorm": ("ln_2", 0),
+    "self_attn.q_proj": ("attn.c_attn", 0), "self_attn.k_proj": ("attn.c_attn", 1), "self_attn.v_proj": ("attn.c_attn", 2),
+    "self_attn.q_norm": ("attn.qk_norm.q", 0), "self_attn.k_norm": ("attn.qk_norm.k", 0),
+    "self_attn.o_proj": ("attn.c_proj", 0), "mlp.gate_proj": ("mlp.c_fc", 0), "mlp.up_proj": ("mlp.c_fc", 1), "mlp.down_proj": ("mlp.c_proj", 0),
+}
+NAMES = {name: LLAMA_NAMES for name in FAMILIES} | {
+    "gpt2": GPT2_NAMES,
+    "olmo2": LLAMA_NAMES | {"post_attention_layernorm": ("ln_1", 0), "post_feedforward_layernorm": ("ln_2", 0)},
+}
+
+
+def settings(config):
+    """The settings of a GPTConfig for a config.json (a dict); ValueError names a field or a value that is not built here."""
+    kind, left = config.get("model_type"), {name: value for name, value in config.items() if name not in NOTHING}
+    if kind not in FAMILIES:
+        raise ValueError(f"model_type={kind!r} is not built here: {', '.join(FAMILIES)} are")
+    family, ours = FAMILIES[kind], {}
+    for field, (name, default) in family["settings"].items():
+        value = left.pop(field, default)
+        if value is ...:
+            raise ValueError(f"{field} is missing")
+        if value is not None:
+            ours[name] = value
+    for field, known in (family["values"] | ONE_KIND).items():
+        if (value := left.pop(field, known[0])) not in known:
+            raise ValueError(f"{field}={value!r} is not built here: {' and '.join(map(repr, known))} are")
+    ours |= family["always"]
+    if kind == "gpt2":
+        ours["mlp"] = "gelu" if config.get("activation_function") == "gelu" else "gelu_tanh"
+    else:
+        ours |= rope(left, kind) | windows(left, kind, ours)
+    if left:
+        raise ValueError(f"{', '.join(f'{name}={value!r}' for name, value in left.items())}: not known here")
+    return ours
+
+
+def rope(left, kind):
+    """Settings of RoPE, whose fields are taken out of left."""
+    ours, theta = {}, left.pop("rope_theta", None)
+    scaling = {**(left.pop("rope_scaling", None) or {}), **(left.pop("rope_parameters", None) or {})}
+    theta = scaling.pop("rope_theta", theta) or (2e6 if kind == "smollm3" else 1e4)
+    how = [scaling.pop(name, None) for name in ("rope_type", "type")]
+    if "llama3" in how and (scaling.pop("low_freq_factor", 1), scaling.pop("high_freq_factor", 4)) == (1, 4):
+        ours = {"rope_stretch": scaling.pop("factor"), "rope_trained": scaling.pop("original_max_position_embeddings")}
+    elif not {*how} <= {"default", None}:
+        raise ValueError(f"rope_scaling of type {' or '.join(filter(None, how))} is not built here: llama3's is")
+    if scaling.pop("partial_rotary_factor", 1) != 1 or scaling:
+        raise ValueError(f"rope_scaling has {scaling or 'partial_rotary_factor'}: not known here")
+    return ours | {"rope_base": float(theta)}
+
+
+def windows(left, kind, ours):
+    """Settings of windows, and which layers rotate; their fields are taken out of left."""
+    layers, window = range(ours["n_layer"]), left.pop("sliding_window", 4096 if kind == "mistral" else None)
+    used = left.pop("use_sliding_window", kind == "mistral") and window
+    first, every = left.pop("max_window_layers", 28), left.pop("no_rope_layer_interval", 4)
+    types, rotate = left.pop("layer_types", None), left.pop("no_rope_layers", None)
+    if kind == "smollm3":  # no_rope_layers: 1 means that RoPE is used
+        rotate = rotate or [int((n + 1) % every != 0) for n in layers]
+        short = [bool(used) and not rotate[n] for n in layers]
+    else:
+        short = [bool(used) and (kind == "mistral" or n >= first) for n in layers]
+    if types:
+        if len(types) != len(layers) or not {*types} <= {"full_attention", "sliding_attention"}:
+            raise ValueError(f"layer_types={types} are not built here: full_attention and sliding_attention for each layer are")
+        short = [about == "sliding_attention" for about in types]
+    ours = {"window": window, "window_pattern": "".join("LS"[n] for n in short)} if any(short) else {}
+    return ours | ({"rope_pattern": "".join("NR"[n] for n in rotate)} if rotate else {})
