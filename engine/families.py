@@ -31,8 +31,8 @@ LLAMA = {
     "settings": {
         "vocab_size": ("vocab_size", ...), "max_position_embeddings": ("block_size", ...), "hidden_size": ("n_embd", ...),
         "num_hidden_layers": ("n_layer", ...), "num_attention_heads": ("n_head", ...),
-        "num_key_value_heads": ("n_kv_head", None), "intermediate_size": ("mlp_size", ...), "head_dim": ("head_size", None), "rms_norm_eps": ("norm_eps", 1e-6),
-        "tie_word_embeddings": ("tie_weights", False),
+        "num_key_value_heads": ("n_kv_head", None), "intermediate_size": ("mlp_size", ...),
+        "head_dim": ("head_size", None), "rms_norm_eps": ("norm_eps", 1e-6), "tie_word_embeddings": ("tie_weights", False),
     },
     "values": {"hidden_act": ["silu"], "attention_bias": [False], "mlp_bias": [False]},
     "always": dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False),
@@ -58,7 +58,8 @@ LLAMA_NAMES = {
     "embed_tokens": ("wte", 0), "norm": ("ln_f", 0), "input_layernorm": ("ln_1", 0), "post_attention_layernorm": ("ln_2", 0),
     "self_attn.q_proj": ("attn.c_attn", 0), "self_attn.k_proj": ("attn.c_attn", 1), "self_attn.v_proj": ("attn.c_attn", 2),
     "self_attn.q_norm": ("attn.qk_norm.q", 0), "self_attn.k_norm": ("attn.qk_norm.k", 0),
-    "self_attn.o_proj": ("attn.c_proj", 0), "mlp.gate_proj": ("mlp.c_fc", 0), "mlp.up_proj": ("mlp.c_fc", 1), "mlp.down_proj": ("mlp.c_proj", 0),
+    "self_attn.o_proj": ("attn.c_proj", 0),
+    "mlp.gate_proj": ("mlp.c_fc", 0), "mlp.up_proj": ("mlp.c_fc", 1), "mlp.down_proj": ("mlp.c_proj", 0),
 }
 NAMES = {name: LLAMA_NAMES for name in FAMILIES} | {
     "gpt2": GPT2_NAMES,
