@@ -5,6 +5,8 @@
 """
 
 import base64
+import json
+import re
 
 import numpy as np
 
@@ -129,9 +131,58 @@ class TiktokenTokenizer(Tokenizer):
                              "or set TIKTOKEN_CACHE_DIR to a folder that has its file") from error
 
 
+class HubTokenizer(Tokenizer):
+    """A tokenizer.json of a published model, by the library tokenizers."""
+
+    def __init__(self, content, end_of_text=None):
+        import tokenizers
+
+        self.content, self.encoding = content, tokenizers.Tokenizer.from_str(json.dumps(content))
+        self.encoding.no_truncation()
+        self.encoding.no_padding()
+        self.vocab_size = max(self.encoding.get_vocab(with_added_tokens=True).values()) + 1
+        self.special = {id for id, token in self.encoding.get_added_tokens_decoder().items() if token.special}
+        self.end_of_text = self.encoding.token_to_id(end_of_text or "")
+        self.eos = end_of_text
+        self.by_bytes = '"ByteLevel"' in json.dumps(content.get("decoder"))
+
+    def encode(self, text, allow_special=False):
+        """Ids of text, without those that a template adds. Special tokens are ones only if you allow it."""
+        self.encoding.encode_special_tokens = not allow_special
+        return np.array(self.encoding.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+    def token_bytes(self, token):
+        piece = self.encoding.id_to_token(token)
+        if piece is None or token in self.special:
+            return (piece or "").encode("utf-8")
+        if self.by_bytes:  # each byte is written as a character that can be seen
+            return bytes(BYTE_OF.get(character, 63) for character in piece)
+        if re.fullmatch("<0x[0-9A-F]{2}>", piece):
+            return bytes([int(piece[1:5], 16)])
+        return piece.replace("\u2581", " ").encode("utf-8")  # as SentencePiece writes a space
+
+    def spec(self):
+        return {"kind": "tokenizers", "content": self.content, "end_of_text": self.eos}
+
+    @classmethod
+    def from_spec(cls, spec):
+        try:
+            return cls(spec["content"], spec.get("end_of_text"))
+        except Exception as error:  # the library's own is the base of all
+            raise ValueError(f"the library tokenizers says {error}") from None
+
+
+def bytes_that_can_be_seen():
+    """{character: byte}: GPT-2 writes a byte that is no visible character as one of the characters from U+0100 on."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in seen]
+    return {chr(byte): byte for byte in seen} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+BYTE_OF = bytes_that_can_be_seen()
 FROM_SPEC = {
     "byte": lambda spec: ByteTokenizer(), "char": CharTokenizer.from_spec,
-    "tiktoken": TiktokenTokenizer.from_spec,
+    "tiktoken": TiktokenTokenizer.from_spec, "tokenizers": HubTokenizer.from_spec,
 }
 
 
