@@ -20,6 +20,8 @@ from pathlib import Path
 import torch
 import tyro
 
+from engine.files import quoted
+
 
 def parse(cls, argv, base=None):
     """An instance of dataclass cls from a command line: [x.toml ...] [--key=value ...]; presets come first, later ones win.
@@ -57,18 +59,27 @@ def parse(cls, argv, base=None):
         after = itertools.dropwhile(lambda line: not line.strip("─-"), lines)
         lines = itertools.takewhile(lambda line: line.strip("─-"), after)
         message = re.sub(r"\s+", " ", " ".join(lines)).removeprefix(f"Error parsing {cls.__name__}: ")
+        message = re.sub(r"no type matching (.*?) could be instantiated from \['(.*?)'\]\.?", in_plain_words, message)
         where = [f"{preset}: " for key, preset in origin.items() if re.search(rf"--{key}\b", message)]
         raise ValueError("".join(where[:1]) + message) from None
     if not unknown:
         return config
     if not unknown[0].startswith("--"):
         what = "is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)"
+        if Path(unknown[0]).is_dir() and "out_dir" in names:
+            what += f"; a folder is given as --out_dir={quoted(unknown[0])}"
         globbed = any("glob" in arg for arg in flags) and Path(unknown[0]).exists()
         pattern = '; a pattern, as "*.py", needs quotes, or the shell replaces it' if globbed else ""
         raise ValueError(f"{unknown[0]!r} {what}{pattern}")
     if unknown[0].endswith(".toml"):
         raise ValueError(f"{unknown[0]}: a preset has no dashes and stands before all settings: {unknown[0].lstrip('-')}")
     raise ValueError(unknown_key(unknown[0][2:].split("=")[0].replace("-", "_"), names, "the command line"))
+
+
+def in_plain_words(match):
+    """tyro's words for a value that has none of several types."""
+    types = match[1].replace("{", "").replace("}", "").replace("INT", "a whole number").replace("FLOAT", "a number")
+    return f"{match[2]!r} is not {types.replace('|', ' or ')}"
 
 
 def presets(argv):
@@ -210,4 +221,6 @@ def one_line(error):
         return "another process has ended: if it said why, that stands above"
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}{REMEDY.get(error.errno, '')}"
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return "cannot write the output: the disk is full"
     return str(error) if isinstance(error, ValueError | OSError | FloatingPointError) else None

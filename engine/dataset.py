@@ -75,8 +75,8 @@ def prepare_download(folder, tokenizer_name, url, sha256):
 def spread_tenth(documents):
     """(train, val): about a tenth of the characters is for validation, spread over the text, since its end may be unlike it.
 
-    Whole documents if there are at least twenty and they are not too different in length; else the last tenth of each of
-    ten parts, cut at line ends.
+    Whole documents if there are at least twenty and none is longer than a tenth of all; else the last tenth of each of ten
+    parts, cut at line ends.
     """
     train, val, total, chosen = [], [], 0, 0
     for document in documents:
@@ -86,7 +86,7 @@ def spread_tenth(documents):
             chosen += len(document)
         else:
             train.append(document)
-    if len(documents) >= 20 and 0.05 < chosen / total < 0.15:
+    if len(documents) >= 20 and max(map(len, documents)) <= total / 10 and 0.05 < chosen / total < 0.15:
         return train, val
     size, train, val = max(1, total // 10), [], []
     for document in documents:
@@ -121,6 +121,7 @@ def write(folder, documents, tokenizer_name, source, val=None, names=None):
     folder = Path(folder)
     if isinstance(documents, str) or isinstance(val, str):
         raise ValueError("documents and val are lists of texts: [text] for a single one")
+    documents, val = [*documents], val and [*val]
     if not all(isinstance(document, str) for document in [*documents, *(val or ())]):
         raise ValueError("documents and val are lists of texts (str)")
     if checkpoint.every(tokenizer_name) or Path(tokenizer_name, "manifest.json").exists():  # of a run
@@ -222,6 +223,8 @@ def find(name):
         if folder.parent == DATA and (folder / "prepare.py").exists():
             raise ValueError(f"dataset {name} is not prepared yet: python {here(folder / 'prepare.py')}")
         known = sorted({*SHIPPED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
+        if checkpoint.every(name):
+            raise ValueError(f"dataset {name} is the folder of a run, which is given as --out_dir: which text is it to read?")
         nearest = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
         raise ValueError(f"dataset {name!r} has no train.bin and val.bin, and is none of ours that could be prepared: {hint}")

@@ -9,6 +9,7 @@ import pytest
 from conftest import complaint, run
 
 import train
+from engine import dataset
 from tools import compare
 from tools.compare import T95, as_markdown, judge, main, read_arguments, read_changes, summarize
 
@@ -122,14 +123,16 @@ def test_what_is_run(preset, monkeypatch):
     assert training.asked == [(seed, "4") for seed in range(3)]
 
 
-@pytest.mark.parametrize("what", ["code", "flags", "preset"])
-def test_what_makes_a_run_another_one(what, preset, monkeypatch):
-    """Catches an old result that is taken for that of new code or new settings."""
+@pytest.mark.parametrize("what", ["code", "flags", "preset", "data"])
+def test_what_makes_a_run_another_one(what, preset, poem, monkeypatch):
+    """Catches an old result that is taken for that of new code, new settings, or a text that was prepared again."""
     training, more = FakeTraining(monkeypatch), []
     main(arguments(preset, "--change=--window=8"))
     count = len(training.asked)
     if what == "code":
         monkeypatch.setattr(compare, "hash_of_code", lambda preset: "another")
+    elif what == "data":
+        dataset.write(poem, ["Little Lamb who made thee\n" * 40], "char", "another poem")
     elif what == "flags":
         more = ["--flags", "--hold=0"]
     else:
@@ -188,6 +191,7 @@ def test_a_run_that_fails(preset):
 
 @pytest.mark.parametrize("more, message", [
     ([], "nothing to compare"), (["--change=--window=8", "--seeds=0"], "seeds=0"), (["--changes=none.toml"], "none.toml"),
+    (["--change", "--dataset=stdlib"], "losses of different texts do not compare"),
     (["--change", "--seed=3"], "for the comparison to set"), (["--change=--out-dir=x"], "for the comparison to set"),
     (["--change", "--start='a"], "quotation"), (["--changes=README.md"], "Expected"),
 ])

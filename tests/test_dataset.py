@@ -67,12 +67,27 @@ def test_a_tenth_of_any_documents(lengths, seed):
         assert sorted(train + val) == sorted(documents)
 
 
+def test_a_document_that_is_much_longer(tmp_path):
+    """Catches validation text without a part of what is trained on, since that part is a single long document."""
+    train, val = dataset.spread_tenth([*("short\n" * 300 for _ in range(40)), "LONG\n" * 12_000])
+    share = sum(map(len, val)) / sum(map(len, train + val))
+    assert 0.08 < share < 0.12 and 0.3 < "".join(val).count("LONG") / 1200 < 3
+
+
 def test_a_text_in_place_of_a_list(tmp_path):
     """Catches a text that is taken for a list of documents of one character."""
     for documents, val in ("abc\n" * 50, None), (["abc\n" * 50], "abc"):
         with pytest.raises(ValueError, match="lists of texts"):
             dataset.write(tmp_path / "new", documents, "char", "x", val=val)
     assert not (tmp_path / "new").exists()
+
+
+def test_documents_that_come_one_by_one(tmp_path):
+    """Catches a generator that a check has used up, and bytes that end in a traceback."""
+    dataset.write(tmp_path / "x", (f"text {n}\n" for n in range(40)), "char", "x")
+    assert len(dataset.load(tmp_path / "x", 8).train) > 200
+    with pytest.raises(ValueError, match="lists of texts"):
+        dataset.write(tmp_path / "x", [b"bytes"], "char", "x")
 
 
 def test_empty_documents(tmp_path):
@@ -359,6 +374,7 @@ def test_one_s_own_repository(tmp_path):
     try:
         result = run("data/text/prepare.py", "--input", repository, f"--name={name}")
         assert result.returncode == 0 and "1,250 characters" in result.stdout, result  # each file once
+        assert "left out 4 that are links: again.py, current, loop, up" in result.stdout
         characters = dataset.load(name, 8).tokenizer.characters
         assert "#" not in characters and "3" in characters
     finally:
@@ -374,7 +390,8 @@ def test_validation_text_that_is_also_input(tmp_path):
     (texts / "latest.txt").symlink_to("a.txt")
     try:
         result = run("data/text/prepare.py", "--input", texts, "--val", texts / "val.txt", f"--name={name}")
-        assert result.returncode == 0 and "left out 2 that were read before" in result.stdout, result
+        assert result.returncode == 0 and "left out 1 that were read before" in result.stdout, result
+        assert "left out 1 that are links: latest.txt" in result.stdout
         data = dataset.load(name, 8)
         assert data.tokenizer.decode(data.train.tolist()) == "abcdefgh\n" * 200
         assert data.tokenizer.decode(data.val.tolist()) == "WXYZ\n" * 40

@@ -7,7 +7,8 @@ import matplotlib.pyplot as plt
 import pytest
 from conftest import ROOT, complaint, run
 
-from engine import configure
+from engine import checkpoint, configure
+from model import GPT, GPTConfig
 from tools.plot import PlotSettings, main
 
 
@@ -86,6 +87,15 @@ def test_runs_in_one_picture(runs, tmp_path, monkeypatch):
         [[10, 3], [20, 3]], [[20, 2.5]], [[10, 3]], [[0, 5]],
     ]
     assert len(rates.lines) == len(speeds.lines) == 2 and rates.lines[0].get_color() != rates.lines[1].get_color()
+
+
+def test_runs_on_different_texts(runs, tmp_path, capsys):
+    """Catches losses of different texts that are compared in silence."""
+    for folder, text in zip(runs, ("one", "another")):
+        model = GPT(GPTConfig(block_size=8, vocab_size=9, n_layer=1, n_head=1, n_embd=8))
+        checkpoint.save(folder, 20, model, {}, {"kind": "byte"}, {}, {"val": text})
+        plot(*runs)
+        assert ("different texts" in capsys.readouterr().out) == (text == "another")
 
 
 @pytest.mark.parametrize("content", [

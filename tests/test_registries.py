@@ -1,5 +1,6 @@
 """What is in a registry is tested by being there: whoever adds a mechanism to one of them need not write these tests."""
 
+import contextlib
 import inspect
 import itertools
 import json
@@ -207,6 +208,22 @@ def test_a_predicate_does_something(about):
     assert not torch.equal(mask_of(visible, i, j), mask_of(causal, i, j)) or (bias.where(j < i, 0) != 0).any()
 
 
+NUMBERS = [(name, n) for name in VISIBLE if name != "causal" for n in range(len(inspect.signature(VISIBLE[name]).parameters))]
+
+
+@pytest.mark.parametrize("name, n", NUMBERS)
+def test_each_number_of_a_predicate_does_something(name, n):
+    """Catches a number that nothing reads, as that of heads where a bias beside a mask is never attached."""
+    def seen(numbers):
+        visible, (i, j) = VISIBLE[name](*numbers), positions(100, 100)
+        bias = visible.bias(i, j).where(j <= i, 0) if hasattr(visible, "bias") else torch.zeros(1)
+        return mask_of(visible, i, j).tolist(), bias.tolist()
+
+    numbers = [{"H": 4}.get(p, 3 + 2 * m) for m, p in enumerate(inspect.signature(VISIBLE[name]).parameters)]
+    other = [2 * number + 1 if m == n else number for m, number in enumerate(numbers)]
+    assert seen(numbers) != seen(other), f"{name} is the same with {numbers} and with {other}"
+
+
 @pytest.mark.parametrize("position", [name for name in POSITION if name != "none"])
 def test_a_position_does_something(position):
     """Catches a table that no token gets, because the method that adds it has another name."""
@@ -308,9 +325,10 @@ def test_a_mechanism_without_biases(mechanism):
     assert not [name for name, _ in new(bias=False, **mechanism).named_parameters() if name.endswith(".bias")]
 
 
-@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if "attention" not in m], ids=str)
-def test_a_mechanism_on_another_device(mechanism):
+@pytest.mark.parametrize("mechanism", [m for m in MECHANISMS if m.get("attention") not in ("naive", "tiled")], ids=str)
+def test_a_mechanism_on_another_device(mechanism, monkeypatch):
     """Catches a tensor that is made on the CPU, wherever the model is: the meta device computes shapes only."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **settings: contextlib.nullcontext())  # it knows no such device
     model, idx = tiny(torch.float32, **mechanism).to("meta"), torch.randint(33, (2, 16), device="meta")
     try:
         assert model(idx, idx)[0].device.type == "meta"
@@ -503,7 +521,8 @@ def test_a_mechanism_learns(mechanism, shape):
         losses[-1].backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert losses[-1] < 0.9 * losses[0] < 0.9 * 2 * math.log(33)
+    assert losses[0] < 2 * math.log(33), "initial weights must not be sure of what comes next"
+    assert losses[-1] < 0.96 * losses[0], "the loss hardly falls: are initial weights too small, or too large?"
     for name, p in model.named_parameters():
         parts = getattr(model.get_submodule(name.rpartition(".")[0]), "parts", [len(p)] if p.dim() else 0)
         parts = parts if name.endswith(".weight") else len(p) if p.dim() else 0

@@ -116,6 +116,7 @@ def single_text(config, shape, model, peer, folder, bytes_per_s, device):
     prompt, writers, limits = torch.randint(shape["vocab_size"], (1, 32), device=device), {}, {}
     middle = config.tokens // 2 + prompt.shape[1]
     compiled_too = [(kind, None) for kind in KINDS if config.compile and kind != "float16"]
+    torch._dynamo.config.recompile_limit = 100  # each kind and shape is another step
     for kind, rows in [*((kind, 1) for kind in KINDS), *compiled_too]:
         wide = "bfloat16" if device.type == "cuda" else "float32"  # what int8 leaves as it is
         dtype, quantize = (wide, "int8") if kind == "int8" else (kind, "none")

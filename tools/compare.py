@@ -20,9 +20,9 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-from engine import benchmark, configure
+from engine import benchmark, configure, dataset
 from engine.checks import at_least
-from engine.files import publish, sha256_of
+from engine.files import publish, sha256_of, sha256_of_file
 from engine.roofline import machine, machine_line
 
 BASELINE = "baseline"
@@ -60,10 +60,10 @@ def main(config):
     at_least(1, config, "seeds")
     changes, device, runs_dir = read_changes(config), configure.pick_device(config.device), Path(config.out_dir) / "runs"
     runs_dir.mkdir(parents=True, exist_ok=True)
-    code, paths = hash_of_code(config.preset), {}
+    code, data, paths = hash_of_code(config.preset), hash_of_data(config), {}
     for seed in range(config.seeds):
         for name, flags in changes.items():
-            about = json.dumps([code, config.preset, config.flags, flags, config.device, seed])
+            about = json.dumps([code, data, config.preset, config.flags, flags, config.device, seed])
             paths[name, seed] = runs_dir / f"{sha256_of([about.encode()])[:16]}.json"
     for name in tqdm(changes, "checking the settings", leave=False):  # before hours are spent on others
         if not any(path.exists() for (other, _), path in paths.items() if other == name):
@@ -91,6 +91,8 @@ def read_changes(config):
     for flag in shlex.split(" ".join([config.flags, *changes.values()])):
         if flag.split("=")[0].lstrip("-").replace("-", "_") in OURS:
             raise ValueError(f"{flag} is for the comparison to set: leave it out")
+    if any(configure.peek(shlex.split(flags), "dataset", "") for flags in changes.values()):
+        raise ValueError("--dataset in a change: losses of different texts do not compare; give it in --flags, to all runs")
     return {BASELINE: ""} | changes
 
 
@@ -98,6 +100,12 @@ def hash_of_code(preset):
     """Of everything that train.py may import, and of the presets in the folder of this one, which may be its base."""
     patterns = (benchmark.ROOT, "*.py"), (benchmark.ROOT / "engine", "*.py"), (Path(preset).parent, "*.toml")
     return sha256_of(path.read_bytes() for folder, pattern in patterns for path in sorted(folder.glob(pattern)))
+
+
+def hash_of_data(config):
+    """Of what all runs are trained on."""
+    folder, _ = dataset.find(configure.peek([config.preset, *shlex.split(config.flags)], "dataset", "stdlib"))  # its default
+    return sha256_of_file(folder / ("meta.json" if (folder / "meta.json").exists() else "val.bin"))
 
 
 def train(config, flags, seed, folder, extra=""):

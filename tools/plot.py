@@ -4,9 +4,11 @@
     python -m tools.plot out out-2 ... [--output=loss.png]    folders that train.py wrote, all in one picture
 """
 
+import contextlib
 import json
 import statistics
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +39,7 @@ class PlotSettings:
 def main(config):
     """Draw each file, and all folders together; ValueError for what cannot be drawn."""
     plt.rcParams.update(STYLE)
+    warnings.filterwarnings("ignore", "Glyph")  # of a name in a script that the font lacks
     folders = [path for path in config.paths if path.is_dir()]
     if not config.paths or (config.output and not folders):
         raise ValueError("which measurements? python -m tools.plot FILE.json ..., or FOLDER ... [--output=FILE.png]")
@@ -58,7 +61,11 @@ def training(folders):
     figure, (losses, rates) = plt.subplots(2, 1, figsize=(9, 7), height_ratios=(2, 1), sharex=True)
     speeds = rates.twinx()
     panels = (losses, "train_loss", "-"), (losses, "val_loss", "o--"), (rates, "lr", "-"), (speeds, "tokens_per_s", ":")
+    texts = set()
     for n, folder in enumerate(folders):
+        for saved in checkpoint.every(folder)[-1:]:
+            with contextlib.suppress(ValueError):  # it is damaged, and not needed for this
+                texts.add((checkpoint.load_config(saved)["data"] or {}).get("val"))
         try:
             lines = [*checkpoint.read_metrics(folder / "metrics.jsonl").values()]
             for panel, key, style in panels:
@@ -70,6 +77,8 @@ def training(folders):
             raise ValueError(f"{folder} has no metrics.jsonl: which folder did train.py write?") from None
         except IndexError:
             raise ValueError(f"{folder / 'metrics.jsonl'} is damaged, or empty: it is not what train.py writes") from None
+    if len(texts) > 1:
+        print("note: these runs were validated on different texts: their losses do not compare")
     losses.set(ylabel="loss (nats per token)", title="training (lines) and validation (dots)")
     losses.legend()
     rates.set(xlabel="step", ylabel="learning rate (lines)")

@@ -18,10 +18,10 @@ def self_portrait(lengths=(256, 1024, 4096)):
         "causal, 2 documents": both(causal, same_document(torch.arange(120) // 5)), "full": full,
     }
     print("Who may look: row i is the query, column j the key.")
-    pictures = []
+    pictures, signs = [], "·■" if "utf" in (sys.stdout.encoding or "utf").lower() else ".#"
     for name, visible in predicates.items():
         mask = mask_of(visible, *positions(10, 10))[0].tolist()
-        pictures.append([name, *(" ".join("■" if seen else "·" for seen in row) for row in mask)])
+        pictures.append([name, *(" ".join(signs[bool(seen)] for seen in row) for row in mask)])
     for start in range(0, len(pictures), 4):
         print()
         for line in zip(*pictures[start : start + 4]):

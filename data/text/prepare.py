@@ -4,12 +4,13 @@
     python train.py --dataset=mine
 
 A folder means all text files in it, at any depth, but hidden ones; in a git repository, those that git does not ignore.
-What is not UTF-8 text is skipped and named. About a tenth of the characters, spread over the text, is for validation,
-unless --val names files for it.
+Links in it, and what is not UTF-8 text, are left out and named. About a tenth of the characters, spread over the text,
+is for validation, unless --val names files for it.
 """
 
 import contextlib
 import fnmatch
+import itertools
 import os
 import signal
 import subprocess
@@ -40,7 +41,7 @@ class Settings:
 
 
 def files_in(folder):
-    """The files in a folder, as relative paths: what git tracks or does not ignore, without links; else what is not hidden."""
+    """The files in a folder, and links, as relative paths: what git tracks or does not ignore; else what is not hidden."""
     listed = None
     if any(os.path.exists(parent / ".git") for parent in (folder.resolve(), *folder.resolve().parents)):
         command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -52,13 +53,13 @@ def files_in(folder):
             else:
                 print(os.fsdecode(result.stderr), end="", file=sys.stderr)  # as of folders that may not be read
                 listed = {Path(name) for name in os.fsdecode(result.stdout).split("\0")} - {Path()}
-                listed = {path for path in listed if not (folder / path).is_symlink()}
-                for inner in [path for path in listed if (folder / path).is_dir()]:  # a repository in the repository
+                repositories = [path for path in listed if (folder / path).is_dir() and not (folder / path).is_symlink()]
+                for inner in repositories:  # in the repository
                     listed |= {inner / path for path in files_in(folder / inner)}
     walk = os.walk(folder, onerror=stop)
-    found = listed or {Path(where, name).relative_to(folder) for where, _, names in walk for name in names}
+    found = listed or {Path(where, name).relative_to(folder) for where, *names in walk for name in itertools.chain(*names)}
     visible = (path for path in found if not any(part.startswith(".") for part in path.parts))
-    return sorted(path for path in visible if (folder / path).is_file())
+    return sorted(path for path in visible if (folder / path).is_file() or (folder / path).is_symlink())
 
 
 def stop(error):
@@ -70,12 +71,15 @@ def read(inputs, flag, glob, known):
 
     A file in a folder that is not text is skipped, and named in the end.
     """
-    texts, skipped, again = {}, [], []
+    texts, skipped, again, links = {}, [], [], []
     for path in inputs:
         if not path.exists():
             raise ValueError(f"{flag}: there is no file or folder {path}")
         for file in files_in(path) if path.is_dir() else [Path()]:
             if path.is_dir() and not (fnmatch.fnmatch(file.name, glob) or fnmatch.fnmatch(str(file), glob)):
+                continue
+            if path.is_dir() and (path / file).is_symlink():
+                links.append(file)
                 continue
             if (whole := (path / file).resolve()) in known:
                 again.append(path / file)
@@ -87,7 +91,8 @@ def read(inputs, flag, glob, known):
                 if not path.is_dir():
                     raise
                 skipped.append(file)
-    for words, files in ("skipped {} that are not UTF-8 text", skipped), ("left out {} that were read before", again):
+    for words, files in (("skipped {} that are not UTF-8 text", skipped), ("left out {} that were read before", again),
+                         ("left out {} that are links", links)):
         if files:
             more = f" and {len(files) - 5} more" if len(files) > 5 else ""
             names = ", ".join(map(str, files[:5]))
