@@ -415,15 +415,15 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, name_or_folder, override_args=None, **changes):
-        """A model with weights that exist already: a folder that train.py wrote (its latest checkpoint), or GPT-2.
+        """A model with weights that exist already: a folder that train.py wrote (its latest checkpoint), or a published one.
 
-        GPT-2 is a folder in Hugging Face's layout (config.json and model.safetensors), or gpt2, gpt2-medium, gpt2-large or
-        gpt2-xl, downloaded by huggingface_hub. changes to its config: where weights keep their shapes (dropout=0.1);
-        override_args is nanoGPT's form of them, a dict. ValueError if there is nothing to load, it is damaged, or does not fit.
+        That is a folder in Hugging Face's layout (config.json and safetensors) of a family in engine/families.py, such as
+        GPT-2 or Llama, or its name, gpt2 or OWNER/NAME, downloaded by huggingface_hub. changes to its config: where weights
+        keep their shapes (dropout=0.1); override_args is nanoGPT's form of them, a dict. ValueError if there is nothing to
+        load, it is damaged, or does not fit.
         """
         changes = (override_args or {}) | changes
-        folder = Path(name_or_folder)
-        folder = folder if folder.is_dir() else pretrained.download(str(name_or_folder))
+        folder = pretrained.folder_of(name_or_folder)
         if checkpoint.is_ours(folder):
             return cls.from_checkpoint(checkpoint.find(folder), **changes)
         return cls.from_weights(*pretrained.load(folder), folder, **changes)

@@ -260,7 +260,7 @@ def load(config, texts):
         model, tokenizer = GPT.from_checkpoint(folder).to(device), checkpoint.load_tokenizer(folder)
     else:
         model = GPT.from_pretrained(config.init_from).to(device)
-        tokenizer = pretrained.load_tokenizer(Path(config.init_from), model.config.vocab_size)
+        tokenizer = pretrained.load_tokenizer(pretrained.folder_of(config.init_from), model.config.vocab_size)
     if model.config.vocab_size < tokenizer.vocab_size:
         raise ValueError(f"{out_dir} has {model.config.vocab_size:,} token ids, and its tokenizer {tokenizer.vocab_size:,}")
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1

@@ -390,7 +390,7 @@ def model_to_finetune(config, data):
             attention = learned  # which may be another function, as linear attention, or the one that its score needs
     model = GPT.from_pretrained(folder if ours else config.init_from, dropout=config.dropout, attention=attention)
     if not ours:
-        pretrained.check_tokenizer(Path(config.init_from), model.config.vocab_size, data)
+        pretrained.check_tokenizer(pretrained.folder_of(config.init_from), model.config.vocab_size, data)
     if config.block_size < model.config.block_size:
         print0(f"the model's context of {model.config.block_size} tokens is cropped to block_size={config.block_size}")
     model.crop_block_size(min(config.block_size, model.config.block_size))

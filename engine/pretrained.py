@@ -95,6 +95,13 @@ def nanogpt(path):
 
 def load_tokenizer(folder, vocab_size):
     """The tokenizer of what load reads; nanoGPT's small ones are those of its dataset, which must be prepared here too."""
+    if (folder / "tokenizer.json").exists():
+        about = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+        end = about.get("eos_token")
+        end = end.get("content") if isinstance(end, dict) else end
+        return tokenizer.from_spec({"kind": "tokenizers", "content": read_json(folder / "tokenizer.json"), "end_of_text": end})
+    if not (folder / "ckpt.pt").exists() and read_json(folder / "config.json").get("model_type") != "gpt2":
+        raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
     if vocab_size in VOCAB_SIZES or not (folder / "ckpt.pt").exists():
         return tokenizer.create("gpt2")
     name = nanogpt(folder / "ckpt.pt")["dataset"]
@@ -116,14 +123,17 @@ def check_tokenizer(folder, vocab_size, data):
             raise ValueError(f"{folder} was trained on other tokens than those of dataset {data.name}")
 
 
-def download(name):
-    """The folder of a published GPT-2, fetched once into huggingface_hub's cache."""
-    if name not in GPT2:
-        raise ValueError(f"{name!r} is neither a folder nor one of {', '.join(GPT2)}")
+def folder_of(name):
+    """A folder as it is; or that of a published model, gpt2 or as OWNER/NAME, fetched once into huggingface_hub's cache."""
+    if Path(name).is_dir():
+        return Path(name)
+    if str(name) not in GPT2 and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
+        raise ValueError(f"{str(name)!r} is neither a folder nor a published model: {', '.join(GPT2)}, or OWNER/NAME on the hub")
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(f"openai-community/{name}", allow_patterns=["config.json", "model.safetensors"]))
+        name = f"openai-community/{name}" if str(name) in GPT2 else str(name)
+        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
     except ImportError:
         raise ValueError(f"downloading {name} needs huggingface_hub: pip install huggingface_hub") from None
     except Exception as error:  # no network, a proxy, a full disk: the hub has an exception for each
