@@ -1,0 +1,115 @@
+"""How well a model predicts a text: loss, perplexity, bits per byte.
+
+    python -m tools.evaluate [--out_dir=out | --init_from=FOLDER_OR_NAME] [--dataset=NAME | --text=FILE] [--stride=256]
+
+Each token of the text but the first is predicted once. The text is read in windows of the model's context, one beginning
+`stride` tokens after the other: with stride 0 they follow each other, and the first token of each has no past at all; the
+smaller the stride, the more each token has seen, and the longer it takes.
+"""
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from engine import checkpoint, configure, dataset, pretrained
+from engine.checks import at_least
+from model import GPT
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig:
+    out_dir: str = "out"
+    """A folder that train.py wrote."""
+    checkpoint: str = "latest"
+    """Which checkpoint: latest, best, or a name such as step_002000."""
+    init_from: str = ""
+    """In place of it: a published model, as a folder or by its name."""
+    dataset: str = ""
+    """A prepared dataset, whose validation split is read; empty: the one that the model was trained on."""
+    text: str = ""
+    """In place of it: a text file."""
+    stride: int = 0
+    """Tokens between the beginnings of two windows; 0: as many as a window has."""
+    batch_size: int = 8
+    """Windows at a time."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, mps, or auto: the best available."""
+
+    def __post_init__(self):
+        at_least(0, self, "stride")
+        at_least(1, self, "batch_size")
+        if self.text and self.dataset:
+            raise ValueError("give --text or --dataset, not both")
+
+
+def windows(tokens, size, stride):
+    """(inputs, targets) of each window, (size,) int64: -1 where there is nothing to predict, or it was predicted before."""
+    for start in range(0, max(1, len(tokens) - 1 - (size - stride)), stride):
+        span = tokens[start : start + size + 1].astype(np.int64)
+        inputs, targets = np.zeros(size, np.int64), np.full(size, -1)
+        inputs[: len(span) - 1], targets[: len(span) - 1] = span[:-1], span[1:]
+        if start:
+            targets[: size - stride] = -1
+        yield inputs, targets
+
+
+@torch.no_grad()
+def evaluate(model, tokens, stride=0, batch_size=8):
+    """(sum of losses in nats, how many tokens were predicted): each token of tokens, an array of ids, but the first."""
+    size, device = model.config.block_size, model.transformer.wte.weight.device
+    if not 0 <= stride <= size:
+        raise ValueError(f"stride={stride} must be at most the model's context of {size} tokens")
+    stride = stride or size
+    count, total, batch = -(-max(1, len(tokens) - 1 - (size - stride)) // stride), 0.0, []
+    for n, window in enumerate(tqdm(windows(tokens, size, stride), "evaluating", count, leave=False, delay=2), 1):
+        batch.append(window)
+        if len(batch) == batch_size or n == count:
+            x, y = (torch.from_numpy(np.stack(part)).to(device) for part in zip(*batch))
+            logits = model(x, y)[0]
+            total += F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=-1, reduction="sum").item()
+            batch = []
+    return total, len(tokens) - 1
+
+
+def main(config):
+    """Print what there is to say, and return it."""
+    device, folder = configure.pick_device(config.device), Path(config.out_dir)
+    if config.init_from:
+        folder = pretrained.folder_of(config.init_from)
+        model = GPT.from_pretrained(folder)
+        tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
+        name = config.dataset
+    else:
+        folder = checkpoint.find(folder, config.checkpoint)
+        model, tokenizer = GPT.from_checkpoint(folder), checkpoint.load_tokenizer(folder)
+        name = config.dataset or ("" if config.text else checkpoint.load_config(folder)["training"].get("dataset", ""))
+    if config.text:
+        tokens, about = np.asarray(tokenizer.encode(dataset.read_text(config.text))), config.text
+    elif name:
+        data = dataset.load(name, 1)
+        if data.tokenizer.spec() != tokenizer.spec():
+            raise ValueError(f"dataset {name} has other tokens than {folder}: give its text by --text=FILE")
+        tokens, about = data.val, f"the validation split of {name}"
+    else:
+        raise ValueError("which text? give --text=FILE or --dataset=NAME")
+    if len(tokens) < 2:
+        raise ValueError(f"{about} has {len(tokens)} tokens: at least two are needed")
+    total, predicted = evaluate(model.to(device).eval(), tokens, config.stride, config.batch_size)
+    used, counts = np.unique(tokens[1:], return_counts=True)
+    size = sum(count * len(tokenizer.token_bytes(int(token))) for token, count in zip(used, counts))
+    loss = total / predicted
+    result = {"tokens": predicted, "loss": loss, "perplexity": math.exp(min(loss, 700)), "bits_per_byte": total / math.log(2) / size}
+    print(f"{folder} on {about}: {predicted:,} tokens, loss {loss:.4f}, perplexity {result['perplexity']:.4g}, "
+          f"{result['bits_per_byte']:.4f} bits per byte")
+    return result
+
+
+if __name__ == "__main__":
+    with configure.one_line_errors():
+        main(configure.parse(EvaluateConfig, sys.argv[1:]))
