@@ -162,10 +162,10 @@ class TrainConfig(GPTConfig):
         self.model_config(self.vocab_size or 1)  # ValueError for an impossible model
         if not (self.out_dir and self.init_from and self.dataset):
             raise ValueError("out_dir, init_from and dataset must not be empty")
-        at_least(1, self, "batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
-        at_least(0, self, "max_iters", "warmup_iters", "lr_decay_iters", "keep_checkpoints", "write_tokens", "save_interval",
-                 "save_minutes", "skip_nonfinite", "learning_rate", "min_lr", "embedding_lr", "head_lr",
-                 "vector_lr", "weight_decay", "grad_clip")
+        at_least(1, self, "batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval", most=10**9)
+        at_least(0, self, "max_iters", "warmup_iters", "lr_decay_iters", "save_interval", "write_tokens", most=10**9)
+        at_least(0, self, "keep_checkpoints", "save_minutes", "skip_nonfinite", "learning_rate", "min_lr", "embedding_lr",
+                 "head_lr", "vector_lr", "weight_decay", "grad_clip")
         at_least(0, self, "seed", most=2**32 - 1)  # what a generator on a CPU makes use of
         at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):

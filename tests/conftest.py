@@ -2,9 +2,12 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
+import tempfile
+import traceback
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,45 @@ def run(*command, **environment):
         [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "", **environment}, stdin=subprocess.DEVNULL, timeout=300,
     )
+
+
+def forked(command, output, errors):
+    """The number of a fork of this process that runs a script of the repository: it need not import torch again."""
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        for number, file in enumerate((open(os.devnull), output, errors)):
+            os.dup2(file.fileno(), number)
+        sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
+        os.chdir(ROOT)
+        sys.argv = [str(part) for part in command]
+        if command[0] == "-m":
+            del sys.argv[0]
+            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        status = 0
+    except SystemExit as end:
+        status = end.code or 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def run_here(*command):
+    """run, in a fork of this process where that is possible."""
+    if not hasattr(os, "fork"):
+        return run(*command)
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as output, tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
+        status = os.waitstatus_to_exitcode(os.waitpid(forked(command, output, errors), 0)[1])
+        texts = []
+        for file in output, errors:
+            file.seek(0)
+            texts.append(file.read())
+    return subprocess.CompletedProcess(command, status, *texts)
 
 
 def complaint(result):

@@ -177,9 +177,9 @@ def test_a_record_of_the_best_is_made_again(tmp_path, content, capsys):
 ])
 def test_damaged_metrics(tmp_path, content, capsys):
     """Catches a run that cannot go on, or silence, where metrics.jsonl has been damaged."""
-    good = [b'{"step": 1, "lr": 0.1}\n', b'{"step": 3, "lr": 0.5}\n']
+    good = [b'{"step": 1, "lr": null, "mine": "x"}\n', b'{"step": 3, "lr": 0.5}\n']
     (tmp_path / "metrics.jsonl").write_bytes(good[0] + content + good[1])
-    assert checkpoint.start_run(tmp_path, 2, resumed=True) == {"step": 1, "lr": 0.1}
+    assert checkpoint.start_run(tmp_path, 2, resumed=True) == {"step": 1, "lr": None, "mine": "x"}
     assert "metrics.jsonl is damaged: 1 of its lines" in capsys.readouterr().out
     assert (tmp_path / "metrics.jsonl").read_bytes() == good[0]
 

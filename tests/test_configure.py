@@ -200,12 +200,6 @@ def test_an_argument_that_is_not_utf8():
     assert "--start=caf\\udce9 is not UTF-8" in complaint(run("sample.py", "--start=caf\udce9"))
 
 
-def test_the_self_portrait_without_utf8():
-    """Catches masks that cannot be drawn, and end the program with a traceback, where the output is a file on Windows."""
-    result = run("attention.py", PYTHONIOENCODING="ascii")
-    assert result.returncode == 0 and "# # # . . ." in result.stdout, result.stderr
-
-
 def test_a_reader_that_has_seen_enough():
     """Catches a complaint when the output goes to head, which closes the pipe."""
     command = f"{sys.executable} train.py --help | head -1"

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import POEM, complaint, run
+from conftest import POEM, complaint, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -334,11 +334,11 @@ def test_own_text_from_files_and_folders(tmp_path, monkeypatch):
     (tmp_path / "texts" / "notes.md").write_text("not these")
     name = f"test-{tmp_path.name}"
     try:
-        result = run("data/text/prepare.py", "--input", tmp_path / "texts", tmp_path / "texts" / "a.txt", f"--name={name}")
+        result = run_here("data/text/prepare.py", "--input", tmp_path / "texts", tmp_path / "texts" / "a.txt", f"--name={name}")
         assert result.returncode == 0, result.stderr
         assert "skipped 1 that are not UTF-8 text: picture.png" in result.stdout
         assert f"left out 1 that were read before: {tmp_path / 'texts' / 'a.txt'}" in result.stdout
-        result = run("data/text/prepare.py", "--input", tmp_path / "texts", tmp_path / "texts" / "a.txt", f"--name={name}",
+        result = run_here("data/text/prepare.py", "--input", tmp_path / "texts", tmp_path / "texts" / "a.txt", f"--name={name}",
                      "--glob", "*.txt")
         assert result.returncode == 0 and "skipped" not in result.stdout, result.stderr
         data = dataset.load(name, 8)
@@ -372,7 +372,7 @@ def test_one_s_own_repository(tmp_path):
     for link, target in ("loop", "."), ("current", "inner"), ("up", ".."), ("again.py", "a.py"):
         (repository / link).symlink_to(target)
     try:
-        result = run("data/text/prepare.py", "--input", repository, f"--name={name}")
+        result = run_here("data/text/prepare.py", "--input", repository, f"--name={name}")
         assert result.returncode == 0 and "1,250 characters" in result.stdout, result  # each file once
         assert "left out 4 that are links: again.py, current, loop, up" in result.stdout
         characters = dataset.load(name, 8).tokenizer.characters
@@ -389,7 +389,7 @@ def test_validation_text_that_is_also_input(tmp_path):
     (texts / "val.txt").write_text("WXYZ\n" * 40)
     (texts / "latest.txt").symlink_to("a.txt")
     try:
-        result = run("data/text/prepare.py", "--input", texts, "--val", texts / "val.txt", f"--name={name}")
+        result = run_here("data/text/prepare.py", "--input", texts, "--val", texts / "val.txt", f"--name={name}")
         assert result.returncode == 0 and "left out 1 that were read before" in result.stdout, result
         assert "left out 1 that are links: latest.txt" in result.stdout
         data = dataset.load(name, 8)
@@ -405,7 +405,7 @@ def test_a_repository_that_git_refuses(tmp_path):
     (tmp_path / ".git").mkdir()  # which is no repository: git fails
     (tmp_path / "a.txt").write_text("text\n" * 100)
     try:
-        result = run("data/text/prepare.py", "--input", tmp_path, f"--name={name}")
+        result = run_here("data/text/prepare.py", "--input", tmp_path, f"--name={name}")
         assert result.returncode == 0 and "note: git does not say what it ignores" in result.stderr, result
     finally:
         shutil.rmtree(dataset.DATA / name)
@@ -419,7 +419,8 @@ def test_a_character_that_a_run_s_tokenizer_lacks(poem, tmp_path):
     texts.mkdir()
     (texts / "a.txt").write_text(POEM * 30)
     (texts / "b.txt").write_text(POEM * 30 + "猫", encoding="utf-8")
-    result = run("data/text/prepare.py", "--input", texts, f"--tokenizer={tmp_path / 'run'}", f"--name=test-{tmp_path.name}")
+    flags = ["--input", texts, f"--tokenizer={tmp_path / 'run'}", f"--name=test-{tmp_path.name}"]
+    result = run_here("data/text/prepare.py", *flags)
     assert f"{texts / 'b.txt'}: character '猫' (U+732B) at position {len(POEM * 30)}" in complaint(result)
     assert not (dataset.DATA / f"test-{tmp_path.name}").exists()
 
@@ -445,7 +446,7 @@ def test_own_text_that_cannot_be_used(tmp_path):
         (["--input", latin, "--name=old/"], "--name=old/"),
         ([latin], f"write it as --input {latin}"),
     ]:
-        assert message in complaint(run("data/text/prepare.py", *arguments))
+        assert message in complaint(run_here("data/text/prepare.py", *arguments))
     assert not (dataset.DATA / "test-bad").exists()
 
 
@@ -470,7 +471,7 @@ def test_names_of_datasets(tmp_path):
     (tmp_path / "x.txt").write_text("some text of mine\n" * 20)
     for name in "हिन्दी", "cafe\u0301":
         try:
-            result = run("data/text/prepare.py", "--input", tmp_path / "x.txt", f"--name=test-{name}")
+            result = run_here("data/text/prepare.py", "--input", tmp_path / "x.txt", f"--name=test-{name}")
             assert result.returncode == 0 and dataset.load(f"test-{name}", 8), result.stderr
         finally:
             shutil.rmtree(dataset.DATA / f"test-{name}", ignore_errors=True)

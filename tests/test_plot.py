@@ -5,7 +5,7 @@ import json
 
 import matplotlib.pyplot as plt
 import pytest
-from conftest import ROOT, complaint, run
+from conftest import ROOT, complaint, run_here
 
 from engine import checkpoint, configure
 from model import GPT, GPTConfig
@@ -40,7 +40,7 @@ def test_stored_measurements_are_drawn_again(tmp_path):
         (tmp_path / path.name).write_text(path.read_text())
     (tmp_path / "compared.json").write_text(json.dumps(COMPARED))
     (tmp_path / "many.json").write_text(json.dumps(COMPARED | {"rows": COMPARED["rows"] * 4}))
-    result = run("-m", "tools.plot", *sorted(tmp_path.glob("*.json")))
+    result = run_here("-m", "tools.plot", *sorted(tmp_path.glob("*.json")))
     assert result.returncode == 0, result.stderr
     for path in tmp_path.glob("*.json"):
         drawn = path.with_suffix(".png").exists()
@@ -105,13 +105,13 @@ def test_a_damaged_run(content, runs, tmp_path):
     """Catches a traceback for a folder that is no run, or is one in part."""
     path = tmp_path / "out-2" / "metrics.jsonl"
     path.unlink() if content is None else path.write_text(content)
-    line = complaint(run("-m", "tools.plot", *runs))
+    line = complaint(run_here("-m", "tools.plot", *runs))
     assert ("has no metrics.jsonl" if content is None else "metrics.jsonl is damaged, or empty") in line
 
 
 def test_which_measurements():
     """Catches a plotter that does nothing and says nothing, or that takes its settings for files."""
-    assert "--output" in run("-m", "tools.plot", "--help").stdout
+    assert "--output" in run_here("-m", "tools.plot", "--help").stdout
     with pytest.raises(ValueError, match="did you mean output"):
         plot("out", "--outptu=x.png")
     with pytest.raises(ValueError, match="which measurements"):

@@ -1,5 +1,8 @@
 """The self-portrait is what a newcomer runs first: it must say the truth about every path that is there."""
 
+import io
+import sys
+
 import pytest
 
 from attention import ATTENTION, causal, naive
@@ -26,3 +29,13 @@ def test_a_wrong_path(path, monkeypatch, capsys):
     monkeypatch.setattr("tools.portrait.ATTENTION", {"wrong": path})
     assert not self_portrait(lengths=(16,))
     assert capsys.readouterr().out.rstrip().endswith("THEY DO NOT AGREE")
+
+
+def test_the_self_portrait_without_utf8(monkeypatch):
+    """Catches masks that cannot be drawn, or read, where the output is a file on Windows."""
+    output = io.TextIOWrapper(io.BytesIO(), encoding="ascii", errors="backslashreplace")
+    monkeypatch.setattr(sys, "stdout", output)
+    assert self_portrait(lengths=(16,))
+    output.seek(0)
+    text = output.read()
+    assert "# # # . . ." in text and "u25a0" not in text

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import complaint, run
+from conftest import complaint, run_here
 from safetensors.torch import save_file
 from test_model import TINY, gpt2_logits, tiny
 
@@ -57,17 +57,17 @@ def test_nanogpts_checkpoint(tmp_path, prefix):
     nanogpt_folder(tmp_path / "nano", model, name, prefix)
     again, idx = GPT.from_pretrained(tmp_path / "nano"), torch.randint(13, (2, 9))
     assert torch.equal(again.eval()(idx)[0], model.eval()(idx)[0])
-    assert f"no data/{name} here has" in complaint(run("sample.py", f"--init_from={tmp_path / 'nano'}"))
+    assert f"no data/{name} here has" in complaint(run_here("sample.py", f"--init_from={tmp_path / 'nano'}"))
     try:
         dataset.write(dataset.DATA / name, [text], "char", "letters")
-        result = run("sample.py", f"--init_from={tmp_path / 'nano'}", "--max_new_tokens=9", "--start=abc")
+        result = run_here("sample.py", f"--init_from={tmp_path / 'nano'}", "--max_new_tokens=9", "--start=abc")
         assert result.returncode == 0 and result.stdout.startswith("abc"), result.stderr
         flags = ["--max_iters=1", "--eval_iters=1", f"--out_dir={tmp_path / 'tuned'}", "--block_size=16", "--write_tokens=0"]
-        result = run("train.py", f"--init_from={tmp_path / 'nano'}", f"--dataset={name}", *flags)
+        result = run_here("train.py", f"--init_from={tmp_path / 'nano'}", f"--dataset={name}", *flags)
         assert result.returncode == 0, result.stderr
         dataset.write(dataset.DATA / name, [text.upper()], "char", "other letters")
         dataset.write(tmp_path / "lower", [text], "char", "letters")
-        line = complaint(run("train.py", f"--init_from={tmp_path / 'nano'}", f"--dataset={tmp_path / 'lower'}", *flags))
+        line = complaint(run_here("train.py", f"--init_from={tmp_path / 'nano'}", f"--dataset={tmp_path / 'lower'}", *flags))
         assert "other tokens" in line
     finally:
         shutil.rmtree(dataset.DATA / name, ignore_errors=True)

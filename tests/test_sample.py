@@ -12,7 +12,7 @@ import types
 
 import pytest
 import torch
-from conftest import POEM, ROOT, complaint, run
+from conftest import POEM, ROOT, complaint, run_here
 from test_model import tiny
 from test_pretrained import hugging_face_folder
 
@@ -74,7 +74,7 @@ def test_top_k(trained, capsys):
 def test_the_command_line(trained, tmp_path):
     """Catches a script that needs anything but the folder, or that does not print the prompt as given."""
     (tmp_path / "prompt.txt").write_text("What immortal", encoding="utf-8")
-    result = run("sample.py", f"--out_dir={trained}", f"--start=FILE:{tmp_path / 'prompt.txt'}", "--max_new_tokens=9")
+    result = run_here("sample.py", f"--out_dir={trained}", f"--start=FILE:{tmp_path / 'prompt.txt'}", "--max_new_tokens=9")
     assert result.returncode == 0 and result.stdout.startswith("What immortal"), result.stderr
     assert len(result.stdout.rstrip("\n")) == len("What immortal") + 9
 
@@ -380,7 +380,7 @@ def test_control_characters_on_a_terminal(tmp_path):
     for text in texts:
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text) and re.search(r"\\u00[019]", text)
     assert texts[1].startswith("a\\u001b[2J\tb\n\\u0007") and json.loads(texts[2])["prompt"] == "a\x1b[2J\tb\n\x07"
-    exact = run("sample.py", *flags, "--start=a\x1b[2J\tb\n\x07").stdout
+    exact = run_here("sample.py", *flags, "--start=a\x1b[2J\tb\n\x07").stdout
     assert exact.startswith("a\x1b[2J\tb\n\x07") and len(exact) < len(texts[1])
 
 
@@ -436,4 +436,4 @@ def test_several_stop_strings():
 
 def test_one_line_at_the_command_line(trained):
     """Catches a traceback at the place where users meet it."""
-    assert "at position 3" in complaint(run("sample.py", f"--out_dir={trained}", "--start=and€"))
+    assert "at position 3" in complaint(run_here("sample.py", f"--out_dir={trained}", "--start=and€"))

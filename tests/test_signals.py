@@ -2,7 +2,6 @@
 
 import os
 import random
-import runpy
 import shlex
 import shutil
 import signal
@@ -12,7 +11,7 @@ import time
 
 import pytest
 import torch
-from conftest import ROOT, complaint, metrics, run
+from conftest import ROOT, complaint, forked, metrics, run, run_here
 from test_train import SMALL, same_weights
 
 from engine import checkpoint, signals
@@ -56,7 +55,7 @@ def test_a_signal_saves_and_ends(poem, tmp_path, name):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
-@pytest.mark.parametrize("signals_sent", [12, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("signals_sent", [8, pytest.param(100, marks=pytest.mark.slow)])
 def test_signals_at_random_moments(poem, tmp_path, signals_sent):
     """Catches a moment (in a step, an evaluation or a save) at which a signal loses steps or ends with another exit code."""
     settings = SMALL | dict(dataset=poem, eval_iters=1, save_interval=2, eval_interval=7, dropout=0.1, keep_checkpoints=0)
@@ -66,16 +65,8 @@ def test_signals_at_random_moments(poem, tmp_path, signals_sent):
     for n in range(signals_sent):
         number, out, text = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]), tmp_path / str(n), tmp_path / "text"
         flags = [f"--{key}={value}" for key, value in settings.items()]
-        if (pid := os.fork()) == 0:
-            status = 1
-            try:
-                sys.stdout = sys.stderr = text.open("w", buffering=1)
-                sys.argv = ["train.py", *flags, f"--out_dir={out}", "--max_iters=1000000"]
-                runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
-            except SystemExit as end:
-                status = end.code
-            finally:
-                os._exit(status)
+        with text.open("w") as file:
+            pid = forked(["train.py", *flags, f"--out_dir={out}", "--max_iters=1000000"], file, file)
         while not (out / "metrics.jsonl").exists():  # then it listens
             assert not os.waitpid(pid, os.WNOHANG)[0], text.read_text()
             time.sleep(0.001)
@@ -154,7 +145,7 @@ def test_two_runs_in_one_folder(poem, tmp_path):
     with started(poem, tmp_path, "--eval_interval=5") as process:
         read_until(process, "step 5:")
         for flags in [], ["--init_from=resume"]:
-            result = run("train.py", f"--dataset={poem}", f"--out_dir={tmp_path}", *flags)
+            result = run_here("train.py", f"--dataset={poem}", f"--out_dir={tmp_path}", *flags)
             assert f"{tmp_path} is in use by another process" in complaint(result)
         process.kill()
         process.communicate()

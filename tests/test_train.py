@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, complaint, metrics, run
+from conftest import ROOT, complaint, metrics, run, run_here
 from test_pretrained import hugging_face_folder
 
 from engine import checkpoint
@@ -196,8 +196,8 @@ def test_resuming_needs_no_settings(poem, tmp_path):
     """Catches a resumed run that falls back to the defaults, or that ignores what is changed on purpose."""
     flags = [f"--{key}={value}" for key, value in SMALL.items()]
     out = f"--out_dir={tmp_path / 'out'}"
-    assert run("train.py", *flags, out, f"--dataset={poem}", "--max_iters=5").returncode == 0
-    result = run("train.py", out, "--init_from=resume", "--max_iters=8", "--dropout=0.2")
+    assert run_here("train.py", *flags, out, f"--dataset={poem}", "--max_iters=5").returncode == 0
+    result = run_here("train.py", out, "--init_from=resume", "--max_iters=8", "--dropout=0.2")
     assert result.returncode == 0, result.stderr
     config = checkpoint.load_config(checkpoint.find(tmp_path / "out"))
     assert config["step"] == 8 and config["model"]["n_embd"] == 16 and config["model"]["dropout"] == 0.2
@@ -206,12 +206,12 @@ def test_resuming_needs_no_settings(poem, tmp_path):
 @pytest.mark.parametrize("flags", [["--out_dir"], ["--out_dir="], ["--out_dir", "--max_iters=9"]])
 def test_resuming_without_a_name(flags):
     """Catches a traceback, or another folder, where the value of --out_dir is missing."""
-    assert "--out_dir has no value" in complaint(run("train.py", "--init_from=resume", *flags))
+    assert "--out_dir has no value" in complaint(run_here("train.py", "--init_from=resume", *flags))
 
 
 def test_help_on_resume(tmp_path):
     """Catches a search for the checkpoint that comes before the help."""
-    assert run("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--help").stdout.startswith("usage")
+    assert run_here("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--help").stdout.startswith("usage")
 
 
 def test_resuming_from_elsewhere(poem, tmp_path, monkeypatch):
@@ -539,7 +539,7 @@ def test_a_loss_that_is_not_finite(poem, tmp_path):
     """Catches a run that goes on with NaN weights, or that saves what a resumed run would only fail with again."""
     flags = [f"--{key}={value}" for key, value in (SMALL | dict(learning_rate=1e30, warmup_iters=0, grad_clip=0)).items()]
     line = complaint_after_progress(
-        run("train.py", *flags, f"--dataset={poem}", f"--out_dir={tmp_path}", "--max_iters=50", "--eval_interval=1")
+        run_here("train.py", *flags, f"--dataset={poem}", f"--out_dir={tmp_path}", "--max_iters=50", "--eval_interval=1")
     )
     assert "validation loss nan at step 1: stopped, nothing was saved. Try a lower learning_rate" in line
     assert not checkpoint.every(tmp_path) and checkpoint.best(tmp_path) is None
@@ -662,7 +662,7 @@ def test_what_cannot_start(poem, tmp_path):
     ]:
         with pytest.raises(ValueError, match=message):
             train(train_module.settings([out, "--device=cpu", *flags]))
-    assert "there is no checkpoint in" in complaint(run("train.py", out, "--init_from=resume"))
+    assert "there is no checkpoint in" in complaint(run_here("train.py", out, "--init_from=resume"))
     assert not (tmp_path / "out").exists()
 
 
@@ -699,7 +699,7 @@ def test_a_context_that_is_cropped(poem, tmp_path, capsys):
 def test_few_lines_in_a_log(poem, tmp_path):
     """Catches a bar that writes a line for each logged step where nobody watches it."""
     flags = [f"--{key}={value}" for key, value in (SMALL | dict(log_interval=1)).items()]
-    result = run("train.py", *flags, f"--dataset={poem}", f"--out_dir={tmp_path}", "--max_iters=150", "--eval_iters=1")
+    result = run_here("train.py", *flags, f"--dataset={poem}", f"--out_dir={tmp_path}", "--max_iters=150", "--eval_iters=1")
     assert result.returncode == 0 and result.stderr.count("step/s") <= 3, result.stderr
 
 
