@@ -10,7 +10,6 @@ nanoGPT's interface and tensor names are kept, so that habits and weights carry 
 import functools
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import torch

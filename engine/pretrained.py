@@ -128,7 +128,7 @@ def folder_of(name):
     if Path(name).is_dir():
         return Path(name)
     if str(name) not in GPT2 and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
-        raise ValueError(f"{str(name)!r} is neither a folder nor a published model: {', '.join(GPT2)}, or OWNER/NAME on the hub")
+        raise ValueError(f"{str(name)!r} is neither a folder nor a published model: {', '.join(GPT2)}, or OWNER/NAME")
     try:
         from huggingface_hub import snapshot_download
 

@@ -1,6 +1,5 @@
 """Published models compute here what transformers computes: random weights, every family, every field of its config.json."""
 
-import json
 import random
 
 import pytest
@@ -8,7 +7,6 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from engine import families  # noqa: E402
 from model import GPT  # noqa: E402
 
 CLASSES = {

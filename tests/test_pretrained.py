@@ -104,15 +104,15 @@ def test_relatives_of_gpt2(tmp_path):
     """Catches a model that computes something else than GPT-2 and is loaded as one."""
     hugging_face_folder(tmp_path / "gelu", tiny(), activation_function="gelu")
     assert GPT.from_pretrained(tmp_path / "gelu").config.mlp == "gelu"
-    for name, value in ("activation_function", "relu"), ("scale_attn_by_inverse_layer_idx", True), ("layer_norm_epsilon", 1e-6):
+    for name, value in ("activation_function", "relu"), ("scale_attn_by_inverse_layer_idx", True), ("unheard_of", 3):
         hugging_face_folder(tmp_path / name, tiny(), **{name: value})
-        with pytest.raises(ValueError, match=f"{name}={value}"):
+        with pytest.raises(ValueError, match=f"{name}={value!r}"):
             GPT.from_pretrained(tmp_path / name)
 
 
 def test_what_cannot_be_loaded(tmp_path, monkeypatch):
     """Catches a traceback for a name that nobody published, another kind of model, or weights of another shape."""
-    with pytest.raises(ValueError, match="'gpt5' is neither a folder nor one of gpt2"):
+    with pytest.raises(ValueError, match="'gpt5' is neither a folder nor a published model: gpt2"):
         GPT.from_pretrained("gpt5")
     with pytest.raises(ValueError, match="there is no checkpoint in"):
         GPT.from_pretrained(tmp_path)
@@ -120,15 +120,15 @@ def test_what_cannot_be_loaded(tmp_path, monkeypatch):
     for name, content in ("model.safetensors", placeholder), ("config.json", '{"model_type": "gpt2"}'), ("config.json", "{"):
         hugging_face_folder(tmp_path / "damaged", tiny())
         (tmp_path / "damaged" / name).write_text(content)
-        with pytest.raises(ValueError, match="is not a whole GPT-2|config.json is damaged"):
+        with pytest.raises(ValueError, match="cannot be loaded|config.json is damaged"):
             GPT.from_pretrained(tmp_path / "damaged")
     for name in "model.safetensors", "config.json":  # as where there is only a pickle, or only the weights
         hugging_face_folder(tmp_path / "part", tiny())
         (tmp_path / "part" / name).unlink()
-        with pytest.raises(ValueError, match="is not a whole GPT-2"):
+        with pytest.raises(ValueError, match="cannot be loaded|there is no checkpoint"):
             GPT.from_pretrained(tmp_path / "part")
-    hugging_face_folder(tmp_path / "llama", tiny(), model_type="llama")
-    with pytest.raises(ValueError, match="type 'llama'"):
+    hugging_face_folder(tmp_path / "llama", tiny(), model_type="t5")
+    with pytest.raises(ValueError, match="model_type='t5' is not built here"):
         GPT.from_pretrained(tmp_path / "llama")
     hugging_face_folder(tmp_path / "short", tiny(), n_positions=12)
     with pytest.raises(ValueError, match=r"wpe.weight is \(16, 16\) there and \(12, 16\) here"):

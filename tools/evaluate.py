@@ -104,7 +104,8 @@ def main(config):
     used, counts = np.unique(tokens[1:], return_counts=True)
     size = sum(count * len(tokenizer.token_bytes(int(token))) for token, count in zip(used, counts))
     loss = total / predicted
-    result = {"tokens": predicted, "loss": loss, "perplexity": math.exp(min(loss, 700)), "bits_per_byte": total / math.log(2) / size}
+    result = {"tokens": predicted, "loss": loss, "perplexity": math.exp(min(loss, 700))}
+    result["bits_per_byte"] = total / math.log(2) / size
     print(f"{folder} on {about}: {predicted:,} tokens, loss {loss:.4f}, perplexity {result['perplexity']:.4g}, "
           f"{result['bits_per_byte']:.4f} bits per byte")
     return result
