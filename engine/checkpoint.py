@@ -123,7 +123,7 @@ def start_run(out_dir, step, resumed):
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     if not os.access(out_dir, os.W_OK):
-        raise ValueError(f"{out_dir} may not be written to: allow it with chmod, or give another out_dir")
+        raise ValueError(f"{out_dir} is not writable: allow it with chmod, or give another out_dir")
     for unfinished in out_dir.glob("*.partial"):  # of a run that was killed
         remove(unfinished)
     aside = [folder for folder in every(out_dir) if not resumed or int(folder.name[5:]) > step]

@@ -205,9 +205,9 @@ def one_line_errors():
 
 
 REMEDY = {
-    errno.EACCES: ": allow it with chmod, or give another", errno.EISDIR: ": name a file in it",
+    errno.EACCES: ": allow it with chmod, or give another file", errno.EISDIR: ": give a file in it",
     errno.EEXIST: ": choose another name", errno.ENOTDIR: ": choose another folder",
-    errno.ENAMETOOLONG: ": choose a shorter one", errno.ENOENT: ": is it spelt right?",
+    errno.ENAMETOOLONG: ": choose a shorter name", errno.ENOENT: ": is it spelt right?",
 }
 
 

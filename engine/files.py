@@ -61,7 +61,7 @@ def remove(path):
         path.unlink(missing_ok=True)
 
 
-FULL = OSError, SafetensorError, RuntimeError  # each library has its own error for a full disk
+WRITE_ERRORS = OSError, SafetensorError, RuntimeError  # each library has its own error for a full disk
 
 
 def cannot_write(path, error):
@@ -86,8 +86,8 @@ def partial(path):
             sync(file)
         os.replace(unfinished, path)
         sync(path.parent)
-    except FULL as error:
-        with contextlib.suppress(OSError):  # of a drive that is only read
+    except WRITE_ERRORS as error:
+        with contextlib.suppress(OSError):  # as on a read-only file system
             remove(unfinished)
         raise cannot_write(path, error) from error
     except BaseException:
@@ -160,9 +160,9 @@ class Damaged(ValueError):
 
 
 def regular(path):
-    """path, unless it is a folder, or a pipe or the like, which could be read for ever: ValueError."""
+    """path; ValueError if it is a folder, or a pipe or device, which could be read for ever."""
     if path.exists() and not path.is_file():
-        raise Damaged(f"{path} is not a file: move it away")
+        raise Damaged(f"{path} is not a regular file: move it away")
     return path
 
 
@@ -184,7 +184,7 @@ def read_json(path):
     raise Damaged(f"{path} is damaged ({reason})")
 
 
-MAKERS = re.compile("collections OrderedDict|torch._utils _rebuild_(tensor_v2|parameter)|torch [A-Za-z0-9]+Storage")
+SAFE_GLOBALS = re.compile("collections OrderedDict|torch._utils _rebuild_(tensor_v2|parameter)|torch [A-Za-z0-9]+Storage")
 
 
 def read_pickle(path, **how):
@@ -199,8 +199,8 @@ def read_pickle(path, **how):
                 raise ValueError("it would inflate")
             for entry in entries:
                 for opcode, name, _ in pickletools.genops(archive.read(entry)) if entry.filename.endswith("data.pkl") else ():
-                    if opcode.name in ("STACK_GLOBAL", "INST") or opcode.name == "GLOBAL" and not MAKERS.fullmatch(name):
-                        raise ValueError(f"it makes more than tensors: {name}")
+                    if opcode.name in ("STACK_GLOBAL", "INST") or opcode.name == "GLOBAL" and not SAFE_GLOBALS.fullmatch(name):
+                        raise ValueError(f"it contains more than tensors and plain values: {name}")
         content = torch.load(path, map_location="cpu", weights_only=True, **how)
         check_tensors(content)
         return content
@@ -210,9 +210,9 @@ def read_pickle(path, **how):
 
 
 def check_tensors(content):
-    """ValueError for a tensor with more numbers than memory, as views can be: what writes to it would write elsewhere."""
+    """ValueError for a tensor larger than its storage, as expanded views are: writing to it would be out of bounds."""
     if torch.is_tensor(content) and content.untyped_storage().nbytes() < content.nbytes:
-        raise ValueError("a tensor has more numbers than the file")
+        raise ValueError("a tensor is larger than its storage")
     for value in content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ():
         check_tensors(value)
 

@@ -196,7 +196,7 @@ def test_metrics_that_are_lost(tmp_path, capsys):
 def test_a_folder_that_may_not_be_written_to(tmp_path, monkeypatch):
     """Catches a run that finds out when it saves."""
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
-    with pytest.raises(ValueError, match="may not be written to"):
+    with pytest.raises(ValueError, match="is not writable"):
         checkpoint.start_run(tmp_path, 0, resumed=False)
 
 

@@ -260,9 +260,9 @@ def test_a_pipe_in_place_of_a_file(tmp_path):
     os.mkfifo(tmp_path / "best.json")
     checkpoint.start_run(tmp_path, 1, resumed=True)  # makes it again
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(ValueError, match="metrics.jsonl is not a file: move it away"):
+    with pytest.raises(ValueError, match="metrics.jsonl is not a regular file: move it away"):
         checkpoint.start_run(tmp_path, 1, resumed=True)
-    with pytest.raises(ValueError, match="metrics.jsonl is not a file: move it away"):
+    with pytest.raises(ValueError, match="metrics.jsonl is not a regular file: move it away"):
         checkpoint.read_metrics(tmp_path / "metrics.jsonl")
 
 

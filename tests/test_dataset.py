@@ -235,7 +235,7 @@ def test_a_flipped_bit(poem, tmp_path, name):
     """Catches other data than was prepared, or a tokenizer with another character."""
     path, rng = tmp_path / "poem" / name, np.random.default_rng(0)
     good, before = path.read_bytes(), dataset.load(poem, 8)
-    for position in rng.integers(8 * len(good), size=100):
+    for position in rng.integers(8 * len(good), size=200):
         damaged = bytearray(good)
         damaged[position // 8] ^= 1 << position % 8
         path.write_bytes(damaged)

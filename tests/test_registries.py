@@ -213,7 +213,7 @@ NUMBERS = [(name, n) for name in VISIBLE if name != "causal" for n in range(len(
 
 @pytest.mark.parametrize("name, n", NUMBERS)
 def test_each_number_of_a_predicate_does_something(name, n):
-    """Catches a number that nothing reads, as that of heads where a bias beside a mask is never attached."""
+    """Catches a parameter that is never used, as the number of heads where a bias beside a mask is never attached."""
     def seen(numbers):
         visible, (i, j) = VISIBLE[name](*numbers), positions(100, 100)
         bias = visible.bias(i, j).where(j <= i, 0) if hasattr(visible, "bias") else torch.zeros(1)

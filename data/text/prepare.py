@@ -54,15 +54,15 @@ def files_in(folder):
                 print(os.fsdecode(result.stderr), end="", file=sys.stderr)  # as of folders that may not be read
                 listed = {Path(name) for name in os.fsdecode(result.stdout).split("\0")} - {Path()}
                 repositories = [path for path in listed if (folder / path).is_dir() and not (folder / path).is_symlink()]
-                for inner in repositories:  # in the repository
+                for inner in repositories:  # nested in this one
                     listed |= {inner / path for path in files_in(folder / inner)}
-    walk = os.walk(folder, onerror=stop)
+    walk = os.walk(folder, onerror=raise_error)
     found = listed or {Path(where, name).relative_to(folder) for where, *names in walk for name in itertools.chain(*names)}
     visible = (path for path in found if not any(part.startswith(".") for part in path.parts))
     return sorted(path for path in visible if (folder / path).is_file() or (folder / path).is_symlink())
 
 
-def stop(error):
+def raise_error(error):
     raise error
 
 
@@ -106,9 +106,9 @@ def prepare(settings):
     folder = dataset.DATA / settings.name
     plain = all(character in "_.-" or unicodedata.category(character)[0] in "LMN" for character in settings.name)
     if not plain or settings.name[:1] in ("", ".", "-"):
-        raise ValueError(f"--name={settings.name}: choose letters, digits, _, - and ., beginning with none of the last two")
+        raise ValueError(f"--name={settings.name}: use letters, digits, _, - and . only, and begin with neither - nor .")
     if (folder / "prepare.py").exists():
-        raise ValueError(f"--name={settings.name} is a dataset that comes along: choose another name")
+        raise ValueError(f"--name={settings.name} is one of the included datasets: choose another name")
     known = set()
     val = read(settings.val or (), "--val", settings.glob, known)  # first, so that its files are not trained on
     documents = read(settings.input, "--input", settings.glob, known)
