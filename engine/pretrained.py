@@ -22,8 +22,8 @@ def load(folder):
         theirs = read_json(folder / "config.json")
         config = families.settings(theirs)
         return config, assemble(tensors(folder), config, theirs["model_type"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}" if isinstance(error, KeyError | TypeError) else error
+    except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}" if isinstance(error, LookupError | TypeError | AttributeError) else error
         raise ValueError(f"{folder} cannot be loaded: {reason}") from None
 
 
@@ -42,13 +42,21 @@ def tensors(folder):
     raise ValueError("it has no model.safetensors (and is that of git without git lfs, or a download that was interrupted?)")
 
 
+def heights(config, kind):
+    """{our module: rows of each of their matrices that stand on top of each other in it}."""
+    H, G = config["n_head"], config.get("n_kv_head") or config["n_head"]
+    D = config.get("head_size") or config["n_embd"] // H
+    return {} if kind == "gpt2" else {"attn.c_attn": [H * D, G * D, G * D], "mlp.c_fc": [config["mlp_size"]] * 2}
+
+
+def turned(module, what, kind):
+    """Whether a matrix is stored the other way round, as by GPT-2's Conv1D."""
+    return kind == "gpt2" and what == "weight" and module.rpartition(".")[2] in ("c_attn", "c_proj", "c_fc")
+
+
 def assemble(found, config, kind):
     """Their tensors under our names and in float32, one after the other; matrices that are one in ours on top of each other."""
-    names, weights, missing = families.NAMES[kind], {}, {}
-    heads, kv = config["n_head"], config.get("n_kv_head") or config["n_head"]
-    D = config.get("head_size") or config["n_embd"] // heads
-    parts = {} if kind == "gpt2" else {
-        "attn.c_attn": [heads * D, kv * D, kv * D], "mlp.c_fc": [config["mlp_size"]] * 2}
+    names, parts, weights, missing = families.NAMES[kind], heights(config, kind), {}, {}
     for name, tensor in found:
         short = name.removeprefix("transformer.").removeprefix("model.")
         where, number, of_layer = re.fullmatch(r"((?:h|layers)\.([0-9]+)\.)?(.*)", short).groups()
@@ -59,24 +67,37 @@ def assemble(found, config, kind):
         if module not in names and module != "lm_head":
             raise ValueError(f"it has a tensor {name}, which is not known here")
         module, part = names.get(module, ("lm_head", 0))
-        ours = f"transformer.h.{number}.{module}.{what}" if where else f"transformer.{module}.{what}"
-        ours = ours.removeprefix("transformer.") if module == "lm_head" else ours
-        if kind == "gpt2" and what == "weight" and module.partition(".")[2] in ("c_attn", "c_proj", "c_fc"):
-            tensor = tensor.t()  # its Conv1D stores a matrix the other way round
+        ours = f"lm_head.{what}" if module == "lm_head" else f"transformer.{f'h.{number}.' if where else ''}{module}.{what}"
+        tensor = tensor.t() if turned(module, what, kind) else tensor
         if module not in parts:
             weights[ours] = tensor.float().contiguous()
             continue
-        heights = parts[module]
-        start = sum(heights[:part])
-        if tensor.shape[0] != heights[part]:
-            raise ValueError(f"{name} has {tensor.shape[0]} rows, not {heights[part]}")
+        rows = parts[module]
+        start = sum(rows[:part])
+        if tensor.shape[0] != rows[part]:
+            raise ValueError(f"{name} has {tensor.shape[0]} rows, not {rows[part]}")
         if ours not in weights:
-            weights[ours], missing[ours] = torch.empty(sum(heights), *tensor.shape[1:]), set(range(len(heights)))
-        weights[ours][start : start + heights[part]] = tensor
+            weights[ours], missing[ours] = torch.empty(sum(rows), *tensor.shape[1:]), set(range(len(rows)))
+        weights[ours][start : start + rows[part]] = tensor
         missing[ours].discard(part)
     if lacks := [name for name, parts in missing.items() if parts]:
         raise ValueError(f"{lacks[0]} is not whole")
     return weights
+
+
+def disassemble(weights, config, kind):
+    """(their name, tensor) for our weights (name -> tensor): what assemble makes them of."""
+    theirs = {ours: name for name, ours in families.NAMES[kind].items()}
+    prefix, layers = ("transformer.", "h.") if kind == "gpt2" else ("model.", "layers.")
+    for name, tensor in weights.items():
+        where, number, of_layer = re.fullmatch(r"(transformer\.h\.([0-9]+)\.)?(.*)", name).groups()
+        module, _, what = of_layer.removeprefix("transformer.").rpartition(".")
+        if module == "lm_head":
+            yield name, tensor
+            continue
+        tensor = tensor.t() if turned(module, what, kind) else tensor
+        for part, piece in enumerate(tensor.split(heights(config, kind).get(module, len(tensor)))):
+            yield f"{prefix}{f'{layers}{number}.' if where else ''}{theirs[module, part]}.{what}", piece
 
 
 def nanogpt(path):
