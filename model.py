@@ -424,7 +424,7 @@ class GPT(nn.Module):
         changes = (override_args or {}) | changes
         folder = pretrained.folder_of(name_or_folder)
         if checkpoint.is_ours(folder):
-            return cls.from_checkpoint(checkpoint.find(folder), **changes)
+            return cls.from_checkpoint(folder, **changes)
         return cls.from_weights(*pretrained.load(folder), folder, **changes)
 
     @classmethod

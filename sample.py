@@ -36,8 +36,8 @@ class SampleConfig(Sampling):
     checkpoint: str = "latest"
     """Which checkpoint: latest, best (lowest validation loss), or a name such as step_002000."""
     init_from: str = "resume"
-    """resume: a checkpoint in out_dir; another such folder; gpt2, gpt2-medium, gpt2-large, gpt2-xl, or a folder of them; or
-    one with nanoGPT's ckpt.pt."""
+    """resume: a checkpoint in out_dir; or what GPT.from_pretrained reads: another such folder, one in Hugging Face's layout or
+    with nanoGPT's ckpt.pt, or a published model by its name, gpt2 or OWNER/NAME."""
     start: str = "\n"
     """The prompt; FILE:name reads it from a file, and - from the standard input. Default: a line break, if the tokenizer
     has one."""
@@ -71,7 +71,7 @@ class SampleConfig(Sampling):
     """int8: a quarter of the bytes of float32, at the cost of some precision; or none."""
     draft: str = ""
     """Guess tokens and read several at once, which changes the speed but not the text: ngram (what followed before), or the
-    folder of a smaller model with the same tokenizer. (But for rounding, as with the seed.)"""
+    folder of a smaller model with the same tokenizer, as for init_from. (But for rounding, as with the seed.)"""
     guesses: int = 8
     """draft: tokens to guess at a time."""
     verbose: bool = False
@@ -116,19 +116,20 @@ def read_prompts(config):
     return {f"--prompts, line {n}": prompt for n, prompt in enumerate(prompts.removesuffix("\n").split("\n"), 1)}
 
 
-def encode_prompt(tokenizer, text, most, flag):
-    """Ids (T,) of a prompt, at most the last `most`; ValueError if it is empty or cannot be encoded."""
+def encode_prompt(tokenizer, text, most, flag, begin=()):
+    """Ids (T,) of a prompt after those of begin, at most the last `most`; ValueError if it is empty or cannot be encoded."""
     try:
-        ids = torch.from_numpy(tokenizer.encode(text, allow_special=True).astype("int64"))
+        ids = tokenizer.encode(text, allow_special=True).tolist()
     except UnicodeEncodeError as error:
         raise ValueError(f"{flag} is not valid Unicode text (position {error.start})") from None
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
-    if not len(ids):
+    begin = [] if ids[: len(begin)] == [*begin] else [*begin]
+    if not begin + ids:
         raise ValueError(f"{flag} has no tokens: this model needs at least 1")
-    if len(ids) > most:
+    if (most := most - len(begin)) < len(ids):
         print(f"note: {flag} has {len(ids)} tokens; the model reads the last {most}", file=sys.stderr)
-    return ids[-most:]
+    return torch.tensor(begin + ids[-most:])
 
 
 def default_start(tokenizer):
@@ -251,18 +252,19 @@ class Meter:
         )
 
 
+def read_model(folder):
+    """The model in a folder and its tokenizer."""
+    model = GPT.from_pretrained(folder)
+    return model, pretrained.load_tokenizer(folder, model.config.vocab_size)
+
+
 def load(config, texts):
     """The model, prepared to write this number of texts, its tokenizer, and its dtype and device in words."""
     device, imports, begun = configure.pick_device(config.device), time.process_time(), time.perf_counter()
-    out_dir = config.out_dir if config.init_from == "resume" else config.init_from
-    if config.init_from == "resume" or checkpoint.is_ours(Path(out_dir)):
-        folder = checkpoint.find(out_dir, config.checkpoint)
-        model, tokenizer = GPT.from_checkpoint(folder).to(device), checkpoint.load_tokenizer(folder)
-    else:
-        model = GPT.from_pretrained(config.init_from).to(device)
-        tokenizer = pretrained.load_tokenizer(pretrained.folder_of(config.init_from), model.config.vocab_size)
-    if model.config.vocab_size < tokenizer.vocab_size:
-        raise ValueError(f"{out_dir} has {model.config.vocab_size:,} token ids, and its tokenizer {tokenizer.vocab_size:,}")
+    ours = config.init_from == "resume"
+    model, tokenizer = read_model(checkpoint.find(config.out_dir, config.checkpoint) if ours else
+                            pretrained.folder_of(config.init_from, config.checkpoint))
+    model.to(device)
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
     rows = None if config.compile is True else rows
     dtype = quantization.best_dtype(model, rows) if config.dtype == "auto" else config.dtype
@@ -290,11 +292,11 @@ def make_guesser(config, model, tokenizer):
     draft = model
     if config.draft != "ngram":
         if not Path(config.draft).is_dir():
-            raise ValueError(f"draft={config.draft} is neither ngram nor a folder that train.py wrote")
-        folder = checkpoint.find(config.draft)
-        if checkpoint.load_tokenizer(folder).spec() != tokenizer.spec():
+            raise ValueError(f"draft={config.draft} is neither ngram nor the folder of a model")
+        draft, other = read_model(pretrained.folder_of(config.draft))
+        if other.spec() != tokenizer.spec():
             raise ValueError(f"--draft={config.draft} has another tokenizer than the model: it must be the same")
-        draft = GPT.from_checkpoint(folder).to(model.transformer.wte.weight.device)
+        draft.to(model.transformer.wte.weight.device)
         dtype = quantization.best_dtype(draft) if config.dtype == "auto" else config.dtype
         draft = quantization.prepare_for_inference(draft, getattr(torch, dtype))
     for attention in (model.config.attention, draft.config.attention):
@@ -327,7 +329,7 @@ def sample(config):
     size, device = model.config.block_size, model.transformer.wte.weight.device
     if prompts == {"--start": SampleConfig.start}:
         prompts = {"--start": default_start(tokenizer)}
-    ids = [encode_prompt(tokenizer, prompt, size, where).to(device) for where, prompt in prompts.items()]
+    ids = [encode_prompt(tokenizer, prompt, size, where, tokenizer.begin).to(device) for where, prompt in prompts.items()]
     texts = [(n, config.seed + sample) for n in range(len(prompts)) for sample in range(config.num_samples)]
     step = compiled_step(config, model)
     writers, meter = [Writer(tokenizer, config.stop) for _ in texts], Meter(model, about, step is not None)
@@ -381,7 +383,8 @@ def converse(config, model, tokenizer, guesser, about):
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")
-            ids = encode_prompt(tokenizer, line + "\n", model.config.block_size, "what you typed").to(device)
+            begin = () if session else tokenizer.begin
+            ids = encode_prompt(tokenizer, line + "\n", model.config.block_size, "what you typed", begin).to(device)
         except EOFError:
             print()
             return print(meter.summary(writers), file=sys.stderr)

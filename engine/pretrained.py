@@ -1,13 +1,14 @@
 """Other people's weights as a config and tensors under our names: GPT-2 in Hugging Face's layout, and nanoGPT's ckpt.pt."""
 
+import contextlib
 import itertools
 import re
 from pathlib import Path
 
 import torch
 
-from engine import families, tokenizer
-from engine.files import ROOT, read_json, read_pickle, read_tensors
+from engine import checkpoint, families, tokenizer
+from engine.files import ROOT, here, quoted, read_json, read_pickle, read_tensors
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M, 350M, 774M, 1558M parameters
 VOCAB_SIZES, ENCODINGS = (50257, 50304), ("gpt2", "r50k_base")  # of all of them, as published and as nanoGPT pads them
@@ -115,16 +116,42 @@ def nanogpt(path):
 
 
 def load_tokenizer(folder, vocab_size):
-    """The tokenizer of what load reads; nanoGPT's small ones are those of its dataset, which must be prepared here too."""
-    if (folder / "tokenizer.json").exists():
-        about = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
-        end = about.get("eos_token")
-        end = end.get("content") if isinstance(end, dict) else end
-        return tokenizer.from_spec({"kind": "tokenizers", "content": read_json(folder / "tokenizer.json"), "end_of_text": end})
-    if not (folder / "ckpt.pt").exists() and read_json(folder / "config.json").get("model_type") != "gpt2":
-        raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
-    if vocab_size in VOCAB_SIZES or not (folder / "ckpt.pt").exists():
+    """The tokenizer of a folder from folder_of, whose model has vocab_size ids; ValueError if it has none that fits."""
+    if checkpoint.is_ours(folder):
+        found = checkpoint.load_tokenizer(folder)
+    elif (folder / "ckpt.pt").exists():
+        found = tokenizer.create("gpt2") if vocab_size in VOCAB_SIZES else nanogpts_tokenizer(folder, vocab_size)
+    else:
+        try:
+            found = published_tokenizer(folder)
+        except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
+            raise ValueError(f"{folder}: {error}") from None
+    if found.vocab_size > vocab_size:
+        raise ValueError(f"{folder} has {vocab_size:,} token ids, and its tokenizer {found.vocab_size:,}")
+    return found
+
+
+def published_tokenizer(folder):
+    """The tokenizer of a folder in Hugging Face's layout: GPT-2's by tiktoken, and others by the library tokenizers."""
+    if (folder / "lookback.json").exists():  # tools.export writes it
+        return tokenizer.from_spec(read_json(folder / "lookback.json")["tokenizer"])
+    if not (folder / "tokenizer.json").exists():
+        if read_json(folder / "config.json").get("model_type") != "gpt2":
+            raise ValueError("it has no tokenizer.json: which ids stand for which text?")
         return tokenizer.create("gpt2")
+    about = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    end = about.get("eos_token")
+    end = end.get("content") if isinstance(end, dict) else end
+    found = tokenizer.from_spec({"kind": "tokenizers", "content": read_json(folder / "tokenizer.json"), "end_of_text": end})
+    if found.vocab_size in VOCAB_SIZES:
+        with contextlib.suppress(ValueError):  # no network
+            if tokenizer.alike(found, gpt2 := tokenizer.create("gpt2")):
+                return gpt2
+    return found
+
+
+def nanogpts_tokenizer(folder, vocab_size):
+    """That of the dataset which nanoGPT's run in folder was trained on: it must be prepared here too."""
     name = nanogpt(folder / "ckpt.pt")["dataset"]
     path = ROOT / "data" / str(name) / "meta.json"
     found = tokenizer.from_spec(read_json(path)["tokenizer"]) if path.exists() else None
@@ -136,18 +163,20 @@ def load_tokenizer(folder, vocab_size):
 
 def check_tokenizer(folder, vocab_size, data):
     """ValueError if what load reads was trained on other tokens than those of a Dataset."""
-    if vocab_size in VOCAB_SIZES and data.tokenizer.spec().get("name") not in ENCODINGS:
-        raise ValueError(f"{folder} has GPT-2's tokens, and dataset {data.name} has others: prepare it with "
-                         "data/text/prepare.py --tokenizer gpt2")
-    if vocab_size not in VOCAB_SIZES and (folder / "ckpt.pt").exists():
-        if load_tokenizer(folder, vocab_size).spec() != data.tokenizer.spec():
-            raise ValueError(f"{folder} was trained on other tokens than those of dataset {data.name}")
+    if vocab_size in VOCAB_SIZES and data.tokenizer.spec().get("name") in ENCODINGS and (
+            not (folder / "tokenizer.json").exists()):
+        return  # GPT-2's, whose files may not be at hand
+    found = load_tokenizer(folder, vocab_size)
+    if found.spec() != data.tokenizer.spec() and not tokenizer.alike(found, data.tokenizer):
+        raise ValueError(f"{folder} was trained on other tokens than those of dataset {data.name}: prepare it with "
+                         f"{here('data/text/prepare.py')} --tokenizer={quoted(folder)}")
 
 
-def folder_of(name):
-    """A folder as it is; or that of a published model, gpt2 or as OWNER/NAME, fetched once into huggingface_hub's cache."""
+def folder_of(name, which="latest"):
+    """Where the model called name is: the checkpoint (latest, best, step_...) in the folder of a run, or another folder as it
+    is; or a published model, gpt2 or as OWNER/NAME, which is fetched once into huggingface_hub's cache."""
     if Path(name).is_dir():
-        return Path(name)
+        return checkpoint.find(name, which) if checkpoint.is_ours(Path(name)) else Path(name)
     if str(name) not in GPT2 and not re.fullmatch(r"[\w.-]+/[\w.-]+", str(name)):
         raise ValueError(f"{str(name)!r} is neither a folder nor a published model: {', '.join(GPT2)}, or OWNER/NAME")
     try:

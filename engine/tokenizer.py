@@ -18,10 +18,16 @@ class Tokenizer:
 
     end_of_text = None
     """The id that separates documents, if there is one."""
+    begin = ()
+    """The ids with which each text begins, if there are any."""
 
     def decode(self, tokens):
         """Ids to text; an incomplete character becomes U+FFFD."""
         return b"".join(self.token_bytes(token) for token in tokens).decode("utf-8", errors="replace")
+
+    def for_hub(self):
+        """The same tokenizer as the content of a tokenizer.json, for the library tokenizers."""
+        raise NotImplementedError
 
 
 class ByteTokenizer(Tokenizer):
@@ -37,6 +43,9 @@ class ByteTokenizer(Tokenizer):
 
     def spec(self):
         return {"kind": "byte"}
+
+    def for_hub(self):
+        return byte_level({bytes([n]): n for n in range(256)})
 
 
 class CharTokenizer(Tokenizer):
@@ -63,6 +72,10 @@ class CharTokenizer(Tokenizer):
 
     def spec(self):
         return {"kind": "char", "characters": self.characters}
+
+    def for_hub(self):
+        """One that leaves out characters which it does not know, as there is no id for them."""
+        return bpe({character: n for n, character in enumerate(self.characters)}, decoder={"type": "Fuse"})
 
     @classmethod
     def from_spec(cls, spec):
@@ -103,6 +116,10 @@ class TiktokenTokenizer(Tokenizer):
             "special_tokens": encoding._special_tokens, "merges": "\n".join(merges),
         }
 
+    def for_hub(self):
+        split = {"type": "Split", "pattern": {"Regex": self.encoding._pat_str}, "behavior": "Isolated", "invert": False}
+        return byte_level(self.encoding._mergeable_ranks, [split], self.encoding._special_tokens)
+
     @classmethod
     def from_spec(cls, spec):
         import tiktoken
@@ -132,7 +149,10 @@ class TiktokenTokenizer(Tokenizer):
 
 
 class HubTokenizer(Tokenizer):
-    """A tokenizer.json of a published model, by the library tokenizers."""
+    """A tokenizer.json of a published model, by the library tokenizers.
+
+    begin: ids that its template puts before each text, as Llama's does.
+    """
 
     def __init__(self, content, end_of_text=None):
         import tokenizers
@@ -141,9 +161,10 @@ class HubTokenizer(Tokenizer):
         self.encoding.no_truncation()
         self.encoding.no_padding()
         self.vocab_size = max(self.encoding.get_vocab(with_added_tokens=True).values()) + 1
-        self.special = {id for id, token in self.encoding.get_added_tokens_decoder().items() if token.special}
-        self.end_of_text = self.encoding.token_to_id(end_of_text or "")
-        self.eos = end_of_text
+        self.added = {id: token.content for id, token in self.encoding.get_added_tokens_decoder().items()}
+        self.end_of_text = None if end_of_text is None else self.encoding.token_to_id(end_of_text)
+        whole, bare = (self.encoding.encode("a", add_special_tokens=special).ids for special in (True, False))
+        self.begin = whole[: next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)]
         self.by_bytes = '"ByteLevel"' in json.dumps(content.get("decoder"))
 
     def encode(self, text, allow_special=False):
@@ -152,17 +173,20 @@ class HubTokenizer(Tokenizer):
         return np.array(self.encoding.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
 
     def token_bytes(self, token):
-        piece = self.encoding.id_to_token(token)
-        if piece is None or token in self.special:
-            return (piece or "").encode("utf-8")
-        if self.by_bytes:  # each byte is written as a character that can be seen
-            return bytes(BYTE_OF.get(character, 63) for character in piece)
+        piece = self.added.get(token, self.encoding.id_to_token(token) or "")
+        if token in self.added:
+            return piece.encode("utf-8")
+        if self.by_bytes:
+            return bytes(BYTE_OF[character] for character in piece)
         if re.fullmatch("<0x[0-9A-F]{2}>", piece):
             return bytes([int(piece[1:5], 16)])
         return piece.replace("\u2581", " ").encode("utf-8")  # as SentencePiece writes a space
 
     def spec(self):
-        return {"kind": "tokenizers", "content": self.content, "end_of_text": self.eos}
+        return {"kind": "tokenizers", "content": self.content, "end_of_text": self.added.get(self.end_of_text)}
+
+    def for_hub(self):
+        return self.content
 
     @classmethod
     def from_spec(cls, spec):
@@ -180,6 +204,52 @@ def bytes_that_can_be_seen():
 
 
 BYTE_OF = bytes_that_can_be_seen()
+CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
+
+
+def byte_level(ranks, before=(), special=()):
+    """The tokenizer.json of a BPE over bytes: ranks, {bytes: id}; before, what cuts the text first; special, {text: id}."""
+    def seen(token):
+        return "".join(CHARACTER_OF[byte] for byte in token)
+
+    bytes_ = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    merges = [[seen(left), seen(right)] for left, right in merges_of(ranks)]
+    cut = {"type": "Sequence", "pretokenizers": [*before, bytes_]}
+    return bpe({seen(token): rank for token, rank in ranks.items()}, merges, dict(special), cut, bytes_)
+
+
+def bpe(vocabulary, merges=(), special=None, pre_tokenizer=None, decoder=None):
+    """A tokenizer.json. A word that is in the vocabulary is one token, whatever the merges say, as in tiktoken."""
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    model = {"type": "BPE", "vocab": vocabulary, "merges": list(merges), "ignore_merges": True, "byte_fallback": False}
+    return {
+        "version": "1.0", "added_tokens": [{"id": id, "content": text, **plain} for text, id in (special or {}).items()],
+        "normalizer": None, "pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": decoder, "model": model,
+    }
+
+
+def merges_of(ranks):
+    """[(left, right)] for each token that is made of two, in order: tiktoken's files have only their ranks, {bytes: id}."""
+    found = []
+    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
+        parts = [token[n : n + 1] for n in range(len(token))]
+        while len(parts) > 2:
+            nearest, n = min((ranks.get(left + right, rank), n) for n, (left, right) in enumerate(zip(parts, parts[1:])))
+            if nearest >= rank:
+                break
+            parts[n : n + 2] = [parts[n] + parts[n + 1]]
+        if len(parts) == 2:
+            found.append(parts)
+    return found
+
+
+def alike(a, b):
+    """Whether each id stands for the same text in two tokenizers."""
+    ends = a.end_of_text, b.end_of_text
+    return a.vocab_size == b.vocab_size and ends[0] == ends[1] and all(
+        a.token_bytes(n) == b.token_bytes(n) for n in range(a.vocab_size))
+
+
 FROM_SPEC = {
     "byte": lambda spec: ByteTokenizer(), "char": CharTokenizer.from_spec,
     "tiktoken": TiktokenTokenizer.from_spec, "tokenizers": HubTokenizer.from_spec,

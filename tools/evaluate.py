@@ -81,14 +81,13 @@ def main(config):
     """Print what there is to say, and return it."""
     device, folder = configure.pick_device(config.device), Path(config.out_dir)
     if config.init_from:
-        folder = pretrained.folder_of(config.init_from)
-        model = GPT.from_pretrained(folder)
-        tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
-        name = config.dataset
+        folder = pretrained.folder_of(config.init_from, config.checkpoint)
     else:
         folder = checkpoint.find(folder, config.checkpoint)
-        model, tokenizer = GPT.from_checkpoint(folder), checkpoint.load_tokenizer(folder)
-        name = config.dataset or ("" if config.text else checkpoint.load_config(folder)["training"].get("dataset", ""))
+    model = GPT.from_pretrained(folder)
+    tokenizer, name = pretrained.load_tokenizer(folder, model.config.vocab_size), config.dataset
+    if not (name or config.text) and checkpoint.is_ours(folder):
+        name = checkpoint.load_config(folder)["training"].get("dataset")
     if config.text:
         tokens, about = np.asarray(tokenizer.encode(dataset.read_text(config.text))), config.text
     elif name:
