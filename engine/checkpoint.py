@@ -286,7 +286,7 @@ def load(folder):
     with ThreadPoolExecutor(1) as beside:  # hashing takes as long as reading
         verified = beside.submit(verify, folder, "model.safetensors")
         try:
-            weights = dict(read_tensors(folder / "model.safetensors"))
+            weights = {name: tensor.clone() for name, tensor in read_tensors(folder / "model.safetensors")}
         finally:
             verified.result()
     return config, weights

@@ -94,7 +94,7 @@ def settings(config):
         if value is ...:
             raise ValueError(f"{field} is missing")
         if value is not None:
-            ours[name] = value
+            ours[name] = number(field, value)
     for field, known in (family["values"] | ONE_KIND).items():
         if (value := left.pop(field, known[0])) not in known:
             raise ValueError(f"{field}={value!r} is not built here: {' and '.join(map(repr, known))} are")
@@ -108,14 +108,28 @@ def settings(config):
     return ours
 
 
+def number(field, value):
+    """value, if it is a number, True or False."""
+    if type(value) not in (int, float, bool):
+        raise ValueError(f"{field}={value!r} is not a number")
+    return value
+
+
 def rope(left, kind):
     """Settings of RoPE, whose fields are taken out of left."""
-    ours, theta = {}, left.pop("rope_theta", None)
-    scaling = {**(left.pop("rope_scaling", None) or {}), **(left.pop("rope_parameters", None) or {})}
-    theta = scaling.pop("rope_theta", theta) or (2e6 if kind == "smollm3" else 1e4)
+    ours, scaling, theta = {}, {}, left.pop("rope_theta", None)
+    for field in "rope_scaling", "rope_parameters":
+        if not isinstance(about := left.pop(field, None) or {}, dict):
+            raise ValueError(f"{field}={about!r} is not built here")
+        scaling |= about
+    thetas = {number("rope_theta", value) for value in (theta, scaling.pop("rope_theta", None)) if value is not None}
+    if len(thetas) > 1:
+        raise ValueError(f"rope_theta has two values, {thetas}")
+    theta = thetas.pop() if thetas else 2e6 if kind == "smollm3" else 1e4
     how = {scaling.pop(name, None) for name in ("rope_type", "type")} - {None}
     if how == {"llama3"} and (scaling.pop("low_freq_factor", 1), scaling.pop("high_freq_factor", 4)) == (1, 4):
-        ours = {"rope_stretch": scaling.pop("factor"), "rope_trained": scaling.pop("original_max_position_embeddings")}
+        fields = {"rope_stretch": "factor", "rope_trained": "original_max_position_embeddings"}
+        ours = {name: number(field, scaling.pop(field, None)) for name, field in fields.items()}
     elif not how <= {"default"}:
         raise ValueError(f"rope_scaling of type {' or '.join(map(str, how))} is not built here: llama3's is, with 1 and 4")
     if scaling.pop("partial_rotary_factor", 1) != 1 or scaling:
@@ -126,6 +140,9 @@ def rope(left, kind):
 def windows(left, kind, ours):
     """Settings of windows, and which layers rotate; their fields are taken out of left."""
     field = {name: left.pop(name) for name in FAMILIES[kind]["windows"] if name in left}
+    for name, value in field.items():
+        if name not in ("layer_types", "no_rope_layers") and value is not None:
+            number(name, value)
     layers, mistral = range(ours["n_layer"]), kind == "mistral"
     window = field.get("sliding_window", 4096 if mistral else None)
     used, first = window and field.get("use_sliding_window", mistral), field.get("max_window_layers", 0 if mistral else 28)
@@ -134,11 +151,11 @@ def windows(left, kind, ours):
         every = field.get("no_rope_layer_interval", 4)
         rotate = rotate or [int((n + 1) % every != 0) for n in layers]
         if len(rotate) != len(layers) or not {*rotate} <= {0, 1}:
-            raise ValueError(f"no_rope_layers={rotate} is not built here: 0 or 1 for each layer is")
+            raise ValueError(f"no_rope_layers={rotate!r} is not built here: 0 or 1 for each layer is")
     short = [bool(used) and (not rotate[n] if rotate else n >= first) for n in layers]
     if types := field.get("layer_types"):
         if len(types) != len(layers) or not {*types} <= {"full_attention", "sliding_attention"}:
-            raise ValueError(f"layer_types={types} are not built here: full_attention and sliding_attention for each layer are")
+            raise ValueError(f"layer_types={types!r} are not built here: full_attention and sliding_attention for each layer are")
         short = [about == "sliding_attention" for about in types]
     ours = {"window": window, "window_pattern": "".join("LS"[n] for n in short)} if any(short) else {}
     return ours | ({"rope_pattern": "".join("NR"[n] for n in rotate)} if rotate else {})

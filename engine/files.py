@@ -218,15 +218,15 @@ def check_tensors(content):
 
 
 def read_tensors(path):
-    """(name, tensor) of all tensors in a safetensors file, each with memory of its own. ValueError if it is damaged.
+    """(name, tensor) of all tensors in a safetensors file, to be copied: they are the file's own pages. Damaged if it is.
 
-    The file is mapped into memory again for each tensor, so that mapped pages and copies are never held at the same time.
+    The file is mapped into memory again for each tensor, so that the pages are let go of with it.
     """
     try:
         with safe_open(regular(path), "pt") as file:
             names = list(file.keys())
         for name in names:
             with safe_open(path, "pt") as file:
-                yield name, file.get_tensor(name).clone()
+                yield name, file.get_tensor(name)
     except SafetensorError as error:
         raise Damaged(f"{path} is damaged ({error})") from None

@@ -70,16 +70,12 @@ def assemble(found, config, kind):
         module, part = names.get(module, ("lm_head", 0))
         ours = f"lm_head.{what}" if module == "lm_head" else f"transformer.{f'h.{number}.' if where else ''}{module}.{what}"
         tensor = tensor.t() if turned(module, what, kind) else tensor
-        if module not in parts:
-            weights[ours] = tensor.float().contiguous()
-            continue
-        rows = parts[module]
-        start = sum(rows[:part])
+        rows = parts.get(module) or [tensor.shape[0]]
         if tensor.shape[0] != rows[part]:
             raise ValueError(f"{name} has {tensor.shape[0]} rows, not {rows[part]}")
         if ours not in weights:
             weights[ours], missing[ours] = torch.empty(sum(rows), *tensor.shape[1:]), set(range(len(rows)))
-        weights[ours][start : start + rows[part]] = tensor
+        weights[ours][sum(rows[:part]) : sum(rows[: part + 1])] = tensor
         missing[ours].discard(part)
     if lacks := [name for name, parts in missing.items() if parts]:
         raise ValueError(f"{lacks[0]} is not whole")

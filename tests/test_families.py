@@ -1,5 +1,6 @@
 """Published models compute here what transformers computes: random weights, every family, every field of its config.json."""
 
+import json
 import random
 
 import pytest
@@ -7,16 +8,19 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from model import GPT  # noqa: E402
+from engine import families  # noqa: E402
+from engine.decoding import RandomStream, Sampling, Session, ngram, stream  # noqa: E402
+from engine.families import FAMILIES  # noqa: E402
+from engine.quantization import prepare_for_inference  # noqa: E402
+from model import GPT, GPTConfig  # noqa: E402
 
-CLASSES = {
-    "gpt2": ("GPT2Config", "GPT2LMHeadModel"), "llama": ("LlamaConfig", "LlamaForCausalLM"),
-    "mistral": ("MistralConfig", "MistralForCausalLM"), "smollm3": ("SmolLM3Config", "SmolLM3ForCausalLM"),
-    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM"), "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
-    "olmo2": ("Olmo2Config", "Olmo2ForCausalLM"),
-}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}
+
+
+def config_class(kind):
+    """transformers' class of a family's config.json."""
+    return getattr(transformers, FAMILIES[kind]["class"].removesuffix("ForCausalLM").removesuffix("LMHeadModel") + "Config")
 
 
 def random_config(kind, seed):
@@ -36,7 +40,7 @@ def random_config(kind, seed):
     }[kind]
     if kind in ("smollm3", "qwen2", "qwen3"):
         more |= {"sliding_window": 9, "use_sliding_window": seed % 2 == 0}
-    return getattr(transformers, CLASSES[kind][0])(
+    return config_class(kind)(
         vocab_size=97, hidden_size=H * D, intermediate_size=rng.choice([40, 88]), num_hidden_layers=rng.choice([2, 5]),
         num_attention_heads=H, num_key_value_heads=rng.choice([1, 2, H]), max_position_embeddings=256,
         tie_word_embeddings=rng.random() < 0.5, rms_norm_eps=rng.choice([1e-5, 1e-6]), rope_parameters=rope, **ids, **more,
@@ -46,7 +50,7 @@ def random_config(kind, seed):
 def theirs(config, seed=0):
     """A model of transformers with weights of which each matters."""
     torch.manual_seed(seed)
-    model = getattr(transformers, CLASSES[config.model_type][1])(config).eval()
+    model = getattr(transformers, FAMILIES[config.model_type]["class"])(config).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p) * (0.3 if p.dim() == 1 else 0.1))
@@ -70,7 +74,7 @@ def in_float64(model, ours):
     return model.double(), ours.double()
 
 
-@pytest.mark.parametrize("kind", CLASSES)
+@pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("seed", range(5))
 def test_a_family_computes_the_same(kind, seed, tmp_path):
     """Catches a matrix, a norm, a window, an angle or a bias that is not where the family has it."""
@@ -85,3 +89,105 @@ def test_a_family_computes_the_same(kind, seed, tmp_path):
                 written = model.generate(idx[:1, :8], max_new_tokens=200, do_sample=False, use_cache=True)
                 assert torch.equal(ours.generate(idx[:1, :8], 200, temperature=0), written)
             in_float64(model, ours)
+
+
+# What these models' own config.json say (without what is in families.NOTHING), and what that means here.
+SMOLLM2 = dict(
+    model_type="llama", attention_bias=False, hidden_act="silu", hidden_size=576, intermediate_size=1536, is_llama_config=True,
+    max_position_embeddings=8192, mlp_bias=False, num_attention_heads=9, num_hidden_layers=30, num_key_value_heads=3,
+    rms_norm_eps=1e-05, rope_interleaved=False, rope_scaling=None, rope_theta=100000, tie_word_embeddings=True, vocab_size=49152)
+LLAMA_32_1B = dict(
+    model_type="llama", attention_bias=False, head_dim=64, hidden_act="silu", hidden_size=2048, intermediate_size=8192,
+    max_position_embeddings=131072, mlp_bias=False, num_attention_heads=32, num_hidden_layers=16, num_key_value_heads=8,
+    rms_norm_eps=1e-05, rope_scaling=dict(factor=32.0, high_freq_factor=4.0, low_freq_factor=1.0,
+    original_max_position_embeddings=8192, rope_type="llama3"), rope_theta=500000.0, tie_word_embeddings=True, vocab_size=128256)
+MISTRAL_01 = dict(
+    model_type="mistral", hidden_act="silu", hidden_size=4096, intermediate_size=14336, max_position_embeddings=32768,
+    num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8, rms_norm_eps=1e-05, rope_theta=10000.0,
+    sliding_window=4096, tie_word_embeddings=False, vocab_size=32000)
+QWEN25 = dict(
+    model_type="qwen2", hidden_act="silu", hidden_size=896, intermediate_size=4864, max_position_embeddings=32768,
+    max_window_layers=24, num_attention_heads=14, num_hidden_layers=24, num_key_value_heads=2, rms_norm_eps=1e-06,
+    rope_theta=1000000.0, sliding_window=32768, tie_word_embeddings=True, use_mrope=False, use_sliding_window=False,
+    vocab_size=151936)
+QWEN3 = dict(
+    model_type="qwen3", attention_bias=False, head_dim=128, hidden_act="silu", hidden_size=1024, intermediate_size=3072,
+    max_position_embeddings=40960, max_window_layers=28, num_attention_heads=16, num_hidden_layers=28, num_key_value_heads=8,
+    rms_norm_eps=1e-06, rope_scaling=None, rope_theta=1000000, sliding_window=None, tie_word_embeddings=True,
+    use_sliding_window=False, vocab_size=151936)
+SMOLLM3 = dict(
+    model_type="smollm3", attention_bias=False, hidden_act="silu", hidden_size=2048, intermediate_size=11008,
+    layer_types=["full_attention"] * 36, max_position_embeddings=65536, max_window_layers=28, mlp_bias=False,
+    no_rope_layer_interval=4, no_rope_layers=[1, 1, 1, 0] * 9, num_attention_heads=16, num_hidden_layers=36,
+    num_key_value_heads=4, rms_norm_eps=1e-06, rope_scaling=None, rope_theta=5000000.0, sliding_window=None,
+    use_sliding_window=False, vocab_size=128256)
+PUBLISHED = [
+    (SMOLLM2, dict(n_kv_head=3, rope_base=1e5, tie_weights=True)), (MISTRAL_01, dict(window=4096, window_pattern="S" * 32)),
+    (LLAMA_32_1B, dict(head_size=64, rope_stretch=32.0, rope_trained=8192)), (QWEN25, dict(qkv_bias=True, window=0)),
+    (MISTRAL_01 | dict(sliding_window=None, rope_theta=1000000.0, vocab_size=32768), dict(window=0, rope_base=1e6)),
+    (QWEN3, dict(head_size=128, qk_norm="head")), (SMOLLM3, dict(rope_pattern="RRRN" * 9, tie_weights=True)),
+]
+
+
+@pytest.mark.parametrize("config, ours", PUBLISHED, ids=lambda value: value.get("model_type", ""))
+def test_published_configs(config, ours):
+    """Catches a field of a published model that stops the load, or a meaning of it that was mistaken."""
+    read = GPTConfig(**families.settings(config))
+    assert {name: getattr(read, name) for name in ours} == ours
+
+
+FIELDS = [
+    (kind, field) for kind, family in FAMILIES.items() for field in [
+        *family["settings"], *family["values"], *families.ONE_KIND, *family["windows"],
+        *(["rope_theta", "rope_scaling", "rope_parameters"] if kind != "gpt2" else []), "unheard_of"]
+]
+
+
+@pytest.mark.parametrize("kind, field", FIELDS)
+def test_a_value_that_is_not_built_here(kind, field, tmp_path):
+    """Catches a field that changes what a model computes and is ignored, or ends in a traceback."""
+    model = theirs(random_config(kind, 2))
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {field: "unheard of"}))
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be loaded: .*{field}='unheard of'"):
+        GPT.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_every_field_has_been_thought_of(kind):
+    """Catches a field of a family that the table does not know, or one that changes the model and is taken for nothing."""
+    known = {field for family, field in FIELDS if family == kind}
+    assert {*config_class(kind)().to_dict()} <= known | families.NOTHING
+    assert not known & families.NOTHING
+
+
+@pytest.mark.parametrize("scaling", [
+    {"rope_type": "yarn", "factor": 4.0}, {"type": "linear", "factor": 2.0}, {"rope_type": "default", "partial_rotary_factor": 0.5},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 9},
+    {"rope_type": "llama3", "factor": "x", "original_max_position_embeddings": 9}, {"mrope_section": [1, 2]}, {"rope_type": []},
+], ids=str)
+def test_other_angles(scaling):
+    """Catches a way to stretch RoPE that is taken for another one, or for none."""
+    with pytest.raises((ValueError, TypeError), match="rope_scaling|factor|hashable"):
+        families.settings(LLAMA_32_1B | {"rope_scaling": scaling})
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_the_fastest_ways_to_sample(kind, tmp_path):
+    """Catches int8 weights, packed layers or guesses that a family's layers do not survive."""
+    model = theirs(random_config(kind, 4))
+    model.save_pretrained(tmp_path)
+    idx, written = torch.randint(97, (1, 20)), {}
+    exact = GPT.from_pretrained(tmp_path).eval()
+    for dtype, quantize in (torch.float32, "none"), (torch.float16, "none"), (torch.bfloat16, "none"), (torch.float32, "int8"):
+        ours = prepare_for_inference(GPT.from_pretrained(tmp_path), dtype, quantize)
+        with torch.no_grad():
+            want, got = exact(idx, idx)[0], ours(idx, idx)[0]
+        size = {torch.float32: 1e-5, torch.float16: 0.01, torch.bfloat16: 0.1}[dtype] if quantize == "none" else 0.1
+        assert (got - want).abs().max() <= size * want.abs().max()
+    for guess in None, lambda session, most: ngram(session, min(most, 8)):
+        session = Session(exact, list(idx), 60)
+        tokens = stream(session, 60, Sampling(temperature=0), RandomStream([None]), guess=guess)
+        written[guess is None] = [token.item() for token, _ in tokens]
+    assert written[True] == written[False]

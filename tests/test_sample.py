@@ -296,7 +296,7 @@ def test_a_draft_with_another_vocabulary(trained, other_words):
     """Catches guesses in other words."""
     with pytest.raises(ValueError, match="another tokenizer"):
         sample(SampleConfig(out_dir=str(trained), device="cpu", draft=other_words))
-    with pytest.raises(ValueError, match="draft=nowhere is neither ngram nor a folder"):
+    with pytest.raises(ValueError, match="draft=nowhere is neither ngram nor the folder"):
         sample(SampleConfig(out_dir=str(trained), device="cpu", draft="nowhere"))
 
 

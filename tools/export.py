@@ -8,6 +8,7 @@ way. config/llama_small.toml and config/llama_125m.toml are made to be exported.
 """
 
 import json
+import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -129,6 +130,7 @@ def export(config):
             (unfinished / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
         save_file({name: tensor.to(dtype).contiguous() for name, tensor in tensors}, unfinished / "model.safetensors",
                   metadata={"format": "pt"})
+        shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")  # which safetensors makes private
     print(f"{to}: a {about['architectures'][0]} of {model.num_params():,} parameters in {config.dtype}, from {folder}")
     return to
 
