@@ -124,16 +124,18 @@ class RMSNorm(nn.Module):
 
 
 class QKNorm(nn.Module):
-    """RMSNorm of queries and keys (B, T, H + G, D), each with a learned scale: of each head, or of all heads together."""
+    """RMSNorm of queries and keys (B, T, H + G, D): of each head, or of all heads together; with learned scales, or without."""
 
     def __init__(self, config):
         super().__init__()
         self.heads = [config.n_head, config.n_kv_head or config.n_head]
-        self.start = 3 if config.qk_norm == "head" else 2  # the first dimension that is normalized
-        sizes = [config.D if config.qk_norm == "head" else heads * config.D for heads in self.heads]
-        self.q, self.k = (RMSNorm(config.norm_eps, size) for size in sizes)
+        self.start = 2 if config.qk_norm == "width" else 3  # the first dimension that is normalized
+        sizes = [heads * config.D if config.qk_norm == "width" else config.D for heads in self.heads]
+        self.q, self.k = (RMSNorm(config.norm_eps, None if config.qk_norm is True else size) for size in sizes)
 
     def forward(self, qk):
+        if self.q.weight is None:
+            return self.q(qk)
         q, k = qk.split(self.heads, dim=2)
         q, k = self.q(q.flatten(self.start)).view_as(q), self.k(k.flatten(self.start)).view_as(k)
         return torch.cat([q, k], dim=2)
@@ -238,9 +240,8 @@ class Block(nn.Module):
         self.ln_1 = NORM[config.norm](config)
         self.attn = CausalSelfAttention(
             config.n_embd, config.n_head, config.n_kv_head, head_size=config.D, bias=config.bias, qkv_bias=config.qkv_bias,
-            dropout=config.dropout, qk_norm=QKNorm(config) if config.qk_norm in ("head", "width") else rms_norm if
-            config.qk_norm else None, window=window, visible=config.visible, attention=config.attention, score=config.score,
-            normalize=config.normalize,
+            dropout=config.dropout, qk_norm=QKNorm(config) if config.qk_norm else None, window=window, visible=config.visible,
+            attention=config.attention, score=config.score, normalize=config.normalize,
         )
         self.ln_2 = NORM[config.norm](config)
         self.mlp = MLP[config.mlp](config)

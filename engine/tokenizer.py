@@ -220,11 +220,11 @@ def byte_level(ranks, before=(), special=()):
 
 def bpe(vocabulary, merges=(), special=None, pre_tokenizer=None, decoder=None):
     """A tokenizer.json. A word that is in the vocabulary is one token, whatever the merges say, as in tiktoken."""
-    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    model = {"type": "BPE", "vocab": vocabulary, "merges": list(merges), "ignore_merges": True, "byte_fallback": False}
+    special, plain = special or {}, dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
     return {
-        "version": "1.0", "added_tokens": [{"id": id, "content": text, **plain} for text, id in (special or {}).items()],
-        "normalizer": None, "pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": decoder, "model": model,
+        "version": "1.0", "normalizer": None, "pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": decoder,
+        "added_tokens": [{"id": id, "content": text, "special": True, **plain} for text, id in special.items()],
+        "model": {"type": "BPE", "vocab": vocabulary | special, "merges": list(merges), "ignore_merges": True},
     }
 
 

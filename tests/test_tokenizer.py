@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import tiktoken
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,8 +20,38 @@ def small_bpe():
     )
 
 
+def trained(pre_tokenizer, decoder, **trainer):
+    """A tokenizer.json made here, as Llama's are: a text begins with <s>, and <think> is added but not special."""
+    found = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))
+    found.pre_tokenizer, found.decoder = pre_tokenizer, decoder
+    special = ["<s>", "</s>", *trainer.pop("bytes", [])]
+    found.train_from_iterator([TEXT] * 3, tokenizers.trainers.BpeTrainer(special_tokens=special, show_progress=False, **trainer))
+    found.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    found.add_tokens(["<think> it"])
+    content = json.loads(found.to_str())
+    content["added_tokens"] = [token for token in content["added_tokens"] if not token["content"].startswith("<0x")]
+    return tokenizer_module.HubTokenizer(content, "</s>")
+
+
+def like_llama_3():
+    """A BPE over bytes."""
+    ByteLevel = tokenizers.pre_tokenizers.ByteLevel
+    return trained(ByteLevel(add_prefix_space=False), tokenizers.decoders.ByteLevel(), initial_alphabet=ByteLevel.alphabet())
+
+
+def like_llama_2():
+    """A BPE over characters, spaces as U+2581, with bytes for other characters."""
+    d = tokenizers.decoders
+    decoder = d.Sequence([d.Replace("\u2581", " "), d.ByteFallback(), d.Fuse()])
+    return trained(tokenizers.pre_tokenizers.Metaspace(prepend_scheme="never", split=False), decoder,
+                   bytes=[f"<0x{n:02X}>" for n in range(256)])
+
+
 TEXT = "the cat, das Mädchen, 猫 & 🐈\n"
-ALL = {"byte": tokenizer_module.create("byte"), "char": tokenizer_module.create("char", TEXT), "tiktoken": small_bpe()}
+ALL = {
+    "byte": tokenizer_module.create("byte"), "char": tokenizer_module.create("char", TEXT), "tiktoken": small_bpe(),
+    "byte level": like_llama_3(), "metaspace": like_llama_2(),
+}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -32,6 +63,31 @@ def test_round_trip_through_json(name):
     assert np.array_equal(ids, again.encode(TEXT)) and again.vocab_size == tokenizer.vocab_size
     assert again.decode(ids.tolist()) == TEXT
     assert ids.max() < tokenizer.vocab_size
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_same_ids_by_the_library_tokenizers(name):
+    """Catches a tokenizer.json that is another tokenizer than the model was trained with."""
+    ours, text = ALL[name], TEXT * 2 + " the the<s></s>\n\n  \t cat<|endoftext|>" * (name != "char")
+    end = None if ours.end_of_text is None else ours.decode([ours.end_of_text])
+    theirs = tokenizer_module.HubTokenizer(json.loads(json.dumps(ours.for_hub())), end)
+    assert tokenizer_module.alike(ours, theirs)
+    for special in True, False:
+        assert np.array_equal(ours.encode(text, special), theirs.encode(text, special))
+    assert theirs.encoding.decode(ours.encode(text).tolist()) == text
+
+
+@pytest.mark.parametrize("name", ["byte level", "metaspace"])
+def test_published_tokenizers(name):
+    """Catches a text without the beginning that the model knows, an end that data can forge, and half characters that are lost."""
+    found, text = ALL[name], "a <think> it's the 🐈\U0001f9ff~</s>"
+    assert [*found.begin] == [0] and found.end_of_text == 1
+    ids = found.encode(text)
+    assert 1 not in ids and 1 in found.encode(text, allow_special=True)
+    assert b"".join(found.token_bytes(n) for n in ids).decode() == found.decode(ids) == text
+    assert max(map(len, map(found.token_bytes, ids))) > len("the") and max(ids) == found.vocab_size - 1
+    with pytest.raises(ValueError, match="library tokenizers"):
+        tokenizer_module.from_spec({"kind": "tokenizers", "content": {"model": {}}})
 
 
 @given(st.text())

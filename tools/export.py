@@ -112,7 +112,8 @@ def export(config):
         raise ValueError(f"--to={to} is there already: choose another folder, or remove it")
     model, tokenizer = GPT.from_checkpoint(folder), checkpoint.load_tokenizer(folder)
     about, standard_config = standard(model)
-    about |= {"torch_dtype": config.dtype, "bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
+    about |= {"torch_dtype": config.dtype, "pad_token_id": None}
+    about |= {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
     dtype = getattr(torch, config.dtype)
     tensors = pretrained.disassemble(filled(model, standard_config), asdict(standard_config), about["model_type"])
     end = None if tokenizer.end_of_text is None else tokenizer.decode([tokenizer.end_of_text])
@@ -131,6 +132,14 @@ def export(config):
         save_file({name: tensor.to(dtype).contiguous() for name, tensor in tensors}, unfinished / "model.safetensors",
                   metadata={"format": "pt"})
         shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")  # which safetensors makes private
+    if about["model_type"] == "qwen2" and tokenizer.spec()["kind"] != "tokenizers":
+        print("note: for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: use PreTrainedTokenizerFast")
+    if end is None:
+        try:
+            first = int(tokenizer.encode("\n")[0])
+        except ValueError:
+            first = 0
+        print(f"note: this tokenizer has no end of text, and lm_eval wants a token to begin with: prefix_token_id={first}")
     print(f"{to}: a {about['architectures'][0]} of {model.num_params():,} parameters in {config.dtype}, from {folder}")
     return to
 
