@@ -70,11 +70,11 @@ def assemble(found, config, kind):
         module, part = names.get(module, ("lm_head", 0))
         ours = f"lm_head.{what}" if module == "lm_head" else f"transformer.{f'h.{number}.' if where else ''}{module}.{what}"
         tensor = tensor.t() if turned(module, what, kind) else tensor
-        rows = parts.get(module) or [tensor.shape[0]]
-        if tensor.shape[0] != rows[part]:
-            raise ValueError(f"{name} has {tensor.shape[0]} rows, not {rows[part]}")
+        rows = parts.get(module) or [len(tensor)]
         if ours not in weights:
             weights[ours], missing[ours] = torch.empty(sum(rows), *tensor.shape[1:]), set(range(len(rows)))
+        if tensor.shape != (rows[part], *weights[ours].shape[1:]):
+            raise ValueError(f"{name} is {tuple(tensor.shape)}, not {(rows[part], *weights[ours].shape[1:])}")
         weights[ours][sum(rows[:part]) : sum(rows[: part + 1])] = tensor
         missing[ours].discard(part)
     if lacks := [name for name, parts in missing.items() if parts]:

@@ -5,11 +5,11 @@ import shutil
 
 import pytest
 import torch
-from conftest import complaint, run_here
+from conftest import complaint, run, run_here
 from safetensors.torch import save_file
 from test_model import TINY, gpt2_logits, tiny
 
-from engine import checkpoint, dataset
+from engine import checkpoint, dataset, pretrained, tokenizer
 from model import GPT, GPTConfig
 
 
@@ -133,3 +133,100 @@ def test_what_cannot_be_loaded(tmp_path, monkeypatch):
     hugging_face_folder(tmp_path / "short", tiny(), n_positions=12)
     with pytest.raises(ValueError, match=r"wpe.weight is \(16, 16\) there and \(12, 16\) here"):
         GPT.from_pretrained(tmp_path / "short")
+
+
+def llama_folder(folder, model, files=3):
+    """Write a model of Llama's kind as Hugging Face publishes large ones: in several files, with an index."""
+    folder.mkdir()
+    weights = dict(pretrained.disassemble(dict(model.named_parameters()), vars(model.config), "llama"))
+    names = sorted(weights)
+    index = {name: f"model-{n % files:05}-of-{files:05}.safetensors" for n, name in enumerate(names)}
+    for file in {*index.values()}:
+        save_file({name: weights[name].detach().contiguous() for name in names if index[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    config = dict(model_type="llama", vocab_size=33, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
+                  num_key_value_heads=4, intermediate_size=24, max_position_embeddings=16, tie_word_embeddings=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return weights, index
+
+
+def like_llama():
+    return tiny(position="rope", norm="rmsnorm_scale", norm_eps=1e-6, mlp="swiglu", mlp_size=24, bias=False)
+
+
+def test_many_files(tmp_path):
+    """Catches a shard that is missing or lies elsewhere, a tensor that is in none, and one of another shape."""
+    model, folder = like_llama(), tmp_path / "llama"
+    weights, index = llama_folder(folder, model)
+    idx, path = torch.randint(33, (2, 9)), folder / "model.safetensors.index.json"
+    assert torch.equal(GPT.from_pretrained(folder).eval()(idx)[0], model.eval()(idx)[0])
+    name = "model.layers.1.self_attn.k_proj.weight"
+    (folder / index[name]).rename(tmp_path / "elsewhere.safetensors")
+    with pytest.raises(ValueError, match=f"{index[name]}, which {path.name} names, is missing"):
+        GPT.from_pretrained(folder)
+    path.write_text(json.dumps({"weight_map": index | {name: "../elsewhere.safetensors"}}))
+    with pytest.raises(ValueError, match="elsewhere.safetensors, which .* names, is missing"):
+        GPT.from_pretrained(folder)
+    for changed, message in (
+        ({name: torch.ones(15, 16)}, "k_proj.weight is .15, 16., not .16, 16."), ({}, "transformer.h.1.attn.c_attn.weight is not whole"),
+        ({name: torch.ones(16, 17)}, "is .16, 1[67]., not .16, 1[67]."), ({name: torch.ones(16, 16), "model.extra": torch.ones(1)}, "model.extra"),
+    ):
+        kept = {n: p.detach().contiguous() for n, p in weights.items() if index[n] == index[name] and n != name}
+        save_file(kept | changed, folder / index[name])
+        path.write_text(json.dumps({"weight_map": index}))
+        with pytest.raises(ValueError, match=message):
+            GPT.from_pretrained(folder)
+    for content in "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', "[]":
+        path.write_text(content)
+        with pytest.raises(ValueError, match="cannot be loaded|damaged"):
+            GPT.from_pretrained(folder)
+
+
+def test_an_old_bin(tmp_path):
+    """Catches weights from before safetensors that cannot be read, and a pickle that can do more than hold them."""
+    model, folder, idx = like_llama(), tmp_path / "llama", torch.randint(33, (2, 9))
+    weights, index = llama_folder(folder, model, files=1)
+    (folder / "model.safetensors.index.json").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert torch.equal(GPT.from_pretrained(folder).eval()(idx)[0], model.eval()(idx)[0])
+
+    class Bomb:
+        def __reduce__(self):
+            return (tmp_path / "exploded").touch, ()
+
+    torch.save(weights | {"bomb": Bomb()}, folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="pytorch_model.bin is damaged, or is something else"):
+        GPT.from_pretrained(folder)
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_weights_in_half_precision(tmp_path):
+    """Catches digits that are lost on the way, or a model that stays in the dtype of its file."""
+    model, folder = like_llama(), tmp_path / "llama"
+    weights, index = llama_folder(folder, model, files=1)
+    save_file({name: p.bfloat16().contiguous() for name, p in weights.items()}, folder / next(iter(index.values())))
+    for p, q in zip(GPT.from_pretrained(folder).parameters(), model.parameters()):
+        assert torch.equal(p, q.bfloat16().float()) and p.dtype == torch.float32
+
+
+def test_a_tokenizer_that_does_not_fit(tmp_path):
+    """Catches ids that the model has no embedding for, a folder that has no tokenizer, and one that cannot be read."""
+    llama_folder(tmp_path / "llama", like_llama())
+    command = "sample.py", f"--init_from={tmp_path / 'llama'}", "--max_new_tokens=5", "--start=a"
+    assert "has no tokenizer.json" in complaint(run_here(*command))
+    path = tmp_path / "llama" / "tokenizer.json"
+    path.write_text(json.dumps(tokenizer.create("byte").for_hub()))
+    assert "33 token ids, and its tokenizer 256" in complaint(run_here(*command))
+    path.write_text('{"model": {"type": "BPE"}}')
+    assert "the library tokenizers says" in complaint(run_here(*command))
+    path.write_text(json.dumps(tokenizer.create("char", "abcdef\n").for_hub()))
+    result = run_here(*command)
+    assert result.returncode == 0 and result.stdout.startswith("a"), result.stderr
+
+
+def test_a_name_without_a_network(monkeypatch):
+    """Catches a traceback of the hub's, and a remedy that is not named."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for name in "gpt2", "HuggingFaceTB/SmolLM2-135M":
+        line = complaint(run("sample.py", f"--init_from={name}"))
+        assert "or give a folder that holds its config.json and model.safetensors" in line or "pip install huggingface_hub" in line
