@@ -170,7 +170,7 @@ def config_json(kind, ours):
     theirs = {"model_type": kind, "architectures": [family["class"]]}
     theirs |= {field: ours[name] for field, (name, _) in family["settings"].items()}
     if kind == "gpt2":
-        return theirs | {"activation_function": ACTIVATION.get(ours["mlp"], "gelu_new")}
+        return theirs | {"activation_function": ACTIVATION.get(ours["mlp"], "gelu_new"), "n_ctx": ours["block_size"]}
     llama3 = {"rope_type": "llama3", "factor": ours["rope_stretch"], "low_freq_factor": 1.0, "high_freq_factor": 4.0,
               "original_max_position_embeddings": ours["rope_trained"]}
     theirs |= {"rope_theta": ours["rope_base"], "rope_scaling": llama3 if ours["rope_stretch"] != 1 else None}

@@ -142,17 +142,19 @@ def test_what_cannot_be_written(tmp_path):
     assert not list((tmp_path / "there").iterdir())
 
 
-def test_lm_eval(tmp_path):
+@pytest.mark.parametrize("name", EXPORTABLE)
+def test_lm_eval(name, tmp_path):
     """Catches log-likelihoods that are not those of the model here."""
     huggingface = pytest.importorskip("lm_eval.models.huggingface")
     from lm_eval.api.instance import Instance
 
-    model, _ = saved(tmp_path, tokenizer.create("byte"), **LLAMA | dict(vocab_size=256))
+    model, _ = saved(tmp_path, tokenizer.create("byte"), **EXPORTABLE[name] | dict(vocab_size=256))
     folder, encode = export(ExportConfig(out_dir=str(tmp_path / "out"), to=str(tmp_path / "to"))), tokenizer.create("byte").encode
     harness = huggingface.HFLM(pretrained=str(folder), device="cpu", batch_size=2, prefix_token_id=10)
     asked = [("Tyger Tyger, burning", " bright"), ("the forests", " of the night"), ("a", "b")]
-    for (start, end), (found, _) in zip(asked, harness.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in asked])):
+    found = harness.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in asked])
+    for (start, end), (logprob, _) in zip(asked, found):
         idx = torch.tensor([[*encode(start), *encode(end)]]).long()
         with torch.no_grad():
             logprobs = model(idx[:, :-1], idx[:, 1:])[0].log_softmax(-1).gather(2, idx[:, 1:, None])
-        assert abs(found - logprobs[0, len(encode(start)) - 1 :].sum().item()) < 1e-4
+        assert abs(logprob - logprobs[0, len(encode(start)) - 1 :].sum().item()) < 1e-4

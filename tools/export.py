@@ -105,6 +105,19 @@ def filled(model, config):
             for name, p in theirs.items()}
 
 
+def notes(kind, config, tokenizer):
+    """What readers of an exported folder make of it otherwise than one expects."""
+    if kind == "qwen2" and tokenizer.spec()["kind"] != "tokenizers":
+        yield "for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: use PreTrainedTokenizerFast"
+    if config.window:
+        yield "llama.cpp does not know windows in this family: what it computes differs from the window's length on"
+    if config.rope_pattern.strip("R") and any(letter != "RRRN"[n % 4] for n, letter in enumerate(config.rope_pattern)):
+        yield "llama.cpp takes every fourth layer of SmolLM 3 for the one without RoPE, whatever config.json says"
+    if tokenizer.end_of_text is None:
+        first = tokenizer.encode("\n")[0] if "\n" in tokenizer.decode(range(tokenizer.vocab_size)) else 0
+        yield f"this tokenizer has no end of text, and lm_eval wants a token to begin with: prefix_token_id={first}"
+
+
 def export(config):
     """Write the folder and return its path; ValueError for a model that cannot be exported, or a folder that is there."""
     to, folder = Path(config.to), checkpoint.find(config.out_dir, config.checkpoint)
@@ -112,16 +125,16 @@ def export(config):
         raise ValueError(f"--to={to} is there already: choose another folder, or remove it")
     model, tokenizer = GPT.from_checkpoint(folder), checkpoint.load_tokenizer(folder)
     about, standard_config = standard(model)
-    about |= {"torch_dtype": config.dtype, "pad_token_id": None}
-    about |= {"bos_token_id": tokenizer.end_of_text, "eos_token_id": tokenizer.end_of_text}
+    begin, end = (*tokenizer.begin, tokenizer.end_of_text)[0], tokenizer.end_of_text
+    about |= {"torch_dtype": config.dtype, "bos_token_id": begin, "eos_token_id": end, "pad_token_id": None}
     dtype = getattr(torch, config.dtype)
     tensors = pretrained.disassemble(filled(model, standard_config), asdict(standard_config), about["model_type"])
-    end = None if tokenizer.end_of_text is None else tokenizer.decode([tokenizer.end_of_text])
+    begin, end = (None if token is None else tokenizer.decode([token]) for token in (begin, end))
     files = {
         "config.json": about, "tokenizer.json": tokenizer.for_hub(), "lookback.json": {"tokenizer": tokenizer.spec()},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": standard_config.block_size, "eos_token": end,
-            "bos_token": end, "clean_up_tokenization_spaces": False,
+            "bos_token": begin, "clean_up_tokenization_spaces": False,
         },
     }
     to.parent.mkdir(parents=True, exist_ok=True)
@@ -132,14 +145,8 @@ def export(config):
         save_file({name: tensor.to(dtype).contiguous() for name, tensor in tensors}, unfinished / "model.safetensors",
                   metadata={"format": "pt"})
         shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")  # which safetensors makes private
-    if about["model_type"] == "qwen2" and tokenizer.spec()["kind"] != "tokenizers":
-        print("note: for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: use PreTrainedTokenizerFast")
-    if end is None:
-        try:
-            first = int(tokenizer.encode("\n")[0])
-        except ValueError:
-            first = 0
-        print(f"note: this tokenizer has no end of text, and lm_eval wants a token to begin with: prefix_token_id={first}")
+    for note in notes(about["model_type"], standard_config, tokenizer):
+        print(f"note: {note}")
     print(f"{to}: a {about['architectures'][0]} of {model.num_params():,} parameters in {config.dtype}, from {folder}")
     return to
 
