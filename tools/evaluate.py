@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
 from engine import checkpoint, configure, dataset, pretrained
@@ -71,8 +70,7 @@ def evaluate(model, tokens, stride=0, batch_size=8):
         batch.append(window)
         if len(batch) == batch_size or n == count:
             x, y = (torch.from_numpy(np.stack(part)).to(device) for part in zip(*batch))
-            logits = model(x, y)[0]
-            total += F.cross_entropy(logits.flatten(0, 1).float(), y.flatten(), ignore_index=-1, reduction="sum").item()
+            total += model(x, y, only_loss=True)[1].item() * int((y >= 0).sum())
             batch = []
     return total, len(tokens) - 1
 
@@ -89,7 +87,7 @@ def main(config):
     if not (name or config.text) and checkpoint.is_ours(folder):
         name = checkpoint.load_config(folder)["training"].get("dataset")
     if config.text:
-        tokens, about = np.asarray(tokenizer.encode(dataset.read_text(config.text))), config.text
+        tokens, about = np.array([*tokenizer.begin, *tokenizer.encode(dataset.read_text(config.text))]), config.text
     elif name:
         data = dataset.load(name, 1)
         if data.tokenizer.spec() != tokenizer.spec():
@@ -101,7 +99,8 @@ def main(config):
         raise ValueError(f"{about} has {len(tokens)} tokens: at least two are needed")
     total, predicted = evaluate(model.to(device).eval(), tokens, config.stride, config.batch_size)
     used, counts = np.unique(tokens[1:], return_counts=True)
-    size = sum(count * len(tokenizer.token_bytes(int(token))) for token, count in zip(used, counts))
+    size = sum(count * len(tokenizer.token_bytes(int(token))) for token, count in zip(used, counts)
+               if token != tokenizer.end_of_text)  # it separates texts, and has no bytes in them
     loss = total / predicted
     result = {"tokens": predicted, "loss": loss, "perplexity": math.exp(min(loss, 700))}
     result["bits_per_byte"] = total / math.log(2) / size
