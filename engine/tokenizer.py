@@ -5,6 +5,7 @@
 """
 
 import base64
+import itertools
 import json
 import re
 
@@ -42,8 +43,8 @@ class ByteTokenizer(Tokenizer):
 class CharTokenizer(Tokenizer):
     """One id for each character that the training text contains, in code point order, as nanoGPT's shakespeare_char."""
 
-    def __init__(self, text):
-        self.characters = "".join(sorted(set(text)))
+    def __init__(self, characters):
+        self.characters = "".join(sorted(set(characters)))
         self.code_points = code_points(self.characters)
         self.vocab_size = len(self.characters)
 
@@ -195,10 +196,10 @@ def from_spec(spec):
         raise ValueError(f"not a tokenizer specification that this version knows: {reason}") from None
 
 
-def create(name, text=""):
-    """A tokenizer by its name: char (learned from text), byte, or one of tiktoken's encodings, such as gpt2."""
+def create(name, texts=()):
+    """A tokenizer by its name: char (learned from texts), byte, or one of tiktoken's encodings, such as gpt2."""
     if name == "char":
-        return CharTokenizer(text)
+        return CharTokenizer(itertools.chain.from_iterable(texts))
     return ByteTokenizer() if name == "byte" else TiktokenTokenizer.from_name(name)
 
 
