@@ -28,7 +28,7 @@ def decoded(content, path, start=0):
     """UTF-8 from offset start of a file as text, line ends as they are; Damaged says where it is not UTF-8."""
     try:
         text = content.decode("utf-8" if start else "utf-8-sig")
-        wrong = text.find("\0")  # as in UTF-16
+        wrong = content.find(0)  # as in UTF-16
     except UnicodeDecodeError as error:
         wrong = error.start
     if wrong >= 0:

@@ -5,6 +5,7 @@ documents are written; the same command goes on from there, and ends with the sa
 """
 
 import hashlib
+import itertools
 import json
 from pathlib import Path
 
@@ -27,15 +28,18 @@ def write_stream(folder, parts, tokenizer_name, source, val_share=0.005, tokens=
     with held(folder):
         journal = resumed(new, key)
         try:
-            if journal is None:
+            if journal:
+                encoding = tokenizer.from_spec(journal["tokenizer"])
+            else:
                 remove(new)
-                encoding = tokenizer_of_run(tokenizer_name) or tokenizer.create(tokenizer_name, texts_of(parts, skip_damaged))
+                texts = itertools.chain(["\n"], texts_of(parts, skip_damaged))  # which may separate them
+                encoding = tokenizer_of_run(tokenizer_name) or tokenizer.create(tokenizer_name, texts)
                 new.mkdir()
                 zero = {"part": 0, "documents": 0, "digest": "", "read": 0, "skipped": {}}
                 journal = {"key": key, **about(encoding), "mark": zero, "splits": {name: {} for name in SPLITS}}
                 note(new, journal)
             if not (new / "meta.json").exists():
-                stream(new, journal, parts, source, val_share, tokens, skip_damaged)
+                stream(new, journal, encoding, parts, source, val_share, tokens, skip_damaged)
             counts = settle(folder)
         except BaseException as error:
             kept = sum(split.get("tokens", 0) for split in journal["splits"].values()) if journal else 0
@@ -72,7 +76,7 @@ def resumed(new, key):
 
 def texts_of(parts, skip_damaged):
     """All texts, for a tokenizer that learns from them."""
-    bar = tqdm(total=sum(part.size or 0 for part in parts) or None, unit=parts[0].unit, unit_scale=True, leave=False,
+    bar = tqdm(total=sum(part.size or 0 for part in parts) or None, unit=parts[0].unit, unit_scale=True, leave=False, delay=1,
                desc="learning a tokenizer")
     with bar:
         for part in parts:
@@ -114,13 +118,13 @@ def split_of(sha256, val_share):
     return "val" if int.from_bytes(sha256[:8], "big") < val_share * 2**64 else "train"
 
 
-def stream(new, journal, parts, source, val_share, tokens, skip_damaged):
+def stream(new, journal, encoding, parts, source, val_share, tokens, skip_damaged):
     """Tokenize what the journal does not have yet, and complete new."""
-    encoding = tokenizer.from_spec(journal["tokenizer"])
     splits = {name: Split(new, name, journal["dtype"], **state) for name, state in journal["splits"].items()}
     documents = marked(parts, journal["mark"], encoding, val_share, skip_damaged)
     total, unit = (tokens, "token") if tokens else (sum(part.size or 0 for part in parts) or None, parts[0].unit)
-    with tqdm(total=total, unit=unit, unit_scale=True, desc=f"preparing {new.parent.name}", leave=False) as bar:
+    how = dict(total=total, unit=unit, unit_scale=True, desc=f"preparing {new.parent.name}", leave=False, delay=1)
+    with tqdm(**how) as bar:
         for _, mark in tokenize(documents, encoding, splits, separator_of(encoding)):
             if mark is None:
                 continue
