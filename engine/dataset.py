@@ -64,7 +64,7 @@ class Tokens:
             here, shard = which == n, self.shards[n]
             found[here] = shard[index[here] - (self.ends[n] - len(shard))]
         if (largest := found.max(initial=0)) >= self.vocab_size:
-            raise ValueError(f"{self.folder} has token id {largest}, but the vocabulary has {self.vocab_size}: prepare it again")
+            raise ValueError(f"{self.folder} has token id {largest}; the vocabulary has {self.vocab_size}: prepare it again")
         return found
 
 
@@ -150,7 +150,7 @@ def load(name, block_size, data_tokenizer="", verify="auto"):
         mapped = [np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r") for path in paths[split]]
         for path, shard, ids in zip(paths[split], shards[split], mapped) if small or verify else ():
             if (largest := int(ids.max())) >= encoding.vocab_size:
-                raise ValueError(f"{path} has token id {largest}, but the vocabulary has {encoding.vocab_size}: prepare it again")
+                raise ValueError(f"{path} has token id {largest}; the vocabulary has {encoding.vocab_size}: prepare it again")
             if verify and shard.get("sha256") not in (None, sha256_of_file(path)):
                 raise ValueError(f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again")
         splits[split] = mapped[0] if small and len(mapped) == 1 else Tokens(mapped, encoding.vocab_size, folder)

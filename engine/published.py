@@ -63,8 +63,8 @@ class HubPart:
                 yield row[self.column] or "", number
         except Exception as error:  # each library below it has its own
             reason = str(error).strip().splitlines()[:1] or [""]
-            raise ValueError(f"cannot read {self.path} from Hugging Face ({type(error).__name__}: {reason[0][:100]}): connect to "
-                             "the internet, or get its parquet files another way and give them as --input FILES") from None
+            raise ValueError(f"cannot read {self.path} from Hugging Face ({type(error).__name__}: {reason[0][:100]}): connect "
+                             "to the internet, or get its parquet files another way and give them as --input FILES") from None
 
 
 @dataclass

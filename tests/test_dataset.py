@@ -214,7 +214,7 @@ def break_val(folder, content):
     [
         (lambda f: break_val(f, (f / "val.bin").read_bytes()[:-1]), "val.bin has .* bytes, not 2 for each"),
         (lambda f: break_val(f, (f / "val.bin").read_bytes()[:-2]), "val.bin has .* bytes, not 2 for each"),
-        (lambda f: break_val(f, b"\xff\x00" + (f / "val.bin").read_bytes()[2:]), "token id 255, but the vocabulary has"),
+        (lambda f: break_val(f, b"\xff\x00" + (f / "val.bin").read_bytes()[2:]), "token id 255; the vocabulary has"),
         (lambda f: break_val(f, b""), "val.bin has 0 bytes"),
         (lambda f: (f / "meta.json").write_text("{"), "meta.json is damaged"),
         (lambda f: (f / "meta.json").write_text("{}"), "meta.json is damaged"),

@@ -75,7 +75,7 @@ def test_every_kind_of_file(tmp_path, monkeypatch):
 
 
 def test_shards_and_the_split(tmp_path, monkeypatch):
-    """Catches text that is lost at the end of a shard, a split that depends on more than the text, and borders without a mark."""
+    """Catches text that is lost at the end of a shard, a split that depends on more than it, and borders without a mark."""
     small(monkeypatch)
     documents = texts(400)
     first, second = jsonl(tmp_path / "a.jsonl", documents[:150]), jsonl(tmp_path / "b.jsonl", documents[150:])
@@ -292,7 +292,7 @@ def test_a_large_dataset_is_not_read_at_the_start(tmp_path, monkeypatch):
     monkeypatch.setattr(dataset, "SMALL", 0)
     data = dataset.load(str(tmp_path / "x"), 8)
     assert len(data.train[:3000]) == 3000
-    with pytest.raises(ValueError, match="token id 65535, but the vocabulary has 256"):
+    with pytest.raises(ValueError, match="token id 65535; the vocabulary has 256"):
         data.train[2990:3010]
     with pytest.raises(ValueError, match="train_000001.bin has token id 65535"):
         dataset.load(str(tmp_path / "x"), 8, verify=True)
