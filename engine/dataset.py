@@ -17,11 +17,9 @@ import torch
 from engine import checkpoint, tokenizer
 from engine.corpus import read_text  # noqa: F401
 from engine.files import here, quoted, read_json, sha256_of_file
-from engine.preparation import SPLITS, seal, shard_names, write  # noqa: F401
+from engine.preparation import DATA, SMALL, SPLITS, seal, shard_names, write  # noqa: F401
 
-DATA = Path(__file__).parents[1] / "data"
 SHIPPED = "stdlib", "shakespeare", "shakespeare_char"  # which prepare themselves; no other folder's code is ever run
-SMALL = 2**28  # bytes that are hashed in less than a second
 
 
 @dataclass

@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from engine import checkpoint, tokenizer
+from engine import tokenizer
 from engine.files import (
     WRITE_ERRORS, Damaged, cannot_write, held, partial, publish, read_json, remove, sha256_of, sha256_of_file, sync,
 )
 
+DATA = Path(__file__).parents[1] / "data"
 SPLITS = "train", "val"
+SMALL = 2**28  # bytes that are hashed, or tokenized, in no time
 SHARD = 2**27  # tokens in a file, at most
 BATCH = 2**18  # characters that a thread encodes at a time, which keeps memory small and threads busy
 
@@ -272,6 +274,10 @@ def write(folder, documents, tokenizer_name, source, val=None, names=None):
 
 def tokenizer_of_run(name):
     """The tokenizer of a run's folder, or None if name is none."""
+    if not Path(name).is_dir():
+        return None
+    from engine import checkpoint  # which needs torch, as little else here does
+
     if checkpoint.every(name) or Path(name, "manifest.json").exists():
         return checkpoint.load_tokenizer(checkpoint.find(name))
 

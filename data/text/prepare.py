@@ -26,7 +26,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while torch is imported ends without a traceback
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import configure, corpus, dataset, streams
+from engine import configure, corpus, preparation, streams
 
 
 @dataclass
@@ -131,7 +131,7 @@ def beginning(path):
 def prepare(settings):
     if not settings.input:
         raise ValueError("--input is missing: which file or folder holds your text?")
-    folder = dataset.DATA / settings.name
+    folder = preparation.DATA / settings.name
     plain = all(character in "_.-" or unicodedata.category(character)[0] in "LMN" for character in settings.name)
     if not plain or settings.name[:1] in ("", ".", "-"):
         raise ValueError(f"--name={settings.name}: use letters, digits, _, - and . only, and begin with neither - nor .")
@@ -141,8 +141,8 @@ def prepare(settings):
     val = find(settings.val or (), "--val", settings.glob, known)  # first, so that its files are not trained on
     train = find(settings.input, "--input", settings.glob, known)
     size = sum(path.stat().st_size for path in [*val, *train])
-    streamed = size >= dataset.SMALL or any(map(corpus.has_records, [*val, *train]))
-    val, train = (texts(files, beginning if streamed else dataset.read_text) for files in (val, train))
+    streamed = size >= preparation.SMALL or any(map(corpus.has_records, [*val, *train]))
+    val, train = (texts(files, beginning if streamed else corpus.read_text) for files in (val, train))
     source = ", ".join(path.name or str(path) for path in settings.input)
     if not train or settings.val is not None and not val:
         flag = "--val" if train else "--input"
@@ -151,10 +151,10 @@ def prepare(settings):
     if streamed:
         parts = [corpus.Part(path, settings.column, "val") for path in val]
         parts += [corpus.Part(path, settings.column, "train" if val else None) for path in train]
-        share = settings.val_share or (0.1 if size < dataset.SMALL else 0.005)
+        share = settings.val_share or (0.1 if size < preparation.SMALL else 0.005)
         streams.write_stream(folder, parts, settings.tokenizer, source, share, skip_damaged=settings.skip_damaged)
     else:
-        dataset.write(folder, [*train.values()], settings.tokenizer, source, [*val.values()], [*train, *val])
+        preparation.write(folder, [*train.values()], settings.tokenizer, source, [*val.values()], [*train, *val])
 
 
 if __name__ == "__main__":
