@@ -175,7 +175,10 @@ def tokenize(documents, encoding, splits, separator):
     def encode(batch):
         found = {}
         for name, begins, text in batch:
-            ids = encoding.encode(text)
+            try:
+                ids = encoding.encode(text)
+            except ValueError as error:  # as tiktoken has for a million spaces before a word
+                raise ValueError(f"the text that begins with {text[:40]!r} cannot be encoded: {error}") from None
             if (largest := ids.max(initial=0)) >= encoding.vocab_size:  # so that reading need not look at all of them
                 raise ValueError(f"the tokenizer gives id {largest}, but has only {encoding.vocab_size}")
             found.setdefault(name, []).extend([separator, ids] if begins else [ids])

@@ -26,11 +26,9 @@ def write_stream(folder, parts, tokenizer_name, source, val_share=0.005, tokens=
     key = {"parts": [part.key for part in parts], "tokenizer": str(tokenizer_name), "val_share": val_share, "tokens": tokens}
     key = sha256_of([json.dumps(key | {"shard": preparation.SHARD}).encode()])
     with held(folder):
-        journal = resumed(new, key)
+        journal, encoding = resumed(new, key)
         try:
-            if journal:
-                encoding = tokenizer.from_spec(journal["tokenizer"])
-            else:
+            if not journal:
                 remove(new)
                 texts = itertools.chain(["\n"], texts_of(parts, skip_damaged))  # which may separate them
                 encoding = tokenizer_of_run(tokenizer_name) or tokenizer.create(tokenizer_name, texts)
@@ -46,7 +44,8 @@ def write_stream(folder, parts, tokenizer_name, source, val_share=0.005, tokens=
             if not kept:
                 remove(new)
             if isinstance(error, KeyboardInterrupt):
-                print(f"\ninterrupted: {kept:,} tokens are kept; the same command goes on from there")
+                print(f"\ninterrupted: {kept:,} tokens are kept; the same command goes on from there" if kept else
+                      "\ninterrupted: nothing is kept, since no shard was finished")
             raise
     for name, reason in journal["mark"]["skipped"].items():
         print(f"skipped the rest of {name}: {reason}")
@@ -58,20 +57,22 @@ def note(new, journal):
 
 
 def resumed(new, key):
-    """What an interrupted preparation has noted; None if there is none that can go on."""
+    """What an interrupted preparation has noted, and its tokenizer; (None, None) if there is none that can go on."""
     if not (new / "journal.json").exists():
-        return None
+        return None, None
     try:
         journal = read_json(new / "journal.json")
         if journal["key"] != key:
             print(f"note: {new} is the beginning of a preparation with other settings or inputs: starting anew")
-            return None
+            return None, None
+        encoding = tokenizer.from_spec(journal["tokenizer"])
         if not (new / "meta.json").exists():
             splits = [Split(new, name, journal["dtype"], **state) for name, state in journal["splits"].items()]
             print(f"going on after {sum(split.tokens for split in splits):,} tokens of an interrupted preparation")
-        return journal
-    except (Damaged, KeyError, TypeError) as error:
+        return journal, encoding
+    except (ValueError, KeyError, TypeError) as error:
         print(f"note: {new} cannot be used ({error}): starting anew")
+        return None, None
 
 
 def texts_of(parts, skip_damaged):

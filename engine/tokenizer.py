@@ -16,8 +16,8 @@ MOST = 2**22  # more tokens than any vocabulary has
 LEARNED_FROM = 2**30  # characters that bpe:VOCAB learns from, at most
 
 # GPT-4's way of cutting text into words, which no token crosses: numbers have at most three digits, lines end with a word.
-PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-           r"|\s*[\r\n]+|\s+(?!\S)|\s+")
+PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+           r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s")
 
 
 class Tokenizer:

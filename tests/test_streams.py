@@ -342,3 +342,32 @@ def test_a_character_of_a_stream_that_a_tokenizer_lacks(tmp_path, monkeypatch):
     monkeypatch.setattr(streams, "tokenizer_of_run", lambda name: tokenizer_module.create("char", "abc\n"))
     with pytest.raises(ValueError, match="a.jsonl, document 2: character 'd'"):
         prepared(tmp_path / "x", [jsonl(tmp_path / "a.jsonl", ["abc", "abd"])])
+
+
+def test_a_text_that_cannot_be_encoded(tmp_path, gpt2_files):
+    """Catches an error of a regular expression that names none of a million documents."""
+    path = jsonl(tmp_path / "a.jsonl", [*texts(30), "blanks" + " " * 2_000_000 + "!"])
+    with pytest.raises(ValueError, match="the text that begins with 'blanks  .* cannot be encoded: Regex error"):
+        prepared(tmp_path / "x", [path], "gpt2")
+
+
+def test_ctrl_c(tmp_path, monkeypatch, capsys):
+    """Catches a traceback, work that is lost, and a message that does not say how to go on."""
+    small(monkeypatch)
+    path, append, count = jsonl(tmp_path / "a.jsonl", texts(200)), preparation.Split.append, 0
+
+    def interrupted(split, ids):
+        nonlocal count
+        count += 1
+        if count in (3, 70):
+            raise KeyboardInterrupt
+        append(split, ids)
+
+    monkeypatch.setattr(preparation.Split, "append", interrupted)
+    for message, left in ("interrupted: nothing is kept", False), (r" tokens are kept; the same command goes on", True):
+        with pytest.raises(KeyboardInterrupt):
+            prepared(tmp_path / "x", [path])
+        assert message in capsys.readouterr().out and (tmp_path / "x" / "new").exists() == left
+    prepared(tmp_path / "x", [path])
+    prepared(tmp_path / "y", [path])
+    assert content(tmp_path / "x") == content(tmp_path / "y") and "going on after" in capsys.readouterr().out
