@@ -63,7 +63,7 @@ class TrainConfig(GPTConfig):
     data_tokenizer: Literal["", "gpt2"] = ""
     """gpt2: the dataset has no meta.json, but was made by nanoGPT, with GPT-2's tokens."""
     verify_data: bool | Literal["auto"] = "auto"
-    """Compare the dataset's files with their sha256; auto: if they have less than 256 MB."""
+    """Compare the dataset's files with their sha256; auto: those of a split that has less than 256 MB."""
     mask_documents: bool = False
     """A token sees only its own document, which begins with the tokenizer's end-of-text token; False: all of the context."""
     batch_size: int = 8

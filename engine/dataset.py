@@ -102,8 +102,8 @@ def load(name, block_size, data_tokenizer="", verify="auto"):
     """The Dataset called name, checked: whole, every id within the vocabulary, longer than block_size.
 
     data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them. verify: whether to compare all files with
-    their sha256; auto: if that takes less than a second. Of a larger one nothing is read before it is used, and ids are
-    checked as they are drawn. ValueError for what is damaged, missing or too short.
+    their sha256; auto: a split where that takes less than a second. Of a larger one nothing is read before it is used, and
+    its ids are checked as they are drawn. ValueError for what is damaged, missing or too short.
     """
     folder, prepared = find(name)
     if (folder / "meta.json").exists():
@@ -114,9 +114,12 @@ def load(name, block_size, data_tokenizer="", verify="auto"):
             encoding, dtype = tokenizer.from_spec(meta["tokenizer"]), meta["dtype"]
             hashes = {name: meta[name]["sha256"] for name in SPLITS}
             shards = {name: meta[name].get("shards", [meta[name]]) for name in SPLITS}  # earlier versions had only one
-            counts = [shard["tokens"] for name in SPLITS for shard in shards[name]] + [meta["val"]["characters"]]
+            sizes = {name: [shard["tokens"] for shard in shards[name]] for name in SPLITS}
+            counts = [*sizes["train"], *sizes["val"], meta["train"]["tokens"], meta["val"]["tokens"], meta["val"]["characters"]]
             if not all(type(count) is int and 0 < count < 2**62 for count in counts):
                 raise ValueError("its counts are not those of a text")
+            if any(sum(sizes[name]) != meta[name]["tokens"] for name in SPLITS):
+                raise ValueError("its shards are not the whole")
             if dtype not in ("uint16", "uint32") or meta["vocab_size"] != encoding.vocab_size:
                 raise KeyError(f"dtype {dtype}, vocab_size {meta['vocab_size']}")
             tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
@@ -135,9 +138,10 @@ def load(name, block_size, data_tokenizer="", verify="auto"):
     paths = {split: [folder / file for file in shard_names(split, len(shards[split]))] for split in SPLITS}
     if missing := [path for split in SPLITS for path in paths[split] if not path.is_file()]:
         raise ValueError(f"{missing[0]} is missing: prepare the dataset again")
-    small = sum(path.stat().st_size for split in SPLITS for path in paths[split]) < SMALL
-    verify, width, splits = prepared or (small if verify == "auto" else verify), np.dtype(dtype).itemsize, {}
+    width, splits = np.dtype(dtype).itemsize, {}
     for split in SPLITS:
+        small = sum(path.stat().st_size for path in paths[split]) < SMALL
+        compare = prepared or (small if verify == "auto" else verify)
         for path, shard in zip(paths[split], shards[split]):
             size, expected = path.stat().st_size, shard["tokens"]
             if size != expected * width:
@@ -146,10 +150,10 @@ def load(name, block_size, data_tokenizer="", verify="auto"):
             raise ValueError(f"{paths[split][0]} has {tokens:,} tokens, but block_size={block_size} needs at least "
                              f"{block_size + 1:,}: use more text or a smaller block_size")
         mapped = [np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r") for path in paths[split]]
-        for path, shard, ids in zip(paths[split], shards[split], mapped) if small or verify else ():
+        for path, shard, ids in zip(paths[split], shards[split], mapped) if small or compare else ():
             if (largest := int(ids.max())) >= encoding.vocab_size:
                 raise ValueError(f"{path} has token id {largest}; the vocabulary has {encoding.vocab_size}: prepare it again")
-            if verify and shard.get("sha256") not in (None, sha256_of_file(path)):
+            if compare and shard.get("sha256") not in (None, sha256_of_file(path)):
                 raise ValueError(f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again")
         splits[split] = mapped[0] if small and len(mapped) == 1 else Tokens(mapped, encoding.vocab_size, folder)
     name = name if folder.parent == DATA else str(folder.resolve())

@@ -276,9 +276,14 @@ def test_batches_of_shards(tmp_path, monkeypatch):
     for x, y in zip(dataset.every_batch(one.val, 4, 30), dataset.every_batch(many.val, 4, 30), strict=True):
         assert x[0].equal(y[0]) and x[1].equal(y[1])
     meta = json.loads((tmp_path / "one" / "meta.json").read_text())
+    del meta["sha256"]
+    for shards in [], [{"tokens": 5, "sha256": ""}], 7, [[]]:
+        damaged = meta | {"val": meta["val"] | {"shards": shards}}
+        (tmp_path / "one" / "meta.json").write_text(json.dumps(damaged))
+        with pytest.raises(ValueError, match="meta.json is damaged"):
+            dataset.load(str(tmp_path / "one"), 8)
     for split in meta["train"], meta["val"]:
         del split["shards"]
-    del meta["sha256"]
     (tmp_path / "one" / "meta.json").write_text(json.dumps(meta))
     assert np.array_equal(dataset.load(str(tmp_path / "one"), 8).train, one.train)
 
