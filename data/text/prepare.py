@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while torch is imported ends without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends without a traceback
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine import configure, corpus, preparation, streams
