@@ -96,6 +96,26 @@ def same_document(ids):
     return visible
 
 
+class PackedDocuments:
+    """What attention must know of a batch idx (B, T) whose rows are documents one after the other: each sees only itself.
+
+    A separator belongs to the document that it begins, so that a text sampled from it alone is what was trained. Asked as a
+    cache is (see KVCache), in the place of one, but without a memory: the batch is complete.
+    """
+
+    def __init__(self, idx, separator):
+        self.same = same_document((idx == separator).cumsum(1))
+
+    def positions(self, T):
+        return slice(0, T)
+
+    def visible(self, predicate):
+        return both(predicate, self.same)
+
+    def append(self, k, v):
+        return k, v
+
+
 def present(real):
     """Keys that are not padding: real, bool (Tk,) or (B, Tk). Ignores the query position."""
 

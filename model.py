@@ -21,7 +21,7 @@ from engine import checkpoint, decoding, pretrained
 from engine.checks import at_least, check_heads, choose
 from engine.kernels import linear_cross_entropy, relu2, rms_norm
 from engine.weights import WithoutInit, checked
-from masks import mean_keys
+from masks import PackedDocuments, mean_keys
 
 
 @dataclass(kw_only=True)
@@ -299,6 +299,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.activation_checkpointing = False  # True: training computes each block twice, and keeps its input only
+        self.separator = None  # the id that begins a document, if training is to keep documents apart
         self.transformer = nn.ModuleDict({
             "wte": nn.Embedding(config.vocab_size, config.n_embd),
             "wpe": POSITION[config.position](config),
@@ -322,7 +323,8 @@ class GPT(nn.Module):
         nats; only_loss: None and the loss, in less memory. Without targets: logits (B, 1, vocab_size) of the last
         position, and None. With a cache from new_cache, idx continues what the cache holds. ValueError past block_size.
         """
-        x = self.hidden(idx, cache)
+        apart = targets is not None and self.separator is not None
+        x = self.hidden(idx, cache, PackedDocuments(idx, self.separator) if apart else None)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
         if only_loss:
@@ -331,8 +333,8 @@ class GPT(nn.Module):
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # half precision is too coarse for a loss
         return logits, F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
-    def hidden(self, idx, cache=None):
-        """Token ids (B, T) -> what the head reads, (B, T, n_embd). cache as in forward."""
+    def hidden(self, idx, cache=None, packed=None):
+        """Token ids (B, T) -> what the head reads, (B, T, n_embd). cache as in forward; packed: its documents, if apart."""
         T = idx.shape[1]
         if T > self.config.block_size:
             raise ValueError(f"{T} tokens do not fit into block_size={self.config.block_size}")
@@ -341,9 +343,9 @@ class GPT(nn.Module):
         x = self.transformer.drop(self.transformer.wpe.add(self.transformer.wte(idx), index))  # (B, T, n_embd)
         for layer, block in enumerate(self.transformer.h):
             if self.activation_checkpointing and torch.is_grad_enabled() and not cache:
-                x = torch.utils.checkpoint.checkpoint(block, x, rope, use_reentrant=False)  # Chen et al. 2016, arXiv:1604.06174
+                x = torch.utils.checkpoint.checkpoint(block, x, rope, packed, use_reentrant=False)  # arXiv:1604.06174
             else:
-                x = block(x, rope, cache[layer] if cache else None)
+                x = block(x, rope, cache[layer] if cache else packed)
         return self.transformer.ln_f(x)
 
     def num_params(self):

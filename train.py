@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from attention import ATTENTION
 from engine import checkpoint, configure, dataset, pretrained, processes, roofline, signals
-from engine.batches import micro_batch, validation_loss
+from engine.batches import micro_batch, separator, validation_loss
 from engine.checks import at_least
 from engine.files import append, held, here, quoted
 from engine.monitor import dry_run, start_wandb
@@ -52,11 +52,9 @@ class TrainConfig(GPTConfig):
     keep_checkpoints: int = 2
     """Keep this many of the newest checkpoints, and the best; 0: keep all."""
     init_from: str = "scratch"
-    """scratch; resume (a checkpoint in out_dir); auto (resume if there is a sound one, or else scratch); or a folder or name
-    for GPT.from_pretrained (to fine-tune it)."""
+    """scratch; resume (from out_dir); auto (resume if there is what to, else scratch); or a folder or name to fine-tune."""
     checkpoint: str = "latest"
-    """Which checkpoint to resume or to fine-tune: latest (that is sound), best, or a name such as step_002000. A resumed run
-    moves later ones aside."""
+    """Where to resume or fine-tune: latest (that is sound), best, or a name as step_002000; resuming moves later ones aside."""
     seed: int = 1337
     """Determines everything random in the run."""
     # Data
@@ -65,7 +63,9 @@ class TrainConfig(GPTConfig):
     data_tokenizer: Literal["", "gpt2"] = ""
     """gpt2: the dataset has no meta.json, but was made by nanoGPT, with GPT-2's tokens."""
     verify_data: bool | Literal["auto"] = "auto"
-    """Compare the dataset's files with their sha256; auto: if they have less than 256 MB."""
+    """Compare the dataset's files with their sha256; auto: those of a split that has less than 256 MB."""
+    mask_documents: bool = False
+    """A token sees only its own document, which begins with the tokenizer's end-of-text token; False: all of the context."""
     batch_size: int = 8
     """Sequences in a micro-batch."""
     gradient_accumulation_steps: int = 1
@@ -151,8 +151,7 @@ class TrainConfig(GPTConfig):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best available."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of matrix products; weights stay float32. auto: bfloat16 (or else float16) on cuda, and for n_embd of 256 or more on a
-    CPU with units for bfloat16."""
+    """Of matrix products. auto: bfloat16 (or float16) on cuda, and for n_embd of 256 or more on a CPU with units for it."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile: a start of minutes, faster steps. auto: on cuda."""
     activation_checkpointing: bool = False
@@ -202,6 +201,7 @@ def train(config, asked=None):
     model, trainer = build_model(config, data)
     config = replace(config, **asdict(model.config), dataset=data.name)
     model.to(device).activation_checkpointing = config.activation_checkpointing
+    model.separator = separator(data, model) if config.mask_documents else None
     step = trainer["step"] if trainer else 0
     end = step if config.eval_only else config.max_iters
     # A resumed run keeps what auto was, also on another processor.
@@ -252,8 +252,8 @@ def train(config, asked=None):
         if not all(p.isfinite().all() for p in model.parameters()):
             raise not_finite("weights that are not finite", step)
         if writes:
-            state = {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
-            state |= {"step": step, "dtype": dtype, "owed": evaluating}
+            state = {"step": step, "dtype": dtype, "owed": evaluating}
+            state |= {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
             folder = checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes, record)
             checkpoint.prune(folder, config.keep_checkpoints)
 

@@ -18,6 +18,16 @@ def micro_batch(data, config, step, micro, device):
     return x.to(device), y.to(device), seed
 
 
+def separator(data, model):
+    """The id that begins each document, for a model that is to keep documents apart; ValueError if that cannot be."""
+    if data.tokenizer.end_of_text is None:
+        raise ValueError(f"mask_documents=True: the tokenizer of dataset {data.name} has no end-of-text token: leave it out, "
+                         "or prepare the text with --tokenizer=gpt2 or bpe:8192")
+    if any(block.attn.feature for block in model.transformer.h):
+        raise ValueError(f"mask_documents=True: attention={model.config.attention!r} cannot keep documents apart: choose fused")
+    return data.tokenizer.end_of_text
+
+
 @torch.no_grad()
 def validation_loss(net, data, config, device, autocast):
     """Mean loss in nats per token of the validation split: of all of it, or of the same eval_iters batches every time."""

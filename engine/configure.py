@@ -17,7 +17,6 @@ import tomllib
 from dataclasses import fields
 from pathlib import Path
 
-import torch
 import tyro
 
 from engine.files import quoted
@@ -144,6 +143,8 @@ def for_terminal(text):
 
 def pick_device(name):
     """The torch device that a setting asks for; auto is the best of cuda, mps, cpu. ValueError if it is not there."""
+    import torch  # here, since it takes a second, and not every script has need of it
+
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     kind, colon, number = name.partition(":")
@@ -213,6 +214,8 @@ REMEDY = {
 
 def one_line(error):
     """The message for an error, or None where only the traceback helps."""
+    import torch
+
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
         return "the device has not enough memory: try a smaller batch_size or model"
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):

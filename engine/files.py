@@ -14,7 +14,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 
 try:
@@ -192,6 +191,8 @@ def read_pickle(path, **how):
 
     ValueError for anything else.
     """
+    import torch  # here, since it takes a second, and what prepares data has no need of it
+
     try:
         with zipfile.ZipFile(regular(path)) as archive:
             entries = archive.infolist()
@@ -211,6 +212,8 @@ def read_pickle(path, **how):
 
 def check_tensors(content):
     """ValueError for a tensor larger than its storage, as expanded views are: writing to it would be out of bounds."""
+    import torch
+
     if torch.is_tensor(content) and content.untyped_storage().nbytes() < content.nbytes:
         raise ValueError("a tensor is larger than its storage")
     for value in content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ():

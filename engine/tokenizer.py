@@ -1,16 +1,23 @@
 """Text to token ids and back. A tokenizer is one JSON specification, which is stored with data and checkpoints.
 
-    encoding = create("char", text)          char, byte, gpt2 or any other encoding of tiktoken
+    encoding = create("char", texts)         char, byte, bpe:VOCAB, gpt2 or any other encoding of tiktoken
     encoding = from_spec(encoding.spec())    the same one on another machine: no file, no network
 """
 
 import base64
+import itertools
 import json
 import re
 
 import numpy as np
 
+END_OF_TEXT = "<|endoftext|>"
 MOST = 2**22  # more tokens than any vocabulary has
+LEARNED_FROM = 2**30  # characters that bpe:VOCAB learns from, at most
+
+# GPT-4's way of cutting text into words, which no token crosses: numbers have at most three digits, lines end with a word.
+PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\p{L}\p{N}]++[\r\n]*+"
+           r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s")
 
 
 class Tokenizer:
@@ -51,8 +58,8 @@ class ByteTokenizer(Tokenizer):
 class CharTokenizer(Tokenizer):
     """One id for each character that the training text contains, in code point order, as nanoGPT's shakespeare_char."""
 
-    def __init__(self, text):
-        self.characters = "".join(sorted(set(text)))
+    def __init__(self, characters):
+        self.characters = "".join(sorted(set(characters)))
         self.code_points = code_points(self.characters)
         self.vocab_size = len(self.characters)
 
@@ -95,7 +102,7 @@ class TiktokenTokenizer(Tokenizer):
     def __init__(self, encoding):
         self.encoding = encoding
         self.vocab_size = encoding.n_vocab
-        self.end_of_text = encoding._special_tokens.get("<|endoftext|>")
+        self.end_of_text = encoding._special_tokens.get(END_OF_TEXT)
 
     def encode(self, text, allow_special=False):
         """Ids of text. What looks like a special token is one only if you allow it: in data it is just characters."""
@@ -140,12 +147,42 @@ class TiktokenTokenizer(Tokenizer):
 
         names = tiktoken.list_encoding_names()
         if name not in names:
-            raise ValueError(f"unknown tokenizer {name!r}: choose char, byte, {', '.join(names)}, or the folder of a run")
+            raise ValueError(f"unknown tokenizer {name!r}: choose char, byte, bpe:VOCAB, {', '.join(names)}, or a run's folder")
         try:
             return cls(tiktoken.get_encoding(name))
         except Exception as error:  # no network, a proxy, a damaged cache
             raise ValueError(f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to the internet, "
                              "or set TIKTOKEN_CACHE_DIR to a folder that has its file") from error
+
+    @classmethod
+    def learned(cls, texts, vocab_size):
+        """Byte-level BPE learned from texts: vocab_size tokens, the 256 bytes first and <|endoftext|> last.
+
+        Learned by the library tokenizers, which is fast at that, and used by tiktoken, which is fast at this: both join the
+        pair that was learned first. ValueError for a vocab_size that cannot be.
+        """
+        import tiktoken
+        import tokenizers
+        from tokenizers import models, pre_tokenizers, trainers
+
+        if not 257 <= vocab_size < MOST:
+            raise ValueError(f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: at least 257")
+        learner = tokenizers.Tokenizer(models.BPE())
+        learner.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Split(tokenizers.Regex(PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ])
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        learner.train_from_iterator(first(texts, LEARNED_FROM), trainers.BpeTrainer(
+            vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=alphabet, show_progress=False))
+        vocabulary = learner.get_vocab()
+        merged = sorted((token for token in vocabulary if len(token) > 1), key=vocabulary.get)
+        ranks = {bytes([n]): n for n in range(256)}
+        ranks |= {bytes(BYTE_OF[character] for character in token): 256 + n for n, token in enumerate(merged)}
+        if len(ranks) + 1 < vocab_size:
+            print(f"note: the text is too small for bpe:{vocab_size}: it gives {len(ranks) + 1:,} tokens")
+        special = {END_OF_TEXT: len(ranks)}
+        return cls(tiktoken.Encoding(f"bpe:{len(ranks) + 1}", pat_str=PATTERN, mergeable_ranks=ranks, special_tokens=special))
 
 
 class HubTokenizer(Tokenizer):
@@ -265,10 +302,23 @@ def from_spec(spec):
         raise ValueError(f"not a tokenizer specification that this version knows: {reason}") from None
 
 
-def create(name, text=""):
-    """A tokenizer by its name: char (learned from text), byte, or one of tiktoken's encodings, such as gpt2."""
+def first(texts, most):
+    """The first texts, of `most` characters or a little more."""
+    read = 0
+    for text in texts:
+        if read >= most:
+            print(f"note: the tokenizer is learned from the first {read:,} characters")
+            return
+        yield text
+        read += len(text)
+
+
+def create(name, texts=()):
+    """A tokenizer by its name: char or bpe:VOCAB (learned from texts), byte, or one of tiktoken's encodings, such as gpt2."""
     if name == "char":
-        return CharTokenizer(text)
+        return CharTokenizer(itertools.chain.from_iterable(texts))
+    if re.fullmatch(r"bpe:\d+", name):
+        return TiktokenTokenizer.learned(texts, int(name[4:]))
     return ByteTokenizer() if name == "byte" else TiktokenTokenizer.from_name(name)
 
 

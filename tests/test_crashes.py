@@ -15,7 +15,7 @@ from conftest import metrics
 from test_train import SMALL, same_weights
 
 import train as train_module
-from engine import checkpoint, dataset, files
+from engine import checkpoint, dataset, files, preparation
 from engine import tokenizer as tokenizer_module
 from model import GPT, GPTConfig
 from train import TrainConfig, train
@@ -334,7 +334,7 @@ def test_no_space_for_other_files(poem, tmp_path, monkeypatch):
     settings = SMALL | dict(dataset=poem, out_dir=str(out), eval_interval=4, eval_iters=1)
     train(TrainConfig(**settings, max_iters=4))
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    for module in files, dataset:
+    for module in files, preparation:
         monkeypatch.setattr(module, "open", FullDisk, raising=False)
     monkeypatch.setattr(plot.plt.Figure, "savefig", lambda figure, path, format: FullDisk(path, "w").write("png"))
     with pytest.raises(OSError, match=r"cannot write .*metrics.jsonl: the disk is full"):

@@ -17,9 +17,11 @@ from conftest import POEM, complaint, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import checkpoint, dataset, files
+from engine import checkpoint, dataset, files, preparation, published
 from engine import tokenizer as tokenizer_module
 from model import GPT, GPTConfig
+
+FILES = "train.bin", "val.bin", "meta.json"
 
 
 def test_written_and_read_back(tmp_path):
@@ -58,7 +60,7 @@ def test_a_tenth_of_any_documents(lengths, seed):
     """Catches a validation split that is one large file, nothing at all, or text that is also trained on, or lost."""
     rng = np.random.default_rng(seed)
     documents = ["".join(rng.choice(list("ab \n"), size=length)) for length in lengths]
-    train, val = dataset.spread_tenth(documents)
+    train, val = preparation.spread_tenth(documents)
     total = sum(lengths)
     assert sum(map(len, train)) + sum(map(len, val)) == total
     if total > 1000:
@@ -69,7 +71,7 @@ def test_a_tenth_of_any_documents(lengths, seed):
 
 def test_a_document_that_is_much_longer(tmp_path):
     """Catches validation text without a part of what is trained on, since that part is a single long document."""
-    train, val = dataset.spread_tenth([*("short\n" * 300 for _ in range(40)), "LONG\n" * 12_000])
+    train, val = preparation.spread_tenth([*("short\n" * 300 for _ in range(40)), "LONG\n" * 12_000])
     share = sum(map(len, val)) / sum(map(len, train + val))
     assert 0.08 < share < 0.12 and 0.3 < "".join(val).count("LONG") / 1200 < 3
 
@@ -101,7 +103,7 @@ def test_empty_documents(tmp_path):
 def test_a_sorted_list_of_words(tmp_path):
     """Catches a validation split with nothing but words from the end of the alphabet, which training has never seen."""
     words = "".join(f"{chr(97 + n // 100)}word{n}\n" for n in range(2600))
-    (train,), (val,) = dataset.spread_tenth([words])
+    (train,), (val,) = preparation.spread_tenth([words])
     assert len({line[0] for line in val.splitlines()}) >= 10
     assert sorted((train + val).splitlines()) == sorted(words.splitlines())
 
@@ -128,7 +130,7 @@ def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files, monkeypatch):
     """Catches tokens that differ from those nanoGPT's own prepare.py writes for tiny Shakespeare (its README's counts)."""
     monkeypatch.setattr("sys.argv", ["prepare.py", f"--input={tiny_shakespeare}"])
     for name, counts in (("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059))):
-        dataset.prepare_download(tmp_path / name, name, "https://nowhere", "")
+        published.prepare_download(tmp_path / name, name, "https://nowhere", "")
         data = dataset.load(str(tmp_path / name), 8)
         assert (len(data.train), len(data.val)) == counts
 
@@ -139,7 +141,7 @@ def test_pieces_join_to_the_same_tokens(tiny_shakespeare, gpt2_files):
         dataset.read_text(tiny_shakespeare)[:60_000] + "\n\n  \n a\n\n\nb\r\n\r\nc \n d",
         tokenizer_module.create("gpt2"),
     )
-    parts = list(dataset.pieces(text, size=97))
+    parts = list(preparation.pieces(text, size=97))
     assert len(parts) > 100 and "".join(parts) == text
     assert np.array_equal(np.concatenate([gpt2.encode(part) for part in parts]), gpt2.encode(text))
 
@@ -147,7 +149,7 @@ def test_pieces_join_to_the_same_tokens(tiny_shakespeare, gpt2_files):
 @given(st.text(alphabet="ab \n", max_size=60), st.integers(1, 7))
 def test_pieces_lose_nothing(text, size):
     """Catches a character that falls between two pieces."""
-    assert "".join(dataset.pieces(text, size)) == text
+    assert "".join(preparation.pieces(text, size)) == text
 
 
 def test_batches_are_a_function_of_their_generator():
@@ -212,7 +214,7 @@ def break_val(folder, content):
     [
         (lambda f: break_val(f, (f / "val.bin").read_bytes()[:-1]), "val.bin has .* bytes, not 2 for each"),
         (lambda f: break_val(f, (f / "val.bin").read_bytes()[:-2]), "val.bin has .* bytes, not 2 for each"),
-        (lambda f: break_val(f, b"\xff\x00" + (f / "val.bin").read_bytes()[2:]), "token id 255, but the vocabulary has"),
+        (lambda f: break_val(f, b"\xff\x00" + (f / "val.bin").read_bytes()[2:]), "token id 255; the vocabulary has"),
         (lambda f: break_val(f, b""), "val.bin has 0 bytes"),
         (lambda f: (f / "meta.json").write_text("{"), "meta.json is damaged"),
         (lambda f: (f / "meta.json").write_text("{}"), "meta.json is damaged"),
@@ -230,7 +232,7 @@ def test_damaged_datasets(poem, tmp_path, damage, message):
         dataset.load(poem, 8)
 
 
-@pytest.mark.parametrize("name", dataset.FILES)
+@pytest.mark.parametrize("name", FILES)
 def test_a_flipped_bit(poem, tmp_path, name):
     """Catches other data than was prepared, or a tokenizer with another character."""
     path, rng = tmp_path / "poem" / name, np.random.default_rng(0)
@@ -251,7 +253,7 @@ def test_a_flipped_bit(poem, tmp_path, name):
 
 def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):
     """Catches a new train.bin beside an old val.bin that load as if they were one dataset."""
-    for file in dataset.FILES:  # the last that is published
+    for file in FILES:  # the last that is published
 
         def replace(source, target, really=os.replace):
             really(source, target)
@@ -269,7 +271,7 @@ def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):
                 dataset.load(poem, 8)
         dataset.write(tmp_path / "poem", [POEM * 30], "char", "a poem")
         assert "T" in dataset.load(poem, 8).tokenizer.characters
-        assert sorted(path.name for path in (tmp_path / "poem").iterdir()) == sorted(dataset.FILES)
+        assert sorted(path.name for path in (tmp_path / "poem").iterdir()) == sorted(FILES)
 
 
 def test_two_preparations_at_once(poem, tmp_path):
@@ -316,12 +318,12 @@ def test_download_without_network_or_with_another_file(tmp_path):
     good = tmp_path / "good.txt"
     good.write_text("good")
     with pytest.raises(ValueError, match="not the expected file"):
-        dataset.download(good.as_uri(), "0" * 64, tmp_path / "input.txt")
+        published.download(good.as_uri(), "0" * 64, tmp_path / "input.txt")
     assert not (tmp_path / "input.txt").exists()
-    dataset.download(good.as_uri(), hashlib.sha256(b"good").hexdigest(), tmp_path / "input.txt")
+    published.download(good.as_uri(), hashlib.sha256(b"good").hexdigest(), tmp_path / "input.txt")
     assert (tmp_path / "input.txt").read_text() == "good"
     with pytest.raises(ValueError, match="prepare.py --input FILE"):
-        dataset.download("http://127.0.0.1:9/none", "0" * 64, tmp_path / "other.txt")
+        published.download("http://127.0.0.1:9/none", "0" * 64, tmp_path / "other.txt")
 
 
 def test_own_text_from_files_and_folders(tmp_path, monkeypatch):

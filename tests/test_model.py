@@ -375,3 +375,64 @@ def test_a_loaded_model_draws_nothing_and_copies_nothing(position, attention):
     assert all(p.data_ptr() == weights[name].data_ptr() and p.requires_grad for name, p in loaded.named_parameters())
     assert torch.equal(loaded(idx)[0], model(idx)[0])
     assert (loaded.lm_head.weight is loaded.transformer.wte.weight) == model.config.tie_weights
+
+
+# ---- documents of a batch that do not see each other
+
+def packed(**change):
+    """A model that keeps documents apart, and a batch of them: id 0 begins each, but for the first of a row."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY | dict(block_size=48, vocab_size=20, position="rope") | change)).double()
+    if model.config.position == "rope":  # its tables have the digits of float32, which are not quite rotations
+        model.transformer.wpe.cos, model.transformer.wpe.sin = rope_table(48, model.config.D)
+    tokens = torch.randint(1, 20, (2, 49))
+    tokens[0, [0, 9, 10, 30, 47]] = tokens[1, [5, 48]] = 0
+    model.separator = 0
+    return model, tokens[:, :-1], tokens[:, 1:]
+
+
+def loss_and_gradient(model, pairs):
+    """Mean loss over the tokens of all pairs (x, y), and its gradient."""
+    model.zero_grad()
+    loss = sum(model(x, y)[1] * y.numel() for x, y in pairs) / sum(y.numel() for _, y in pairs)
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("path", ATTENTION)
+@pytest.mark.parametrize("change", [{}, {"window": 7}, {"visible": "alibi:2"}, {"position": "none"}, {"recompute": True}], ids=str)
+def test_documents_of_a_batch(path, change):
+    """Catches a token that sees another document, its own separator's loss, or that cannot see all of its own."""
+    change = dict(change)
+    recompute = change.pop("recompute", False)
+    model, x, y = packed(attention=path, n_head=2, **change)
+    model.activation_checkpointing = recompute
+    together = loss_and_gradient(model, [(x, y)])
+    model.separator, alone = None, []
+    for ids, targets in zip(x, y):
+        starts = [0, *(n for n in range(1, len(ids)) if ids[n] == 0), len(ids)]
+        alone += [(ids[None, a:b], targets[None, a:b]) for a, b in zip(starts, starts[1:])]
+    apart = loss_and_gradient(model, alone)
+    assert len(alone) == 7 and abs(together[0] - apart[0]) < 1e-12 and torch.allclose(together[1], apart[1], rtol=0, atol=1e-12)
+    assert abs(loss_and_gradient(model, [(x, y)])[0] - apart[0]) > 1e-6  # they matter
+
+
+@pytest.mark.parametrize("path", ATTENTION)
+def test_a_batch_without_documents(path):
+    """Catches a mask that changes the last bits where there is nothing to mask, and one that acts without targets."""
+    model, x, y = packed(attention=path)
+    x, y = x.clamp_min(1), y.clamp_min(1)
+    masked = loss_and_gradient(model.float(), [(x, y)])
+    logits = model(x)[0]
+    model.separator = None
+    plain = loss_and_gradient(model, [(x, y)])
+    assert masked[0] == plain[0] and torch.equal(masked[1], plain[1]) and torch.equal(logits, model(x)[0])
+
+
+def test_documents_in_a_compiled_model():
+    """Catches a mask that the compiler cannot follow, or that it takes for that of the first batch."""
+    model, x, y = packed()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for shift in (0, 3):
+        batch = x.roll(shift, 1), y.roll(shift, 1)
+        assert compiled(*batch)[1].item() == model(*batch)[1].item()

@@ -1,15 +1,21 @@
 """Text to ids and back, by every tokenizer, also after a journey through JSON."""
 
+import functools
+import itertools
 import json
+import unicodedata
 
+import hypothesis
 import numpy as np
 import pytest
 import tiktoken
 import tokenizers
-from hypothesis import given
+from conftest import ROOT
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import tokenizer as tokenizer_module
+from engine.preparation import pieces
 
 
 def small_bpe():
@@ -143,7 +149,7 @@ def test_no_network_and_no_file(monkeypatch, tmp_path):
 
 def test_unknown_tokenizers():
     """Catches a misspelt name or a specification from elsewhere."""
-    with pytest.raises(ValueError, match="choose char, byte, gpt2"):
+    with pytest.raises(ValueError, match="choose char, byte, bpe:VOCAB, gpt2"):
         tokenizer_module.create("gtp2")
     with pytest.raises(ValueError, match="not a tokenizer"):
         tokenizer_module.from_spec({"kind": "sentencepiece"})
@@ -154,3 +160,87 @@ def test_unknown_tokenizers():
 def test_a_large_vocabulary_is_padded():
     """Catches a head of 50,257 rows, an odd number that products are slow for, and a small vocabulary made larger."""
     assert [tokenizer_module.padded(size) for size in (65, 256, 1024, 50257)] == [65, 256, 1024, 50304]
+
+
+# ---- bpe:VOCAB
+
+@functools.cache
+def some_text():
+    """Code, prose and other scripts."""
+    sources = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("engine/*.py")))
+    prose = (ROOT / "README.md").read_text(encoding="utf-8")
+    return [sources, prose, "Füße, 猫と犬, Привет мир! 123456 ½ 🐈\u200d⬛ don't I'LL\r\n\n\t x" * 20]
+
+
+@functools.cache
+def learned(vocab_size=1000):
+    return tokenizer_module.create(f"bpe:{vocab_size}", some_text())
+
+
+@functools.cache
+def of_the_other_library():
+    """The same vocabulary, learned and used by the library tokenizers alone."""
+    import tokenizers
+    from tokenizers import models, pre_tokenizers, trainers
+
+    other = tokenizers.Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(tokenizers.Regex(tokenizer_module.PATTERN), "isolated")
+    other.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    other.train_from_iterator(some_text(), trainers.BpeTrainer(vocab_size=999, min_frequency=2, initial_alphabet=alphabet))
+    return other
+
+
+def same_tokens(text):
+    """Whether both libraries cut a text at the same bytes."""
+    theirs = [bytes(tokenizer_module.BYTE_OF[c] for c in token) for token in of_the_other_library().encode(text).tokens]
+    return theirs == [learned().token_bytes(token) for token in learned().encode(text)]
+
+
+def test_a_learned_vocabulary():
+    """Catches a vocabulary of another size, merges that differ from run to run, and special tokens that data can inject."""
+    tokenizer = learned()
+    assert tokenizer.vocab_size == 1000 and tokenizer.end_of_text == 999
+    assert tokenizer.spec() == tokenizer_module.create("bpe:1000", iter(some_text())).spec()
+    assert [tokenizer.token_bytes(n) for n in range(256)] == [bytes([n]) for n in range(256)]
+    again = tokenizer_module.from_spec(json.loads(json.dumps(tokenizer.spec())))
+    for text in some_text():
+        ids = tokenizer.encode(text)
+        assert again.decode(ids.tolist()) == text and ids.max() < 999 and np.array_equal(ids, again.encode(text))
+    assert len(tokenizer.encode(some_text()[0])) < 0.45 * len(some_text()[0])
+    assert 999 not in tokenizer.encode("<|endoftext|>") and [999] == tokenizer.encode("<|endoftext|>", True).tolist()
+
+
+@given(st.text() | st.text(alphabet="ab 1.,\n\r\t'sSéя猫", max_size=80))
+@settings(deadline=None)
+def test_both_libraries_agree(text):
+    """Catches a pattern that one library splits at in another way, or merges that it makes in another order."""
+    hypothesis.assume(all(unicodedata.category(character) != "Cn" for character in text))  # not in every version of Unicode
+    assert same_tokens(text) and learned().decode(learned().encode(text).tolist()) == text
+
+
+def test_both_libraries_agree_on_long_texts():
+    """Catches a difference that only long words show."""
+    assert all(map(same_tokens, some_text()))
+
+
+def test_a_vocabulary_that_cannot_be_learned(capsys, monkeypatch):
+    """Catches a vocabulary without all bytes, one that promises more than the text has, and a text without end."""
+    for size in 0, 256, 2**22:
+        with pytest.raises(ValueError, match=f"bpe:{size}: VOCAB counts"):
+            tokenizer_module.create(f"bpe:{size}", ["text"])
+    with pytest.raises(ValueError, match="unknown tokenizer 'bpe:x'"):
+        tokenizer_module.create("bpe:x")
+    small = tokenizer_module.create("bpe:500", ["aaaa aaaa"])
+    assert "too small for bpe:500: it gives" in capsys.readouterr().out and 257 < small.vocab_size < 270
+    assert tokenizer_module.create("bpe:257", []).vocab_size == 257
+    monkeypatch.setattr(tokenizer_module, "LEARNED_FROM", 1000)
+    tokenizer_module.create("bpe:300", itertools.repeat("some words\n"))
+    assert "learned from the first 1,001 characters" in capsys.readouterr().out
+
+
+def test_pieces_of_a_learned_vocabulary():
+    """Catches a cut between pieces that changes the tokens around it."""
+    for text in some_text()[:2]:
+        parts = [learned().encode(part) for part in pieces(text, 50)]
+        assert len(parts) > 10 and np.array_equal(np.concatenate(parts), learned().encode(text))

@@ -742,3 +742,21 @@ def test_a_resumed_run_keeps_its_dtype(poem, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(roofline, "best_dtype", lambda device, width: "bfloat16")
     train(TrainConfig(**settings, max_iters=2, init_from="resume"))
     assert capsys.readouterr().out.count("device cpu, float32") == 2
+
+
+def test_documents_that_do_not_see_each_other(poem, tmp_path, gpt2_files):
+    """Catches a setting that changes nothing, or is forgotten by a resumed run, and data or attention that cannot follow it."""
+    rng = np.random.default_rng(0)
+    documents = [" ".join(rng.choice(["bright", "burning", "night", "tyger"], size=6)) for _ in range(300)]
+    dataset.write(tmp_path / "data", documents, "gpt2", "short texts")
+    settings = SMALL | dict(dataset=str(tmp_path / "data"), eval_iters=2, eval_interval=2, save_interval=2, max_iters=4,
+                            write_tokens=0, mask_documents=True)
+    for out, change in ("whole", {}), ("first", dict(max_iters=2, lr_decay_iters=4)), ("other", dict(mask_documents=False)):
+        train(TrainConfig(**settings | change, out_dir=str(tmp_path / out)))
+    resumed = settings_of(["--init_from=resume", f"--out_dir={tmp_path / 'first'}", "--max_iters=4"])
+    assert resumed.mask_documents
+    train(resumed)
+    assert same_weights(tmp_path / "whole", tmp_path / "first") and not same_weights(tmp_path / "whole", tmp_path / "other")
+    for change, message in (dict(dataset=poem), "no end-of-text token"), (dict(attention="linear"), "attention='linear' cannot"):
+        with pytest.raises(ValueError, match=f"mask_documents=True: .*{message}"):
+            train(TrainConfig(**settings | change, out_dir=str(tmp_path / "refused")))

@@ -187,7 +187,18 @@ def compare(report):
     return figure
 
 
-DRAW = {"attention": attention, "train": train, "sample": sample, "compare": compare}
+def data(report):
+    """Seconds of each way to prepare the same text, one dot for each time."""
+    figure, panel = plt.subplots(figsize=(8, 1.8))
+    for n, way in enumerate(("lookback", "nanoGPT")):
+        seconds = [measured[way][0] for measured in report["rounds"]]
+        panel.plot(seconds, [way] * len(seconds), "o", color=COLORS[way])
+    panel.set(xlabel=f"seconds for {report['summary']['MB']:.0f} MB of text", xlim=(0, None), ylim=(-0.6, 1.6))
+    panel.set_title(report["device"])
+    return figure
+
+
+DRAW = {"attention": attention, "train": train, "sample": sample, "compare": compare, "data": data}
 
 
 if __name__ == "__main__":

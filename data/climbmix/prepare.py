@@ -1,0 +1,18 @@
+"""ClimbMix: 400 billion tokens in a mixture found by search (arXiv:2504.13161), shuffled, as text, as nanochat reads it.
+
+    python data/climbmix/prepare.py [--tokens=1000000000] [--tokenizer=gpt2|bpe:32768] [--input FILES]
+
+Downloaded from Hugging Face as it is read (pip install datasets); interrupted, the same command goes on. --input: its parquet
+files, if you have them. All of it would be 800 GB: give --tokens. (NVIDIA's own files hold GPT-2's tokens, and no text.)
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from engine import configure, published
+
+if __name__ == "__main__":
+    with configure.one_line_errors():
+        published.prepare_hub(Path(__file__).parent, "karpathy/climbmix-400b-shuffle")

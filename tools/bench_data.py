@@ -1,0 +1,80 @@
+"""Preparing data: 100 MB of text to GPT-2's tokens, beside the way of nanoGPT's data/openwebtext/prepare.py.
+
+    python -m tools.bench_data [--megabytes=100] [--repeats=5] [--key=value ...]
+
+The text: all Python files of this installation and its packages. Both read the same .jsonl and write the same tokens, as
+whole processes in turns; theirs is one process: encode each document, append the mark, as uint16. Linux only.
+"""
+
+import json
+import statistics
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine import benchmark, configure
+from engine.checks import at_least
+from engine.roofline import machine
+
+MEMORY = """
+with open("/proc/self/status") as status:  # since what wait4 says counts the process that started this one
+    print(next(int(line.split()[1]) for line in status if line.startswith("VmHWM")))
+"""
+THEIRS = """
+import json, sys, numpy as np, tiktoken
+encoding = tiktoken.get_encoding("gpt2")
+with open(sys.argv[1], encoding="utf-8") as texts, open(sys.argv[2], "wb") as file:
+    for line in texts:
+        ids = encoding.encode_ordinary(json.loads(line)["text"])
+        ids.append(encoding.eot_token)
+        file.write(np.array(ids, dtype=np.uint16))
+""" + MEMORY
+OURS = """
+import sys
+from engine import corpus, streams
+streams.write_stream(sys.argv[2], [corpus.Part(sys.argv[1])], "gpt2", "texts", val_share=0.1)
+""" + MEMORY
+
+
+@dataclass(kw_only=True)
+class DataBench(benchmark.Settings):
+    name: str = "data"
+    megabytes: float = 100
+    """How much text."""
+    repeats: int = 5
+    """Times that each is measured, in turns."""
+
+
+def main(config):
+    """Measure, print and store what the settings ask for."""
+    at_least(1, config, "repeats", "megabytes")
+    with tempfile.TemporaryDirectory() as folder:
+        texts, size, rounds = Path(folder, "texts.jsonl"), 0, []
+        with open(texts, "w", encoding="utf-8") as lines:
+            for path in sorted(path for name in ("stdlib", "purelib") for path in Path(sysconfig.get_path(name)).rglob("*.py")):
+                text = path.read_text(encoding="utf-8", errors="replace") if size < config.megabytes * 1e6 else ""
+                size += len(text.encode()) * bool(text and lines.write(json.dumps({"text": text}) + "\n"))
+        for n in range(config.repeats):
+            measured, ways = {}, {"nanoGPT": (THEIRS, "theirs"), "lookback": (OURS, f"ours {n}")}
+            for way, (code, out) in ways.items():
+                seconds, _, printed = benchmark.timed([sys.executable, "-c", code, str(texts), f"{folder}/{out}"])
+                measured[way] = seconds, int(printed[-1][1]) / 1000
+            rounds.append(measured)
+        meta, tokens = json.loads(Path(folder, "ours 0", "meta.json").read_text()), Path(folder, "theirs").stat().st_size // 2
+        if meta["train"]["tokens"] + meta["val"]["tokens"] != tokens - 2:  # neither split begins with a mark
+            raise ValueError("the two ways do not give the same tokens")
+    rows = []
+    for way in ways:
+        seconds, memory = zip(*(measured[way] for measured in rounds))
+        rows.append({"way": way, "seconds": statistics.median(seconds), "fastest": min(seconds), "peak MB": max(memory)})
+    ratios = [measured["nanoGPT"][0] / measured["lookback"][0] for measured in rounds]
+    summary = {"MB": size / 1e6, "tokens": tokens, "times faster": statistics.median(ratios)}
+    report = {"kind": "data", **machine(configure.pick_device("cpu")), "settings": vars(config), "rounds": rounds, "rows": rows}
+    benchmark.store(report | {"summary": summary}, config, [rows, [summary]])
+
+
+if __name__ == "__main__":
+    with configure.one_line_errors():
+        main(configure.parse(DataBench, sys.argv[1:]))
