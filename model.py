@@ -90,7 +90,7 @@ class GPTConfig:
         at_least(1, self, "block_size", "vocab_size", "n_head", "n_embd", most=2**31)
         at_least(1, self, "n_layer", most=10_000)
         at_least(1, self, "rope_base", "rope_stretch", "rope_trained")
-        at_least(0, self, "n_kv_head", "window", "head_size", "mlp_size", "norm_eps")
+        at_least(0, self, "n_kv_head", "window", "head_size", "mlp_size", "norm_eps", most=2**31)
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")

@@ -1,4 +1,4 @@
-"""Documents to token files: one writer for every dataset, by several threads.
+"""Documents to token files: one writer for every dataset, by several processes.
 
 A dataset is a folder with train.bin and val.bin, or shards of them, train_000000.bin and so on: little-endian uint16 or
 uint32 ids, documents separated by the tokenizer's end-of-text id or else a newline. meta.json says which, carries the whole
@@ -8,9 +8,13 @@ write() takes documents that fit into memory; streams.py has what takes any numb
 
 import itertools
 import json
+import multiprocessing
 import os
+import signal
+import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +29,8 @@ DATA = Path(__file__).parents[1] / "data"
 SPLITS = "train", "val"
 SMALL = 2**28  # bytes that are hashed, or tokenized, in no time
 SHARD = 2**27  # tokens in a file, at most
-BATCH = 2**18  # characters that a thread encodes at a time, which keeps memory small and threads busy
+BATCH = 2**18  # characters that are encoded at a time, which keeps memory small and processes busy
+ALONE = 8  # batches that are encoded before it pays to start processes
 
 # ---- Splitting
 
@@ -149,42 +154,68 @@ def batches(documents):
         yield batch, mark
 
 
-def in_order(function, work):
-    """(item, function(item's first)) for each item of work, by as many threads as there are cores, a few items ahead."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    waiting = deque()
-    with ThreadPoolExecutor(cores) as pool:
+def encoded(encoding, separator, batch):
+    """{split: ids} of a list of (split, begins, text)."""
+    found = {}
+    for name, begins, text in batch:
         try:
-            for item in work:
-                waiting.append((item, pool.submit(function, item[0])))
-                if len(waiting) > 2 * cores:
-                    item, future = waiting.popleft()
-                    yield item, future.result()
-            while waiting:
+            ids = encoding.encode(text)
+        except ValueError as error:  # as tiktoken has for a million spaces before a word
+            raise ValueError(f"the text that begins with {text[:40]!r} cannot be encoded: {error}") from None
+        if (largest := ids.max(initial=0)) >= encoding.vocab_size:  # so that reading need not look at all of them
+            raise ValueError(f"the tokenizer gives id {largest}, but has only {encoding.vocab_size}")
+        found.setdefault(name, []).extend([separator, ids] if begins else [ids])
+    dtype = np.uint16 if encoding.vocab_size <= 1 << 16 else np.uint32  # half as much to copy
+    return {name: np.concatenate(parts, dtype=dtype, casting="unsafe") for name, parts in found.items()}
+
+
+WORKER = []  # in a process of a pool: the tokenizer, and what separates documents
+
+
+def start_worker(spec, separator):
+    """Make a process of a pool ready. It ends with the one that started it, also where that is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a whole terminal: it is for the one that started it
+    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+    WORKER[:] = tokenizer.from_spec(spec), separator
+
+
+def work(batch):
+    return encoded(*WORKER, batch)
+
+
+def in_order(items, encoding, separator):
+    """((batch, mark), encoded batch) of all items (batch, mark), in their order, by as many processes as there are cores.
+
+    Threads would do without copies, but two of tiktoken's are hardly faster than one. Where encoding is as fast as copying,
+    or the text is small, no process starts.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    fast, items = isinstance(encoding, tokenizer.ByteTokenizer | tokenizer.CharTokenizer), iter(items)
+    for item in itertools.islice(items, None if fast or cores == 1 else ALONE):
+        yield item, encoded(encoding, separator, item[0])
+    if (item := next(items, None)) is None:
+        return
+    how = dict(mp_context=multiprocessing.get_context("spawn"), initializer=start_worker, initargs=(encoding.spec(), separator))
+    pool, waiting = ProcessPoolExecutor(cores, **how), deque()
+    try:
+        for item in itertools.chain([item], items):
+            waiting.append((item, pool.submit(work, item[0])))
+            if len(waiting) > 2 * cores:
                 item, future = waiting.popleft()
                 yield item, future.result()
-        finally:
-            for _, future in waiting:
-                future.cancel()
+        while waiting:
+            item, future = waiting.popleft()
+            yield item, future.result()
+    except BrokenProcessPool:
+        raise ValueError("a process that encodes text was killed: is there enough memory?") from None
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def tokenize(documents, encoding, splits, separator):
     """Append documents (split, text, mark) to splits, a dict of Split; yields (characters, mark) after each batch of them."""
     separator = np.asarray(separator, np.uint32)
-
-    def encode(batch):
-        found = {}
-        for name, begins, text in batch:
-            try:
-                ids = encoding.encode(text)
-            except ValueError as error:  # as tiktoken has for a million spaces before a word
-                raise ValueError(f"the text that begins with {text[:40]!r} cannot be encoded: {error}") from None
-            if (largest := ids.max(initial=0)) >= encoding.vocab_size:  # so that reading need not look at all of them
-                raise ValueError(f"the tokenizer gives id {largest}, but has only {encoding.vocab_size}")
-            found.setdefault(name, []).extend([separator, ids] if begins else [ids])
-        return {name: np.concatenate(parts) for name, parts in found.items()}
-
-    for (batch, mark), found in in_order(encode, batches(documents)):
+    for (batch, mark), found in in_order(batches(documents), encoding, separator):
         for name, ids in found.items():
             splits[name].append(ids if splits[name].tokens else ids[len(separator) :])
         for name, begins, text in batch:

@@ -159,9 +159,11 @@ def nanogpts_tokenizer(folder, vocab_size):
 
 def check_tokenizer(folder, vocab_size, data):
     """ValueError if what load reads was trained on other tokens than those of a Dataset."""
-    if vocab_size in VOCAB_SIZES and data.tokenizer.spec().get("name") in ENCODINGS and (
-            not (folder / "tokenizer.json").exists()):
-        return  # GPT-2's, whose files may not be at hand
+    if vocab_size in VOCAB_SIZES and not (folder / "tokenizer.json").exists():  # GPT-2's, whose files may not be at hand
+        if data.tokenizer.spec().get("name") not in ENCODINGS:
+            raise ValueError(f"{folder} has GPT-2's tokens, and dataset {data.name} has others: prepare it with "
+                             f"{here('data/text/prepare.py')} --tokenizer gpt2")
+        return
     found = load_tokenizer(folder, vocab_size)
     if found.spec() != data.tokenizer.spec() and not tokenizer.alike(found, data.tokenizer):
         raise ValueError(f"{folder} was trained on other tokens than those of dataset {data.name}: prepare it with "

@@ -25,7 +25,7 @@ def checked(parameters, weights, source):
         if want != have:
             raise ValueError(f"{source} does not fit this model: {name} is {have} there and {want} here")
         weights[name] = weights[name].float()
-        low, high = weights[name].aminmax() if weights[name].numel() else (0.0, 0.0)  # in one pass, without a copy
+        low, high = weights[name].detach().aminmax() if weights[name].numel() else (0.0, 0.0)  # in one pass, without a copy
         if not math.isfinite(low) or not math.isfinite(high):
             raise ValueError(f"{source} has weights that are not finite, in {name}: use an earlier checkpoint")
     return weights

@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-import tomllib
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -14,9 +13,7 @@ import torch
 from conftest import ROOT, complaint, metrics, run, run_here
 from test_pretrained import hugging_face_folder
 
-from engine import checkpoint
-from engine import dataset
-from engine import roofline
+from engine import checkpoint, configure, dataset, roofline
 from engine.batches import TRAIN
 import train as train_module
 from model import GPT, GPTConfig
@@ -658,7 +655,7 @@ def test_what_cannot_start(poem, tmp_path):
         ([f"--dataset={poem}", "--block_size=4096"], "block_size=4096 needs at least"),
         ([f"--dataset={poem}", "--vocab_size=3"], "vocab_size=3"),
         ([f"--seed={2**32}"], "^seed=4294967296 must be at least 0, and at most"),
-        ([f"--dataset={poem}", "--init_from=gpt3"], "'gpt3' is neither a folder nor one of gpt2"),
+        ([f"--dataset={poem}", "--init_from=gpt3"], "'gpt3' is neither a folder nor a published model: gpt2"),
     ]:
         with pytest.raises(ValueError, match=message):
             train(train_module.settings([out, "--device=cpu", *flags]))
@@ -668,7 +665,7 @@ def test_what_cannot_start(poem, tmp_path):
 
 def test_presets_name_a_dataset_that_comes_along():
     """Catches a preset for data that nobody can prepare."""
-    named = {preset.stem: tomllib.loads(preset.read_text()).get("dataset") for preset in ROOT.glob("config/*.toml")}
+    named = {preset.stem: configure.read_preset(preset).get("dataset") for preset in ROOT.glob("config/*.toml")}
     assert [name for name in named if not named[name]] == ["finetune"]  # where the user names it
     assert all((ROOT / "data" / name / "prepare.py").exists() for name in named.values() if name)
 
