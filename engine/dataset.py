@@ -167,11 +167,18 @@ def random_batch(tokens, batch_size, block_size, rng):
     return windows[:, :-1], windows[:, 1:]
 
 
-def every_batch(tokens, batch_size, block_size):
-    """All tokens, in order, as batches of inputs and targets: each but the first is a target once; -1 pads the last batch."""
-    size = batch_size * block_size
-    for start in range(0, len(tokens) - 1, size):
-        span = tokens[start : start + size + 1].astype(np.int64)
-        inputs, targets = np.zeros(size, np.int64), np.full(size, -1)
-        inputs[: len(span) - 1], targets[: len(span) - 1] = span[:-1], span[1:]
-        yield tuple(torch.from_numpy(part.reshape(batch_size, block_size)) for part in (inputs, targets))
+def every_batch(tokens, batch_size, block_size, stride=0):
+    """All tokens, in order, as batches of inputs and targets: each but the first is a target once; -1 where there is none.
+
+    stride: how many tokens one window begins after the other. Less than block_size (or 0, which stands for it) lets them
+    overlap, so that each target but the first ones has block_size - stride tokens before it, or more.
+    """
+    stride = stride or block_size
+    starts = range(0, max(1, len(tokens) - 1 - block_size + stride), stride)
+    for first in range(0, len(starts), batch_size):
+        inputs, targets = np.zeros((batch_size, block_size), np.int64), np.full((batch_size, block_size), -1)
+        for row, start in enumerate(starts[first : first + batch_size]):
+            span = tokens[start : start + block_size + 1].astype(np.int64)
+            known = block_size - stride if start else 0  # targets of the window before
+            inputs[row, : len(span) - 1], targets[row, known : len(span) - 1] = span[:-1], span[known + 1 :]
+        yield torch.from_numpy(inputs), torch.from_numpy(targets)

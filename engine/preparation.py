@@ -274,7 +274,7 @@ def write(folder, documents, tokenizer_name, source, val=None, names=None):
     documents, val = [*documents], val and [*val]
     if not all(isinstance(document, str) for document in [*documents, *(val or ())]):
         raise ValueError("documents and val are lists of texts (str)")
-    if encoding := tokenizer_of_run(tokenizer_name):
+    if encoding := tokenizer_of_folder(tokenizer_name):
         for name, document in zip(names or itertools.repeat(source), [*documents, *(val or ())]):
             check_characters(encoding, document, name)
     documents = [*filter(None, documents)]
@@ -306,14 +306,16 @@ def write(folder, documents, tokenizer_name, source, val=None, names=None):
     print(f"{folder.name}: {text_size:,} characters as {tokenizer_name} {counts}")
 
 
-def tokenizer_of_run(name):
-    """The tokenizer of a run's folder, or None if name is none."""
+def tokenizer_of_folder(name):
+    """The tokenizer in the folder of a run, or of a published model; None if name is neither."""
     if not Path(name).is_dir():
         return None
-    from engine import checkpoint  # which needs torch, as little else here does
+    from engine import checkpoint, pretrained  # which need torch, as little else here does
 
     if checkpoint.every(name) or Path(name, "manifest.json").exists():
         return checkpoint.load_tokenizer(checkpoint.find(name))
+    if Path(name, "tokenizer.json").exists():
+        return pretrained.published_tokenizer(Path(name))
 
 
 def separator_of(encoding, newline="\n"):

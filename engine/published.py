@@ -74,7 +74,7 @@ class HubSettings:
     tokens: int = 0
     """Stop after so many tokens; 0: all of it."""
     tokenizer: str = "gpt2"
-    """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), char, byte, or a run's folder."""
+    """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), char, byte, or the folder of a model."""
     val_share: float = 0.005
     """The share of the documents that is for validation, chosen by a hash of each."""
     skip_damaged: bool = False

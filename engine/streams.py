@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from engine import preparation, tokenizer
 from engine.files import Damaged, held, publish, read_json, remove, sha256_of
-from engine.preparation import SPLITS, Split, about, check_characters, finish, separator_of, settle, tokenize, tokenizer_of_run
+from engine.preparation import SPLITS, Split, about, check_characters, finish, separator_of, settle, tokenize, tokenizer_of_folder
 
 
 def write_stream(folder, parts, tokenizer_name, source, val_share=0.005, tokens=0, skip_damaged=False):
@@ -31,7 +31,7 @@ def write_stream(folder, parts, tokenizer_name, source, val_share=0.005, tokens=
             if not journal:
                 remove(new)
                 texts = itertools.chain(["\n"], texts_of(parts, skip_damaged))  # which may separate them
-                encoding = tokenizer_of_run(tokenizer_name) or tokenizer.create(tokenizer_name, texts)
+                encoding = tokenizer_of_folder(tokenizer_name) or tokenizer.create(tokenizer_name, texts)
                 new.mkdir()
                 zero = {"part": 0, "documents": 0, "digest": "", "read": 0, "skipped": {}}
                 journal = {"key": key, **about(encoding), "mark": zero, "splits": {name: {} for name in SPLITS}}

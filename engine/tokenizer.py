@@ -147,7 +147,7 @@ class TiktokenTokenizer(Tokenizer):
 
         names = tiktoken.list_encoding_names()
         if name not in names:
-            raise ValueError(f"unknown tokenizer {name!r}: choose char, byte, bpe:VOCAB, {', '.join(names)}, or a run's folder")
+            raise ValueError(f"unknown tokenizer {name!r}: choose char, byte, bpe:VOCAB, {', '.join(names)}, or a model's folder")
         try:
             return cls(tiktoken.get_encoding(name))
         except Exception as error:  # no network, a proxy, a damaged cache

@@ -8,7 +8,9 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
-from engine import families  # noqa: E402
+from conftest import complaint, run_here  # noqa: E402
+
+from engine import dataset, families, tokenizer  # noqa: E402
 from engine.decoding import RandomStream, Sampling, Session, ngram, stream  # noqa: E402
 from engine.families import FAMILIES  # noqa: E402
 from engine.quantization import prepare_for_inference  # noqa: E402
@@ -191,3 +193,20 @@ def test_the_fastest_ways_to_sample(kind, tmp_path):
         tokens = stream(session, 60, Sampling(temperature=0), RandomStream([None]), guess=guess)
         written[guess is None] = [token.item() for token, _ in tokens]
     assert written[True] == written[False]
+
+
+def test_a_text_in_a_published_models_tokens(tmp_path):
+    """Catches a published model that cannot be fine-tuned: its tokens for a dataset, and a run that goes on from its weights."""
+    (tmp_path / "text.txt").write_text("first line\nsecond line\n" * 60)
+    theirs(random_config("qwen3", 0)).save_pretrained(tmp_path / "model")
+    content = tokenizer.create("char", "abcdefghijklmnopqrstuvwxyz \n").for_hub()
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(content))
+    dataset.write(tmp_path / "data", [(tmp_path / "text.txt").read_text()], str(tmp_path / "model"), "a text")
+    flags = ["--max_iters=2", "--eval_iters=1", "--write_tokens=5", "--block_size=32", f"--out_dir={tmp_path / 'out'}"]
+    command = ["train.py", f"--init_from={tmp_path / 'model'}", f"--dataset={tmp_path / 'data'}", *flags]
+    result = run_here(*command)
+    assert result.returncode == 0, result.stderr
+    result = run_here("sample.py", f"--out_dir={tmp_path / 'out'}", "--start=first ", "--max_new_tokens=5")
+    assert result.returncode == 0 and result.stdout.startswith("first "), result.stderr
+    dataset.write(tmp_path / "data", [(tmp_path / "text.txt").read_text()], "byte", "a text")
+    assert "was trained on other tokens" in complaint(run_here(*command))

@@ -230,3 +230,38 @@ def test_a_name_without_a_network(monkeypatch):
     for name in "gpt2", "HuggingFaceTB/SmolLM2-135M":
         line = complaint(run("sample.py", f"--init_from={name}"))
         assert "or give a folder that holds its config.json and model.safetensors" in line or "pip install huggingface_hub" in line
+
+
+LOAD = """
+import resource, sys
+from model import GPT
+print(GPT.from_pretrained(sys.argv[1]).num_params() * 4, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.parametrize("size", [pytest.param(2048, marks=pytest.mark.slow), 512])  # 1.5 billion parameters, 31 million
+def test_memory_of_loading(size, tmp_path):
+    """Catches weights that are held twice while they are read."""
+    config = dict(model_type="llama", vocab_size=4096, hidden_size=size, num_hidden_layers=size // 85, num_attention_heads=8,
+                  num_key_value_heads=4, intermediate_size=4 * size, max_position_embeddings=64, tie_word_embeddings=False)
+    layers, shapes = size // 85, {"embed_tokens": (4096, size), "norm": (size,)}
+    for n in range(layers):
+        rows = dict(q=(size, size), k=(size // 2, size), v=(size // 2, size), o=(size, size))
+        shapes |= {f"layers.{n}.self_attn.{name}_proj": shape for name, shape in rows.items()}
+        shapes |= {f"layers.{n}.mlp.{name}_proj": (4 * size, size) for name in ("gate", "up")}
+        shapes |= {f"layers.{n}.mlp.down_proj": (size, 4 * size)}
+        shapes |= {f"layers.{n}.{name}_layernorm": (size,) for name in ("input", "post_attention")}
+    names, index = list(shapes), {}
+    for n in range(0, len(names), 9):
+        file = f"model-{n}.safetensors"
+        save_file({f"model.{name}.weight": torch.rand(shapes[name]) for name in names[n : n + 9]}, tmp_path / file)
+        index |= {f"model.{name}.weight": file for name in names[n : n + 9]}
+    save_file({"lm_head.weight": torch.rand(4096, size)}, tmp_path / "head.safetensors")
+    index["lm_head.weight"] = "head.safetensors"
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    result = run("-c", LOAD, tmp_path)
+    weights, peak = map(int, result.stdout.split())
+    before = int(run("-c", LOAD.replace("GPT.from_pretrained(sys.argv[1]).num_params()", "0")).stdout.split()[1])
+    assert peak - before <= 1.15 * weights, f"{peak:,} bytes at most, of them {before:,} before, for weights of {weights:,}"
+    shutil.rmtree(tmp_path)

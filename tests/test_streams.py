@@ -6,10 +6,11 @@ import json
 import os
 import shutil
 import signal
+import time
 
 import numpy as np
 import pytest
-from conftest import POEM, complaint, run_here
+from conftest import POEM, ROOT, complaint, run, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -376,3 +377,53 @@ def test_ctrl_c(tmp_path, monkeypatch, capsys):
     prepared(tmp_path / "x", [path])
     prepared(tmp_path / "y", [path])
     assert content(tmp_path / "x") == content(tmp_path / "y") and "going on after" in capsys.readouterr().out
+
+
+def test_several_processes(tmp_path, monkeypatch):
+    """Catches batches that come in another order, or in other ids, where several processes encode them."""
+    monkeypatch.setattr(preparation, "BATCH", 500)
+    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    path, found = jsonl(tmp_path / "a.jsonl", texts(300)), []
+    for alone in 0, 3, 10**6:
+        monkeypatch.setattr(preparation, "ALONE", alone)
+        prepared(tmp_path / str(alone), [path], "bpe:300")
+        found.append(content(tmp_path / str(alone)))
+    assert found[0] == found[1] == found[2]
+
+
+PREPARE = """
+import os, signal, sys, threading, time
+from engine import corpus, preparation, streams
+preparation.ALONE, preparation.BATCH = 1, 50
+if __name__ == "__main__":
+    def work():
+        found = ()
+        while len(found) < 2:  # the first helps the others
+            found = open(f"/proc/self/task/{os.getpid()}/children").read().split()
+            time.sleep(0.01)
+        print(*found, flush=True)
+        os.kill({"worker": int(found[-1]), "all": os.getpid()}[sys.argv[3]], signal.SIGKILL)
+    threading.Thread(target=work, daemon=True).start()
+    try:
+        streams.write_stream(sys.argv[1], [corpus.Part(sys.argv[2])], "bpe:300", "texts", val_share=0.2)
+    except ValueError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("who", ["worker", "all"])
+def test_processes_that_are_killed(who, tmp_path):
+    """Catches a preparation that waits for ever for a process that is dead, and processes that nobody waits for any more."""
+    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+        pytest.skip("needs Linux's list of child processes")
+    path, script = jsonl(tmp_path / "a.jsonl", texts(3000)), tmp_path / "prepare.py"
+    script.write_text(PREPARE)
+    result = run(script, tmp_path / "new", path, who, PYTHONPATH=str(ROOT))
+    pids, *rest = result.stdout.splitlines()
+    if who == "worker":
+        assert any("was killed: is there enough memory?" in line for line in rest), result.stdout + result.stderr
+    for _ in range(100):
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids.split()):
+            break
+        time.sleep(0.1)
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids.split())

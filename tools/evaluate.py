@@ -47,31 +47,16 @@ class EvaluateConfig:
             raise ValueError("give --text or --dataset, not both")
 
 
-def windows(tokens, size, stride):
-    """(inputs, targets) of each window, (size,) int64: -1 where there is nothing to predict, or it was predicted before."""
-    for start in range(0, max(1, len(tokens) - 1 - (size - stride)), stride):
-        span = tokens[start : start + size + 1].astype(np.int64)
-        inputs, targets = np.zeros(size, np.int64), np.full(size, -1)
-        inputs[: len(span) - 1], targets[: len(span) - 1] = span[:-1], span[1:]
-        if start:
-            targets[: size - stride] = -1
-        yield inputs, targets
-
-
 @torch.no_grad()
 def evaluate(model, tokens, stride=0, batch_size=8):
     """(sum of losses in nats, how many tokens were predicted): each token of tokens, an array of ids, but the first."""
-    size, device = model.config.block_size, model.transformer.wte.weight.device
+    size, device, total = model.config.block_size, model.transformer.wte.weight.device, 0.0
     if not 0 <= stride <= size:
         raise ValueError(f"stride={stride} must be at most the model's context of {size} tokens")
-    stride = stride or size
-    count, total, batch = -(-max(1, len(tokens) - 1 - (size - stride)) // stride), 0.0, []
-    for n, window in enumerate(tqdm(windows(tokens, size, stride), "evaluating", count, leave=False, delay=2), 1):
-        batch.append(window)
-        if len(batch) == batch_size or n == count:
-            x, y = (torch.from_numpy(np.stack(part)).to(device) for part in zip(*batch))
-            total += model(x, y, only_loss=True)[1].item() * int((y >= 0).sum())
-            batch = []
+    batches = dataset.every_batch(tokens, batch_size, size, stride)
+    count = -(-max(1, len(tokens) - 1) // ((stride or size) * batch_size))
+    for x, y in tqdm(batches, "evaluating", count, leave=False, delay=2):
+        total += model(x.to(device), y.to(device), only_loss=True)[1].item() * int((y >= 0).sum())
     return total, len(tokens) - 1
 
 

@@ -41,7 +41,7 @@ class Settings:
     """The dataset's name: it is written to data/<name>."""
     tokenizer: str = "char"
     """char (the text's own characters), byte (256, any text), bpe:VOCAB (learned from the text), gpt2 or another of tiktoken,
-    or a run's folder (to tune it)."""
+    or the folder of a model (to tune it)."""
     column: str = "text"
     """The column or key that holds the text, in parquet and jsonl files."""
     val_share: float = 0.0
