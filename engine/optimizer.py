@@ -170,8 +170,10 @@ def learning_rate_at(step, config):
 
 
 def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, first=0):
-    """One update of the optimizer from a list of micro-batches (x, y, seed): the mean loss before it, on the device.
+    """One update of the optimizer from a list of micro-batches: the mean loss before it, and the norm of its gradient.
 
+    Both are tensors on the device. The norm is that before grad_clip; nan with a scaler and without grad_clip, as the
+    gradients are scaled then. batches: (x, y, seed).
     net: a GPT, or what torch.compile or DistributedDataParallel made of it. seed: of the micro-batch's dropout, or None.
     scaler: a GradScaler, which float16 needs. first: the number of the first micro-batch, for the FloatingPointError that
     is raised, in all processes and before anything is updated, if a loss or a gradient is not finite.
@@ -188,12 +190,13 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
             scaler.scale(micro_loss).backward()
         losses.append(micro_loss.detach())
     losses = torch.stack(losses)
+    norm = losses.new_full((), math.nan)
     if grad_clip:
         scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
-    size = losses.sum()
-    if not scaler.is_enabled():  # which skips steps whose gradients overflow, and is made for that
-        size = size + sum(torch._foreach_norm([p.grad for p in parameters if p.grad is not None]))
+        norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
+    elif not scaler.is_enabled():
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    size = losses.sum() + (0 if scaler.is_enabled() else norm)  # a scaler skips steps whose gradients overflow
     if processes.largest(int(not size.isfinite())):
         if scaler.is_enabled():  # it must see the gradients before its next step
             if not grad_clip:
@@ -208,4 +211,4 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
     optimizer.zero_grad()
     if scaler.is_enabled() and scaler.get_scale() < SMALLEST_SCALE:
         raise FloatingPointError("gradients that are not finite in float16, however small they are made")
-    return losses.sum()
+    return losses.sum(), norm

@@ -4,7 +4,6 @@
     python -m tools.plot out out-2 ... [--output=loss.png]    folders that train.py wrote, all in one picture
 """
 
-import contextlib
 import json
 import statistics
 import sys
@@ -15,17 +14,13 @@ from pathlib import Path
 import matplotlib
 import tyro
 
-matplotlib.use("Agg")  # no display is needed; nothing else in tools/ imports matplotlib
+matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt  # noqa: E402
 
-from engine import checkpoint, configure  # noqa: E402
+from engine import configure, curves  # noqa: E402
 from engine.files import partial  # noqa: E402
 
 COLORS = {"lookback": "#1f77b4", "nanoGPT": "#d62728", "better": "#2ca02c", "worse": "#d62728"}
-STYLE = {
-    "figure.constrained_layout.use": True, "figure.titlesize": 11, "axes.titlesize": 10, "savefig.dpi": 150,
-    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "lines.markersize": 4,
-}
 
 
 @dataclass
@@ -38,7 +33,7 @@ class PlotSettings:
 
 def main(config):
     """Draw each file, and all folders together; ValueError for what cannot be drawn."""
-    plt.rcParams.update(STYLE)
+    plt.rcParams.update(curves.STYLE)
     warnings.filterwarnings("ignore", "Glyph")  # of a name in a script that the font lacks
     folders = [path for path in config.paths if path.is_dir()]
     if not config.paths or (config.output and not folders):
@@ -48,42 +43,12 @@ def main(config):
     figures = {path.with_suffix(".png"): measurement(path) for path in config.paths if path not in folders}
     if folders:
         output = Path(config.output or folders[0] / "loss.png")
-        figures[output if output.suffix else output.with_suffix(".png")] = training(folders)
+        figures[output if output.suffix else output.with_suffix(".png")] = curves.draw(folders)
     for path, figure in figures.items():
         if figure:
             with partial(path) as unfinished:
                 figure.savefig(unfinished, format=path.suffix[1:])
         print(f"{path} written" if figure else f"{path} not written: there is nothing to draw")
-
-
-def training(folders):
-    """Losses against steps above learning rate and speed, of every run, from its metrics.jsonl."""
-    figure, (losses, rates) = plt.subplots(2, 1, figsize=(9, 7), height_ratios=(2, 1), sharex=True)
-    speeds = rates.twinx()
-    panels = (losses, "train_loss", "-"), (losses, "val_loss", "o--"), (rates, "lr", "-"), (speeds, "tokens_per_s", ":")
-    texts = set()
-    for n, folder in enumerate(folders):
-        for saved in checkpoint.every(folder)[-1:]:
-            with contextlib.suppress(ValueError):  # it is damaged, and not needed for this
-                texts.add((checkpoint.load_config(saved)["data"] or {}).get("val"))
-        try:
-            lines = [*checkpoint.read_metrics(folder / "metrics.jsonl").values()]
-            for panel, key, style in panels:
-                known = [line for line in lines if line.get(key) is not None]
-                steps, values = [line["step"] for line in known], [line[key] for line in known]
-                panel.plot(steps, values, style, color=f"C{n}", label=str(folder) if key == "val_loss" else None)
-            lines[0]  # there must be one
-        except FileNotFoundError:
-            raise ValueError(f"{folder} has no metrics.jsonl: which folder did train.py write?") from None
-        except IndexError:
-            raise ValueError(f"{folder / 'metrics.jsonl'} is damaged, or empty: it is not what train.py writes") from None
-    if len(texts) > 1:
-        print("note: these runs were validated on different texts: their losses do not compare")
-    losses.set(ylabel="loss (nats per token)", title="training (lines) and validation (dots)")
-    losses.legend()
-    rates.set(xlabel="step", ylabel="learning rate (lines)")
-    speeds.set(ylabel="tokens/s (dotted)", ylim=(0, None))
-    return figure
 
 
 def measurement(path):
