@@ -27,17 +27,16 @@ from typing import Literal
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while torch is imported ends without a traceback
 
-import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from attention import ATTENTION
-from engine import checkpoint, configure, dataset, pretrained, processes, roofline, signals
+from engine import checkpoint, configure, curves, dataset, pretrained, processes, roofline, signals
 from engine.batches import micro_batch, separator, validation_loss
 from engine.checks import at_least
 from engine.files import append, held, here, quoted
-from engine.monitor import dry_run, start_wandb
+from engine.monitor import dry_run, sample_text, start_wandb
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
 from engine.tokenizer import padded
@@ -87,6 +86,8 @@ class TrainConfig(GPTConfig):
     """Say what the run would cost in memory and time, and stop."""
     log_interval: int = 10
     """Write a line to metrics.jsonl every so many steps."""
+    draw_loss: bool = True
+    """Draw out/loss.png at each evaluation, if matplotlib is installed."""
     wandb_log: bool = False
     """Log to Weights & Biases too (pip install wandb; WANDB_MODE=offline or disabled as wandb documents it)."""
     wandb_project: str = "lookback"
@@ -273,7 +274,7 @@ def train(config, asked=None):
         return val_loss
 
     # ---- the loop
-    begun, tokens_seen, clock, loss, lr, skipped = step, 0, time.perf_counter(), None, None, 0
+    begun, tokens_seen, clock, loss, norm, lr, skipped = step, 0, time.perf_counter(), None, None, None, 0
     record = {"step": step, "train_loss": None, "lr": None, "tokens_per_s": None, "mfu": None}
     if trainer and trainer["record"].get("step") == step:  # and not between two lines of metrics.jsonl
         record = trainer["record"]
@@ -305,7 +306,7 @@ def train(config, asked=None):
                 if speed * flops_per_token > peak:  # which was measured in a busy moment
                     peak = max(roofline.peak_flops(device, getattr(torch, dtype)) * world_size, speed * flops_per_token)
                 mfu = speed * flops_per_token / peak  # model FLOPs utilization
-                record = {"step": step, "train_loss": train_loss, "lr": lr}
+                record = {"step": step, "train_loss": train_loss, "lr": lr, "grad_norm": None if norm is None else norm.item()}
                 record |= {"tokens_per_s": round(speed, 1), "mfu": round(mfu, 4)}
                 bar.set_postfix_str(f"loss {train_loss or math.nan:.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}", refresh=False)
                 if not evaluating:
@@ -319,6 +320,8 @@ def train(config, asked=None):
             if evaluating and not stopped:  # if it is stopped, the next run owes it
                 record["val_loss"] = evaluate()
                 write_line()
+                if writes and config.draw_loss:
+                    curves.write(out_dir)
             if finished or stopped:
                 break
 
@@ -326,7 +329,7 @@ def train(config, asked=None):
             for group in optimizer.param_groups:
                 group["lr"] = group["peak_lr"] * lr / (config.learning_rate or 1)
             try:
-                loss = update()
+                loss, norm = update()
             except FloatingPointError as error:
                 if skipped == config.skip_nonfinite:
                     raise not_finite(str(error)) from None
@@ -400,14 +403,6 @@ def model_to_finetune(config, data):
     if ignored:
         print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")
     return model
-
-
-def sample_text(model, data, config):
-    """config.write_tokens tokens of the model's own, after the first token of the validation split."""
-    start = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(next(model.parameters()).device)
-    generator, V = torch.Generator().manual_seed(config.seed), data.tokenizer.vocab_size
-    tokens = model.eval().generate(start, config.write_tokens, temperature=0.8, generator=generator, vocab_size=V)
-    return configure.for_terminal(data.tokenizer.decode(tokens[0].tolist()))
 
 
 def settings(argv):

@@ -165,7 +165,7 @@ def is_record(found):
     """Whether this is what a line of metrics.jsonl holds: a step, numbers, and plain values of your own."""
     if type(found) is not dict or type(found.get("step")) is not int or not found["step"] < 2**62:
         return False
-    ours, perhaps = ("wall_s", "val_loss"), ("train_loss", "lr", "tokens_per_s", "mfu")
+    ours, perhaps = ("wall_s", "val_loss"), ("train_loss", "lr", "grad_norm", "tokens_per_s", "mfu")
     return all(is_number(value) or name not in ours and (value is None or name not in perhaps and type(value) in (str, bool))
                for name, value in found.items())
 

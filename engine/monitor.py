@@ -1,7 +1,11 @@
-"""What a run will cost, and how it is watched from elsewhere."""
+"""What a run will cost, how it is watched from elsewhere, and what the model writes."""
 
 import datetime
 
+import numpy as np
+import torch
+
+from engine import configure
 from engine.processes import print0
 from engine.roofline import peak_bytes, seconds_of
 
@@ -44,3 +48,11 @@ def start_wandb(config):
         raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
     except Exception as error:  # wandb has several
         raise ValueError(f"wandb: {error} (or set WANDB_MODE=offline)") from None
+
+
+def sample_text(model, data, config):
+    """config.write_tokens tokens of the model's own, after the first token of the validation split."""
+    start = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(next(model.parameters()).device)
+    generator, V = torch.Generator().manual_seed(config.seed), data.tokenizer.vocab_size
+    tokens = model.eval().generate(start, config.write_tokens, temperature=0.8, generator=generator, vocab_size=V)
+    return configure.for_terminal(data.tokenizer.decode(tokens[0].tolist()))

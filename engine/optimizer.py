@@ -172,7 +172,7 @@ def learning_rate_at(step, config):
 def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, first=0):
     """One update of the optimizer from a list of micro-batches: the mean loss before it, and the norm of its gradient.
 
-    Both are tensors on the device. The norm is that before grad_clip; nan with a scaler and without grad_clip, as the
+    Both are tensors on the device. The norm is that before grad_clip; None with a scaler and without grad_clip, as the
     gradients are scaled then. batches: (x, y, seed).
     net: a GPT, or what torch.compile or DistributedDataParallel made of it. seed: of the micro-batch's dropout, or None.
     scaler: a GradScaler, which float16 needs. first: the number of the first micro-batch, for the FloatingPointError that
@@ -190,7 +190,7 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
             scaler.scale(micro_loss).backward()
         losses.append(micro_loss.detach())
     losses = torch.stack(losses)
-    norm = losses.new_full((), math.nan)
+    norm = None
     if grad_clip:
         scaler.unscale_(optimizer)
         norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip)

@@ -757,3 +757,16 @@ def test_documents_that_do_not_see_each_other(poem, tmp_path, gpt2_files):
     for change, message in (dict(dataset=poem), "no end-of-text token"), (dict(attention="linear"), "attention='linear' cannot"):
         with pytest.raises(ValueError, match=f"mask_documents=True: .*{message}"):
             train(TrainConfig(**settings | change, out_dir=str(tmp_path / "refused")))
+
+
+def test_the_picture_of_a_run(poem, tmp_path, monkeypatch):
+    """Catches a run without its picture, one that cannot do without matplotlib, and one that draws although it need not."""
+    pytest.importorskip("matplotlib")
+    settings = SMALL | dict(dataset=poem, max_iters=2)
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "drawn")))
+    assert (tmp_path / "drawn" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert all(line["grad_norm"] > 0 for line in metrics(tmp_path / "drawn")[1:])
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "asked not to"), draw_loss=False))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "cannot")))
+    assert not [*tmp_path.glob("*o*/loss.png")]
