@@ -25,6 +25,9 @@ def separator(data, model):
                          "or prepare the text with --tokenizer=gpt2 or bpe:8192")
     if any(block.attn.feature for block in model.transformer.h):
         raise ValueError(f"mask_documents=True: attention={model.config.attention!r} cannot keep documents apart: choose fused")
+    if any(getattr(block.attn.visible, "n_global", 0) for block in model.transformer.h):
+        raise ValueError(f"mask_documents=True: the positions that all may see in visible={model.config.visible} would be those "
+                         "of the first document: choose another")
     return data.tokenizer.end_of_text
 
 

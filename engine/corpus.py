@@ -110,7 +110,7 @@ def unpacked(file, path):
         yield from zstd_frames(file, path)
         return
     with gzip.open(file) if path.name.lower().endswith(".gz") else file as whole:
-        yield from iter(functools.partial(whole.read, BLOCK), b"")
+        yield from iter(functools.partial(whole.read1, BLOCK), b"")
 
 
 def zstd_frames(file, path):
@@ -152,7 +152,7 @@ def lines(blocks):
 def text_in(line, column, where):
     """The text in a line of JSON."""
     try:
-        record = json.loads(line)
+        record = json.loads(line.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{where} is not JSON ({error})") from None
     if not isinstance(record, dict):

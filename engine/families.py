@@ -93,8 +93,13 @@ def settings(config):
         value = left.pop(field, default)
         if value is ...:
             raise ValueError(f"{field} is missing")
-        if value is not None:
-            ours[name] = number(field, value)
+        if value is None and default is None:
+            continue
+        if number(field, value) == 0 and value is not False:
+            raise ValueError(f"{field}={value!r} is not built here")
+        ours[name] = value
+    if ours["n_layer"] > 10_000:
+        raise ValueError(f"{kind} with {ours['n_layer']:,} layers is not built here")
     for field, known in (family["values"] | ONE_KIND).items():
         if (value := left.pop(field, known[0])) not in known:
             raise ValueError(f"{field}={value!r} is not built here: {' and '.join(map(repr, known))} are")
@@ -141,14 +146,15 @@ def windows(left, kind, ours):
     """Settings of windows, and which layers rotate; their fields are taken out of left."""
     field = {name: left.pop(name) for name in FAMILIES[kind]["windows"] if name in left}
     for name, value in field.items():
-        if name not in ("layer_types", "no_rope_layers") and value is not None:
+        if name not in ("layer_types", "no_rope_layers") and (value is not None or name.startswith(("max_", "no_"))):
             number(name, value)
     layers, mistral = range(ours["n_layer"]), kind == "mistral"
     window = field.get("sliding_window", 4096 if mistral else None)
     used, first = window and field.get("use_sliding_window", mistral), field.get("max_window_layers", 0 if mistral else 28)
     rotate = field.get("no_rope_layers")  # 1 means that RoPE is used
     if kind == "smollm3":
-        every = field.get("no_rope_layer_interval", 4)
+        if (every := field.get("no_rope_layer_interval", 4)) < 1:
+            raise ValueError(f"no_rope_layer_interval={every!r} is not built here")
         rotate = rotate or [int((n + 1) % every != 0) for n in layers]
         if len(rotate) != len(layers) or not {*rotate} <= {0, 1}:
             raise ValueError(f"no_rope_layers={rotate!r} is not built here: 0 or 1 for each layer is")
@@ -157,6 +163,8 @@ def windows(left, kind, ours):
         if len(types) != len(layers) or not {*types} <= {"full_attention", "sliding_attention"}:
             raise ValueError(f"layer_types={types!r} are not built here: full_attention and sliding_attention for each layer are")
         short = [about == "sliding_attention" for about in types]
+    if any(short) and (type(window) is not int or window < 1):
+        raise ValueError(f"sliding_window={window!r} is not built here, where layers have one")
     ours = {"window": window, "window_pattern": "".join("LS"[n] for n in short)} if any(short) else {}
     return ours | ({"rope_pattern": "".join("NR"[n] for n in rotate)} if rotate else {})
 

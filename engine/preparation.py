@@ -136,15 +136,15 @@ def shard_names(split, count):
     return [f"{split}.bin"] if count == 1 else [f"{split}_{number:06}.bin" for number in range(count)]
 
 
-def batches(documents):
+def batches(documents, cut=True):
     """(split, text, mark) of documents -> lists of (split, begins, text) of about BATCH characters, and the last one's mark.
 
-    The mark is None where a document goes on in the next list.
+    The mark is None where a document goes on in the next list. cut: whether documents may be cut between lines.
     """
     batch, size, mark = [], 0, None
     for split, text, mark in documents:
         left = len(text)
-        for piece in pieces(text, BATCH):
+        for piece in pieces(text, BATCH) if cut else [text]:
             batch.append((split, left == len(text), piece))
             left, size = left - len(piece), size + len(piece)
             if size >= BATCH:
@@ -215,7 +215,7 @@ def in_order(items, encoding, separator):
 def tokenize(documents, encoding, splits, separator):
     """Append documents (split, text, mark) to splits, a dict of Split; yields (characters, mark) after each batch of them."""
     separator = np.asarray(separator, np.uint32)
-    for (batch, mark), found in in_order(batches(documents), encoding, separator):
+    for (batch, mark), found in in_order(batches(documents, encoding.by_lines), encoding, separator):
         for name, ids in found.items():
             splits[name].append(ids if splits[name].tokens else ids[len(separator) :])
         for name, begins, text in batch:

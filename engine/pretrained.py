@@ -1,4 +1,4 @@
-"""Other people's weights as a config and tensors under our names: GPT-2 in Hugging Face's layout, and nanoGPT's ckpt.pt."""
+"""Other people's models as a config, tensors under our names and a tokenizer: Hugging Face's layout, and nanoGPT's ckpt.pt."""
 
 import contextlib
 import itertools
@@ -57,14 +57,16 @@ def turned(module, what, kind):
 
 def assemble(found, config, kind):
     """Their tensors under our names and in float32, one after the other; matrices that are one in ours on top of each other."""
-    names, parts, weights, missing = families.NAMES[kind], heights(config, kind), {}, {}
+    names, parts, weights, missing, head = families.NAMES[kind], heights(config, kind), {}, {}, None
     for name, tensor in found:
         short = name.removeprefix("transformer.").removeprefix("model.")
         where, number, of_layer = re.fullmatch(r"((?:h|layers)\.([0-9]+)\.)?(.*)", short).groups()
         module, _, what = of_layer.rpartition(".")
-        if module == "lm_head" and config.get("tie_weights", True) or of_layer in ("attn.bias", "attn.masked_bias") or (
-                of_layer.endswith("rotary_emb.inv_freq")):
-            continue  # the head, which is the token embedding; a mask; a table
+        if module == "lm_head" and config.get("tie_weights", True):
+            head = tensor
+            continue
+        if of_layer in ("attn.bias", "attn.masked_bias") or of_layer.endswith("rotary_emb.inv_freq"):
+            continue  # a mask; a table
         if module not in names and module != "lm_head":
             raise ValueError(f"it has a tensor {name}, which is not known here")
         module, part = names.get(module, ("lm_head", 0))
@@ -79,6 +81,8 @@ def assemble(found, config, kind):
         missing[ours].discard(part)
     if lacks := [name for name, parts in missing.items() if parts]:
         raise ValueError(f"{lacks[0]} is not whole")
+    if head is not None and not torch.equal(head.float(), weights["transformer.wte.weight"]):
+        raise ValueError("its head is another matrix than its embedding, although config.json says that they are tied")
     return weights
 
 
@@ -135,10 +139,13 @@ def published_tokenizer(folder):
         if read_json(folder / "config.json").get("model_type") != "gpt2":
             raise ValueError("it has no tokenizer.json: which ids stand for which text?")
         return tokenizer.create("gpt2")
-    about = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
-    end = about.get("eos_token")
-    end = end.get("content") if isinstance(end, dict) else end
-    found = tokenizer.from_spec({"kind": "tokenizers", "content": read_json(folder / "tokenizer.json"), "end_of_text": end})
+    names = "tokenizer_config.json", "special_tokens_map.json", "config.json"
+    said = [read_json(folder / name) for name in names if (folder / name).exists()]
+    end = next((about["eos_token"] for about in said if about.get("eos_token")), None)
+    end = end["content"] if isinstance(end, dict) else end
+    number = next((about["eos_token_id"] for about in said if about.get("eos_token_id") is not None), None)
+    number = number[0] if isinstance(number, list) else number  # of several, the first ends a text
+    found = tokenizer.HubTokenizer.from_spec({"content": read_json(folder / "tokenizer.json"), "end_of_text": end or number})
     if found.vocab_size in VOCAB_SIZES:
         with contextlib.suppress(ValueError):  # no network
             if tokenizer.alike(found, gpt2 := tokenizer.create("gpt2")):
@@ -180,8 +187,11 @@ def folder_of(name, which="latest"):
     try:
         from huggingface_hub import snapshot_download
 
-        name = f"openai-community/{name}" if str(name) in GPT2 else str(name)
-        return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+        name, how = f"openai-community/{name}" if str(name) in GPT2 else str(name), {"ignore_patterns": ["*/*"]}
+        folder = Path(snapshot_download(name, allow_patterns=["*.json", "model*.safetensors"], **how))
+        if not [*folder.glob("*.safetensors")]:
+            snapshot_download(name, allow_patterns=["pytorch_model*.bin"], **how)
+        return folder
     except ImportError:
         raise ValueError(f"downloading {name} needs huggingface_hub: pip install huggingface_hub") from None
     except Exception as error:  # no network, a proxy, a full disk: the hub has an exception for each

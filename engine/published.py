@@ -61,6 +61,8 @@ class HubPart:
             rows = datasets.load_dataset(self.path, self.config, split="train", streaming=True)
             for number, row in enumerate(rows.skip(start), start + 1):
                 yield row[self.column] or "", number
+        except KeyError:
+            raise ValueError(f"{self.path} has no column {self.column!r}") from None
         except Exception as error:  # each library below it has its own
             reason = str(error).strip().splitlines()[:1] or [""]
             raise ValueError(f"cannot read {self.path} from Hugging Face ({type(error).__name__}: {reason[0][:100]}): connect "

@@ -27,6 +27,8 @@ class Tokenizer:
     """The id that separates documents, if there is one."""
     begin = ()
     """The ids with which each text begins, if there are any."""
+    by_lines = True
+    """Whether a text may be cut between lines, and its parts have the ids of the whole."""
 
     def decode(self, tokens):
         """Ids to text; an incomplete character becomes U+FFFD."""
@@ -186,28 +188,47 @@ class TiktokenTokenizer(Tokenizer):
 
 
 class HubTokenizer(Tokenizer):
-    """A tokenizer.json of a published model, by the library tokenizers.
+    """A tokenizer.json of a published model, by the library tokenizers. end_of_text: a token's text, or its id.
 
-    begin: ids that its template puts before each text, as Llama's does.
+    begin: ids that its template puts before each text, as Llama's does. A text's first token may begin with a space that
+    the text has not, as SentencePiece adds it.
     """
 
     def __init__(self, content, end_of_text=None):
         import tokenizers
 
+        model = content["model"]
+        if model["type"] != "BPE" or model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
+            raise ValueError(f"a {model['type']}, or one that marks words, is not built here: BPE is")
         self.content, self.encoding = content, tokenizers.Tokenizer.from_str(json.dumps(content))
         self.encoding.no_truncation()
         self.encoding.no_padding()
         self.vocab_size = max(self.encoding.get_vocab(with_added_tokens=True).values()) + 1
         self.added = {id: token.content for id, token in self.encoding.get_added_tokens_decoder().items()}
-        self.end_of_text = None if end_of_text is None else self.encoding.token_to_id(end_of_text)
-        whole, bare = (self.encoding.encode("a", add_special_tokens=special).ids for special in (True, False))
+        self.end_of_text = self.encoding.token_to_id(end_of_text) if isinstance(end_of_text, str) else end_of_text
+        if self.end_of_text is not None and not 0 <= self.end_of_text < self.vocab_size:
+            raise ValueError(f"its end of text, {end_of_text!r}, is no token")
+
+        def ids(text, special=False):
+            return self.encoding.encode(text, add_special_tokens=special).ids
+
+        whole, bare = ids("a", True), ids("a")
         self.begin = whole[: next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)]
         self.by_bytes = '"ByteLevel"' in json.dumps(content.get("decoder"))
+        self.knows_all = self.by_bytes or model.get("byte_fallback")
+        self.by_lines = ids("a\nb c") == ids("a\n") + ids("b c")
 
     def encode(self, text, allow_special=False):
-        """Ids of text, without those that a template adds. Special tokens are ones only if you allow it."""
+        """Ids of text, without those that a template adds. Special tokens are ones only if you allow it.
+
+        ValueError for a text with characters that the tokenizer lacks.
+        """
         self.encoding.encode_special_tokens = not allow_special
-        return np.array(self.encoding.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        ids = self.encoding.encode(text, add_special_tokens=False).ids
+        if not self.knows_all and (again := self.decode(ids)).strip() != text.strip():
+            where = next((n for n, (left, right) in enumerate(zip(text, again)) if left != right), min(len(text), len(again)))
+            raise ValueError(f"the tokenizer cannot write {text[where : where + 20]!r} at position {where}, or changes it")
+        return np.array(ids, dtype=np.uint32)
 
     def token_bytes(self, token):
         piece = self.added.get(token, self.encoding.id_to_token(token) or "")
@@ -220,7 +241,7 @@ class HubTokenizer(Tokenizer):
         return piece.replace("\u2581", " ").encode("utf-8")  # as SentencePiece writes a space
 
     def spec(self):
-        return {"kind": "tokenizers", "content": self.content, "end_of_text": self.added.get(self.end_of_text)}
+        return {"kind": "tokenizers", "content": self.content, "end_of_text": self.end_of_text}
 
     def for_hub(self):
         return self.content
@@ -229,6 +250,8 @@ class HubTokenizer(Tokenizer):
     def from_spec(cls, spec):
         try:
             return cls(spec["content"], spec.get("end_of_text"))
+        except ValueError:
+            raise
         except Exception as error:  # the library's own is the base of all
             raise ValueError(f"the library tokenizers says {error}") from None
 

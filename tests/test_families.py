@@ -4,13 +4,14 @@ import json
 import random
 
 import pytest
+import safetensors.torch
 import torch
 
 transformers = pytest.importorskip("transformers")
 
 from conftest import complaint, run_here  # noqa: E402
 
-from engine import dataset, families, tokenizer  # noqa: E402
+from engine import dataset, families, pretrained, tokenizer  # noqa: E402
 from engine.decoding import RandomStream, Sampling, Session, ngram, stream  # noqa: E402
 from engine.families import FAMILIES  # noqa: E402
 from engine.quantization import prepare_for_inference  # noqa: E402
@@ -210,3 +211,40 @@ def test_a_text_in_a_published_models_tokens(tmp_path):
     assert result.returncode == 0 and result.stdout.startswith("first "), result.stderr
     dataset.write(tmp_path / "data", [(tmp_path / "text.txt").read_text()], "byte", "a text")
     assert "was trained on other tokens" in complaint(run_here(*command))
+
+
+@pytest.mark.parametrize("changes, named", [
+    ({"num_hidden_layers": 10**9}, "layers"), ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0"), ({"rms_norm_eps": None}, "rms_norm_eps"),
+    ({"tie_word_embeddings": None}, "tie_word_embeddings"), ({"no_rope_layer_interval": 0, "no_rope_layers": None}, "interval=0"),
+    ({"no_rope_layer_interval": -1, "no_rope_layers": None}, "interval=-1"), ({"sliding_window": None, "layer_types":
+    ["sliding_attention"] * 36}, "sliding_window=None"), ({"max_window_layers": None}, "max_window_layers"), ({"head_dim": 0}, "head_dim"),
+    ({"no_rope_layers": [1, 2] * 18}, "no_rope_layers"), ({"no_rope_layers": [1]}, "no_rope_layers"),
+], ids=str)
+def test_values_that_mean_something_else(changes, named):
+    """Catches a number that stands for a default here, and not there, and values that end in a traceback."""
+    with pytest.raises(ValueError, match=named):
+        families.settings(SMOLLM3 | changes)
+
+
+def test_a_head_of_its_own(tmp_path):
+    """Catches a head that is dropped since config.json says that it is the embedding."""
+    model = theirs(random_config("qwen3", 0))
+    model.config.tie_word_embeddings = True
+    model.save_pretrained(tmp_path)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    assert GPT.from_pretrained(tmp_path).config.tie_weights
+    tensors["lm_head.weight"][0, 0] += 1
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="its head is another matrix"):
+        GPT.from_pretrained(tmp_path)
+
+
+def test_gpt2_as_it_is_published(tmp_path, gpt2_files):
+    """Catches GPT-2's own tokens that are not known as such: its tokenizer_config.json does not name the end of a text."""
+    gpt2 = tokenizer.create("gpt2")
+    transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(gpt2.for_hub()))
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1024}')
+    assert pretrained.load_tokenizer(tmp_path, 50257).spec() == gpt2.spec()

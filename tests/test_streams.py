@@ -345,7 +345,7 @@ def test_prepare_of_streams(tmp_path):
 
 def test_a_character_of_a_stream_that_a_tokenizer_lacks(tmp_path, monkeypatch):
     """Catches an error that names no document."""
-    monkeypatch.setattr(streams, "tokenizer_of_run", lambda name: tokenizer_module.create("char", "abc\n"))
+    monkeypatch.setattr(streams, "tokenizer_of_folder", lambda name: tokenizer_module.create("char", "abc\n"))
     with pytest.raises(ValueError, match="a.jsonl, document 2: character 'd'"):
         prepared(tmp_path / "x", [jsonl(tmp_path / "a.jsonl", ["abc", "abd"])])
 

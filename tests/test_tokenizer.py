@@ -244,3 +244,46 @@ def test_pieces_of_a_learned_vocabulary():
     for text in some_text()[:2]:
         parts = [learned().encode(part) for part in pieces(text, 50)]
         assert len(parts) > 10 and np.array_equal(np.concatenate(parts), learned().encode(text))
+
+
+def changed(**model):
+    """A tokenizer.json that cannot be used as it is."""
+    content = like_llama_3().content
+    return content | {"model": content["model"] | model}
+
+
+@pytest.mark.parametrize("content, message", [
+    (changed(type="WordPiece"), "not built here"), (changed(end_of_word_suffix="</w>"), "not built here"),
+    (changed(continuing_subword_prefix="##"), "not built here"), ({"model": {"type": "BPE"}}, "library tokenizers"), ([], "tokenizer"),
+])
+def test_tokenizers_that_are_not_built_here(content, message):
+    """Catches a tokenizer whose tokens would be joined to another text."""
+    with pytest.raises(ValueError, match=message):
+        tokenizer_module.from_spec({"kind": "tokenizers", "content": content})
+
+
+def test_characters_that_a_published_tokenizer_lacks():
+    """Catches characters that the library leaves out without a word."""
+    found = tokenizer_module.HubTokenizer(tokenizer_module.create("char", "abc \n").for_hub())
+    assert found.decode(found.encode("ab c\n")) == "ab c\n"
+    with pytest.raises(ValueError, match="cannot write 'é' at position 2"):
+        found.encode("abé")
+
+
+def test_the_end_of_text_survives():
+    """Catches a dataset that no longer knows what separates its documents, once it is read again."""
+    content = like_llama_3().content
+    for end in "</s>", 1, "the", 5:
+        found = tokenizer_module.HubTokenizer(content, end)
+        again = tokenizer_module.from_spec(json.loads(json.dumps(found.spec())))
+        assert found.end_of_text == again.end_of_text is not None
+    with pytest.raises(ValueError, match="no token"):
+        tokenizer_module.from_spec({"kind": "tokenizers", "content": content, "end_of_text": 10**6})
+
+
+def test_where_a_text_may_be_cut():
+    """Catches a long text whose pieces each begin with a space that SentencePiece adds."""
+    content = like_llama_2().content
+    assert like_llama_3().by_lines and tokenizer_module.create("byte").by_lines
+    prepends = content | {"pre_tokenizer": content["pre_tokenizer"] | {"prepend_scheme": "always"}}
+    assert not tokenizer_module.HubTokenizer(prepends).by_lines

@@ -11,6 +11,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ class EvaluateConfig:
     """Tokens between the beginnings of two windows; 0: as many as a window has."""
     batch_size: int = 8
     """Windows at a time."""
+    data_tokenizer: Literal["", "gpt2"] = ""
+    """As in train.py: gpt2, if the dataset is nanoGPT's; empty: as the run had it."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best available."""
 
@@ -68,13 +71,13 @@ def main(config):
     else:
         folder = checkpoint.find(folder, config.checkpoint)
     model = GPT.from_pretrained(folder)
-    tokenizer, name = pretrained.load_tokenizer(folder, model.config.vocab_size), config.dataset
-    if not (name or config.text) and checkpoint.is_ours(folder):
-        name = checkpoint.load_config(folder)["training"].get("dataset")
+    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
+    training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
     if config.text:
-        tokens, about = np.array([*tokenizer.begin, *tokenizer.encode(dataset.read_text(config.text))]), config.text
-    elif name:
-        data = dataset.load(name, 1)
+        text, about = dataset.read_text(config.text), config.text
+        tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)])
+    elif name := config.dataset or training.get("dataset"):
+        data = dataset.load(name, 1, config.data_tokenizer or training.get("data_tokenizer", ""))
         if data.tokenizer.spec() != tokenizer.spec():
             raise ValueError(f"dataset {name} has other tokens than {folder}: give its text by --text=FILE")
         tokens, about = data.val, f"the validation split of {name}"
@@ -83,9 +86,12 @@ def main(config):
     if len(tokens) < 2:
         raise ValueError(f"{about} has {len(tokens)} tokens: at least two are needed")
     total, predicted = evaluate(model.to(device).eval(), tokens, config.stride, config.batch_size)
-    used, counts = np.unique(tokens[1:], return_counts=True)
-    size = sum(count * len(tokenizer.token_bytes(int(token))) for token, count in zip(used, counts)
-               if token != tokenizer.end_of_text)  # it separates texts, and has no bytes in them
+    if config.text:
+        size = len(text.encode("utf-8")) - (0 if tokenizer.begin else len(tokenizer.token_bytes(int(tokens[0]))))
+    else:
+        used, counts = np.unique(tokens[1:], return_counts=True)
+        size = sum(count * len(tokenizer.token_bytes(int(token))) for token, count in zip(used, counts)
+                   if token != tokenizer.end_of_text)  # it separates texts, and has no bytes in them
     loss = total / predicted
     result = {"tokens": predicted, "loss": loss, "perplexity": math.exp(min(loss, 700))}
     result["bits_per_byte"] = total / math.log(2) / size

@@ -113,6 +113,8 @@ def notes(kind, config, tokenizer):
         yield "llama.cpp does not know windows in this family: what it computes differs from the window's length on"
     if config.rope_pattern.strip("R") and any(letter != "RRRN"[n % 4] for n, letter in enumerate(config.rope_pattern)):
         yield "llama.cpp takes every fourth layer of SmolLM 3 for the one without RoPE, whatever config.json says"
+    if tokenizer.spec()["kind"] == "char":
+        yield "transformers leaves out characters that this tokenizer lacks, without a word"
     if tokenizer.end_of_text is None:
         first = tokenizer.encode("\n")[0] if "\n" in tokenizer.decode(range(tokenizer.vocab_size)) else 0
         yield f"this tokenizer has no end of text, and lm_eval wants a token to begin with: prefix_token_id={first}"
@@ -142,8 +144,10 @@ def export(config):
         unfinished.mkdir()
         for name, content in files.items():
             (unfinished / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-        save_file({name: tensor.to(dtype).contiguous() for name, tensor in tensors}, unfinished / "model.safetensors",
-                  metadata={"format": "pt"})
+        found = {name: tensor.to(dtype).contiguous() for name, tensor in tensors}
+        if large := [name for name, tensor in found.items() if not tensor.isfinite().all()]:
+            raise ValueError(f"{large[0]} has weights too large for {config.dtype}: choose --dtype=bfloat16")
+        save_file(found, unfinished / "model.safetensors", metadata={"format": "pt"})
         shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")  # which safetensors makes private
     for note in notes(about["model_type"], standard_config, tokenizer):
         print(f"note: {note}")
