@@ -93,3 +93,13 @@ def test_what_cannot_be_evaluated(flags, message, tmp_path):
         (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
     flags = [f"--out_dir={tmp_path / 'out'}", *(flag.format(tmp_path) for flag in flags)]
     assert message in complaint(run_here("-m", "tools.evaluate", "--device=cpu", *flags))
+
+
+def test_nanogpts_dataset(tmp_path, gpt2_files):
+    """Catches a run on nanoGPT's files that cannot be evaluated on them."""
+    for name in "train", "val":
+        np.arange(40, 140, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+    encoding, model = tokenizer.create("gpt2"), model_of(50257)
+    training = {"dataset": str(tmp_path), "data_tokenizer": "gpt2"}
+    checkpoint.save(tmp_path / "out", 1, model, training, encoding.spec(), {})
+    assert main(EvaluateConfig(out_dir=str(tmp_path / "out"), device="cpu"))["tokens"] == 99

@@ -158,3 +158,14 @@ def test_lm_eval(name, tmp_path):
         with torch.no_grad():
             logprobs = model(idx[:, :-1], idx[:, 1:])[0].log_softmax(-1).gather(2, idx[:, 1:, None])
         assert abs(logprob - logprobs[0, len(encode(start)) - 1 :].sum().item()) < 1e-4
+
+
+def test_weights_too_large_for_float16(tmp_path):
+    """Catches weights that become infinite without a word."""
+    model, _ = saved(tmp_path, **LLAMA)
+    with torch.no_grad():
+        model.transformer.wte.weight[0, 0] = 1e5
+    checkpoint.save(tmp_path / "out", 2, model, {}, tokenizer.create("char", POEM).spec(), {})
+    with pytest.raises(ValueError, match="too large for float16: choose --dtype=bfloat16"):
+        export(ExportConfig(out_dir=str(tmp_path / "out"), to=str(tmp_path / "to"), dtype="float16"))
+    assert not (tmp_path / "to").exists()

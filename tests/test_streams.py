@@ -14,7 +14,7 @@ from conftest import POEM, ROOT, complaint, run, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import corpus, dataset, preparation, streams
+from engine import corpus, dataset, files, preparation, streams
 from engine import tokenizer as tokenizer_module
 
 WORDS = (POEM * 3).split()
@@ -427,3 +427,21 @@ def test_processes_that_are_killed(who, tmp_path):
             break
         time.sleep(0.1)
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids.split())
+
+
+def test_good_lines_before_the_damage(tmp_path):
+    """Catches lines that are lost although they can be read, and half a surrogate pair that nobody names."""
+    lines = jsonl(tmp_path / "a.jsonl", texts(500)).read_bytes()
+    whole = gzip.compress(lines)
+    (tmp_path / "b.jsonl.gz").write_bytes(whole + b"\x1f\x8b garbage")
+    (tmp_path / "c.jsonl.gz").write_bytes(whole[: len(whole) // 2])
+    found = {name: [] for name in "bc"}
+    for name in found:
+        with pytest.raises(files.Damaged, match=r"is damaged after line [1-9]"):
+            for text, _ in corpus.Part(tmp_path / f"{name}.jsonl.gz").read():
+                found[name].append(text)
+    documents = [json.loads(line)["text"] for line in lines.splitlines()]
+    assert found["b"] == documents and found["c"] == documents[: len(found["c"])] and len(found["c"]) > 100
+    (tmp_path / "d.jsonl").write_bytes(b'{"text": "a"}\n{"text": "\xed\xa0\x80"}\n')
+    with pytest.raises(files.Damaged, match="d.jsonl, line 2 is not JSON"):
+        [*corpus.Part(tmp_path / "d.jsonl").read()]

@@ -754,7 +754,10 @@ def test_documents_that_do_not_see_each_other(poem, tmp_path, gpt2_files):
     assert resumed.mask_documents
     train(resumed)
     assert same_weights(tmp_path / "whole", tmp_path / "first") and not same_weights(tmp_path / "whole", tmp_path / "other")
-    for change, message in (dict(dataset=poem), "no end-of-text token"), (dict(attention="linear"), "attention='linear' cannot"):
+    for change, message in (
+        (dict(dataset=poem), "no end-of-text token"), (dict(attention="linear"), "attention='linear' cannot"),
+        (dict(visible="local_global:4,2"), "the positions that all may see"),
+    ):
         with pytest.raises(ValueError, match=f"mask_documents=True: .*{message}"):
             train(TrainConfig(**settings | change, out_dir=str(tmp_path / "refused")))
 
