@@ -1,0 +1,78 @@
+"""Pictures of weights between 0 and 1, by matplotlib, which only the tools that draw need."""
+
+import math
+import warnings
+
+import numpy as np
+
+SHORT = 14  # characters of a label
+SCALE = (0, 0.01, 0.1, 0.3, 0.6, 1)  # where the colour bar has numbers
+
+
+def pyplot():
+    """matplotlib.pyplot without a display; ValueError if it is not installed."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot as plt
+    except ImportError:
+        raise ValueError("drawing needs matplotlib: pip install matplotlib") from None
+    warnings.filterwarnings("ignore", "Glyph")  # of a letter that the font lacks
+    return plt
+
+
+def short(label):
+    return (label if len(label) <= SHORT else label[: SHORT - 1] + "…").replace("$", r"\$")  # which would begin a formula
+
+
+def draw(panel, weights, labels, most):
+    """One map (T, T): row i is the query. What comes after it is hatched; at most about `most` of the labels are written."""
+    T = len(labels)
+    hidden = np.triu(np.ones((T, T), bool), 1)
+    panel.patch.set(facecolor="#f3f2ee", hatch="////", edgecolor="#dcdad3", linewidth=0)
+    image = panel.imshow(np.ma.array(np.sqrt(weights), mask=hidden), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    shown = range(0, T, math.ceil(T / most)) if most else ()
+    names = [short(labels[n]) for n in shown]
+    panel.set_xticks(shown, names, rotation=90)
+    panel.set_yticks(shown, names)
+    panel.tick_params(length=0, labelsize=8)
+    for side in panel.spines.values():
+        side.set_color("#c9c7c0")
+    return image
+
+
+def scale(figure, image, panels):
+    bar = figure.colorbar(image, ax=panels, fraction=0.03, pad=0.02, shrink=0.8, ticks=np.sqrt(SCALE))
+    bar.set_ticklabels([f"{weight:g}" for weight in SCALE])
+    bar.set_label("weight (darkness: its square root)")
+    bar.outline.set_visible(False)
+
+
+def every_head(maps, labels, title):
+    """Layers x heads, from a list of (H, T, T) arrays; counted from 1."""
+    plt, (H, T) = pyplot(), maps[0].shape[:2]
+    side = 1.5 if H * len(maps) > 36 else 2.4
+    figure, panels = plt.subplots(len(maps), H, figsize=(H * side + 2, len(maps) * side + 1.2), squeeze=False, layout="constrained")
+    for n, weights in enumerate(maps):
+        for h, panel in enumerate(panels[n]):
+            image = draw(panel, weights[h], labels, most=24 if side > 2 and T <= 24 else 0)
+            panel.label_outer()
+            if n == 0:
+                panel.set_title(f"head {h + 1}", fontsize=10)
+            if h == 0:
+                panel.set_ylabel(f"layer {n + 1}", fontsize=10)
+    scale(figure, image, panels)
+    figure.suptitle(f"{title}\nrow: the token that looks · column: the token it looks at · hatched: the future", fontsize=11)
+    return figure
+
+
+def one_head(weights, labels, title):
+    """One large map (T, T) with the tokens beside it."""
+    size = 4 + 0.16 * min(len(labels), 64)
+    figure, panel = pyplot().subplots(figsize=(size + 1, size), layout="constrained")
+    image = draw(panel, weights, labels, most=64)
+    panel.set(ylabel="the token that looks", xlabel="the token it looks at")
+    scale(figure, image, panel)
+    figure.suptitle(title, fontsize=11)
+    return figure
