@@ -26,7 +26,7 @@ def short(label):
     return (label if len(label) <= SHORT else label[: SHORT - 1] + "…").replace("$", r"\$")  # which would begin a formula
 
 
-def draw(panel, weights, labels, most):
+def draw(panel, weights, labels, most, size=8):
     """One map (T, T): row i is the query. What comes after it is hatched; at most about `most` of the labels are written."""
     T = len(labels)
     hidden = np.triu(np.ones((T, T), bool), 1)
@@ -36,7 +36,7 @@ def draw(panel, weights, labels, most):
     names = [short(labels[n]) for n in shown]
     panel.set_xticks(shown, names, rotation=90)
     panel.set_yticks(shown, names)
-    panel.tick_params(length=0, labelsize=8)
+    panel.tick_params(length=0, labelsize=size)
     for side in panel.spines.values():
         side.set_color("#c9c7c0")
     return image
@@ -69,9 +69,9 @@ def every_head(maps, labels, title):
 
 def one_head(weights, labels, title):
     """One large map (T, T) with the tokens beside it."""
-    size = 4 + 0.16 * min(len(labels), 64)
+    size = 4 + 0.08 * min(len(labels), 128)
     figure, panel = pyplot().subplots(figsize=(size + 1, size), layout="constrained")
-    image = draw(panel, weights, labels, most=64)
+    image = draw(panel, weights, labels, most=128, size=9 if len(labels) <= 64 else 6)
     panel.set(ylabel="the token that looks", xlabel="the token it looks at")
     scale(figure, image, panel)
     figure.suptitle(title, fontsize=11)

@@ -129,7 +129,7 @@ def main(config):
     to = Path(config.to or ("." if config.init_from else config.out_dir))
     to.mkdir(parents=True, exist_ok=True)
     with partial(to / "attention.png") as unfinished:
-        figure.savefig(unfinished, format="png", dpi=110)
+        figure.savefig(unfinished, format="png", dpi=110, bbox_inches="tight")
     publish(to / "attention.html", page(data).encode())
     if note:
         print(f"note: {note}", file=sys.stderr)

@@ -31,7 +31,7 @@
     if (!averages.has(name)) {
       const of = data.maps.filter((_, l) => layer === ALL || l === layer).flatMap((maps) => maps.filter((_, h) => head === ALL || h === head));
       const sum = new Float32Array(start(T));
-      for (const source of of) bytes(source).forEach((byte, k) => { sum[k] += byte; });
+      for (const half of of.map(bytes)) for (let k = 0; k < sum.length; k++) sum[k] += half[k];
       averages.set(name, { half: sum, scale: 1 / 255 / of.length });
     }
     return averages.get(name);

@@ -72,7 +72,7 @@
     const canvas = make("canvas", { width: CELL * T, height: CELL * T + TOP, role: "img" });
     const says = make("p"), counts = {};
     const list = make("dl");
-    for (const name of ["scores made", "scores held", "bytes held", "with 8,192"])
+    for (const name of ["made", "held", "bytes held", "with 8,192"])
       list.append(make("dt", {}, name), counts[name] = make("dd"));
     counts["with 8,192"].textContent = size(BYTES * path.large(8192, 64));
     const section = make("section", { class: "panel", "data-path": path.name, "aria-label": path.name }, make("h2", {}, path.name), make("p", {}, path.about), canvas, says, list);
@@ -103,8 +103,8 @@
     context.fillStyle = ink("--loss", 0.5);
     for (let j = 0; j < frame.cached; j++) context.fillRect(j * CELL + gap, 2, side, TOP - 5);
     says.textContent = frame.says + (step > frames.length ? " Done." : "");
-    counts["scores made"].textContent = frame.made;
-    counts["scores held"].textContent = frame.held;
+    counts.made.textContent = frame.made;
+    counts.held.textContent = frame.held;
     counts["bytes held"].textContent = size(frame.bytes);
     Object.assign(section.dataset, { made: frame.made, held: frame.held, bytes: frame.bytes });
     canvas.setAttribute("aria-label", `${frame.made} scores made, ${frame.held} held`);
