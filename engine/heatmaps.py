@@ -76,3 +76,31 @@ def one_head(weights, labels, title):
     scale(figure, image, panel)
     figure.suptitle(title, fontsize=11)
     return figure
+
+
+def scores(kinds, far, title):
+    """A table of heads for each kind, {name: (scores (L, H), chance levels (L, 1), gains (L, H))}: darker, the larger the gain.
+
+    A head whose gain is at least `far` has a frame; a dash stands where there is nothing of the kind within reach.
+    """
+    plt, (L, H) = pyplot(), next(iter(kinds.values()))[0].shape
+    figure, panels = plt.subplots(2, math.ceil(len(kinds) / 2), squeeze=False, layout="constrained",
+                                  figsize=(0.62 * (H + 2) * math.ceil(len(kinds) / 2), 2 * (0.4 * L + 1) + 0.6))
+    for panel in panels.flat[len(kinds) :]:
+        panel.axis("off")
+    for panel, (name, (found, chances, gains)) in zip(panels.flat, kinds.items()):
+        panel.imshow(np.nan_to_num(gains).clip(0, 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        for layer, head in np.ndindex(L, H):
+            known = not math.isnan(gains[layer, head])
+            text = f"{found[layer, head]:.2f}" if known else "–"
+            panel.text(head, layer, text, ha="center", va="center", fontsize=8,
+                       color="white" if known and gains[layer, head] > 0.55 else "#1c1e22")
+            if known and gains[layer, head] >= far:
+                panel.add_patch(plt.Rectangle((head - 0.47, layer - 0.46), 0.94, 0.92, fill=False, edgecolor="#be4614", linewidth=1.5))
+        panel.set_xticks(range(H), range(1, H + 1))
+        panel.set_yticks(range(L), [f"{n + 1}" if math.isnan(chance) else f"{n + 1}  ({chance:.2f})" for n, chance in enumerate(chances[:, 0])])
+        panel.tick_params(length=0, labelsize=8)
+        panel.set_title(name, fontsize=10, loc="left")
+        panel.spines[:].set_visible(False)
+    figure.suptitle(f"{title}\nrow: layer, and in brackets the chance level · column: head · framed: far above chance", fontsize=10)
+    return figure
