@@ -46,7 +46,18 @@ def share(first, last, of):
     return (f"{first}" if first == last else f"{first}⁻{last}").translate(up) + "⁄" + f"{of}".translate(down)
 
 
+WAY = {"L": "ltr", "EN": "ltr", "AN": "ltr", "R": "rtl", "AL": "rtl"}  # by Unicode's classes of characters
+
+
 def direction(text):
-    """rtl if the first letter of a text is written from right to left, else ltr."""
-    kinds = (unicodedata.bidirectional(character) for character in text)
-    return "ltr" if next((kind for kind in kinds if kind in ("L", "R", "AL")), "L") == "L" else "rtl"
+    """How the first letter or digit of a text is written: ltr or rtl; None if it has neither."""
+    return next((WAY[kind] for kind in map(unicodedata.bidirectional, text) if kind in WAY), None)
+
+
+def directions(labels):
+    """How each label stands in its line: as its letters, and without any as its neighbours, if they agree, or as the first."""
+    known = [direction(label) for label in labels]
+    base = next(filter(None, known), "ltr")
+    before, after = (itertools.accumulate(ways, lambda last, way: way or last, initial=base) for ways in (known, known[::-1]))
+    near = zip(known, [*before][1:], [*after][:0:-1])
+    return [way or (left if left == right else base) for way, left, right in near]

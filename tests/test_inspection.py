@@ -7,7 +7,7 @@ import torch
 
 from attention import FEATURE, NORMALIZE, SCORE, VISIBLE, attention_weights
 from engine.inspection import attention_maps, distance, entropy, losses, recording, rollout
-from engine.labels import direction, labels
+from engine.labels import direction, directions, labels
 from model import GPT, GPTConfig
 
 H, T = 4, 24
@@ -124,4 +124,6 @@ def test_labels(pieces, wanted):
 
 def test_direction():
     """Catches a text that is laid out from the wrong side because it begins with a number or a sign."""
-    assert [direction(text) for text in ("abc", "", "12 שלום abc", "(مرحبا", "1 a ש")] == ["ltr", "ltr", "rtl", "rtl", "ltr"]
+    assert [direction(text) for text in ("abc", "", "12 שלום abc", "(مرحبا", "1 a ש")] == ["ltr", None, "ltr", "rtl", "ltr"]
+    assert directions([*"אב a1, b. גד!"]) == ["rtl"] * 3 + ["ltr"] * 5 + ["rtl"] * 5
+    assert directions([*"a (ש) b"]) == ["ltr"] * 3 + ["rtl"] + ["ltr"] * 3 and directions([".", "!"]) == ["ltr"] * 2

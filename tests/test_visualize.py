@@ -96,7 +96,7 @@ def test_other_scripts(tmp_path, text, way, labels):
     """Catches half a character, by bytes, and a line that runs the wrong way; by characters, labels are the characters."""
     saved(tmp_path)
     data = shown(tmp_path, text)
-    assert data["direction"] == way and data["labels"][: len(labels)] == labels
+    assert data["directions"][0] == way and data["labels"][: len(labels)] == labels
     assert "\ufffd" not in "".join(data["labels"])
     saved(tmp_path / "char", "char", text)
     assert shown(tmp_path / "char", text)["labels"][0] == text[0]

@@ -81,10 +81,10 @@ def describe(model, tokenizer, ids, maps, logits):
     probabilities, candidates = logits.float().softmax(-1).topk(min(CANDIDATES, tokenizer.vocab_size))
     known = {token: labels.labels([tokenizer.token_bytes(token)])[0] for token in set(candidates.flatten().tolist())
              if token < tokenizer.vocab_size}
-    text = b"".join(pieces).decode("utf-8", errors="replace")
+    names = labels.labels(pieces)
     return {
         "layers": len(maps), "heads": len(maps[0]), "windows": [block.attn.window for block in model.transformer.h],
-        "labels": labels.labels(pieces), "breaks": [piece.endswith(b"\n") for piece in pieces], "direction": labels.direction(text),
+        "labels": names, "breaks": [piece.endswith(b"\n") for piece in pieces], "directions": labels.directions(names),
         "losses": [None, *(round(loss, 4) for loss in inspection.losses(logits, ids).tolist())],
         "next": [[[known[token], round(p, 4)] for token, p in zip(*row) if token in known]
                  for row in zip(candidates.tolist(), probabilities.tolist())],

@@ -4,7 +4,7 @@
   const { labels, layers: L, heads: H } = data;
   const T = labels.length;
   const ALL = -1, ROLLOUT = -2; // in place of the number of a head; ALL also of a layer
-  const rtl = data.direction === "rtl";
+  const rtl = data.directions[0] === "rtl";
   const state = { token: T - 1, layer: Math.max(0, data.layer - 1), head: Math.max(0, data.head - 1), ahead: false, held: false };
   if (!data.layer) { // begin with the head that points most clearly
     const flat = data.entropy.flat();
@@ -48,16 +48,18 @@
   // ---- Tokens
   const most = Math.max(1, ...data.losses.map((loss) => loss ?? 0));
   const box = $("#tokens");
-  box.dir = data.direction;
+  box.dir = data.directions[0];
+  let run = null; // neighbours that are written in the same direction
   const tokens = labels.map((label, n) => {
     const loss = data.losses[n];
     const token = make("span", {
-      role: "option", id: `token-${n}`, "data-n": n, tabindex: -1, dir: "auto", "aria-selected": false,
+      role: "option", id: `token-${n}`, "data-n": n, tabindex: -1, "aria-selected": false,
       "aria-label": `${n + 1}: ${label}${loss === null ? "" : `, loss ${loss.toFixed(2)}`}`,
     }, label);
     token.style.setProperty("--loss-share", loss === null ? 0 : Math.min(1, loss / most).toFixed(3));
     token.classList.toggle("blank", /^[·⏎⇥]+$/.test(label));
-    box.append(token);
+    if (run?.dir !== data.directions[n] || data.breaks[n - 1]) run = box.appendChild(make("bdi", { dir: data.directions[n] }));
+    run.append(token);
     if (data.breaks[n]) box.append(make("br"));
     return token;
   });
@@ -85,7 +87,7 @@
   }
 
   // ---- In words
-  const quoted = (label) => make("bdi", {}, `“${label}”`);
+  const quoted = (label) => make("span", {}, "“", make("bdi", {}, label), "”");
   const away = (n) => (n === 0 ? "" : n < 0 ? ` ${-n} back` : ` ${n} later`);
 
   function whichHead() {
@@ -179,7 +181,8 @@
       const seen = data.windows[layer] ? `, window of ${data.windows[layer]}` : "";
       const button = make("button", { "aria-label": `layer ${layer + 1}, head ${head + 1}${seen}`, "aria-pressed": false },
         make("canvas", { width: size, height: size }),
-        make("small", {}, `${data.entropy[layer][head].toFixed(1)} bits, ${data.distance[layer][head].toFixed(1)} back`));
+        make("small", {}, `${data.entropy[layer][head].toFixed(1)} bits`),
+        make("small", {}, `${data.distance[layer][head].toFixed(1)} back`));
       button.addEventListener("click", () => select({ layer, head }));
       grid.append(button);
       thumbnails.push({ button, layer, head });
