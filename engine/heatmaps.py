@@ -5,21 +5,26 @@ import warnings
 
 import numpy as np
 
+from engine.files import partial
+
 SHORT = 14  # characters of a label
 SCALE = (0, 0.01, 0.1, 0.3, 0.6, 1)  # where the colour bar has numbers
 
 
-def pyplot():
-    """matplotlib.pyplot without a display; ValueError if it is not installed."""
+def new_figure(width, height):
+    """A figure of this size in inches, which needs no display; ValueError if matplotlib is not installed."""
     try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("drawing needs matplotlib: pip install matplotlib") from None
     warnings.filterwarnings("ignore", "Glyph")  # of a letter that the font lacks
-    return plt
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure, path):
+    """Write a PNG as a whole."""
+    with partial(path) as unfinished:
+        figure.savefig(unfinished, format="png", dpi=110, bbox_inches="tight")
 
 
 def short(label):
@@ -51,9 +56,10 @@ def scale(figure, image, panels):
 
 def every_head(maps, labels, title):
     """Layers x heads, from a list of (H, T, T) arrays; counted from 1."""
-    plt, (H, T) = pyplot(), maps[0].shape[:2]
+    H, T = maps[0].shape[:2]
     side = 1.5 if H * len(maps) > 36 else 2.4
-    figure, panels = plt.subplots(len(maps), H, figsize=(H * side + 2, len(maps) * side + 1.2), squeeze=False, layout="constrained")
+    figure = new_figure(H * side + 2, len(maps) * side + 1.2)
+    panels = figure.subplots(len(maps), H, squeeze=False)
     for n, weights in enumerate(maps):
         for h, panel in enumerate(panels[n]):
             image = draw(panel, weights[h], labels, most=24 if side > 2 and T <= 24 else 0)
@@ -70,7 +76,8 @@ def every_head(maps, labels, title):
 def one_head(weights, labels, title):
     """One large map (T, T) with the tokens beside it."""
     size = 4 + 0.08 * min(len(labels), 128)
-    figure, panel = pyplot().subplots(figsize=(size + 1, size), layout="constrained")
+    figure = new_figure(size + 1, size)
+    panel = figure.subplots()
     image = draw(panel, weights, labels, most=128, size=9 if len(labels) <= 64 else 6)
     panel.set(ylabel="the token that looks", xlabel="the token it looks at")
     scale(figure, image, panel)
@@ -81,24 +88,23 @@ def one_head(weights, labels, title):
 def scores(kinds, far, title):
     """A table of heads for each kind, {name: (scores (L, H), chance levels (L, 1), gains (L, H))}: darker, the larger the gain.
 
-    A head whose gain is at least `far` has a frame; a dash stands where there is nothing of the kind within reach.
+    A head whose gain is at least `far` has a frame.
     """
-    plt, (L, H) = pyplot(), next(iter(kinds.values()))[0].shape
-    figure, panels = plt.subplots(2, math.ceil(len(kinds) / 2), squeeze=False, layout="constrained",
-                                  figsize=(0.62 * (H + 2) * math.ceil(len(kinds) / 2), 2 * (0.4 * L + 1) + 0.6))
+    (L, H), columns = next(iter(kinds.values()))[0].shape, math.ceil(len(kinds) / 2)
+    figure = new_figure(0.62 * (H + 2) * columns, 2 * (0.4 * L + 1) + 0.6)
+    panels = figure.subplots(2, columns, squeeze=False)
     for panel in panels.flat[len(kinds) :]:
         panel.axis("off")
     for panel, (name, (found, chances, gains)) in zip(panels.flat, kinds.items()):
-        panel.imshow(np.nan_to_num(gains).clip(0, 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        panel.imshow(gains.clip(0, 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
         for layer, head in np.ndindex(L, H):
-            known = not math.isnan(gains[layer, head])
-            text = f"{found[layer, head]:.2f}" if known else "–"
-            panel.text(head, layer, text, ha="center", va="center", fontsize=8,
-                       color="white" if known and gains[layer, head] > 0.55 else "#1c1e22")
-            if known and gains[layer, head] >= far:
-                panel.add_patch(plt.Rectangle((head - 0.47, layer - 0.46), 0.94, 0.92, fill=False, edgecolor="#be4614", linewidth=1.5))
+            panel.text(head, layer, f"{found[layer, head]:.2f}", ha="center", va="center", fontsize=8,
+                       color="white" if gains[layer, head] > 0.55 else "#1c1e22")
+            if gains[layer, head] >= far:
+                x, y = head + 0.47 * np.array([-1, 1, 1, -1, -1]), layer + 0.46 * np.array([-1, -1, 1, 1, -1])
+                panel.plot(x, y, color="#be4614", linewidth=1.5)
         panel.set_xticks(range(H), range(1, H + 1))
-        panel.set_yticks(range(L), [f"{n + 1}" if math.isnan(chance) else f"{n + 1}  ({chance:.2f})" for n, chance in enumerate(chances[:, 0])])
+        panel.set_yticks(range(L), [f"{n + 1}  ({chance:.2f})" for n, chance in enumerate(chances[:, 0])])
         panel.tick_params(length=0, labelsize=8)
         panel.set_title(name, fontsize=10, loc="left")
         panel.spines[:].set_visible(False)

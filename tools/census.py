@@ -3,11 +3,12 @@
     python -m tools.census [--out_dir=out | --init_from=FOLDER_OR_NAME] [--dataset=NAME]
 
 For each head, how much of its attention goes, on average, to the previous token, the first, earlier copies of the token, what
-followed them (induction), and punctuation. Beside each score stands its chance level: what the same queries would get if they
-looked at everything in their head's reach alike. A head counts where its score goes FAR of the way from there to 1.
+followed them (induction), and punctuation; the average is over the tokens that have such a thing before them. Beside each score
+stands its chance level: what it would be if they looked at everything in their head's reach alike. A head counts where its
+score goes FAR of the way from there to 1.
 
-Natural text repeats itself in many ways, so that induction is also looked for where nothing else helps: in random tokens that
-come a second time (Olsson et al. 2022, arXiv:2209.11895). Only a head that counts there is called an induction head.
+Natural text repeats itself in many ways, so that induction is also looked for where nothing else helps: in tokens in random
+order that come a second time (Olsson et al. 2022, arXiv:2209.11895). Only a head that counts there is an induction head.
 """
 
 import sys
@@ -21,7 +22,6 @@ import torch
 from attention import attention_weights
 from engine import benchmark, checkpoint, configure, dataset, heatmaps, pretrained
 from engine.checks import at_least
-from engine.files import partial
 from engine.inspection import attention_maps
 from masks import mask_of, positions
 from model import GPT
@@ -35,7 +35,7 @@ KINDS = {  # name -> which keys j (1, T) are meant for the queries i (T, 1), in 
     "after an earlier copy": lambda i, j, ids, punctuation: (ids[(j - 1).clamp_min(0)] == ids[i]) & (j > 0) & (j < i),
     "punctuation": lambda i, j, ids, punctuation: punctuation[j] & (j <= i),
 }
-INDUCTION = "induction, random tokens"
+INDUCTION = "induction, shuffled text"
 
 
 @dataclass(kw_only=True)
@@ -51,7 +51,7 @@ class CensusConfig:
     windows: int = 32
     """Texts to read, as long as the model's context, spread over the split."""
     seed: int = 0
-    """Of the random tokens."""
+    """Of the random order."""
     to: str = ""
     """The folder for census.png; empty: out_dir, or with init_from the present folder."""
 
@@ -61,30 +61,26 @@ class CensusConfig:
 
 
 class Tally:
-    """Sums over queries, for each head of each layer: of the weight on what is meant, and of its chance level.
-
-    Only queries count that have something of the kind within their head's reach.
-    """
+    """Sums over the queries that have something that is meant, for each head of each layer."""
 
     def __init__(self, layers, heads):
         self.scores, self.chances, self.queries = torch.zeros(layers, heads), torch.zeros(layers), torch.zeros(layers)
 
     def add(self, layer, weights, meant, visible):
         """weights (H, T, T) of a layer; what is meant, and what may be seen: bool (T, T)."""
-        seen = meant & visible
-        rows = seen.any(-1)
-        self.scores[layer] += (weights * seen).sum(-1)[:, rows].sum(-1)
-        self.chances[layer] += (seen.sum(-1) / visible.sum(-1))[rows].sum()
-        self.queries[layer] += rows.sum()
+        self.scores[layer] += (weights * meant).sum((1, 2))
+        self.chances[layer] += ((meant & visible).sum(-1) / visible.sum(-1)).sum()
+        self.queries[layer] += meant.any(-1).sum()
 
     def result(self):
-        """Scores (L, H) and chance levels (L, 1), means over queries: NaN where there was none."""
-        return self.scores / self.queries[:, None], (self.chances / self.queries)[:, None]
+        """Scores (L, H) and chance levels (L, 1), means over queries: 0 where there was none."""
+        queries = self.queries.clamp_min(1)[:, None]
+        return self.scores / queries, self.chances[:, None] / queries
 
 
 def gain(score, chance):
-    """How far a score goes from chance, 0, to all, 1; NaN where it cannot be said."""
-    return (score - chance) / (1 - chance)
+    """How far a score goes from chance, 0, to all, 1."""
+    return (score - chance) / (1 - chance).clamp_min(1e-6)
 
 
 def is_punctuation(piece):
@@ -98,16 +94,15 @@ def census(model, texts, punctuation, generator):
     i, j = positions(T, T)
     reach = [mask_of(block.attn.visible, i, j)[0] for block in model.transformer.h]
     tallies = {kind: Tally(L, H) for kind in (*KINDS, INDUCTION)}
-    known = torch.cat(texts).unique()
+    half = T // 2
+    again = ((j == i - half + 1) & (i >= half))[: 2 * half, : 2 * half]  # what followed the first time
     for ids in texts:
         for layer, weights in enumerate(attention_maps(model, ids, attention_weights)[0]):
             for kind, meant in KINDS.items():
                 tallies[kind].add(layer, weights, meant(i, j, ids, punctuation[ids]), reach[layer])
-        half = known[torch.randint(len(known), (T // 2,), generator=generator)]
-        twice = (j == i - T // 2 + 1) & (i >= T // 2) & (i < T // 2 * 2)
-        for layer, weights in enumerate(attention_maps(model, half.repeat(2), attention_weights)[0]):
-            size = len(half) * 2
-            tallies[INDUCTION].add(layer, weights, twice[:size, :size], reach[layer][:size, :size])
+        shuffled = ids[torch.randperm(T, generator=generator)[:half]]
+        for layer, weights in enumerate(attention_maps(model, shuffled.repeat(2), attention_weights)[0]):
+            tallies[INDUCTION].add(layer, weights, again, reach[layer][: 2 * half, : 2 * half])
     return {kind: tally.result() for kind, tally in tallies.items()}
 
 
@@ -115,7 +110,7 @@ def table(found):
     """A line for each kind: how many heads count, and the strongest, counted from 1."""
     rows = []
     for kind, (scores, chances) in found.items():
-        gains = gain(scores, chances).nan_to_num(-1)
+        gains = gain(scores, chances)
         layer, head = divmod(int(gains.argmax()), gains.shape[1])
         rows.append({
             "looks at": kind, "heads": int((gains >= FAR).sum()), "strongest": f"layer {layer + 1}, head {head + 1}",
@@ -148,8 +143,7 @@ def main(config):
                               for kind, (scores, chances) in found.items()}, FAR, f"{folder} on {name}")
     to = Path(config.to or ("." if config.init_from else config.out_dir))
     to.mkdir(parents=True, exist_ok=True)
-    with partial(to / "census.png") as unfinished:
-        figure.savefig(unfinished, format="png", dpi=110, bbox_inches="tight")
+    heatmaps.save(figure, to / "census.png")
     rows = table(found)
     print(f"{folder} on the validation split of {name}: {len(texts)} texts of {T} tokens\n\n{benchmark.table(rows)}\n")
     print(f"A head counts where its score goes {FAR:.0%} of the way from chance to 1. All heads: {to / 'census.png'}")

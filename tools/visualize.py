@@ -21,7 +21,7 @@ from attention import attention_weights
 from engine import checkpoint, configure, heatmaps, inspection, labels, pretrained
 from engine.checks import at_least
 from engine.dataset import read_text
-from engine.files import partial, publish
+from engine.files import publish
 from model import GPT
 
 PAGE = Path(__file__).with_name("page")
@@ -128,8 +128,7 @@ def main(config):
         figure = heatmaps.every_head(arrays, data["labels"], str(found))
     to = Path(config.to or ("." if config.init_from else config.out_dir))
     to.mkdir(parents=True, exist_ok=True)
-    with partial(to / "attention.png") as unfinished:
-        figure.savefig(unfinished, format="png", dpi=110, bbox_inches="tight")
+    heatmaps.save(figure, to / "attention.png")
     publish(to / "attention.html", page(data).encode())
     if note:
         print(f"note: {note}", file=sys.stderr)
