@@ -108,5 +108,6 @@ def scores(kinds, far, title):
         panel.tick_params(length=0, labelsize=8)
         panel.set_title(name, fontsize=10, loc="left")
         panel.spines[:].set_visible(False)
-    figure.suptitle(f"{title}\nrow: layer, and in brackets the chance level · column: head · framed: far above chance", fontsize=10)
+    legend = "row: layer, and in brackets the chance level · column: head · framed: far above chance"
+    figure.suptitle(f"{title}\n{legend}", fontsize=10)
     return figure

@@ -71,9 +71,10 @@ def distance(weights):
 
 
 def rollout(maps):
-    """From which tokens each position has its content after each layer: a list of (T, T) (Abnar & Zuidema 2020, arXiv:2005.00928).
+    """From which tokens each position has its content after each layer: a list of (T, T).
 
-    A layer passes on half of what a position had, the residual stream, and half of what its heads fetch on average.
+    Attention rollout (Abnar & Zuidema 2020, arXiv:2005.00928): a layer passes on half of what a position had, the residual
+    stream, and half of what its heads fetch on average.
     """
     rolled, found = torch.eye(maps[0].shape[-1]).to(maps[0]), []
     for weights in maps:

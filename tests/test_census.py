@@ -109,8 +109,10 @@ def test_what_is_out_of_reach():
     assert table(found)[-1]["strongest"].startswith("layer 2")
 
 
-@pytest.mark.parametrize("piece, wanted", [(b".", True), (b" ,\n", True), ("«".encode(), True), (b"+=", True), (b"a.", False), (b" ", False),
-                                           (b"", False), (b"\xc2", False), (b"7", False)])
+@pytest.mark.parametrize("piece, wanted", [
+    (b".", True), (b" ,\n", True), ("«".encode(), True), (b"+=", True), (b"a.", False), (b" ", False), (b"", False),
+    (b"\xc2", False), (b"7", False),
+])
 def test_what_punctuation_is(piece, wanted):
     """Catches half a character, a space and a word with a full stop."""
     assert is_punctuation(piece) == wanted

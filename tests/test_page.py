@@ -76,7 +76,8 @@ def find(browser, selector):
 
 
 def shown(browser):
-    return torch.tensor(browser.execute_script("return [...document.querySelectorAll('#tokens [data-n]')].map(e => +e.dataset.weight)"))
+    read = "return [...document.querySelectorAll('#tokens [data-n]')].map(e => +e.dataset.weight)"
+    return torch.tensor(browser.execute_script(read))
 
 
 def choose(browser, name, value):
@@ -205,6 +206,21 @@ def test_a_thumbnail_chooses_its_head(opened):
     assert button.get_attribute("aria-pressed") == "true" and "In layer 2, head 3" in find(opened.browser, "#sentence").text
 
 
+def test_hovering(opened):
+    """Catches a page that follows the pointer although a token is held, or does not although none is."""
+    from selenium.webdriver import ActionChains
+
+    choose(opened.browser, "#layer", 1)
+    choose(opened.browser, "#head", 1)
+    for token, held in (12, False), (40, False), (40, True), (7, True):
+        there = ActionChains(opened.browser).move_to_element(find(opened.browser, f"#token-{token}"))
+        (there.click() if held and token == 40 else there).perform()
+        want = opened.maps[1, 1, 40 if held else token]
+        assert (shown(opened.browser) - want).abs().max() <= 1 / 255 + 1e-5
+    number = find(opened.browser, "#token-7").get_attribute("data-reads")
+    assert number == "<0.01" and want[7] < 0.01 or abs(float(number) - want[7]) < 0.01
+
+
 def playground(browser):
     """(query, keys, values, weights, output) as the page shows them."""
     read = "return [...document.querySelectorAll(arguments[0])].map(e => [+e.dataset.x, +e.dataset.y])"
@@ -268,12 +284,26 @@ def test_the_counts_of_the_paths(opened):
     assert find(opened.browser, "#play").text == "Pause"
 
 
+def test_without_motion(opened):
+    """Catches an animation that begins although the reader's system asks for none."""
+    wanted = [{"name": "prefers-reduced-motion", "value": "reduce"}]
+    opened.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+    try:
+        opened.browser.get(opened.path.as_uri())
+        find(opened.browser, "#tab-paths").click()
+        assert find(opened.browser, "#play").text == "Play"
+        assert find(opened.browser, "#scrub").get_attribute("value") == find(opened.browser, "#scrub").get_attribute("max")
+    finally:
+        opened.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1200])
 def test_it_fits(opened, scheme, width):
     """Catches a page that scrolls sideways on a phone, and text that cannot be read in one of the themes."""
-    opened.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", dict(width=width, height=800, deviceScaleFactor=1, mobile=False))
-    opened.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+    screen, wanted = dict(width=width, height=800, deviceScaleFactor=1, mobile=False), {"name": "prefers-color-scheme", "value": scheme}
+    opened.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    opened.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [wanted]})
     try:
         for tab in "attention", "playground", "paths":
             find(opened.browser, f"#tab-{tab}").click()
@@ -315,7 +345,8 @@ def test_512_tokens_of_12_layers_of_12_heads(chromium, tmp_path):
           step('head', key('ArrowDown'));
           step('layer', key(']'));
           key('Escape')();
-          step('hover', () => $('#token-' + 40 * n).dispatchEvent(new PointerEvent('pointerover', {bubbles: true, pointerType: 'mouse'})));
+          const over = new PointerEvent('pointerover', {bubbles: true, pointerType: 'mouse'});
+          step('hover', () => $('#token-' + 40 * n).dispatchEvent(over));
           choose('#layer', -1)();
           step('average over the layers', choose('#head', n));
           step('average over all', choose('#head', -1));

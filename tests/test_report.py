@@ -50,15 +50,16 @@ def test_figures_are_those_of_the_measurements(tmp_path):
 
 def test_a_table():
     """Catches HTML in a name, a column of nothing, and None as a number."""
-    text = table("<b>", [{"who": "lookback & co", "a": 1234.5, "b": None, "c": None}, {"who": "<peer>", "a": None, "c": 0.12345}])
+    rows = [{"who": "lookback & co", "a": 1234.5, "b": None, "c": None}, {"who": "<peer>", "a": None, "c": 0.12345}]
+    text = table("<b>", rows)
     assert "&lt;b&gt;" in text and "lookback &amp; co" in text and "&lt;peer&gt;" in text
     assert "<th>b</th>" not in text and "<td>1,234</td>" in text and "<td>0.123</td>" in text and text.count("<td>–</td>") == 2
     assert text.count("class=ours") == 1 and table("nothing", []) == ""
 
 
 @pytest.mark.parametrize("name, content, message", [
-    (None, "", "has no measurements"), ("x.json", "{", "x.json is not a measurement"), ("x.json", '{"kind": "poem"}', "x.json is not"),
-    ("x.json", "[]", "x.json is not"), ("x.json", '{"kind": "train"}', "x.json is not"),
+    (None, "", "has no measurements"), ("x.json", "{", "x.json is not a measurement"),
+    ("x.json", '{"kind": "poem"}', "x.json is not"), ("x.json", "[]", "x.json is not"), ("x.json", '{"kind": "train"}', "x.json is not"),
 ])
 def test_what_is_no_measurement(tmp_path, name, content, message):
     """Catches a traceback, and a page that is half written."""

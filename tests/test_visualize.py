@@ -69,7 +69,6 @@ def test_the_page_holds_what_the_model_does(tmp_path, changes):
     probabilities = logits.softmax(-1)
     for n, candidates in enumerate(data["next"]):
         assert np.allclose([p for _, p in candidates], probabilities[n].topk(10).values, atol=1e-4)
-        assert n == T - 1 or np.isclose(data["actual"][n + 1], probabilities[n, ids[n + 1]], atol=1e-4)
     assert ("linear attention implies" in data["model"]) == (changes.get("attention") in ("linear", "performer"))
 
 
@@ -132,9 +131,11 @@ def test_a_file_another_folder_and_one_head(tmp_path):
 
 @pytest.mark.parametrize("flags, message", [
     (["--text="], "--text is empty"), ([], "--text is empty"), (["--text=Tyger ß"], "'ß' (U+00DF) at position 6"),
-    (["--text=FILE:{}/none.txt"], "none.txt"), (["--text=T", "--layer=3", "--head=1"], "this model has layers 1 to 2 and heads 1 to 2"),
+    (["--text=FILE:{}/none.txt"], "none.txt"),
+    (["--text=T", "--layer=3", "--head=1"], "this model has layers 1 to 2 and heads 1 to 2"),
     (["--text=T", "--layer=1"], "give both --layer and --head"), (["--text=T", "--head=-1"], "head=-1 must be at least 0"),
-    (["--text=T", "--out_dir={}/none"], "there is no checkpoint"), (["--text=T", "--init_from={}/none"], "neither a folder nor"),
+    (["--text=T", "--out_dir={}/none"], "there is no checkpoint"),
+    (["--text=T", "--init_from={}/none"], "neither a folder nor"),
     (["--text=T", "--checkpoint=step_9"], "step_9"), (["--text=T", "--to={}/poem.txt/there"], "poem.txt"),
 ])
 def test_what_cannot_be_shown(tmp_path, flags, message):

@@ -137,7 +137,8 @@ def main(config):
     starts = np.linspace(0, len(data.val) - T, config.windows).astype(int)
     texts = [torch.from_numpy(data.val[start : start + T].astype(np.int64)) for start in starts]
     punctuation = torch.zeros(model.config.vocab_size, dtype=torch.bool)
-    punctuation[: tokenizer.vocab_size] = torch.tensor([is_punctuation(tokenizer.token_bytes(n)) for n in range(tokenizer.vocab_size)])
+    for token in range(tokenizer.vocab_size):
+        punctuation[token] = is_punctuation(tokenizer.token_bytes(token))
     found = census(model, texts, punctuation, torch.Generator().manual_seed(config.seed))
     figure = heatmaps.scores({kind: (scores.numpy(), chances.numpy(), gain(scores, chances).numpy())
                               for kind, (scores, chances) in found.items()}, FAR, f"{folder} on {name}")

@@ -57,14 +57,16 @@ def train(report):
                  "validation loss": spread([run["val_loss"] for run in runs], 4)}]
         if peer := report.get("nanogpt"):
             rows.append({"whole process": "nanoGPT", "seconds": spread([peer["seconds"]]),
-                         "time / ours": peer["seconds"] / statistics.median(seconds), "validation loss": f"{peer['curve'][-1][1]:.4f}"})
+                         "time / ours": peer["seconds"] / statistics.median(seconds),
+                         "validation loss": f"{peer['curve'][-1][1]:.4f}"})
         yield "time to a loss", rows
     steps = []
     for shape in report.get("throughput", []):
         if isinstance(shape, dict):  # an earlier version wrote a dict for each shape
+            flops = shape["tokens"] * shape["flops_per_token"]
             shape = [{"shape": shape["shape"], "model": who, "ms": 1e3 * shape[who]["seconds"], "MB": shape[who]["bytes"] / 1e6,
-                      "MFU": shape["tokens"] * shape["flops_per_token"] / shape[who]["seconds"] / report["roof"],
-                      "time / ours": shape["ratio"] if who == "nanoGPT" else 1.0} for who in ("lookback", "nanoGPT") if who in shape]
+                      "MFU": flops / shape[who]["seconds"] / report["roof"], "time / ours": ratio}
+                     for who, ratio in (("lookback", 1.0), ("nanoGPT", shape["ratio"]))]
         for row in shape:
             steps.append({"step": f"{row['shape']}: {row['model']}", "ms": row["ms"], "MB": row["MB"],
                           "time / ours": row["time / ours"], "of the limit": f"{row['MFU']:.0%}"})
@@ -79,9 +81,11 @@ def sample(report):
              "of the limit": f"{row['of_the_bound']:.0%}" if row.get("of_the_bound") else None}
             for who, row in shape["single"].items()]
         yield f"{shape['shape']}: the whole job", [
-            {"who": who, "seconds": row["seconds"], "times nanoGPT": row.get("times nanoGPT")} for who, row in shape["job"].items()]
+            {"who": who, "seconds": row["seconds"], "times nanoGPT": row.get("times nanoGPT")}
+            for who, row in shape["job"].items()]
     if trained := report.get("trained"):
-        yield "a trained model", [{"what": name, "value": value} for name, value in trained.items() if not isinstance(value, dict)]
+        known = {name: value for name, value in trained.items() if not isinstance(value, dict)}
+        yield "a trained model", [{"what": name, "value": value} for name, value in known.items()]
 
 
 def compare(report):
@@ -104,18 +108,20 @@ def table(title, rows):
     """Dicts as an HTML table; our own rows are set off."""
     if not rows:
         return ""
-    names = [name for name in dict.fromkeys(name for row in rows for name in row) if any(row.get(name) is not None for row in rows)]
+    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(f"<tr{' class=ours' if 'lookback' in str(row[names[0]]) else ''}>"
                    + "".join(f"<td>{cell(row.get(name))}</td>" for name in names) + "</tr>\n" for row in rows)
-    return f'<h3>{escape(title)}</h3>\n<div class="wide"><table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n'
+    whole = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+    return f'<h3>{escape(title)}</h3>\n<div class="wide">{whole}</div>\n'
 
 
 def machine(report):
     """Where and when, and the limits of that machine where they were measured."""
     limits = [f"{gflops:,} GFLOP/s in {dtype}" for dtype, gflops in report.get("gflops", {}).items()]
     limits += [f"{report['gb_per_s']} GB/s"] if "gb_per_s" in report else []
-    return escape(" · ".join([report["device"], f"{report['threads']} threads", *limits, f"PyTorch {report['torch']}", report["date"]]))
+    where = [report["device"], f"{report['threads']} threads", *limits, f"PyTorch {report['torch']}"]
+    return escape(" · ".join([*where, report["date"]]))
 
 
 def section(path):
@@ -125,13 +131,14 @@ def section(path):
         tables = "".join(table(*part) for part in TABLES[report["kind"]](report))
         about = f"{machine(report)}<br><code>{escape(report['command'])}</code>"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a measurement that this version knows ({type(error).__name__}: {error}): move it away, "
-                         "or measure again") from None
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path} is not a measurement that this version knows ({reason}): move it away, or measure again") from None
     picture = path.with_suffix(".png")
     if picture.exists():
         content = base64.b64encode(picture.read_bytes()).decode()
         tables += f'<img alt="{escape(picture.stem)}, drawn" src="data:image/png;base64,{content}">\n'
-    return f'<section id="{escape(path.stem)}">\n<h2>{escape(path.stem)}</h2>\n<p class="soft">{about}</p>\n{tables}</section>\n'
+    name = escape(path.stem)
+    return f'<section id="{name}">\n<h2>{name}</h2>\n<p class="soft">{about}</p>\n{tables}</section>\n'
 
 
 def main(config):
@@ -141,8 +148,8 @@ def main(config):
         raise ValueError(f"--folder={folder} has no measurements (*.json): make one with python -m tools.bench_attention")
     links = " · ".join(f'<a href="#{escape(path.stem)}">{escape(path.stem)}</a>' for path in paths)
     about = f"What was compared was interleaved in one run: trust the ratios more than the seconds. {links}"
-    parts = {"style": (PAGE / "style.css").read_text(encoding="utf-8"), "about": about, "sections": "".join(map(section, paths))}
-    template = (PAGE / "report.html").read_text(encoding="utf-8")
+    style, template = ((PAGE / name).read_text(encoding="utf-8") for name in ("style.css", "report.html"))
+    parts = {"style": style, "about": about, "sections": "".join(map(section, paths))}
     to = Path(config.to or folder / "report.html")
     publish(to, re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], template).encode())
     print(f"{to}: {len(paths)} measurements")

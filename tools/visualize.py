@@ -88,7 +88,6 @@ def describe(model, tokenizer, ids, maps, logits):
         "losses": [None, *(round(loss, 4) for loss in inspection.losses(logits, ids).tolist())],
         "next": [[[known[token], round(p, 4)] for token, p in zip(*row) if token in known]
                  for row in zip(candidates.tolist(), probabilities.tolist())],
-        "actual": [None, *(round(p, 4) for p in (-inspection.losses(logits, ids)).exp().tolist())],
         "entropy": [[round(x, 3) for x in inspection.entropy(weights).mean(-1).tolist()] for weights in maps],
         "distance": [[round(x, 3) for x in inspection.distance(weights).mean(-1).tolist()] for weights in maps],
         "maps": [[as_bytes(weights) for weights in layer.double().numpy()] for layer in maps],

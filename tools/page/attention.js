@@ -121,7 +121,7 @@
     $("#next").replaceChildren(...rows);
     const came = state.token + 1 < T;
     $("#actual").replaceChildren(...(came
-      ? ["The text goes on with ", quoted(labels[state.token + 1]), `: ${number(data.actual[state.token + 1])}.`]
+      ? ["The text goes on with ", quoted(labels[state.token + 1]), `: ${number(Math.exp(-data.losses[state.token + 1]))}.`]
       : ["Here the text ends."]));
   }
 
