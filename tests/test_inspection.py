@@ -35,7 +35,8 @@ def visible_specs():
     *(dict(visible=spec) for spec in visible_specs()), *(dict(score=name) for name in SCORE),
     *(dict(normalize=name) for name in NORMALIZE), *(dict(attention=name) for name in FEATURE),
     dict(n_kv_head=2), dict(n_kv_head=1, attention="linear"), dict(window=3, window_pattern="SL"),
-    dict(attention="fused", window=6), dict(attention="tiled", visible="sliding_window:7"), dict(attention="naive"), dict(qk_norm=True, position="learned"),
+    dict(attention="fused", window=6), dict(attention="tiled", visible="sliding_window:7"),
+    dict(attention="naive"), dict(qk_norm=True, position="learned"),
 ], ids=str)
 def test_the_weights_are_those_that_made_the_output(changes):
     """Catches weights of another mask, score, head or feature: with each layer's own values they must give its own output."""

@@ -301,7 +301,8 @@ def test_without_motion(opened):
 @pytest.mark.parametrize("width", [390, 1200])
 def test_it_fits(opened, scheme, width):
     """Catches a page that scrolls sideways on a phone, and text that cannot be read in one of the themes."""
-    screen, wanted = dict(width=width, height=800, deviceScaleFactor=1, mobile=False), {"name": "prefers-color-scheme", "value": scheme}
+    screen = dict(width=width, height=800, deviceScaleFactor=1, mobile=False)
+    wanted = {"name": "prefers-color-scheme", "value": scheme}
     opened.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
     opened.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [wanted]})
     try:

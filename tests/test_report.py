@@ -59,7 +59,8 @@ def test_a_table():
 
 @pytest.mark.parametrize("name, content, message", [
     (None, "", "has no measurements"), ("x.json", "{", "x.json is not a measurement"),
-    ("x.json", '{"kind": "poem"}', "x.json is not"), ("x.json", "[]", "x.json is not"), ("x.json", '{"kind": "train"}', "x.json is not"),
+    ("x.json", '{"kind": "poem"}', "x.json is not"), ("x.json", "[]", "x.json is not"),
+    ("x.json", '{"kind": "train"}', "x.json is not"),
 ])
 def test_what_is_no_measurement(tmp_path, name, content, message):
     """Catches a traceback, and a page that is half written."""

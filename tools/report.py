@@ -132,7 +132,8 @@ def section(path):
         about = f"{machine(report)}<br><code>{escape(report['command'])}</code>"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"{path} is not a measurement that this version knows ({reason}): move it away, or measure again") from None
+        remedy = "move it away, or measure again"
+        raise ValueError(f"{path} is not a measurement that this version knows ({reason}): {remedy}") from None
     picture = path.with_suffix(".png")
     if picture.exists():
         content = base64.b64encode(picture.read_bytes()).decode()
