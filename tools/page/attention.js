@@ -17,7 +17,11 @@
   const decoded = new Map();
 
   function bytes(source) {
-    if (!decoded.has(source)) decoded.set(source, Uint8Array.from(atob(source), (c) => c.charCodeAt(0)));
+    if (!decoded.has(source)) {
+      const text = atob(source), found = new Uint8Array(text.length);
+      for (let k = 0; k < found.length; k++) found[k] = text.charCodeAt(k);
+      decoded.set(source, found);
+    }
     return decoded.get(source);
   }
 
