@@ -118,6 +118,16 @@ def test_one_token(tmp_path):
     assert data["losses"] == [None] and data["entropy"] == [[0, 0], [0, 0]]
 
 
+def test_ids_without_a_text(tmp_path):
+    """Catches a candidate that is no token: a vocabulary may be padded with ids that no text has."""
+    model = saved(tmp_path, vocab_size=320, tie_weights=False)
+    with torch.no_grad():
+        model.lm_head.weight[256:] = 10 * model.lm_head.weight[:64]
+    checkpoint.save(tmp_path / "out", 2, model, {}, {"kind": "byte"}, {}, {})
+    data = shown(tmp_path, "Tyger")
+    assert [len(candidates) for candidates in data["next"]] == [10] * 5 and sum(p for _, p in data["next"][0]) < 0.9
+
+
 def test_a_file_another_folder_and_one_head(tmp_path):
     """Catches a setting that does nothing; a published folder shows what its checkpoint shows."""
     saved(tmp_path)

@@ -61,6 +61,8 @@ def read(tokenizer, text, most):
         ids = tokenizer.encode(text, allow_special=True).tolist()
     except ValueError as error:
         raise ValueError(f"--text: {error}") from None
+    if not ids:
+        raise ValueError("--text has no tokens: this model's tokenizer leaves all of it out")
     begin = [] if ids[: len(tokenizer.begin)] == [*tokenizer.begin] else [*tokenizer.begin]
     room, note = most - len(begin), ""
     if len(ids) > room:
@@ -78,16 +80,15 @@ def as_bytes(weights):
 def describe(model, tokenizer, ids, maps, logits):
     """All that the page knows about a text, as a dict for JSON."""
     pieces = [tokenizer.token_bytes(token) for token in ids.tolist()]
-    probabilities, candidates = logits.float().softmax(-1).topk(min(CANDIDATES, tokenizer.vocab_size))
-    known = {token: labels.labels([tokenizer.token_bytes(token)])[0] for token in set(candidates.flatten().tolist())
-             if token < tokenizer.vocab_size}
+    probabilities = logits.float().softmax(-1)[:, : tokenizer.vocab_size]  # without the ids that pad a vocabulary
+    best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
+    known = {token: labels.labels([tokenizer.token_bytes(token)])[0] for token in set(candidates.flatten().tolist())}
     names = labels.labels(pieces)
     return {
         "layers": len(maps), "heads": len(maps[0]), "windows": [block.attn.window for block in model.transformer.h],
-        "labels": names, "breaks": [piece.endswith(b"\n") for piece in pieces], "directions": labels.directions(names),
+        "labels": names, "breaks": [b"\n" in piece for piece in pieces], "directions": labels.directions(names),
         "losses": [None, *(round(loss, 4) for loss in inspection.losses(logits, ids).tolist())],
-        "next": [[[known[token], round(p, 4)] for token, p in zip(*row) if token in known]
-                 for row in zip(candidates.tolist(), probabilities.tolist())],
+        "next": [[[known[token], round(p, 4)] for token, p in zip(*row)] for row in zip(candidates.tolist(), best.tolist())],
         "entropy": [[round(x, 3) for x in inspection.entropy(weights).mean(-1).tolist()] for weights in maps],
         "distance": [[round(x, 3) for x in inspection.distance(weights).mean(-1).tolist()] for weights in maps],
         "maps": [[as_bytes(weights) for weights in layer.double().numpy()] for layer in maps],
