@@ -31,12 +31,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
-from attention import ATTENTION
+from attention import ATTENTION, attention_weights
 from engine import checkpoint, configure, curves, dataset, pretrained, processes, roofline, signals
 from engine.batches import micro_batch, separator, validation_loss
 from engine.checks import at_least
 from engine.files import append, held, here, quoted
-from engine.monitor import dry_run, sample_text, start_wandb
+from engine.monitor import dry_run, log_evaluation, sample_text, start_wandb
 from engine.optimizer import learning_rate_at, make_optimizer, training_step
 from engine.processes import print0
 from engine.tokenizer import padded
@@ -322,6 +322,8 @@ def train(config, asked=None):
                 write_line()
                 if writes and config.draw_loss:
                     curves.write(out_dir)
+                if wandb:
+                    log_evaluation(wandb, model, data, config, attention_weights, step)
             if finished or stopped:
                 break
 

@@ -1,11 +1,13 @@
 """What a run will cost, how it is watched from elsewhere, and what the model writes."""
 
 import datetime
+import html
 
 import numpy as np
 import torch
 
 from engine import configure
+from engine.inspection import attention_maps, entropy
 from engine.processes import print0
 from engine.roofline import peak_bytes, seconds_of
 
@@ -48,6 +50,26 @@ def start_wandb(config):
         raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
     except Exception as error:  # wandb has several
         raise ValueError(f"wandb: {error} (or set WANDB_MODE=offline)") from None
+
+
+def log_evaluation(run, model, data, config, attention_weights, step):
+    """Log to a run of wandb what a number cannot say: a text of the model's, and where its heads look in the first validation
+    tokens, as one picture (a row for each layer) and as the mean entropy of each layer in bits.
+
+    attention_weights: attention.py's, since nothing in engine/ imports a file above it.
+    """
+    import wandb
+
+    idx = torch.from_numpy(data.val[: min(config.block_size, 128)].astype(np.int64)).to(next(model.parameters()).device)
+    maps, _ = attention_maps(model, idx, attention_weights)
+    shades = [torch.nn.functional.pad(weights.sqrt(), (0, 2, 0, 2)) for weights in maps]  # a gap between two heads
+    picture = torch.cat([torch.cat([*layer], dim=1) for layer in shades])
+    seen = {f"attention entropy/layer {n}": entropy(weights).mean().item() for n, weights in enumerate(maps, 1)}
+    seen["attention"] = wandb.Image((255 * (1 - picture)).byte().cpu().numpy())
+    if config.write_tokens:
+        seen["sample"] = wandb.Html(f"<pre>{html.escape(sample_text(model, data, config))}</pre>")
+    run.log(seen, step=step)
+    model.train()
 
 
 def sample_text(model, data, config):

@@ -381,12 +381,17 @@ def test_mixed_precision_trains(poem, tmp_path):
 
 
 def test_wandb_offline(poem, tmp_path):
-    """Catches logging to wandb that crashes, or that needs a network when wandb is told to be offline."""
-    flags = [f"--{key}={value}" for key, value in SMALL.items()]
-    result = run("train.py", *flags, f"--dataset={poem}", "--max_iters=6", "--wandb_log=True", f"--out_dir={tmp_path}",
+    """Catches logging to wandb that crashes, lacks something, changes the run, or needs a network although it is offline."""
+    flags = [f"--{key}={value}" for key, value in (SMALL | dict(dataset=poem, max_iters=6, write_tokens=9, dropout=0.1)).items()]
+    result = run("train.py", *flags, "--wandb_log=True", f"--out_dir={tmp_path / 'out'}",
                  WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
     assert result.returncode == 0, result.stderr
-    assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
+    (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    for name in b"train_loss", b"val_loss", b"lr", b"tokens_per_s", b"mfu", b"grad_norm", b"attention entropy/layer 1":
+        assert name in log.read_bytes()
+    assert {path.suffix for path in log.parent.rglob("files/media/*/*")} == {".png", ".html"}
+    assert run("train.py", *flags, f"--out_dir={tmp_path / 'without'}").returncode == 0
+    assert same_weights(tmp_path / "out", tmp_path / "without")
 
 
 def test_a_dry_run(poem, tmp_path, capsys):
