@@ -84,23 +84,24 @@
   function paintPanel({ section, canvas, says, counts, frames }, step) {
     const frame = step ? frames[Math.min(step, frames.length) - 1] : { board: new Map(), made: 0, held: 0, bytes: 0, cached: 0, says: "Nothing yet." };
     const context = canvas.getContext("2d"), gap = 2, side = CELL - 2 * gap;
-    const ink = (name, alpha = 1) => `rgb(${colour(name).join(" ")} / ${alpha})`;
+    const [weight, loss, line] = ["--weight", "--loss", "--line"].map((name) => colour(name).join(" "));
+    const fills = { held: `rgb(${weight})`, made: `rgb(${weight} / 0.3)`, waste: `rgb(${loss} / 0.18)` };
     context.clearRect(0, 0, canvas.width, canvas.height);
     for (const i of all)
       for (const j of all) {
         const state = frame.board.get(i * T + j), [x, y] = [j * CELL + gap, TOP + i * CELL + gap];
-        context.fillStyle = { held: ink("--weight"), made: ink("--weight", 0.3), waste: ink("--loss", 0.18) }[state] ?? ink("--line", j <= i ? 0.55 : 0.2);
+        context.fillStyle = fills[state] ?? `rgb(${line} / ${j <= i ? 0.55 : 0.2})`;
         context.beginPath();
         context.roundRect(x, y, side, side, 4);
         context.fill();
         if (state !== "waste") continue;
-        context.strokeStyle = ink("--loss"); // struck out, so that it does not take the colour to see it
+        context.strokeStyle = `rgb(${loss})`; // struck out, so that it does not take the colour to see it
         context.beginPath();
         context.moveTo(x + 5, y + side - 5);
         context.lineTo(x + side - 5, y + 5);
         context.stroke();
       }
-    context.fillStyle = ink("--loss", 0.5);
+    context.fillStyle = `rgb(${loss} / 0.5)`;
     for (let j = 0; j < frame.cached; j++) context.fillRect(j * CELL + gap, 2, side, TOP - 5);
     says.textContent = frame.says + (step > frames.length ? " Done." : "");
     counts.made.textContent = frame.made;
