@@ -105,7 +105,7 @@ class TrainConfig(GPTConfig):
     position: str = MODERN["position"]
     norm: str = MODERN["norm"]
     mlp: str = MODERN["mlp"]
-    qk_norm: bool = MODERN["qk_norm"]
+    qk_norm: bool | Literal["head", "width"] = MODERN["qk_norm"]
     tie_weights: bool = MODERN["tie_weights"]
     init: str = MODERN["init"]
     # Optimizer

@@ -767,6 +767,15 @@ def test_documents_that_do_not_see_each_other(poem, tmp_path, gpt2_files):
             train(TrainConfig(**settings | change, out_dir=str(tmp_path / "refused")))
 
 
+@pytest.mark.parametrize("name", ["qk_norm", "norm", "mlp", "position", "rope_pattern", "head_size", "norm_after", "qkv_bias"])
+def test_every_setting_of_a_model(name):
+    """Catches a setting of GPTConfig that train.py's command line reads otherwise, as qk_norm=head once."""
+    wanted = dict(qk_norm="head", norm="rmsnorm_scale", mlp="swiglu", position="none", rope_pattern="RRN", head_size=8,
+                  norm_after=True, qkv_bias=True)[name]
+    assert getattr(settings_of(["--dataset=stdlib", f"--{name}={wanted}"]), name) == wanted
+    assert TrainConfig.__dataclass_fields__[name].type == GPTConfig.__dataclass_fields__[name].type
+
+
 def test_the_picture_of_a_run(poem, tmp_path, monkeypatch):
     """Catches a run without its picture, one that cannot do without matplotlib, and one that draws although it need not."""
     pytest.importorskip("matplotlib")
