@@ -198,7 +198,11 @@ def in_order(items, encoding, separator):
     how = dict(mp_context=multiprocessing.get_context("spawn"), initializer=start_worker, initargs=(encoding.spec(), separator))
     pool, waiting = ProcessPoolExecutor(cores, **how), deque()
     try:
+        started = [pool.submit(os.getpid) for _ in range(cores)]
         for item in itertools.chain([item], items):
+            if not all(process.done() for process in started):  # which takes half a second
+                yield item, encoded(encoding, separator, item[0])
+                continue
             waiting.append((item, pool.submit(work, item[0])))
             if len(waiting) > 2 * cores:
                 item, future = waiting.popleft()
