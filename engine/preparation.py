@@ -191,15 +191,16 @@ def in_order(items, encoding, separator):
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     fast, items = isinstance(encoding, tokenizer.ByteTokenizer | tokenizer.CharTokenizer), iter(items)
-    for item in itertools.islice(items, None if fast or cores == 1 else ALONE):
-        yield item, encoded(encoding, separator, item[0])
-    if (item := next(items, None)) is None:
+    first = [] if fast or cores == 1 else [*itertools.islice(items, ALONE + 1)]
+    if len(first) <= ALONE:
+        for item in itertools.chain(first, items):
+            yield item, encoded(encoding, separator, item[0])
         return
     how = dict(mp_context=multiprocessing.get_context("spawn"), initializer=start_worker, initargs=(encoding.spec(), separator))
     pool, waiting = ProcessPoolExecutor(cores, **how), deque()
     try:
         started = [pool.submit(os.getpid) for _ in range(cores)]
-        for item in itertools.chain([item], items):
+        for item in itertools.chain(first, items):
             if not all(process.done() for process in started):  # which takes half a second
                 yield item, encoded(encoding, separator, item[0])
                 continue
