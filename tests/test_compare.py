@@ -193,7 +193,7 @@ def test_a_run_that_fails(preset):
     ([], "nothing to compare"), (["--change=--window=8", "--seeds=0"], "seeds=0"), (["--changes=none.toml"], "none.toml"),
     (["--change", "--dataset=stdlib"], "losses of different texts do not compare"),
     (["--change", "--seed=3"], "for the comparison to set"), (["--change=--out-dir=x"], "for the comparison to set"),
-    (["--change", "--start='a"], "quotation"), (["--changes=README.md"], "Expected"),
+    (["--change", "--start='a"], "quotation"), (["--changes=README.md"], "at line 3"),
 ])
 def test_bad_input(more, message, preset, monkeypatch):
     """Catches bad input that is found after hours, or that ends in a traceback."""

@@ -46,6 +46,9 @@ def test_figures_are_those_of_the_measurements(tmp_path):
     row = json.loads((BENCHMARKS / "sample_cpu.json").read_text())["shapes"][1]["single"]["lookback float32"]
     assert rows[1][0] == "lookback float32" and abs(float(rows[1][2]) - row["times nanoGPT"]) < 0.01
     assert rows[1][3] == f"{row['of_the_bound']:.0%}"
+    rows = cells(text[text.index('id="data"') :], "100 MB of text to tokens")
+    ratio = json.loads((BENCHMARKS / "data.json").read_text())["summary"]["times faster"]
+    assert rows[2][0] == "nanoGPT" and abs(float(rows[2][3]) - ratio) < 0.01
 
 
 def test_a_table():

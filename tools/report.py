@@ -95,7 +95,16 @@ def compare(report):
          "seconds": row.get("seconds"), "verdict": row["verdict"]} for row in report["rows"]]
 
 
-TABLES = {"attention": attention, "train": train, "sample": sample, "compare": compare}
+def data(report):
+    """Preparing the same text, beside the peer."""
+    yield f"{report['summary']['MB']:.0f} MB of text to tokens", [
+        {"whole process": way, "seconds": spread([measured[way][0] for measured in report["rounds"]]),
+         "peak MB": max(measured[way][1] for measured in report["rounds"]),
+         "time / ours": statistics.median(measured[way][0] / measured["lookback"][0] for measured in report["rounds"])}
+        for way in ("lookback", "nanoGPT")]
+
+
+TABLES = {"attention": attention, "train": train, "sample": sample, "compare": compare, "data": data}
 
 
 def cell(value):
