@@ -324,6 +324,7 @@ def train(config, asked=None):
                     curves.write(out_dir)
                 if wandb:
                     log_evaluation(wandb, model, data, config, attention_weights, step)
+                clock = time.perf_counter()  # what that took is not the speed of training
             if finished or stopped:
                 break
 
