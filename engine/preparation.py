@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from engine import tokenizer
 from engine.files import (
-    WRITE_ERRORS, Damaged, cannot_write, held, partial, publish, read_json, remove, sha256_of, sha256_of_file, sync,
+    Damaged, cannot_write, held, partial, publish, read_json, remove, sha256_of, sha256_of_file, sync,
 )
 
 DATA = Path(__file__).parents[1] / "data"

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,6 +13,24 @@ from engine.files import ROOT, here, quoted, read_json, read_pickle, read_tensor
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M, 350M, 774M, 1558M parameters
 VOCAB_SIZES, ENCODINGS = (50257, 50304), ("gpt2", "r50k_base")  # of all of them, as published and as nanoGPT pads them
+
+
+@dataclass(kw_only=True)
+class ModelSettings:
+    """Which model a tool reads."""
+
+    out_dir: str = "out"
+    """A folder that train.py wrote."""
+    checkpoint: str = "latest"
+    """Which checkpoint: latest, best, or a name such as step_002000."""
+    init_from: str = ""
+    """In place of it: a published model, as a folder or by its name."""
+
+    def folder(self):
+        """Where it is; ValueError if there is none."""
+        if self.init_from:
+            return folder_of(self.init_from, self.checkpoint)
+        return checkpoint.find(self.out_dir, self.checkpoint)
 
 
 def load(folder):

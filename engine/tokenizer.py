@@ -21,7 +21,8 @@ PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}| ?[^\s\
 
 
 class Tokenizer:
-    """vocab_size, encode, decode, spec; token_bytes(id) is the UTF-8 text that one id stands for, perhaps half a character."""
+    """vocab_size, encode, decode, spec; token_bytes(id) is the UTF-8 text that one id stands for, perhaps half a character;
+    for_hub() is the same tokenizer as the content of a tokenizer.json, for the library tokenizers."""
 
     end_of_text = None
     """The id that separates documents, if there is one."""
@@ -33,10 +34,6 @@ class Tokenizer:
     def decode(self, tokens):
         """Ids to text; an incomplete character becomes U+FFFD."""
         return b"".join(self.token_bytes(token) for token in tokens).decode("utf-8", errors="replace")
-
-    def for_hub(self):
-        """The same tokenizer as the content of a tokenizer.json, for the library tokenizers."""
-        raise NotImplementedError
 
 
 class ByteTokenizer(Tokenizer):

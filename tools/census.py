@@ -39,13 +39,7 @@ INDUCTION = "induction, shuffled text"
 
 
 @dataclass(kw_only=True)
-class CensusConfig:
-    out_dir: str = "out"
-    """A folder that train.py wrote."""
-    checkpoint: str = "latest"
-    """Which checkpoint: latest, best, or a name such as step_002000."""
-    init_from: str = ""
-    """In place of it: a published model, as a folder or by its name."""
+class CensusConfig(pretrained.ModelSettings):
     dataset: str = ""
     """A prepared dataset, whose validation split is read; empty: the one that the model was trained on."""
     windows: int = 32
@@ -121,17 +115,15 @@ def table(found):
 
 def main(config):
     """Print the table, draw census.png, and return what census found; ValueError for what cannot be counted."""
-    folder = pretrained.folder_of(config.init_from, config.checkpoint) if config.init_from else checkpoint.find(
-        config.out_dir, config.checkpoint)
+    folder = config.folder()
     model, name = GPT.from_pretrained(folder), config.dataset
     tokenizer, T = pretrained.load_tokenizer(folder, model.config.vocab_size), model.config.block_size
     if T < 4:
         raise ValueError(f"{folder} has a context of {T} tokens: heads cannot be told apart in fewer than 4")
-    if not name and checkpoint.is_ours(folder):
-        name = checkpoint.load_config(folder)["training"].get("dataset")
-    if not name:
+    training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
+    if not (name := name or training.get("dataset")):
         raise ValueError("which text? give --dataset=NAME")
-    data = dataset.load(name, T)
+    data = dataset.load(name, T, training.get("data_tokenizer", ""))
     if data.tokenizer.spec() != tokenizer.spec():
         raise ValueError(f"dataset {name} has other tokens than {folder}: prepare it with --tokenizer={folder}")
     starts = np.linspace(0, len(data.val) - T, config.windows).astype(int)

@@ -10,7 +10,6 @@ smaller the stride, the more each token has seen, and the longer it takes.
 import math
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -23,13 +22,7 @@ from model import GPT
 
 
 @dataclass(kw_only=True)
-class EvaluateConfig:
-    out_dir: str = "out"
-    """A folder that train.py wrote."""
-    checkpoint: str = "latest"
-    """Which checkpoint: latest, best, or a name such as step_002000."""
-    init_from: str = ""
-    """In place of it: a published model, as a folder or by its name."""
+class EvaluateConfig(pretrained.ModelSettings):
     dataset: str = ""
     """A prepared dataset, whose validation split is read; empty: the one that the model was trained on."""
     text: str = ""
@@ -65,11 +58,7 @@ def evaluate(model, tokens, stride=0, batch_size=8):
 
 def main(config):
     """Print what there is to say, and return it."""
-    device, folder = configure.pick_device(config.device), Path(config.out_dir)
-    if config.init_from:
-        folder = pretrained.folder_of(config.init_from, config.checkpoint)
-    else:
-        folder = checkpoint.find(folder, config.checkpoint)
+    device, folder = configure.pick_device(config.device), config.folder()
     model = GPT.from_pretrained(folder)
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from attention import ATTENTION
 from engine import checkpoint, configure, families, pretrained
-from engine.files import held, here, partial
+from engine.files import here, partial
 from engine.weights import WithoutInit
 from model import GPT, GPTConfig
 

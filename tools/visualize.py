@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from attention import attention_weights
-from engine import checkpoint, configure, heatmaps, inspection, labels, pretrained
+from engine import configure, heatmaps, inspection, labels, pretrained
 from engine.checks import at_least
 from engine.dataset import read_text
 from engine.files import publish
@@ -29,15 +29,9 @@ CANDIDATES = 10  # for the next token
 
 
 @dataclass(kw_only=True)
-class VisualizeConfig:
+class VisualizeConfig(pretrained.ModelSettings):
     text: str = ""
     """What the model reads; FILE:name reads it from a file."""
-    out_dir: str = "out"
-    """A folder that train.py wrote."""
-    checkpoint: str = "latest"
-    """Which checkpoint: latest, best, or a name such as step_002000."""
-    init_from: str = ""
-    """In place of it: a published model, as a folder or by its name."""
     layer: int = 0
     """With head: attention.png shows this one head, and the page begins with it; 0: attention.png shows all."""
     head: int = 0
@@ -108,8 +102,7 @@ def page(data):
 
 def main(config):
     """Write both files and return their paths; ValueError for a model or a text that cannot be shown."""
-    found = pretrained.folder_of(config.init_from, config.checkpoint) if config.init_from else checkpoint.find(
-        config.out_dir, config.checkpoint)
+    found = config.folder()
     model = GPT.from_pretrained(found)
     tokenizer = pretrained.load_tokenizer(found, model.config.vocab_size)
     ids, note = read(tokenizer, config.text, model.config.block_size)
