@@ -26,6 +26,31 @@ def small_bpe():
     )
 
 
+SPECIAL = {"<|endoftext|>": 999}
+GPT4_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"
+                r"|\s+(?!\S)|\s")
+SPACED = st.lists(st.sampled_from(["'", "ll", "'s", "'LL", " ", "  ", "\n", "\r\n", "\t", "a", "É", "12", "3456", ".", "!?", "\u00a0", "猫",
+                                   "½", "🐈", "e\u0301", "\u0085"])).map("".join)
+
+
+@functools.cache
+def of_pairs(pattern):
+    """An encoding in which each pair of bytes is a token, so that hardly a cut goes unnoticed."""
+    letters = sorted({*" 'sSlL.!?\n\r\ta12345", *"猫½🐈É".encode("utf-8").decode("latin-1")})
+    pairs = sorted({(a + b).encode("latin-1") for a in letters for b in letters})
+    ranks = {bytes([n]): n for n in range(256)} | {pair: 1000 + n for n, pair in enumerate(pairs)}
+    return tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens=SPECIAL)
+
+
+@pytest.mark.parametrize("pattern,ours", [(tokenizer_module.GPT2_PATTERN, None), (GPT4_PATTERN, tokenizer_module.PATTERN)])
+@given(text=st.text() | SPACED)
+@settings(deadline=None, max_examples=300)
+def test_quick_patterns_cut_the_same_words(pattern, ours, text):
+    """Catches a pattern that is quicker because it finds other words, as "I'LL" or two spaces before a word cut elsewhere."""
+    found = tokenizer_module.TiktokenTokenizer(of_pairs(ours or pattern)).encode(text)
+    assert found.tolist() == of_pairs(pattern).encode_ordinary(text)
+
+
 def trained(pre_tokenizer, decoder, **trainer):
     """A tokenizer.json made here, as Llama's are: a text begins with <s>, and <think> is added but not special."""
     found = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))
