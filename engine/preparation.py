@@ -10,8 +10,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -24,6 +22,7 @@ from engine import tokenizer
 from engine.files import (
     Damaged, cannot_write, held, partial, publish, read_json, remove, sha256_of, sha256_of_file, sync,
 )
+from engine.signals import in_a_pool
 
 DATA = Path(__file__).parents[1] / "data"
 SPLITS = "train", "val"
@@ -173,9 +172,8 @@ WORKER = []  # in a process of a pool: the tokenizer, and what separates documen
 
 
 def start_worker(spec, separator):
-    """Make a process of a pool ready. It ends with the one that started it, also where that is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a whole terminal: it is for the one that started it
-    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+    """Make a process of a pool ready."""
+    in_a_pool()
     WORKER[:] = tokenizer.from_spec(spec), separator
 
 

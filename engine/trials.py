@@ -1,0 +1,142 @@
+"""What experiments share: runs of several seeds in several processes, one training loop, means with errors, where results go.
+
+A run is a function of its arguments and a seed, on one thread, and gives a dict of numbers.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from engine import benchmark, configure, dataset, heatmaps
+from engine.checks import at_least
+from engine.files import publish
+from engine.roofline import machine, machine_line
+from engine.signals import in_a_pool
+
+
+@dataclass(kw_only=True)
+class Settings:
+    seeds: int = 3
+    """Runs of each kind, from whose spread the standard errors are computed."""
+    out_dir: str = "experiments"
+    """Where NAME.png and NAME.json go."""
+
+    def __post_init__(self):
+        at_least(1, self, "seeds", most=1000)
+
+
+# ---- Running
+
+def start_worker():
+    in_a_pool()
+    torch.set_num_threads(1)
+
+
+def every(function, jobs):
+    """[function(*job) for job in jobs], with a bar. Several jobs run at a time, each in a process of its own, on one thread.
+
+    So small models use all cores, and the numbers do not depend on how many there are. function: of a module, so that
+    another process finds it.
+    """
+    jobs, cores = [*jobs], len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    spawn = multiprocessing.get_context("spawn")  # forks of a process that has threads may hang
+    with ProcessPoolExecutor(min(cores, len(jobs)), mp_context=spawn, initializer=start_worker) as pool:
+        futures = [pool.submit(function, *job) for job in jobs]
+        try:
+            for done in tqdm(as_completed(futures), total=len(jobs), desc="runs", leave=False):
+                done.result()
+        except BrokenProcessPool:
+            raise ValueError("a process of this experiment was killed: is there enough memory?") from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return [future.result() for future in futures]
+
+
+def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0):
+    """Train model by AdamW for loss(step), a scalar tensor: the loss of each step, as a list.
+
+    The learning rate rises over the first tenth of the steps and then falls to 0; gradients are clipped to norm 1.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=weight_decay)
+    rise = max(1, steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / rise, (steps - step) / max(1, steps - rise)))
+    curve = []
+    model.train()
+    for step in range(steps):
+        now = loss(step)
+        optimizer.zero_grad()
+        now.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        curve.append(now.item())
+    model.eval()
+    return curve
+
+
+# ---- Text
+
+def text():
+    """The dataset of `python train.py`, which is made from Python's own library if it is not there yet."""
+    return dataset.load("stdlib", 1)
+
+
+def batch(tokens, batch_size, T, *seed):
+    """Inputs and targets (batch_size, T), a function of the seed alone."""
+    return dataset.random_batch(tokens, batch_size, T, np.random.default_rng(seed))
+
+
+@torch.no_grad()
+def text_loss(model, tokens, T, batches=20, batch_size=16):
+    """Mean loss of a GPT on the same windows of T tokens every time, in nats."""
+    return statistics.fmean(model(*batch(tokens, batch_size, T, n), only_loss=True)[1].item() for n in range(batches))
+
+
+# ---- Results
+
+def mean(values):
+    """(mean, its standard error) of numbers; the error of one number is NaN."""
+    values = [*values]
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return statistics.fmean(values), error
+
+
+def plus_minus(values, digits=3):
+    """Numbers as their mean ± its standard error."""
+    middle, error = mean(values)
+    return f"{middle:.{digits}f}" + ("" if math.isnan(error) else f" ± {error:.{digits}f}")
+
+
+def figure(width, height, rows=1, columns=1, **how):
+    """A matplotlib figure of this size in inches, and its panels: one, or an array of them."""
+    drawn = heatmaps.new_figure(width, height)
+    panels = drawn.subplots(rows, columns, **how)
+    for panel in np.ravel(panels):
+        panel.spines[["top", "right"]].set_visible(False)
+    return drawn, panels
+
+
+def store(config, tables, drawn, **more):
+    """Print tables {title: rows}, and write NAME.json and NAME.png, for `python -m experiments.NAME`, to out_dir."""
+    name = Path(sys.argv[0]).stem
+    report = {"kind": "experiment", **machine(configure.pick_device("cpu")), "settings": vars(config), "tables": tables, **more}
+    print(machine_line(report))
+    for title, rows in tables.items():
+        print(f"\n{title}\n\n{benchmark.table(rows)}")
+    folder = Path(config.out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    publish(folder / f"{name}.json", (json.dumps(report, indent=1) + "\n").encode())
+    heatmaps.save(drawn, folder / f"{name}.png")
+    print(f"\n{folder / name}.png and .json written")
