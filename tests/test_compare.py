@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from conftest import complaint, run
+from conftest import complaint, run_here
 
 import train
 from engine import dataset
@@ -205,7 +205,7 @@ def test_bad_input(more, message, preset, monkeypatch):
 
 def test_no_traceback():
     """Catches a script that does not say in one line what is wrong."""
-    assert "nothing to compare" in complaint(run("-m", "tools.compare", "config/minute.toml"))
+    assert "nothing to compare" in complaint(run_here("-m", "tools.compare", "config/minute.toml"))
 
 
 def test_the_list_of_ablations():

@@ -40,7 +40,7 @@ def everything(folder):
 # ---- kills
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
-@pytest.mark.parametrize("kills", [15, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(poem, tmp_path, kills):
     """Catches a kill after which a run cannot go on, or ends elsewhere than the undisturbed one."""
     rng, killed, out = random.Random(kills), 0, tmp_path / "out"
@@ -205,7 +205,7 @@ def test_hostile_trainers(tmp_path, poem):
     manifest = json.loads((folder / "manifest.json").read_text())
     good = checkpoint.load_trainer(folder) | {"scaler": torch.amp.GradScaler("cpu").state_dict()}
     changes = [*VALUES, *every_change(good)]
-    changes = rng.sample(changes, 60) + [good | {"step": step} for step in (10**30, -(10**30), 2**62)]
+    changes = rng.sample(changes, 20) + [good | {"step": step} for step in (10**30, -(10**30), 2**62)]
     for content in changes:
         shutil.copytree(tmp_path / "good", tmp_path / "out")
         there = tmp_path / "out" / folder.name

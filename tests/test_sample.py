@@ -287,7 +287,7 @@ def test_a_closed_pipe_and_ctrl_c(trained):
 def other_words(tmp_path):
     """A checkpoint with another vocabulary."""
     dataset.write(tmp_path / "other", ["what else " * 300], "byte", "other words")
-    train(TrainConfig(block_size=16, n_layer=1, n_head=1, n_embd=16, batch_size=2, max_iters=0, device="cpu",
+    train(TrainConfig(block_size=16, n_layer=1, n_head=1, n_embd=16, batch_size=2, max_iters=0, device="cpu", draw_loss=False,
                       dataset=str(tmp_path / "other"), out_dir=str(tmp_path / "out")))
     return str(tmp_path / "out")
 
@@ -303,7 +303,7 @@ def test_a_draft_with_another_vocabulary(trained, other_words):
 def test_linear_attention_neither_guesses_nor_compiles(tmp_path, poem):
     """Catches a state that guesses have spoiled, and a step that was asked to be compiled and silently is not."""
     train(TrainConfig(attention="linear", window=0, block_size=16, n_layer=1, n_head=1, n_embd=16, max_iters=0, device="cpu",
-                      dataset=poem, out_dir=str(tmp_path / "out")))
+                      draw_loss=False, dataset=poem, out_dir=str(tmp_path / "out")))
     for change, message in (dict(draft="ngram"), "cannot forget"), (dict(compile=True), "cannot be compiled"):
         with pytest.raises(ValueError, match=message):
             sample(SampleConfig(out_dir=str(tmp_path / "out"), device="cpu", **change))

@@ -21,7 +21,8 @@ from engine.optimizer import make_optimizer
 from train import TrainConfig, learning_rate_at, settings as settings_of, train, validation_loss
 
 SMALL = dict(
-    block_size=16, n_layer=2, n_head=2, n_embd=16, batch_size=4, device="cpu", dtype="float32", log_interval=5, warmup_iters=2
+    block_size=16, n_layer=2, n_head=2, n_embd=16, batch_size=4, device="cpu", dtype="float32", log_interval=5, warmup_iters=2,
+    draw_loss=False,  # which takes longer than the run
 )
 
 
@@ -779,11 +780,11 @@ def test_every_setting_of_a_model(name):
 def test_the_picture_of_a_run(poem, tmp_path, monkeypatch):
     """Catches a run without its picture, one that cannot do without matplotlib, and one that draws although it need not."""
     pytest.importorskip("matplotlib")
-    settings = SMALL | dict(dataset=poem, max_iters=2)
+    settings = SMALL | dict(dataset=poem, max_iters=2, draw_loss=True)
     train(TrainConfig(**settings, out_dir=str(tmp_path / "drawn")))
     assert (tmp_path / "drawn" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert all(line["grad_norm"] > 0 for line in metrics(tmp_path / "drawn")[1:])
-    train(TrainConfig(**settings, out_dir=str(tmp_path / "asked not to"), draw_loss=False))
+    train(TrainConfig(**settings | dict(out_dir=str(tmp_path / "asked not to"), draw_loss=False)))
     monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
     train(TrainConfig(**settings, out_dir=str(tmp_path / "cannot")))
     assert not [*tmp_path.glob("*o*/loss.png")]
