@@ -27,8 +27,13 @@ def save(figure, path):
         figure.savefig(unfinished, format="png", dpi=110, bbox_inches="tight")
 
 
+def plain(text):
+    """A text as matplotlib shows it as it is: $ would begin a formula."""
+    return text.replace("$", r"\$")
+
+
 def short(label):
-    return (label if len(label) <= SHORT else label[: SHORT - 1] + "…").replace("$", r"\$")  # which would begin a formula
+    return plain(label if len(label) <= SHORT else label[: SHORT - 1] + "…")
 
 
 def draw(panel, weights, labels, most, size=8):
@@ -69,7 +74,7 @@ def every_head(maps, labels, title):
             if h == 0:
                 panel.set_ylabel(f"layer {n + 1}", fontsize=10)
     scale(figure, image, panels)
-    figure.suptitle(f"{title}\nrow: the token that looks · column: the token it looks at · hatched: the future", fontsize=11)
+    figure.suptitle(f"{plain(title)}\nrow: the token that looks · column: the token it looks at · hatched: the future", fontsize=11)
     return figure
 
 
@@ -81,7 +86,7 @@ def one_head(weights, labels, title):
     image = draw(panel, weights, labels, most=128, size=9 if len(labels) <= 64 else 6)
     panel.set(ylabel="the token that looks", xlabel="the token it looks at")
     scale(figure, image, panel)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(plain(title), fontsize=11)
     return figure
 
 
@@ -109,5 +114,5 @@ def scores(kinds, far, title):
         panel.set_title(name, fontsize=10, loc="left")
         panel.spines[:].set_visible(False)
     legend = "row: layer, and in brackets the chance level · column: head · framed: far above chance"
-    figure.suptitle(f"{title}\n{legend}", fontsize=10)
+    figure.suptitle(f"{plain(title)}\n{legend}", fontsize=10)
     return figure

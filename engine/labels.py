@@ -54,10 +54,15 @@ def direction(text):
     return next((WAY[kind] for kind in map(unicodedata.bidirectional, text) if kind in WAY), None)
 
 
-def directions(labels):
-    """How each label stands in its line: as its letters, and without any as its neighbours, if they agree, or as the first."""
+def base_direction(labels):
+    """How a text is written: as most of its labels that have letters, since the first may be a beginning or a part of one."""
     known = [direction(label) for label in labels]
-    base = next(filter(None, known), "ltr")
+    return "rtl" if known.count("rtl") > known.count("ltr") else "ltr"
+
+
+def directions(labels):
+    """How each label stands in its line: as its letters, and without any as its neighbours, if they agree, or as the text."""
+    known, base = [direction(label) for label in labels], base_direction(labels)
     before, after = (itertools.accumulate(ways, lambda last, way: way or last, initial=base) for ways in (known, known[::-1]))
     near = zip(known, [*before][1:], [*after][:0:-1])
     return [way or (left if left == right else base) for way, left, right in near]

@@ -25,6 +25,7 @@ def test_every_head_has_its_panel(tmp_path):
         assert np.allclose(shown.filled(0) ** 2, weights)
     assert [panel.get_title() for panel in panels[:2]] == ["head 1", "head 2"] and panels[2].get_ylabel() == "layer 2"
     assert [label.get_text() for label in panels[2].get_yticklabels()][3] == "a very long l…"
+    heatmaps.save(heatmaps.one_head(maps[0][0], LABELS, "a$b^{c$: a folder"), tmp_path / "x.png")
     heatmaps.save(figure, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG") and len([*tmp_path.iterdir()]) == 1
 

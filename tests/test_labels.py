@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.labels import direction, directions, labels
+from engine.labels import base_direction, direction, directions, labels
 
 
 @pytest.mark.parametrize("pieces, wanted", [
@@ -19,5 +19,12 @@ def test_labels(pieces, wanted):
 def test_direction():
     """Catches a text that is laid out from the wrong side because it begins with a number or a sign."""
     assert [direction(text) for text in ("abc", "", "12 שלום abc", "(مرحبا", "1 a ש")] == ["ltr", None, "ltr", "rtl", "ltr"]
-    assert directions([*"אב a1, b. גד!"]) == ["rtl"] * 3 + ["ltr"] * 5 + ["rtl"] * 5
+    assert directions([*"אבג a1, b. גד!"]) == ["rtl"] * 4 + ["ltr"] * 5 + ["rtl"] * 5
     assert directions([*"a (ש) b"]) == ["ltr"] * 3 + ["rtl"] + ["ltr"] * 3 and directions([".", "!"]) == ["ltr"] * 2
+
+
+@pytest.mark.parametrize("before", ["<s>", "⟨9d⟩", "12", "a"])
+def test_the_direction_of_a_text(before):
+    """Catches a text that is laid out from the wrong side because a token for its beginning, or half a character, stands first."""
+    assert base_direction([before, *"שלום."]) == "rtl" and directions([before, *"שלום."]) == ["ltr"] + ["rtl"] * 5
+    assert base_direction([before, "x", "ש"]) == base_direction(["."]) == "ltr"

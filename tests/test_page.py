@@ -12,7 +12,7 @@ import torch
 
 from attention import attention_weights, causal, everything, sliding_window, softmax, sparsemax
 from engine import checkpoint, tokenizer
-from engine.inspection import attention_maps
+from engine.inspection import attention_maps, distance, entropy, losses
 from masks import mask_of, positions
 from model import GPT, GPTConfig
 from tools.visualize import VisualizeConfig, describe, main, page
@@ -204,6 +204,75 @@ def test_a_thumbnail_chooses_its_head(opened):
     button = find(opened.browser, "[aria-label='layer 2, head 3']")
     opened.browser.execute_script("arguments[0].click()", button)
     assert button.get_attribute("aria-pressed") == "true" and "In layer 2, head 3" in find(opened.browser, "#sentence").text
+
+
+def pixels(browser, canvas):
+    """Whether each pixel (rows, columns) of a canvas has ink, beside the colour of no weight."""
+    read = """
+        const canvas = arguments[0], [w, h] = [canvas.width, canvas.height], paper = colour('--paper');
+        const bytes = canvas.getContext('2d').getImageData(0, 0, w, h).data;
+        return [...Array(w * h).keys()].map(n => bytes[4 * n + 3] / 255 * Math.abs(paper[0] - bytes[4 * n]))"""
+    width, height = int(canvas.get_attribute("width")), int(canvas.get_attribute("height"))
+    return torch.tensor(browser.execute_script(read, canvas)).view(height, width)
+
+
+def test_the_map_and_the_thumbnails_are_of_their_heads(opened):
+    """Catches a picture of another head, upside down, or of the columns."""
+    drawn(opened.browser)
+    T = len(opened.ids)
+    for layer, head in (0, 2), (1, 0), (1, 1):
+        button = find(opened.browser, f"[aria-label^='layer {layer + 1}, head {head + 1}']")
+        opened.browser.execute_script("arguments[0].click()", button)
+        want = opened.maps[layer, head].sqrt()
+        for canvas in find(opened.browser, "#map canvas"), button.find_element("css selector", "canvas"):
+            found = pixels(opened.browser, canvas)
+            assert found.shape == (T, T) and torch.corrcoef(torch.stack([found.flatten(), want.flatten()]))[0, 1] > 0.99
+        entropies, distances = (button.find_elements("css selector", "small")[n].get_attribute("textContent") for n in (0, 1))
+        assert abs(float(entropies.removesuffix(" bits")) - entropy(opened.maps[layer, head]).mean()) < 0.06
+        assert abs(float(distances.removesuffix(" back")) - distance(opened.maps[layer, head]).mean()) < 0.06
+
+
+def test_reading_the_map(opened):
+    """Catches a weight of another pair, and a line that marks another row."""
+    choose(opened.browser, "#layer", 1)
+    choose(opened.browser, "#head", 0)
+    T = len(opened.ids)
+    for i, j in (30, 12), (T - 1, 0), (5, 9):
+        opened.browser.execute_script("""
+            const canvas = document.querySelector('#map canvas'), place = canvas.getBoundingClientRect();
+            const at = {clientX: place.left + place.width * (arguments[1] + .5) / arguments[2],
+                        clientY: place.top + place.height * (arguments[0] + .5) / arguments[2]};
+            for (const type of ['pointermove', 'click']) canvas.dispatchEvent(new PointerEvent(type, at));""", i, j, T)
+        said = find(opened.browser, "#map-reading").get_attribute("textContent")
+        want = opened.maps[1, 0, i, j].item()
+        assert f"(token {i + 1})" in said and f"(token {j + 1}): " in said
+        reading = said.rpartition(": ")[2]
+        assert reading == "the future" if j > i else reading == "<0.01" and want < 0.01 or abs(float(reading) - want) < 0.01
+        assert find(opened.browser, f"#token-{i}").get_attribute("aria-selected") == "true"
+        at = opened.browser.execute_script("return parseFloat(document.querySelector('#map-row').style.getPropertyValue('--at'))")
+        assert math.isclose(at, 100 * i / T, abs_tol=0.01)
+
+
+def test_the_loss_is_the_shade_of_its_token(opened):
+    """Catches the loss of a neighbour, and a mark at a candidate that did not come."""
+    read = "return [...document.querySelectorAll('#tokens [data-n]')].map(e => +e.style.getPropertyValue('--loss-share'))"
+    want = losses(opened.logits, opened.ids)
+    assert (torch.tensor(opened.browser.execute_script(read)[1:]) - want / want.max()).abs().max() < 1e-3
+    candidates = opened.logits.topk(10).indices
+    for n in range(len(opened.ids) - 1):
+        opened.browser.execute_script("document.querySelector(`#token-${arguments[0]}`).click()", n)
+        marks = opened.browser.execute_script("return [...document.querySelectorAll('#next li')].map(e => e.className === 'came')")
+        assert marks == (candidates[n] == opened.ids[n + 1]).tolist()
+    opened.browser.execute_script("data.came[7] = 3; document.querySelector('#token-7').click()")
+    assert find(opened.browser, "#next .came") == opened.browser.find_elements("css selector", "#next li")[3]
+
+
+def test_bars_begin_and_end_together(opened):
+    """Catches probabilities that cannot be compared, since a long label makes its own bar shorter."""
+    opened.browser.execute_script("document.querySelector('#next bdi').textContent = 'attention'.repeat(3)")
+    sides = opened.browser.execute_script(
+        "return [...document.querySelectorAll('#next i')].map(e => (b => [b.left, b.right].map(Math.round))(e.getBoundingClientRect()))")
+    assert len(sides) == 10 and all(side == sides[0] for side in sides)
 
 
 def test_hovering(opened):

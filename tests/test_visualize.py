@@ -15,7 +15,7 @@ from attention import attention_weights
 from engine import checkpoint, tokenizer
 from engine.inspection import attention_maps, distance, entropy, losses, rollout
 from model import GPT, GPTConfig
-from tools.visualize import VisualizeConfig, as_bytes, main
+from tools.visualize import VisualizeConfig, as_bytes, main, page, read
 
 NASTY = '</script><img src=x onerror=alert(1)><!-- {{style}} & "quoted" \u2028'
 
@@ -69,6 +69,8 @@ def test_the_page_holds_what_the_model_does(tmp_path, changes):
     probabilities = logits.softmax(-1)
     for n, candidates in enumerate(data["next"]):
         assert np.allclose([p for _, p in candidates], probabilities[n].topk(10).values, atol=1e-4)
+    tops = probabilities.topk(10).indices.tolist()
+    assert data["came"] == [top.index(token) if token in top else None for top, token in zip(tops, ids[1:].tolist())]
     assert ("linear attention implies" in data["model"]) == (changes.get("attention") in ("linear", "performer"))
 
 
@@ -85,6 +87,18 @@ def test_text_that_could_break_out(tmp_path):
     assert "".join(data["labels"]).startswith("</script><img·src=x·onerror=alert(1)><!--·{{style}}·&·")
     content = (tmp_path / "out" / "attention.html").read_text(encoding="utf-8")
     assert content.count("</script>") == 5 and "<img" not in content and content.count("default-src 'none'") == 1
+    content = page({"labels": [NASTY], "model": NASTY})  # as with a tokenizer of words: bytes would never come together
+    assert content.count("</script>") == 5 and "<img" not in content and "<!--" not in content
+
+
+def test_a_token_for_the_beginning():
+    """Catches a beginning that is lost, or comes twice, where the text brings it along or is longer than the context."""
+    encoding = tokenizer.create("char", "^Tyger")
+    encoding.begin = tuple(encoding.encode("^").tolist())
+    for text, wanted in ("Tyg", "^Tyg"), ("^Tyg", "^Tyg"), ("^", "^"), ("Tyger", "^ger"), ("^Tyger", "^ger"):
+        ids, note = read(encoding, text, 4)
+        assert encoding.decode(ids.tolist()) == wanted
+        assert note == ("The text has 5 tokens, the model's context 4: these are the last 3." if wanted == "^ger" else "")
 
 
 @pytest.mark.parametrize("text, way, labels", [
@@ -95,7 +109,7 @@ def test_other_scripts(tmp_path, text, way, labels):
     """Catches half a character, by bytes, and a line that runs the wrong way; by characters, labels are the characters."""
     saved(tmp_path)
     data = shown(tmp_path, text)
-    assert data["directions"][0] == way and data["labels"][: len(labels)] == labels
+    assert data["direction"] == way and data["labels"][: len(labels)] == labels
     assert "\ufffd" not in "".join(data["labels"])
     saved(tmp_path / "char", "char", text)
     assert shown(tmp_path / "char", text)["labels"][0] == text[0]
@@ -106,7 +120,7 @@ def test_a_text_longer_than_the_context(tmp_path, capsys):
     saved(tmp_path)
     data = shown(tmp_path, POEM)
     assert data["labels"][-4:] == [*"ry?⏎"] and len(data["labels"]) == 32
-    assert data["note"] == f"The text has {len(POEM)} tokens, the model's context 32: these are the last."
+    assert data["note"] == f"The text has {len(POEM)} tokens, the model's context 32: these are the last 32."
     assert data["note"] in capsys.readouterr().err
     assert not shown(tmp_path, POEM[:32])["note"]
 

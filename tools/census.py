@@ -8,7 +8,8 @@ stands its chance level: what it would be if they looked at everything in their 
 score goes FAR of the way from there to 1.
 
 Natural text repeats itself in many ways, so that induction is also looked for where nothing else helps: in tokens in random
-order that come a second time (Olsson et al. 2022, arXiv:2209.11895). Only a head that counts there is an induction head.
+order that come a second time (Olsson et al. 2022, arXiv:2209.11895). Only a head that counts there is an induction head. Where
+a token came more than once, what followed any of them is meant: of bytes few come only once.
 """
 
 import sys
@@ -89,13 +90,14 @@ def census(model, texts, punctuation, generator):
     reach = [mask_of(block.attn.visible, i, j)[0] for block in model.transformer.h]
     tallies = {kind: Tally(L, H) for kind in (*KINDS, INDUCTION)}
     half = T // 2
-    again = ((j == i - half + 1) & (i >= half))[: 2 * half, : 2 * half]  # what followed the first time
+    rows, columns = i[: 2 * half], j[:, : 2 * half]
     for ids in texts:
         for layer, weights in enumerate(attention_maps(model, ids, attention_weights)[0]):
             for kind, meant in KINDS.items():
                 tallies[kind].add(layer, weights, meant(i, j, ids, punctuation[ids]), reach[layer])
-        shuffled = ids[torch.randperm(T, generator=generator)[:half]]
-        for layer, weights in enumerate(attention_maps(model, shuffled.repeat(2), attention_weights)[0]):
+        twice = ids[torch.randperm(T, generator=generator)[:half]].repeat(2)
+        again = KINDS["after an earlier copy"](rows, columns, twice, None) & (rows >= half)
+        for layer, weights in enumerate(attention_maps(model, twice, attention_weights)[0]):
             tallies[INDUCTION].add(layer, weights, again, reach[layer][: 2 * half, : 2 * half])
     return {kind: tally.result() for kind, tally in tallies.items()}
 

@@ -57,10 +57,11 @@ def read(tokenizer, text, most):
         raise ValueError(f"--text: {error}") from None
     if not ids:
         raise ValueError("--text has no tokens: this model's tokenizer leaves all of it out")
-    begin = [] if ids[: len(tokenizer.begin)] == [*tokenizer.begin] else [*tokenizer.begin]
-    room, note = most - len(begin), ""
+    begin, note = [*tokenizer.begin], ""
+    ids = ids[len(begin) :] if ids[: len(begin)] == begin else ids  # the text may bring it along
+    room = most - len(begin)
     if len(ids) > room:
-        note = f"The text has {len(ids):,} tokens, the model's context {most:,}: these are the last."
+        note = f"The text has {len(ids):,} tokens, the model's context {most:,}: these are the last {room:,}."
     return torch.tensor(begin + ids[-room:]), note
 
 
@@ -76,13 +77,16 @@ def describe(model, tokenizer, ids, maps, logits):
     pieces = [tokenizer.token_bytes(token) for token in ids.tolist()]
     probabilities = logits.float().softmax(-1)[:, : tokenizer.vocab_size]  # without the ids that pad a vocabulary
     best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
+    came = [row.index(token) if token in row else None for row, token in zip(candidates.tolist(), ids[1:].tolist())]
     known = {token: labels.labels([tokenizer.token_bytes(token)])[0] for token in set(candidates.flatten().tolist())}
     names = labels.labels(pieces)
     return {
         "layers": len(maps), "heads": len(maps[0]), "windows": [block.attn.window for block in model.transformer.h],
         "labels": names, "breaks": [b"\n" in piece for piece in pieces], "directions": labels.directions(names),
+        "direction": labels.base_direction(names),
         "losses": [None, *(round(loss, 4) for loss in inspection.losses(logits, ids).tolist())],
         "next": [[[known[token], round(p, 4)] for token, p in zip(*row)] for row in zip(candidates.tolist(), best.tolist())],
+        "came": came,
         "entropy": [[round(x, 3) for x in inspection.entropy(weights).mean(-1).tolist()] for weights in maps],
         "distance": [[round(x, 3) for x in inspection.distance(weights).mean(-1).tolist()] for weights in maps],
         "maps": [[as_bytes(weights) for weights in layer.double().numpy()] for layer in maps],

@@ -4,7 +4,7 @@
   const { labels, layers: L, heads: H } = data;
   const T = labels.length;
   const ALL = -1, ROLLOUT = -2; // in place of the number of a head; ALL also of a layer
-  const rtl = data.directions[0] === "rtl";
+  const rtl = data.direction === "rtl";
   const state = { token: T - 1, layer: Math.max(0, data.layer - 1), head: Math.max(0, data.head - 1), ahead: false, held: false };
   if (!data.layer) { // begin with the head that points most clearly
     const flat = data.entropy.flat();
@@ -52,7 +52,7 @@
   // ---- Tokens
   const most = Math.max(1, ...data.losses.map((loss) => loss ?? 0));
   const box = $("#tokens");
-  box.dir = data.directions[0];
+  box.dir = data.direction;
   let run = null; // neighbours that are written in the same direction
   const tokens = labels.map((label, n) => {
     const loss = data.losses[n];
@@ -68,7 +68,7 @@
     return token;
   });
   const shown = new Float64Array(T).fill(NaN);
-  let marked = null;
+  let marked = null, strong = 1; // the weight above which dark text on the background could not be read, or light text
 
   function paintTokens(weights) {
     for (let n = 0; n < T; n++) {
@@ -77,7 +77,7 @@
       tokens[n].style.setProperty("--weight-share", darkness(weights[n]).toFixed(3));
       tokens[n].dataset.weight = weights[n].toFixed(5);
       tokens[n].dataset.reads = weights[n] ? number(weights[n]) : "0";
-      tokens[n].classList.toggle("strong", weights[n] > 0.3);
+      tokens[n].classList.toggle("strong", weights[n] > strong);
     }
     if (marked !== tokens[state.token]) {
       marked?.setAttribute("aria-selected", false);
@@ -116,10 +116,10 @@
   }
 
   function paintNext() {
-    const rows = data.next[state.token].map(([label, p]) => {
+    const rows = data.next[state.token].map(([label, p], n) => {
       const row = make("li", { "data-p": p }, make("bdi", {}, label), make("i", {}), make("span", {}, number(p)));
       row.style.setProperty("--p", p);
-      row.classList.toggle("came", label === labels[state.token + 1]);
+      row.classList.toggle("came", n === data.came[state.token]);
       return row;
     });
     $("#next").replaceChildren(...rows);
@@ -276,7 +276,7 @@
     "]": () => ({ layer: within(state.layer + 1, L) }), "[": () => ({ layer: within(Math.max(0, state.layer) - 1, L) }),
   };
   box.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.metaKey || ((event.ctrlKey || event.altKey) && !"[]".includes(event.key))) return; // some keyboards need AltGr for brackets
     if (event.key === "Escape") return select({ held: false });
     if (event.key === "Enter" || event.key === " ") select({ held: !state.held });
     else if (KEYS[event.key]) select(KEYS[event.key]().token === undefined ? KEYS[event.key]() : { ...KEYS[event.key](), held: true });
@@ -290,12 +290,14 @@
   $("#note").textContent = data.note;
   $("#loss-most").textContent = `0 to ${most.toFixed(1)} nats`;
   function paintAll() {
-    paintMap(chosen());
+    [strong] = colour("--strong");
+    shown.fill(NaN);
+    select({});
+    paintHead(chosen());
     paintThumbnails();
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
-  select({});
+  paintAll();
   paintNext();
-  paintHead(chosen());
-  paintThumbnails();
+  box.scrollTop = box.scrollHeight; // to the last token, which is chosen
 }
