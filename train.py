@@ -424,7 +424,7 @@ def settings(argv):
             raise ValueError(f"checkpoint={which} says where to resume: give --init_from=resume too, or a folder to fine-tune")
         if init_from != "scratch" and not configure.peek(argv, "dataset", ""):
             raise ValueError(f"init_from={init_from} is neither scratch nor resume: give --dataset, the text to tune it on")
-        print0(f"settings: {' '.join(presets) or 'no preset, the defaults of train.py'}")
+        print0(f"settings: {' '.join(presets) or 'no preset, the defaults of train.py (without any flag: config/minute.toml)'}")
         return config
     folder = checkpoint.sound(out_dir, which)
     print0(f"settings: those of {folder}")

@@ -74,7 +74,9 @@ def every_head(maps, labels, title):
             if h == 0:
                 panel.set_ylabel(f"layer {n + 1}", fontsize=10)
     scale(figure, image, panels)
-    figure.suptitle(f"{plain(title)}\nrow: the token that looks · column: the token it looks at · hatched: the future", fontsize=11)
+    more = " · with tokens: --layer and --head" if T > 24 or side < 2 else ""
+    how = f"row: the token that looks · column: the token it looks at · hatched: the future{more}"
+    figure.suptitle(f"{plain(title)}\n{how}", fontsize=11)
     return figure
 
 

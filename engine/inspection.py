@@ -47,7 +47,10 @@ def shares(scores):
 
 @torch.no_grad()
 def attention_maps(model, idx, attention_weights):
-    """The weights of each layer for token ids idx (T,), a list of (H, T, T), and the logits (T, vocab_size) of the same run."""
+    """The weights of each layer for token ids idx (T,), a list of (H, T, T), and the logits (T, vocab_size) of the same run.
+
+    The model is in evaluation mode afterwards.
+    """
     with recording(model.eval(), attention_weights) as maps:
         hidden = model.hidden(idx[None])
     return [weights[0] for weights in maps], model.lm_head(hidden)[0]

@@ -129,7 +129,8 @@ def main(config):
     if data.tokenizer.spec() != tokenizer.spec():
         raise ValueError(f"dataset {name} has other tokens than {folder}: prepare it with --tokenizer={folder}")
     starts = np.linspace(0, len(data.val) - T, config.windows).astype(int)
-    texts = [torch.from_numpy(data.val[start : start + T].astype(np.int64)) for start in starts]
+    texts = [np.append(tokenizer.begin, data.val[start : start + T - len(tokenizer.begin)]) for start in starts]
+    texts = [torch.from_numpy(text.astype(np.int64)) for text in texts]
     punctuation = torch.zeros(model.config.vocab_size, dtype=torch.bool)
     for token in range(tokenizer.vocab_size):
         punctuation[token] = is_punctuation(tokenizer.token_bytes(token))

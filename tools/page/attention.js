@@ -163,13 +163,14 @@
     return [at(event.clientY - place.top, place.height), at(event.clientX - place.left, place.width)];
   }
 
-  canvas.addEventListener("pointermove", (event) => {
-    const [i, j] = pair(event);
+  function read([i, j]) {
     const weight = j > i ? "the future" : number(weightsOf(i, chosen(), false)[j]);
     $("#map-reading").replaceChildren(quoted(labels[i]), ` (token ${i + 1}) → `, quoted(labels[j]), ` (token ${j + 1}): ${weight}`);
-  });
+  }
+  canvas.addEventListener("pointermove", (event) => read(pair(event)));
   canvas.addEventListener("click", (event) => {
     const [i, j] = pair(event);
+    read([i, j]); // a finger does not move before it taps
     select({ token: state.ahead ? j : i, held: true });
   });
 
@@ -180,10 +181,9 @@
   const thumbnails = [];
   grid.append(make("span"), ...data.maps[0].map((_, head) => make("span", {}, `head ${head + 1}`)));
   for (let layer = 0; layer < L; layer++) {
-    grid.append(make("span", { class: "side" }, `layer ${layer + 1}`));
+    grid.append(make("span", { class: "side" }, `layer ${layer + 1}`, ...(data.windows[layer] ? [make("small", {}, `window ${data.windows[layer]}`)] : [])));
     for (let head = 0; head < H; head++) {
-      const seen = data.windows[layer] ? `, window of ${data.windows[layer]}` : "";
-      const button = make("button", { "aria-label": `layer ${layer + 1}, head ${head + 1}${seen}`, "aria-pressed": false },
+      const button = make("button", { "aria-label": `layer ${layer + 1}, head ${head + 1}`, "aria-pressed": false },
         make("canvas", { width: size, height: size }),
         make("small", {}, `${data.entropy[layer][head].toFixed(1)} bits`),
         make("small", {}, `${data.distance[layer][head].toFixed(1)} back`));

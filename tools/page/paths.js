@@ -9,8 +9,9 @@
   const tiles = all.filter((n) => n % TILE === 0);
   const plural = (count, name) => `${count} ${name}${count === 1 ? "" : "s"}`;
 
-  // A step: the scores that are made in it (pairs of query and key), what it holds besides (numbers), how many keys and values are
-  // cached, and what happens, in words. A step that makes none goes on holding those of the one before; blind: no mask as yet.
+  // A step: the scores that are made in it (pairs of query and key), what it holds besides (numbers), how many keys and values there
+  // are by then (all, unless it says so), and what happens, in words. A step that makes none goes on holding those of the one before;
+  // blind: no mask as yet. large: the scores and the like that are held with T tokens.
   const PATHS = [
     {
       name: "naive", about: "One query at a time, only the keys that it may see.",
@@ -36,12 +37,12 @@
       large: (T) => 256 * 256 + 2 * T,
     },
     {
-      name: "cached decode", about: "One new token at a time: one row of scores, and keys and values that stay.",
+      name: "cached decode", about: "One new token at a time: one row of scores. Without the cache, each would make all rows again.",
       steps: all.map((i) => ({
-        made: row(i, past(i)), besides: 2 * D * (i + 1), cached: i + 1,
+        made: row(i, past(i)), cached: i + 1,
         says: `Token ${i + 1} arrives: one row of scores; its key and value join ${plural(i, "earlier one")}.`,
       })),
-      large: (T, D) => T + 2 * T * D,
+      large: (T) => T,
     },
     {
       name: "window", about: "Each query sees the last few keys only: the cost per token stops growing.",
@@ -62,7 +63,7 @@
       }
       const hides = (key) => key % T > Math.floor(key / T);
       held.forEach((key) => board.set(key, hides(key) && !step.blind ? "waste" : "held"));
-      const numbers = held.length + (step.besides ?? 0);
+      const numbers = held.length + (step.besides ?? 0) + 2 * D * (step.cached ?? T);
       return { board: new Map(board), made, held: held.length, bytes: BYTES * numbers, cached: step.cached ?? 0, says: step.says };
     });
   }
@@ -72,9 +73,9 @@
     const canvas = make("canvas", { width: CELL * T, height: CELL * T + TOP, role: "img" });
     const says = make("p"), counts = {};
     const list = make("dl");
-    for (const name of ["made", "held", "bytes held", "with 8,192"])
+    for (const name of ["scores made", "scores held", "bytes held", "with 8,192 tokens"])
       list.append(make("dt", {}, name), counts[name] = make("dd"));
-    counts["with 8,192"].textContent = size(BYTES * path.large(8192, 64));
+    counts["with 8,192 tokens"].textContent = size(BYTES * (path.large(8192) + 2 * 8192 * 64));
     const section = make("section", { class: "panel", "data-path": path.name, "aria-label": path.name }, make("h2", {}, path.name), make("p", {}, path.about), canvas, says, list);
     $("#panels").append(section);
     return { section, canvas, says, counts, frames: frames(path) };
@@ -104,8 +105,8 @@
     context.fillStyle = `rgb(${loss} / 0.5)`;
     for (let j = 0; j < frame.cached; j++) context.fillRect(j * CELL + gap, 2, side, TOP - 5);
     says.textContent = frame.says + (step > frames.length ? " Done." : "");
-    counts.made.textContent = frame.made;
-    counts.held.textContent = frame.held;
+    counts["scores made"].textContent = frame.made;
+    counts["scores held"].textContent = frame.held;
     counts["bytes held"].textContent = size(frame.bytes);
     Object.assign(section.dataset, { made: frame.made, held: frame.held, bytes: frame.bytes });
     canvas.setAttribute("aria-label", `${frame.made} scores made, ${frame.held} held`);
