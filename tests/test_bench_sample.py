@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import timed_here
 
 from engine import checkpoint, configure
 from model import GPT, GPTConfig
@@ -34,6 +35,7 @@ def test_bench_sample(poem, tmp_path, monkeypatch):
     peer = SimpleNamespace(GPT=Peer, GPTConfig=lambda **shape: shape)
     monkeypatch.setattr(bench_sample.benchmark, "nanogpt_model", lambda folder: peer)
     monkeypatch.setattr(bench_sample.quantization, "CACHE_BYTES", 0)
+    monkeypatch.setattr(bench_sample.benchmark, "timed", timed_here)
     main(SampleBench(shapes="small", tokens=4, repeats=1, samples=2, length=5, trained=str(tmp_path / "out"),
                      nanogpt=str(nanogpt), out_dir=str(tmp_path)))
     report = json.loads((tmp_path / "sample_cpu.json").read_text())

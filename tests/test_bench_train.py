@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import timed_here
 
 from engine import configure
 from engine.benchmark import SHAPES
@@ -13,8 +14,9 @@ from tools import bench_train
 from tools.bench_train import TrainBench, compare_steps, main
 
 
-def test_bench_train(poem, tmp_path, capsys):
+def test_bench_train(poem, tmp_path, capsys, monkeypatch):
     """Catches a benchmark that no longer runs, or that times something else than the preset it was given."""
+    monkeypatch.setattr(bench_train.benchmark, "timed", timed_here)
     preset = tmp_path / "small.toml"
     settings = dict(block_size=16, n_layer=1, n_head=2, n_embd=16, batch_size=4, eval_iters=1, dataset=poem)
     preset.write_text("\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items()))

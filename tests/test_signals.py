@@ -56,7 +56,7 @@ def test_a_signal_saves_and_ends(poem, tmp_path, name):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
-@pytest.mark.parametrize("signals_sent", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("signals_sent", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_signals_at_random_moments(poem, tmp_path, signals_sent):
     """Catches a moment (in a step, an evaluation or a save) at which a signal loses steps or ends with another exit code."""
     settings = SMALL | dict(dataset=poem, eval_iters=1, save_interval=2, eval_interval=7, dropout=0.1, keep_checkpoints=0)
@@ -159,7 +159,7 @@ def test_two_runs_in_one_folder(poem, tmp_path):
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("redirection", ["| head -1", "2>&1 | head -1", ">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("redirection", ["2>&1 | head -1", ">&- 2>&-"])
 def test_training_outlives_its_reader(poem, tmp_path, redirection):
     """Catches a run that ends after a few steps, in silence and with exit code 0, because nobody reads its output."""
     flags = [f"--{key}={value}" for key, value in SMALL.items()] + [f"--dataset={poem}", "--max_iters=30", "--eval_interval=10"]
