@@ -17,7 +17,7 @@ def plot(*arguments):
     main(configure.parse(PlotSettings, [str(argument) for argument in arguments]))
 
 
-STORED = sorted((ROOT / "benchmarks").glob("*.json"))
+STORED = sorted(path for path in (ROOT / "benchmarks").glob("*.json") if json.loads(path.read_text())["kind"] != "experiment")
 COMPARED = {
     "kind": "compare", "device": "a machine", "settings": {"preset": "x.toml", "seeds": 2},
     "rows": [

@@ -1,6 +1,6 @@
 """All stored measurements on one page: lookback beside its peers, the ratios between them, and the limits of the machine.
 
-    python -m tools.report [--folder=benchmarks] [--to=benchmarks/report.html]
+    python -m tools.report [--folder=benchmarks] [--to=benchmarks/report.html]        --folder=experiments: those of the lectures
 
 Reads every JSON in the folder that a benchmark wrote, and puts the PNG beside it (python -m tools.plot) into the page, which is
 one file that needs no network.
@@ -104,7 +104,12 @@ def data(report):
         for way in ("lookback", "nanoGPT")]
 
 
-TABLES = {"attention": attention, "train": train, "sample": sample, "compare": compare, "data": data}
+def experiment(report):
+    """The tables that an experiment printed."""
+    return report["tables"].items()
+
+
+TABLES = {"attention": attention, "train": train, "sample": sample, "compare": compare, "data": data, "experiment": experiment}
 
 
 def cell(value):
