@@ -231,12 +231,12 @@ def train(config, asked=None):
     share = config.gradient_accumulation_steps // world_size
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
 
-    def update():
-        batches = [micro_batch(data, config, step, n, device) for n in range(rank * share, (rank + 1) * share)]
+    def update(count=share):
+        batches = [micro_batch(data, config, step, n, device) for n in range(rank * share, rank * share + count)]
         return training_step(ddp, batches, optimizer, scaler, autocast, config.grad_clip, rank * share)
 
     if config.dry_run:
-        return dry_run(model, optimizer, update, tokens_per_step, end - step, device)
+        return dry_run(model, optimizer, update, share, tokens_per_step, end - step, device)
 
     # ---- what is written: checkpoints, metrics.jsonl, wandb
     out_dir, writes = Path(config.out_dir), rank == 0 and not config.eval_only

@@ -2,33 +2,42 @@
 
 import datetime
 import html
+import time
 
 import numpy as np
 import torch
 
 from engine import configure
 from engine.inspection import attention_maps, entropy
-from engine.processes import print0
+from engine.processes import bar, print0
 from engine.roofline import peak_bytes, seconds_of
 
-STEPS = 3  # that are timed
+STEPS = 3  # that are timed, of each length
+PATIENCE = 20  # seconds, after which one will do
 
 
-def dry_run(model, optimizer, step, tokens, steps, device):
-    """Print what a run will cost, from a few of its steps: step() makes one of `tokens` tokens. Returns the figures.
+def dry_run(model, optimizer, step, micros, tokens, steps, device):
+    """Print what a run will cost, from a few short steps. Returns the figures.
 
-    Memory is that of one process, in bytes; activations are what a step needs beside weights and the optimizer's state.
+    step(n) makes one of n micro-batches; a step of the run has `micros` in this process, and `tokens` in all. What each
+    micro-batch adds is known from steps of one and of two, as a whole step may take minutes. Memory is that of one process, in
+    bytes; activations are what a step needs beside weights and the optimizer's state.
     """
     def size(tensors):
         return sum(tensor.nbytes for tensor in tensors)
 
-    step()  # allocates what stays
+    step(1)  # allocates what stays
+    activations, times, begun = peak_bytes(lambda: step(1), device) - size(model.parameters()), {1: [], 2: []}, time.monotonic()
+    for n in bar([1, 2][:micros] * STEPS, "timing steps", delay=2):
+        if not times[n] or time.monotonic() - begun < PATIENCE:
+            times[n].append(seconds_of(lambda: step(n), device))
+    one, two = min(times[1]), min(times[2], default=0.0)
     costs = {
         "parameters": model.num_params(), "weights": size(model.parameters()), "gradients": size(model.parameters()),
         "optimizer": size(tensor for state in optimizer.state.values() for tensor in state.values()),
-        "activations": peak_bytes(step, device) - size(model.parameters()),
+        "activations": activations,
         "flops_per_token": model.flops_per_token(), "tokens_per_step": tokens,
-        "seconds_per_step": min(seconds_of(step, device) for _ in range(STEPS)),
+        "seconds_per_step": one + (micros - 1) * max(0.0, two - one),
     }
     megabytes = {name: costs[name] / 1e6 for name in ("weights", "gradients", "optimizer", "activations")}
     duration = datetime.timedelta(seconds=round(steps * costs["seconds_per_step"]))

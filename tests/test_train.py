@@ -401,7 +401,25 @@ def test_a_dry_run(poem, tmp_path, capsys):
     n = costs["parameters"]
     assert n == 6976 and costs["weights"] == costs["gradients"] == 4 * n and 4 * n <= costs["optimizer"] <= 8 * n + 100
     assert costs["tokens_per_step"] == 64 and 6 * n < costs["flops_per_token"] < 12 * n and costs["activations"] > 0
-    assert "60 steps would take about" in capsys.readouterr().out and not (tmp_path / "out").exists()
+    assert 0 < costs["seconds_per_step"] < 5 and "60 steps would take about" in capsys.readouterr().out and not (tmp_path / "out").exists()
+
+
+def test_a_dry_run_of_many_micro_batches(poem, tmp_path, monkeypatch):
+    """Catches a dry run that makes the whole step, and one that counts the optimizer's time for each micro-batch."""
+    made, training_step = [], train_module.training_step
+
+    def counted(net, batches, *rest):
+        made.append(len(batches))
+        return training_step(net, batches, *rest)
+
+    def seconds_of(step, device):
+        step()
+        return 5 + 2 * made[-1]
+
+    monkeypatch.setattr(train_module, "training_step", counted)
+    monkeypatch.setattr("engine.monitor.seconds_of", seconds_of)
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path / "out"), dry_run=True, gradient_accumulation_steps=40)
+    assert train(TrainConfig(**settings))["seconds_per_step"] == 5 + 40 * 2 and set(made) == {1, 2}
 
 
 def test_activation_checkpointing(poem, tmp_path):
