@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 
 import pytest
 import torch
@@ -50,3 +51,8 @@ def test_fit():
 def test_bad_settings():
     """Catches a traceback for what cannot be."""
     assert "seeds=0 must be at least 1" in complaint(run_here("-m", "experiments.scaling", "--seeds=0"))
+
+
+def test_seconds_alone():
+    """Catches time in which another program had the processor, or that a call only waited."""
+    assert trials.seconds_alone(lambda: (time.sleep(0.05), sum(range(1_000_000)))) < 0.05

@@ -1,0 +1,36 @@
+"""Where tokens are: order, and texts that are longer than those of training."""
+
+import json
+import sys
+
+from conftest import complaint, run_here
+
+from attention import causal, full
+from engine import dataset, trials
+from experiments import positions
+from masks import sliding_window
+
+
+def test_order():
+    """Catches a path that knows where tokens are without a mask, and a causal one for which it makes no difference."""
+    assert positions.disorder(full) < 1e-12 and positions.disorder(causal) > 0.1 and positions.disorder(sliding_window(4)) > 0.1
+
+
+def test_positions_help(poem, monkeypatch, tmp_path):
+    """Catches positions that do not reach the model, and a bias of ALiBi that fails beyond the trained length."""
+    monkeypatch.setattr(trials, "every", lambda function, jobs: [function(*job) for job in jobs])
+    monkeypatch.setattr(trials, "text", lambda: dataset.load(poem, 1))
+    monkeypatch.setattr(sys, "argv", ["positions.py"])
+    monkeypatch.setattr(positions, "KINDS", {name: positions.KINDS[name] for name in ("none", "learned", "rope", "alibi")})
+    positions.main(positions.Settings(seeds=1, steps=80, T=16, out_dir=str(tmp_path)))
+    runs = json.loads((tmp_path / "positions.json").read_text())["runs"]
+    trained, beyond = ({kind: sum(run[part]) / len(run[part]) for kind, [run] in runs.items()}
+                       for part in (slice(16), slice(64, 128)))
+    assert trained["none"] > max(trained["rope"], trained["alibi"]) + 0.02, trained
+    assert beyond["alibi"] < min(beyond["rope"], beyond["learned"]) - 0.05, beyond
+    assert (tmp_path / "positions.png").stat().st_size > 10_000
+
+
+def test_bad_settings():
+    """Catches a traceback for a length that cannot be."""
+    assert "T=1 must be at least 16" in complaint(run_here("-m", "experiments.positions", "--T=1"))
