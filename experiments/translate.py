@@ -50,12 +50,14 @@ class Settings(trials.Settings):
     """On embeddings, on what attention writes, and before the output."""
     label_smoothing: float = 0.0
     learning_rate: float = 3e-3
-    vocab_size: int = 2000
+    vocab_size: int = 800
     """Pieces of words (bpe:VOCAB) that are learned from both languages."""
     beam: int = 4
     """Translations that are pursued at the same time."""
     bin: int = 10
     """Words by which the lengths of test sentences are told apart."""
+    example: str = "my young friend that the red dog follows does not like this horse"
+    """A sentence whose alignments are drawn."""
     sentences: int = 20_000
     """From the grammar, the tenth to test with included."""
 
@@ -235,6 +237,10 @@ MODELS = {
 }
 
 
+LABEL = {"none": "no attention", "additive": "additive (Bahdanau)", "general": "general (Luong)", "dot": "dot (Luong)",
+         "transformer": "transformer"}
+
+
 @torch.no_grad()
 def search(model, source, real, beam=1):
     """The translation of each sentence, (B, T) numbers, that `beam` search finds, and the mean log-probability of its pieces.
@@ -267,11 +273,44 @@ def search(model, source, real, beam=1):
 
 # ---- Training and testing
 
+def bleu():
+    """The metric, which takes translations and the right ones as texts."""
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError:
+        raise ValueError("this experiment needs sacrebleu: pip install sacrebleu") from None
+    return BLEU(lowercase=True)
+
+
+def translated(model, vocabulary, texts, beam, most=100):
+    """Translations, `most` sentences of about the same length at a time."""
+    numbers = [vocabulary.encode(text) for text in texts]
+    order, found = sorted(range(len(texts)), key=lambda n: len(numbers[n])), {}
+    for start in range(0, len(order), most):
+        rows = order[start : start + most]
+        tokens, _ = search(model, *padded([numbers[n] for n in rows]), beam)
+        found |= {n: vocabulary.decode(row) for n, row in zip(rows, tokens.tolist())}
+    return [found[n] for n in range(len(texts))]
+
+
+@torch.no_grad()
+def alignment(model, vocabulary, text, beam):
+    """Where the model looks while it translates a text: its words, those of the translation, and weights (after, before)."""
+    maps, source = [], vocabulary.encode(text)
+    for module in model.modules():
+        if isinstance(module, Recurrent | CrossAttention):
+            module.attention = lambda q, k, v, *how: maps.append(attention_weights(q, k, *how)) or maps[-1] @ v
+    target = [n for n in search(model, *padded([source]), beam)[0][0].tolist() if n != END]
+    memory = model.encode(*padded([source]))
+    model.decode(torch.tensor([[END, *target]]), memory)  # all its pieces at once: the last map is of the last layer
+    words = [[vocabulary.decode([n]) for n in side] for side in (source, target)]
+    return {"source": words[0], "target": words[1], "weights": maps[-1][0].mean(0)[:-1].tolist() if maps else []}
+
+
 def trained(config, name, vocabulary, train, test, seed):
-    """A model's BLEU for all test sentences, greedily and with beam, and by their length; and its alignment of one."""
+    """BLEU of a model for all sentences of the test, by greedy and by beam search, and for those of each length."""
     torch.manual_seed(seed)
-    torch.set_num_threads(1)
-    model = MODELS[name](len(vocabulary), config)
+    model, metric = MODELS[name](len(vocabulary), config), bleu()
     endless = batches(np.array([max(map(len, pair)) for pair in train]), config.batch_tokens, seed)
 
     def loss(step):
@@ -282,7 +321,57 @@ def trained(config, name, vocabulary, train, test, seed):
         return F.cross_entropy(logits[known], target[:, 1:][known], label_smoothing=config.label_smoothing)
 
     curve = trials.fit(model, loss, config.steps, config.learning_rate)
-    return model, curve
+    sources, right = zip(*test)
+    greedy, found = (translated(model, vocabulary, sources, beam) for beam in (1, config.beam))
+    score = {"greedy": metric.corpus_score(greedy, [right]).score, "beam": metric.corpus_score(found, [right]).score}
+    for length, rows in by_length(sources, config.bin).items():
+        score[length] = metric.corpus_score([found[n] for n in rows], [[right[n] for n in rows]]).score
+    return {"score": score, "loss": sum(curve[-20:]) / len(curve[-20:]), "signature": str(metric.get_signature()),
+            "alignment": alignment(model, vocabulary, config.example, config.beam)}
+
+
+def by_length(texts, bin):
+    """{words: rows of the texts with so many, or up to bin - 1 fewer}, without lengths that fewer than 2% have."""
+    found = {}
+    for n, text in enumerate(texts):
+        found.setdefault(-(-len(text.split()) // bin) * bin, []).append(n)
+    return {length: rows for length, rows in sorted(found.items()) if len(rows) >= len(texts) / 50}
+
+
+def draw(config, runs):
+    """BLEU by length, and the alignments of each model's first run."""
+    maps = {name: found[0]["alignment"] for name, found in runs.items() if found[0]["alignment"]["weights"]}
+    drawn, panels = trials.figure(5.5 + 3.2 * len(maps), 4, 1, 1 + len(maps), width_ratios=[1.7] + [1] * len(maps))
+    first, *others = np.ravel(panels)
+    for name, found in runs.items():
+        lengths = [length for length in found[0]["score"] if isinstance(length, int)]
+        means, errors = zip(*(trials.mean(run["score"][length] for run in found) for length in lengths))
+        middles = [length - (config.bin - 1) / 2 for length in lengths]
+        first.errorbar(middles, means, errors if len(found) > 1 else None, fmt="o-", markersize=4, capsize=3, label=LABEL[name])
+    first.set(xlabel="words of the English sentence" if not config.source else "words of the sentence", ylabel="BLEU", ylim=(0, None))
+    first.legend(frameon=False)
+    for panel, (name, found) in zip(others, maps.items()):
+        panel.imshow(np.sqrt(found["weights"]), cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        panel.set_xticks(range(len(found["source"])), found["source"], rotation=90)
+        panel.set_yticks(range(len(found["target"])), found["target"])
+        panel.tick_params(length=0, labelsize=9)
+        panel.set_title(LABEL[name], fontsize=10)
+    return drawn
+
+
+def main(config):
+    bleu()
+    pairs = sentences(config)
+    vocabulary = Vocabulary([text for pair in pairs[0] for text in pair], config.vocab_size)
+    train = [tuple(vocabulary.encode(text) for text in pair) for pair in pairs[0]]
+    names = config.models.split(",")
+    jobs = [(config, name, vocabulary, train, pairs[1], seed) for name in names for seed in range(config.seeds)]
+    found = trials.every(trained, jobs)
+    runs = {name: found[n * config.seeds : (n + 1) * config.seeds] for n, name in enumerate(names)}
+    rows = [{"model": LABEL[name], **{what: trials.plus_minus((run["score"][what] for run in found), 1) for what in found[0]["score"]}}
+            for name, found in runs.items()]
+    print(found[0]["signature"])
+    trials.store(config, {"BLEU: greedy, with beam, and with beam by length": rows}, draw(config, runs), runs=runs)
 
 
 if __name__ == "__main__":
