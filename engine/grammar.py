@@ -5,6 +5,7 @@ number; most adjectives follow the noun; not is ne ... pas around the verb, afte
 before it. So a translator must look at the right words, some of them far away.
 """
 
+import itertools
 import random
 
 NOUNS = [  # English and French, each one or many; feminine
@@ -39,13 +40,17 @@ WITH_OBJECT = [(("sees", "see"), ("voit", "voient")), (("likes", "like"), ("aime
                (("hears", "hear"), ("entend", "entendent")), (("finds", "find"), ("trouve", "trouvent")),
                (("looks for", "look for"), ("cherche", "cherchent")), (("knows", "know"), ("connaît", "connaissent"))]
 WHERE = [("behind", "derrière"), ("with", "avec"), ("in front of", "devant"), ("without", "sans")]
-JOINED = [("and", "et"), ("but", "mais"), ("because", "parce que"), ("while", "pendant que"), ("when", "quand"), ("so", "donc")]
-BEFORE_VOWEL = {"le": "l'", "la": "l'", "ne": "n'", "de": "d'", "que": "qu'", "ce": "cet", "ma": "mon", "a": "an"}
+JOINED = [("and", "et"), ("but", "mais"), ("because", "parce que"), ("while", "pendant que"), ("when", "quand"), ("so", "donc"),
+          ("or", "ou"), ("if", "si"), ("since", "puisque")]
+BEFORE_VOWEL = {"le": "l'", "la": "l'", "ne": "n'", "de": "d'", "que": "qu'", "puisque": "puisqu'", "ce": "cet", "ma": "mon", "a": "an"}
 
 
-def noun_phrase(rng, denied=False):
-    """English, French, and which form agrees with it: 0 to 3, masculine, feminine, and both of many. denied: after not."""
-    english, french, feminine = rng.choice(NOUNS)
+def noun_phrase(rng, nouns, denied=False):
+    """English, French, and which form agrees with it: 0 to 3, masculine, feminine, and both of many. denied: after not.
+
+    The noun is the last of those left.
+    """
+    english, french, feminine = nouns.pop()
     many = rng.random() < 0.4
     form = feminine + 2 * many
     determiner = rng.choice(DETERMINERS)
@@ -56,7 +61,7 @@ def noun_phrase(rng, denied=False):
             [article, *(fr.split()[form] for _, fr in before), french[many], *(fr.split()[form] for _, fr in after)], form)
 
 
-def predicate(rng, form):
+def predicate(rng, nouns, form):
     """What a subject of this form does, or is."""
     many, denied, kind = form // 2, rng.random() < 0.25, rng.random()
     if kind < 0.2:
@@ -66,27 +71,27 @@ def predicate(rng, form):
     else:
         verb, rest = rng.choice(ALONE if kind < 0.45 else WITH_OBJECT), ([], [])
         if kind >= 0.45:
-            rest = noun_phrase(rng, denied)
+            rest = noun_phrase(rng, nouns, denied)
         english = [("does", "do")[many], "not", verb[0][1]] if denied else [verb[0][many]]
     french = ["ne", verb[1][many], "pas"] if denied else [verb[1][many]]
     return english + rest[0], french + rest[1]
 
 
-def clause(rng):
+def clause(rng, nouns):
     """A subject, perhaps with a place or a relative clause, and a predicate."""
-    english, french, form = noun_phrase(rng)
+    english, french, form = noun_phrase(rng, nouns)
     kind = rng.random()
     if kind < 0.15:
-        where, other = rng.choice(WHERE), noun_phrase(rng)
+        where, other = rng.choice(WHERE), noun_phrase(rng, nouns)
         english, french = english + [where[0]] + other[0], french + [where[1]] + other[1]
     elif kind < 0.3:  # the cat that sees the dog
-        more = predicate(rng, form)
+        more = predicate(rng, nouns, form)
         english, french = english + ["that"] + more[0], french + ["qui"] + more[1]
     elif kind < 0.4:  # the cat that the dog sees
-        other, verb = noun_phrase(rng), rng.choice(WITH_OBJECT)
+        other, verb = noun_phrase(rng, nouns), rng.choice(WITH_OBJECT)
         english = english + ["that"] + other[0] + [verb[0][other[2] // 2]]
         french = french + ["que"] + other[1] + [verb[1][other[2] // 2]]
-    more = predicate(rng, form)
+    more = predicate(rng, nouns, form)
     return english + more[0], french + more[1]
 
 
@@ -99,12 +104,13 @@ def written(phrases, vowels):
 
 def pair(rng, most):
     """A sentence of at most `most` English words, and not many fewer, and its translation: clauses, as long as one more fits."""
-    english, french = [], []
+    english, french, nouns = [], [], rng.sample(NOUNS, len(NOUNS))  # each noun once
+    joints = itertools.cycle(rng.sample(JOINED, len(JOINED)))
     for _ in range(most // 2):
-        joint = [[word] for word in rng.choice(JOINED)] if english else ([], [])
-        more = clause(rng)
+        joint = [[word] for word in next(joints)] if english else ([], [])
+        more = clause(rng, left := nouns[:])
         if len(" ".join(english + joint[0] + more[0]).split()) <= most:
-            english, french = english + joint[0] + more[0], french + joint[1] + more[1]
+            english, french, nouns = english + joint[0] + more[0], french + joint[1] + more[1], left
     return written(english, "aeiou"), written(french, "aeiouéh")
 
 

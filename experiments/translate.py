@@ -82,8 +82,9 @@ class Vocabulary:
         return len(self.piece)
 
     def encode(self, text):
+        """With END, which is a place to look at when all else is translated."""
         numbers = self.number[self.bpe.encode(f" {text.lower()}")]
-        return numbers[numbers != END]
+        return np.append(numbers[numbers != END], END)
 
     def decode(self, numbers):
         """Up to the end of the sentence."""
@@ -126,13 +127,16 @@ def padded(rows):
 
 
 def batches(lengths, most, seed):
-    """For ever, the rows of a batch: sentences about as long as each other, `most` pieces with padding, in a random order."""
+    """For ever, the rows of a batch: sentences about as long as each other, at most `most` pieces with padding.
+
+    The first epoch goes from short sentences to long ones, from which a model learns sooner where to look.
+    """
     for epoch in itertools.count():
         rng = np.random.default_rng((seed, epoch))
         order = np.argsort(lengths + rng.random(len(lengths)))
-        size = 1 + (np.cumsum(lengths[order] + 1) // most)
-        found = np.split(order, np.flatnonzero(np.diff(size)) + 1)
-        yield from (found[n] for n in rng.permutation(len(found)))
+        number = np.cumsum(lengths[order]) // most  # of the batch that a sentence belongs to
+        found = np.split(order, np.flatnonzero(np.diff(number)) + 1)
+        yield from (found[n] for n in (rng.permutation(len(found)) if epoch else range(len(found))))
 
 
 # ---- Models: encode(source, real) -> memory · decode(target, memory, past) -> logits of what follows each piece, and the past
@@ -300,11 +304,10 @@ def alignment(model, vocabulary, text, beam):
     for module in model.modules():
         if isinstance(module, Recurrent | CrossAttention):
             module.attention = lambda q, k, v, *how: maps.append(attention_weights(q, k, *how)) or maps[-1] @ v
-    target = [n for n in search(model, *padded([source]), beam)[0][0].tolist() if n != END]
-    memory = model.encode(*padded([source]))
-    model.decode(torch.tensor([[END, *target]]), memory)  # all its pieces at once: the last map is of the last layer
-    words = [[vocabulary.decode([n]) for n in side] for side in (source, target)]
-    return {"source": words[0], "target": words[1], "weights": maps[-1][0].mean(0)[:-1].tolist() if maps else []}
+    target, _ = search(model, *padded([source]), beam)
+    model.decode(F.pad(target, (1, -1), value=END), model.encode(*padded([source])))  # so that the last map is of all of it
+    words = [[vocabulary.decode([n]) or "(end)" for n in side] for side in (source, target[0].tolist())]
+    return {"source": words[0], "target": words[1], "weights": maps[-1][0].mean(0).tolist() if maps else []}
 
 
 def trained(config, name, vocabulary, train, test, seed):
@@ -316,9 +319,8 @@ def trained(config, name, vocabulary, train, test, seed):
     def loss(step):
         rows = next(endless)
         (source, real), (target, known) = (padded([train[n][side] for n in rows]) for side in (0, 1))
-        target, known = F.pad(target, (1, 1), value=END), F.pad(known, (1, 0), value=True)
-        logits, _ = model.decode(target[:, :-1], model.encode(source, real))
-        return F.cross_entropy(logits[known], target[:, 1:][known], label_smoothing=config.label_smoothing)
+        logits, _ = model.decode(F.pad(target, (1, -1), value=END), model.encode(source, real))
+        return F.cross_entropy(logits[known], target[known], label_smoothing=config.label_smoothing)
 
     curve = trials.fit(model, loss, config.steps, config.learning_rate)
     sources, right = zip(*test)
