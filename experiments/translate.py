@@ -141,6 +141,22 @@ def batches(lengths, most, seed):
 
 # ---- Models: encode(source, real) -> memory · decode(target, memory, past) -> logits of what follows each piece, and the past
 
+class Embedding(nn.Module):
+    """Vectors for pieces and where they stand, which also score the pieces that may follow. The first stands at `start`."""
+
+    def __init__(self, vocab_size, config):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(vocab_size, config.n_embd) / math.sqrt(config.n_embd))
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, numbers, start=0):
+        T, C = start + numbers.shape[1], self.weight.shape[1]
+        return self.dropout(F.embedding(numbers, self.weight) * math.sqrt(C) + sinusoidal(T, C)[start:].float())
+
+    def scores(self, y):
+        return self.dropout(y) @ self.weight.T
+
+
 class Recurrent(nn.Module):
     """A GRU reads, in both directions, and another writes. score None: it knows of the source what one vector holds.
 
@@ -151,15 +167,10 @@ class Recurrent(nn.Module):
     def __init__(self, vocab_size, config, score=None):
         super().__init__()
         C = config.n_embd
-        self.embedding = nn.Embedding(vocab_size, C)
+        self.embed = Embedding(vocab_size, config)
         self.encoder, self.decoder = nn.GRU(C, C // 2, batch_first=True, bidirectional=True), nn.GRU(C, C, batch_first=True)
         self.begin, self.combine = nn.Linear(C, C), nn.Linear(2 * C, C)
         self.attention, self.score = ATTENTION["masked_fill"], score and SCORE[score](C)
-        self.dropout = nn.Dropout(config.dropout)
-        nn.init.normal_(self.embedding.weight, std=C**-0.5)
-
-    def embed(self, numbers):
-        return self.dropout(self.embedding(numbers) * math.sqrt(self.embedding.embedding_dim))
 
     def encode(self, source, real):
         packed = pack_padded_sequence(self.embed(source), real.sum(1), batch_first=True, enforce_sorted=False)
@@ -167,20 +178,21 @@ class Recurrent(nn.Module):
         return pad_packed_sequence(states, batch_first=True)[0][:, None], last.transpose(0, 1).flatten(1), real  # (B, 1, S, C)
 
     def new_past(self, memory, longest):
-        return torch.tanh(self.begin(memory[1]))[None]
+        return torch.tanh(self.begin(memory[1]))[None], 0
 
     def select(self, past, rows):
-        return past[:, rows]
+        return past[0][:, rows], past[1]
 
     def decode(self, target, memory, past=None):
         states, vector, real = memory
-        state, past = self.decoder(self.embed(target), self.new_past(memory, 0) if past is None else past)
+        before, start = past or self.new_past(memory, 0)
+        state, _ = self.decoder(self.embed(target, start), before)
         if self.score is None:
             seen = vector[:, None].expand_as(state)
         else:
             seen = self.attention(state[:, None], states, states, present(real), self.score)[:, 0]
         y = torch.tanh(self.combine(torch.cat([state, seen], -1)))
-        return self.dropout(y) @ self.embedding.weight.T, past
+        return self.embed.scores(y), (state[:, -1:].transpose(0, 1), start + target.shape[1])
 
 
 class Look(nn.Module):
@@ -205,16 +217,10 @@ class Transformer(nn.Module):
         super().__init__()
         C = config.n_embd
         shape = GPTConfig(n_embd=C, n_head=4, mlp_size=2 * C, dropout=config.dropout)
-        self.embedding = nn.Embedding(vocab_size, C)
+        self.embed = Embedding(vocab_size, config)
         self.encoder, self.looks = (nn.ModuleList(Look(shape) for _ in range(layers)) for _ in range(2))
         self.blocks = nn.ModuleList(Block(shape, n) for n in range(layers))
         self.ln_memory, self.ln = nn.LayerNorm(C), nn.LayerNorm(C)
-        self.dropout = nn.Dropout(config.dropout)
-        nn.init.normal_(self.embedding.weight, std=C**-0.5)
-
-    def embed(self, numbers, start=0):
-        T, C = start + numbers.shape[1], self.embedding.embedding_dim
-        return self.dropout(self.embedding(numbers) * math.sqrt(C) + sinusoidal(T, C)[start:].float())
 
     def encode(self, source, real):
         x = self.embed(source)
@@ -232,7 +238,7 @@ class Transformer(nn.Module):
         x = self.embed(target, len(past[0]) if past else 0)
         for block, look, cache in zip(self.blocks, self.looks, past or [None] * len(self.blocks)):
             x = look(block(x, cache=cache), present(memory[1]), memory[0])
-        return self.ln(x) @ self.embedding.weight.T, past
+        return self.embed.scores(self.ln(x)), past
 
 
 MODELS = {
