@@ -9,8 +9,9 @@ import itertools
 import random
 
 NOUNS = [  # English and French, each one or many; feminine
-    (("cat", "cats"), ("chat", "chats"), 0), (("dog", "dogs"), ("chien", "chiens"), 0), (("boy", "boys"), ("garçon", "garçons"), 0),
-    (("girl", "girls"), ("fille", "filles"), 1), (("man", "men"), ("homme", "hommes"), 0),
+    (("cat", "cats"), ("chat", "chats"), 0), (("dog", "dogs"), ("chien", "chiens"), 0),
+    (("boy", "boys"), ("garçon", "garçons"), 0), (("girl", "girls"), ("fille", "filles"), 1),
+    (("man", "men"), ("homme", "hommes"), 0),
     (("woman", "women"), ("femme", "femmes"), 1), (("bird", "birds"), ("oiseau", "oiseaux"), 0),
     (("horse", "horses"), ("cheval", "chevaux"), 0), (("cow", "cows"), ("vache", "vaches"), 1),
     (("mouse", "mice"), ("souris", "souris"), 1), (("bear", "bears"), ("ours", "ours"), 0),
@@ -27,8 +28,8 @@ DETERMINERS = [
     (("the", "the"), "le la les les"), (("a", "some"), "un une quelques quelques"), (("this", "these"), "ce cette ces ces"),
     (("my", "my"), "mon ma mes mes"), (("every", "all the"), "chaque chaque tous_les toutes_les"),
 ]
-BEFORE = [("small", "petit petite petits petites"), ("big", "grand grande grands grandes"), ("pretty", "joli jolie jolis jolies"),
-          ("young", "jeune jeune jeunes jeunes")]
+BEFORE = [("small", "petit petite petits petites"), ("big", "grand grande grands grandes"),
+          ("pretty", "joli jolie jolis jolies"), ("young", "jeune jeune jeunes jeunes")]
 AFTER = [("green", "vert verte verts vertes"), ("red", "rouge rouge rouges rouges"), ("blue", "bleu bleue bleus bleues"),
          ("tired", "fatigué fatiguée fatigués fatiguées"), ("happy", "heureux heureuse heureux heureuses"),
          ("funny", "drôle drôle drôles drôles"), ("hungry", "affamé affamée affamés affamées")]
@@ -42,7 +43,8 @@ WITH_OBJECT = [(("sees", "see"), ("voit", "voient")), (("likes", "like"), ("aime
 WHERE = [("behind", "derrière"), ("with", "avec"), ("in front of", "devant"), ("without", "sans")]
 JOINED = [("and", "et"), ("but", "mais"), ("because", "parce que"), ("while", "pendant que"), ("when", "quand"), ("so", "donc"),
           ("or", "ou"), ("if", "si"), ("since", "puisque")]
-BEFORE_VOWEL = {"le": "l'", "la": "l'", "ne": "n'", "de": "d'", "que": "qu'", "puisque": "puisqu'", "ce": "cet", "ma": "mon", "a": "an"}
+BEFORE_VOWEL = {"le": "l'", "la": "l'", "ne": "n'", "de": "d'", "que": "qu'", "puisque": "puisqu'", "ce": "cet", "ma": "mon",
+                "a": "an"}
 
 
 def noun_phrase(rng, nouns, denied=False):
@@ -103,7 +105,7 @@ def written(phrases, vowels):
 
 
 def pair(rng, most):
-    """A sentence of at most `most` English words, and not many fewer, and its translation: clauses, as long as one more fits."""
+    """A sentence of at most `most` English words, and few fewer, and its translation: clauses, as long as one more fits."""
     english, french, nouns = [], [], rng.sample(NOUNS, len(NOUNS))  # each noun once
     joints = itertools.cycle(rng.sample(JOINED, len(JOINED)))
     for _ in range(most // 2):
@@ -115,7 +117,7 @@ def pair(rng, most):
 
 
 def pairs(number, seed, most=50):
-    """Different pairs, of all lengths from 4 words to `most` about equally often."""
+    """Different pairs, of all lengths from 3 words to `most` about equally often."""
     rng, found = random.Random(seed), {}
     while len(found) < number:
         english, french = pair(rng, rng.randint(4, most))

@@ -7,24 +7,23 @@ Found: TO BE WRITTEN
 """
 
 import functools
-import itertools
 import math
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attention import ATTENTION, SCORE, CrossAttention, attention_weights, present, sinusoidal
-from engine import configure, corpus, grammar, tokenizer, trials
-from engine.checks import at_least, choose
+from engine import bitext, configure, grammar, trials
+from engine.bitext import END, Vocabulary, batches, padded
+from engine.checks import at_least, check_heads, choose
 from model import MLP, Block, GPTConfig
 
-END = 0  # ends a sentence, and begins its translation; padding too
+HEADS = 4  # of the transformer
 
 
 @dataclass(kw_only=True)
@@ -63,80 +62,26 @@ class Settings(trials.Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(1, self, "steps", "batch_tokens", "n_embd", "beam", "bin")
-        at_least(10, self, "sentences")
-
-
-# ---- Sentences
-
-class Vocabulary:
-    """Pieces of words in lower case, numbered from 1: those that occur in these texts. Others are left out."""
-
-    def __init__(self, texts, size):
-        self.bpe = tokenizer.create(f"bpe:{size}", [text.lower() for text in texts])
-        used = np.unique(np.concatenate([self.bpe.encode(f" {text.lower()}") for text in texts]))
-        self.number, self.piece = np.zeros(self.bpe.vocab_size, int), [END, *used]
-        self.number[used] = np.arange(1, len(self.piece))
-
-    def __len__(self):
-        return len(self.piece)
-
-    def encode(self, text):
-        """With END, which is a place to look at when all else is translated."""
-        numbers = self.number[self.bpe.encode(f" {text.lower()}")]
-        return np.append(numbers[numbers != END], END)
-
-    def decode(self, numbers):
-        """Up to the end of the sentence."""
-        pieces = [self.piece[n] for n in itertools.takewhile(lambda n: n != END, numbers)]
-        return self.bpe.decode(pieces).strip()
-
-
-def read_lines(path):
-    with open(path, "rb") as file:
-        text = corpus.decoded(b"".join(corpus.unpacked(file, Path(path))), path)
-    if not text.strip():
-        raise ValueError(f"{path} holds no text")
-    return text.splitlines()
-
-
-def read_pairs(source, target):
-    both = [read_lines(path) for path in (source, target)]
-    if len(both[0]) != len(both[1]):
-        raise ValueError(f"{source} has {len(both[0]):,} lines and {target} {len(both[1]):,}: each must translate the other's")
-    return [*zip(*both)]
+        at_least(1, self, "steps", "batch_tokens", "beam", "bin")
+        at_least(0, self, "learning_rate")
+        at_least(0, self, "dropout", "label_smoothing", most=0.99)
+        at_least(257, self, "vocab_size")
+        at_least(100, self, "sentences")
+        check_heads(self.n_embd, HEADS)
+        for name in self.models.split(","):
+            choose("models", name, MODELS)
 
 
 def sentences(config):
     """Pairs to train with, and others to test with."""
     if bool(config.source) != bool(config.target) or bool(config.test_source) != bool(config.test_target):
         raise ValueError("source and target belong together: give both or none")
-    pairs = read_pairs(config.source, config.target) if config.source else grammar.pairs(config.sentences, 0)
+    pairs = bitext.pairs(config.source, config.target) if config.source else grammar.pairs(config.sentences, 0)
     if config.test_source:
-        return pairs, read_pairs(config.test_source, config.test_target)
-    known = len(pairs) - len(pairs) // 10
-    seen = {source for source, _ in pairs[:known]}
-    return pairs[:known], [pair for pair in pairs[known:] if pair[0] not in seen]
-
-
-def padded(rows):
-    """Numbers (B, T), with END after each row's own, and which of them are its own."""
-    lengths = torch.tensor([len(row) for row in rows])
-    numbers = pad_sequence([torch.as_tensor(row) for row in rows], batch_first=True, padding_value=END)
-    return numbers, torch.arange(numbers.shape[1]) < lengths[:, None]
-
-
-def batches(lengths, most, seed):
-    """For ever, the rows of a batch: sentences about as long as each other, at most `most` pieces with padding.
-
-    The first epoch goes from short sentences to long ones, from which a model learns sooner where to look.
-    """
-    for epoch in itertools.count():
-        rng = np.random.default_rng((seed, epoch))
-        order = np.argsort(lengths + rng.random(len(lengths)))
-        number = np.cumsum(lengths[order]) // most  # of the batch that a sentence belongs to
-        found = np.split(order, np.flatnonzero(np.diff(number)) + 1)
-        yield from (found[n] for n in (rng.permutation(len(found)) if epoch else range(len(found))))
+        return pairs, bitext.pairs(config.test_source, config.test_target)
+    some = max(1, len(pairs) // 10)
+    seen = {source for source, _ in pairs[some:]}
+    return pairs[some:], [pair for pair in pairs[:some] if pair[0] not in seen]
 
 
 # ---- Models: encode(source, real) -> memory · decode(target, memory, past) -> logits of what follows each piece, and the past
@@ -195,49 +140,48 @@ class Recurrent(nn.Module):
         return self.embed.scores(y), (state[:, -1:].transpose(0, 1), start + target.shape[1])
 
 
-class Look(nn.Module):
-    """x + CrossAttention(norm(x)) to a memory, in an encoder x itself, and then an MLP."""
+class Whole:
+    """What an encoder's block asks in the place of a cache: each piece sees all of its sentence."""
 
-    def __init__(self, config):
-        super().__init__()
-        self.ln_1, self.ln_2 = nn.LayerNorm(config.n_embd), nn.LayerNorm(config.n_embd)
-        self.cross = CrossAttention(config.n_embd, config.n_head, dropout=config.dropout)
-        self.mlp = MLP["gelu"](config)
+    def __init__(self, real):
+        self.real = real
 
-    def forward(self, x, visible, memory=None):
-        look = self.ln_1(x)
-        x = x + self.cross(look, look if memory is None else memory, visible)
-        return x + self.mlp(self.ln_2(x))
+    def visible(self, predicate):
+        return present(self.real)
+
+    def append(self, k, v):
+        return k, v
 
 
 class Transformer(nn.Module):
-    """Vaswani et al. 2017 (arXiv:1706.03762): no recurrence. The decoder's blocks are a GPT's; after each, it looks at the source."""
+    """No recurrence (Vaswani et al. 2017): blocks of a GPT read, and others write, each with a look at the source."""
 
     def __init__(self, vocab_size, config, layers=2):
         super().__init__()
-        C = config.n_embd
-        shape = GPTConfig(n_embd=C, n_head=4, mlp_size=2 * C, dropout=config.dropout)
+        shape = GPTConfig(n_embd=config.n_embd, n_head=HEADS, mlp_size=2 * config.n_embd, dropout=config.dropout)
         self.embed = Embedding(vocab_size, config)
-        self.encoder, self.looks = (nn.ModuleList(Look(shape) for _ in range(layers)) for _ in range(2))
-        self.blocks = nn.ModuleList(Block(shape, n) for n in range(layers))
-        self.ln_memory, self.ln = nn.LayerNorm(C), nn.LayerNorm(C)
+        self.readers, self.writers = (nn.ModuleList(Block(shape, n) for n in range(layers)) for _ in range(2))
+        self.looks = nn.ModuleList(CrossAttention(config.n_embd, HEADS, dropout=config.dropout) for _ in range(layers))
+        self.ln_looks = nn.ModuleList(nn.LayerNorm(config.n_embd) for _ in range(layers))
+        self.ln_memory, self.ln = nn.LayerNorm(config.n_embd), nn.LayerNorm(config.n_embd)
 
     def encode(self, source, real):
         x = self.embed(source)
-        for look in self.encoder:
-            x = look(x, present(real))
+        for block in self.readers:
+            x = block(x, cache=Whole(real))
         return self.ln_memory(x), real
 
     def new_past(self, memory, longest):
-        return [block.attn.new_cache(len(memory[0]), longest) for block in self.blocks]
+        return [block.attn.new_cache(len(memory[0]), longest) for block in self.writers]
 
     def select(self, past, rows):
         return [cache.select(rows) for cache in past]
 
     def decode(self, target, memory, past=None):
         x = self.embed(target, len(past[0]) if past else 0)
-        for block, look, cache in zip(self.blocks, self.looks, past or [None] * len(self.blocks)):
-            x = look(block(x, cache=cache), present(memory[1]), memory[0])
+        for block, look, norm, cache in zip(self.writers, self.looks, self.ln_looks, past or [None] * len(self.writers)):
+            x = block(x, cache=cache)
+            x = x + look(norm(x), memory[0], present(memory[1]))
         return self.embed.scores(self.ln(x)), past
 
 
@@ -247,8 +191,7 @@ MODELS = {
 }
 
 
-LABEL = {"none": "no attention", "additive": "additive (Bahdanau)", "general": "general (Luong)", "dot": "dot (Luong)",
-         "transformer": "transformer"}
+COLOR = dict(zip(MODELS, ("C3", "C0", "C9", "C2", "C4")))
 
 
 @torch.no_grad()
@@ -283,43 +226,32 @@ def search(model, source, real, beam=1):
 
 # ---- Training and testing
 
-def bleu():
-    """The metric, which takes translations and the right ones as texts."""
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError:
-        raise ValueError("this experiment needs sacrebleu: pip install sacrebleu") from None
-    return BLEU(lowercase=True)
-
-
 def translated(model, vocabulary, texts, beam, most=100):
-    """Translations, `most` sentences of about the same length at a time."""
-    numbers = [vocabulary.encode(text) for text in texts]
-    order, found = sorted(range(len(texts)), key=lambda n: len(numbers[n])), {}
-    for start in range(0, len(order), most):
-        rows = order[start : start + most]
+    """Translations, found for `most` sentences of about the same length at a time."""
+    numbers, found = [vocabulary.encode(text) for text in texts], {}
+    for rows in torch.tensor([len(row) for row in numbers]).argsort(stable=True).split(most):
         tokens, _ = search(model, *padded([numbers[n] for n in rows]), beam)
-        found |= {n: vocabulary.decode(row) for n, row in zip(rows, tokens.tolist())}
+        found |= {n: vocabulary.decode(row) for n, row in zip(rows.tolist(), tokens.tolist())}
     return [found[n] for n in range(len(texts))]
 
 
 @torch.no_grad()
 def alignment(model, vocabulary, text, beam):
-    """Where the model looks while it translates a text: its words, those of the translation, and weights (after, before)."""
-    maps, source = [], vocabulary.encode(text)
+    """Where the model looks while it translates a text: pieces of both, and the last layer's weights, their heads' mean."""
+    maps, source = [], padded([vocabulary.encode(text)])
     for module in model.modules():
         if isinstance(module, Recurrent | CrossAttention):
             module.attention = lambda q, k, v, *how: maps.append(attention_weights(q, k, *how)) or maps[-1] @ v
-    target, _ = search(model, *padded([source]), beam)
-    model.decode(F.pad(target, (1, -1), value=END), model.encode(*padded([source])))  # so that the last map is of all of it
-    words = [[vocabulary.decode([n]) or "(end)" for n in side] for side in (source, target[0].tolist())]
-    return {"source": words[0], "target": words[1], "weights": maps[-1][0].mean(0).tolist() if maps else []}
+    target, _ = search(model, *source, beam)
+    model.decode(F.pad(target, (1, -1), value=END), model.encode(*source))  # as in training, all of it at once
+    pieces = [[vocabulary.decode([n]) or "(end)" for n in side[0].tolist()] for side in (source[0], target)]
+    return [*pieces, maps[-1][0].mean(0).tolist() if maps else None]
 
 
 def trained(config, name, vocabulary, train, test, seed):
-    """BLEU of a model for all sentences of the test, by greedy and by beam search, and for those of each length."""
+    """BLEU of a model for all sentences of the test, greedily and by beam search, and for those of each length."""
     torch.manual_seed(seed)
-    model, metric = MODELS[name](len(vocabulary), config), bleu()
+    model = MODELS[name](len(vocabulary), config)
     endless = batches(np.array([max(map(len, pair)) for pair in train]), config.batch_tokens, seed)
 
     def loss(step):
@@ -328,58 +260,62 @@ def trained(config, name, vocabulary, train, test, seed):
         logits, _ = model.decode(F.pad(target, (1, -1), value=END), model.encode(source, real))
         return F.cross_entropy(logits[known], target[known], label_smoothing=config.label_smoothing)
 
-    curve = trials.fit(model, loss, config.steps, config.learning_rate)
+    trials.fit(model, loss, config.steps, config.learning_rate)
     sources, right = zip(*test)
     greedy, found = (translated(model, vocabulary, sources, beam) for beam in (1, config.beam))
-    score = {"greedy": metric.corpus_score(greedy, [right]).score, "beam": metric.corpus_score(found, [right]).score}
-    for length, rows in by_length(sources, config.bin).items():
-        score[length] = metric.corpus_score([found[n] for n in rows], [[right[n] for n in rows]]).score
-    return {"score": score, "loss": sum(curve[-20:]) / len(curve[-20:]), "signature": str(metric.get_signature()),
-            "alignment": alignment(model, vocabulary, config.example, config.beam)}
+    return {"greedy": bleu(greedy, right), "beam": bleu(found, right),
+            "alignment": alignment(model, vocabulary, config.example, config.beam),
+            "lengths": {length: bleu([found[n] for n in rows], [right[n] for n in rows])
+                        for length, rows in bitext.by_length(sources, config.bin).items()}}
 
 
-def by_length(texts, bin):
-    """{words: rows of the texts with so many, or up to bin - 1 fewer}, without lengths that fewer than 2% have."""
-    found = {}
-    for n, text in enumerate(texts):
-        found.setdefault(-(-len(text.split()) // bin) * bin, []).append(n)
-    return {length: rows for length, rows in sorted(found.items()) if len(rows) >= len(texts) / 50}
+def bleu(found, right):
+    """BLEU of texts in lower case, as sacrebleu computes it for its tokenization 13a."""
+    try:
+        import sacrebleu
+    except ImportError:
+        raise ValueError("BLEU needs sacrebleu: pip install sacrebleu") from None
+    return sacrebleu.corpus_bleu(found, [right], lowercase=True).score
 
 
 def draw(config, runs):
-    """BLEU by length, and the alignments of each model's first run."""
-    maps = {name: found[0]["alignment"] for name, found in runs.items() if found[0]["alignment"]["weights"]}
-    drawn, panels = trials.figure(5.5 + 3.2 * len(maps), 4, 1, 1 + len(maps), width_ratios=[1.7] + [1] * len(maps))
-    first, *others = np.ravel(panels)
+    """BLEU by length, and where the first run of each model that has attention looks."""
+    maps = {name: found[0]["alignment"] for name, found in runs.items() if found[0]["alignment"][2]}
+    drawn, panels = trials.figure(5 + 3 * len(maps), 4, 1, 1 + len(maps), width_ratios=[1.6] + [1] * len(maps), squeeze=False)
+    first, *others = panels[0]
     for name, found in runs.items():
-        lengths = [length for length in found[0]["score"] if isinstance(length, int)]
-        means, errors = zip(*(trials.mean(run["score"][length] for run in found) for length in lengths))
+        lengths = [*found[0]["lengths"]]
+        means, errors = zip(*(trials.mean(run["lengths"][length] for run in found) for length in lengths))
         middles = [length - (config.bin - 1) / 2 for length in lengths]
-        first.errorbar(middles, means, errors if len(found) > 1 else None, fmt="o-", markersize=4, capsize=3, label=LABEL[name])
-    first.set(xlabel="words of the English sentence" if not config.source else "words of the sentence", ylabel="BLEU", ylim=(0, None))
-    first.legend(frameon=False)
-    for panel, (name, found) in zip(others, maps.items()):
-        panel.imshow(np.sqrt(found["weights"]), cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        panel.set_xticks(range(len(found["source"])), found["source"], rotation=90)
-        panel.set_yticks(range(len(found["target"])), found["target"])
-        panel.tick_params(length=0, labelsize=9)
-        panel.set_title(LABEL[name], fontsize=10)
+        first.errorbar(middles, means, errors, fmt="o-", color=COLOR[name], markersize=4, capsize=3, label=name)
+    first.set(xlabel="words of the sentence", ylabel="BLEU", ylim=(0, None))
+    first.legend(frameon=False, loc="lower left")
+    for panel, (name, (source, target, weights)) in zip(others, maps.items()):
+        panel.imshow(np.sqrt(weights), cmap="Blues", vmin=0, vmax=1, aspect="auto")  # as in heatmaps.draw
+        panel.set_xticks(range(len(source)), source, rotation=90)
+        panel.set_yticks(range(len(target)), target)
+        panel.tick_params(length=0, labelsize=8)
+        panel.set_title(name)
     return drawn
 
 
 def main(config):
-    bleu()
-    pairs = sentences(config)
-    vocabulary = Vocabulary([text for pair in pairs[0] for text in pair], config.vocab_size)
-    train = [tuple(vocabulary.encode(text) for text in pair) for pair in pairs[0]]
+    bleu(["a"], ["a"])  # before anything is trained
+    train, test = sentences(config)
+    vocabulary = Vocabulary([text for pair in train for text in pair], config.vocab_size)
+    numbers = [[vocabulary.encode(text) for text in pair] for pair in train]
     names = config.models.split(",")
-    jobs = [(config, name, vocabulary, train, pairs[1], seed) for name in names for seed in range(config.seeds)]
+    jobs = [(config, name, vocabulary, numbers, test, seed) for name in names for seed in range(config.seeds)]
     found = trials.every(trained, jobs)
     runs = {name: found[n * config.seeds : (n + 1) * config.seeds] for n, name in enumerate(names)}
-    rows = [{"model": LABEL[name], **{what: trials.plus_minus((run["score"][what] for run in found), 1) for what in found[0]["score"]}}
-            for name, found in runs.items()]
-    print(found[0]["signature"])
-    trials.store(config, {"BLEU: greedy, with beam, and with beam by length": rows}, draw(config, runs), runs=runs)
+
+    rows = []
+    for name, found in runs.items():
+        row = {"greedy": [run["greedy"] for run in found], f"beam {config.beam}": [run["beam"] for run in found]}
+        row |= {f"{n - config.bin + 1}-{n} words": [run["lengths"][n] for run in found] for n in found[0]["lengths"]}
+        rows.append({"attention": name} | {column: trials.plus_minus(values, 1) for column, values in row.items()})
+    title = f"BLEU of {len(test):,} sentences, and by their length, with beam {config.beam}"
+    trials.store(config, {title: rows}, draw(config, runs), runs=runs)
 
 
 if __name__ == "__main__":
