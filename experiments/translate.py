@@ -1,8 +1,7 @@
 """What attention was made for: translation that does not pass through one vector.
 
-    python -m experiments.translate                            English to French, of a grammar; a few minutes on two cores
-    python -m experiments.translate --source=train.en.gz --target=train.fr.gz --test_source=test.en.gz --test_target=test.fr.gz \\
-        --models=none,general --n_embd=256 --vocab_size=2000 --batch_tokens=1500 --dropout=0.1 --label_smoothing=0.1 --steps=2200
+    python -m experiments.translate                             English and French of a grammar; minutes on two cores
+    python -m experiments.translate --source=train.en.gz --target=train.fr.gz --test_source=test.en --test_target=test.fr
 
 Claim (Bahdanau et al. 2014, arXiv:1409.0473, figure 2): a network that reads a sentence into one vector, and writes the
 translation from that, fails at long sentences; one that looks back at all states of the reader does not. Luong et al. 2015
@@ -26,10 +25,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from attention import ATTENTION, SCORE, CrossAttention, attention_weights, present, sinusoidal
-from engine import bitext, configure, grammar, trials
-from engine.bitext import END, Vocabulary, batches, padded
+from attention import ATTENTION, Additive, CrossAttention, General, attention_weights, dot, present, sinusoidal
+from engine import configure, grammar, trials
 from engine.checks import at_least, check_heads, choose
+from engine.translation import END, Vocabulary, batches, bleu, by_length, padded, read_pairs, search, translated
 from model import Block, GPTConfig
 
 HEADS = 4  # of the transformer
@@ -85,9 +84,9 @@ def sentences(config):
     """Pairs to train with, and others to test with."""
     if bool(config.source) != bool(config.target) or bool(config.test_source) != bool(config.test_target):
         raise ValueError("source and target belong together: give both or none")
-    pairs = bitext.pairs(config.source, config.target) if config.source else grammar.pairs(config.sentences, 0)
+    pairs = read_pairs(config.source, config.target) if config.source else grammar.pairs(config.sentences, 0)
     if config.test_source:
-        return pairs, bitext.pairs(config.test_source, config.test_target)
+        return pairs, read_pairs(config.test_source, config.test_target)
     some = max(1, len(pairs) // 10)
     seen = {source for source, _ in pairs[some:]}
     return pairs[some:], [pair for pair in pairs[:some] if pair[0] not in seen]
@@ -124,7 +123,7 @@ class Recurrent(nn.Module):
         self.embed = Embedding(vocab_size, config)
         self.encoder, self.decoder = nn.GRU(C, C // 2, batch_first=True, bidirectional=True), nn.GRU(C, C, batch_first=True)
         self.begin, self.combine = nn.Linear(C, C), nn.Linear(2 * C, C)
-        self.attention, self.score = ATTENTION["masked_fill"], score and SCORE[score](C)
+        self.attention, self.score = ATTENTION["masked_fill"], score and score(C)
 
     def encode(self, source, real):
         packed = pack_padded_sequence(self.embed(source), real.sum(1), batch_first=True, enforce_sorted=False)
@@ -194,55 +193,12 @@ class Transformer(nn.Module):
         return self.embed.scores(self.ln(x)), past
 
 
-MODELS = {
-    "none": Recurrent, **{name: functools.partial(Recurrent, score=name) for name in ("additive", "general", "dot")},
-    "transformer": Transformer,
-}
-
-
+SCORES = {"none": None, "additive": lambda C: Additive(C, C // 4), "general": General, "dot": lambda C: dot}
+MODELS = {name: functools.partial(Recurrent, score=score) for name, score in SCORES.items()} | {"transformer": Transformer}
 COLOR = dict(zip(MODELS, ("C3", "C0", "C9", "C2", "C4")))
 
 
-@torch.no_grad()
-def search(model, source, real, beam=1):
-    """The translation of each sentence, (B, T) numbers, that `beam` search finds, and the mean log-probability of its pieces.
-
-    At each step the `beam` best of all continuations are kept. beam=1 is greedy.
-    """
-    B, longest = len(source), 2 * source.shape[1] + 10
-    memory = [x.repeat_interleave(beam, 0) for x in model.encode(source, real)]
-    past = model.new_past(memory, longest)
-    tokens, ended = torch.full((B * beam, 1), END), torch.zeros(B * beam, dtype=torch.bool)
-    scores = torch.tensor([0.0] + [-math.inf] * (beam - 1)).repeat(B)  # at first, all are the same
-    first = torch.arange(0, B * beam, beam)[:, None]  # each sentence's first row
-    length = torch.zeros(B * beam)
-    for _ in range(longest):
-        logits, past = model.decode(tokens[:, -1:], memory, past)
-        more = logits[:, -1].log_softmax(-1)
-        more[ended] = -math.inf  # but for one more END, which costs nothing
-        more[ended, END] = 0.0
-        V = more.shape[1]
-        scores, best = (scores[:, None] + more).view(B, -1).topk(beam)
-        rows, scores = (first + best // V).flatten(), scores.flatten()
-        tokens = torch.cat([tokens[rows], (best % V).view(-1, 1)], 1)
-        length = length[rows] + ~ended[rows]
-        ended, past = tokens[:, -1] == END, model.select(past, rows)
-        if ended.all():
-            break
-    best, which = (scores / length).view(B, beam).max(1)
-    return tokens[first[:, 0] + which, 1:], best
-
-
 # ---- Training and testing
-
-def translated(model, vocabulary, texts, beam, most=100):
-    """Translations, found for `most` sentences of about the same length at a time."""
-    numbers, found = [vocabulary.encode(text) for text in texts], {}
-    for rows in torch.tensor([len(row) for row in numbers]).argsort(stable=True).split(most):
-        tokens, _ = search(model, *padded([numbers[n] for n in rows]), beam)
-        found |= {n: vocabulary.decode(row) for n, row in zip(rows.tolist(), tokens.tolist())}
-    return [found[n] for n in range(len(texts))]
-
 
 @torch.no_grad()
 def alignment(model, vocabulary, text, beam):
@@ -275,16 +231,7 @@ def trained(config, name, vocabulary, train, test, seed):
     return {"greedy": bleu(greedy, right), "beam": bleu(found, right),
             "alignment": alignment(model, vocabulary, config.example, config.beam),
             "lengths": {length: bleu([found[n] for n in rows], [right[n] for n in rows])
-                        for length, rows in bitext.by_length(sources, config.bin).items()}}
-
-
-def bleu(found, right):
-    """BLEU of texts in lower case, as sacrebleu computes it for its tokenization 13a."""
-    try:
-        import sacrebleu
-    except ImportError:
-        raise ValueError("BLEU needs sacrebleu: pip install sacrebleu") from None
-    return sacrebleu.corpus_bleu(found, [right], lowercase=True).score
+                        for length, rows in by_length(sources, config.bin).items()}}
 
 
 def draw(config, runs):

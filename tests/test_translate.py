@@ -11,8 +11,8 @@ import pytest
 import torch
 from conftest import complaint, run_here
 
-from engine import bitext, configure, grammar
-from engine.bitext import END, Vocabulary, batches, padded
+from engine import configure, grammar
+from engine.translation import END, Vocabulary, batches, bleu, by_length, padded, search
 from experiments import translate
 
 PAIRS = grammar.pairs(400, 0)
@@ -138,11 +138,11 @@ def test_searches(name):
     with torch.no_grad():
         found.embed.weight[END] += 0.2  # so that some end early
         source, real = padded([torch.randint(1, 40, (n,)) for n in (3, 7, 5)])
-        tokens, scores = translate.search(found, source, real, 1)
+        tokens, scores = search(found, source, real, 1)
         for n in range(3):
             right = greedily(found, source[n : n + 1, : real[n].sum()], real[n : n + 1, : real[n].sum()])
             assert tokens[n, : len(right)].tolist()[: len(right)] == right.tolist()[: tokens.shape[1]]
-        better, best = translate.search(found, source, real, 5)
+        better, best = search(found, source, real, 5)
         assert best.mean() >= scores.mean()
         memory = found.encode(source, real)
         inputs = torch.nn.functional.pad(better, (1, -1), value=END)
@@ -155,15 +155,14 @@ def test_bleu():
     """Catches a score that does not rise with the number of right words, or that counts capitals."""
     right = ["the small cat sees the dog", "a man sleeps behind the house"]
     some = ["the small cat sees a bird", "a man sleeps behind the tree"]
-    assert translate.bleu(["it is", "no"], right) < translate.bleu(some, right) < translate.bleu(right, right) == pytest.approx(100)
-    assert translate.bleu(["The small cat sees the DOG", right[1]], right) == pytest.approx(100)
-    assert bitext.by_length(["a b c", "a", "a b c d", "a b"], 2) == {2: [1, 3], 4: [0, 2]}
+    assert bleu(["it is", "no"], right) < bleu(some, right) < bleu(right, right) == pytest.approx(100)
+    assert bleu(["The small cat sees the DOG", right[1]], right) == pytest.approx(100)
+    assert by_length(["a b c", "a", "a b c d", "a b"], 2) == {2: [1, 3], 4: [0, 2]}
 
 
 # ---- The experiment
 
-@pytest.mark.parametrize("seed", [0])
-def test_attention_frees_from_one_vector(seed, monkeypatch):
+def test_attention_frees_from_one_vector(monkeypatch, seed=0):
     """Catches a network without attention that sees the source, and attention that sees nothing: words to copy, few steps."""
     torch.manual_seed(seed)
     rng, config = np.random.default_rng(seed), settings("--steps=100", "--n_embd=32", "--learning_rate=1e-2")

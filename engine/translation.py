@@ -1,7 +1,8 @@
-"""Pairs of sentences, each the other's translation: from two files, as pieces of words, in batches of about one length."""
+"""What translating takes beside a model: pairs of sentences as pieces of words, batches, the search for a translation, BLEU."""
 
 import gzip
 import itertools
+import math
 import zlib
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def lines(path):
     return text.rstrip("\n").split("\n")
 
 
-def pairs(source, target):
+def read_pairs(source, target):
     """[(sentence, its translation)] from two files with a sentence on each line; ValueError if they do not fit together."""
     both = lines(source), lines(target)
     if len(both[0]) != len(both[1]):
@@ -76,6 +77,57 @@ def batches(lengths, most, seed):
         number = np.cumsum(lengths[order]) // most  # of the batch that a sentence belongs to
         found = np.split(order, np.flatnonzero(np.diff(number)) + 1)
         yield from (found[n] for n in (rng.permutation(len(found)) if epoch else range(len(found))))
+
+
+@torch.no_grad()
+def search(model, source, real, beam=1):
+    """The translation of each sentence, numbers (B, T), that beam search finds, and the mean log-probability of its pieces.
+
+    Of all continuations, the best `beam` are kept at each step, until all have ended. beam=1 is greedy. What a model must have:
+
+        encode(source, real) -> memory, tensors (B, ...)        new_past(memory, longest) -> past, before the first piece
+        decode(target, memory, past) -> logits of what follows each piece, and the past        select(past, rows) -> past
+    """
+    B, longest = len(source), 2 * source.shape[1] + 10
+    memory = [x.repeat_interleave(beam, 0) for x in model.encode(source, real)]
+    past = model.new_past(memory, longest)
+    tokens, ended = torch.full((B * beam, 1), END), torch.zeros(B * beam, dtype=torch.bool)
+    scores = torch.tensor([0.0] + [-math.inf] * (beam - 1)).repeat(B)  # at first, all are the same
+    first = torch.arange(0, B * beam, beam)[:, None]  # each sentence's first row
+    length = torch.zeros(B * beam)
+    for _ in range(longest):
+        logits, past = model.decode(tokens[:, -1:], memory, past)
+        more = logits[:, -1].log_softmax(-1)
+        more[ended] = -math.inf  # but for one more END, which costs nothing
+        more[ended, END] = 0.0
+        V = more.shape[1]
+        scores, best = (scores[:, None] + more).view(B, -1).topk(beam)
+        rows, scores = (first + best // V).flatten(), scores.flatten()
+        tokens = torch.cat([tokens[rows], (best % V).view(-1, 1)], 1)
+        length = length[rows] + ~ended[rows]
+        ended, past = tokens[:, -1] == END, model.select(past, rows)
+        if ended.all():
+            break
+    best, which = (scores / length).view(B, beam).max(1)
+    return tokens[first[:, 0] + which, 1:], best
+
+
+def translated(model, vocabulary, texts, beam, most=100):
+    """Translations, found for `most` sentences of about the same length at a time."""
+    numbers, found = [vocabulary.encode(text) for text in texts], {}
+    for rows in torch.tensor([len(row) for row in numbers]).argsort(stable=True).split(most):
+        tokens, _ = search(model, *padded([numbers[n] for n in rows]), beam)
+        found |= {n: vocabulary.decode(row) for n, row in zip(rows.tolist(), tokens.tolist())}
+    return [found[n] for n in range(len(texts))]
+
+
+def bleu(found, right):
+    """BLEU of texts in lower case, as sacrebleu computes it for its tokenization 13a."""
+    try:
+        import sacrebleu
+    except ImportError:
+        raise ValueError("BLEU needs sacrebleu: pip install sacrebleu") from None
+    return sacrebleu.corpus_bleu(found, [right], lowercase=True).score
 
 
 def by_length(texts, step):
