@@ -24,7 +24,7 @@ def lines(path):
         raise ValueError(f"{path} is damaged ({error})") from None
     if not text.strip():
         raise ValueError(f"{path} holds no text")
-    return text.rstrip("\n").split("\n")
+    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 def read_pairs(source, target):

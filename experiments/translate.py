@@ -87,9 +87,12 @@ def sentences(config):
     pairs = read_pairs(config.source, config.target) if config.source else grammar.pairs(config.sentences, 0)
     if config.test_source:
         return pairs, read_pairs(config.test_source, config.test_target)
-    some = max(1, len(pairs) // 10)
+    some = len(pairs) // 10
     seen = {source for source, _ in pairs[some:]}
-    return pairs[some:], [pair for pair in pairs[:some] if pair[0] not in seen]
+    test = [pair for pair in pairs[:some] if pair[0] not in seen]
+    if not test:
+        raise ValueError(f"{config.source} has too few sentences: a tenth, to test with, that is not in the rest, is needed")
+    return pairs[some:], test
 
 
 # ---- Models: encode(source, real) -> memory · decode(target, memory, past) -> logits of what follows each piece, and the past

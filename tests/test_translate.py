@@ -202,6 +202,7 @@ def test_a_run(tmp_path, monkeypatch):
     (["--source={}/one", "--target={}/two"], "one has 1 lines"),
     (["--source={}/empty", "--target={}/two"], "holds no text"), (["--source={}/latin", "--target={}/two"], "is not UTF-8"),
     (["--source={}/fake.gz", "--target={}/two"], "is damaged"), (["--source={}/two"], "belong together"),
+    (["--source={}/two", "--target={}/two"], "too few sentences"),
     (["--models=none,bahdanau"], "models='bahdanau' is unknown"), (["--beam=0"], "beam=0 must be at least 1"),
     (["--dropout=1"], "dropout=1.0"), (["--n_embd=30"], "n_embd=30"), (["--vocab_size=3"], "vocab_size=3"),
 ])
