@@ -3,6 +3,8 @@
     python -m experiments.translate                             English and French of a grammar; minutes on two cores
     python -m experiments.translate --source=train.en.gz --target=train.fr.gz --test_source=test.en --test_target=test.fr
 
+(benchmarks/translate_multi30k.json has the whole command for Multi30k, benchmarks/translate_multi30k.png its picture.)
+
 Claim (Bahdanau et al. 2014, arXiv:1409.0473, figure 2): a network that reads a sentence into one vector, and writes the
 translation from that, fails at long sentences; one that looks back at all states of the reader does not. Luong et al. 2015
 (arXiv:1508.04025): simpler scores do as well. Vaswani et al. 2017 (arXiv:1706.03762): with attention, no recurrence is needed.
@@ -16,6 +18,9 @@ and 96.8 with general, 98.2 and 96.5 with dot scores, 100.0 and 95.3 for the tra
 seed). After 500 steps, with two seeds, long sentences have 2.9 ± 0.4; 92.3 ± 2.8, 92.9 ± 1.4, 93.6 ± 0.2; and 87.6 ± 0.5.
 Beam search gains at most 1.5 over greedy. What this does not show: without attention the network has not had the time to learn
 short sentences either, so that the distance is in what training costs, and not yet in what one vector can hold.
+
+Multi30k, English to French, test 2016, after 2,800 steps (one seed, 11 minutes): 28.6 without attention, 45.2 with general scores;
+38.1 and 49.6 for 6 to 10 words, 10.0 and 30.7 for 21 to 25. (Lower case, sacrebleu's tokenization 13a, beam 4.)
 """
 
 import functools
