@@ -59,6 +59,10 @@ def every(function, jobs):
                 done.result()
         except BrokenProcessPool:
             raise ValueError("a process of this experiment was killed: is there enough memory?") from None
+        except BaseException:  # Ctrl-C, or a run that failed: the others, which may take minutes, are of no use
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
     return [future.result() for future in futures]
