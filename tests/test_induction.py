@@ -34,7 +34,7 @@ def test_scores(monkeypatch):
 def test_two_layers_do_what_one_cannot(monkeypatch, tmp_path):
     """Catches scores and losses of the wrong tokens: with two layers what comes again is foreseen, with one it is not."""
     monkeypatch.setattr(trials, "every", lambda function, jobs: [function(*job) for job in jobs])
-    runs = induction.main(induction.Settings(seeds=1, steps=220, every=55, out_dir=str(tmp_path)))
+    runs = induction.main(induction.Settings(seeds=1, steps=270, every=90, out_dir=str(tmp_path)))
     (one,), (two,) = runs[1], runs[2]
     assert two["curve"][-1]["again"] < 0.7 * one["curve"][-1]["again"]
     assert induction.begins(two) and not induction.begins(one)
