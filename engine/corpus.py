@@ -5,6 +5,7 @@
 What is not as it should be is Damaged, which names the file and the line or the row group.
 """
 
+import contextlib
 import functools
 import gzip
 import json
@@ -109,7 +110,7 @@ def unpacked(file, path):
     if path.name.lower().endswith(".zst"):
         yield from zstd_frames(file, path)
         return
-    with gzip.open(file) if path.name.lower().endswith(".gz") else file as whole:
+    with gzip.open(file) if path.name.lower().endswith(".gz") else contextlib.nullcontext(file) as whole:
         yield from iter(functools.partial(whole.read1, BLOCK), b"")
 
 
