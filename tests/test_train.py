@@ -262,7 +262,8 @@ def test_several_processes_train_the_same_model(poem, tmp_path, processes):
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     for name, launcher in (("one", []), ("two", torchrun)):
         steps = f"--max_iters={20 if name == 'one' else 10}"
-        result = run(*launcher, "train.py", *flags, steps, f"--out_dir={tmp_path / name}", OMP_NUM_THREADS="1")
+        command = *launcher, "train.py", *flags, steps, f"--out_dir={tmp_path / name}"
+        result = run(*command, OMP_NUM_THREADS="1") if launcher else run_here(*command)
         assert result.returncode == 0, result.stderr
         if name == "two":  # stopped and resumed, still by several
             result = run(*launcher, "train.py", "--init_from=resume", "--max_iters=20", f"--out_dir={tmp_path / name}")
