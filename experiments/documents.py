@@ -10,9 +10,9 @@ networks: a sentence is what its words are, in any order.)
 The documents are made of real sentences, from the docstrings of Python's own library: 20 to 40 of them, of which one alone is
 about the topic that is the label. The sentences are shared out between training and test, so that none can be known by heart.
 
-Found (3 seeds, 4,000 documents): hierarchical attention is right for 0.949 ± 0.009 of the test documents, averages for 0.344 ±
-0.015 (of words) and 0.328 ± 0.011 (of sentences); a guess, for 0.167. The carrying sentence has the largest weight in 0.901 ±
-0.015 of them. But here the hierarchy gains nothing: attention to all words at once is right for 0.987 ± 0.003. Nor is attention
+Found (3 seeds, 4,000 documents): hierarchical attention is right for 0.974 ± 0.009 of the test documents, averages for 0.419 ±
+0.058 (of words) and 0.408 ± 0.057 (of sentences); a guess, for 0.167. The carrying sentence has the largest weight in 0.955 ±
+0.014 of them. But here the hierarchy gains nothing: attention to all words at once is right for 0.988 ± 0.004. Nor is attention
 needed where single words give the topic away, as here: naive Bayes, which only counts words, is right for 0.976 ± 0.001.
 """
 
@@ -44,14 +44,13 @@ TOPICS = {  # a sentence with words of one topic only is about that; a model is 
     "numbers": "integer decimal digits sign exponent rounding fraction median variance probability logarithm",
 }
 WORDS, SENTENCES = 40, 60  # of a sentence, of a document, that are read
+HIERARCHICAL = "hierarchical attention"
 MODELS = {  # name -> a model for so many words and labels
     "average of words": lambda *sizes: Reader(*sizes, hierarchical=False, learned=False),
     "attention to words": lambda *sizes: Reader(*sizes, hierarchical=False, learned=True),
     "average of sentences": lambda *sizes: Reader(*sizes, hierarchical=True, learned=False),
-    "hierarchical attention": lambda *sizes: Reader(*sizes, hierarchical=True, learned=True),
+    HIERARCHICAL: lambda *sizes: Reader(*sizes, hierarchical=True, learned=True),
 }
-
-
 FOUND = {"largest weight on the carrying sentence": "first", "its weight": "weight"}
 
 
@@ -61,7 +60,7 @@ class Settings(trials.Settings):
     """Your own documents, a .jsonl file with {"text": ..., "label": ...} in each line; empty: the built-in ones."""
     documents: int = 4000
     """Built-in documents for training; a quarter as many more are for the test."""
-    steps: int = 500
+    steps: int = 800
     """Of training, for each model."""
 
     def __post_init__(self):
@@ -84,7 +83,7 @@ def docstrings():
     """The sentences of 6 to 16 words in the docstrings of Python's own library, each once."""
     library, found = Path(sysconfig.get_path("stdlib")), {}
     for path in sorted(library.rglob("*.py")):
-        if {"test", "tests", "site-packages", "lib2to3"} & {*path.relative_to(library).parts}:
+        if {"test", "tests", "site-packages", "dist-packages", "lib2to3"} & {*path.relative_to(library).parts}:
             continue
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -207,7 +206,7 @@ def ids_of(documents, vocabulary):
 def trained(name, train, test, steps, seed):
     """A model's accuracy on the test, how it weighs the carrying sentences there, and its weights of the first document."""
     torch.manual_seed(seed)
-    counts = Counter(word for document, *_ in train for word in {word for sentence in document for word in words_of(sentence)})
+    counts = Counter(word for document, *_ in train for sentence in document for word in words_of(sentence))
     vocabulary = {word: n for n, word in enumerate((word for word, count in counts.items() if count > 1), 2)}
     labels = sorted({label for _, label, _ in train})
     x, y = ids_of(train, vocabulary), torch.tensor([labels.index(label) for _, label, _ in train])
@@ -217,7 +216,7 @@ def trained(name, train, test, steps, seed):
         rows = torch.randint(len(x), (32,))
         return F.cross_entropy(model(x[rows])[0], y[rows])
 
-    trials.fit(model, loss, steps, 0.02, weight_decay=0.1)
+    trials.fit(model, loss, steps, 0.03, weight_decay=0.1)
     with torch.no_grad():
         parts = [model(part) for part in ids_of(test, vocabulary).split(100)]
     scores, weights = (torch.cat([part[n] for part in parts]) for n in (0, 1))
@@ -239,7 +238,7 @@ def draw(runs, document, label, at):
     panels[0].barh(range(len(runs)), means, xerr=errors, color=["#c9c7c0"] * (len(runs) - 1) + ["C0"])
     panels[0].set_yticks(range(len(runs)), runs)
     panels[0].set(xlim=(0, 1), title="test accuracy")
-    shown = runs["hierarchical attention"][0]
+    shown = runs[HIERARCHICAL][0]
     sentences = [sentence if len(sentence) < 60 else sentence[:59] + "…" for sentence in document[:SENTENCES]]
     heaviest = max(range(len(sentences)), key=lambda n: shown["sentences"][n])
     words = words_of(document[heaviest])[:WORDS]

@@ -97,6 +97,10 @@ def trained(n_layer, steps, every, seed):
     return {"curve": curve, "before": maps[0], "after": maps[-1], "ids": held_out[0][shown].tolist()}
 
 
+def steps_of(run):
+    return [found["step"] for found in run["curve"]]
+
+
 def best(run, layer, kind):
     """The scores all along of the head of a layer that has the highest at last."""
     last = run["curve"][-1][kind][layer]
@@ -123,12 +127,11 @@ def draw(runs):
     drawn, panels = trials.figure(13, 7.2, 2, 3, width_ratios=[1.5, 1, 1])
     for n_layer, of_seeds in runs.items():
         for n, run in enumerate(of_seeds):
-            steps = [found["step"] for found in run["curve"]]
-            panels[0, 0].plot(steps, [found["again"] for found in run["curve"]], color=f"C{n_layer - 1}", linewidth=1,
+            panels[0, 0].plot(steps_of(run), [found["again"] for found in run["curve"]], color=f"C{n_layer - 1}", linewidth=1,
                               label=f"{n_layer} layer{'s' * (n_layer > 1)}" if not n else None)
     for n, run in enumerate(runs[2]):
         for layer, kind in enumerate(("previous token", "induction")):
-            panels[1, 0].plot(steps, best(run, layer, kind), color=f"C{layer + 2}", linewidth=1,
+            panels[1, 0].plot(steps_of(run), best(run, layer, kind), color=f"C{layer + 2}", linewidth=1,
                               label=f"{kind}, layer {layer + 1}" if not n else None)
     panels[0, 0].axhline(math.log(VOCAB), color="grey", linestyle=":", linewidth=1)
     panels[0, 0].set(title="loss of tokens that come again (dotted: a guess)", ylabel="nats", ylim=0)
