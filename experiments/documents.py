@@ -44,11 +44,12 @@ TOPICS = {  # a sentence with words of one topic only is about that; a model is 
     "numbers": "integer decimal digits sign exponent rounding fraction median variance probability logarithm",
 }
 WORDS, SENTENCES = 40, 60  # of a sentence, of a document, that are read
+HIERARCHICAL = "hierarchical attention"
 MODELS = {  # name -> a model for so many words and labels
     "average of words": lambda *sizes: Reader(*sizes, hierarchical=False, learned=False),
     "attention to words": lambda *sizes: Reader(*sizes, hierarchical=False, learned=True),
     "average of sentences": lambda *sizes: Reader(*sizes, hierarchical=True, learned=False),
-    "hierarchical attention": lambda *sizes: Reader(*sizes, hierarchical=True, learned=True),
+    HIERARCHICAL: lambda *sizes: Reader(*sizes, hierarchical=True, learned=True),
 }
 FOUND = {"largest weight on the carrying sentence": "first", "its weight": "weight"}
 
@@ -237,7 +238,7 @@ def draw(runs, document, label, at):
     panels[0].barh(range(len(runs)), means, xerr=errors, color=["#c9c7c0"] * (len(runs) - 1) + ["C0"])
     panels[0].set_yticks(range(len(runs)), runs)
     panels[0].set(xlim=(0, 1), title="test accuracy")
-    shown = runs["hierarchical attention"][0]
+    shown = runs[HIERARCHICAL][0]
     sentences = [sentence if len(sentence) < 60 else sentence[:59] + "…" for sentence in document[:SENTENCES]]
     heaviest = max(range(len(sentences)), key=lambda n: shown["sentences"][n])
     words = words_of(document[heaviest])[:WORDS]
