@@ -68,6 +68,13 @@ def every(function, jobs):
     return [future.result() for future in futures]
 
 
+def by_kind(kinds, found):
+    """{kind: its results}, of what every() found for all seeds of the first kind, then all of the second, and so on."""
+    kinds = [*kinds]
+    each = len(found) // len(kinds)
+    return {kind: found[n * each : (n + 1) * each] for n, kind in enumerate(kinds)}
+
+
 def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0):
     """Train model by AdamW for loss(step), a scalar tensor: the loss of each step, as a list.
 

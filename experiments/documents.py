@@ -260,7 +260,7 @@ def main(config):
     splits = [shared_out(own, seed) if own else composed(sentences, config.documents, seed) for seed in range(config.seeds)]
     jobs = [(name, *split, config.steps, seed) for name in MODELS for seed, split in enumerate(splits)]
     found = trials.every(trained, jobs)
-    runs = {name: found[n * config.seeds : (n + 1) * config.seeds] for n, name in enumerate(MODELS)}
+    runs = trials.by_kind(MODELS, found)
     runs = {"naive Bayes on counts": [counted(*split) for split in splits]} | runs
     rows = [{"model": name, "test accuracy": trials.plus_minus(run["accuracy"] for run in of_seeds)}
             | {title: trials.plus_minus(run[key] for run in of_seeds) for title, key in FOUND.items() if key in of_seeds[0]}

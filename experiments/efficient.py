@@ -12,13 +12,13 @@ strides goes through a path that looks at all pairs and hides most of them: no t
 for it are written out here, and so is Linformer, whose projections mix all positions: it is for encoders, and no language model
 could be trained with it. Paths that compute the same function share one loss.
 
-Found (n = 256 to 16,384, one head of 64 features, one thread, AMD EPYC; 3 seeds of 200 steps): time grows by n^2.19 ± 0.04 for
-masked_fill, 1.93 ± 0.05 fused, 2.10 ± 0.11 tiled; 0.94 ± 0.00 for the window, 1.11 ± 0.04 linear, 1.08 ± 0.06 performer, 1.19 ±
-0.06 Linformer. A query of strided sees 2·sqrt(n) keys, or pairs ~ n^1.46 ± 0.07 (the stride is a power of two): as a mask it
-takes n^1.95 ± 0.12 and longer than tiled without it, as two heads n^1.27 ± 0.05, less than the claim.
+Found (n = 256 to 16,384, one head of 64 features, one thread, AMD EPYC; 3 seeds of 200 steps; efficient.json): time grows by
+n^2.57 ± 0.14 for masked_fill, 2.05 ± 0.05 fused, 2.04 ± 0.06 tiled; 1.04 ± 0.08 for the window, 1.14 ± 0.08 linear, 1.04 ± 0.09
+performer, 1.07 ± 0.07 Linformer. A query of strided sees 2·sqrt(n) keys, or pairs ~ n^1.46 ± 0.07 (the stride is a power of
+two): as a mask it takes n^1.94 ± 0.08 and longer than tiled without it, as two heads n^1.35 ± 0.12.
 Memory grows by n^2.00 for masked_fill (3.8 GB at 16,384), for all others by no more than n^1.11: fused 4.9 MB, tiled 9.3 MB.
-The cheap need not be worse: losses are 2.436 ± 0.003 for strided, 2.456 ± 0.007 window, 2.467 ± 0.002 softmax over everything,
-2.534 ± 0.003 linear, 2.557 ± 0.012 performer, after a short training on text, which asks for little recall.
+The cheap need not be worse: losses are 2.436 ± 0.003 for strided, 2.456 ± 0.007 window, 2.466 ± 0.001 softmax over everything,
+2.533 ± 0.003 linear, 2.556 ± 0.012 performer, after a short training on text, which asks for little recall.
 """
 
 import functools
@@ -127,7 +127,7 @@ def main(config):
     [found] = trials.every(costs, [(lengths,)])  # before the other cores are busy
     trials.text()  # before several processes want to make it
     runs = trials.every(trained, [(name, config, seed) for name in QUALITY for seed in range(config.seeds)])
-    losses = {name: runs[n * config.seeds : (n + 1) * config.seeds] for n, name in enumerate(QUALITY)}
+    losses = trials.by_kind(QUALITY, runs)
 
     rows, longest = [], lengths[-1]
     for name, (_, _, model) in mechanisms(SHORT).items():

@@ -150,7 +150,7 @@ def draw(runs):
 def main(config):
     jobs = [(n_layer, config.steps, config.every, seed) for n_layer in LAYERS for seed in range(config.seeds)]
     found = trials.every(trained, jobs)
-    runs = {n_layer: found[n * config.seeds : (n + 1) * config.seeds] for n, n_layer in enumerate(LAYERS)}
+    runs = trials.by_kind(LAYERS, found)
     rows = [row(n_layer, of_seeds) for n_layer, of_seeds in runs.items()]
     trials.store(config, {f"a guess has a loss of {math.log(VOCAB):.3f}": rows}, draw(runs))
     return runs

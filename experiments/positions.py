@@ -74,7 +74,7 @@ def main(config):
 
     trials.text()  # before several processes want to make it
     runs = trials.every(trained, [(kind, config, seed) for kind in KINDS for seed in range(config.seeds)])
-    runs = {kind: torch.tensor(runs[n * config.seeds : (n + 1) * config.seeds]) for n, kind in enumerate(KINDS)}
+    runs = {kind: torch.tensor(found) for kind, found in trials.by_kind(KINDS, runs).items()}
     T = config.T
     parts = {f"up to T={T}": slice(T), "to 2T": slice(T, 2 * T), "to 4T": slice(2 * T, 4 * T), "to 8T": slice(4 * T, 8 * T)}
     losses = [{"position": kind, **{name: trials.plus_minus(found[:, part].mean(1).tolist()) for name, part in parts.items()}}

@@ -79,7 +79,7 @@ def main(config):
     trials.text()  # before several processes want to make it
     kinds = [*itertools.product(config.sizes, ("zero_out", "gpt2"), SCORES)]
     runs = trials.every(trained, [(*kind, config.steps, seed) for kind in kinds for seed in range(config.seeds)])
-    runs = {kind: runs[n * config.seeds : (n + 1) * config.seeds] for n, kind in enumerate(kinds)}
+    runs = trials.by_kind(kinds, runs)
     losses = [{"D": D, "init": init, "score": score, "validation loss": trials.plus_minus(run["loss"] for run in found),
                "entropy before training (bits)": trials.plus_minus((run["entropy"] for run in found), 2)}
               for (D, init, score), found in runs.items()]

@@ -280,7 +280,7 @@ def main(config):
     names = config.models.split(",")
     jobs = [(config, name, vocabulary, numbers, test, seed) for name in names for seed in range(config.seeds)]
     found = trials.every(trained, jobs)
-    runs = {name: found[n * config.seeds : (n + 1) * config.seeds] for n, name in enumerate(names)}
+    runs = trials.by_kind(names, found)
 
     rows = []
     for name, found in runs.items():

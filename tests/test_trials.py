@@ -29,6 +29,11 @@ def test_runs_in_processes():
         trials.every(fails, [(3,)])
 
 
+def test_results_by_kind():
+    """Catches seeds that are given to another kind."""
+    assert trials.by_kind("ab", [1, 2, 3, 4]) == {"a": [1, 2], "b": [3, 4]}
+
+
 def test_means():
     """Catches a standard deviation in place of a standard error."""
     middle, error = trials.mean([1.0, 2.0, 3.0, 4.0])
