@@ -396,6 +396,8 @@ import os, signal, sys, threading, time
 from engine import corpus, preparation, streams
 preparation.ALONE, preparation.BATCH = 1, 50
 if __name__ == "__main__":
+    os.sched_getaffinity, encoded, killed = lambda _: {0, 1}, preparation.encoded, threading.Event()
+    preparation.encoded = lambda *args: killed.wait() and encoded(*args)  # not all of it alone, before they have begun
     def work():
         found = ()
         while len(found) < 2:  # the first helps the others
@@ -403,6 +405,9 @@ if __name__ == "__main__":
             time.sleep(0.01)
         print(*found, flush=True)
         os.kill({"worker": int(found[-1]), "all": os.getpid()}[sys.argv[3]], signal.SIGKILL)
+        while os.path.exists(f"/proc/{found[-1]}"):  # until the pool has noticed
+            time.sleep(0.01)
+        killed.set()
     threading.Thread(target=work, daemon=True).start()
     try:
         streams.write_stream(sys.argv[1], [corpus.Part(sys.argv[2])], "bpe:300", "texts", val_share=0.2)
