@@ -5,6 +5,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -63,12 +64,13 @@ def run(*command, typed="", **environment):
     )
 
 
-def forked(command, output, errors, typed=None):
+def forked(command, output, errors, typed=None, **environment):
     """The number of a fork of this process that runs a script of the repository: it need not import torch again."""
     if pid := os.fork():
         return pid
     status = 1
     try:
+        os.environ |= environment
         for number, file in enumerate((typed or open(os.devnull), output, errors)):
             os.dup2(file.fileno(), number)
         sys.stdin = open(0, encoding="utf-8", closefd=False)
@@ -90,20 +92,34 @@ def forked(command, output, errors, typed=None):
         os._exit(status)
 
 
-def run_here(*command, typed=""):
+def run_here(*command, typed="", **environment):
     """run, in a fork of this process where that is possible. typed: its standard input."""
     if not hasattr(os, "fork"):
-        return run(*command, typed=typed)
+        return run(*command, typed=typed, **environment)
     with contextlib.ExitStack() as files:
         content, output, errors = (files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline="")) for _ in range(3))
         content.write(typed)
         content.seek(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(forked(command, output, errors, content), 0)[1])
+        status = os.waitstatus_to_exitcode(os.waitpid(forked(command, output, errors, content, **environment), 0)[1])
         texts = []
         for file in output, errors:
             file.seek(0)
             texts.append(file.read())
     return subprocess.CompletedProcess(command, status, *texts)
+
+
+def ranks_here(processes, *command):
+    """What torchrun does with a script of the repository, in forks; (exit code, output and errors) of each."""
+    with socket.socket() as free, contextlib.ExitStack() as files:
+        free.bind(("127.0.0.1", 0))
+        place = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]), WORLD_SIZE=str(processes))
+        free.close()
+        outputs = [files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(processes)]
+        pids = [forked(command, file, file, RANK=str(r), LOCAL_RANK=str(r), **place) for r, file in enumerate(outputs)]
+        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        for file in outputs:
+            file.seek(0)
+        return [*zip(statuses, (file.read() for file in outputs))]
 
 
 def timed_here(command, cwd=ROOT):

@@ -89,8 +89,8 @@ def test_a_family_computes_the_same(kind, seed, tmp_path):
             want, got = model(idx).logits, ours(idx, idx)[0]
             assert (got - want).abs().max() <= tolerance * want.abs().max()
             if tolerance == 1e-5:
-                written = model.generate(idx[:1, :8], max_new_tokens=200, do_sample=False, use_cache=True)
-                assert torch.equal(ours.generate(idx[:1, :8], 200, temperature=0), written)
+                written = ours.generate(idx[:1, :8], 200, temperature=0)  # with the cache; each is the likeliest there too:
+                assert torch.equal(model(written).logits[:, 7:-1].argmax(-1), written[:, 8:])
             in_float64(model, ours)
 
 

@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import types
 
 import pytest
 import torch
-from conftest import POEM, ROOT, complaint, run_here
+from conftest import POEM, ROOT, complaint, forked, run_here
 from test_model import tiny
 from test_pretrained import hugging_face_folder
 
@@ -358,13 +359,15 @@ def test_a_default_prompt_that_the_tokenizer_knows(tmp_path, capsys):
 def on_a_terminal(*command):
     """What a script of the repository shows on a terminal, as text with line ends as \n."""
     master, slave = os.openpty()
-    with subprocess.Popen([sys.executable, *command], cwd=ROOT, stdout=slave, stderr=subprocess.PIPE) as process:
-        os.close(slave)
+    with open(slave, "wb", buffering=0) as terminal, tempfile.TemporaryFile() as errors:
+        pid = forked(command, terminal, errors)
+        terminal.close()  # the fork's alone, so that it has an end
         shown = b""
         with contextlib.suppress(OSError):  # the end
             while piece := os.read(master, 4096):
                 shown += piece
-        assert process.wait() == 0, process.stderr.read()
+        errors.seek(0)
+        assert os.waitpid(pid, 0)[1] == 0, errors.read()
     os.close(master)
     return shown.decode().replace("\r\n", "\n")
 

@@ -12,41 +12,59 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, complaint, forked, metrics, run, run_here
+from conftest import ROOT, complaint, forked, metrics, run_here
 from test_train import SMALL, same_weights
 
 from engine import checkpoint, signals
 from model import GPT
 from train import TrainConfig, train
 
-
-def started(poem, out_dir, *flags, stdout=subprocess.PIPE, launcher=()):
-    """train.py in a process of its own, for a million steps."""
-    settings = [f"--{key}={value}" for key, value in SMALL.items()]
-    settings += [f"--dataset={poem}", f"--out_dir={out_dir}", "--eval_iters=1", "--max_iters=1000000", *flags]
-    return subprocess.Popen(
-        [sys.executable, "-u", *launcher, "train.py", *settings], cwd=ROOT, stdout=stdout, stderr=subprocess.PIPE, text=True
-    )
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs the signals and forks of Unix")
 
 
-def read_until(process, words):
-    while words not in process.stdout.readline():
-        assert process.poll() is None, process.stderr.read()
+class Started:
+    """train.py for a million steps, in a fork, which need not import torch again; `with` leaves none behind."""
+
+    def __init__(self, poem, out_dir, *flags):
+        self.output, self.status = Path(f"{out_dir}.txt"), None
+        settings = [f"--{key}={value}" for key, value in SMALL.items()]
+        settings += [f"--dataset={poem}", f"--out_dir={out_dir}", "--eval_iters=1", "--max_iters=1000000", *flags]
+        with self.output.open("w") as file:
+            self.pid = forked(["train.py", *settings], file, file)
+
+    def text(self):
+        return self.output.read_text()
+
+    def until(self, condition):
+        while not condition():
+            assert not os.waitpid(self.pid, os.WNOHANG)[0], self.text()
+            time.sleep(0.001)
+
+    def stopped(self, number):
+        """Its exit code after a signal."""
+        os.kill(self.pid, number)
+        self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self.status
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.status is None:
+            self.stopped(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_saves_and_ends(poem, tmp_path, name):
     """Catches steps that are lost to a preemption, and a user who must find out what was saved and how to continue."""
     number, out = getattr(signal, name), tmp_path / "my out"
-    with started(poem, out, "--eval_interval=7", "--dropout=0.1", "--lr_decay_iters=1000") as process:
-        read_until(process, "step 7:")
-        process.send_signal(number)
-        output, errors = process.communicate()
-    assert process.returncode == 128 + number and "Traceback" not in errors, errors
+    with Started(poem, out, "--eval_interval=7", "--dropout=0.1", "--lr_decay_iters=1000") as process:
+        process.until(lambda: "step 7:" in process.text())
+        assert process.stopped(number) == 128 + number and "Traceback" not in process.text()
     folder = checkpoint.find(out)
     step = checkpoint.load_config(folder)["step"]
-    assert f"{name}: stopped at step {step}; {folder} is the last good" in output
-    assert f"--init_from=resume --out_dir='{out}'" in output
+    assert f"{name}: stopped at step {step}; {folder} is the last good" in process.text()
+    assert f"--init_from=resume --out_dir='{out}'" in process.text()
     settings = SMALL | dict(dataset=poem, eval_iters=1, eval_interval=7, dropout=0.1, lr_decay_iters=1000)
     train(TrainConfig(**settings, out_dir=str(out), max_iters=step + 9, init_from="resume"))
     train(TrainConfig(**settings, out_dir=str(tmp_path / "whole"), max_iters=step + 9))
@@ -55,7 +73,6 @@ def test_a_signal_saves_and_ends(poem, tmp_path, name):
         assert [line.get(key) for line in metrics(out)] == [line.get(key) for line in metrics(tmp_path / "whole")]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
 @pytest.mark.parametrize("signals_sent", [3, pytest.param(100, marks=pytest.mark.slow)])
 def test_signals_at_random_moments(poem, tmp_path, signals_sent):
     """Catches a moment (in a step, an evaluation or a save) at which a signal loses steps or ends with another exit code."""
@@ -64,18 +81,12 @@ def test_signals_at_random_moments(poem, tmp_path, signals_sent):
     train(TrainConfig(**settings, out_dir=str(tmp_path / "whole"), max_iters=150))
     whole, rng, steps = tmp_path / "whole", random.Random(signals_sent), set()
     for n in range(signals_sent):
-        number, out, text = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]), tmp_path / str(n), tmp_path / "text"
-        flags = [f"--{key}={value}" for key, value in settings.items()]
-        with text.open("w") as file:
-            pid = forked(["train.py", *flags, f"--out_dir={out}", "--max_iters=1000000"], file, file)
-        while not (out / "metrics.jsonl").exists():  # then it listens
-            assert not os.waitpid(pid, os.WNOHANG)[0], text.read_text()
-            time.sleep(0.001)
-        time.sleep(rng.uniform(0, 0.4))
-        os.kill(pid, number)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        assert status == 128 + number, text.read_text()
-        step = int(text.read_text().partition("stopped at step ")[2].partition(";")[0])
+        number, out = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP]), tmp_path / str(n)
+        with Started(poem, out, *(f"--{key}={value}" for key, value in settings.items())) as process:
+            process.until((out / "metrics.jsonl").exists)  # then it listens
+            time.sleep(rng.uniform(0, 0.4))
+            assert process.stopped(number) == 128 + number, process.text()
+        step = int(process.text().partition("stopped at step ")[2].partition(";")[0])
         folder = checkpoint.find(out)
         assert folder == checkpoint.sound(out) and checkpoint.load_trainer(folder)["step"] == step
         if (whole / folder.name).exists():
@@ -85,22 +96,14 @@ def test_signals_at_random_moments(poem, tmp_path, signals_sent):
     assert steps  # some were compared
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no such signal")
 def test_a_checkpoint_on_demand(poem, tmp_path):
     """Catches a SIGUSR1 that ends the run, and a second Ctrl-C that waits for the end of something long."""
-    with started(poem, tmp_path, "--eval_interval=1000000") as process:
-        read_until(process, "device cpu")
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "metrics.jsonl").exists():  # then it listens
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        process.send_signal(signal.SIGUSR1)
-        while not checkpoint.every(tmp_path):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
-        process.send_signal(signal.SIGTERM)
-        process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM and len(checkpoint.every(tmp_path)) >= 2
+    with Started(poem, tmp_path, "--eval_interval=1000000") as process:
+        process.until((tmp_path / "metrics.jsonl").exists)  # then it listens
+        os.kill(process.pid, signal.SIGUSR1)
+        process.until(lambda: checkpoint.every(tmp_path))
+        assert process.stopped(signal.SIGTERM) == 128 + signal.SIGTERM
+    assert len(checkpoint.every(tmp_path)) >= 2
 
 
 def test_a_second_ctrl_c_ends_at_once():
@@ -147,15 +150,14 @@ def test_a_save_interval_of_its_own(poem, tmp_path, flags, expected):
 
 def test_two_runs_in_one_folder(poem, tmp_path):
     """Catches a second run that moves the checkpoints of the first one away, under its feet."""
-    with started(poem, tmp_path, "--eval_interval=5") as process:
-        read_until(process, "step 5:")
+    with Started(poem, tmp_path, "--eval_interval=5") as process:
+        process.until(lambda: "step 5:" in process.text())
         for flags in [], ["--init_from=resume"]:
             result = run_here("train.py", f"--dataset={poem}", f"--out_dir={tmp_path}", *flags)
             assert f"{tmp_path} is in use by another process" in complaint(result)
-        process.kill()
-        process.communicate()
+        process.stopped(signal.SIGKILL)
     assert not list(tmp_path.glob("previous-*"))
-    result = run("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--max_iters=1")  # a dead process holds nothing
+    result = run_here("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--max_iters=1")  # a dead process holds nothing
     assert result.returncode == 0, result.stderr
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -10,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, complaint, metrics, run, run_here
+from conftest import ROOT, complaint, metrics, ranks_here, run, run_here
 from test_pretrained import hugging_face_folder
 
 from engine import checkpoint, configure, dataset, roofline
@@ -253,21 +254,17 @@ def test_accumulated_micro_batches_equal_one_large_batch(poem, tmp_path, monkeyp
         torch.testing.assert_close(p, weights(tmp_path / "one")[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_processes_train_the_same_model(poem, tmp_path, processes):
     """Catches ranks that see other data, or gradients that are summed: two processes of 2 micro-batches equal one of 4."""
     flags = [f"--{key}={value}" for key, value in SMALL.items()]
     flags += [f"--dataset={poem}", "--gradient_accumulation_steps=4", "--eval_interval=10", "--dropout=0.1"]
     flags += ["--lr_decay_iters=20", "--eval_iters=3"]  # odd: one process has more to evaluate than the other
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    for name, launcher in (("one", []), ("two", torchrun)):
-        steps = f"--max_iters={20 if name == 'one' else 10}"
-        command = *launcher, "train.py", *flags, steps, f"--out_dir={tmp_path / name}"
-        result = run(*command, OMP_NUM_THREADS="1") if launcher else run_here(*command)
-        assert result.returncode == 0, result.stderr
-        if name == "two":  # stopped and resumed, still by several
-            result = run(*launcher, "train.py", "--init_from=resume", "--max_iters=20", f"--out_dir={tmp_path / name}")
-            assert result.returncode == 0 and "Warning" not in result.stderr, result.stderr
+    assert run_here("train.py", *flags, "--max_iters=20", f"--out_dir={tmp_path / 'one'}").returncode == 0
+    for more in [*flags, "--max_iters=10"], ["--init_from=resume", "--max_iters=20"]:  # stopped and resumed, still by several
+        results = ranks_here(processes, "train.py", *more, f"--out_dir={tmp_path / 'two'}")
+        assert not any(status for status, _ in results) and "Warning" not in results[0][1], results
     one, two = (torch.cat([p.flatten() for p in weights(tmp_path / name).values()]) for name in ("one", "two"))
     assert (one - two).norm() / one.norm() < 1e-6
     for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
@@ -385,14 +382,14 @@ def test_mixed_precision_trains(poem, tmp_path):
 def test_wandb_offline(poem, tmp_path):
     """Catches logging to wandb that crashes, lacks something, changes the run, or needs a network although it is offline."""
     flags = [f"--{key}={value}" for key, value in (SMALL | dict(dataset=poem, max_iters=6, write_tokens=9, dropout=0.1)).items()]
-    result = run("train.py", *flags, "--wandb_log=True", f"--out_dir={tmp_path / 'out'}",
-                 WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
+    offline = dict(WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
+    result = run_here("train.py", *flags, "--wandb_log=True", f"--out_dir={tmp_path / 'out'}", **offline)
     assert result.returncode == 0, result.stderr
     (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     for name in b"train_loss", b"val_loss", b"lr", b"tokens_per_s", b"mfu", b"grad_norm", b"attention entropy/layer 1":
         assert name in log.read_bytes()
     assert {path.suffix for path in log.parent.rglob("files/media/*/*")} == {".png", ".html"}
-    assert run("train.py", *flags, f"--out_dir={tmp_path / 'without'}").returncode == 0
+    assert run_here("train.py", *flags, f"--out_dir={tmp_path / 'without'}").returncode == 0
     assert same_weights(tmp_path / "out", tmp_path / "without")
 
 
