@@ -176,10 +176,12 @@ def test_a_mechanism_in_half_precision(mechanism, dtype):
     assert half.dtype == dtype and half.isfinite().all()
 
 
-@pytest.mark.parametrize("path", ATTENTION)
-@pytest.mark.parametrize("about", sorted({*predicates(4, 2, 1), *predicates(7, 3, 5), *predicates(1, 1, 1)}))
-def test_a_path_and_a_predicate(path, about):
-    """Catches a path that ignores what a predicate says, and one that sees the future, however far."""
+ABOUT = sorted({*predicates(4, 2, 1), *predicates(7, 3, 5), *predicates(1, 1, 1)})
+
+
+@pytest.mark.parametrize("about", ABOUT)
+def test_what_a_predicate_promises(about):
+    """Catches a predicate that sees the future or beyond its window, however far, and a bias that depends on the place."""
     visible = predicate(about)
     n_global, far = getattr(visible, "n_global", 0), min(4000, max(900, getattr(visible, "window", 0) + 200))
     window, (i, j) = getattr(visible, "window", far), positions(far, far)
@@ -190,14 +192,20 @@ def test_a_path_and_a_predicate(path, about):
         for s in 1, 50, 1000:
             shifted = visible.bias(i + s, j + s)
             torch.testing.assert_close(shifted.where(j <= i, 0), visible.bias(i, j).where(j <= i, 0))  # the rest may be nan
+
+
+@pytest.mark.parametrize("about", ABOUT)
+def test_paths_and_a_predicate(about):
+    """Catches a path that ignores what a predicate says."""
     for Tq, Tk in (9, 20), (1, 300), (40, 300), (300, 300):  # where fused skips what a window promises to hide
         q, k, v = (torch.randn(2, heads, T, 4).double().requires_grad_() for heads, T in ((4, Tq), (2, Tk), (2, Tk)))
-        results = []
-        for function in naive, ATTENTION[path]:
+        results = {}
+        for path, function in ATTENTION.items():
             y = function(q, k, v, predicate(about))
-            results.append((y, *(torch.autograd.grad(y.square().sum(), (q, k, v)) if Tq < 300 else ())))
-        for ours, theirs in zip(*results):
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+            results[path] = (y, *(torch.autograd.grad(y.square().sum(), (q, k, v)) if Tq < 300 else ()))
+        for path, ours in results.items():
+            for a, b in zip(ours, results["naive"]):
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-11, msg=lambda text: f"{path}: {text}")
 
 
 @pytest.mark.parametrize("about", [about for about in predicates(4, 2, 1) if about != "causal"])

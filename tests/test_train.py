@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, complaint, metrics, ranks_here, run, run_here
+from conftest import POEM, ROOT, complaint, metrics, ranks_here, run, run_here
 from test_pretrained import hugging_face_folder
 
 from engine import checkpoint, configure, dataset, roofline
@@ -471,12 +472,20 @@ def test_steps_that_are_skipped(poem, tmp_path, monkeypatch, capsys, dtype, grad
         train(TrainConfig(**settings, grad_clip=grad_clip, skip_nonfinite=1))
 
 
+@pytest.fixture(scope="module")
+def fifteen_steps(tmp_path_factory):
+    """The folder of a run with three checkpoints."""
+    folder = tmp_path_factory.mktemp("fifteen steps")
+    dataset.write(folder / "poem", [POEM * 30], "char", "a poem")
+    train(TrainConfig(**SMALL, dataset=str(folder / "poem"), out_dir=str(folder / "out"), eval_interval=5, max_iters=15))
+    return folder / "out"
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer.pt", "config.json", "manifest.json"])
 @pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])])
-def test_a_damaged_latest_checkpoint(poem, tmp_path, name, damage, capsys):
+def test_a_damaged_latest_checkpoint(fifteen_steps, tmp_path, name, damage, capsys):
     """Catches a run that cannot go on although a sound checkpoint stands beside the damaged one."""
-    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_interval=5)
-    train(TrainConfig(**settings, max_iters=15))
+    shutil.copytree(fifteen_steps, tmp_path, dirs_exist_ok=True)
     undisturbed = metrics(tmp_path)
     damage(tmp_path / "step_000015" / name)
     train(settings_of(["--init_from=resume", f"--out_dir={tmp_path}"]))
