@@ -52,8 +52,8 @@ def attention_maps(model, idx, attention_weights):
     The model is in evaluation mode afterwards.
     """
     with recording(model.eval(), attention_weights) as maps:
-        hidden = model.hidden(idx[None])
-    return [weights[0] for weights in maps], model.lm_head(hidden)[0]
+        logits, _ = model(idx[None], idx[None])  # with targets, it keeps documents apart if it was trained so
+    return [weights[0] for weights in maps], logits[0]
 
 
 def losses(logits, idx):

@@ -52,13 +52,13 @@ def dry_run(model, optimizer, step, micros, tokens, steps, device):
 def start_wandb(config):
     """A run of Weights & Biases, with wandb's own settings; ValueError if it is not installed."""
     try:
-        import wandb
+        from wandb import init  # not in wandb/, the folder that an earlier run may have left here
 
-        return wandb.init(project=config["wandb_project"], name=config["wandb_run_name"] or None, config=config)
+        return init(project=config["wandb_project"], name=config["wandb_run_name"] or None, config=config)
     except ImportError:
         raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
     except Exception as error:  # wandb has several
-        raise ValueError(f"wandb: {error} (or set WANDB_MODE=offline)") from None
+        raise ValueError(f"wandb: {' '.join(str(error).split())} (or set WANDB_MODE=offline)") from None
 
 
 def log_evaluation(run, model, data, config, attention_weights, step):

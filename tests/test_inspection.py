@@ -64,7 +64,7 @@ def test_all_predicates_are_tried():
 
 def test_the_model_is_as_it_was():
     """Catches a recorder that stays, also after an error: every later step would keep all weights."""
-    for attention in "fused", "linear":
+    for attention in "fused", "tiled":
         model = model_of(attention=attention)
         before = [(block.attn.attention, block.attn.feature) for block in model.transformer.h]
         with pytest.raises(KeyError), recording(model, attention_weights) as maps:
@@ -81,6 +81,16 @@ def test_losses_are_those_of_the_next_tokens():
     found, probabilities = losses(logits, idx), logits.softmax(-1)
     want = [-math.log(probabilities[n, idx[n + 1]]) for n in range(T - 1)]
     assert found.shape == (T - 1,) and torch.allclose(found.double(), torch.tensor(want).double(), atol=1e-6)
+
+
+def test_documents_stay_apart():
+    """Catches maps of a model that was trained with documents apart, on looks at the one before, which it never had."""
+    for attention in "fused", "tiled":
+        model = model_of(attention=attention)
+        model.separator = 5
+        maps, logits = attention_maps(model, (idx := torch.tensor([1, 2, 3, 5, 1, 2, 4, 3])), attention_weights)
+        assert all((weights[:, 4:, :3] == 0).all() and (weights[:, 3, 3] == 1).all() for weights in maps)
+        assert torch.allclose(logits, model(idx[None], idx[None])[0][0])
 
 
 def weights_of(*shape):

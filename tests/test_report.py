@@ -45,7 +45,14 @@ def test_figures_are_those_of_the_measurements(tmp_path):
     rows = cells(text[text.index('id="sample_cpu"') :], "gpt2: one text (limit: reading weights and cache)")
     row = json.loads((BENCHMARKS / "sample_cpu.json").read_text())["shapes"][1]["single"]["lookback float32"]
     assert rows[1][0] == "lookback float32" and abs(float(rows[1][2]) - row["times nanoGPT"]) < 0.01
-    assert rows[1][3] == f"{row['of_the_bound']:.0%}"
+    assert rows[1][3:] == ["–", f"{row['of_the_bound']:.0%}"]
+    assert rows[5][0] == "nanoGPT float32" and rows[5][3] == rows[1][2]
+    rows = {row[0]: row for row in cells(text[text.index('id="sample_busy_cpu"') :], "gpt2: the whole job")}
+    jobs = json.loads((BENCHMARKS / "sample_busy_cpu.json").read_text())["shapes"][1]["job"]
+    ratio = jobs["CTranslate2 int8"]["seconds"] / jobs["lookback int8"]["seconds"]
+    assert rows["who"][2] == "time / ours, same dtype" and abs(float(rows["CTranslate2 int8"][2]) - ratio) < 0.01
+    rows = cells(text[text.index('id="trained_cpu"') :], "a trained model")
+    assert ["one by one loss", "1.248"] in rows and ["ngram gain", "2.125"] in rows
     rows = cells(text[text.index('id="data"') :], "100 MB of text to tokens")
     ratio = json.loads((BENCHMARKS / "data.json").read_text())["summary"]["times faster"]
     assert rows[2][0] == "nanoGPT" and abs(float(rows[2][3]) - ratio) < 0.01
@@ -63,7 +70,9 @@ def test_a_table():
 @pytest.mark.parametrize("name, content, message", [
     (None, "", "has no measurements"), ("x.json", "{", "x.json is not a measurement"),
     ("x.json", '{"kind": "poem"}', "x.json is not"), ("x.json", "[]", "x.json is not"),
-    ("x.json", '{"kind": "train"}', "x.json is not"),
+    ("x.json", '{"kind": "train"}', "x.json is not"), ("x.json", "[" * 100_000, "x.json is not"),
+    ("x.json", '{"kind": "experiment", "tables": {"a": [{}]}}', "x.json is not"),
+    ("x.json", '{"kind": "train", "runs": [{"seconds": 0, "val_loss": 1}], "nanogpt": {"seconds": 1}}', "x.json is not"),
 ])
 def test_what_is_no_measurement(tmp_path, name, content, message):
     """Catches a traceback, and a page that is half written."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -615,6 +616,15 @@ def test_a_run_that_wandb_refuses(poem, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)  # as if it were not installed
     with pytest.raises(ValueError, match="pip install wandb"):
         train(TrainConfig(**settings, wandb_log=True))
+
+    def unreachable(**settings):
+        raise RuntimeError("no such host\nConsider another:\n  timeout")
+
+    empty, offline = types.SimpleNamespace(), types.SimpleNamespace(init=unreachable)
+    for module, message in (empty, "pip install wandb"), (offline, "wandb: no such host Consider .*offline"):
+        monkeypatch.setitem(sys.modules, "wandb", module)  # the first is an empty folder of this name, as offline runs leave
+        with pytest.raises(ValueError, match=message):
+            train(TrainConfig(**settings, wandb_log=True))
     assert checkpoint.find(tmp_path).name == "step_000001" and not list(tmp_path.glob("previous-*"))
 
 

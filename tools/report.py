@@ -74,18 +74,31 @@ def train(report):
 
 
 def sample(report):
-    """One text, and the whole job, of each shape: tokens per second, or seconds, and the ratio to nanoGPT."""
+    """One text, and the whole job, of each shape: tokens per second, or seconds, and the ratios to nanoGPT and to ours."""
+    def to_ours(rows, who):
+        row, ours = rows[who], rows.get(f"lookback {who.partition(' ')[2].removesuffix(', compiled')}")
+        if ours in (None, row):
+            return None
+        if "times nanoGPT" in row:  # which is a median of ratios
+            return ours["times nanoGPT"] / row["times nanoGPT"]
+        return row["seconds"] / ours["seconds"]
+
     for shape in report["shapes"]:
         yield f"{shape['shape']}: one text (limit: reading weights and cache)", [
             {"who": who, "tokens/s": row["tokens_per_s"], "times nanoGPT": row.get("times nanoGPT"),
+             "time / ours, same dtype": to_ours(shape["single"], who),
              "of the limit": f"{row['of_the_bound']:.0%}" if row.get("of_the_bound") else None}
             for who, row in shape["single"].items()]
         yield f"{shape['shape']}: the whole job", [
-            {"who": who, "seconds": row["seconds"], "times nanoGPT": row.get("times nanoGPT")}
+            {"who": who, "seconds": row["seconds"], "times nanoGPT": row.get("times nanoGPT"),
+             "time / ours, same dtype": to_ours(shape["job"], who)}
             for who, row in shape["job"].items()]
     if trained := report.get("trained"):
-        known = {name: value for name, value in trained.items() if not isinstance(value, dict)}
-        yield "a trained model", [{"what": name, "value": value} for name, value in known.items()]
+        rows = []
+        for name, value in trained.items():
+            several = value.items() if isinstance(value, dict) else [("", value)]
+            rows += [{"what": f"{name} {part}".strip().replace("_", " "), "value": part_value} for part, part_value in several]
+        yield "a trained model", rows
 
 
 def compare(report):
@@ -119,10 +132,11 @@ def cell(value):
 
 
 def table(title, rows):
-    """Dicts as an HTML table; our own rows are set off."""
+    """Dicts as an HTML table, without columns of nothing; our own rows are set off."""
     if not rows:
         return ""
-    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value is not None))
+    names = dict.fromkeys(name for row in rows for name in row)
+    names = [name for name in names if any(row.get(name) is not None for row in rows)]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     body = "".join(f"<tr{' class=ours' if 'lookback' in str(row[names[0]]) else ''}>"
                    + "".join(f"<td>{cell(row.get(name))}</td>" for name in names) + "</tr>\n" for row in rows)
@@ -144,7 +158,7 @@ def section(path):
         report = json.loads(path.read_text(encoding="utf-8"))
         tables = "".join(table(*part) for part in TABLES[report["kind"]](report))
         about = f"{machine(report)}<br><code>{escape(report['command'])}</code>"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
         remedy = "move it away, or measure again"
         raise ValueError(f"{path} is not a measurement that this version knows ({reason}): {remedy}") from None
