@@ -7,24 +7,24 @@ import torch
 
 @contextlib.contextmanager
 def recording(model, attention_weights):
-    """While it lasts, each pass of the model appends one (B, H, T, T) per layer to the list that this gives.
+    """While it lasts, each pass of the model appends a (B, H, Tq, Tk) for each of its layers to the list that this gives.
 
-    A recorder stands in place of each block's path, so that model and paths need not know of it; attention_weights is
-    attention.py's, since nothing in engine/ imports a file above it. Linear attention has no weights of its own: recorded
-    are those that it implies, feature(q)·feature(k) divided by their sum over the past.
+    A recorder stands in place of the path of each module that has one (its `attention`), so that model and paths need not
+    know of it; attention_weights is attention.py's, since nothing in engine/ imports a file above it. Linear attention has
+    no weights of its own: recorded are those that it implies, feature(q)·feature(k) divided by their sum over the past.
     """
-    maps, layers = [], [block.attn for block in model.transformer.h]
-    paths, features = [attn.attention for attn in layers], [attn.feature for attn in layers]
+    maps, layers = [], [module for module in model.modules() if hasattr(module, "attention")]
+    paths, features = [attn.attention for attn in layers], [getattr(attn, "feature", None) for attn in layers]
 
     def recorder(path):
-        def record(q, k, v, visible, score, normalize):
-            maps.append(attention_weights(q, k, visible, score, normalize))
-            return path(q, k, v, visible, score, normalize)
+        def record(q, k, v, *how):
+            maps.append(attention_weights(q, k, *how))
+            return path(q, k, v, *how)
 
         return record
 
     def implied(feature):
-        def record(q, k, v, visible, score, normalize):
+        def record(q, k, v, visible, *_):
             maps.append(attention_weights(q, k, visible, lambda q, k: feature(q) @ feature(k).mT, shares))
             return maps[-1] @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 

@@ -16,12 +16,9 @@ Found (3 seeds, 4,000 documents): hierarchical attention is right for 0.974 ± 0
 needed where single words give the topic away, as here: naive Bayes, which only counts words, is right for 0.976 ± 0.001.
 """
 
-import ast
 import random
-import re
 import statistics
 import sys
-import sysconfig
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,24 +30,18 @@ import torch.nn.functional as F
 from attention import attention_weights, dot
 from engine import configure, corpus, trials
 from engine.checks import at_least
+from engine.docstrings import composed, docstrings, sentences_of, words_of
 from masks import present
 
-TOPICS = {  # a sentence with words of one topic only is about that; a model is never told the words
-    "windows": "widget window menu button canvas mouse scrollbar listbox cursor",
-    "network": "socket server client network address host connection url proxy port",
-    "tasks": "process thread loop coroutine lock threads task processes scheduled semaphore",
-    "mail": "header headers email mime mailbox smtp mail imap folder recipient",
-    "time": "time date timeout year month day seconds timezone timestamp calendar clock hour",
-    "numbers": "integer decimal digits sign exponent rounding fraction median variance probability logarithm",
-}
 WORDS, SENTENCES = 40, 60  # of a sentence, of a document, that are read
-HIERARCHICAL = "hierarchical attention"
+BAYES, REGRESSION, HIERARCHICAL = "naive Bayes on counts", "linear regression on counts", "hierarchical attention"
 MODELS = {  # name -> a model for so many words and labels
     "average of words": lambda *sizes: Reader(*sizes, hierarchical=False, learned=False),
     "attention to words": lambda *sizes: Reader(*sizes, hierarchical=False, learned=True),
     "average of sentences": lambda *sizes: Reader(*sizes, hierarchical=True, learned=False),
     HIERARCHICAL: lambda *sizes: Reader(*sizes, hierarchical=True, learned=True),
 }
+KINDS = {"one sentence is about a topic": False, "others are about other topics": True}
 FOUND = {"largest weight on the carrying sentence": "first", "its weight": "weight"}
 
 
@@ -60,7 +51,7 @@ class Settings(trials.Settings):
     """Your own documents, a .jsonl file with {"text": ..., "label": ...} in each line; empty: the built-in ones."""
     documents: int = 4000
     """Built-in documents for training; a quarter as many more are for the test."""
-    steps: int = 800
+    steps: int = 400
     """Of training, for each model."""
 
     def __post_init__(self):
@@ -69,53 +60,7 @@ class Settings(trials.Settings):
         at_least(50, self, "documents", most=1_000_000)
 
 
-# ---- Documents: (its sentences, its label, the number of the sentence that carries the label or None)
-
-def words_of(sentence):
-    return re.findall(r"[^\W\d_]+", sentence.lower())
-
-
-def sentences_of(text):
-    return [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+|\n\s*\n", text) if words_of(part)]
-
-
-def docstrings():
-    """The sentences of 6 to 16 words in the docstrings of Python's own library, each once."""
-    library, found = Path(sysconfig.get_path("stdlib")), {}
-    for path in sorted(library.rglob("*.py")):
-        if {"test", "tests", "site-packages", "dist-packages", "lib2to3"} & {*path.relative_to(library).parts}:
-            continue
-        for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                for sentence in sentences_of(ast.get_docstring(node) or ""):
-                    if 6 <= len(words_of(sentence)) <= 16 and ">>>" not in sentence:
-                        found[sentence] = None
-    return [*found]
-
-
-def composed(sentences, number, seed):
-    """Documents for training and for testing: 20 to 40 sentences about nothing in particular, and among them one about a topic.
-
-    The sentences are shared out first, so that no document of the test holds one that was trained on.
-    """
-    chance, words = random.Random(seed), {topic: {*words.split()} for topic, words in TOPICS.items()}
-    about = {topic: [] for topic in (*TOPICS, None)}
-    for sentence in sentences:
-        topics = [topic for topic in TOPICS if words[topic] & {*words_of(sentence)}]
-        if len(topics) < 2:
-            about[topics[0] if topics else None].append(sentence)
-    parts = {topic: chance.sample(found, len(found)) for topic, found in about.items()}
-    splits = []
-    for size, part in ((number, slice(0, None, 2)), (number // 4, slice(1, None, 2))):
-        splits.append([])
-        for n in range(size):
-            topic = [*TOPICS][n % len(TOPICS)]
-            document = chance.sample(parts[None][part], chance.randint(19, 39))
-            at = chance.randrange(len(document) + 1)
-            document.insert(at, chance.choice(parts[topic][part]))
-            splits[-1].append((document, topic, at))
-    return splits
-
+# ---- One's own documents: (their sentences, their label, None)
 
 def column(path, name):
     return [text for text, _ in corpus.json_lines(Path(path), name, 0)]
@@ -165,7 +110,7 @@ class Reader(nn.Module):
         self.hierarchical = hierarchical
         self.wte = nn.Embedding(vocab_size, C)
         self.words, self.sentences = Pool(C, learned), Pool(C, learned)
-        self.head = nn.Linear(C, labels)
+        self.norm, self.head = nn.RMSNorm(C), nn.Linear(C, labels)
 
     def forward(self, ids):
         B, S, W = ids.shape
@@ -173,22 +118,24 @@ class Reader(nn.Module):
         x, of_words = self.words(self.wte(words), words > 0)
         of_words = of_words.view(B, S, W)
         if not self.hierarchical:
-            return self.head(x), of_words.sum(-1), of_words
+            return self.head(self.norm(x)), of_words.sum(-1), of_words
         x, of_sentences = self.sentences(x.view(B, S, -1), (ids > 0).any(-1))
-        return self.head(x), of_sentences, of_words
+        return self.head(self.norm(x)), of_sentences, of_words
 
 
 # ---- Training
 
-def counted(train, test):
-    """The accuracy of naive Bayes on the counts of words, in which each counts wherever it stands (Rennie et al. 2003)."""
+def counted(name, train, test):
+    """The accuracy of a model that knows of a document nothing but how often it has each word."""
     try:
         from sklearn.feature_extraction.text import CountVectorizer
+        from sklearn.linear_model import RidgeClassifier
         from sklearn.naive_bayes import ComplementNB
     except ImportError:
         raise ValueError("this needs scikit-learn: pip install scikit-learn") from None
-    count = CountVectorizer(analyzer=lambda document: [word for sentence in document[0] for word in words_of(sentence)])
-    model = ComplementNB().fit(count.fit_transform(train), [label for _, label, _ in train])
+    count = CountVectorizer(analyzer=lambda document: words_of(" ".join(document[0])))
+    model = ComplementNB() if name == BAYES else RidgeClassifier(alpha=30)
+    model.fit(count.fit_transform(train), [label for _, label, _ in train])
     return {"accuracy": model.score(count.transform(test), [label for _, label, _ in test])}
 
 
@@ -216,7 +163,7 @@ def trained(name, train, test, steps, seed):
         rows = torch.randint(len(x), (32,))
         return F.cross_entropy(model(x[rows])[0], y[rows])
 
-    trials.fit(model, loss, steps, 0.03, weight_decay=0.1)
+    trials.fit(model, loss, steps, 0.03, weight_decay=0.3)
     with torch.no_grad():
         parts = [model(part) for part in ids_of(test, vocabulary).split(100)]
     scores, weights = (torch.cat([part[n] for part in parts]) for n in (0, 1))
@@ -229,16 +176,23 @@ def trained(name, train, test, steps, seed):
     return found
 
 
+def tested(name, train, test, steps, seed):
+    return trained(name, train, test, steps, seed) if name in MODELS else counted(name, train, test)
+
+
 # ---- The picture
 
 def draw(runs, document, label, at):
-    """Accuracies; the weights of a document's sentences; those of the words of the heaviest."""
+    """Accuracies; of the last kind, the weights of a document's sentences, and those of the words of the heaviest."""
     drawn, panels = trials.figure(14, 0.19 * min(len(document), SENTENCES) + 1.2, 1, 3, width_ratios=[1, 1.2, 1])
-    means, errors = zip(*(trials.mean(run["accuracy"] for run in of_seeds) for of_seeds in runs.values()))
-    panels[0].barh(range(len(runs)), means, xerr=errors, color=["#c9c7c0"] * (len(runs) - 1) + ["C0"])
-    panels[0].set_yticks(range(len(runs)), runs)
+    for n, (kind, found) in enumerate(runs.items()):
+        means, errors = zip(*(trials.mean(run["accuracy"] for run in of_seeds) for of_seeds in found.values()))
+        places = [m + (n + 0.5) / len(runs) * 0.8 - 0.4 for m in range(len(found))]
+        panels[0].barh(places, means, 0.8 / len(runs), xerr=errors, label=kind)
+    panels[0].set_yticks(range(len(found)), found)
     panels[0].set(xlim=(0, 1), title="test accuracy")
-    shown = runs[HIERARCHICAL][0]
+    panels[0].legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, -0.16))
+    shown = found[HIERARCHICAL][0]
     sentences = [sentence if len(sentence) < 60 else sentence[:59] + "…" for sentence in document[:SENTENCES]]
     heaviest = max(range(len(sentences)), key=lambda n: shown["sentences"][n])
     words = words_of(document[heaviest])[:WORDS]
@@ -255,19 +209,23 @@ def draw(runs, document, label, at):
 
 
 def main(config):
-    own = read(config.data) if config.data else None
-    sentences = None if own else docstrings()
-    splits = [shared_out(own, seed) if own else composed(sentences, config.documents, seed) for seed in range(config.seeds)]
-    jobs = [(name, *split, config.steps, seed) for name in MODELS for seed, split in enumerate(splits)]
-    found = trials.every(trained, jobs)
-    runs = trials.by_kind(MODELS, found)
-    runs = {"naive Bayes on counts": [counted(*split) for split in splits]} | runs
-    rows = [{"model": name, "test accuracy": trials.plus_minus(run["accuracy"] for run in of_seeds)}
-            | {title: trials.plus_minus(run[key] for run in of_seeds) for title, key in FOUND.items() if key in of_seeds[0]}
-            for name, of_seeds in runs.items()]
-    document, label, at = splits[0][1][0]
-    drawn = draw(runs, document, label, at)
-    trials.store(config, {f"{len(splits[0][0])} documents to train on, {len(splits[0][1])} to test": rows}, drawn)
+    if config.data:
+        own = read(config.data)
+        splits = {config.data: [shared_out(own, seed) for seed in range(config.seeds)]}
+    else:
+        sentences = docstrings()
+        splits = {kind: [composed(sentences, config.documents, seed, crowded) for seed in range(config.seeds)]
+                  for kind, crowded in KINDS.items()}
+    names = [BAYES, REGRESSION, *MODELS]
+    jobs = [(name, *split, config.steps, seed) for of_seeds in splits.values() for name in names
+            for seed, split in enumerate(of_seeds)]
+    runs = {kind: trials.by_kind(names, found) for kind, found in trials.by_kind(splits, trials.every(tested, jobs)).items()}
+    tables = {f"{kind}: {len(splits[kind][0][0])} documents to train on, {len(splits[kind][0][1])} to test": [
+        {"model": name, "test accuracy": trials.plus_minus(run["accuracy"] for run in of_seeds)}
+        | {title: trials.plus_minus(run[key] for run in of_seeds) for title, key in FOUND.items() if key in of_seeds[0]}
+        for name, of_seeds in found.items()] for kind, found in runs.items()}
+    kind = [*runs][-1]
+    trials.store(config, tables, draw(runs, *splits[kind][0][1][0]))
     return runs
 
 

@@ -37,6 +37,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from attention import ATTENTION, Additive, CrossAttention, General, attention_weights, dot, present, sinusoidal
 from engine import configure, grammar, trials
 from engine.checks import at_least, check_heads, choose
+from engine.inspection import recording
 from engine.translation import END, Vocabulary, batches, bleu, by_length, padded, read_pairs, search, translated
 from model import Block, GPTConfig
 
@@ -219,13 +220,11 @@ COLOR = dict(zip(MODELS, ("C3", "C0", "C9", "C2", "C4")))
 @torch.no_grad()
 def alignment(model, vocabulary, text, beam):
     """Where the model looks while it translates a text: pieces of both, and the last layer's weights, their heads' mean."""
-    maps, source = [], padded([vocabulary.encode(text)])
-    for module in model.modules():
-        if isinstance(module, Recurrent | CrossAttention):
-            module.attention = lambda q, k, v, *how: maps.append(attention_weights(q, k, *how)) or maps[-1] @ v
+    source = padded([vocabulary.encode(text)])
     target, _ = search(model, *source, beam)
     target = target[:, : (target != END).sum() + 1]  # up to END
-    model.decode(F.pad(target, (1, -1), value=END), model.encode(*source))  # as in training, all of it at once
+    with recording(model, attention_weights) as maps:
+        model.decode(F.pad(target, (1, -1), value=END), model.encode(*source))  # as in training, all of it at once
     pieces = [[vocabulary.decode([n]) or "(end)" for n in side[0].tolist()] for side in (source[0], target)]
     return [*pieces, maps[-1][0].mean(0).tolist() if maps else None]
 

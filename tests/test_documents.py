@@ -7,34 +7,38 @@ import pytest
 import torch
 from conftest import complaint, run_here
 
-from engine import trials
+from engine import docstrings, trials
 from experiments import documents
 
 
 @pytest.fixture
 def sentences():
-    """Sentences without sense: 400 about nothing, 30 with a word of each of two topics."""
+    """Sentences without sense: 400 about nothing, 60 with a word of one of two topics, 60 that return it, 20 that return."""
     chance = random.Random(0)
     words = ["".join(chance.choices("aeioubdgklmnprst", k=6)) for _ in range(150)]
-    plain = [" ".join(chance.sample(words, 6)) for _ in range(460)]
-    about = [f"{sentence} {word}" for sentence, word in zip(plain, ["widget", "socket"] * 30)]
-    return about + plain[60:]
+    plain, topics = [" ".join(chance.sample(words, 6)) for _ in range(540)], ["widget", "socket"] * 30
+    return [*plain[:400], *map(" ".join, zip(plain[400:], [*topics, *(f"returns {word}" for word in topics), *["returned"] * 20]))]
 
 
 @pytest.fixture
 def two_topics(monkeypatch):
-    monkeypatch.setattr(documents, "TOPICS", {"windows": "widget", "network": "socket"})
+    monkeypatch.setattr(docstrings, "TOPICS", {"windows": "widget", "network": "socket"})
 
 
-def test_documents_are_what_they_say(sentences, two_topics):
-    """Catches a test that holds sentences of the training, a second sentence that carries a topic, a wrong label or place."""
-    train, test = documents.composed(sentences, 80, 0)
+@pytest.mark.parametrize("crowded", [False, True])
+def test_documents_are_what_they_say(sentences, two_topics, crowded):
+    """Catches a test that holds sentences of the training, a second sentence that counts, a wrong label or place."""
+    train, test = docstrings.composed(sentences, 80, 0, crowded)
     assert len(train) == 80 and len(test) == 20
     assert not {s for document, *_ in train for s in document} & {s for document, *_ in test for s in document}
+    others = 0
     for document, label, at in train + test:
         assert 20 <= len(document) <= 40
-        assert [n for n, sentence in enumerate(document) if {"widget", "socket"} & {*sentence.split()}] == [at]
-        assert documents.TOPICS[label] in document[at]
+        about = [n for n, sentence in enumerate(document) if {"widget", "socket"} & {*sentence.split()}]
+        others += len(about) - 1
+        assert [n for n in about if not crowded or "returns" in document[n]] == [at]
+        assert docstrings.TOPICS[label] in document[at]
+    assert (others > 50) == crowded
 
 
 def test_docstrings(tmp_path, monkeypatch):
@@ -42,8 +46,8 @@ def test_docstrings(tmp_path, monkeypatch):
     code = '"""The first sentence here has seven words. Short one.\n\n>>> this is not a sentence at all, no\n"""\n'
     (tmp_path / "a.py").write_text(code + 'def f():\n    """This one goes on\n    in the next line of it."""\n')
     (tmp_path / "b.py").write_text(code)
-    monkeypatch.setattr(documents.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert documents.docstrings() == ["The first sentence here has seven words.", "This one goes on in the next line of it."]
+    monkeypatch.setattr(docstrings.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert docstrings.docstrings() == ["The first sentence here has seven words.", "This one goes on in the next line of it."]
 
 
 def test_a_query_of_zeros_averages():
@@ -62,8 +66,11 @@ def test_attention_finds_what_averages_miss(sentences, two_topics, monkeypatch, 
     both = "average of words", documents.HIERARCHICAL
     monkeypatch.setattr(documents, "MODELS", {name: documents.MODELS[name] for name in both})
     runs = documents.main(documents.Settings(seeds=1, documents=400, steps=60, out_dir=str(tmp_path)))
-    (average,), (hierarchical,) = runs["average of words"], runs[documents.HIERARCHICAL]
-    assert hierarchical["accuracy"] > average["accuracy"] + 0.1 and hierarchical["first"] > 0.3  # by chance 0.03
+    for (kind, found), others in zip(runs.items(), (both[:1], (*both[:1], documents.BAYES))):
+        (hierarchical,) = found[documents.HIERARCHICAL]
+        assert hierarchical["first"] > 0.3  # by chance 0.03
+        for name in others:
+            assert hierarchical["accuracy"] > found[name][0]["accuracy"] + 0.05, (kind, name, found)
     assert len([*tmp_path.glob("*.png")]) == 1
 
 

@@ -1,0 +1,71 @@
+"""Documents in which one sentence alone carries the label, made from the docstrings of Python's own library."""
+
+import ast
+import random
+import re
+import sysconfig
+from pathlib import Path
+
+TOPICS = {  # a sentence with words of one topic only is about that; a model is never told the words
+    "windows": "widget window menu button canvas mouse scrollbar listbox cursor",
+    "network": "socket server client network address host connection url proxy port",
+    "tasks": "process thread loop coroutine lock threads task processes scheduled semaphore",
+    "mail": "header headers email mime mailbox smtp mail imap folder recipient",
+    "time": "time date timeout year month day seconds timezone timestamp calendar clock hour",
+    "numbers": "integer decimal digits sign exponent rounding fraction median variance probability logarithm",
+}
+RETURNS = {"return", "returns", "returned", "returning"}
+
+
+def words_of(sentence):
+    return re.findall(r"[^\W\d_]+", sentence.lower())
+
+
+def sentences_of(text):
+    return [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+|\n\s*\n", text) if words_of(part)]
+
+
+def docstrings():
+    """The sentences of 6 to 16 words in the docstrings of Python's own library, each once."""
+    library, found = Path(sysconfig.get_path("stdlib")), {}
+    for path in sorted(library.rglob("*.py")):
+        if {"test", "tests", "site-packages", "dist-packages", "lib2to3"} & {*path.relative_to(library).parts}:
+            continue
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                for sentence in sentences_of(ast.get_docstring(node) or ""):
+                    if 6 <= len(words_of(sentence)) <= 16 and ">>>" not in sentence:
+                        found[sentence] = None
+    return [*found]
+
+
+def composed(sentences, number, seed, crowded=False):
+    """Documents for training and for testing: 20 to 40 sentences about nothing in particular, and among them one about a topic.
+
+    crowded: sentences about all topics may stand among them, and the one that counts is that which says what is returned.
+    Each is (its sentences, its topic, the number of the sentence that counts). The sentences are shared out first, so that no
+    document of the test holds one that was trained on.
+    """
+    chance, words = random.Random(seed), {topic: {*words.split()} for topic, words in TOPICS.items()}
+    about = {(topic, returns): [] for topic in (*TOPICS, None) for returns in (False, True)}
+    for sentence in sentences:
+        found = {*words_of(sentence)}
+        topics = [topic for topic in TOPICS if words[topic] & found]
+        if len(topics) < 2:
+            about[topics[0] if topics else None, crowded and bool(RETURNS & found)].append(sentence)
+    parts = {key: chance.sample(found, len(found)) for key, found in about.items()}
+    splits = []
+    for size, part in ((number, slice(0, None, 2)), (number // 4, slice(1, None, 2))):
+        splits.append([])
+        for n in range(size):
+            topic = [*TOPICS][n % len(TOPICS)]
+            document = chance.sample(parts[None, False][part], chance.randint(19, 39))
+            if crowded:  # half of these, in place of others
+                others = [chance.choice(parts[key][part]) for key in [(None, True), *((topic, False) for topic in TOPICS)]]
+                others = [sentence for sentence in others if chance.random() < 0.5]
+                document[: len(others)] = others
+                chance.shuffle(document)
+            at = chance.randrange(len(document) + 1)
+            document.insert(at, chance.choice(parts[topic, crowded][part]))
+            splits[-1].append((document, topic, at))
+    return splits
