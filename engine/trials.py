@@ -7,6 +7,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import statistics
 import sys
 import time
@@ -159,6 +160,8 @@ def store(config, tables, drawn, **more):
         print(f"\n{title}\n\n{benchmark.table(rows)}")
     folder = Path(config.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    publish(folder / f"{name}.json", (json.dumps(report, indent=1) + "\n").encode())
+    text = json.dumps(report, indent=1)
+    text = re.sub(r"\[\n[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)  # numbers of a list in one line
+    publish(folder / f"{name}.json", (text + "\n").encode())
     heatmaps.save(drawn, folder / f"{name}.png")
     print(f"\n{folder / name}.png and .json written")

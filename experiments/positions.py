@@ -82,10 +82,10 @@ def main(config):
 
     drawn, (left, right) = trials.figure(10, 3.8, 1, 2, width_ratios=(2, 3))
     ends = [0, *(round(LONGER * T * 2 ** (n / 2)) for n in range(-12, 1))]  # of spans, over which the loss is averaged
+    spans = {kind: torch.stack([found[:, a:b].mean(1) for a, b in zip(ends, ends[1:])]).tolist() for kind, found in runs.items()}
     for n, (kind, found) in enumerate(runs.items()):
         left.errorbar(n, *trials.mean(found[:, :T].mean(1).tolist()), fmt="o", color=f"C{n}", capsize=3)
-        spans = torch.stack([found[:, a:b].mean(1) for a, b in zip(ends, ends[1:])])  # (spans, seeds)
-        middle, error = torch.tensor([trials.mean(losses) for losses in spans.tolist()]).T
+        middle, error = torch.tensor([trials.mean(losses) for losses in spans[kind]]).T
         right.plot(ends[1:], middle, "o-", color=f"C{n}", label=kind, markersize=3)
         right.fill_between(ends[1:], middle - error, middle + error, color=f"C{n}", alpha=0.2, linewidth=0)
     left.set_xticks(range(len(runs)), runs, fontsize=9)
@@ -96,7 +96,7 @@ def main(config):
     right.minorticks_off()
     right.legend(frameon=False, fontsize=8)
     trials.store(config, {"16 tokens in another order": masks, "validation loss by position": losses}, drawn,
-                 runs={kind: found.tolist() for kind, found in runs.items()})
+                 spans=ends, losses=spans)  # of each seed
 
 
 if __name__ == "__main__":

@@ -72,7 +72,8 @@ def trained(D, init, score, steps, seed):
 def main(config):
     sizes = [2**n for n in range(2, 11)]
     measured = {D: at_random(D, 0) for D in sizes}
-    names = {"variance": "variance of scores", "entropy": f"entropy of {T} weights (bits)", "slope": "norm of softmax's Jacobian"}
+    names = {"variance": "variance of scores", "entropy": f"entropy of {T} weights (bits)",
+             "slope": "norm of softmax's Jacobian"}
     rows = [{"D": D} | {f"{what}, {score}": found[score][what] for what in names for score in SCORES}
             for D, found in measured.items()]
 

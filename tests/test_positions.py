@@ -23,9 +23,8 @@ def test_positions_help(poem, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["positions.py"])
     monkeypatch.setattr(positions, "KINDS", {name: positions.KINDS[name] for name in ("none", "learned", "rope", "alibi")})
     positions.main(positions.Settings(seeds=1, steps=80, T=16, out_dir=str(tmp_path)))
-    runs = json.loads((tmp_path / "positions.json").read_text())["runs"]
-    trained, beyond = ({kind: sum(run[part]) / len(run[part]) for kind, [run] in runs.items()}
-                       for part in (slice(16), slice(64, 128)))
+    rows = json.loads((tmp_path / "positions.json").read_text())["tables"]["validation loss by position"]
+    trained, beyond = ({row["position"]: float(row[part]) for row in rows} for part in ("up to T=16", "to 8T"))
     assert trained["none"] > max(trained["rope"], trained["alibi"]) + 0.02, trained
     assert beyond["alibi"] < min(beyond["rope"], beyond["learned"]) - 0.05, beyond
     assert (tmp_path / "positions.png").stat().st_size > 10_000

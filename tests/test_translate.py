@@ -165,12 +165,13 @@ def test_bleu():
 def test_attention_frees_from_one_vector(monkeypatch, seed=0):
     """Catches a network without attention that sees the source, and attention that sees nothing: words to copy, few steps."""
     torch.manual_seed(seed)
-    rng, config = np.random.default_rng(seed), settings("--steps=100", "--n_embd=32", "--learning_rate=1e-2")
+    rng, config = np.random.default_rng(seed), settings("--n_embd=32", "--learning_rate=1e-2")
     rows = [np.append(rng.integers(1, 20, rng.integers(4, 13)), END) for _ in range(500)]
     losses = {}
     for name in ("none", "dot"):
         fit = translate.trials.fit
-        monkeypatch.setattr(translate.trials, "fit", lambda *args: losses.update({name: fit(*args)}))
+        steps = 100  # for both
+        monkeypatch.setattr(translate.trials, "fit", lambda *args: losses.update({name: fit(*args[:2], steps, *args[3:])}))
         monkeypatch.setattr(translate, "translated", lambda *args: ["a"])
         monkeypatch.setattr(translate, "alignment", lambda *args: None)
         translate.trained(config, name, range(20), [(row, row) for row in rows], [("a", "a")], seed)
