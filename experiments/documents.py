@@ -8,12 +8,16 @@ pools it. That classifies better than averages do, and the weights show on what 
 networks: a sentence is what its words are, in any order.)
 
 The documents are made of real sentences, from the docstrings of Python's own library: 20 to 40 of them, of which one alone is
-about the topic that is the label. The sentences are shared out between training and test, so that none can be known by heart.
+about the topic that is the label. In the harder kind others are about other topics, and the one that counts says what is
+returned. The sentences are shared out between training and test, so that none can be known by heart.
 
-Found (3 seeds, 4,000 documents): hierarchical attention is right for 0.974 ± 0.009 of the test documents, averages for 0.419 ±
-0.058 (of words) and 0.408 ± 0.057 (of sentences); a guess, for 0.167. The carrying sentence has the largest weight in 0.955 ±
-0.014 of them. But here the hierarchy gains nothing: attention to all words at once is right for 0.988 ± 0.004. Nor is attention
-needed where single words give the topic away, as here: naive Bayes, which only counts words, is right for 0.976 ± 0.001.
+Found (3 seeds, 4,000 documents; a guess is right for 0.167): hierarchical attention is right for 0.993 ± 0.002 of the test
+documents, where averages that are trained in the same way reach 0.453 ± 0.047 (of words) and 0.434 ± 0.043 (of sentences); the
+carrying sentence has the largest weight in 0.990 ± 0.002. But for this the hierarchy is not needed: attention to all words at
+once is right for 0.997 ± 0.002. Nor is attention, where single words give the topic away: naive Bayes, which only counts words,
+reaches 0.976 ± 0.001, and linear regression on counts, to which an average of words could come, 0.955 ± 0.005. In the harder
+kind only the hierarchy can tell: 0.751 ± 0.020, beside 0.405 ± 0.052 for attention to all words, 0.458 ± 0.022 for regression,
+0.364 ± 0.014 for naive Bayes. There it looks most at the carrying sentence in 0.789 ± 0.013.
 """
 
 import random
@@ -183,7 +187,7 @@ def tested(name, train, test, steps, seed):
 # ---- The picture
 
 def draw(runs, document, label, at):
-    """Accuracies; of the last kind, the weights of a document's sentences, and those of the words of the heaviest."""
+    """Accuracies; of the first kind, the weights of a document's sentences, and those of the words of the heaviest."""
     drawn, panels = trials.figure(14, 0.19 * min(len(document), SENTENCES) + 1.2, 1, 3, width_ratios=[1, 1.2, 1])
     for n, (kind, found) in enumerate(runs.items()):
         means, errors = zip(*(trials.mean(run["accuracy"] for run in of_seeds) for of_seeds in found.values()))
@@ -192,7 +196,7 @@ def draw(runs, document, label, at):
     panels[0].set_yticks(range(len(found)), found)
     panels[0].set(xlim=(0, 1), title="test accuracy")
     panels[0].legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, -0.16))
-    shown = found[HIERARCHICAL][0]
+    shown = next(iter(runs.values()))[HIERARCHICAL][0]
     sentences = [sentence if len(sentence) < 60 else sentence[:59] + "…" for sentence in document[:SENTENCES]]
     heaviest = max(range(len(sentences)), key=lambda n: shown["sentences"][n])
     words = words_of(document[heaviest])[:WORDS]
@@ -224,8 +228,8 @@ def main(config):
         {"model": name, "test accuracy": trials.plus_minus(run["accuracy"] for run in of_seeds)}
         | {title: trials.plus_minus(run[key] for run in of_seeds) for title, key in FOUND.items() if key in of_seeds[0]}
         for name, of_seeds in found.items()] for kind, found in runs.items()}
-    kind = [*runs][-1]
-    trials.store(config, tables, draw(runs, *splits[kind][0][1][0]))
+    first, *_ = splits.values()
+    trials.store(config, tables, draw(runs, *first[0][1][0]))
     return runs
 
 

@@ -3,7 +3,7 @@
     python -m tools.report [--folder=benchmarks] [--to=benchmarks/report.html]        --folder=experiments: those of the lectures
 
 Reads every JSON in the folder that a benchmark wrote, and puts the PNG beside it (python -m tools.plot) into the page, which is
-one file that needs no network.
+one file that needs no network. Ratios to what was timed in turns with lookback are medians of the ratios of the rounds.
 """
 
 import base64
@@ -70,7 +70,7 @@ def train(report):
         for row in shape:
             steps.append({"step": f"{row['shape']}: {row['model']}", "ms": row["ms"], "MB": row["MB"],
                           "time / ours": row["time / ours"], "of the limit": f"{row['MFU']:.0%}"})
-    yield "a training step (limit: large matrix products)", steps
+    yield "a training step (ratios: medians of the rounds; limit: large matrix products)", steps
 
 
 def sample(report):
@@ -84,7 +84,7 @@ def sample(report):
         return row["seconds"] / ours["seconds"]
 
     for shape in report["shapes"]:
-        yield f"{shape['shape']}: one text (limit: reading weights and cache)", [
+        yield f"{shape['shape']}: one text (ratios: medians of the rounds; limit: reading weights and cache)", [
             {"who": who, "tokens/s": row["tokens_per_s"], "times nanoGPT": row.get("times nanoGPT"),
              "time / ours, same dtype": to_ours(shape["single"], who),
              "of the limit": f"{row['of_the_bound']:.0%}" if row.get("of_the_bound") else None}
