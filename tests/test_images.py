@@ -43,7 +43,7 @@ def test_splits():
 def test_they_learn(monkeypatch, tmp_path):
     """Catches labels of other images, words in another order, and weights that are not those of a softmax."""
     monkeypatch.setattr(trials, "every", lambda function, jobs: [function(*job) for job in jobs])
-    (run,) = images.main(images.Settings(seeds=1, steps=75, out_dir=str(tmp_path)))
+    (run,) = images.main(images.Settings(seeds=1, steps=50, out_dir=str(tmp_path)))
     assert run["vision transformer"] > 0.4 and run["support vector machine"] > 0.97
     for name in images.KINDS:
         assert all(words[1] == 1 and images.WORDS[words[4]] == "leaning" for words in run[name]["said"])

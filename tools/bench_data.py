@@ -55,9 +55,12 @@ def main(config):
     with tempfile.TemporaryDirectory() as folder:
         texts, size, rounds = Path(folder, "texts.jsonl"), 0, []
         with open(texts, "w", encoding="utf-8") as lines:
-            for path in sorted(path for name in ("stdlib", "purelib") for path in Path(sysconfig.get_path(name)).rglob("*.py")):
-                text = path.read_text(encoding="utf-8", errors="replace") if size < config.megabytes * 1e6 else ""
-                size += len(text.encode()) * bool(text and lines.write(json.dumps({"text": text}) + "\n"))
+            for path in (path for name in ("stdlib", "purelib") for path in sorted(Path(sysconfig.get_path(name)).rglob("*.py"))):
+                if size >= config.megabytes * 1e6:
+                    break
+                if text := path.read_text(encoding="utf-8", errors="replace"):
+                    size += len(text.encode())
+                    lines.write(json.dumps({"text": text}) + "\n")
         for n in range(config.repeats):
             measured, ways = {}, {"nanoGPT": (THEIRS, "theirs"), "lookback": (OURS, f"ours {n}")}
             for way, (code, out) in ways.items():
