@@ -20,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # one test on each core at a time
 from engine import dataset  # noqa: E402
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would its children
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the same, after nohup
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
