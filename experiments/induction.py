@@ -13,7 +13,8 @@ is an induction head. With two it does no better for some 120 steps of 64 sequen
 step 178 ± 6, and the loss falls to 0.278 ± 0.011. At the end the best head of the second layer gives 0.733 ± 0.005 of its
 attention to what followed, and the best of the first 0.417 ± 0.012 to the previous token: its two heads share this work.
 
-All this is on synthetic text, which consists of nothing but repetition: how it is in natural text is not measured here.
+All this is on synthetic text, which consists of nothing but repetition, and depends on it: in texts of 24 tokens, of 12 kinds,
+that repeat after 4 to 8, no such head forms in 200 steps (one seed). How it is in natural text is not measured here.
 config/induction.toml trains a model on source code in which such a head can be found.
 """
 
