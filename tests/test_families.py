@@ -88,7 +88,7 @@ def test_a_family_computes_the_same(kind, seed, tmp_path):
         for tolerance in 1e-5, 1e-10:
             want, got = model(idx).logits, ours(idx, idx)[0]
             assert (got - want).abs().max() <= tolerance * want.abs().max()
-            if tolerance == 1e-5 and seed < 2:
+            if tolerance == 1e-5:
                 written = ours.generate(idx[:1, :8], 200, temperature=0)  # with the cache; each is the likeliest there too:
                 assert torch.equal(model(written).logits[:, 7:-1].argmax(-1), written[:, 8:])
             in_float64(model, ours)
