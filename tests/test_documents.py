@@ -17,7 +17,8 @@ def sentences():
     chance = random.Random(0)
     words = ["".join(chance.choices("aeioubdgklmnprst", k=6)) for _ in range(150)]
     plain, topics = [" ".join(chance.sample(words, 6)) for _ in range(540)], ["widget", "socket"] * 30
-    return [*plain[:400], *map(" ".join, zip(plain[400:], [*topics, *(f"returns {word}" for word in topics), *["returned"] * 20]))]
+    endings = [*topics, *(f"returns {word}" for word in topics), *["returned"] * 20]
+    return [*plain[:400], *map(" ".join, zip(plain[400:], endings))]
 
 
 @pytest.fixture
