@@ -26,7 +26,7 @@ def sentences_of(text):
 
 
 def docstrings():
-    """The sentences of 6 to 16 words in the docstrings of Python's own library, each once."""
+    """The sentences of 6 to 16 words in the docstrings of Python's own library, each once (its words, whatever the signs)."""
     library, found = Path(sysconfig.get_path("stdlib")), {}
     for path in sorted(library.rglob("*.py")):
         if {"test", "tests", "site-packages", "dist-packages", "lib2to3"} & {*path.relative_to(library).parts}:
@@ -35,14 +35,14 @@ def docstrings():
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 for sentence in sentences_of(ast.get_docstring(node) or ""):
                     if 6 <= len(words_of(sentence)) <= 16 and ">>>" not in sentence:
-                        found[sentence] = None
-    return [*found]
+                        found.setdefault((*words_of(sentence),), sentence)
+    return [*found.values()]
 
 
 def composed(sentences, number, seed, crowded=False):
     """Documents for training and for testing: 20 to 40 sentences about nothing in particular, and among them one about a topic.
 
-    crowded: sentences about all topics may stand among them, and the one that counts is that which says what is returned.
+    crowded: sentences about all other topics may stand among them, and the one that counts is that which says what is returned.
     Each is (its sentences, its topic, the number of the sentence that counts). The sentences are shared out first, so that no
     document of the test holds one that was trained on.
     """
@@ -61,7 +61,8 @@ def composed(sentences, number, seed, crowded=False):
             topic = [*TOPICS][n % len(TOPICS)]
             document = chance.sample(parts[None, False][part], chance.randint(19, 39))
             if crowded:  # half of these, in place of others
-                others = [chance.choice(parts[key][part]) for key in [(None, True), *((topic, False) for topic in TOPICS)]]
+                keys = [(None, True), *((other, False) for other in TOPICS if other != topic)]
+                others = [chance.choice(parts[key][part]) for key in keys]
                 others = [sentence for sentence in others if chance.random() < 0.5]
                 document[: len(others)] = others
                 chance.shuffle(document)

@@ -82,7 +82,7 @@ def main(config):
 
     drawn, (left, right) = trials.figure(10, 3.8, 1, 2, width_ratios=(2, 3))
     ends = [0, *(round(LONGER * T * 2 ** (n / 2)) for n in range(-12, 1))]  # of spans, over which the loss is averaged
-    spans = {kind: torch.stack([found[:, a:b].mean(1) for a, b in zip(ends, ends[1:])]).tolist() for kind, found in runs.items()}
+    spans = {kind: [found[:, a:b].mean(1).tolist() for a, b in zip(ends, ends[1:])] for kind, found in runs.items()}
     for n, (kind, found) in enumerate(runs.items()):
         left.errorbar(n, *trials.mean(found[:, :T].mean(1).tolist()), fmt="o", color=f"C{n}", capsize=3)
         middle, error = torch.tensor([trials.mean(losses) for losses in spans[kind]]).T

@@ -17,7 +17,8 @@ def sentences():
     chance = random.Random(0)
     words = ["".join(chance.choices("aeioubdgklmnprst", k=6)) for _ in range(150)]
     plain, topics = [" ".join(chance.sample(words, 6)) for _ in range(540)], ["widget", "socket"] * 30
-    return [*plain[:400], *map(" ".join, zip(plain[400:], [*topics, *(f"returns {word}" for word in topics), *["returned"] * 20]))]
+    endings = [*topics, *(f"returns {word}" for word in topics), *["returned"] * 20]
+    return [*plain[:400], *map(" ".join, zip(plain[400:], endings))]
 
 
 @pytest.fixture
@@ -37,8 +38,8 @@ def test_documents_are_what_they_say(sentences, two_topics, crowded):
         about = [n for n, sentence in enumerate(document) if {"widget", "socket"} & {*sentence.split()}]
         others += len(about) - 1
         assert [n for n in about if not crowded or "returns" in document[n]] == [at]
-        assert docstrings.TOPICS[label] in document[at]
-    assert (others > 50) == crowded
+        assert [n for n in about if docstrings.TOPICS[label] in document[n]] == [at]
+    assert (others > 30) == crowded
 
 
 def test_docstrings(tmp_path, monkeypatch):
