@@ -42,6 +42,13 @@ def test_documents_are_what_they_say(sentences, two_topics, crowded):
     assert (others > 30) == crowded
 
 
+def test_a_library_without_a_topic(sentences, monkeypatch):
+    """Catches a traceback where a part of Python's library is not installed."""
+    monkeypatch.setattr(docstrings, "TOPICS", {"windows": "widget", "tasks": "coroutine"})
+    with pytest.raises(ValueError, match="says nothing about tasks"):
+        docstrings.composed(sentences, 80, 0)
+
+
 def test_docstrings(tmp_path, monkeypatch):
     """Catches code among the sentences, sentences that are cut at a line's end, and doubles."""
     code = '"""The first sentence here has seven words. Short one.\n\n>>> this is not a sentence at all, no\n"""\n'
