@@ -56,7 +56,7 @@ def composed(sentences, number, seed, crowded=False):
     parts = {key: chance.sample(found, len(found)) for key, found in about.items()}
     for topic in TOPICS:
         if len(parts[topic, crowded]) < 2:  # tkinter, say, is not everywhere
-            raise ValueError(f"the library of this Python says nothing about {topic}: give documents of your own by --data=FILE.jsonl")
+            raise ValueError(f"the library of this Python says nothing about {topic}: give your own documents by --data=FILE.jsonl")
     splits = []
     for size, part in ((number, slice(0, None, 2)), (number // 4, slice(1, None, 2))):
         splits.append([])
