@@ -196,7 +196,7 @@ def draw(runs, document, label, at):
         panels[0].barh(places, means, 0.8 / len(runs), xerr=errors, label=kind)
     panels[0].set_yticks(range(len(found)), found)
     panels[0].set(xlim=(0, 1), title="test accuracy")
-    panels[0].legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, -0.16))
+    panels[0].legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=2.5)
     shown = next(iter(runs.values()))[HIERARCHICAL][0]
     sentences = [sentence if len(sentence) < 60 else sentence[:59] + "…" for sentence in document[:SENTENCES]]
     heaviest = max(range(len(sentences)), key=lambda n: shown["sentences"][n])
