@@ -33,7 +33,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import attention_weights, dot
-from engine import configure, corpus, trials
+from engine import configure, corpus, heatmaps, trials
 from engine.checks import at_least
 from engine.docstrings import composed, docstrings, sentences_of, words_of
 from masks import present
@@ -203,7 +203,7 @@ def draw(runs, document, label, at):
     words = words_of(document[heaviest])[:WORDS]
     for panel, labels, weights in ((panels[1], sentences, shown["sentences"]), (panels[2], words, shown["words"][heaviest])):
         panel.barh(range(len(labels)), weights[: len(labels)])
-        panel.set_yticks(range(len(labels)), [text.replace("$", r"\$") for text in labels], fontsize=8)
+        panel.set_yticks(range(len(labels)), [heatmaps.plain(text) for text in labels], fontsize=8)
     for panel in panels:
         panel.invert_yaxis()
     if at is not None:
