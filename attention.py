@@ -28,7 +28,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine import kernels
+from engine import kernels, sdpa
 from engine.checks import check_heads, check_shapes, check_standard, choose
 from engine.linear_attention import LinearState, chunked, featured, normalized, positive_random_features
 from masks import (  # noqa: F401  (so that these can be imported from here too)
@@ -257,26 +257,28 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """
     Tq, Tk = check_shapes(q, k, v, visible)
     check_standard("fused", score is scaled_dot and normalize is softmax)
+    # The kernel's own is_causal flag is aligned to the top left, which is our invariant only when Tq == Tk.
+    if visible is full or visible is causal and Tq in (1, Tk):
+        return sdpa.attend(q, k, v, causal=visible is causal and Tq > 1)
+
+    def seen(i, j):
+        return mask_of(visible, i, j, len(q))
+
     window, n_global = getattr(visible, "window", Tk), getattr(visible, "n_global", 0)
     start = max(0, Tk - Tq + 1 - window)  # the first key within the first query's window
-    if Tk - start > max(3 * window, 4 * kernels.BLOCK) and not hasattr(visible, "bias"):  # else a full mask, faster if short
-        return kernels.windowed_attention(q, k, v, lambda i, j: mask_of(visible, i, j, len(q)), window, min(n_global, Tk))
-    # The kernel's own is_causal flag is aligned to the top left, which is our invariant only when Tq == Tk.
-    if visible is causal and Tq == Tk:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    mask = None
-    if visible is not full and not (visible is causal and Tq == 1):
-        i, j = positions(Tq, Tk, q.device)
-        if n_global < start:  # few queries, many keys: only the global ones and the last are within reach
-            def reached(x):
-                return torch.cat([x[..., :n_global, :], x[..., start:, :]], dim=-2) if n_global else x[..., start:, :]
+    if not hasattr(visible, "bias"):
+        if sparse := sdpa.sparse_on_gpu(q, k, visible):
+            return sparse(q, k, v, visible, seen)
+        if Tk - start > max(3 * window, 4 * sdpa.BLOCK):  # else a full mask, faster if short
+            return sdpa.windowed(q, k, v, seen, window, min(n_global, Tk))
+    i, j = positions(Tq, Tk, q.device)
+    if n_global < start:  # few queries, many keys: only the global ones and the last are within reach
+        def reached(x):
+            return torch.cat([x[..., :n_global, :], x[..., start:, :]], dim=-2) if n_global else x[..., start:, :]
 
-            k, v, j = reached(k), reached(v), reached(j.mT).mT
-        mask, bias = mask_of(visible, i, j, len(q))[:, None], bias_of(visible, i, j, q)  # (1 or B, 1, Tq, Tk), (H, Tq, Tk)
-        mask = mask if bias is None else torch.where(mask, bias, float("-inf"))
-    if Tq == 1 and q.device.type == "cpu" and q.itemsize >= 4:  # the kernel's sums would depend on the number of threads
-        return kernels.one_query(q, k, v, mask)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        k, v, j = reached(k), reached(v), reached(j.mT).mT
+    mask, bias = seen(i, j)[:, None], bias_of(visible, i, j, q)  # (1 or B, 1, Tq, Tk), (H, Tq, Tk)
+    return sdpa.attend(q, k, v, mask if bias is None else torch.where(mask, bias, float("-inf")))
 
 
 ATTENTION = {"naive": naive, "masked_fill": masked_fill, "tiled": tiled, "fused": fused}

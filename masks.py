@@ -7,6 +7,7 @@ dimension in front if the sequences of a batch differ.
 A predicate may carry promises as attributes, which the attention paths use to skip work:
 
     window, n_global   query i sees nothing but the keys i - window < j <= i and, of those before i, the keys j < n_global
+    exact              and it does see all of these keys
     across             the predicate ignores the query position, so there may be more queries than keys
 
 and a bias, bias(i, j) -> (H, *common shape of i and j), a function of the distance i - j that the paths add to the scores
@@ -43,7 +44,7 @@ def sliding_window(W):
     def visible(i, j):
         return (j <= i) & (j > i - W)
 
-    visible.window = W
+    visible.window, visible.exact = W, True
     return visible
 
 
@@ -151,7 +152,7 @@ def both(a, b):
         return a(i, j) & b(i, j)
 
     promises = {name for p in (a, b) if isinstance(p, types.FunctionType) for name in vars(p)}
-    if unknown := sorted(promises - {"window", "n_global", "across", "bias", "__wrapped__"}):
+    if unknown := sorted(promises - {"window", "n_global", "exact", "across", "bias", "__wrapped__"}):
         raise ValueError(f"both() does not know what becomes of {', '.join(unknown)} when predicates are combined")
     biases = [p.bias for p in (a, b) if hasattr(p, "bias")]
     if biases:

@@ -1,4 +1,4 @@
-"""Operations with a hand-written backward pass, where autograd's own would read and write memory too often; one query; windows.
+"""Operations with a hand-written backward pass, where autograd's own would read and write memory too often.
 
 A small model spends more time on moving numbers than on multiplying them. What each function computes is one line of its
 docstring; tests/test_kernels.py compares values and gradients with autograd's. Skip this file at a first reading.
@@ -96,7 +96,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         wide = torch.promote_types(x.dtype, torch.float32)  # half precision is too coarse for a loss
         total, count = torch.zeros((), dtype=wide, device=x.device), (targets >= 0).sum(dtype=wide)
         dx, dweight = (torch.zeros_like(x), torch.zeros_like(weight)) if with_gradients else (None, None)
-        rows = max(1, (MAX_LOGITS_GPU if x.is_cuda else MAX_LOGITS_CPU) // len(weight))
+        rows = max(1, MAX_LOGITS_CPU // len(weight))
+        if x.is_cuda:
+            rows = max(1, MAX_LOGITS_GPU // len(weight) // 128) * 128  # whole tiles of the products
         dx_chunks = dx.split(rows) if with_gradients else itertools.repeat(None)
         for x_chunk, target, dx_chunk in zip(x.split(rows), targets.split(rows), dx_chunks):
             logits = F.linear(x_chunk, weight)
@@ -106,7 +108,11 @@ class LinearCrossEntropy(torch.autograd.Function):
             total += (log_sum - logits.gather(1, target)).masked_fill(ignored, 0).sum()
             if with_gradients:
                 dlogits = logits.sub_(log_sum).exp_()  # softmax, minus 1 at the target
-                dlogits = dlogits.scatter_add_(1, target, dlogits.new_full(target.shape, -1)).masked_fill_(ignored, 0)
+                if x.is_cuda:  # compiled, all of it is one kernel that writes half precision alone
+                    dlogits = dlogits - (torch.arange(len(weight), device=x.device) == target).to(wide)
+                else:
+                    dlogits.scatter_add_(1, target, dlogits.new_full(target.shape, -1))
+                dlogits = dlogits.masked_fill_(ignored, 0)
                 dlogits = dlogits.mul_(LOSS_SCALE / count).to(half)
                 dx_chunk.copy_(dlogits @ weight)
                 if half == dweight.dtype:
@@ -142,59 +148,3 @@ def tiled_gradients(dy, q, k, v, y, log_total, tiles):
         dk[..., columns, :] += (dscores.mT @ q_tile).sum(2, keepdim=True)  # over the query heads that share the key
         dv[..., columns, :] += (weights.mT @ dy[..., rows, :]).sum(2, keepdim=True)
     return dq.flatten(1, 2).to(q.dtype), dk[:, :, 0].to(k.dtype), dv[:, :, 0].to(v.dtype)
-
-
-def one_query(q, k, v, mask):
-    """F.scaled_dot_product_attention for q (B, H, 1, D), as fast on a CPU, and the same bits in any number of threads.
-
-    PyTorch's kernel divides the keys of a single query among its threads.
-    """
-    B, H, _, D = q.shape
-    G, Tk = k.shape[1:3]
-    q, k, v = q.reshape(B * G, H // G, D), k.flatten(0, 1), v.flatten(0, 1)
-    scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=1 / math.sqrt(D)).view(B, H, 1, Tk)
-    if mask is None:
-        weights = scores.softmax(-1)
-    else:
-        hidden, scores = (~mask, scores) if mask.dtype == torch.bool else (mask == float("-inf"), scores + mask)
-        # Softmax of a row of nothing but -inf is NaN; the second fill makes it zeros, and the first its gradient.
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
-    return torch.bmm(weights.view(B * G, H // G, Tk), v).view(B, H, 1, D)
-
-
-# ---- attention.fused with a window: O(T·W) on every device
-# The queries are cut into N blocks of S. Each block attends to the K keys that it can reach: the global ones, those before
-# the block that its window covers, and its own S. So T·K scores are computed, forward and backward, instead of T².
-
-BLOCK = 64  # queries in a block: with more, more keys are out of reach; with fewer, the products are too small
-
-
-def windowed_attention(q, k, v, mask_of, window, n_global):
-    """softmax(q·k / sqrt(D)) v over the last `window` keys and the first `n_global`: (B, H, Tq, D), as attention.fused.
-
-    mask_of(i, j) is the predicate's bool mask, (1 or B, *common shape of i and j).
-    """
-    B, _, Tq, _ = q.shape
-    Tk = k.shape[2]
-    S = max(BLOCK, window // 4 if q.device.type == "cpu" else window)  # a GPU wants fewer and larger blocks
-    N, before = -(-Tq // S), -(-(window - 1) // S) * S
-    length = before + N * S
-
-    # Blocks end where the sequence ends, and may begin before it.
-    i = torch.arange(Tk - N * S, Tk, device=q.device).view(N, S, 1)
-    j = i[:, :1] + torch.arange(-before, S, device=q.device)
-    global_j = torch.arange(n_global, device=q.device).expand(N, 1, n_global)
-    counted = torch.cat([global_j < j[..., :1], j >= 0], dim=2)  # a global key may also be in the window: count it once
-    mask = mask_of(i.clamp_min(0), torch.cat([global_j, j.clamp_min(0)], dim=2)) & counted  # (1 or B, N, S, K)
-
-    def within_reach(x):
-        """The keys or values of each block, (B, G, N, K, D); zeros stand for positions before the beginning."""
-        last = x[:, :, -length:] if length < Tk else F.pad(x, (0, 0, length - Tk, 0))
-        near = last.unfold(2, before + S, S).mT  # overlapping views
-        return torch.cat([x[:, :, None, :n_global].expand(-1, -1, N, -1, -1), near], dim=3) if n_global else near
-
-    q = (F.pad(q, (0, 0, N * S - Tq, 0)) if N * S > Tq else q).unflatten(2, (N, S))  # (B, H, N, S, D)
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, within_reach(k), within_reach(v)))  # (B·N, heads, S or K, D)
-    mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]
-    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-    return y.unflatten(0, (B, N)).transpose(1, 2).flatten(2, 3)[:, :, -Tq:]

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import kernels
+from engine import kernels, sdpa
 from engine.roofline import peak_bytes
 from attention import (
     ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, Tiled, alibi, attention_weights, both, causal,
@@ -86,7 +86,7 @@ def test_paths_agree_with_naive(case, name, dtype, tile):
     want, want_gradients = value_and_gradients(naive, q, k, v, visible)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tiled, "TILE", tile)
-        patch.setattr(kernels, "BLOCK", tile)
+        patch.setattr(sdpa, "BLOCK", tile)
         got, gradients = value_and_gradients(ATTENTION[name], q, k, v, visible)
     error = dict(rtol=0, atol=1e-12) if dtype == torch.float64 else dict(rtol=1e-5, atol=1e-5)
     assert want.isfinite().all()

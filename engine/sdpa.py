@@ -1,0 +1,163 @@
+"""The kernels of attention.fused: which of them computes what, on which device.
+
+    CPU       F.scaled_dot_product_attention; one query by itself; a window in blocks
+    GPU       FlashAttention without a mask, also for windows; the memory-efficient kernel with one
+    compiled  on a GPU: FlexAttention for predicates, one query in three generated kernels
+
+All compute softmax(q·k / sqrt(D)) v, q (B, H, Tq, D), k and v (B, G, Tk, D), with a mask, bool or to be added, as
+F.scaled_dot_product_attention takes it. A query that sees nothing gets zeros.
+"""
+
+import math
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def attend(q, k, v, mask=None, causal=False):
+    """F.scaled_dot_product_attention with shared heads, by what the device has for it."""
+    if q.shape[2] == 1 and q.device.type == "cpu" and q.itemsize >= 4:
+        return one_query(q, k, v, mask)
+    if q.shape[2] == 1 and q.is_cuda and torch.compiler.is_compiling():
+        return one_query_compiled(q, k, v, mask)
+    if q.is_cuda:
+        return attend_on_gpu(q, k, v, mask, causal)
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
+
+
+def attend_on_gpu(q, k, v, mask, causal):
+    """The same, never by PyTorch's slow path, which computes all scores (but in float64).
+
+    What FlashAttention cannot do is left to the memory-efficient kernel, which knows neither shared heads nor head sizes that
+    are no multiple of 8. cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape, which takes
+    longer than the attention of many steps: it may only do training, whose shape does not change.
+    """
+    D = q.shape[-1]
+    if mask is not None or not has_flash(q):
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+        q, k, v = (F.pad(x, (0, -D % 8)) if D % 8 else x for x in (q, k, v))
+    with nullcontext() if causal and torch.is_grad_enabled() else sdpa_kernel(NOT_CUDNN):
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1 / math.sqrt(D), enable_gqa=True)
+    return y[..., :D]
+
+
+def has_flash(q):
+    """Whether FlashAttention takes q, on a GPU: half precision, from Ampere on."""
+    return q.itemsize == 2 and torch.cuda.get_device_capability(q.device) >= (8, 0)
+
+
+def sparse_on_gpu(q, k, visible):
+    """What computes a predicate without a bias faster than a kernel that reads a mask, on a GPU: window, flex, or None."""
+    if not q.is_cuda or q.shape[2] == 1:
+        return None
+    if getattr(visible, "exact", False) and has_flash(q) and q.shape[-1] % 8 == 0:
+        return window
+    # Only what is compiled around it compiles FlexAttention; blocks of 128 x 128 pay if some of them see nothing.
+    return flex if torch.compiler.is_compiling() and k.shape[2] > 256 and q.shape[-1] >= 16 else None
+
+
+def window(q, k, v, visible, seen):
+    """The last visible.window keys, by FlashAttention, which skips the others."""
+    from torch.nn.attention.varlen import varlen_attn  # here, since that takes a second
+
+    (B, H, Tq, D), Tk = q.shape, k.shape[2]
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B·T, heads, D)
+    ends = [torch.arange(0, B * T + 1, T, dtype=torch.int32, device=q.device) for T in (Tq, Tk)]
+    shared = {"enable_gqa": True} if "enable_gqa" in varlen_attn.__kwdefaults__ else {}  # before PyTorch 2.13 without asking
+    y = varlen_attn(q, k, v, *ends, Tq, Tk, window_size=(visible.window - 1, 0), **shared)
+    return y.unflatten(0, (B, Tq)).transpose(1, 2)
+
+
+def flex(q, k, v, visible, seen):
+    """Any predicate, by FlexAttention (Dong et al. 2024, arXiv:2412.05496), which skips blocks in which nothing is visible.
+
+    It reads the whole mask, a byte for each pair, where a block is visible in part: not every predicate, such as one that looks
+    positions up in a table, can be asked about one pair at a time. Mask and blocks are made once for all layers, since the
+    compiler computes nothing twice.
+    """
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # here, since that takes a second
+
+    Tq, Tk = q.shape[2], k.shape[2]
+    i, j = torch.arange(Tk - Tq, Tk, device=q.device)[:, None], torch.arange(Tk, device=q.device)[None]
+    mask = seen(i, j)  # (1 or B, Tq, Tk)
+    each = len(mask) > 1  # sequence has its own
+    pair = (lambda b, h, a, j: mask[b, a, j]) if each else (lambda b, h, a, j: mask[0, a, j])
+    blocks = create_block_mask(pair, len(mask) if each else None, None, Tq, Tk, device=q.device)
+    return flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+
+
+def one_query(q, k, v, mask):
+    """F.scaled_dot_product_attention for q (B, H, 1, D), as fast on a CPU, and the same bits in any number of threads.
+
+    PyTorch's kernel divides the keys of a single query among its threads.
+    """
+    B, H, _, D = q.shape
+    G, Tk = k.shape[1:3]
+    q, k, v = q.reshape(B * G, H // G, D), k.flatten(0, 1), v.flatten(0, 1)
+    scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=1 / math.sqrt(D)).view(B, H, 1, Tk)
+    weights = softmax_of_seen(scores, mask)
+    return torch.bmm(weights.view(B * G, H // G, Tk), v).view(B, H, 1, D)
+
+
+def softmax_of_seen(scores, mask):
+    """Weights (B, H, Tq, Tk) of scores; mask: bool, or what to add, or None."""
+    if mask is None:
+        return scores.softmax(-1)
+    hidden, scores = (~mask, scores) if mask.dtype == torch.bool else (mask == float("-inf"), scores + mask)
+    # Softmax of a row of nothing but -inf is NaN; the second fill makes it zeros, and the first its gradient.
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
+
+
+def one_query_compiled(q, k, v, mask):
+    """The same, as sums in float32 that a compiler for GPUs makes three kernels of, which divide the keys among all cores.
+
+    A fused kernel gives one core all keys of a head, which for a short batch leaves most of a GPU idle.
+    """
+    B, H, _, D = q.shape
+    G, dtype = k.shape[1], q.dtype
+    q, k, v = q.float().view(B, G, H // G, 1, D), k.float()[:, :, None], v.float()[:, :, None]  # (B, G, 1, Tk, D)
+    scores = (q * k).sum(-1).view(B, H, 1, -1) / math.sqrt(D)
+    weights = softmax_of_seen(scores, mask).view(B, G, H // G, -1, 1)
+    return (weights * v).sum(-2).view(B, H, 1, D).to(dtype)
+
+
+# ---- Windows: O(T·W) on every device
+# The queries are cut into N blocks of S. Each block attends to the K keys that it can reach: the global ones, those before
+# the block that its window covers, and its own S. So T·K scores are computed, forward and backward, instead of T².
+
+BLOCK = 64  # queries in a block: with more, more keys are out of reach; with fewer, the products are too small
+
+
+def windowed(q, k, v, mask_of, window, n_global):
+    """softmax(q·k / sqrt(D)) v over the last `window` keys and the first `n_global`: (B, H, Tq, D), as attention.fused.
+
+    mask_of(i, j) is the predicate's bool mask, (1 or B, *common shape of i and j).
+    """
+    B, _, Tq, _ = q.shape
+    Tk = k.shape[2]
+    S = max(BLOCK, window // 4 if q.device.type == "cpu" else window)  # a GPU wants fewer and larger blocks
+    N, before = -(-Tq // S), -(-(window - 1) // S) * S
+    length = before + N * S
+
+    # Blocks end where the sequence ends, and may begin before it.
+    i = torch.arange(Tk - N * S, Tk, device=q.device).view(N, S, 1)
+    j = i[:, :1] + torch.arange(-before, S, device=q.device)
+    global_j = torch.arange(n_global, device=q.device).expand(N, 1, n_global)
+    counted = torch.cat([global_j < j[..., :1], j >= 0], dim=2)  # a global key may also be in the window: count it once
+    mask = mask_of(i.clamp_min(0), torch.cat([global_j, j.clamp_min(0)], dim=2)) & counted  # (1 or B, N, S, K)
+
+    def within_reach(x):
+        """The keys or values of each block, (B, G, N, K, D); zeros stand for positions before the beginning."""
+        last = x[:, :, -length:] if length < Tk else F.pad(x, (0, 0, length - Tk, 0))
+        near = last.unfold(2, before + S, S).mT  # overlapping views
+        return torch.cat([x[:, :, None, :n_global].expand(-1, -1, N, -1, -1), near], dim=3) if n_global else near
+
+    q = (F.pad(q, (0, 0, N * S - Tq, 0)) if N * S > Tq else q).unflatten(2, (N, S))  # (B, H, N, S, D)
+    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, within_reach(k), within_reach(v)))  # (B·N, heads, S or K, D)
+    mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]
+    y = attend(q, k, v, mask)
+    return y.unflatten(0, (B, N)).transpose(1, 2).flatten(2, 3)[:, :, -Tq:]
