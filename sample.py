@@ -337,10 +337,12 @@ def sample(config):
     lengths = [len(ids[n]) for n, _ in texts]
     # A full context moves on at a different time for each length, and then all texts of its batch are read again.
     mixed = model.config.attention in ATTENTION and max(lengths) + config.max_new_tokens <= size
+    session = None
     try:
         for numbers in batches(lengths, 1 if config.draft else config.batch_size, mixed):
             batch = [texts[n] for n in numbers]
-            session = Session(model, [ids[n] for n, _ in batch], min(config.max_new_tokens, 2 * size), compiled=step)
+            room = min(config.max_new_tokens, 2 * size)
+            session = Session(model, [ids[n] for n, _ in batch], room, compiled=step, after=session)
             random = RandomStream([torch.Generator().manual_seed(seed) for _, seed in batch])
             tokens = stream(session, config.max_new_tokens, config, random, tokenizer.vocab_size, guesser(random))
             write(meter.timed(session, tokens), [writers[n] for n in numbers], config.json, printer)

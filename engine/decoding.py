@@ -100,10 +100,20 @@ def decode_one_token(model, token, cache):
     return model.lm_head(model.hidden(token, cache))
 
 
+def decode_and_sample(model, token, cache, sampling, u, text=None, vocab_size=None):
+    """Read one more token (B, 1): ids (B,) sampled from what follows it, as by sample_next_token, and its logits (B, V)."""
+    logits = decode_one_token(model, token, cache)[:, -1, :vocab_size]
+    return sample_next_token(logits, sampling, u, text), logits
+
+
 def compiled_decode(model):
-    """decode_one_token by torch.compile, with CUDA graphs on a GPU; None if attention's path cannot be one graph."""
+    """decode_and_sample by torch.compile, on a GPU one CUDA graph; None if attention's path cannot be one graph.
+
+    With this tuning, the compiler generates the products of a single row itself, and reads int8 weights in them directly.
+    """
     if model.config.attention in ("fused", "masked_fill"):
-        return torch.compile(decode_one_token, mode="reduce-overhead", fullgraph=True)
+        options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
+        return torch.compile(decode_and_sample, fullgraph=True, options=options)
     return None
 
 
@@ -113,17 +123,20 @@ class Session:
     prompts: 1-D tensors of ids, one for each text. All texts end at the same column of ids (B, T); a shorter one begins
     later, at begin[row], after padding. A full context moves on as model.context_start says, for each text by itself.
 
-    compiled: decode_one_token as torch.compile makes it, for steps whose shapes never change. Attention then reads all of
-    the cache's memory at each step, including what is still empty.
+    compiled: decode_and_sample as torch.compile makes it, for steps whose shapes never change. Attention then reads all of
+    the cache's memory at each step, including what is still empty. after: a session that has ended, whose memory this one
+    takes over if it has the right size: a compiled step, which knows its addresses, serves both.
     """
 
-    def __init__(self, model, prompts, room=256, use_cache=True, compiled=None):
+    def __init__(self, model, prompts, room=256, use_cache=True, compiled=None, after=None):
         self.model, self.length, self.use_cache, self.compiled = model, max(map(len, prompts)), use_cache, compiled
         self.begin = [self.length - len(prompt) for prompt in prompts]
-        self.ids = torch.zeros(len(prompts), self.length + room, dtype=torch.long, device=prompts[0].device)
+        columns = self.length + room
+        columns += -columns % 256 if compiled else 0  # few sizes, for each of which a step is compiled
+        self.ids = torch.zeros(len(prompts), columns, dtype=torch.long, device=prompts[0].device)
         for row, begin, prompt in zip(self.ids, self.begin, prompts):
             row[begin : self.length] = prompt
-        self.starts = self.cache = None
+        self.starts, self.cache = None, after.cache if after and len(after.begin) == len(prompts) else None
         self.read, self.passes = 0, 0  # columns that the cache has read, and how often the weights were read for it
 
     def append(self, tokens):
@@ -158,22 +171,32 @@ class Session:
         """The ids of one text, (T,)."""
         return self.ids[row, self.begin[row] : self.length]
 
-    def without_padding(self):
-        """ids (B, T) of all texts, -1 where there is padding."""
-        columns = torch.arange(self.length, device=self.ids.device)
+    def without_padding(self, end):
+        """ids of all texts before column end, -1 where there is none; of the same shape for every end."""
+        columns = torch.arange(self.ids.shape[1], device=self.ids.device)
         begin = torch.tensor(self.begin, device=self.ids.device)
-        return self.ids[:, : self.length].masked_fill(columns < begin[:, None], -1)
+        return self.ids.masked_fill((columns < begin[:, None]) | (columns >= end), -1)
+
+    def context_starts(self):
+        """Where the context of each text begins, in columns."""
+        return [begin + self.model.context_start(self.length - begin) for begin in self.begin]
+
+    def sample(self, sampling, u, vocab_size=None, count=1):
+        """Ids (B,) sampled after the first of the last count tokens, and logits (B, count, V) of what follows each of them."""
+        text = self.without_padding(self.length - count + 1) if sampling.repetition_penalty != 1 else None
+        if self.compiled and self.read == self.length - 1 and count == 1 and self.context_starts() == self.starts:
+            return self.compiled_step(sampling, u, text, vocab_size)
+        logits = self.logits(count)[..., :vocab_size]
+        return sample_next_token(logits[:, 0], sampling, u, text), logits
 
     def logits(self, count=1):
         """What follows each of the last count tokens of the texts: (B, count, V)."""
-        starts = [begin + self.model.context_start(self.length - begin) for begin in self.begin]
+        starts = self.context_starts()
         if starts == self.starts:
             self.unread(self.length - count)
         unread = self.ids[:, self.read : self.length]
         if starts != self.starts or not self.use_cache:  # the first time, or a context has moved on: read it as a whole
             logits = self.read_all(starts, count)
-        elif unread.shape[1] == 1 and self.compiled:
-            logits = self.compiled_step(unread)
         elif unread.shape[1] == 1:
             logits = decode_one_token(self.model, unread, self.cache)
         else:
@@ -181,15 +204,17 @@ class Session:
         self.starts, self.read, self.passes = starts, self.length, self.passes + 1
         return logits
 
-    def compiled_step(self, token):
-        """decode_one_token, compiled: the position is a tensor, and all shapes are those of the last step."""
+    def compiled_step(self, sampling, u, text, vocab_size):
+        """decode_and_sample, compiled: the position is a tensor, and all shapes are those of the last step."""
         self.at.fill_(len(self.cache[0]))
         for layer in self.cache:
             layer.at = self.at
-        logits = self.compiled(self.model, token.clone(), self.cache).clone()  # the next step overwrites its output
+        token, u = self.ids[:, self.read : self.length].clone(), u.to(self.ids.device)
+        ids, logits = self.compiled(self.model, token, self.cache, sampling, u, text, vocab_size)
         for layer in self.cache:
             layer.length, layer.at = layer.length + 1, None
-        return logits
+        self.read, self.passes = self.length, self.passes + 1
+        return ids.clone(), logits[:, None].clone()  # the next step overwrites what it returns
 
     def read_all(self, starts, count):
         """Fill the cache from each text's start. Texts that are equal so far are read once."""
@@ -246,11 +271,12 @@ def stream(session, max_new_tokens, sampling, random, vocab_size=None, guess=Non
             if guesses:
                 session.append(session.ids.new_tensor([guesses]))
             with torch.inference_mode():
-                logits = session.logits(1 + len(guesses))[..., :vocab_size]
+                token, logits = session.sample(sampling, random.at(base), vocab_size, 1 + len(guesses))
         for n in range(1 + len(guesses)):
-            text = session.without_padding()[:, : base + n] if sampling.repetition_penalty != 1 else None
-            with cores:
-                token = sample_next_token(logits[:, n], sampling, random.at(base + n), text)
+            if n:
+                text = session.without_padding(base + n) if sampling.repetition_penalty != 1 else None
+                with cores:
+                    token = sample_next_token(logits[:, n], sampling, random.at(base + n), text)
             accepted = n < len(guesses) and token.item() == guesses[n]
             if not accepted:
                 session.trim(base + n)

@@ -84,9 +84,11 @@ def flex(q, k, v, visible, seen):
     Tq, Tk = q.shape[2], k.shape[2]
     i, j = torch.arange(Tk - Tq, Tk, device=q.device)[:, None], torch.arange(Tk, device=q.device)[None]
     mask = seen(i, j)  # (1 or B, Tq, Tk)
-    each = len(mask) > 1  # sequence has its own
-    pair = (lambda b, h, a, j: mask[b, a, j]) if each else (lambda b, h, a, j: mask[0, a, j])
-    blocks = create_block_mask(pair, len(mask) if each else None, None, Tq, Tk, device=q.device)
+    if len(mask) == 1:
+        one = mask[0]
+        blocks = create_block_mask(lambda b, h, a, j: one[a, j], None, None, Tq, Tk, device=q.device)
+    else:
+        blocks = create_block_mask(lambda b, h, a, j: mask[b, a, j], len(mask), None, Tq, Tk, device=q.device)
     return flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from engine import quantization
 from engine.decoding import (
-    Draft, RandomStream, Sampling, Session, compiled_decode, decode_one_token, ngram, prefill, sample_next_token, stream,
+    Draft, RandomStream, Sampling, Session, compiled_decode, decode_and_sample, decode_one_token, ngram, prefill,
+    sample_next_token, stream,
 )
 from model import MODERN, GPT, GPTConfig
 
@@ -96,16 +97,33 @@ def test_steps_whose_shapes_never_change(shape):
     """Catches a compiled step that is compiled again for each position, breaks into pieces, or sees what is still empty."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    model = tiny(**SHAPES[shape])
-    prompts = [torch.randint(33, (length,)) for length in (3, 7, 3)]
-    _, expected = write(model, prompts, 40)
+    model, sampling = tiny(**SHAPES[shape]), Sampling(top_k=10, repetition_penalty=1.2)
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("aot_eager")  # which also takes writing to the cache apart, as inductor does
-    session = Session(model, prompts, compiled=torch.compile(decode_one_token, backend=graphs, fullgraph=True))
-    chance = RandomStream([torch.Generator().manual_seed(seed) for seed in range(3)])
-    logits = torch.stack([logits for _, logits in stream(session, 40, Sampling(top_k=10), chance)])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-12)
+    step, session = torch.compile(decode_and_sample, backend=graphs, fullgraph=True), None
+    for lengths, count in ((3, 7, 3), 40), ((1, 2, 5), 7):
+        prompts = [torch.randint(33, (length,)) for length in lengths]
+        tokens, expected = write(model, prompts, count, sampling)
+        session = Session(model, prompts, count, compiled=step, after=session)
+        chance = RandomStream([torch.Generator().manual_seed(seed) for seed in range(3)])
+        found = [*stream(session, count, sampling, chance)]
+        assert torch.equal(torch.stack([token for token, _ in found]), tokens)
+        torch.testing.assert_close(torch.stack([logits for _, logits in found]), expected, rtol=0, atol=1e-12)
     assert graphs.frame_count == 1
+
+
+def test_memory_of_a_session_that_has_ended():
+    """Catches memory that is taken anew for each batch, for which a CUDA graph is recorded anew, and that of another size."""
+    model, one, two = tiny(), [torch.arange(3)], [torch.arange(4)] * 2
+    first = Session(model, one, compiled=decode_and_sample)
+    first.logits()
+    memory = first.cache[0].k
+    second = Session(model, [torch.arange(5)], 20, compiled=decode_and_sample, after=first)
+    torch.testing.assert_close(second.logits(), Session(model, [torch.arange(5)]).logits(), rtol=0, atol=0)
+    assert second.cache[0].k is memory
+    for other in Session(model, two, after=second), Session(model, one, 2, after=second):
+        other.logits()
+        assert other.cache[0].k is not memory
 
 
 def test_a_prompt_that_texts_share_is_read_once(monkeypatch):
@@ -325,7 +343,8 @@ def test_repetition_penalty():
     assert last == [3, 3]
     model = tiny()
     session = Session(model, [torch.tensor([4]), torch.tensor([1, 2, 3])])
-    assert session.without_padding().tolist() == [[-1, -1, 4], [1, 2, 3]]
+    assert session.without_padding(3)[:, :4].tolist() == [[-1, -1, 4, -1], [1, 2, 3, -1]]
+    assert session.without_padding(2)[:, :4].tolist() == [[-1, -1, -1, -1], [1, 2, -1, -1]]
 
 
 @pytest.mark.parametrize("change", [

@@ -123,7 +123,7 @@ def single_text(config, shape, model, peer, folder, bytes_per_s, device):
         ours = prepare_for_inference(copy.deepcopy(model).to(device), getattr(torch, dtype), quantize, rows)
         compiled = decoding.compiled_decode(ours) if device.type == "cuda" or not rows else None  # as sample.py does
         kind = kind if rows else f"{kind}, compiled"
-        writers[f"lookback {kind}"] = functools.partial(write_text, ours, prompt[0], config.tokens, compiled=compiled)
+        writers[f"lookback {kind}"] = functools.partial(write_text, ours, prompt[0], config.tokens, compiled=compiled, last=[None])
         kept = 2 * shape["n_layer"] * shape["n_embd"] * ours.transformer.wte.weight.itemsize * middle  # keys and values
         if weight_bytes(ours) > quantization.CACHE_BYTES:
             limits[f"lookback {kind}"] = config.tokens * (weight_bytes(ours) + kept) / bytes_per_s
@@ -184,9 +184,11 @@ def in_another_process(load, step):
     return run
 
 
-def write_text(model, prompt, tokens, guess=None, temperature=0.8, compiled=None):
-    """Continue prompt (T,) by this many tokens; returns how often the weights were read."""
-    session = decoding.Session(model, [prompt], tokens, compiled=compiled)
+def write_text(model, prompt, tokens, guess=None, temperature=0.8, compiled=None, last=None):
+    """Continue prompt (T,) by this many tokens; returns how often the weights were read. last: [the session before]."""
+    session = decoding.Session(model, [prompt], tokens, compiled=compiled, after=last and last.pop())
+    if last is not None:
+        last.append(session)
     random = decoding.RandomStream([torch.Generator().manual_seed(0)])
     for _ in decoding.stream(session, tokens, decoding.Sampling(temperature=temperature, top_k=200), random, guess=guess):
         pass
