@@ -63,7 +63,9 @@ class Settings(trials.Settings):
     models: str = "none,additive,general,dot,transformer"
     """What is trained: a recurrent network with attention of one kind, or none; a transformer."""
     steps: int = 600
-    """Of training, for each model; twice as many for the transformer, 2.5 times as many without attention."""
+    """Of training, for each model; twice as many for the transformer."""
+    patience: float = 2.5
+    """Times the steps without attention, with which short sentences take longer to learn too."""
     batch_tokens: int = 1000
     """Pieces of the longer language in each step."""
     n_embd: int = 128
@@ -85,7 +87,7 @@ class Settings(trials.Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(1, self, "steps", "batch_tokens", "beam", "bin")
+        at_least(1, self, "steps", "patience", "batch_tokens", "beam", "bin")
         at_least(0, self, "learning_rate")
         at_least(0, self, "dropout", "label_smoothing", most=0.99)
         at_least(257, self, "vocab_size")
@@ -138,7 +140,7 @@ class Recurrent(nn.Module):
     def __init__(self, vocab_size, config, score=None):
         super().__init__()
         C = config.n_embd
-        self.patience = 2.5 if score is None else 1  # times the steps: with fewer it does not learn short sentences either
+        self.patience = config.patience if score is None else 1  # times the steps
         self.embed = Embedding(vocab_size, config)
         self.encoder, self.decoder = nn.GRU(C, C // 2, batch_first=True, bidirectional=True), nn.GRU(C, C, batch_first=True)
         self.begin, self.combine = nn.Linear(C, C), nn.Linear(2 * C, C)
