@@ -38,8 +38,10 @@ def attend_on_gpu(q, k, v, mask, causal):
     """
     D = q.shape[-1]
     if mask is not None or not has_flash(q):
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-        q, k, v = (F.pad(x, (0, -D % 8)) if D % 8 else x for x in (q, k, v))
+        if (share := q.shape[1] // k.shape[1]) > 1:
+            k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
+        if D % 8:
+            q, k, v = (F.pad(x, (0, -D % 8)) for x in (q, k, v))
     with nullcontext() if causal and torch.is_grad_enabled() else sdpa_kernel(NOT_CUDNN):
         y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1 / math.sqrt(D), enable_gqa=True)
     return y[..., :D]
