@@ -9,6 +9,7 @@ Reads nothing but the checkpoint folder. Text goes to the standard output; its s
 import codecs
 import contextlib
 import json
+import math
 import signal
 import sys
 import time
@@ -63,10 +64,11 @@ class SampleConfig(Sampling):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU that has it; on an x86 CPU float16 for a model
-    too large for its cache (the arithmetic stays in float32); else float32."""
+    """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU, float16 on one without units for it; on an x86
+    CPU float16 for a model too large for its cache (the arithmetic stays in float32); else float32."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, if the checkpoint's attention allows it."""
+    """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, to write 10,000 tokens or more one after another, or
+    interactively, if the checkpoint's attention allows it."""
     quantize: Literal["none", "int8"] = "none"
     """int8: a quarter of the bytes of float32, at the cost of some precision; or none."""
     draft: str = ""
@@ -276,10 +278,10 @@ def load(config, texts):
     return model, tokenizer, f"{'int8' if config.quantize == 'int8' else dtype}, {device}"
 
 
-def compiled_step(config, model):
-    """The compiled decoding step, or None if the settings do not want one."""
-    on_gpu = model.transformer.wte.weight.device.type == "cuda"
-    step = compiled_decode(model) if (on_gpu if config.compile == "auto" else config.compile) else None
+def compiled_step(config, model, tokens):
+    """The compiled decoding step, or None if the settings do not want one, or for auto if so many tokens in turn do not."""
+    device, wanted = model.transformer.wte.weight.device, config.compile
+    step = compiled_decode(model) if (roofline.worth_compiling(device, tokens) if wanted == "auto" else wanted) else None
     if config.compile is True and not step:
         raise ValueError(f"compile=True: attention={model.config.attention} cannot be compiled: leave it out")
     return step
@@ -331,15 +333,17 @@ def sample(config):
         prompts = {"--start": default_start(tokenizer)}
     ids = [encode_prompt(tokenizer, prompt, size, where, tokenizer.begin).to(device) for where, prompt in prompts.items()]
     texts = [(n, config.seed + sample) for n in range(len(prompts)) for sample in range(config.num_samples)]
-    step = compiled_step(config, model)
-    writers, meter = [Writer(tokenizer, config.stop) for _ in texts], Meter(model, about, step is not None)
+    writers = [Writer(tokenizer, config.stop) for _ in texts]
     printer = Printer([list(prompts.values())[n] for n, _ in texts], writers, config.json)
     lengths = [len(ids[n]) for n, _ in texts]
     # A full context moves on at a different time for each length, and then all texts of its batch are read again.
     mixed = model.config.attention in ATTENTION and max(lengths) + config.max_new_tokens <= size
+    turns = [*batches(lengths, 1 if config.draft else config.batch_size, mixed)]
+    step = compiled_step(config, model, len(turns) * config.max_new_tokens)
+    meter = Meter(model, about, step is not None)
     session = None
     try:
-        for numbers in batches(lengths, 1 if config.draft else config.batch_size, mixed):
+        for numbers in turns:
             batch = [texts[n] for n in numbers]
             room = min(config.max_new_tokens, 2 * size)
             session = Session(model, [ids[n] for n, _ in batch], room, compiled=step, after=session)
@@ -378,7 +382,7 @@ def converse(config, model, tokenizer, guesser, about):
         raise ValueError("--interactive: the standard input is closed")
     if hasattr(sys.stdin, "reconfigure"):  # only a line that is not UTF-8 is refused
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline=None)
-    device, session, step = model.transformer.wte.weight.device, None, compiled_step(config, model)
+    device, session, step = model.transformer.wte.weight.device, None, compiled_step(config, model, math.inf)
     writers, meter = [], Meter(model, about, step is not None)
     random = RandomStream([torch.Generator().manual_seed(config.seed)])
     guess = guesser(random)

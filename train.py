@@ -154,7 +154,7 @@ class TrainConfig(GPTConfig):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of matrix products. auto: bfloat16 (or float16) on cuda, and for n_embd of 256 or more on a CPU with units for it."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile: a start of minutes, faster steps. auto: on cuda."""
+    """torch.compile: a start of minutes, faster steps. auto: on cuda, for a run that is long enough to gain by it."""
     activation_checkpointing: bool = False
     """Keep only each block's input for the backward pass and compute the rest again: less memory, slower steps."""
 
@@ -214,12 +214,15 @@ def train(config, asked=None):
         optimizer.load_state_dict(trainer["optimizer"])
         if trainer["scaler"]:  # empty if the run was in another dtype
             scaler.load_state_dict(trainer["scaler"])
-    compiled = device.type == "cuda" if config.compile == "auto" else config.compile
+    share = config.gradient_accumulation_steps // world_size
+    tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
+    flops_per_token, peak = model.flops_per_token(), roofline.peak_flops(device, getattr(torch, dtype)) * world_size
+    compiled = config.compile if config.compile != "auto" else roofline.worth_compiling(
+        device, (end - step) * share, config.n_layer, (end - step) * tokens_per_step * flops_per_token / peak)
     net = torch.compile(model) if compiled else model  # they share weights; checkpoints are made of model
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 has another name for an argument that older ones need
         ddp = DistributedDataParallel(net, broadcast_buffers=False) if world_size > 1 else net  # averages gradients
-    flops_per_token, peak = model.flops_per_token(), roofline.peak_flops(device, getattr(torch, dtype)) * world_size
     print0(
         f"{model.num_params():,} parameters, {config.n_layer} layers of width {config.n_embd}; "
         f"{len(data.train):,} training tokens of {config.dataset}, vocabulary {data.tokenizer.vocab_size:,}\n"
@@ -227,9 +230,6 @@ def train(config, asked=None):
         f"{world_size} {'process' if world_size == 1 else 'processes'}; {max(0, end - step):,} steps of "
         f"{config.batch_size} x {config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches"
     )
-
-    share = config.gradient_accumulation_steps // world_size
-    tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
 
     def update(count=share):
         batches = [micro_batch(data, config, step, n, device) for n in range(rank * share, rank * share + count)]

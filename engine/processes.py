@@ -1,6 +1,7 @@
 """One process, or several that torchrun has started."""
 
 import atexit
+import functools
 import gc
 import os
 import sys
@@ -31,6 +32,13 @@ def print0(*words):
     """Print in the first process only."""
     if rank() == 0:
         print(*words)
+
+
+@functools.cache
+def note0(words):
+    """Print a note on the standard error, in the first process only, and only once."""
+    if rank() == 0:
+        print(f"note: {words}", file=sys.stderr)
 
 
 def bar(*args, **settings):

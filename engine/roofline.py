@@ -1,18 +1,23 @@
-"""How fast the machine could be, and how fast something is: peak FLOP/s, memory bandwidth, seconds and bytes of a call."""
+"""What the machine can do, and how fast: dtype, compiler, peak FLOP/s, memory bandwidth, seconds and bytes of a call."""
 
 import contextlib
 import datetime
 import functools
+import importlib.util
 import itertools
 import os
 import platform
 import re
 import shlex
+import shutil
 import sys
+import sysconfig
 import time
 from pathlib import Path
 
 import torch
+
+from engine.processes import note0
 
 # Dense products in bfloat16 or float16, in units of 1e12 operations per second, from NVIDIA's data sheets.
 PEAK = {
@@ -25,7 +30,7 @@ def peak_flops(device, dtype):
     """FLOP/s of products in this dtype: from the data sheet for a known GPU, else the best of a few large products."""
     if device.type == "cuda" and dtype in (torch.bfloat16, torch.float16):
         words = re.split(r"[\s-]", torch.cuda.get_device_name(device))
-        emulated = dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False)
+        emulated = dtype == torch.bfloat16 and half(device) != "bfloat16"
         for name, peak in PEAK.items():
             if all(word in words for word in name.split()) and not {"Laptop", "MIG"} & {*words} and not emulated:
                 return peak * 1e12
@@ -43,6 +48,15 @@ def peak_flops(device, dtype):
     return peak
 
 
+def half(device):
+    """The dtype (its name) of half precision: bfloat16, but float16 on a GPU without units for it, where it is emulated.
+
+    The same as torch.cuda.is_bf16_supported(including_emulation=False), which asks the current device only.
+    """
+    old = device.type == "cuda" and not torch.version.hip and torch.cuda.get_device_capability(device) < (8, 0)
+    return "float16" if old else "bfloat16"
+
+
 def best_dtype(device, width):
     """The dtype (its name) for the products of training steps of a model of this width, from what the device can do.
 
@@ -50,9 +64,40 @@ def best_dtype(device, width):
     avx512_bf16 or amx_bf16), those of narrower ones about as fast as in float32.
     """
     if device.type == "cuda":
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+        return half(device)
     has_units = device.type == "cpu" and {"avx512_bf16", "amx_bf16"} & set(cpu_flags())
     return "bfloat16" if has_units and width >= 256 else "float32"
+
+
+# When torch.compile pays; all of these are estimates, yet to be measured. Forward and backward pass of a layer take it 5 s (a
+# minute for 12 layers). Each time that they run, it saves 0.5 ms in which Python launches their kernels one by one: 5 s in
+# 10,000 times. Decoding is only the forward pass, with a third of the kernels to compile and to launch: 10,000 tokens too.
+# Where arithmetic takes longer than launching, steps reach a quarter of the peak, and half of it when compiled: of the 4 s for
+# what takes 1 s at the peak it saves 2, so 5 s for 2.5 s at the peak.
+WORTHWHILE_PASSES, WORTHWHILE_SECONDS = 10_000, 2.5
+
+
+def worth_compiling(device, passes, layers=1, seconds_at_peak=0.0):
+    """Whether torch.compile is expected to save more time than it takes, and can run here: what compile=auto means.
+
+    passes: how often a model of so many layers will run. seconds_at_peak: what its arithmetic takes in all at peak_flops. A
+    note names what is missing for it, and the remedy.
+    """
+    pays = passes >= WORTHWHILE_PASSES or seconds_at_peak >= WORTHWHILE_SECONDS * layers
+    if device.type != "cuda" or not pays or torch.cuda.get_device_capability(device) < (7, 0):  # too old for Triton
+        return False
+    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # where Triton looks
+    include = sysconfig.get_path("include", "posix_prefix" if os.name == "posix" else os.name)
+    needs = {
+        "Triton (pip install triton)": importlib.util.find_spec("triton"),
+        "a C compiler (install gcc)": any(map(shutil.which, compilers)),
+        "Python's headers (install python3-dev)": Path(include, "Python.h").exists(),
+    }
+    missing = [what for what, found in needs.items() if not found]
+    if missing:
+        note0(f"not compiled, which would be faster, since torch.compile needs {' and '.join(missing)}; "
+              "--compile=False leaves out this note")
+    return not missing
 
 
 def bandwidth(device):
@@ -133,11 +178,12 @@ def machine(device):
         name = f"{names[0]}, {os.cpu_count()} cores" if names else name
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
+    dtypes = torch.float32, getattr(torch, half(device))
     spec = getattr(sys.modules["__main__"], "__spec__", None)  # of python -m tools.x
     return {
         "device": name, "cpu_flags": cpu_flags(), "threads": torch.get_num_threads(),
         "gb_per_s": round(bandwidth(device) / 1e9, 1),
-        "gflops": {str(dtype)[6:]: round(peak_flops(device, dtype) / 1e9) for dtype in (torch.float32, torch.bfloat16)},
+        "gflops": {str(dtype)[6:]: round(peak_flops(device, dtype) / 1e9) for dtype in dtypes},
         "torch": torch.__version__, "python": platform.python_version(), "date": datetime.date.today().isoformat(),
         "command": shlex.join(["python", *(["-m", spec.name] if spec else sys.argv[:1]), *sys.argv[1:]]),
     }

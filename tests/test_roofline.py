@@ -1,9 +1,11 @@
 """The roof: arithmetic, and the right line of the table."""
 
+import math
+
 import pytest
 import torch
 
-from engine import roofline
+from engine import processes, roofline
 
 
 def test_peak_flops():
@@ -21,7 +23,7 @@ def test_peak_flops():
 def test_the_table_of_peaks(name, dtype, units, peak, monkeypatch):
     """Catches a card that is taken for another, a slice for the whole, and a peak for what the card has no units for."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: units)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0) if units else (7, 5))
     monkeypatch.setattr(torch, "full", lambda *args, **kwargs: 1 / 0)  # it would be measured
     if peak:
         assert roofline.peak_flops(torch.device("cuda"), dtype) == peak
@@ -39,6 +41,69 @@ def test_the_dtype_follows_from_the_processor(flags, width, expected, monkeypatc
     monkeypatch.setattr(roofline, "cpu_flags", lambda: flags.split())
     monkeypatch.setattr(roofline.time, "perf_counter", lambda: 1 / 0)
     assert roofline.best_dtype(torch.device("cpu"), width) == expected
+
+
+@pytest.mark.parametrize("capability, hip, expected", [
+    ((9, 0), None, "bfloat16"), ((8, 0), None, "bfloat16"), ((7, 5), None, "float16"), ((7, 0), None, "float16"),
+    ((6, 1), None, "float16"), ((7, 5), "6.4", "bfloat16"),
+])
+def test_half_precision_is_never_emulated(capability, hip, expected, monkeypatch):
+    """Catches bfloat16 on a GPU that must emulate it, and one that is asked about another GPU than the one it computes on."""
+    asked = []
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: asked.append(device) or capability)
+    device = torch.device("cuda:1")
+    assert roofline.half(device) == roofline.best_dtype(device, 64) == expected
+    assert all(each == device for each in asked)
+    assert roofline.half(torch.device("cpu")) == "bfloat16"
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    """A GPU on which torch.compile finds all that it needs; returns what sets its compute capability."""
+    def capability(*version):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: version)
+
+    capability(8, 0)
+    (tmp_path / "Python.h").touch()
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(roofline.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(roofline.shutil, "which", lambda name: name if name == "clang" else None)
+    monkeypatch.setattr(roofline.sysconfig, "get_path", lambda *names: str(tmp_path))
+    processes.note0.cache_clear()
+    return capability
+
+
+CUDA = torch.device("cuda")
+
+
+def test_when_compiling_pays(gpu, capsys):
+    """Catches a minute of compiling for a run of seconds, a long run that has none, and a compiler where none can run."""
+    assert not roofline.worth_compiling(CUDA, 900, 3, 3.7e12 / 989e12)  # config/minute.toml on an H100
+    assert not roofline.worth_compiling(CUDA, 500)
+    assert roofline.worth_compiling(CUDA, 10_000) and roofline.worth_compiling(CUDA, math.inf)
+    assert roofline.worth_compiling(CUDA, 900, 12, 31) and not roofline.worth_compiling(CUDA, 900, 12, 29)
+    assert not any(roofline.worth_compiling(torch.device(kind), math.inf) for kind in ("cpu", "mps"))
+    gpu(6, 1)
+    assert not roofline.worth_compiling(CUDA, math.inf)
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change, named", [
+    (lambda patch: patch.setattr(roofline.importlib.util, "find_spec", lambda name: None), "Triton"),
+    (lambda patch: patch.setattr(roofline.shutil, "which", lambda name: name if name == "cc" else None), "install gcc"),
+    (lambda patch: patch.setenv("CC", "nowhere"), "install gcc"),
+    (lambda patch: patch.setattr(roofline.sysconfig, "get_path", lambda *names: "/nowhere"), "python3-dev"),
+])
+def test_what_the_compiler_needs(change, named, gpu, monkeypatch, capsys):
+    """Catches a traceback of Triton's in a run that did not ask for it, a note without a remedy, or one that comes twice."""
+    change(monkeypatch)
+    assert not roofline.worth_compiling(CUDA, 900)
+    assert not capsys.readouterr().err  # a short run has no use for it
+    for _ in range(2):
+        assert not roofline.worth_compiling(CUDA, 10_000)
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == 1 and named in notes[0] and "--compile=False" in notes[0]
 
 
 def test_what_a_figure_was_measured_on():

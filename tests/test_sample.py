@@ -1,7 +1,9 @@
 """Sampling from a checkpoint folder, as a user does it."""
 
 import contextlib
+import io
 import json
+import math
 import os
 import re
 import shutil
@@ -308,6 +310,18 @@ def test_linear_attention_neither_guesses_nor_compiles(tmp_path, poem):
     for change, message in (dict(draft="ngram"), "cannot forget"), (dict(compile=True), "cannot be compiled"):
         with pytest.raises(ValueError, match=message):
             sample(SampleConfig(out_dir=str(tmp_path / "out"), device="cpu", **change))
+
+
+def test_when_sampling_compiles(trained, capsys, monkeypatch):
+    """Catches a rule that counts texts that are written together as if they came one after another, or overrules a setting."""
+    asked = []
+    monkeypatch.setattr(sample_module.roofline, "worth_compiling", lambda device, passes: asked.append(passes))
+    written(capsys, trained, num_samples=5, batch_size=2, max_new_tokens=3)
+    written(capsys, trained, num_samples=2, draft="ngram", max_new_tokens=3)
+    written(capsys, trained, compile=False, max_new_tokens=3)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    written(capsys, trained, interactive=True)
+    assert asked == [9, 6, math.inf]
 
 
 def test_published_weights(trained, tmp_path, gpt2_files, capsys):

@@ -773,6 +773,19 @@ def test_an_evaluation_that_is_owed_at_an_odd_step(poem, tmp_path, monkeypatch):
     assert [line["step"] for line in metrics(tmp_path) if "val_loss" in line] == [5, 10, 12, 14]
 
 
+def test_when_training_compiles(poem, tmp_path, monkeypatch):
+    """Catches a rule that is asked about the steps of a whole run where few are left, or that overrules a setting."""
+    asked, settings = [], SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_iters=1, write_tokens=0)
+    monkeypatch.setattr(roofline, "peak_flops", lambda device, dtype: 1e9)
+    monkeypatch.setattr(roofline, "worth_compiling", lambda device, *run: asked.append(run))
+    train(TrainConfig(**settings, max_iters=2, gradient_accumulation_steps=3))
+    train(TrainConfig(**settings, max_iters=7, gradient_accumulation_steps=3, init_from="resume"))
+    train(TrainConfig(**settings, max_iters=7, init_from="resume", eval_only=True))
+    train(TrainConfig(**settings, max_iters=8, init_from="resume", compile=False))
+    flops = 3 * 4 * 16 * GPT.from_checkpoint(checkpoint.find(tmp_path)).flops_per_token() / 1e9
+    assert asked == [(6, 2, pytest.approx(2 * flops)), (15, 2, pytest.approx(5 * flops)), (0, 2, 0)]
+
+
 def test_a_resumed_run_keeps_its_dtype(poem, tmp_path, monkeypatch, capsys):
     """Catches a run that goes on in another dtype because it was moved to another processor."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_iters=1, dtype="auto", write_tokens=0)
