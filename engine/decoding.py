@@ -272,6 +272,8 @@ def stream(session, max_new_tokens, sampling, random, vocab_size=None, guess=Non
                 session.append(session.ids.new_tensor([guesses]))
             with torch.inference_mode():
                 token, logits = session.sample(sampling, random.at(base), vocab_size, 1 + len(guesses))
+        if logits.dtype == torch.float16 and not logits.isfinite().all():  # an overflow anywhere in the model ends up here
+            raise ValueError("this model computes numbers that are too large for float16: try --dtype=float32")
         for n in range(1 + len(guesses)):
             if n:
                 text = session.without_padding(base + n) if sampling.repetition_penalty != 1 else None

@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import torch
 from torch.optim.adamw import adamw
 
-from engine import processes
+from engine import processes, roofline
 from engine.threads import ShortWaits
 
 WAITS = ShortWaits()
@@ -25,17 +25,20 @@ POLAR_EXPRESS = (
     (3.3184196573706015, -2.488488024314874, 0.51004894012372),
     (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
 )
+MARGIN = {torch.bfloat16: 1.01, torch.float16: 1.002}  # a value rounded beyond its interval would explode
 
 
 def orthogonalize(G, steps=5, dtype=None):
-    """Approximately U V^T of each matrix of G (..., m, n), by products alone, in dtype (bfloat16 on a GPU, else float32)."""
-    dtype = dtype or (torch.bfloat16 if G.is_cuda else torch.float32)
-    X = G.to(dtype)
-    if tall := X.shape[-2] > X.shape[-1]:
-        X = X.mT
+    """Approximately U V^T of each matrix of G (..., m, n), by products alone, in dtype (half on a GPU, else float32).
+
+    No entry of a product exceeds its largest singular value, which stays below 24: float16 cannot overflow.
+    """
+    dtype = dtype or (getattr(torch, roofline.half(G.device)) if G.is_cuda else torch.float32)
+    X = G.mT if (tall := G.shape[-2] > G.shape[-1]) else G
     X = X / (1.01 * X.norm(dim=(-2, -1), keepdim=True) + 1e-30)  # no singular value above 1, with a margin for rounding
+    X = X.to(dtype)  # only now, as a gradient of 1e-9 is nothing in float16
     for n, (a, b, c) in enumerate(POLAR_EXPRESS[:steps], 1):
-        s = 1.01 if dtype == torch.bfloat16 and n < steps else 1.0  # a value rounded beyond its interval would explode
+        s = MARGIN.get(dtype, 1.0) if n < steps else 1.0
         A = X @ X.mT
         X = a / s * X + (b / s**3 * A + c / s**5 * A @ A) @ X
     return (X.mT if tall else X).to(G.dtype)

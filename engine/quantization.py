@@ -9,7 +9,7 @@ is four bytes, a float16 or bfloat16 two, an int8 one. With ten rows both count,
     bfloat16     8 bits of weights and inputs: for many rows on a processor with units for it.
     int8         7 bits of each weight and a scale for each output; inputs keep 14 bits, and sums are exact integers.
 
-On a CPU only these products change, and all else is computed in float32. A GPU has units for every dtype, so there the whole
+On a CPU only these products change, and all else is computed in float32. A GPU has units for half precision, so there the whole
 model is converted, and int8 only saves memory. Not used in training: `prepare_for_inference` replaces a model's Linears.
 """
 
@@ -21,7 +21,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.roofline import cpu_flags
+from engine.roofline import cpu_flags, half
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines and HAS_ONEDNN  # x86 processors with AVX2
@@ -50,6 +50,12 @@ class Packed(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, "none", [], "").to(x.dtype)
 
 
+def check_range(weight):
+    """ValueError if float16 cannot hold a weight, which would become infinite."""
+    if not weight.abs().max() <= torch.finfo(torch.float16).max:
+        raise ValueError("a weight is not finite, or too large for float16: try --dtype=float32")
+
+
 class Half(nn.Module):
     """A Linear whose weights are float16, by FBGEMM: each is widened in a register, and the arithmetic is float32.
 
@@ -59,8 +65,7 @@ class Half(nn.Module):
     def __init__(self, linear):
         super().__init__()
         weight, bias = linear.weight.detach().float(), None if linear.bias is None else linear.bias.detach()
-        if not weight.abs().max() <= torch.finfo(torch.float16).max:
-            raise ValueError("a weight is not finite, or too large for float16: try --dtype=float32")
+        check_range(weight)
         self.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
         self.nbytes = 2 * linear.weight.numel()
 
@@ -121,8 +126,8 @@ def linears(model):
 def best_dtype(model, rows=1):
     """The name of the dtype that suits the model's device, processor and size. rows as in prepare_for_inference."""
     device = model.transformer.wte.weight.device
-    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-        return "bfloat16"
+    if device.type == "cuda":
+        return half(device)
     packed = device.type == "cpu" and rows is not None and HAS_FBGEMM
     return "float16" if packed and weight_bytes(model) > CACHE_BYTES else "float32"
 
@@ -146,6 +151,8 @@ def prepare_for_inference(model, dtype, quantize="none", rows=1):
         for (parent, name, _), layer in zip(found, pool.map(way, [layer for _, _, layer in found])):
             setattr(parent, name, layer)
     for p in model.parameters() if not (packed and way) else ():
+        if dtype == torch.float16:
+            check_range(p)
         p.data = p.data.to(dtype)
     return model.eval().requires_grad_(False)
 

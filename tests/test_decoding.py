@@ -126,6 +126,17 @@ def test_memory_of_a_session_that_has_ended():
         assert other.cache[0].k is not memory
 
 
+@pytest.mark.parametrize("where", ["mlp.c_fc", "mlp.c_proj", "attn.c_attn", "attn.c_proj"])
+def test_numbers_that_float16_cannot_hold(where):
+    """Catches an overflow in the middle of the model whose text is printed as if it meant something."""
+    model = tiny(mlp="relu2", norm="rmsnorm")
+    with torch.no_grad():
+        model.get_submodule(f"transformer.h.0.{where}").weight.fill_(60000 / 2**(where == "mlp.c_fc"))
+    model = quantization.prepare_for_inference(model, torch.float16, rows=None)
+    with pytest.raises(ValueError, match="too large for float16: try --dtype=float32"):
+        model.generate(torch.zeros(1, 3, dtype=torch.long), 1)
+
+
 def test_a_prompt_that_texts_share_is_read_once(monkeypatch):
     """Catches a prompt that is read for each of its texts, and memory that is taken anew when a context moves on."""
     model, shared, rows = tiny(), torch.randint(33, (7,)), []

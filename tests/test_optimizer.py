@@ -25,15 +25,28 @@ def test_orthogonalize_is_the_svd(shape):
     torch.testing.assert_close(orthogonalize(1e-4 * G), got, rtol=1e-3, atol=1e-3)  # the size of a gradient does not matter
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("share", [0.3, 0.37, 0.374, 0.376, 0.378, 0.39])
-def test_orthogonalize_in_bfloat16(share):
+def test_orthogonalize_in_half_precision(share, dtype):
     """Catches a singular value that rounding lifts beyond where the next polynomial holds: it grows a thousandfold."""
     for large in range(1, 6):  # singular values near the highest point of the first polynomial, and small ones
         G = torch.zeros(16, 16)
         G.diagonal()[:large] = share * 1.01
         G.diagonal()[large:] = max(1e-3, (1 - large * share**2) / (16 - large)) ** 0.5
-        values = torch.linalg.svdvals(orthogonalize(G / G.norm(), dtype=torch.bfloat16).float())
+        values = torch.linalg.svdvals(orthogonalize(G / G.norm(), dtype=dtype).float())
         assert 0.7 < values.min() and values.max() < 1.3
+
+
+@pytest.mark.parametrize("size", [1e-12, 1.0, 1e12])
+def test_orthogonalize_in_float16_whatever_the_gradient(size):
+    """Catches gradients that are converted before they are normalized: zeros or infinities in float16."""
+    torch.manual_seed(0)
+    G = torch.randn(3, 64, 32)
+    G[1, 0] *= 1e4  # one row outweighs all others
+    G[2] = G[2, :, :1] * G[2, :1]  # of rank 1
+    got, exact = orthogonalize(size * G, 3, torch.float16), orthogonalize(G.double(), 3)
+    assert got.dtype == torch.float32 and got.isfinite().all() and got.norm(dim=(1, 2)).min() > 0.8
+    assert (got[0] - exact[0]).norm() < 0.03 * exact[0].norm()
 
 
 def drawn(*shapes):

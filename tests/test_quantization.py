@@ -3,6 +3,7 @@
 import copy
 import math
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,6 +48,23 @@ def test_a_weight_that_float16_cannot_hold(value):
     linear.weight.data[2, 1] = value
     with pytest.raises(ValueError, match="--dtype=float32"):
         quantization.Half(linear)
+
+
+def test_a_model_that_float16_cannot_hold():
+    """Catches a weight that becomes infinite where the whole model is converted, as on a GPU."""
+    model = GPT(GPTConfig(block_size=16, vocab_size=64, n_layer=1, n_head=2, n_embd=32))
+    model.transformer.wpe.weight.data[2, 1] = 1e5
+    with pytest.raises(ValueError, match="--dtype=float32"):
+        quantization.prepare_for_inference(model, torch.float16, rows=None)
+
+
+def test_the_dtype_on_a_gpu(monkeypatch):
+    """Catches float32 on a GPU that has units for float16 but none for bfloat16: half of its speed."""
+    weight = SimpleNamespace(device=torch.device("cuda:0"))
+    model = SimpleNamespace(transformer=SimpleNamespace(wte=SimpleNamespace(weight=weight)))
+    for capability, expected in ((8, 0), "bfloat16"), ((7, 5), "float16"):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        assert quantization.best_dtype(model) == expected
 
 
 @pytest.mark.parametrize("name", ["float16", "int8"])

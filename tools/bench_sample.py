@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from engine import benchmark, checkpoint, configure, dataset, decoding, quantization, tokenizer
 from engine.quantization import linears, prepare_for_inference, weight_bytes
-from engine.roofline import machine, take_turns
+from engine.roofline import half, machine, take_turns
 from model import GPT, GPTConfig
 
 ROWS = 1, 2, 4, 10, 16, 32  # of products that are timed by themselves
@@ -118,10 +118,10 @@ def single_text(config, shape, model, peer, folder, bytes_per_s, device):
     compiled_too = [(kind, None) for kind in KINDS if config.compile and kind != "float16"]
     torch._dynamo.config.recompile_limit = 100  # each kind and shape is another step
     for kind, rows in [*((kind, 1) for kind in KINDS), *compiled_too]:
-        wide = "bfloat16" if device.type == "cuda" else "float32"  # what int8 leaves as it is
+        wide = half(device) if device.type == "cuda" else "float32"  # what int8 leaves as it is
         dtype, quantize = (wide, "int8") if kind == "int8" else (kind, "none")
         ours = prepare_for_inference(copy.deepcopy(model).to(device), getattr(torch, dtype), quantize, rows)
-        compiled = decoding.compiled_decode(ours) if device.type == "cuda" or not rows else None  # as sample.py does
+        compiled = decoding.compiled_decode(ours) if device.type == "cuda" or not rows else None  # as for long texts
         kind = kind if rows else f"{kind}, compiled"
         writers[f"lookback {kind}"] = functools.partial(write_text, ours, prompt[0], config.tokens, compiled=compiled, last=[None])
         kept = 2 * shape["n_layer"] * shape["n_embd"] * ours.transformer.wte.weight.itemsize * middle  # keys and values
@@ -134,7 +134,7 @@ def single_text(config, shape, model, peer, folder, bytes_per_s, device):
 
         job = dict(do_sample=True, temperature=0.8, top_k=200, pad_token_id=0, attention_mask=torch.ones_like(prompt),
                    max_new_tokens=config.tokens, min_new_tokens=config.tokens)
-        for kind in "float32", "bfloat16":
+        for kind in "float32", half(device):
             net = GPT2LMHeadModel.from_pretrained(folder).to(device, getattr(torch, kind)).eval()
             writers[f"transformers {kind}"] = functools.partial(net.generate, prompt, **job)
     if config.ctranslate2:

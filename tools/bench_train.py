@@ -23,7 +23,7 @@ from tqdm import tqdm
 from engine import benchmark, configure
 from engine.checks import at_least
 from engine.optimizer import make_optimizer, training_step
-from engine.roofline import machine, peak_bytes, take_turns
+from engine.roofline import half, machine, peak_bytes, take_turns
 from model import GPT, GPTConfig
 
 NANOGPT_COMMAND = {  # nanoGPT's README, "I only have a macbook" (it evaluates 20 batches every 250 steps) and "I have a GPU"
@@ -50,7 +50,7 @@ def main(config):
     at_least(1, config, "seeds")
     device, tables = configure.pick_device(config.device), []
     report = {"kind": "train", **machine(device), "settings": vars(config)}
-    dtype = "bfloat16" if device.type == "cuda" else "float32"  # nanoGPT's own choices
+    dtype = half(device) if device.type == "cuda" else "float32"  # nanoGPT's own choices
     peak = report["gflops"][dtype] * 1e9
     with benchmark.beside(config.busy):
         if config.preset:
@@ -92,8 +92,8 @@ def compare_steps(config, name, device, dtype, peak):
     tokens = torch.randint(shape["vocab_size"], (shape.pop("batch_size"), shape["block_size"] + 1), device=device)
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     compiled = torch.compile if device.type == "cuda" else lambda model: model
-    scaler = torch.amp.GradScaler(device.type, enabled=False)
-    autocast = torch.autocast(device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == "float16")
+    autocast = torch.autocast(device.type, getattr(torch, dtype)) if dtype != "float32" else nullcontext()
 
     def step(net, optimizer):
         return functools.partial(training_step, net, [(x, y, None)], optimizer, scaler, autocast, grad_clip=1.0)
