@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import ROOT, complaint, run, run_here
 
-from engine import configure
+from engine import configure, processes
 from sample import SampleConfig
 from train import TrainConfig, settings
 
@@ -147,6 +147,109 @@ def test_devices():
     for name in ("cuda:99", "tpu", "cuda:x", "cpu:"):
         with pytest.raises(ValueError, match=f"device={name}"):
             configure.pick_device(name)
+
+
+@pytest.fixture
+def cuda(monkeypatch, tmp_path):
+    """A machine with NVIDIA GPUs, as PyTorch would describe them: cuda({name: compute capability}, built for, ...)."""
+    def describe(gpus, built=("sm_75", "sm_80", "sm_90"), wheel="13.0", error=None, driver="535.183.01"):
+        def init():
+            raise RuntimeError(error)
+
+        names, capabilities = [*gpus], [*gpus.values()]
+        monkeypatch.setattr(torch.version, "cuda", wheel)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: wheel is not None and error is None)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
+        monkeypatch.setattr(torch.cuda, "init", init)
+        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: [*built])
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda n: capabilities[n])
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda n: names[n])
+        for n, name in enumerate(names):
+            (tmp_path / "gpus" / str(n)).mkdir(parents=True)
+            (tmp_path / "gpus" / str(n) / "information").write_text(f"Model: \t\t {name}\nIRQ:   \t\t 63\n")
+        (tmp_path / "version").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Sun May 12 19:39\n")
+
+    processes.note0.cache_clear()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(configure, "DRIVER", tmp_path)
+    monkeypatch.setattr(configure, "REACHED_BY", [tmp_path / "version"])
+    return describe
+
+
+TOO_OLD = ("The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+           "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx Alternatively, go to: ...")
+
+
+@pytest.mark.parametrize("machine, words", [
+    (dict(gpus={"Tesla T4": None}, wheel=None), ["Tesla T4 (driver 535.183.01)", torch.__version__, "for the CPU only"]),
+    (dict(gpus={"Tesla T4": None}, error=TOO_OLD),
+     ["Tesla T4 (driver 535.183.01)", "too old (found version 11040)", "newer driver"]),
+    (dict(gpus={"Tesla T4": None}, error="Unexpected error from cudaGetDeviceCount(). Did you?\nError 803: unsupported driver"),
+     ["Tesla T4", "(Error 803: unsupported driver)"]),
+    (dict(gpus={"NVIDIA GeForce GTX 1080": (6, 1)}), ["GTX 1080", "capability is 6.1", "built for sm_75, sm_80, sm_90"]),
+    (dict(gpus={"NVIDIA GeForce RTX 5090": (12, 0)}), ["RTX 5090", "capability is 12.0"]),
+    (dict(gpus={"Tesla V100": (7, 0)}), ["Tesla V100", "capability is 7.0"]),
+])
+def test_a_gpu_that_cannot_be_used(machine, words, cuda, capsys, monkeypatch):
+    """Catches training on the CPU in silence, or a GPU whose first kernel fails, without the reason and the remedy."""
+    cuda(**machine)
+    for _ in range(2):
+        assert configure.pick_device("auto").type != "cuda" and configure.pick_device("cpu").type == "cpu"
+    notes = capsys.readouterr().err.splitlines()
+    assert len(notes) == 1 and all(word in notes[0] for word in [*words, "pytorch.org/get-started", "device=cpu"])
+    with pytest.raises(ValueError) as error:
+        configure.pick_device("cuda")
+    assert all(word in str(error.value) for word in ["device=cuda: ", *words, "pytorch.org"]) and "\n" not in str(error.value)
+    processes.note0.cache_clear()
+    monkeypatch.setenv("RANK", "1")
+    configure.pick_device("auto")
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("capability, built", [
+    ((8, 0), ["sm_75", "sm_80"]), ((8, 6), ["sm_80"]), ((12, 1), ["sm_90a", "sm_120"]), ((12, 0), ["sm_80", "compute_90"]),
+    ((9, 0), ["gfx90a", "gfx942"]),
+])
+def test_a_gpu_that_can_be_used(capability, built, cuda, capsys):
+    """Catches a GPU that is refused although a kernel of its generation, or PTX of an earlier one, is there; and AMD's."""
+    cuda({"a": capability}, built)
+    assert configure.pick_device("auto") == configure.pick_device("cuda") == torch.device("cuda")
+    assert not capsys.readouterr().err
+
+
+def test_the_gpu_that_can_be_used(cuda, capsys):
+    """Catches a CPU beside a GPU that could be used, and a note about a second GPU that nobody needs."""
+    cuda({"old": (6, 1), "new": (8, 0)})
+    assert configure.pick_device("auto") == configure.pick_device("cuda:1") == torch.device("cuda:1")
+    assert "old cannot be used" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="device=cuda:0: old cannot be used"):
+        configure.pick_device("cuda:0")
+
+
+def test_a_second_gpu_that_cannot_be_used(cuda, capsys):
+    """Catches a note at each start about a GPU that nobody asked for."""
+    cuda({"new": (8, 0), "old": (6, 1)})
+    assert configure.pick_device("auto") == torch.device("cuda") and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("machine, hidden", [
+    (dict(wheel=None), ""), (dict(error="No CUDA GPUs are available"), "-1"), (dict(error=TOO_OLD), "NoDevFiles"),
+    (dict(error="Found no NVIDIA driver on your system. Please check"), "0"), (dict(error="No CUDA GPUs are available"), "7"),
+])
+def test_gpus_that_are_hidden_on_purpose(machine, hidden, cuda, capsys, monkeypatch):
+    """Catches a note about what was meant: GPUs that are hidden from this process, or a machine without any."""
+    cuda({"Tesla T4": None}, **machine)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    assert configure.pick_device("auto").type != "cuda" and not capsys.readouterr().err
+    with pytest.raises(ValueError, match="device=cuda is not on this machine"):
+        configure.pick_device("cuda")
+
+
+def test_a_driver_that_this_process_cannot_reach(cuda, capsys, monkeypatch, tmp_path):
+    """Catches a note in a container that was given no GPU: /proc shows the host's driver all the same."""
+    cuda({"Tesla T4": None}, wheel=None)
+    monkeypatch.setattr(configure, "REACHED_BY", [tmp_path / "nvidiactl"])
+    assert configure.pick_device("auto").type != "cuda" and not capsys.readouterr().err
 
 
 def test_scripts_complain_in_one_line():
