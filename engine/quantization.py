@@ -10,7 +10,8 @@ is four bytes, a float16 or bfloat16 two, an int8 one. With ten rows both count,
     int8         7 bits of each weight and a scale for each output; inputs keep 14 bits, and sums are exact integers.
 
 On a CPU only these products change, and all else is computed in float32. A GPU has units for half precision, so there the whole
-model is converted, and int8 only saves memory. Not used in training: `prepare_for_inference` replaces a model's Linears.
+model is converted; int8 saves memory, and time for a single text, whose compiled step reads the integers themselves. Not used
+in training: `prepare_for_inference` replaces a model's Linears.
 """
 
 import functools
@@ -78,7 +79,7 @@ class Int8(nn.Module):
 
     On a CPU x is split into two rows of integers, high + low / (2·LEVELS), since real models have outliers beside which 8
     bits would lose the rest. The products are exact, so that a row's result does not depend on the other rows. Elsewhere
-    the weights are converted to x's dtype, exactly, which saves memory but no time.
+    the weights are converted to x's dtype, exactly: at each step, or within the product where that is compiled for one row.
     """
 
     LEVELS = 127 if "avx512_vnni" in cpu_flags() else 63  # older units add pairs of products in 16 bits: no overflow
