@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -50,14 +51,21 @@ def positive_random_features(D, count, seed=0):
     Q, R = torch.linalg.qr(torch.stack(blocks))
     Q = Q * R.diagonal(dim1=1, dim2=2).sign()[:, None]  # without the signs, directions would not be uniformly distributed
     lengths = torch.randn(count, D, dtype=torch.float64, generator=generator).norm(dim=1, keepdim=True)
-    directions = Q.flatten(0, 1)[:count] * lengths  # orthogonal within a block, which lowers the variance
+    return RandomFeatures(Q.flatten(0, 1)[:count] * lengths)  # orthogonal within a block, which lowers the variance
 
-    def feature(x):
+
+class RandomFeatures(nn.Module):
+    """What positive_random_features gives: (..., D) -> (..., count). The directions follow a model, but are not saved."""
+
+    def __init__(self, directions):
+        super().__init__()
+        self.register_buffer("directions", directions.float(), persistent=False)
+
+    def forward(self, x):
+        count, D = self.directions.shape
         x = x / D**0.25
-        exponent = x @ directions.T.to(x) - x.square().sum(-1, keepdim=True) / 2
+        exponent = x @ self.directions.T.to(x) - x.square().sum(-1, keepdim=True) / 2
         return exponent.clamp_max(35).exp() / math.sqrt(count)  # at most exp(35), so that sums stay finite in float32
-
-    return feature
 
 
 class LinearState:

@@ -22,6 +22,14 @@ def test_performer_approaches_softmax():
     assert (estimate / ((q * k).sum(-1) / 2**0.5).exp() - 1).abs().median() < 0.03
 
 
+def test_the_random_matrix_follows_its_module():
+    """Catches a matrix that is copied to the GPU at each call, one that is saved, and one that is drawn anew."""
+    layer, again = (CausalSelfAttention(16, 2, attention="performer") for _ in range(2))
+    assert torch.equal(layer.feature.directions, again.feature.directions) and layer.feature.directions.shape == (32, 8)
+    assert layer.state_dict().keys() == {"c_attn.weight", "c_proj.weight"} and len(list(layer.parameters())) == 2
+    assert layer.to("meta").feature.directions.device.type == "meta"
+
+
 def test_linear_state_refuses_what_does_not_fit():
     """Catches a state that broadcasts over another batch, runs past its length, or sees its own future."""
     layer = CausalSelfAttention(16, 2, attention="linear")
