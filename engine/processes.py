@@ -1,6 +1,7 @@
 """One process, or several that torchrun has started."""
 
 import atexit
+import datetime
 import functools
 import gc
 import os
@@ -14,6 +15,7 @@ from tqdm import tqdm
 
 BEAT, PATIENCE = 2, 40  # seconds: how often each process says that it is there, and how long the others wait for it
 JOIN = 55  # seconds that they wait for it at the start
+TIMEOUT = datetime.timedelta(days=7)  # of an exchange: one may prepare data or save for hours, and watch() sees who is gone
 
 finished = threading.Event()
 
@@ -55,7 +57,8 @@ def start(device):
         alarm = threading.Timer(JOIN, end, [f"the others have not joined it for {JOIN} s"])
         alarm.daemon = True
         alarm.start()
-        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+        cuda = device.type == "cuda"
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT, device_id=device if cuda else None)
         alarm.cancel()
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
@@ -64,7 +67,7 @@ def start(device):
 
 
 def watch():
-    """End this process if another one stops, or torchrun, for which it would wait for half an hour.
+    """End this process if another one stops, or torchrun, for which it would wait for days.
 
     A process that is busy, with a large checkpoint for instance, still says that it is there.
     """
@@ -130,7 +133,7 @@ def largest(number):
 
 def stop():
     """Leave the process group. What still holds it is collected first: gloo's threads must end before Python does."""
-    gc.collect()
     finished.set()
+    gc.collect()
     if world_size() > 1:
         dist.destroy_process_group()
