@@ -18,7 +18,6 @@ import os
 import signal
 import sys
 import time
-import warnings
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -28,11 +27,10 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while torch is imported ends without a traceback
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 from attention import ATTENTION, attention_weights
-from engine import checkpoint, configure, curves, dataset, pretrained, processes, roofline, signals
+from engine import checkpoint, configure, curves, dataset, pretrained, processes, roofline, sharding, signals
 from engine.batches import micro_batch, separator, validation_loss
 from engine.checks import at_least
 from engine.files import append, held, here, quoted
@@ -155,6 +153,8 @@ class TrainConfig(GPTConfig):
     """Of matrix products. auto: bfloat16 (or float16) on cuda, and for n_embd of 256 or more on a CPU with units for it."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile: a start of minutes, faster steps. auto: on cuda, for a run that is long enough to gain by it."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: ddp, each process holds all of the model; fsdp, parts of it, if it is too large for one device."""
     activation_checkpointing: bool = False
     """Keep only each block's input for the backward pass and compute the rest again: less memory, slower steps."""
 
@@ -201,7 +201,7 @@ def train(config, asked=None):
         config.dataset, config.block_size, config.data_tokenizer, config.verify_data))  # it prepares what is missing
     model, trainer = build_model(config, data)
     config = replace(config, **asdict(model.config), dataset=data.name)
-    model.to(device).activation_checkpointing = config.activation_checkpointing
+    model.activation_checkpointing = config.activation_checkpointing
     model.separator = separator(data, model) if config.mask_documents else None
     step = trainer["step"] if trainer else 0
     end = step if config.eval_only else config.max_iters
@@ -209,31 +209,28 @@ def train(config, asked=None):
     dtype = config.dtype if config.dtype != "auto" else (
         (trainer or {}).get("dtype") or roofline.best_dtype(device, config.n_embd))
     autocast = torch.autocast(device.type, getattr(torch, dtype)) if dtype != "float32" else nullcontext()
-    optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == "float16")
-    if trainer:
-        optimizer.load_state_dict(trainer["optimizer"])
-        if trainer["scaler"]:  # empty if the run was in another dtype
-            scaler.load_state_dict(trainer["scaler"])
     share = config.gradient_accumulation_steps // world_size
     tokens_per_step = config.gradient_accumulation_steps * config.batch_size * config.block_size
     flops_per_token, peak = model.flops_per_token(), roofline.peak_flops(device, getattr(torch, dtype)) * world_size
     compiled = config.compile if config.compile != "auto" else roofline.worth_compiling(
         device, (end - step) * share, config.n_layer, (end - step) * tokens_per_step * flops_per_token / peak)
-    net = torch.compile(model) if compiled else model  # they share weights; checkpoints are made of model
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 has another name for an argument that older ones need
-        ddp = DistributedDataParallel(net, broadcast_buffers=False) if world_size > 1 else net  # averages gradients
+    net, trained = sharding.spread(model, device, config.parallel, compiled)
+    optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == "float16")
+    if trainer:
+        optimizer.load_state_dict(trainer["optimizer"])
+        if trainer["scaler"]:  # empty if the run was in another dtype
+            scaler.load_state_dict(trainer["scaler"])
     print0(
         f"{model.num_params():,} parameters, {config.n_layer} layers of width {config.n_embd}; "
         f"{len(data.train):,} training tokens of {config.dataset}, vocabulary {data.tokenizer.vocab_size:,}\n"
         f"device {device}, {dtype}, {'compiled' if compiled else 'not compiled'}, "
-        f"{world_size} {'process' if world_size == 1 else 'processes'}; {max(0, end - step):,} steps of "
+        f"{world_size} {'process' if world_size == 1 else f'processes ({config.parallel})'}; {max(0, end - step):,} steps of "
         f"{config.batch_size} x {config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches"
     )
 
     def update(count=share):
         batches = [micro_batch(data, config, step, n, device) for n in range(rank * share, rank * share + count)]
-        return training_step(ddp, batches, optimizer, scaler, autocast, config.grad_clip, rank * share)
+        return training_step(trained, batches, optimizer, scaler, autocast, config.grad_clip, rank * share)
 
     if config.dry_run:
         return dry_run(model, optimizer, update, share, tokens_per_step, end - step, device)
@@ -250,12 +247,12 @@ def train(config, asked=None):
                                   "learning_rate, more warmup_iters, grad_clip=1 or dtype=float32")
 
     def save():
-        if not all(p.isfinite().all() for p in model.parameters()):
+        if processes.largest(int(not all(sharding.local(p).isfinite().all() for p in model.parameters()))):
             raise not_finite("weights that are not finite", step)
+        whole, state = sharding.assembled(model), {"step": step, "dtype": dtype, "owed": evaluating}
+        state |= {"optimizer": sharding.gathered(optimizer.state_dict()), "scaler": scaler.state_dict()}
         if writes:
-            state = {"step": step, "dtype": dtype, "owed": evaluating}
-            state |= {"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()}
-            folder = checkpoint.save(out_dir, step, model, asdict(config), data.tokenizer.spec(), state, data.hashes, record)
+            folder = checkpoint.save(out_dir, step, whole, asdict(config), data.tokenizer.spec(), state, data.hashes, record)
             checkpoint.prune(folder, config.keep_checkpoints)
 
     def evaluate():
@@ -322,8 +319,9 @@ def train(config, asked=None):
                 write_line()
                 if writes and config.draw_loss:
                     curves.write(out_dir)
+                whole = sharding.assembled(model) if config.wandb_log else None
                 if wandb:
-                    log_evaluation(wandb, model, data, config, attention_weights, step)
+                    log_evaluation(wandb, whole, data, config, attention_weights, step)
                 clock = time.perf_counter()  # what that took is not the speed of training
             if finished or stopped:
                 break
@@ -345,13 +343,14 @@ def train(config, asked=None):
                 tokens_seen, clock = 0, time.perf_counter()
 
     # ---- the end
+    whole = sharding.assembled(model) if config.write_tokens and not stopped else None
     if stopped:
         asked.stop = stopped
         print0(f"{signal.Signals(stopped).name}: stopped at step {step}; {checkpoint.what_remains(out_dir)}")
     elif writes:
         print(f"{record['wall_s']:.0f} s in all; next: python {here('sample.py')} --out_dir={quoted(config.out_dir)}")
         if config.write_tokens:
-            print(f"Now it writes:\n---------------\n{sample_text(model, data, config)}\n---------------")
+            print(f"Now it writes:\n---------------\n{sample_text(whole, data, config)}\n---------------")
     if wandb:
         wandb.finish()
     return record

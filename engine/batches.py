@@ -44,12 +44,13 @@ def validation_loss(net, data, config, device, autocast):
     net.eval()
     losses, tokens = [], []
     for n, (x, y) in enumerate(processes.bar(batches, "evaluating", count, delay=2)):
-        if n % processes.world_size() == processes.rank():
+        turn = n % processes.world_size()
+        if turn == processes.rank() or turn < processes.rank() and n == count - 1:  # all make as many passes, as fsdp needs
             with autocast:
                 losses.append(net(x.to(device), y.to(device), only_loss=True)[1])
-            tokens.append(int((y >= 0).sum()))
+            tokens.append(int((y >= 0).sum()) if turn == processes.rank() else 0)
     net.train()
     weights = torch.tensor(tokens, dtype=torch.float64)
-    total = torch.stack([torch.stack(losses).cpu().double() @ weights, weights.sum()]) if losses else torch.zeros(2).double()
+    total = torch.stack([torch.stack(losses).cpu().double() @ weights, weights.sum()])
     total = processes.add_up(total.to(device) if processes.world_size() > 1 else total)
     return (total[0] / total[1]).item()

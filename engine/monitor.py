@@ -9,8 +9,9 @@ import torch
 
 from engine import configure
 from engine.inspection import attention_maps, entropy
-from engine.processes import bar, print0
+from engine.processes import bar, largest, print0
 from engine.roofline import peak_bytes, seconds_of
+from engine.sharding import local
 
 STEPS = 3  # that are timed, of each length
 PATIENCE = 20  # seconds, after which one will do
@@ -24,12 +25,12 @@ def dry_run(model, optimizer, step, micros, tokens, steps, device):
     bytes; activations are what a step needs beside weights and the optimizer's state.
     """
     def size(tensors):
-        return sum(tensor.nbytes for tensor in tensors)
+        return sum(local(tensor).nbytes for tensor in tensors)
 
     step(1)  # allocates what stays
     activations, times, begun = peak_bytes(lambda: step(1), device) - size(model.parameters()), {1: [], 2: []}, time.monotonic()
     for n in bar([1, 2][:micros] * STEPS, "timing steps", delay=2):
-        if not times[n] or time.monotonic() - begun < PATIENCE:
+        if not times[n] or not largest(int(time.monotonic() - begun >= PATIENCE)):  # all make as many steps
             times[n].append(seconds_of(lambda: step(n), device))
     one, two = min(times[1]), min(times[2], default=0.0)
     costs = {

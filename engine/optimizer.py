@@ -6,12 +6,12 @@ are learned at the same speed. AdamW takes what does not map activations to acti
 """
 
 import math
-from contextlib import nullcontext
 
 import torch
 from torch.optim.adamw import adamw
 
-from engine import processes, roofline
+from engine import processes, roofline, sharding
+from engine.sharding import local
 from engine.threads import ShortWaits
 
 WAITS = ShortWaits()
@@ -49,7 +49,7 @@ class Muon:
 
     groups: dicts of params, kind, lr and weight_decay, with momentum and steps for muon, betas for adamw. parts: for a
     parameter that is several matrices on top of each other, their heights. names: of parameters, for state_dict. All
-    matrices of one shape are orthogonalized as one batch.
+    matrices of one shape are orthogonalized as one batch; several processes share the matrices out.
 
     torch.optim.Muon takes one matrix after another: 2.6 to 3.3 times as long for 4 x 96 to 6 x 384 (2 CPU cores, PyTorch
     2.13). This is not a torch.optim.Optimizer, because constructing one imports the compiler, which takes a second.
@@ -77,32 +77,35 @@ class Muon:
                 {"muon": self.muon_step, "adamw": self.adamw_step}[group["kind"]](group, params)
 
     def muon_step(self, group, params):
-        grads, buffers = [p.grad for p in params], [self.state[p]["momentum"] for p in params]
+        weights, grads = [local(p) for p in params], [local(p.grad) for p in params]
+        buffers = [local(self.state[p]["momentum"]) for p in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
         torch._foreach_lerp_(grads, buffers, group["momentum"])  # Nesterov: where the momentum will be
-        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-        by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
-        for p, grad in zip(params, grads):
-            heights = self.parts.get(p, [len(p)])
-            if sum(heights) != len(p):
-                raise ValueError(f"parts={heights} of a matrix do not add up to its {len(p)} rows")
-            for pair in zip(p.split(heights), grad.split(heights)):
-                height, width = pair[0].shape
-                target, matrix = pair if height <= width else (x.mT for x in pair)
-                scale = max(1, height / width) ** 0.5  # a tall matrix changes its output as much as a square one
-                by_shape.setdefault((*matrix.shape, scale), []).append((target, matrix))
-        for (*_, scale), pairs in by_shape.items():
-            targets, matrices = zip(*pairs)
-            updates = orthogonalize(torch.stack(matrices), group["steps"])
-            torch._foreach_add_(targets, updates.unbind(), alpha=-group["lr"] * scale)
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        with sharding.shared_out(params, grads) as mine:
+            by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
+            for p, target, grad in mine:
+                heights = self.parts.get(p, [len(p)])
+                if sum(heights) != len(p):
+                    raise ValueError(f"parts={heights} of a matrix do not add up to its {len(p)} rows")
+                for pair in zip(target.split(heights), grad.split(heights)):
+                    height, width = pair[0].shape
+                    to, matrix = pair if height <= width else (x.mT for x in pair)
+                    scale = max(1, height / width) ** 0.5  # a tall matrix changes its output as much as a square one
+                    by_shape.setdefault((*matrix.shape, scale), []).append((to, matrix))
+            for (*_, scale), pairs in by_shape.items():
+                targets, matrices = zip(*pairs)
+                updates = orthogonalize(torch.stack(matrices), group["steps"])
+                torch._foreach_add_(targets, updates.unbind(), alpha=-group["lr"] * scale)
 
     def adamw_step(self, group, params):
         state = [self.state[p] for p in params]
-        averages, squares, steps = ([s[kind] for s in state] for kind in ("exp_avg", "exp_avg_sq", "step"))
+        averages, squares, steps = ([local(s[kind]) for s in state] for kind in ("exp_avg", "exp_avg_sq", "step"))
         beta1, beta2 = group["betas"]
         adamw(
-            params, [p.grad for p in params], averages, squares, [], steps, fused=True, amsgrad=False, maximize=False,
-            lr=group["lr"], weight_decay=group["weight_decay"], beta1=beta1, beta2=beta2, eps=1e-8,
+            [local(p) for p in params], [local(p.grad) for p in params], averages, squares, [], steps, fused=True,
+            amsgrad=False, maximize=False, lr=group["lr"], weight_decay=group["weight_decay"], beta1=beta1, beta2=beta2,
+            eps=1e-8,
         )
 
     def state_dict(self):
@@ -117,7 +120,7 @@ class Muon:
                              "same --optimizer, or start from its weights with --init_from=FOLDER")
         for name, state in mine.items():
             for kind, tensor in state.items():
-                tensor.copy_(theirs[name][kind])
+                sharding.load(tensor, theirs[name][kind])
 
 
 def shapes_of(states):
@@ -177,7 +180,7 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
 
     Both are tensors on the device. The norm is that before grad_clip; None with a scaler and without grad_clip, as the
     gradients are scaled then. batches: (x, y, seed).
-    net: a GPT, or what torch.compile or DistributedDataParallel made of it. seed: of the micro-batch's dropout, or None.
+    net: a GPT, or what sharding.spread made of it. seed: of the micro-batch's dropout, or None.
     scaler: a GradScaler, which float16 needs. first: the number of the first micro-batch, for the FloatingPointError that
     is raised, in all processes and before anything is updated, if a loss or a gradient is not finite.
     """
@@ -186,8 +189,7 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
     for n, (x, y, seed) in enumerate(batches):
         if seed is not None:
             torch.manual_seed(seed)
-        waits = n < len(batches) - 1 and hasattr(net, "no_sync")  # processes exchange gradients once a step
-        with net.no_sync() if waits else nullcontext():
+        with sharding.exchanging(net, n == len(batches) - 1):  # once a step
             with autocast:
                 micro_loss = net(x, y, only_loss=True)[1] / len(batches)
             scaler.scale(micro_loss).backward()
@@ -196,9 +198,9 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
     norm = None
     if grad_clip:
         scaler.unscale_(optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
+        norm = sharding.full(torch.nn.utils.clip_grad_norm_(parameters, grad_clip))
     elif not scaler.is_enabled():
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = sharding.full(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     size = losses.sum() + (0 if scaler.is_enabled() else norm)  # a scaler skips steps whose gradients overflow
     if processes.largest(int(not size.isfinite())):
         if scaler.is_enabled():  # it must see the gradients before its next step

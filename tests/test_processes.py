@@ -34,11 +34,11 @@ def children(pid):
 
 
 @pytest.fixture
-def torchrun(poem, tmp_path):
+def torchrun(poem, tmp_path, request):
     """torchrun, just started, with two processes of train.py that wait for each other a few seconds only."""
     (tmp_path / "impatient.py").write_text(IMPATIENT)
     settings = SMALL | dict(dataset=poem, out_dir=tmp_path / "out", eval_interval=50, eval_iters=1, max_iters=10**6)
-    settings |= dict(gradient_accumulation_steps=2, dropout=0.1)
+    settings |= dict(gradient_accumulation_steps=2, dropout=0.1, parallel=getattr(request, "param", "ddp"))
     torchrun = subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", tmp_path / "impatient.py",
          *(f"--{key}={value}" for key, value in settings.items())],
@@ -113,6 +113,7 @@ def test_a_process_that_never_joins(torchrun):
     assert "process 0 ends: the others have not joined it" in torchrun.communicate(timeout=60)[1]
 
 
+@pytest.mark.parametrize("torchrun", ["ddp", "fsdp"], indirect=True)
 def test_processes_that_are_told_to_end(two, tmp_path):
     """Catches a preempted job of several processes that saves nothing, or whose processes stop at different steps."""
     torchrun, ranks = two
