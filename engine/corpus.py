@@ -159,7 +159,8 @@ def text_in(line, column, where):
     if not isinstance(record, dict):
         raise Damaged(f"{where} is a {type(record).__name__}, not an object with a text")
     if column not in record:
-        raise ValueError(f"{where} has no {column!r}: choose its text by --column ({', '.join(record) or 'it is empty'})")
+        there = ", ".join(record) or "it is empty"
+        raise ValueError(f"{where} has no {column!r}: rename one, or choose its text by --column ({there})")
     text = record[column]
     if not isinstance(text, str | None):
         raise Damaged(f"{where}: {column!r} is a {type(text).__name__}, not a text")

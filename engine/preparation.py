@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from engine import tokenizer
+from engine import tokenizer, workers
 from engine.files import (
     Damaged, cannot_write, held, partial, publish, read_json, remove, sha256_of, sha256_of_file, sync,
 )
-from engine.signals import in_a_pool
 
 DATA = Path(__file__).parents[1] / "data"
 SPLITS = "train", "val"
@@ -173,7 +172,7 @@ WORKER = []  # in a process of a pool: the tokenizer, and what separates documen
 
 def start_worker(spec, separator):
     """Make a process of a pool ready."""
-    in_a_pool()
+    workers.start_worker()
     WORKER[:] = tokenizer.from_spec(spec), separator
 
 
@@ -187,7 +186,7 @@ def in_order(items, encoding, separator):
     Threads would do without copies, but two of tiktoken's are hardly faster than one. Where encoding is as fast as copying,
     or the text is small, no process starts.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = workers.cores()
     fast, items = isinstance(encoding, tokenizer.ByteTokenizer | tokenizer.CharTokenizer), iter(items)
     first = [] if fast or cores == 1 else [*itertools.islice(items, ALONE + 1)]
     if len(first) <= ALONE:

@@ -66,7 +66,7 @@ def window(q, k, v, visible, seen):
     """The last visible.window keys, by FlashAttention, which skips the others."""
     from torch.nn.attention.varlen import varlen_attn  # here, since that takes a second
 
-    (B, H, Tq, D), Tk = q.shape, k.shape[2]
+    B, Tq, Tk = len(q), q.shape[2], k.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B·T, heads, D)
     ends = [torch.arange(0, B * T + 1, T, dtype=torch.int32, device=q.device) for T in (Tq, Tk)]
     shared = {"enable_gqa": True} if "enable_gqa" in varlen_attn.__kwdefaults__ else {}  # before PyTorch 2.13 without asking

@@ -9,10 +9,8 @@ So a preempted job loses nothing, if a step and a save take less time than it is
 torchrun's processes can be told by itself; SIGUSR1 must be sent to one of them, since torchrun does not hand it on.
 """
 
-import multiprocessing
 import os
 import signal
-import threading
 import time
 
 ALL = "SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"
@@ -49,9 +47,3 @@ class Nobody(Requests):
 
     def listen(self, names=ALL):
         pass
-
-
-def in_a_pool():
-    """Make a process of a pool end with the one that started it, also where that is killed; Ctrl-C is for that one alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a whole terminal
-    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()

@@ -6,7 +6,6 @@ A run is a function of its arguments and a seed, on one thread, and gives a dict
 import json
 import math
 import multiprocessing
-import os
 import re
 import statistics
 import sys
@@ -20,11 +19,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine import benchmark, configure, dataset, heatmaps
+from engine import benchmark, configure, dataset, heatmaps, workers
 from engine.checks import at_least
 from engine.files import publish
 from engine.roofline import machine, machine_line
-from engine.signals import in_a_pool
 
 
 @dataclass(kw_only=True)
@@ -41,7 +39,7 @@ class Settings:
 # ---- Running
 
 def start_worker():
-    in_a_pool()
+    workers.start_worker()
     torch.set_num_threads(1)
 
 
@@ -51,9 +49,8 @@ def every(function, jobs):
     So small models use all cores, and the numbers do not depend on how many there are. function: of a module, so that
     another process finds it.
     """
-    jobs, cores = [*jobs], len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    spawn = multiprocessing.get_context("spawn")  # forks of a process that has threads may hang
-    with ProcessPoolExecutor(min(cores, len(jobs)), mp_context=spawn, initializer=start_worker) as pool:
+    jobs, spawn = [*jobs], multiprocessing.get_context("spawn")  # forks of a process that has threads may hang
+    with ProcessPoolExecutor(min(workers.cores(), len(jobs)), mp_context=spawn, initializer=start_worker) as pool:
         futures = [pool.submit(function, *job) for job in jobs]
         try:
             for done in tqdm(as_completed(futures), total=len(jobs), desc="runs", leave=False):

@@ -67,7 +67,6 @@ def test_tensors_that_say_they_are_on_a_gpu(change, capability, monkeypatch):
     """Catches a tensor that is made on the CPU, and a call that a GPU's kernel does not take, without computing anything."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(kernels, "MAX_LOGITS_GPU", 60 * 128)
-    half = torch.bfloat16 if capability >= (8, 0) else torch.float16
     with FakeTensorMode():
         idx = torch.randint(60, (2, 400), device="cuda")
         for dtype in torch.float32, torch.bfloat16 if capability >= (8, 0) else torch.float16:

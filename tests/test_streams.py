@@ -332,7 +332,7 @@ def test_prepare_of_streams(tmp_path):
     val = jsonl(tmp_path / "val.jsonl", ["xyz "] * 30, key="content")
     flags = ["--input", tmp_path / "texts", f"--name={name}", "--val", val]
     try:
-        assert "no 'text': choose its text by --column (content)" in complaint(run_here("data/text/prepare.py", *flags))
+        assert "no 'text': rename one, or choose its text by --column (content)" in complaint(run_here("data/text/prepare.py", *flags))
         assert not (dataset.DATA / name).exists()
         result = run_here("data/text/prepare.py", *flags, "--column=content")
         assert result.returncode == 0 and "skipped 1 that are not UTF-8 text: picture.png" in result.stdout, result
@@ -382,7 +382,7 @@ def test_ctrl_c(tmp_path, monkeypatch, capsys):
 def test_several_processes(tmp_path, monkeypatch):
     """Catches batches that come in another order, or in other ids, where several processes encode them."""
     monkeypatch.setattr(preparation, "BATCH", 500)
-    monkeypatch.setattr(preparation.os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
     path, found = jsonl(tmp_path / "a.jsonl", texts(300)), []
     for alone in 0, 3, 10**6:
         monkeypatch.setattr(preparation, "ALONE", alone)

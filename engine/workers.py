@@ -1,0 +1,17 @@
+"""A pool of processes on this machine that work for one."""
+
+import multiprocessing
+import os
+import signal
+import threading
+
+
+def cores():
+    """How many cores this process may use, so that many can work at a time."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def start_worker():
+    """Make this process of a pool end with the one that started it, also where that is killed; Ctrl-C is for that one alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a whole terminal
+    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
