@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from attention import CausalSelfAttention, check_mechanism, rope_table, sinusoidal
 from engine import checkpoint, decoding, pretrained
 from engine.checks import at_least, check_heads, choose
-from engine.kernels import linear_cross_entropy, relu2, rms_norm
+from engine.kernels import in_autocast, linear_cross_entropy, relu2, rms_norm
 from engine.weights import WithoutInit, checked
 from masks import PackedDocuments, mean_keys
 
@@ -340,7 +340,7 @@ class GPT(nn.Module):
             raise ValueError(f"{T} tokens do not fit into block_size={self.config.block_size}")
         index = cache[0].positions(T) if cache else slice(0, T)  # all layers' caches hold the same positions
         rope = self.transformer.wpe.rope(index)
-        x = self.transformer.drop(self.transformer.wpe.add(self.transformer.wte(idx), index))  # (B, T, n_embd)
+        x = self.transformer.drop(in_autocast(self.transformer.wpe.add(self.transformer.wte(idx), index)))  # (B, T, n_embd)
         for layer, block in enumerate(self.transformer.h):
             if self.activation_checkpointing and torch.is_grad_enabled() and not cache:
                 x = torch.utils.checkpoint.checkpoint(block, x, rope, packed, use_reentrant=False)  # arXiv:1604.06174
