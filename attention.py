@@ -257,15 +257,17 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """
     Tq, Tk = check_shapes(q, k, v, visible)
     check_standard("fused", score is scaled_dot and normalize is softmax)
+    window, n_global = getattr(visible, "window", Tk), getattr(visible, "n_global", 0)
+    start = max(0, Tk - Tq + 1 - window)  # the first key within the first query's window
+    if visible is full or Tq == 1 and getattr(visible, "exact", False):  # nothing else is hidden
+        return sdpa.attend(q, k[..., start:, :], v[..., start:, :])
     # The kernel's own is_causal flag is aligned to the top left, which is our invariant only when Tq == Tk.
-    if visible is full or visible is causal and Tq in (1, Tk):
-        return sdpa.attend(q, k, v, causal=visible is causal and Tq > 1)
+    if visible is causal and Tq == Tk:
+        return sdpa.attend(q, k, v, causal=True)
 
     def seen(i, j):
         return mask_of(visible, i, j, len(q))
 
-    window, n_global = getattr(visible, "window", Tk), getattr(visible, "n_global", 0)
-    start = max(0, Tk - Tq + 1 - window)  # the first key within the first query's window
     if not hasattr(visible, "bias"):
         if sparse := sdpa.sparse_on_gpu(q, k, visible):
             return sparse(q, k, v, visible, seen)

@@ -7,7 +7,7 @@ dimension in front if the sequences of a batch differ.
 A predicate may carry promises as attributes, which the attention paths use to skip work:
 
     window, n_global   query i sees nothing but the keys i - window < j <= i and, of those before i, the keys j < n_global
-    exact              and it does see all of these keys
+    exact              and it does see all of these keys (without a window, the keys j <= i)
     across             the predicate ignores the query position, so there may be more queries than keys
 
 and a bias, bias(i, j) -> (H, *common shape of i and j), a function of the distance i - j that the paths add to the scores
@@ -25,6 +25,9 @@ from engine.checks import choose
 def causal(i, j):
     """The present and the past: what a language model may see."""
     return j <= i
+
+
+causal.exact = True
 
 
 def full(i, j):
@@ -151,9 +154,10 @@ def both(a, b):
     def visible(i, j):
         return a(i, j) & b(i, j)
 
-    promises = {name for p in (a, b) if isinstance(p, types.FunctionType) for name in vars(p)}
-    if unknown := sorted(promises - {"window", "n_global", "exact", "across", "bias", "__wrapped__"}):
-        raise ValueError(f"both() does not know what becomes of {', '.join(unknown)} when predicates are combined")
+    if not torch.compiler.is_compiling():  # which has no list of a function's attributes before PyTorch 2.13
+        promises = {name for p in (a, b) if isinstance(p, types.FunctionType) for name in vars(p)}
+        if unknown := sorted(promises - {"window", "n_global", "exact", "across", "bias", "__wrapped__"}):
+            raise ValueError(f"both() does not know what becomes of {', '.join(unknown)} when predicates are combined")
     biases = [p.bias for p in (a, b) if hasattr(p, "bias")]
     if biases:
         visible.bias = lambda i, j: sum(bias(i, j) for bias in biases)

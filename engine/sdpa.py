@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+FLEX = 128  # queries and keys in a block of FlexAttention
 NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -30,7 +31,7 @@ def attend(q, k, v, mask=None, causal=False):
 
 
 def attend_on_gpu(q, k, v, mask, causal):
-    """The same, never by PyTorch's slow path, which computes all scores (but in float64).
+    """The same, not by PyTorch's slow path, which computes all scores, but in float64, or bfloat16 before Ampere.
 
     What FlashAttention cannot do is left to the memory-efficient kernel, which knows neither shared heads nor head sizes that
     are no multiple of 8. cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape, which takes
@@ -48,8 +49,10 @@ def attend_on_gpu(q, k, v, mask, causal):
 
 
 def has_flash(q):
-    """Whether FlashAttention takes q, on a GPU: half precision, from Ampere on."""
-    return q.itemsize == 2 and torch.cuda.get_device_capability(q.device) >= (8, 0)
+    """Whether FlashAttention takes q, on a GPU: half precision, from Ampere on; its backward pass asks for much memory."""
+    generation = torch.cuda.get_device_capability(q.device)
+    most = 256 if generation == (8, 0) or generation >= (9, 0) else 192  # features of a head
+    return q.itemsize == 2 and generation >= (8, 0) and q.shape[-1] <= most
 
 
 def sparse_on_gpu(q, k, visible):
@@ -58,20 +61,20 @@ def sparse_on_gpu(q, k, visible):
         return None
     if getattr(visible, "exact", False) and has_flash(q) and q.shape[-1] % 8 == 0:
         return window
-    # Only what is compiled around it compiles FlexAttention; blocks of 128 x 128 pay if some of them see nothing.
-    return flex if torch.compiler.is_compiling() and k.shape[2] > 256 and q.shape[-1] >= 16 else None
+    # Only what is compiled around it compiles FlexAttention; blocks pay if some of them see nothing.
+    return flex if torch.compiler.is_compiling() and k.shape[2] > 2 * FLEX and 16 <= q.shape[-1] <= 256 else None
 
 
 def window(q, k, v, visible, seen):
-    """The last visible.window keys, by FlashAttention, which skips the others."""
+    """The last visible.window keys, or all of the past, by FlashAttention, which skips the others."""
     from torch.nn.attention.varlen import varlen_attn  # here, since that takes a second
 
     B, Tq, Tk = len(q), q.shape[2], k.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B·T, heads, D)
     ends = [torch.arange(0, B * T + 1, T, dtype=torch.int32, device=q.device) for T in (Tq, Tk)]
+    before = getattr(visible, "window", 0) - 1  # -1: all
     shared = {"enable_gqa": True} if "enable_gqa" in varlen_attn.__kwdefaults__ else {}  # before PyTorch 2.13 without asking
-    y = varlen_attn(q, k, v, *ends, Tq, Tk, window_size=(visible.window - 1, 0), **shared)
-    return y.unflatten(0, (B, Tq)).transpose(1, 2)
+    return varlen_attn(q, k, v, *ends, Tq, Tk, window_size=(before, 0), **shared).unflatten(0, (B, Tq)).transpose(1, 2)
 
 
 def flex(q, k, v, visible, seen):
@@ -81,17 +84,28 @@ def flex(q, k, v, visible, seen):
     positions up in a table, can be asked about one pair at a time. Mask and blocks are made once for all layers, since the
     compiler computes nothing twice.
     """
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # here, since that takes a second
+    from torch.nn.attention.flex_attention import flex_attention  # here, since that takes a second
 
     Tq, Tk = q.shape[2], k.shape[2]
     i, j = torch.arange(Tk - Tq, Tk, device=q.device)[:, None], torch.arange(Tk, device=q.device)[None]
-    mask = seen(i, j)  # (1 or B, Tq, Tk)
-    if len(mask) == 1:
-        one = mask[0]
-        blocks = create_block_mask(lambda b, h, a, j: one[a, j], None, None, Tq, Tk, device=q.device)
-    else:
-        blocks = create_block_mask(lambda b, h, a, j: mask[b, a, j], len(mask), None, Tq, Tk, device=q.device)
-    return flex_attention(q, k, v, block_mask=blocks, enable_gqa=True)
+    return flex_attention(q, k, v, block_mask=blocks_of(seen(i, j)), enable_gqa=True)
+
+
+def blocks_of(mask):
+    """FlexAttention's form of a mask (1 or B, Tq, Tk): its create_block_mask cannot be traced in activation checkpointing."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    _, Tq, Tk = mask.shape
+    padded = F.pad(mask, (0, -Tk % FLEX, 0, -Tq % FLEX)).unflatten(2, (-1, FLEX)).unflatten(1, (-1, FLEX))
+    pairs = padded.sum((2, 4), dtype=torch.int32)[:, None]  # how many are visible, (1 or B, 1, Tq / FLEX, Tk / FLEX)
+    lists = []  # of the blocks that are visible in part, and of those as a whole: how many, and which come first
+    for kind in (0 < pairs) & (pairs < FLEX**2), pairs == FLEX**2:
+        lists += kind.sum(-1, dtype=torch.int32), kind.int().argsort(dim=-1, descending=True, stable=True).int()
+    # In this layout, and not in one that the compiler chooses later: it cannot read such a tensor within FlexAttention.
+    mask = mask.clone().as_strided(mask.shape, (Tq * Tk, Tk, 1))
+    one = mask[0]
+    seen = (lambda b, h, a, j: mask[b, a, j]) if len(mask) > 1 else (lambda b, h, a, j: one[a, j])
+    return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=FLEX, mask_mod=seen, seq_lengths=(Tq, Tk))
 
 
 def one_query(q, k, v, mask):

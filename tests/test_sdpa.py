@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_attention import cases, value_and_gradients
+from torch.nn.attention.flex_attention import create_block_mask
 
 from attention import VISIBLE, causal, full, masked_fill, naive, sliding_window
 from engine import sdpa
 from engine.benchmark import examples
-from masks import bias_of, mask_of, positions
+from masks import bias_of, both, mask_of, positions, same_document
 
 
 def mask_for(q, k, visible):
@@ -74,6 +75,23 @@ def test_flex_attention(case):
     same((got, ()), (naive(q, k, v, visible), ()))
 
 
+@pytest.mark.parametrize("Tq", [700, 640, 100])
+@pytest.mark.parametrize("documents", [False, True])
+def test_blocks_of_flex_attention(Tq, documents):
+    """Catches a block that is skipped though something in it is visible, and one that is taken for visible as a whole."""
+    i, j = positions(Tq, 700)
+    for visible in [*examples(VISIBLE, 150, 4).values(), lambda i, j: (j <= i) & (i > 400)]:
+        mask = mask_of(both(visible, same_document(torch.arange(1400).view(2, 700) // 300)) if documents else visible, i, j, 2)
+        want = create_block_mask(lambda b, h, a, c: mask[b % len(mask), a, c], len(mask), None, Tq, 700, device="cpu")
+        found = sdpa.blocks_of(mask)
+        for name in "kv", "full_kv", "q", "full_q":
+            number, order = (getattr(found, f"{name}_{what}") for what in ("num_blocks", "indices"))
+            assert torch.equal(number, getattr(want, f"{name}_num_blocks")), name
+            used = torch.arange(order.shape[-1]) < number[..., None]
+            assert torch.equal(order.masked_fill(~used, 0), getattr(want, f"{name}_indices").masked_fill(~used, 0)), name
+        assert found.seq_lengths == want.seq_lengths == (Tq, 700)
+
+
 def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size=(-1, -1), enable_gqa=False):
     """torch.nn.attention.varlen.varlen_attn as it is documented: a window counts from the last query and key."""
     assert ends_q.dtype == ends_k.dtype == torch.int32 and (k.shape[1] == q.shape[1] or enable_gqa)
@@ -81,7 +99,7 @@ def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size=(-1, -1), ena
     found = []
     for n in range(len(ends_q) - 1):
         one = (x[a[n] : a[n + 1]].transpose(0, 1)[None] for x, a in ((q, ends_q), (k, ends_k), (v, ends_k)))
-        found.append(masked_fill(*one, sliding_window(window_size[0] + 1))[0].transpose(0, 1))
+        found.append(masked_fill(*one, sliding_window(window_size[0] + 1) if window_size[0] >= 0 else causal)[0].transpose(0, 1))
         assert ends_q[n + 1] - ends_q[n] <= most_q and ends_k[n + 1] - ends_k[n] <= most_k
     return torch.cat(found)
 
@@ -91,10 +109,11 @@ def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size=(-1, -1), ena
 def test_windows_of_flash_attention(case, W):
     """Catches a window that is one too wide, sequences that are cut in the wrong place, and heads mixed up with positions."""
     q, k, v, _ = case
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
-        got = value_and_gradients(lambda *x: sdpa.window(*x, None), q, k, v, sliding_window(W))
-    same(got, value_and_gradients(naive, q, k, v, sliding_window(W)))
+    for visible in causal, sliding_window(W):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+            got = value_and_gradients(lambda *x: sdpa.window(*x, None), q, k, v, visible)
+        same(got, value_and_gradients(naive, q, k, v, visible))
 
 
 @pytest.mark.parametrize("about", named := examples(VISIBLE, 5, 4))
@@ -102,7 +121,7 @@ def test_predicates_that_are_exactly_a_window(about):
     """Catches a predicate that promises to be its window, which is all that FlashAttention is told, and hides more."""
     visible, (i, j) = named[about], positions(40, 40)
     if getattr(visible, "exact", False):
-        assert torch.equal(visible(i, j), (j <= i) & (j > i - visible.window)) and not hasattr(visible, "n_global")
+        assert torch.equal(visible(i, j), (j <= i) & (j > i - getattr(visible, "window", 40))) and not hasattr(visible, "n_global")
 
 
 class OnGPU(torch.Tensor):
@@ -123,8 +142,8 @@ def test_which_kernel(monkeypatch, compiling, capability, dtype, Tq):
     q, k = (torch.empty(1, 2, T, 64, dtype=dtype).as_subclass(OnGPU) for T in (Tq, 512))
     flash, flex = dtype != torch.float32 and capability >= (8, 0), sdpa.flex if compiling else None
     wanted = {about: flex for about in named}
-    wanted["sliding_window(5)"] = sdpa.window if flash else flex
+    wanted["sliding_window(5)"] = wanted["causal"] = sdpa.window if flash else flex
     for about, visible in named.items():
         assert sdpa.sparse_on_gpu(q, k, visible) is (wanted[about] if Tq > 1 else None)
         assert sdpa.sparse_on_gpu(q.cpu().as_subclass(torch.Tensor), k, visible) is None
-    assert sdpa.has_flash(q) == flash
+    assert sdpa.has_flash(q) == flash and not sdpa.has_flash(q.repeat(1, 1, 1, 5))

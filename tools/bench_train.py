@@ -88,6 +88,7 @@ def curve_of(lines, name):
 
 def compare_steps(config, name, device, dtype, peak):
     """Rows with the cost of a training step in one of nanoGPT's shapes: ours, and that of nanoGPT's own model."""
+    torch._dynamo.reset()  # or from the second shape on, what is compiled is for any
     shape = dict(benchmark.SHAPES[name])
     tokens = torch.randint(shape["vocab_size"], (shape.pop("batch_size"), shape["block_size"] + 1), device=device)
     x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
