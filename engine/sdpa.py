@@ -34,8 +34,8 @@ def attend_on_gpu(q, k, v, mask, causal):
     """The same, not by PyTorch's slow path, which computes all scores, but in float64, or bfloat16 before Ampere.
 
     What FlashAttention cannot do is left to the memory-efficient kernel, which knows neither shared heads nor head sizes that
-    are no multiple of 8. cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape, which takes
-    longer than the attention of many steps: it may only do training, whose shape does not change.
+    are no multiple of 8. cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape: it may only do
+    training, whose shape does not change.
     """
     D = q.shape[-1]
     if mask is not None or not has_flash(q):
