@@ -292,18 +292,20 @@ def train(config, asked=None):
     with processes.bar(desc="training", unit="step", total=end, initial=step) as bar:
         while True:
             finished = step >= end
-            stopped, wanted = divmod(processes.largest(2 * asked.stop + asked.save), 2)
+            late = 0 < 60 * config.save_minutes <= time.monotonic() - saved  # by this process's own clock
+            stopped, wanted = divmod(processes.largest(2 * asked.stop + (asked.save or late)), 2)
             evaluating = finished or (owed if step == begun else step % config.eval_interval == 0)
             logging = evaluating or step % config.log_interval == 0
-            due = wanted or 0 < 60 * config.save_minutes <= time.monotonic() - saved
-            due = step > begun and (due or config.save_interval and step % config.save_interval == 0)
+            due = step > begun and (wanted or config.save_interval and step % config.save_interval == 0)
             if logging and step > begun:
-                train_loss = None if loss is None else (processes.add_up(loss) / world_size).item()  # None: all were skipped
+                # None: all were skipped. A copy, since the loss stays what it is where steps are skipped.
+                train_loss = None if loss is None else (processes.add_up(loss.clone()) / world_size).item()
                 speed = tokens_seen / (time.perf_counter() - clock)
                 if speed * flops_per_token > peak:  # which was measured in a busy moment
                     peak = max(roofline.peak_flops(device, getattr(torch, dtype)) * world_size, speed * flops_per_token)
                 mfu = speed * flops_per_token / peak  # model FLOPs utilization
-                record = {"step": step, "train_loss": train_loss, "lr": lr, "grad_norm": None if norm is None else norm.item()}
+                known = norm is not None and norm.isfinite()  # not where a scaler has skipped the step
+                record = {"step": step, "train_loss": train_loss, "lr": lr, "grad_norm": norm.item() if known else None}
                 record |= {"tokens_per_s": round(speed, 1), "mfu": round(mfu, 4)}
                 bar.set_postfix_str(f"loss {train_loss or math.nan:.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}", refresh=False)
                 if not evaluating:

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from conftest import metrics, ranks_here, run_here
+from conftest import ROOT, metrics, ranks_here, run_here
 from test_train import SMALL, weights
 
 from engine import checkpoint
@@ -139,14 +139,22 @@ runpy.run_path("train.py", run_name="__main__")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_a_loss_that_is_not_finite_in_one_process(poem, tmp_path, parallel, dtype):
-    """Catches processes that do not agree on a step that is skipped, and parts that are updated before all have agreed."""
+    """Catches processes that do not agree on a step that is skipped, parts that are updated before all have agreed, and a loss
+    that is added up twice."""
     (tmp_path / "ruined.py").write_text(RUINED)
-    flags = flags_of(poem, max_iters=8, skip_nonfinite=1, dtype=dtype, parallel=parallel)
+    flags = flags_of(poem, max_iters=8, skip_nonfinite=1, log_interval=1, dtype=dtype, parallel=parallel)
     for count, out in (1, "one"), (2, "two"):
         results = ranks_here(count, tmp_path / "ruined.py", *flags, f"--out_dir={tmp_path / out}")
         assert not any(status for status, _ in results) and "skipped, 1 of at most 1" in results[0][1], results
     for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=1e-5 if dtype == "float32" else 1e-3)
+
+
+def test_clocks_that_differ(poem, tmp_path):
+    """Catches processes of which each asks its own clock whether it is time to save: one would wait for the other."""
+    flags = flags_of(poem, max_iters=150, save_minutes=0.002, eval_interval=1000)
+    results = ranks_here(2, ROOT / "train.py", *flags, f"--out_dir={tmp_path / 'out'}")
+    assert not any(status for status, _ in results), results
 
 
 TRANSPOSED = """
