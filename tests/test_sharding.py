@@ -152,7 +152,7 @@ def test_a_loss_that_is_not_finite_in_one_process(poem, tmp_path, parallel, dtyp
 
 def test_clocks_that_differ(poem, tmp_path):
     """Catches processes of which each asks its own clock whether it is time to save: one would wait for the other."""
-    flags = flags_of(poem, max_iters=150, save_minutes=0.002, eval_interval=1000)
+    flags = flags_of(poem, max_iters=150, save_minutes=0.003, eval_interval=1000)
     results = ranks_here(2, ROOT / "train.py", *flags, f"--out_dir={tmp_path / 'out'}")
     assert not any(status for status, _ in results), results
 
