@@ -49,10 +49,10 @@ def attend_on_gpu(q, k, v, mask, causal):
 
 
 def has_flash(q):
-    """Whether FlashAttention takes q, on a GPU: half precision, from Ampere on; its backward pass asks for much memory."""
-    generation = torch.cuda.get_device_capability(q.device)
-    most = 256 if generation == (8, 0) or generation >= (9, 0) else 192  # features of a head
-    return q.itemsize == 2 and generation >= (8, 0) and q.shape[-1] <= most
+    """Whether FlashAttention takes q, on a GPU: half precision, compute capability 8.0 or above, heads that fit its memory."""
+    capability = torch.cuda.get_device_capability(q.device)
+    most = 256 if capability == (8, 0) or capability >= (9, 0) else 192  # features of a head in the backward pass
+    return q.itemsize == 2 and capability >= (8, 0) and q.shape[-1] <= most
 
 
 def sparse_on_gpu(q, k, visible):
@@ -131,13 +131,15 @@ def softmax_of_seen(scores, mask):
 
 
 def one_query_compiled(q, k, v, mask):
-    """The same, as sums in float32 that a compiler for GPUs makes three kernels of, which divide the keys among all cores.
+    """The same, as sums that torch.compile makes three kernels of, which divide the keys among all of a GPU's multiprocessors.
 
-    A fused kernel gives one core all keys of a head, which for a short batch leaves most of a GPU idle.
+    A fused kernel gives one multiprocessor all keys of a head, which for a small batch leaves most of the GPU idle. Half
+    precision is computed in float32.
     """
     B, H, _, D = q.shape
     G, dtype = k.shape[1], q.dtype
-    q, k, v = q.float().view(B, G, H // G, 1, D), k.float()[:, :, None], v.float()[:, :, None]  # (B, G, 1, Tk, D)
+    wide = torch.promote_types(dtype, torch.float32)
+    q, k, v = q.to(wide).view(B, G, H // G, 1, D), k.to(wide)[:, :, None], v.to(wide)[:, :, None]  # (B, G, 1, Tk, D)
     scores = (q * k).sum(-1).view(B, H, 1, -1) / math.sqrt(D)
     weights = softmax_of_seen(scores, mask).view(B, G, H // G, -1, 1)
     return (weights * v).sum(-2).view(B, H, 1, D).to(dtype)
