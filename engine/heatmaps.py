@@ -1,5 +1,6 @@
 """Pictures of weights between 0 and 1, by matplotlib, which only the tools that draw need."""
 
+import functools
 import math
 import warnings
 
@@ -36,20 +37,22 @@ def short(label):
     return plain(label if len(label) <= SHORT else label[: SHORT - 1] + "…")
 
 
-def draw(panel, weights, labels, most, size=8):
-    """One map (T, T): row i is the query. What comes after it is hatched; at most about `most` of the labels are written."""
-    T = len(labels)
-    hidden = np.triu(np.ones((T, T), bool), 1)
-    panel.patch.set(facecolor="#f3f2ee", hatch="////", edgecolor="#dcdad3", linewidth=0)
-    image = panel.imshow(np.ma.array(np.sqrt(weights), mask=hidden), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    shown = range(0, T, math.ceil(T / most)) if most else ()
-    names = [short(labels[n]) for n in shown]
-    panel.set_xticks(shown, names, rotation=90)
-    panel.set_yticks(shown, names)
+def cells(panel, weights, rows, columns, most=128, size=8):
+    """Weights (rows, columns), the darker the larger; at most about `most` labels of each side are written."""
+    for labels, write in ((rows, panel.set_yticks), (columns, functools.partial(panel.set_xticks, rotation=90))):
+        shown = range(0, len(labels), math.ceil(len(labels) / most)) if most else ()
+        write(shown, [short(labels[n]) for n in shown])
     panel.tick_params(length=0, labelsize=size)
+    return panel.imshow(np.sqrt(weights), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+
+
+def draw(panel, weights, labels, most, size=8):
+    """One map (T, T): row i is the query. What comes after it is hatched."""
+    hidden = np.triu(np.ones((len(labels), len(labels)), bool), 1)
+    panel.patch.set(facecolor="#f3f2ee", hatch="////", edgecolor="#dcdad3", linewidth=0)
     for side in panel.spines.values():
         side.set_color("#c9c7c0")
-    return image
+    return cells(panel, np.ma.array(weights, mask=hidden), labels, labels, most, size)
 
 
 def scale(figure, image, panels):

@@ -4,15 +4,40 @@ import gzip
 import itertools
 import math
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from engine import corpus, tokenizer
+from engine import corpus, grammar, tokenizer, trials
+from engine.checks import at_least
+from engine.inspection import recording
 
 END = 0  # of a sentence: what begins its translation, and the padding, too
+MOST_TESTED = 500
+
+
+# ---- Sentences
+
+@dataclass(kw_only=True)
+class Settings(trials.Settings):
+    source: str = ""
+    """Sentences, one a line (also .gz); empty: those of engine/grammar.py, English."""
+    target: str = ""
+    """Their translations; empty: French."""
+    test_source: str = ""
+    """Sentences to test with; empty: a tenth of the others, 500 at most, which is left out of training."""
+    test_target: str = ""
+    """Their translations."""
+    sentences: int = 8000
+    """From the grammar, those to test with included."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(100, self, "sentences")
 
 
 def lines(path):
@@ -34,6 +59,21 @@ def read_pairs(source, target):
         counts = f"{source} has {len(both[0]):,} lines, {target} {len(both[1]):,}"
         raise ValueError(f"{counts}: each line of one must be the translation of the other's")
     return [pair for pair in zip(*both) if pair[0].strip() and pair[1].strip()]
+
+
+def sentences(config):
+    """Pairs to train with, and others to test with; ValueError if what config names does not give them."""
+    if bool(config.source) != bool(config.target) or bool(config.test_source) != bool(config.test_target):
+        raise ValueError("source and target belong together: give both or none")
+    pairs = read_pairs(config.source, config.target) if config.source else grammar.pairs(config.sentences, 0)
+    if config.test_source:
+        return pairs, read_pairs(config.test_source, config.test_target)
+    some = min(len(pairs) // 10, MOST_TESTED)
+    seen = {source for source, _ in pairs[some:]}
+    test = [pair for pair in pairs[:some] if pair[0] not in seen]
+    if not test:
+        raise ValueError(f"{config.source} has too few sentences: a tenth, to test with, that is not in the rest, is needed")
+    return pairs[some:], test
 
 
 class Vocabulary:
@@ -79,6 +119,8 @@ def batches(lengths, most, seed):
         yield from (found[n] for n in (rng.permutation(len(found)) if epoch else range(len(found))))
 
 
+# ---- Translations
+
 @torch.no_grad()
 def search(model, source, real, beam=1):
     """The translation of each sentence, numbers (B, T), that beam search finds, and the mean log-probability of its pieces.
@@ -119,6 +161,21 @@ def translated(model, vocabulary, texts, beam, most=100):
         tokens, _ = search(model, *padded([numbers[n] for n in rows]), beam)
         found |= {n: vocabulary.decode(row) for n, row in zip(rows.tolist(), tokens.tolist())}
     return [found[n] for n in range(len(texts))]
+
+
+@torch.no_grad()
+def alignment(model, vocabulary, text, beam, attention_weights):
+    """Where a model looks while it translates a text: pieces of both, and the last layer's weights, their heads' mean.
+
+    The weights are a list of rows, or None of a model that does not look; attention_weights is attention.py's.
+    """
+    source = padded([vocabulary.encode(text)])
+    target, _ = search(model, *source, beam)
+    target = target[:, : (target != END).sum() + 1]  # up to END
+    with recording(model, attention_weights) as maps:
+        model.decode(F.pad(target, (1, -1), value=END), model.encode(*source))  # as in training, all of it at once
+    pieces = [[vocabulary.decode([n]) or "(end)" for n in side[0].tolist()] for side in (source[0], target)]
+    return [*pieces, maps[-1][0].mean(0).tolist() if maps else None]
 
 
 def bleu(found, right):

@@ -21,24 +21,20 @@ words, 0.343 ± 0.003 for regression, 0.301 ± 0.009 for naive Bayes; to know th
 the most sentences, would be right for 0.33. There it looks most at the carrying sentence in 0.777 ± 0.019.
 """
 
-import random
 import statistics
 import sys
-from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import attention_weights, dot
-from engine import configure, corpus, heatmaps, trials
+from engine import configure, heatmaps, trials
 from engine.checks import at_least
-from engine.docstrings import composed, docstrings, sentences_of, words_of
+from engine.labelled import SENTENCES, WORDS, composed, docstrings, ids_of, read, shared_out, vocabulary_of, words_of
 from masks import present
 
-WORDS, SENTENCES = 40, 60  # of a sentence, of a document, that are read
 BAYES, REGRESSION, HIERARCHICAL = "naive Bayes on counts", "linear regression on counts", "hierarchical attention"
 MODELS = {  # name -> a model for so many words and labels
     "average of words": lambda *sizes: Reader(*sizes, hierarchical=False, learned=False),
@@ -63,28 +59,6 @@ class Settings(trials.Settings):
         super().__post_init__()
         at_least(1, self, "steps")
         at_least(50, self, "documents", most=1_000_000)
-
-
-# ---- One's own documents: (their sentences, their label, None)
-
-def column(path, name):
-    return [text for text, _ in corpus.json_lines(Path(path), name, 0)]
-
-
-def read(path):
-    """The documents of a file; ValueError if there is nothing to learn from them."""
-    documents = [(sentences_of(text), label, None) for text, label in zip(column(path, "text"), column(path, "label"))]
-    documents = [document for document in documents if document[0]]
-    labels = {label for _, label, _ in documents}
-    if len(labels) < 2 or len(documents) < 10:
-        raise ValueError(f"{path} has {len(documents)} documents with {len(labels)} labels: give at least 10 with 2 of them")
-    return documents
-
-
-def shared_out(documents, seed):
-    """Four fifths for training, the others for testing."""
-    mixed = random.Random(seed).sample(documents, len(documents))
-    return mixed[len(mixed) // 5 :], mixed[: len(mixed) // 5]
 
 
 # ---- The models
@@ -144,23 +118,10 @@ def counted(name, train, test):
     return {"accuracy": model.score(count.transform(test), [label for _, label, _ in test])}
 
 
-def ids_of(documents, vocabulary):
-    """Word ids (B, S, W), 0 where a document has no more words; a word that the vocabulary lacks is 1."""
-    ids = [[[vocabulary.get(word, 1) for word in words_of(sentence)[:WORDS]] for sentence in document[:SENTENCES]]
-           for document, *_ in documents]
-    padded = torch.zeros(len(ids), max(map(len, ids)), max(len(sentence) for d in ids for sentence in d), dtype=torch.int32)
-    for n, document in enumerate(ids):
-        for m, sentence in enumerate(document):
-            padded[n, m, : len(sentence)] = torch.tensor(sentence)
-    return padded
-
-
 def trained(name, train, test, steps, seed):
     """A model's accuracy on the test, how it weighs the carrying sentences there, and its weights of the first document."""
     torch.manual_seed(seed)
-    counts = Counter(word for document, *_ in train for sentence in document for word in words_of(sentence))
-    vocabulary = {word: n for n, word in enumerate((word for word, count in counts.items() if count > 1), 2)}
-    labels = sorted({label for _, label, _ in train})
+    vocabulary, labels = vocabulary_of(train), sorted({label for _, label, _ in train})
     x, y = ids_of(train, vocabulary), torch.tensor([labels.index(label) for _, label, _ in train])
     model = MODELS[name](len(vocabulary) + 2, len(labels))
 

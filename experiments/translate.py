@@ -3,8 +3,6 @@
     python -m experiments.translate                             English and French of a grammar; minutes on two cores
     python -m experiments.translate --source=train.en.gz --target=train.fr.gz --test_source=test.en --test_target=test.fr
 
-(benchmarks/translate_multi30k.json has the whole command for Multi30k, benchmarks/translate_multi30k.png its picture.)
-
 Claim (Bahdanau et al. 2014, arXiv:1409.0473, figure 2): a network that reads a sentence into one vector, and writes the
 translation from that, fails at long sentences; one that looks back at all states of the reader does not. Luong et al. 2015
 (arXiv:1508.04025): simpler scores do as well. Vaswani et al. 2017 (arXiv:1706.03762): with attention, no recurrence is needed.
@@ -17,15 +15,12 @@ Found (--seeds=3): BLEU of sentences of 1 to 10 and of 41 to 50 words is 64.9 ±
 96.1 ± 0.6 with additive, 99.7 and 97.8 ± 0.1 with general, 98.3 and 96.3 ± 0.8 with dot scores, 100.0 and 97.7 ± 0.1 for the
 transformer, which has twice as many steps (without attention 2.5 times as many). Beam search gains at most 0.8 over greedy.
 
-More training, on more sentences, moves the drop to longer ones. After 650 steps on 3,600 sentences the network without
-attention fails at short ones, too: 28.7 and 5.1 (--models=none --steps=260 --sentences=4000). After 2,600 steps on 19,500
-(--steps=1040 --sentences=20000) it has 86.1, 50.9, 24.9, 15.7 and 11.1 for each ten words more (general: 99.7 to 98.8), after
-10,400 on 39,500 (--steps=4160 --sentences=40000) 96.8, 84.3, 54.9, 36.3 and 22.1: still a drop. (One seed each. Whether a wider
-vector moves it is not measured.)
+More training, on more sentences, moves the drop to longer ones: without attention each ten words more have 86.1, 50.9, 24.9,
+15.7 and 11.1 by --steps=1040 --sentences=20000 (with general 99.7 to 98.8), and 96.8, 84.3, 54.9, 36.3 and 22.1 by --steps=4160
+--sentences=40000 (one seed each; whether a wider vector moves it is not measured).
 
-Multi30k, English to French, test 2016, after 7,000 steps of both (one seed; 26 minutes of a core for each, 41 in all beside
-other programs): 34.2 without attention, 47.3 with general; 44.2 and 52.4 for 6 to 10 words, 16.1 and 28.8 for 21 to 25. (Lower
-case, sacrebleu's tokenization 13a, beam 4.)
+Multi30k, English to French, test 2016 (one seed; benchmarks/translate_multi30k.json has the command): 34.2 without attention,
+47.3 with general; 44.2 and 52.4 for 6 to 10 words, 16.1 and 28.8 for 21 to 25. (Lower case, tokenization 13a, beam 4.)
 """
 
 import functools
@@ -40,27 +35,17 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attention import ATTENTION, Additive, CrossAttention, General, attention_weights, dot, present, sinusoidal
-from engine import configure, grammar, trials
+from engine import configure, heatmaps, translation, trials
 from engine.checks import at_least, check_heads, choose
-from engine.inspection import recording
-from engine.translation import END, Vocabulary, batches, bleu, by_length, padded, read_pairs, search, translated
+from engine.translation import END, Vocabulary, alignment, batches, bleu, by_length, padded, sentences, translated
 from model import Block, GPTConfig
 
 HEADS = 4  # of the transformer
-MOST_TESTED = 500
 
 
 @dataclass(kw_only=True)
-class Settings(trials.Settings):
+class Settings(translation.Settings):
     seeds: int = 1
-    source: str = ""
-    """Sentences, one a line (also .gz); empty: those of engine/grammar.py, English."""
-    target: str = ""
-    """Their translations; empty: French."""
-    test_source: str = ""
-    """Sentences to test with; empty: a tenth of the others, 500 at most, which is left out of training."""
-    test_target: str = ""
-    """Their translations."""
     models: str = "none,additive,general,dot,transformer"
     """What is trained: a recurrent network with attention of one kind, or none; a transformer."""
     steps: int = 600
@@ -83,8 +68,6 @@ class Settings(trials.Settings):
     """Words by which the lengths of test sentences are told apart."""
     example: str = "my young friend that the red dog follows does not like this horse"
     """A sentence whose alignments are drawn."""
-    sentences: int = 8000
-    """From the grammar, those to test with included."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -92,25 +75,9 @@ class Settings(trials.Settings):
         at_least(0, self, "learning_rate")
         at_least(0, self, "dropout", "label_smoothing", most=0.99)
         at_least(257, self, "vocab_size")
-        at_least(100, self, "sentences")
         check_heads(self.n_embd, HEADS)
         for name in self.models.split(","):
             choose("models", name, MODELS)
-
-
-def sentences(config):
-    """Pairs to train with, and others to test with."""
-    if bool(config.source) != bool(config.target) or bool(config.test_source) != bool(config.test_target):
-        raise ValueError("source and target belong together: give both or none")
-    pairs = read_pairs(config.source, config.target) if config.source else grammar.pairs(config.sentences, 0)
-    if config.test_source:
-        return pairs, read_pairs(config.test_source, config.test_target)
-    some = min(len(pairs) // 10, MOST_TESTED)
-    seen = {source for source, _ in pairs[some:]}
-    test = [pair for pair in pairs[:some] if pair[0] not in seen]
-    if not test:
-        raise ValueError(f"{config.source} has too few sentences: a tenth, to test with, that is not in the rest, is needed")
-    return pairs[some:], test
 
 
 # ---- Models: encode(source, real) -> memory · decode(target, memory, past) -> logits of what follows each piece, and the past
@@ -184,36 +151,30 @@ class Whole:
 
 
 class Transformer(nn.Module):
-    """No recurrence (Vaswani et al. 2017): blocks of a GPT read, and others write, each with a look at the source."""
+    """No recurrence (Vaswani et al. 2017): one block of a GPT reads, another writes, and looks at what the first has read."""
 
     patience = 2  # times the steps
 
-    def __init__(self, vocab_size, config, layers=1):
+    def __init__(self, vocab_size, config):
         super().__init__()
         shape = GPTConfig(n_embd=config.n_embd, n_head=HEADS, mlp_size=2 * config.n_embd, dropout=config.dropout)
         self.embed = Embedding(vocab_size, config)
-        self.readers, self.writers = (nn.ModuleList(Block(shape, n) for n in range(layers)) for _ in range(2))
-        self.looks = nn.ModuleList(CrossAttention(config.n_embd, HEADS, dropout=config.dropout) for _ in range(layers))
-        self.ln_looks = nn.ModuleList(nn.LayerNorm(config.n_embd) for _ in range(layers))
-        self.ln_memory, self.ln = nn.LayerNorm(config.n_embd), nn.LayerNorm(config.n_embd)
+        self.reader, self.writer = Block(shape, 0), Block(shape, 0)
+        self.look = CrossAttention(config.n_embd, HEADS, dropout=config.dropout)
+        self.ln_memory, self.ln_look, self.ln = (nn.LayerNorm(config.n_embd) for _ in range(3))
 
     def encode(self, source, real):
-        x = self.embed(source)
-        for block in self.readers:
-            x = block(x, cache=Whole(real))
-        return self.ln_memory(x), real
+        return self.ln_memory(self.reader(self.embed(source), cache=Whole(real))), real
 
     def new_past(self, memory, longest):
-        return [block.attn.new_cache(len(memory[0]), longest) for block in self.writers]
+        return self.writer.attn.new_cache(len(memory[0]), longest)
 
     def select(self, past, rows):
-        return [cache.select(rows) for cache in past]
+        return past.select(rows)
 
     def decode(self, target, memory, past=None):
-        x = self.embed(target, len(past[0]) if past else 0)
-        for block, look, norm, cache in zip(self.writers, self.looks, self.ln_looks, past or [None] * len(self.writers)):
-            x = block(x, cache=cache)
-            x = x + look(norm(x), memory[0], present(memory[1]))
+        x = self.writer(self.embed(target, 0 if past is None else len(past)), cache=past)
+        x = x + self.look(self.ln_look(x), memory[0], present(memory[1]))
         return self.embed.scores(self.ln(x)), past
 
 
@@ -223,18 +184,6 @@ COLOR = dict(zip(MODELS, ("C3", "C0", "C9", "C2", "C4")))
 
 
 # ---- Training and testing
-
-@torch.no_grad()
-def alignment(model, vocabulary, text, beam):
-    """Where the model looks while it translates a text: pieces of both, and the last layer's weights, their heads' mean."""
-    source = padded([vocabulary.encode(text)])
-    target, _ = search(model, *source, beam)
-    target = target[:, : (target != END).sum() + 1]  # up to END
-    with recording(model, attention_weights) as maps:
-        model.decode(F.pad(target, (1, -1), value=END), model.encode(*source))  # as in training, all of it at once
-    pieces = [[vocabulary.decode([n]) or "(end)" for n in side[0].tolist()] for side in (source[0], target)]
-    return [*pieces, maps[-1][0].mean(0).tolist() if maps else None]
-
 
 def trained(config, name, vocabulary, train, test, seed):
     """BLEU of a model for all sentences of the test, greedily and by beam search, and for those of each length."""
@@ -252,7 +201,7 @@ def trained(config, name, vocabulary, train, test, seed):
     sources, right = zip(*test)
     greedy, found = (translated(model, vocabulary, sources, beam) for beam in (1, config.beam))
     return {"greedy": bleu(greedy, right), "beam": bleu(found, right),
-            "alignment": alignment(model, vocabulary, config.example, config.beam),
+            "alignment": alignment(model, vocabulary, config.example, config.beam, attention_weights),
             "lengths": {length: bleu([found[n] for n in rows], [right[n] for n in rows])
                         for length, rows in by_length(sources, config.bin).items()}}
 
@@ -270,11 +219,8 @@ def draw(config, runs):
     first.set(xlabel="words of the sentence", ylabel="BLEU", ylim=(0, None))
     first.legend(frameon=False)
     for panel, (name, (source, target, weights)) in zip(others, maps.items()):
-        panel.imshow(np.sqrt(weights), cmap="Blues", vmin=0, vmax=1, aspect="auto")  # as in heatmaps.draw
-        panel.set_xticks(range(len(source)), source, rotation=90)
-        panel.set_yticks(range(len(target)), target)
-        panel.tick_params(length=0, labelsize=8)
-        panel.set_title(name)
+        heatmaps.cells(panel, weights, target, source)
+        panel.set(title=name, aspect="auto")
     return drawn
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import complaint, run_here
 
-from engine import docstrings, trials
+from engine import labelled, trials
 from experiments import documents
 
 
@@ -23,13 +23,13 @@ def sentences():
 
 @pytest.fixture
 def two_topics(monkeypatch):
-    monkeypatch.setattr(docstrings, "TOPICS", {"windows": "widget", "network": "socket"})
+    monkeypatch.setattr(labelled, "TOPICS", {"windows": "widget", "network": "socket"})
 
 
 @pytest.mark.parametrize("crowded", [False, True])
 def test_documents_are_what_they_say(sentences, two_topics, crowded):
     """Catches a test that holds sentences of the training, a second sentence that counts, a wrong label or place."""
-    train, test = docstrings.composed(sentences, 80, 0, crowded)
+    train, test = labelled.composed(sentences, 80, 0, crowded)
     assert len(train) == 80 and len(test) == 20
     assert not {s for document, *_ in train for s in document} & {s for document, *_ in test for s in document}
     others = 0
@@ -38,15 +38,15 @@ def test_documents_are_what_they_say(sentences, two_topics, crowded):
         about = [n for n, sentence in enumerate(document) if {"widget", "socket"} & {*sentence.split()}]
         others += len(about) - 1
         assert [n for n in about if not crowded or "returns" in document[n]] == [at]
-        assert [n for n in about if docstrings.TOPICS[label] in document[n]] == [at]
+        assert [n for n in about if labelled.TOPICS[label] in document[n]] == [at]
     assert (others > 30) == crowded
 
 
 def test_a_library_without_a_topic(sentences, monkeypatch):
     """Catches a traceback where a part of Python's library is not installed."""
-    monkeypatch.setattr(docstrings, "TOPICS", {"windows": "widget", "tasks": "coroutine"})
+    monkeypatch.setattr(labelled, "TOPICS", {"windows": "widget", "tasks": "coroutine"})
     with pytest.raises(ValueError, match="says nothing about tasks"):
-        docstrings.composed(sentences, 80, 0)
+        labelled.composed(sentences, 80, 0)
 
 
 def test_docstrings(tmp_path, monkeypatch):
@@ -54,8 +54,8 @@ def test_docstrings(tmp_path, monkeypatch):
     code = '"""The first sentence here has seven words. Short one.\n\n>>> this is not a sentence at all, no\n"""\n'
     (tmp_path / "a.py").write_text(code + 'def f():\n    """This one goes on\n    in the next line of it."""\n')
     (tmp_path / "b.py").write_text(code)
-    monkeypatch.setattr(docstrings.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert docstrings.docstrings() == ["The first sentence here has seven words.", "This one goes on in the next line of it."]
+    monkeypatch.setattr(labelled.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert labelled.docstrings() == ["The first sentence here has seven words.", "This one goes on in the next line of it."]
 
 
 def test_a_query_of_zeros_averages():

@@ -1,11 +1,20 @@
-"""Documents in which one sentence alone carries the label, made from the docstrings of Python's own library."""
+"""Documents with labels: of a file, or made from the docstrings of Python's own library, so that one sentence carries the label.
+
+A document is (its sentences, its label, the number of the sentence that carries it, or None).
+"""
 
 import ast
 import random
 import re
 import sysconfig
+from collections import Counter
 from pathlib import Path
 
+import torch
+
+from engine import corpus
+
+WORDS, SENTENCES = 40, 60  # of a sentence, of a document, that are read
 TOPICS = {  # a sentence with words of one topic only is about that; a model is never told the words
     "windows": "widget window menu button canvas mouse scrollbar listbox cursor",
     "network": "socket server client network address host connection url proxy port",
@@ -25,6 +34,8 @@ def sentences_of(text):
     return [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+|\n\s*\n", text) if words_of(part)]
 
 
+# ---- From docstrings
+
 def docstrings():
     """The sentences of 6 to 16 words in the docstrings of Python's own library, each once (its words, whatever the signs)."""
     library, found = Path(sysconfig.get_path("stdlib")), {}
@@ -43,8 +54,7 @@ def composed(sentences, number, seed, crowded=False):
     """Documents for training and for testing: 20 to 40 sentences about nothing in particular, and among them one about a topic.
 
     crowded: sentences about all other topics may stand among them, and the one that counts is that which says what is returned.
-    Each is (its sentences, its topic, the number of the sentence that counts). The sentences are shared out first, so that no
-    document of the test holds one that was trained on.
+    The sentences are shared out first, so that no document of the test holds one that was trained on.
     """
     chance, words = random.Random(seed), {topic: {*words.split()} for topic, words in TOPICS.items()}
     about = {(topic, returns): [] for topic in (*TOPICS, None) for returns in (False, True)}
@@ -73,3 +83,41 @@ def composed(sentences, number, seed, crowded=False):
             document.insert(at, chance.choice(parts[topic, crowded][part]))
             splits[-1].append((document, topic, at))
     return splits
+
+
+# ---- From a file
+
+def read(path):
+    """The documents of a .jsonl file with a text and a label in each line; ValueError if there is nothing to learn from them."""
+    texts, labels = ([text for text, _ in corpus.json_lines(Path(path), name, 0)] for name in ("text", "label"))
+    documents = [(sentences_of(text), label, None) for text, label in zip(texts, labels)]
+    documents = [document for document in documents if document[0]]
+    labels = {label for _, label, _ in documents}
+    if len(labels) < 2 or len(documents) < 10:
+        raise ValueError(f"{path} has {len(documents)} documents with {len(labels)} labels: give at least 10 with 2 of them")
+    return documents
+
+
+def shared_out(documents, seed):
+    """Four fifths for training, the others for testing."""
+    mixed = random.Random(seed).sample(documents, len(documents))
+    return mixed[len(mixed) // 5 :], mixed[: len(mixed) // 5]
+
+
+# ---- As numbers
+
+def vocabulary_of(documents):
+    """{word: its number, from 2} of all words that occur more than once."""
+    counts = Counter(word for document, *_ in documents for sentence in document for word in words_of(sentence))
+    return {word: n for n, word in enumerate((word for word, count in counts.items() if count > 1), 2)}
+
+
+def ids_of(documents, vocabulary):
+    """Word ids (B, S, W), 0 where a document has no more words; a word that the vocabulary lacks is 1."""
+    ids = [[[vocabulary.get(word, 1) for word in words_of(sentence)[:WORDS]] for sentence in document[:SENTENCES]]
+           for document, *_ in documents]
+    padded = torch.zeros(len(ids), max(map(len, ids)), max(len(sentence) for d in ids for sentence in d), dtype=torch.int32)
+    for n, document in enumerate(ids):
+        for m, sentence in enumerate(document):
+            padded[n, m, : len(sentence)] = torch.tensor(sentence)
+    return padded

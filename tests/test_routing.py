@@ -1,0 +1,83 @@
+"""experiments/routing.py at a small size: experts, who asks them, and what balance does."""
+
+import json
+
+import pytest
+import torch
+from conftest import complaint, run_here
+
+from engine import trials
+from experiments import routing
+
+
+def routed(learned=True, seed=0):
+    torch.manual_seed(seed)
+    model, (mlp, _) = routing.new_model("routed" if learned else "routed by random keys")
+    for p in mlp.parameters():
+        torch.nn.init.normal_(p, std=0.3) if p.requires_grad else None
+    return model, mlp.double()
+
+
+def test_experts_that_are_asked():
+    """Catches an answer of an expert that a token has not asked, weights that do not add up to 1, and mixed up rows."""
+    _, mlp = routed()
+    x = torch.randn(2, 9, routing.WIDTH, dtype=torch.float64)
+    y = mlp(x)
+    for row, place in [(0, 0), (1, 4), (1, 8)]:
+        token = x[row, place]
+        best = sorted(((mlp.keys[n] @ token).item(), n) for n in range(routing.EXPERTS))[-routing.CHOSEN :]
+        weights = torch.tensor([score for score, _ in best], dtype=torch.float64).softmax(0)
+        right = sum(weight * mlp.experts[n](token) for weight, (_, n) in zip(weights, best))
+        assert torch.allclose(y[row, place], right, atol=1e-12)
+
+
+def test_the_future_is_unseen_and_the_router_learns():
+    """Catches routing by which a later token changes what an earlier one gets, and keys that no gradient reaches."""
+    model, mlp = routed()
+    model.double()
+    x = torch.randint(256, (1, 12))
+    other = x.clone()
+    other[0, 8:] = torch.randint(256, (4,))
+    assert torch.allclose(model(x, x)[0][:, :8], model(other, other)[0][:, :8], atol=1e-12)
+    model(x, x)[1].backward()
+    assert mlp.keys.grad.abs().sum() > 0 and not routed(learned=False)[1].keys.requires_grad
+
+
+def test_imbalance():
+    """Catches a balance loss that is not 1 where all experts have equally many, and EXPERTS where one has all."""
+    _, mlp = routed()
+    with torch.no_grad():
+        mlp.keys.copy_(10 * torch.eye(routing.EXPERTS, routing.WIDTH))
+        everybody = torch.eye(routing.EXPERTS, routing.WIDTH, dtype=torch.float64)
+        mlp((everybody + everybody.roll(1, 0))[None])  # each expert is asked by two tokens
+        assert mlp.imbalance.item() == pytest.approx(1)
+        mlp(everybody[:1].expand(1, 5, -1) + 0.5 * everybody[1])  # all ask the same two
+        assert mlp.imbalance.item() > routing.EXPERTS / routing.CHOSEN * 0.99
+
+
+def test_same_operations():
+    """Catches a comparison with a dense model that computes less, and parameters that are not more."""
+    dense, many, large = (routing.cost(kind) for kind in ("dense", "routed", "dense, as large as all experts"))
+    assert many["MFLOP of a token"] == pytest.approx(dense["MFLOP of a token"], rel=0.02)
+    assert large["MFLOP of a token"] > 1.5 * dense["MFLOP of a token"]
+    assert many["parameters"] == pytest.approx(large["parameters"], rel=0.01) and many["parameters"] > 1.5 * dense["parameters"]
+
+
+def test_a_small_run(tmp_path, monkeypatch):
+    """Catches a script that no longer runs, a balance loss that does not balance, and shares that are none."""
+    monkeypatch.setattr(trials, "every", lambda function, jobs: [function(*job) for job in jobs])
+    monkeypatch.setattr(routing, "KINDS", {kind: how for kind, how in routing.KINDS.items() if kind.startswith("routed")})
+    runs = routing.main(routing.Settings(seeds=1, steps=60, out_dir=str(tmp_path)))
+    busiest = {kind: max(map(max, run["loads"])) for kind, (run,) in runs.items()}
+    assert busiest["routed"] < busiest["routed, not balanced"]
+    for (run,) in runs.values():
+        assert all(sum(load) == pytest.approx(1) for load in run["loads"]) and 1 < run["loss"] < 5.5
+        assert len(run["bytes"]) == 2 and all(sum(of_kind) == pytest.approx(1) for of_kind in run["bytes"][0])
+    (name,) = {path.stem for path in tmp_path.iterdir()}
+    assert len(json.loads((tmp_path / f"{name}.json").read_text())["tables"]) == 1
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bad_settings():
+    """Catches a traceback for a number of steps that cannot be."""
+    assert "steps=0 must be at least 1" in complaint(run_here("-m", "experiments.routing", "--steps=0"))
