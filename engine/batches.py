@@ -26,8 +26,8 @@ def separator(data, model):
     if any(block.attn.feature for block in model.transformer.h):
         raise ValueError(f"mask_documents=True: attention={model.config.attention!r} cannot keep documents apart: choose fused")
     if any(getattr(block.attn.visible, "n_global", 0) for block in model.transformer.h):
-        raise ValueError(f"mask_documents=True: the positions that all may see in visible={model.config.visible} would be those "
-                         "of the first document: choose another")
+        raise ValueError(f"mask_documents=True: the positions that all may see in visible={model.config.visible} would be "
+                         "those of the first document: choose another")
     return data.tokenizer.end_of_text
 
 

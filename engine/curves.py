@@ -29,7 +29,8 @@ def draw(folders):
             for panel, key, style in panels:
                 known = [line for line in records(folder) if line.get(key) is not None]
                 steps, values = [line["step"] for line in known], [line[key] for line in known]
-                panel.plot(steps, values, style, color=f"C{n}", label=heatmaps.plain(str(folder)) if key == "val_loss" else None)
+                panel.plot(steps, values, style, color=f"C{n}",
+                           label=heatmaps.plain(str(folder)) if key == "val_loss" else None)
         if len(texts) > 1:
             print("note: these runs were validated on different texts: their losses do not compare")
         losses.set(ylabel="loss (nats per token)", title="training (lines) and validation (dots)")

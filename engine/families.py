@@ -161,7 +161,8 @@ def windows(left, kind, ours):
     short = [bool(used) and (not rotate[n] if rotate else n >= first) for n in layers]
     if types := field.get("layer_types"):
         if len(types) != len(layers) or not {*types} <= {"full_attention", "sliding_attention"}:
-            raise ValueError(f"layer_types={types!r} are not built here: full_attention and sliding_attention for each layer are")
+            raise ValueError(f"layer_types={types!r} are not built here: "
+                             "full_attention and sliding_attention for each layer are")
         short = [about == "sliding_attention" for about in types]
     if any(short) and (type(window) is not int or window < 1):
         raise ValueError(f"sliding_window={window!r} is not built here, where layers have one")

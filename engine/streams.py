@@ -13,7 +13,9 @@ from tqdm import tqdm
 
 from engine import preparation, tokenizer
 from engine.files import Damaged, held, publish, read_json, remove, sha256_of
-from engine.preparation import SPLITS, Split, about, check_characters, finish, separator_of, settle, tokenize, tokenizer_of_folder
+from engine.preparation import (
+    SPLITS, Split, about, check_characters, finish, separator_of, settle, tokenize, tokenizer_of_folder,
+)
 
 
 def write_stream(folder, parts, tokenizer_name, source, val_share=0.005, tokens=0, skip_damaged=False):

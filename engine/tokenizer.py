@@ -16,8 +16,8 @@ MOST = 2**22  # more tokens than any vocabulary has
 LEARNED_FROM = 2**30  # characters that bpe:VOCAB learns from, at most
 
 # What cuts text into words, which no token crosses. All kinds of words are in one atomic group, (?>...), which tiktoken's regex
-# library finds in one go rather than kind by kind: encoding takes 0.6 of the time. bpe:VOCAB has GPT-4's kinds of words: numbers
-# have at most three digits, lines end with a word. What GPT-2's encoding says, and the same words in less time:
+# library finds in one go rather than kind by kind: encoding takes 0.6 of the time. bpe:VOCAB has GPT-4's kinds of words:
+# numbers have at most three digits, lines end with a word. What GPT-2's encoding says, and the same words in less time:
 PATTERN = (r"(?>'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
            r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s")
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -154,7 +154,8 @@ class TiktokenTokenizer(Tokenizer):
 
         names = tiktoken.list_encoding_names()
         if name not in names:
-            raise ValueError(f"unknown tokenizer {name!r}: choose char, byte, bpe:VOCAB, {', '.join(names)}, or a model's folder")
+            raise ValueError(f"unknown tokenizer {name!r}: choose char, byte, bpe:VOCAB, {', '.join(names)}, "
+                             "or a model's folder")
         try:
             return cls(tiktoken.get_encoding(name))
         except Exception as error:  # no network, a proxy, a damaged cache

@@ -99,7 +99,8 @@ def run_here(*command, typed="", **environment):
     if not hasattr(os, "fork"):
         return run(*command, typed=typed, **environment)
     with contextlib.ExitStack() as files:
-        content, output, errors = (files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline="")) for _ in range(3))
+        content, output, errors = (files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline=""))
+                                   for _ in range(3))
         content.write(typed)
         content.seek(0)
         status = os.waitstatus_to_exitcode(os.waitpid(forked(command, output, errors, content, **environment), 0)[1])

@@ -1,4 +1,4 @@
-"""What a GPU would do with a model, as far as a machine without one can tell: shapes, devices, graphs. See tests/test_gpu.py."""
+"""What a GPU would do with a model, as far as a machine without one can tell: shapes, devices, graphs. See test_gpu.py."""
 
 import contextlib
 
@@ -41,9 +41,11 @@ def test_a_step_of_shapes_only(shape, optimizer, monkeypatch):
     assert all(p.grad.device.type == "meta" and p.grad.shape == p.shape for p in model.parameters())
 
 
-@pytest.mark.parametrize("change, documents", [({}, False), (dict(window=30, n_kv_head=2), True), (dict(visible="strided:20"), False)])
+@pytest.mark.parametrize("change, documents", [
+    ({}, False), (dict(window=30, n_kv_head=2), True), (dict(visible="strided:20"), False),
+])
 def test_a_training_step_is_one_graph(change, documents, monkeypatch):
-    """Catches a graph that breaks where the loss comes in chunks, in half precision, with windows and documents; other numbers."""
+    """Catches a graph that breaks with a loss in chunks, in half precision, with windows and documents; and other numbers."""
     monkeypatch.setattr(kernels, "MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
     torch.manual_seed(0)
     model = GPT(GPTConfig(**{**MODERN, **LONG, **change, "n_layer": 1, "init": "gpt2"}))

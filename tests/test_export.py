@@ -19,9 +19,10 @@ LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False)
 EXPORTABLE = {
     "gpt2": GPT2, "gpt2, as nanoGPT": dict(bias=False, mlp="gelu", tie_weights=False), "llama": LLAMA | dict(tie_weights=False),
     "llama 3": LLAMA | dict(n_kv_head=2, rope_stretch=8.0, rope_trained=32, head_size=10), "mistral": LLAMA | dict(window=7),
-    "qwen2": LLAMA | dict(qkv_bias=True, window=9, window_pattern="LS"), "olmo2": LLAMA | dict(norm_after=True, qk_norm="width"),
-    "qwen3": LLAMA | dict(qk_norm="head", n_kv_head=2, window=9, window_pattern="SL"), "smollm3": LLAMA | dict(rope_pattern="RRN"),
-    "modern, but for its MLP": MODERN | dict(mlp="swiglu"),
+    "qwen2": LLAMA | dict(qkv_bias=True, window=9, window_pattern="LS"),
+    "olmo2": LLAMA | dict(norm_after=True, qk_norm="width"),
+    "qwen3": LLAMA | dict(qk_norm="head", n_kv_head=2, window=9, window_pattern="SL"),
+    "smollm3": LLAMA | dict(rope_pattern="RRN"), "modern, but for its MLP": MODERN | dict(mlp="swiglu"),
 }
 
 
@@ -67,11 +68,12 @@ def test_any_settings(seed):
     """Catches a model that is exported as one which computes something else."""
     rng = random.Random(seed)
     choices = dict(
-        position=list(POSITION) + ["rope"] * 4, norm=list(NORM), mlp=[*MLP, "swiglu", "swiglu"], bias=[True, False], window=[0, 5],
-        window_pattern=["S", "SL", "LLS"], qk_norm=[False, True, "head", "width"], norm_after=[False, False, True],
-        qkv_bias=[True, False], n_kv_head=[0, 2], head_size=[0, 12], mlp_size=[0, 24], rope_pattern=["R", "R", "RN"],
-        rope_stretch=[1.0, 4.0], norm_eps=[1e-3], tie_weights=[True, False], score=["scaled_dot"] * 5 + ["dot"],
-        normalize=["softmax"] * 5 + ["sparsemax"], visible=["causal"] * 5 + ["strided:3"], rope_base=[1e4, 100.0],
+        position=list(POSITION) + ["rope"] * 4, norm=list(NORM), mlp=[*MLP, "swiglu", "swiglu"], bias=[True, False],
+        window=[0, 5], window_pattern=["S", "SL", "LLS"], qk_norm=[False, True, "head", "width"],
+        norm_after=[False, False, True], qkv_bias=[True, False], n_kv_head=[0, 2], head_size=[0, 12], mlp_size=[0, 24],
+        rope_pattern=["R", "R", "RN"], rope_stretch=[1.0, 4.0], norm_eps=[1e-3], tie_weights=[True, False],
+        score=["scaled_dot"] * 5 + ["dot"], normalize=["softmax"] * 5 + ["sparsemax"], visible=["causal"] * 5 + ["strided:3"],
+        rope_base=[1e4, 100.0],
     )
     torch.manual_seed(seed)
     start = EXPORTABLE[rng.choice(list(EXPORTABLE))]
@@ -98,9 +100,11 @@ def test_any_settings(seed):
 
 
 @pytest.mark.parametrize("settings, named", [
-    (MODERN, ["mlp=relu2 \\(swiglu\\)"]), (LLAMA | dict(position="none"), ["position=none"]), (dict(attention="linear"), ["attention"]),
-    (LLAMA | dict(attention="masked_fill", normalize="sparsemax"), ["normalize=sparsemax"]), (dict(n_kv_head=2), ["n_kv_head=2"]),
-    (LLAMA | dict(visible="alibi:4"), ["visible=alibi:4"]), (LLAMA | dict(bias=True), ["bias=True"]),
+    (MODERN, ["mlp=relu2 \\(swiglu\\)"]), (LLAMA | dict(position="none"), ["position=none"]),
+    (dict(attention="linear"), ["attention"]),
+    (LLAMA | dict(attention="masked_fill", normalize="sparsemax"), ["normalize=sparsemax"]),
+    (dict(n_kv_head=2), ["n_kv_head=2"]), (LLAMA | dict(visible="alibi:4"), ["visible=alibi:4"]),
+    (LLAMA | dict(bias=True), ["bias=True"]),
 ])
 def test_what_no_family_computes(settings, named, tmp_path):
     """Catches a refusal that does not say which setting is in the way, or what can be exported."""
@@ -149,7 +153,8 @@ def test_lm_eval(name, tmp_path):
     from lm_eval.api.instance import Instance
 
     model, _ = saved(tmp_path, tokenizer.create("byte"), **EXPORTABLE[name] | dict(vocab_size=256))
-    folder, encode = export(ExportConfig(out_dir=str(tmp_path / "out"), to=str(tmp_path / "to"))), tokenizer.create("byte").encode
+    folder = export(ExportConfig(out_dir=str(tmp_path / "out"), to=str(tmp_path / "to")))
+    encode = tokenizer.create("byte").encode
     harness = huggingface.HFLM(pretrained=str(folder), device="cpu", batch_size=2, prefix_token_id=10)
     asked = [("Tyger Tyger, burning", " bright"), ("the forests", " of the night"), ("a", "b")]
     found = harness.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in asked])

@@ -98,12 +98,15 @@ def test_a_family_computes_the_same(kind, seed, tmp_path):
 SMOLLM2 = dict(
     model_type="llama", attention_bias=False, hidden_act="silu", hidden_size=576, intermediate_size=1536, is_llama_config=True,
     max_position_embeddings=8192, mlp_bias=False, num_attention_heads=9, num_hidden_layers=30, num_key_value_heads=3,
-    rms_norm_eps=1e-05, rope_interleaved=False, rope_scaling=None, rope_theta=100000, tie_word_embeddings=True, vocab_size=49152)
+    rms_norm_eps=1e-05, rope_interleaved=False, rope_scaling=None, rope_theta=100000, tie_word_embeddings=True,
+    vocab_size=49152)
 LLAMA_32_1B = dict(
     model_type="llama", attention_bias=False, head_dim=64, hidden_act="silu", hidden_size=2048, intermediate_size=8192,
     max_position_embeddings=131072, mlp_bias=False, num_attention_heads=32, num_hidden_layers=16, num_key_value_heads=8,
-    rms_norm_eps=1e-05, rope_scaling=dict(factor=32.0, high_freq_factor=4.0, low_freq_factor=1.0,
-    original_max_position_embeddings=8192, rope_type="llama3"), rope_theta=500000.0, tie_word_embeddings=True, vocab_size=128256)
+    rms_norm_eps=1e-05,
+    rope_scaling=dict(factor=32.0, high_freq_factor=4.0, low_freq_factor=1.0, original_max_position_embeddings=8192,
+                      rope_type="llama3"),
+    rope_theta=500000.0, tie_word_embeddings=True, vocab_size=128256)
 MISTRAL_01 = dict(
     model_type="mistral", hidden_act="silu", hidden_size=4096, intermediate_size=14336, max_position_embeddings=32768,
     num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8, rms_norm_eps=1e-05, rope_theta=10000.0,
@@ -166,8 +169,10 @@ def test_every_field_has_been_thought_of(kind):
 
 
 @pytest.mark.parametrize("scaling", [
-    {"rope_type": "yarn", "factor": 4.0}, {"type": "linear", "factor": 2.0}, {"rope_type": "default", "partial_rotary_factor": 0.5},
-    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 9},
+    {"rope_type": "yarn", "factor": 4.0}, {"type": "linear", "factor": 2.0},
+    {"rope_type": "default", "partial_rotary_factor": 0.5},
+    {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 9},
     {"rope_type": "llama3", "factor": "x", "original_max_position_embeddings": 9}, {"mrope_section": [1, 2]}, {"rope_type": []},
 ], ids=str)
 def test_other_angles(scaling):
@@ -197,7 +202,7 @@ def test_the_fastest_ways_to_sample(kind, tmp_path):
 
 
 def test_a_text_in_a_published_models_tokens(tmp_path):
-    """Catches a published model that cannot be fine-tuned: its tokens for a dataset, and a run that goes on from its weights."""
+    """Catches a published model that cannot be fine-tuned: a dataset in its tokens, and a run that goes on from its weights."""
     (tmp_path / "text.txt").write_text("first line\nsecond line\n" * 60)
     theirs(random_config("qwen3", 0)).save_pretrained(tmp_path / "model")
     content = tokenizer.create("char", "abcdefghijklmnopqrstuvwxyz \n").for_hub()
@@ -214,10 +219,12 @@ def test_a_text_in_a_published_models_tokens(tmp_path):
 
 
 @pytest.mark.parametrize("changes, named", [
-    ({"num_hidden_layers": 10**9}, "layers"), ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0"), ({"rms_norm_eps": None}, "rms_norm_eps"),
-    ({"tie_word_embeddings": None}, "tie_word_embeddings"), ({"no_rope_layer_interval": 0, "no_rope_layers": None}, "interval=0"),
-    ({"no_rope_layer_interval": -1, "no_rope_layers": None}, "interval=-1"), ({"sliding_window": None, "layer_types":
-    ["sliding_attention"] * 36}, "sliding_window=None"), ({"max_window_layers": None}, "max_window_layers"), ({"head_dim": 0}, "head_dim"),
+    ({"num_hidden_layers": 10**9}, "layers"), ({"rms_norm_eps": 0.0}, "rms_norm_eps=0.0"),
+    ({"rms_norm_eps": None}, "rms_norm_eps"), ({"tie_word_embeddings": None}, "tie_word_embeddings"),
+    ({"no_rope_layer_interval": 0, "no_rope_layers": None}, "interval=0"),
+    ({"no_rope_layer_interval": -1, "no_rope_layers": None}, "interval=-1"),
+    ({"sliding_window": None, "layer_types": ["sliding_attention"] * 36}, "sliding_window=None"),
+    ({"max_window_layers": None}, "max_window_layers"), ({"head_dim": 0}, "head_dim"),
     ({"no_rope_layers": [1, 2] * 18}, "no_rope_layers"), ({"no_rope_layers": [1]}, "no_rope_layers"),
 ], ids=str)
 def test_values_that_mean_something_else(changes, named):

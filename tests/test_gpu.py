@@ -14,7 +14,8 @@ from model import GPT, MODERN, GPTConfig
 from train import TrainConfig, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-HALF = torch.bfloat16 if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
+HALF = (torch.bfloat16 if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+        else torch.float16)
 SHAPES = {"plain": {}, "grouped": dict(n_kv_head=2), "window": dict(window=40, window_pattern="SL"),
           "strided": dict(visible="strided:20"), "alibi": dict(visible="alibi:4")}
 
@@ -50,7 +51,7 @@ def close(got, want, error):
 @pytest.mark.parametrize("T", [64, 192, 1000])
 @pytest.mark.parametrize("about", PREDICATES)
 def test_paths_agree_with_naive(about, T, D, heads):
-    """Catches a kernel of a GPU that computes another function: in half and single precision, with gradients, on fewer queries."""
+    """Catches a GPU's kernel that computes another function: in half and single precision, with gradients, on fewer queries."""
     torch.manual_seed(T)
     visible = PREDICATES[about](T)
     for Tq in T, T - 7:

@@ -25,6 +25,6 @@ def test_direction():
 
 @pytest.mark.parametrize("before", ["<s>", "⟨9d⟩", "12", "a"])
 def test_the_direction_of_a_text(before):
-    """Catches a text that is laid out from the wrong side because a token for its beginning, or half a character, stands first."""
+    """Catches a text laid out from the wrong side because a token for its beginning, or half a character, stands first."""
     assert base_direction([before, *"שלום."]) == "rtl" and directions([before, *"שלום."]) == ["ltr"] + ["rtl"] * 5
     assert base_direction([before, "x", "ש"]) == base_direction(["."]) == "ltr"

@@ -400,7 +400,9 @@ def loss_and_gradient(model, pairs):
 
 
 @pytest.mark.parametrize("path", ATTENTION)
-@pytest.mark.parametrize("change", [{}, {"window": 7}, {"visible": "alibi:2"}, {"position": "none"}, {"recompute": True}], ids=str)
+@pytest.mark.parametrize("change", [
+    {}, {"window": 7}, {"visible": "alibi:2"}, {"position": "none"}, {"recompute": True},
+], ids=str)
 def test_documents_of_a_batch(path, change):
     """Catches a token that sees another document, its own separator's loss, or that cannot see all of its own."""
     change = dict(change)

@@ -249,7 +249,8 @@ def test_reading_the_map(opened):
         reading = said.rpartition(": ")[2]
         assert reading == "the future" if j > i else reading == "<0.01" and want < 0.01 or abs(float(reading) - want) < 0.01
         assert find(opened.browser, f"#token-{i}").get_attribute("aria-selected") == "true"
-        at = opened.browser.execute_script("return parseFloat(document.querySelector('#map-row').style.getPropertyValue('--at'))")
+        at = opened.browser.execute_script(
+            "return parseFloat(document.querySelector('#map-row').style.getPropertyValue('--at'))")
         assert math.isclose(at, 100 * i / T, abs_tol=0.01)
 
 
@@ -261,7 +262,8 @@ def test_the_loss_is_the_shade_of_its_token(opened):
     candidates = opened.logits.topk(10).indices
     for n in range(len(opened.ids) - 1):
         opened.browser.execute_script("document.querySelector(`#token-${arguments[0]}`).click()", n)
-        marks = opened.browser.execute_script("return [...document.querySelectorAll('#next li')].map(e => e.className === 'came')")
+        marks = opened.browser.execute_script(
+            "return [...document.querySelectorAll('#next li')].map(e => e.className === 'came')")
         assert marks == (candidates[n] == opened.ids[n + 1]).tolist()
     opened.browser.execute_script("data.came[7] = 3; document.querySelector('#token-7').click()")
     assert find(opened.browser, "#next .came") == opened.browser.find_elements("css selector", "#next li")[3]
@@ -271,7 +273,8 @@ def test_bars_begin_and_end_together(opened):
     """Catches probabilities that cannot be compared, since a long label makes its own bar shorter."""
     opened.browser.execute_script("document.querySelector('#next bdi').textContent = 'attention'.repeat(3)")
     sides = opened.browser.execute_script(
-        "return [...document.querySelectorAll('#next i')].map(e => (b => [b.left, b.right].map(Math.round))(e.getBoundingClientRect()))")
+        "return [...document.querySelectorAll('#next i')]"
+        ".map(e => (b => [b.left, b.right].map(Math.round))(e.getBoundingClientRect()))")
     assert len(sides) == 10 and all(side == sides[0] for side in sides)
 
 
@@ -346,7 +349,8 @@ def test_the_counts_of_the_paths(opened):
     for name in made:
         panel = find(opened.browser, f"[data-path='{name}']")
         found = [int(panel.get_attribute(f"data-{count}")) for count in ("made", "held", "bytes")]
-        assert found == [made[name], held[name], 4 * (held[name] + besides.get(name, 0) + 2 * 12 * 8)], name  # with keys and values
+        size = 4 * (held[name] + besides.get(name, 0) + 2 * 12 * 8)  # with keys and values
+        assert found == [made[name], held[name], size], name
     find(opened.browser, "#step-back").click()
     assert find(opened.browser, "#step-value").text == f"step {last - 1} of {last}"
     find(opened.browser, "#play").click()

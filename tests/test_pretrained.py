@@ -168,8 +168,10 @@ def test_many_files(tmp_path):
     with pytest.raises(ValueError, match="elsewhere.safetensors, which .* names, is missing"):
         GPT.from_pretrained(folder)
     for changed, message in (
-        ({name: torch.ones(15, 16)}, "k_proj.weight is .15, 16., not .16, 16."), ({}, "transformer.h.1.attn.c_attn.weight is not whole"),
-        ({name: torch.ones(16, 17)}, "is .16, 1[67]., not .16, 1[67]."), ({name: torch.ones(16, 16), "model.extra": torch.ones(1)}, "model.extra"),
+        ({name: torch.ones(15, 16)}, "k_proj.weight is .15, 16., not .16, 16."),
+        ({}, "transformer.h.1.attn.c_attn.weight is not whole"),
+        ({name: torch.ones(16, 17)}, "is .16, 1[67]., not .16, 1[67]."),
+        ({name: torch.ones(16, 16), "model.extra": torch.ones(1)}, "model.extra"),
     ):
         kept = {n: p.detach().contiguous() for n, p in weights.items() if index[n] == index[name] and n != name}
         save_file(kept | changed, folder / index[name])
@@ -229,7 +231,8 @@ def test_a_name_without_a_network(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     for name in "gpt2", "HuggingFaceTB/SmolLM2-135M":
         line = complaint(run("sample.py", f"--init_from={name}"))
-        assert "or give a folder that holds its config.json and model.safetensors" in line or "pip install huggingface_hub" in line
+        assert ("or give a folder that holds its config.json and model.safetensors" in line
+                or "pip install huggingface_hub" in line)
 
 
 LOAD = """

@@ -60,7 +60,8 @@ def test_a_download_that_is_interrupted(tmp_path, hub, monkeypatch):
     prepare_hub(tmp_path / "whole", monkeypatch)
     assert not killed(lambda: prepare_hub(tmp_path / "x", monkeypatch), 80)
     done, marked = [], streams.marked
-    monkeypatch.setattr(streams, "marked", lambda parts, mark, *rest: done.append(mark["documents"]) or marked(parts, mark, *rest))
+    monkeypatch.setattr(streams, "marked",
+                        lambda parts, mark, *rest: done.append(mark["documents"]) or marked(parts, mark, *rest))
     prepare_hub(tmp_path / "x", monkeypatch)
     assert content(tmp_path / "x") == content(tmp_path / "whole") and done[0] > 10
 

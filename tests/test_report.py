@@ -38,11 +38,13 @@ def test_figures_are_those_of_the_measurements(tmp_path):
     seconds = sorted(run["seconds"] for run in stored["runs"])
     ratio = stored["nanogpt"]["seconds"] / ((seconds[4] + seconds[5]) / 2)
     assert rows[2][0] == "nanoGPT" and abs(float(rows[2][2]) - ratio) < 0.01
-    steps = cells(text[text.index('id="train_cpu"') :], "a training step (ratios: medians of the rounds; limit: large matrix products)")
+    steps = cells(text[text.index('id="train_cpu"') :],
+                  "a training step (ratios: medians of the rounds; limit: large matrix products)")
     small = stored["throughput"][0]
     assert steps[2][0] == "small: nanoGPT" and abs(float(steps[2][1]) - 1e3 * small["nanoGPT"]["seconds"]) < 0.01
     assert abs(float(steps[2][3]) - small["ratio"]) < 0.01 and steps[1][4] == "47%"
-    rows = cells(text[text.index('id="sample_cpu"') :], "gpt2: one text (ratios: medians of the rounds; limit: reading weights and cache)")
+    rows = cells(text[text.index('id="sample_cpu"') :],
+                 "gpt2: one text (ratios: medians of the rounds; limit: reading weights and cache)")
     row = json.loads((BENCHMARKS / "sample_cpu.json").read_text())["shapes"][1]["single"]["lookback float32"]
     assert rows[1][0] == "lookback float32" and abs(float(rows[1][2]) - row["times nanoGPT"]) < 0.01
     assert rows[1][3:] == ["–", f"{row['of_the_bound']:.0%}"]

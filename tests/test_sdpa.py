@@ -95,10 +95,10 @@ def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size=(-1, -1), ena
     """torch.nn.attention.varlen.varlen_attn as it is documented: a window counts from the last query and key."""
     assert ends_q.dtype == ends_k.dtype == torch.int32 and (k.shape[1] == q.shape[1] or enable_gqa)
     assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1 and window_size[1] == 0
-    found = []
+    found, visible = [], sliding_window(window_size[0] + 1) if window_size[0] >= 0 else causal
     for n in range(len(ends_q) - 1):
         one = (x[a[n] : a[n + 1]].transpose(0, 1)[None] for x, a in ((q, ends_q), (k, ends_k), (v, ends_k)))
-        found.append(masked_fill(*one, sliding_window(window_size[0] + 1) if window_size[0] >= 0 else causal)[0].transpose(0, 1))
+        found.append(masked_fill(*one, visible)[0].transpose(0, 1))
         assert ends_q[n + 1] - ends_q[n] <= most_q and ends_k[n + 1] - ends_k[n] <= most_k
     return torch.cat(found)
 
@@ -120,7 +120,8 @@ def test_predicates_that_are_exactly_a_window(about):
     """Catches a predicate that promises to be its window, which is all that FlashAttention is told, and hides more."""
     visible, (i, j) = named[about], positions(40, 40)
     if getattr(visible, "exact", False):
-        assert torch.equal(visible(i, j), (j <= i) & (j > i - getattr(visible, "window", 40))) and not hasattr(visible, "n_global")
+        assert torch.equal(visible(i, j), (j <= i) & (j > i - getattr(visible, "window", 40)))
+        assert not hasattr(visible, "n_global")
 
 
 class OnGPU(torch.Tensor):

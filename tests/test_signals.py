@@ -157,7 +157,7 @@ def test_two_runs_in_one_folder(poem, tmp_path):
             assert f"{tmp_path} is in use by another process" in complaint(result)
         process.stopped(signal.SIGKILL)
     assert not list(tmp_path.glob("previous-*"))
-    result = run_here("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--max_iters=1")  # a dead process holds nothing
+    result = run_here("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--max_iters=1")  # dead processes hold nothing
     assert result.returncode == 0, result.stderr
 
 

@@ -332,7 +332,8 @@ def test_prepare_of_streams(tmp_path):
     val = jsonl(tmp_path / "val.jsonl", ["xyz "] * 30, key="content")
     flags = ["--input", tmp_path / "texts", f"--name={name}", "--val", val]
     try:
-        assert "no 'text': rename one, or choose its text by --column (content)" in complaint(run_here("data/text/prepare.py", *flags))
+        line = complaint(run_here("data/text/prepare.py", *flags))
+        assert "no 'text': rename one, or choose its text by --column (content)" in line
         assert not (dataset.DATA / name).exists()
         result = run_here("data/text/prepare.py", *flags, "--column=content")
         assert result.returncode == 0 and "skipped 1 that are not UTF-8 text: picture.png" in result.stdout, result

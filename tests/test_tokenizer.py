@@ -29,14 +29,14 @@ def small_bpe():
 SPECIAL = {"<|endoftext|>": 999}
 GPT4_PATTERN = (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]"
                 r"|\s+(?!\S)|\s")
-SPACED = st.lists(st.sampled_from(["'", "ll", "'s", "'LL", " ", "  ", "\n", "\r\n", "\t", "a", "É", "12", "3456", ".", "!?", "\u00a0", "猫",
-                                   "½", "🐈", "e\u0301", "\u0085"])).map("".join)
+SPACED = st.lists(st.sampled_from(["'", "ll", "'s", "'LL", " ", "  ", "\n", "\r\n", "\t", "a", "É", "12", "3456", ".", "!?",
+                                   "\u00a0", "猫", "½", "🐈", "e\u0301", "\u0085"])).map("".join)
 
 
 @functools.cache
 def of_pairs(pattern):
     """An encoding in which each pair of bytes is a token, so that hardly a cut goes unnoticed."""
-    letters = sorted({*" 'sSlL.!?\n\r\ta12345", *"猫½🐈É".encode("utf-8").decode("latin-1")})
+    letters = sorted({*" 'sSlL.!?\n\r\ta12345", *"猫½🐈É".encode().decode("latin-1")})
     pairs = sorted({(a + b).encode("latin-1") for a in letters for b in letters})
     ranks = {bytes([n]): n for n in range(256)} | {pair: 1000 + n for n, pair in enumerate(pairs)}
     return tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens=SPECIAL)
@@ -56,7 +56,8 @@ def trained(pre_tokenizer, decoder, **trainer):
     found = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))
     found.pre_tokenizer, found.decoder = pre_tokenizer, decoder
     special = ["<s>", "</s>", *trainer.pop("bytes", [])]
-    found.train_from_iterator([TEXT] * 3, tokenizers.trainers.BpeTrainer(special_tokens=special, show_progress=False, **trainer))
+    found.train_from_iterator(
+        [TEXT] * 3, tokenizers.trainers.BpeTrainer(special_tokens=special, show_progress=False, **trainer))
     found.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     found.add_tokens(["<think> it"])
     content = json.loads(found.to_str())
@@ -110,7 +111,7 @@ def test_the_same_ids_by_the_library_tokenizers(name):
 
 @pytest.mark.parametrize("name", ["byte level", "metaspace"])
 def test_published_tokenizers(name):
-    """Catches a text without the beginning that the model knows, an end that data can forge, and half characters that are lost."""
+    """Catches a text without the beginning that the model knows, an end that data can forge, and lost halves of characters."""
     found, text = ALL[name], "a <think> it's the 🐈\U0001f9ff~</s>"
     assert [*found.begin] == [0] and found.end_of_text == 1
     ids = found.encode(text)
@@ -279,7 +280,8 @@ def changed(**model):
 
 @pytest.mark.parametrize("content, message", [
     (changed(type="WordPiece"), "not built here"), (changed(end_of_word_suffix="</w>"), "not built here"),
-    (changed(continuing_subword_prefix="##"), "not built here"), ({"model": {"type": "BPE"}}, "library tokenizers"), ([], "tokenizer"),
+    (changed(continuing_subword_prefix="##"), "not built here"), ({"model": {"type": "BPE"}}, "library tokenizers"),
+    ([], "tokenizer"),
 ])
 def test_tokenizers_that_are_not_built_here(content, message):
     """Catches a tokenizer whose tokens would be joined to another text."""

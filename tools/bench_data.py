@@ -55,7 +55,8 @@ def main(config):
     with tempfile.TemporaryDirectory() as folder:
         texts, size, rounds = Path(folder, "texts.jsonl"), 0, []
         with open(texts, "w", encoding="utf-8") as lines:
-            for path in (path for name in ("stdlib", "purelib") for path in sorted(Path(sysconfig.get_path(name)).rglob("*.py"))):
+            paths = (path for name in ("stdlib", "purelib") for path in sorted(Path(sysconfig.get_path(name)).rglob("*.py")))
+            for path in paths:
                 if size >= config.megabytes * 1e6:
                     break
                 if text := path.read_text(encoding="utf-8", errors="replace"):

@@ -123,7 +123,8 @@ def single_text(config, shape, model, peer, folder, bytes_per_s, device):
         ours = prepare_for_inference(copy.deepcopy(model).to(device), getattr(torch, dtype), quantize, rows)
         compiled = decoding.compiled_decode(ours) if device.type == "cuda" or not rows else None  # as for long texts
         kind = kind if rows else f"{kind}, compiled"
-        writers[f"lookback {kind}"] = functools.partial(write_text, ours, prompt[0], config.tokens, compiled=compiled, last=[None])
+        writers[f"lookback {kind}"] = functools.partial(
+            write_text, ours, prompt[0], config.tokens, compiled=compiled, last=[None])
         kept = 2 * shape["n_layer"] * shape["n_embd"] * ours.transformer.wte.weight.itemsize * middle  # keys and values
         if weight_bytes(ours) > quantization.CACHE_BYTES:
             limits[f"lookback {kind}"] = config.tokens * (weight_bytes(ours) + kept) / bytes_per_s

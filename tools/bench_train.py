@@ -63,7 +63,8 @@ def main(config):
 
 def time_to_loss(config, device, folder):
     """Whole processes: the preset for each seed, nanoGPT's command, and the preset with evaluations, for its curve."""
-    preset, runs, peer = shlex.split(f"train.py {config.preset} --draw_loss=False {config.flags} --device={config.device}"), [], {}
+    runs, peer = [], {}
+    preset = shlex.split(f"train.py {config.preset} --draw_loss=False {config.flags} --device={config.device}")
     preset.insert(0, sys.executable)
     for seed in tqdm(range(config.seeds), "runs", unit="seed"):
         seconds, _, _ = benchmark.timed([*preset, f"--seed={seed}", f"--out_dir={folder / str(seed)}"])

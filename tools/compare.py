@@ -110,7 +110,8 @@ def hash_of_data(config):
 
 def train(config, flags, seed, folder, extra=""):
     """One run of train.py: its last validation loss (None if it diverged), seconds, peak MB, and losses on the way."""
-    settings = shlex.split(f"--write_tokens=0 --draw_loss=False {config.flags} {flags} {extra} --device={config.device} --seed={seed}")
+    settings = shlex.split(f"--write_tokens=0 --draw_loss=False {config.flags} {flags} {extra} "
+                           f"--device={config.device} --seed={seed}")
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     result = {"val_loss": None, "seconds": None, "MB": None}
     try:

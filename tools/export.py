@@ -93,7 +93,8 @@ def standard(model):
             nearest = kind, differs
     kind, differs = nearest
     asked = ", ".join(f"{name}={getattr(model.config, name)} ({value})" for name, value in differs.items())
-    raise ValueError(f"no standard family computes this model; nearest is {kind}, in which differ, with its own value: {asked}. "
+    raise ValueError(f"no standard family computes this model; nearest is {kind}, "
+                     f"in which differ, with its own value: {asked}. "
                      f"Train what is to be exported with {here('config/llama_small.toml')}, llama_125m.toml or gpt2_124m.toml")
 
 

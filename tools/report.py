@@ -1,6 +1,6 @@
 """All stored measurements on one page: lookback beside its peers, the ratios between them, and the limits of the machine.
 
-    python -m tools.report [--folder=benchmarks] [--to=benchmarks/report.html]        --folder=experiments: those of the lectures
+    python -m tools.report [--folder=benchmarks] [--to=benchmarks/report.html]    --folder=experiments: those of the lectures
 
 Reads every JSON in the folder that a benchmark wrote, and puts the PNG beside it (python -m tools.plot) into the page, which is
 one file that needs no network. Ratios to what was timed in turns with lookback are medians of the ratios of the rounds.
