@@ -1,4 +1,4 @@
-"""Documents with labels: of a file, or made from the docstrings of Python's own library, so that one sentence carries the label.
+"""Documents with labels: of a file, or made of docstrings of Python's own library, so that one sentence carries the label.
 
 A document is (its sentences, its label, the number of the sentence that carries it, or None).
 """
@@ -66,7 +66,7 @@ def composed(sentences, number, seed, crowded=False):
     parts = {key: chance.sample(found, len(found)) for key, found in about.items()}
     for topic in TOPICS:
         if len(parts[topic, crowded]) < 2:  # tkinter, say, is not everywhere
-            raise ValueError(f"the library of this Python says nothing about {topic}: give your own documents by --data=FILE.jsonl")
+            raise ValueError(f"this Python's library says nothing about {topic}: give your own documents by --data=FILE.jsonl")
     splits = []
     for size, part in ((number, slice(0, None, 2)), (number // 4, slice(1, None, 2))):
         splits.append([])
@@ -88,7 +88,7 @@ def composed(sentences, number, seed, crowded=False):
 # ---- From a file
 
 def read(path):
-    """The documents of a .jsonl file with a text and a label in each line; ValueError if there is nothing to learn from them."""
+    """The documents of a .jsonl file, a text and a label in each line; ValueError if there is nothing to learn from them."""
     texts, labels = ([text for text, _ in corpus.json_lines(Path(path), name, 0)] for name in ("text", "label"))
     documents = [(sentences_of(text), label, None) for text, label in zip(texts, labels)]
     documents = [document for document in documents if document[0]]

@@ -59,3 +59,9 @@ def test_files_that_can_be_read_in_one_sitting(path):
     most = {"attention.py": 520, "README.md": 150}.get(str(path), 450)
     lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
     assert lines <= most, f"{path} has {lines} lines, {most} can be read in one sitting: a fork may raise it here"
+
+
+@pytest.mark.parametrize("path", [*SOURCES, *(path.relative_to(ROOT) for path in ROOT.glob("tests/*.py"))], ids=str)
+def test_lines_that_fit(path):
+    """Catches a line that an editor beside another wraps: pyproject.toml has the limit, for ruff."""
+    assert all(len(line) <= 128 for line in (ROOT / path).read_text(encoding="utf-8").splitlines())
