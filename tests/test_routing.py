@@ -13,9 +13,9 @@ from experiments import routing
 def routed(learned=True, seed=0):
     torch.manual_seed(seed)
     model, (mlp, _) = routing.new_model("routed" if learned else "routed by random keys")
-    for p in mlp.parameters():
-        torch.nn.init.normal_(p, std=0.3) if p.requires_grad else None
-    return model, mlp.double()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return model.double(), mlp
 
 
 def test_experts_that_are_asked():
@@ -34,7 +34,6 @@ def test_experts_that_are_asked():
 def test_the_future_is_unseen_and_the_router_learns():
     """Catches routing by which a later token changes what an earlier one gets, and keys that no gradient reaches."""
     model, mlp = routed()
-    model.double()
     x = torch.randint(256, (1, 12))
     other = x.clone()
     other[0, 8:] = torch.randint(256, (4,))
