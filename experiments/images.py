@@ -177,7 +177,7 @@ def trained(steps, seed):
 # ---- The picture
 
 def draw(captioner):
-    """Images, and over them where the captioner looks for each word."""
+    """Images, and over them where the captioner looks for each word: the redder a patch, the larger its part of the largest."""
     drawn, panels = trials.figure(1.7 * (1 + LENGTH), 2 * SHOWN, SHOWN, 1 + LENGTH)
     for n, (image, said, where) in enumerate(zip(*(captioner[key] for key in ("images", "said", "where")))):
         for panel, weights, title in zip(panels[n], [np.zeros(PATCHES), *where], ["", *(WORDS[word] for word in said[1:])]):
