@@ -14,8 +14,10 @@ from engine.processes import start
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
 
 def test_what_nccl_is_told(monkeypatch):
-    """Catches a process that computes on another one's GPU, and NCCL's ten minutes while the first one prepares data."""
+    """Catches a process that computes on another one's GPU, and NCCL's ten minutes while the first one prepares data; and a
+    traceback where there are more processes than GPUs, or on a Mac."""
     told = {}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, value in dict(WORLD_SIZE="4", RANK="3", LOCAL_RANK="1").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -24,6 +26,10 @@ def test_what_nccl_is_told(monkeypatch):
         monkeypatch.setattr(f"engine.processes.{name}", lambda *_: None)
     assert start(torch.device("cuda")) == told["device_id"] == torch.device("cuda:1") and told["timeout"].days >= 1
     assert start(torch.device("cpu")) == torch.device("cpu") and told["device_id"] is None and told["timeout"].days >= 1
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    for kind, remedy in ("cuda", "--nproc_per_node=2"), ("mps", "--device=cpu"):
+        with pytest.raises(ValueError, match=remedy):
+            start(torch.device(kind))
 
 
 MUON = """
