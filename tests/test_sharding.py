@@ -196,3 +196,34 @@ def test_matrices_that_are_transposed(tmp_path):
         found, want = (torch.load(tmp_path / name) for name in (f"{kind}{count}", "ddp1"))
         for name, p in want.items():
             torch.testing.assert_close(found[name], p, rtol=0, atol=1e-4)  # Adam's first step divides by the gradient
+
+
+IN_PARTS = """
+import sys
+import torch
+from engine import processes, sharding
+from engine.optimizer import make_optimizer
+from model import GPT, GPTConfig
+from train import TrainConfig
+device = processes.start(torch.device("cpu"))
+torch.manual_seed(0)
+model = GPT(GPTConfig(block_size=8, vocab_size=96, n_layer=2, n_head=2, n_embd=24, tie_weights=False))
+whole = model.num_params()
+net, trained = sharding.spread(model, device, "fsdp", compiled=False)
+optimizer, x = make_optimizer(model, TrainConfig(optimizer="adamw")), torch.arange(8)[None]
+with torch.no_grad():
+    net(x, x + 1)  # an evaluation
+with sharding.exchanging(trained, last=False):
+    trained(x, x + 1)[1].backward()
+for kind in model.parameters(), (p.grad for p in model.parameters()), (state["exp_avg"] for state in optimizer.state.values()):
+    assert sum(sharding.local(tensor).numel() for tensor in kind) == whole / 2
+processes.stop()
+"""
+
+
+def test_each_process_holds_its_part(tmp_path):
+    """Catches gradients of the whole model in each process, from one micro-batch of several to the next, and weights that an
+    evaluation leaves whole: a model that is too large for one device would not fit."""
+    (tmp_path / "in_parts.py").write_text(IN_PARTS)
+    for code, output in ranks_here(2, tmp_path / "in_parts.py"):
+        assert code == 0, output
