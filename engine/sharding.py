@@ -43,6 +43,7 @@ def in_parts(model, device, compiled):
         if compiled:
             block.compile()
         fully_shard(block, mesh=mesh)
+    dist.barrier()  # as DistributedDataParallel has one: the first process may move what the others have just read
     return fully_shard(model, mesh=mesh, reshard_after_forward=True)  # embeddings and head too, for what an evaluation leaves
 
 

@@ -227,3 +227,24 @@ def test_each_process_holds_its_part(tmp_path):
     (tmp_path / "in_parts.py").write_text(IN_PARTS)
     for code, output in ranks_here(2, tmp_path / "in_parts.py"):
         assert code == 0, output
+
+
+LATE = """
+import runpy, sys, time
+from engine import checkpoint, processes
+load = checkpoint.load
+checkpoint.load = lambda folder: time.sleep(2 * processes.rank()) or load(folder)
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_process_that_reads_slowly(poem, tmp_path, parallel):
+    """Catches a first process that moves the earlier run in its out_dir while another one still reads its weights."""
+    (tmp_path / "late.py").write_text(LATE)
+    flags = flags_of(poem, max_iters=2, parallel=parallel)
+    assert run_here("train.py", *flags, f"--out_dir={tmp_path / 'out'}").returncode == 0
+    results = ranks_here(2, tmp_path / "late.py", *flags, *(f"--{name}={tmp_path / 'out'}" for name in ("out_dir", "init_from")))
+    assert not any(status for status, _ in results), results
+    assert checkpoint.find(tmp_path / "out" / "previous-1") and checkpoint.find(tmp_path / "out")
