@@ -243,8 +243,8 @@ runpy.run_path("train.py", run_name="__main__")
 def test_a_process_that_reads_slowly(poem, tmp_path, parallel):
     """Catches a first process that moves the earlier run in its out_dir while another one still reads its weights."""
     (tmp_path / "late.py").write_text(LATE)
-    flags = flags_of(poem, max_iters=2, parallel=parallel)
-    assert run_here("train.py", *flags, f"--out_dir={tmp_path / 'out'}").returncode == 0
-    results = ranks_here(2, tmp_path / "late.py", *flags, *(f"--{name}={tmp_path / 'out'}" for name in ("out_dir", "init_from")))
+    out, flags = tmp_path / "out", flags_of(poem, max_iters=2, parallel=parallel)
+    assert run_here("train.py", *flags, f"--out_dir={out}").returncode == 0
+    results = ranks_here(2, tmp_path / "late.py", *flags, f"--out_dir={out}", f"--init_from={out}")
     assert not any(status for status, _ in results), results
-    assert checkpoint.find(tmp_path / "out" / "previous-1") and checkpoint.find(tmp_path / "out")
+    assert checkpoint.find(out / "previous-1") and checkpoint.find(out)
