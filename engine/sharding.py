@@ -75,7 +75,8 @@ def gathered(content):
     if not hasattr(content, "full_tensor"):
         return content
     tensor = content.detach().full_tensor()
-    return tensor.cpu() if rank() == 0 else None  # one after another: the device need not hold all of them
+    # One after another: the device need not hold all of them. A copy also there, since the tensor may end in padding.
+    return tensor.to("cpu", copy=True) if rank() == 0 else None
 
 
 def assembled(model):

@@ -106,11 +106,12 @@ def assert_the_same_run(one, other):
     pairs = [(p, weights(other)[name]) for name, p in weights(one).items()]
     pairs += [(x, states[1][name][kind]) for name, state in states[0].items() for kind, x in state.items()]
     assert all((a - b).abs().max() <= 1e-4 * a.abs().max() for a, b in pairs)
+    assert all(b.untyped_storage().nbytes() == b.nbytes for _, b in pairs)  # nothing else is in the file
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", [
-    dict(n_embd=18),  # 18 rows, which four processes hold as 5, 5, 5 and 3; and 26 of the head
+    dict(n_embd=18, mlp_size=25),  # rows that two processes hold as 13 and 12; and 18 as 5, 5, 5 and 3
     dict(optimizer="adamw", learning_rate=3e-3, tie_weights=True, grad_clip=0.5, activation_checkpointing=True, bias=True,
          norm="rmsnorm_scale"),
 ], ids=["muon", "adamw, tied"])
