@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 BEAT, PATIENCE = 2, 40  # seconds: how often each process says that it is there, and how long the others wait for it
-JOIN = 55  # seconds that they wait for it at the start
+JOIN = 300  # seconds that they wait for it at the start: the nodes of a cluster import torch from a network drive
 TIMEOUT = datetime.timedelta(days=7)  # of an exchange: one may prepare data or save for hours, and watch() sees who is gone
 
 finished = threading.Event()
