@@ -217,7 +217,7 @@ def train(config, asked=None):
     net, trained = sharding.spread(model, device, config.parallel, compiled)
     optimizer, scaler = make_optimizer(model, config), torch.amp.GradScaler(device.type, enabled=dtype == "float16")
     if trainer:
-        optimizer.load_state_dict(trainer["optimizer"])
+        optimizer.load_state_dict(trainer.pop("optimizer"))  # twice the weights, and not needed again
         if trainer["scaler"]:  # empty if the run was in another dtype
             scaler.load_state_dict(trainer["scaler"])
     print0(
@@ -310,7 +310,7 @@ def train(config, asked=None):
                 bar.set_postfix_str(f"loss {train_loss or math.nan:.4f}, {speed:,.0f} tokens/s, MFU {mfu:.0%}", refresh=False)
                 if not evaluating:
                     write_line()
-            if (evaluating or stopped or due) and (step > begun or not trainer):
+            if (evaluating or stopped or due) and (step > begun or not trainer) and not config.eval_only:
                 asked.save = False  # before it saves: what is asked for meanwhile comes after this step
                 save()
                 if wanted and rank == 0:
@@ -345,7 +345,7 @@ def train(config, asked=None):
                 tokens_seen, clock = 0, time.perf_counter()
 
     # ---- the end
-    whole = sharding.assembled(model) if config.write_tokens and not stopped else None
+    whole = sharding.assembled(model) if config.write_tokens and not (stopped or config.eval_only) else None
     if stopped:
         asked.stop = stopped
         print0(f"{signal.Signals(stopped).name}: stopped at step {step}; {checkpoint.what_remains(out_dir)}")

@@ -316,7 +316,7 @@ def fits(value, annotation):
 
 def load_trainer(folder):
     """What save was given as trainer, on the CPU, and as record ({} if it was none); ValueError if it is anything else."""
-    saved, config = read_pickle(verify(folder, "trainer.pt")), load_config(folder)
+    saved, config = read_pickle(verify(folder, "trainer.pt"), mmap=True), load_config(folder)
     kinds = {"step": int, "optimizer": dict, "scaler": dict | None, "dtype": str | None, "owed": bool | None}
     whole = isinstance(saved, dict) and all(isinstance(saved.get(name), kind) for name, kind in kinds.items())
     scaler = (saved.get("scaler") or {}) if whole else None

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 BEAT, PATIENCE = 2, 40  # seconds: how often each process says that it is there, and how long the others wait for it
-JOIN = 55  # seconds that they wait for it at the start
+JOIN = 300  # seconds that they wait for it at the start: the nodes of a cluster import torch from a network drive
 TIMEOUT = datetime.timedelta(days=7)  # of an exchange: one may prepare data or save for hours, and watch() sees who is gone
 
 finished = threading.Event()
@@ -49,11 +49,16 @@ def bar(*args, **settings):
 
 
 def start(device):
-    """Join the other processes; returns this process's own device."""
+    """Join the other processes; returns this process's own device. ValueError if there is none for it."""
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
+        if device.index >= (count := torch.cuda.device_count()):
+            raise ValueError(f"process {rank()} would need a GPU of its own, {device}, and finds {count}: give torchrun "
+                             f"--nproc_per_node={count}, or train.py --device=cpu")
         torch.cuda.set_device(device)
     if world_size() > 1:
+        if device.type not in ("cpu", "cuda"):
+            raise ValueError(f"device={device} is for one process: give --device=cpu, or leave torchrun out")
         alarm = threading.Timer(JOIN, end, [f"the others have not joined it for {JOIN} s"])
         alarm.daemon = True
         alarm.start()

@@ -43,7 +43,8 @@ def in_parts(model, device, compiled):
         if compiled:
             block.compile()
         fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh, reshard_after_forward=True)  # embeddings and head too: memory comes first
+    dist.barrier()  # as DistributedDataParallel has one: the first process may move what the others have just read
+    return fully_shard(model, mesh=mesh, reshard_after_forward=True)  # embeddings and head too, for what an evaluation leaves
 
 
 def local(tensor):
@@ -74,7 +75,8 @@ def gathered(content):
     if not hasattr(content, "full_tensor"):
         return content
     tensor = content.detach().full_tensor()
-    return tensor.cpu() if rank() == 0 else None  # one after another: the device need not hold all of them
+    # One after another: the device need not hold all of them. A copy also there, since the tensor may end in padding.
+    return tensor.to("cpu", copy=True) if rank() == 0 else None
 
 
 def assembled(model):
@@ -92,10 +94,8 @@ def assembled(model):
 def exchanging(net, last):
     """A context for the passes of one micro-batch, at whose end processes exchange gradients if it is the last of a step.
 
-    Until then each holds its own, also with fsdp, which then needs memory for all of them: not if it has one micro-batch.
+    fsdp exchanges them after each, since a process that waited would hold those of the whole model.
     """
-    if hasattr(net, "set_requires_gradient_sync"):  # fsdp
-        net.set_requires_gradient_sync(last)
     return contextlib.nullcontext() if last or not hasattr(net, "no_sync") else net.no_sync()
 
 

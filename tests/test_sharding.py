@@ -14,8 +14,10 @@ from engine.processes import start
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
 
 def test_what_nccl_is_told(monkeypatch):
-    """Catches a process that computes on another one's GPU, and NCCL's ten minutes while the first one prepares data."""
+    """Catches a process that computes on another one's GPU, and NCCL's ten minutes while the first one prepares data; and a
+    traceback where there are more processes than GPUs, or on a Mac."""
     told = {}
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, value in dict(WORLD_SIZE="4", RANK="3", LOCAL_RANK="1").items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
@@ -24,6 +26,10 @@ def test_what_nccl_is_told(monkeypatch):
         monkeypatch.setattr(f"engine.processes.{name}", lambda *_: None)
     assert start(torch.device("cuda")) == told["device_id"] == torch.device("cuda:1") and told["timeout"].days >= 1
     assert start(torch.device("cpu")) == torch.device("cpu") and told["device_id"] is None and told["timeout"].days >= 1
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    for kind, remedy in ("cuda", "--nproc_per_node=2"), ("mps", "--device=cpu"):
+        with pytest.raises(ValueError, match=remedy):
+            start(torch.device(kind))
 
 
 MUON = """
@@ -100,11 +106,12 @@ def assert_the_same_run(one, other):
     pairs = [(p, weights(other)[name]) for name, p in weights(one).items()]
     pairs += [(x, states[1][name][kind]) for name, state in states[0].items() for kind, x in state.items()]
     assert all((a - b).abs().max() <= 1e-4 * a.abs().max() for a, b in pairs)
+    assert all(b.untyped_storage().nbytes() == b.nbytes for _, b in pairs)  # nothing else is in the file
 
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("settings", [
-    dict(n_embd=18),  # 18 rows, which four processes hold as 5, 5, 5 and 3; and 26 of the head
+    dict(n_embd=18, mlp_size=25),  # rows that two processes hold as 13 and 12; and 18 as 5, 5, 5 and 3
     dict(optimizer="adamw", learning_rate=3e-3, tie_weights=True, grad_clip=0.5, activation_checkpointing=True, bias=True,
          norm="rmsnorm_scale"),
 ], ids=["muon", "adamw, tied"])
@@ -190,3 +197,55 @@ def test_matrices_that_are_transposed(tmp_path):
         found, want = (torch.load(tmp_path / name) for name in (f"{kind}{count}", "ddp1"))
         for name, p in want.items():
             torch.testing.assert_close(found[name], p, rtol=0, atol=1e-4)  # Adam's first step divides by the gradient
+
+
+IN_PARTS = """
+import sys
+import torch
+from engine import processes, sharding
+from engine.optimizer import make_optimizer
+from model import GPT, GPTConfig
+from train import TrainConfig
+device = processes.start(torch.device("cpu"))
+torch.manual_seed(0)
+model = GPT(GPTConfig(block_size=8, vocab_size=96, n_layer=2, n_head=2, n_embd=24, tie_weights=False))
+whole = model.num_params()
+net, trained = sharding.spread(model, device, "fsdp", compiled=False)
+optimizer, x = make_optimizer(model, TrainConfig(optimizer="adamw")), torch.arange(8)[None]
+with torch.no_grad():
+    net(x, x + 1)  # an evaluation
+with sharding.exchanging(trained, last=False):
+    trained(x, x + 1)[1].backward()
+for kind in model.parameters(), (p.grad for p in model.parameters()), (state["exp_avg"] for state in optimizer.state.values()):
+    assert sum(sharding.local(tensor).numel() for tensor in kind) == whole / 2
+processes.stop()
+"""
+
+
+def test_each_process_holds_its_part(tmp_path):
+    """Catches gradients of the whole model in each process, from one micro-batch of several to the next, and weights that an
+    evaluation leaves whole: a model that is too large for one device would not fit."""
+    (tmp_path / "in_parts.py").write_text(IN_PARTS)
+    for code, output in ranks_here(2, tmp_path / "in_parts.py"):
+        assert code == 0, output
+
+
+LATE = """
+import runpy, sys, time
+from engine import checkpoint, processes
+load = checkpoint.load
+checkpoint.load = lambda folder: time.sleep(2 * processes.rank()) or load(folder)
+sys.argv[0] = "train.py"
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_process_that_reads_slowly(poem, tmp_path, parallel):
+    """Catches a first process that moves the earlier run in its out_dir while another one still reads its weights."""
+    (tmp_path / "late.py").write_text(LATE)
+    out, flags = tmp_path / "out", flags_of(poem, max_iters=2, parallel=parallel)
+    assert run_here("train.py", *flags, f"--out_dir={out}").returncode == 0
+    results = ranks_here(2, tmp_path / "late.py", *flags, f"--out_dir={out}", f"--init_from={out}")
+    assert not any(status for status, _ in results), results
+    assert checkpoint.find(out / "previous-1") and checkpoint.find(out)

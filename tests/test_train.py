@@ -193,6 +193,15 @@ def test_resuming_a_run_that_has_ended(poem, tmp_path, capsys):
         assert f"; {steps} steps of " in capsys.readouterr().out
 
 
+def test_resuming_keeps_no_copy(poem, tmp_path, monkeypatch):
+    """Catches the optimizer's state as it was read, twice the weights, that stays in memory for as long as the run."""
+    settings, load, seen = SMALL | dict(dataset=poem, out_dir=str(tmp_path)), checkpoint.load_trainer, []
+    train(TrainConfig(**settings, max_iters=1))
+    monkeypatch.setattr(checkpoint, "load_trainer", lambda folder: seen.append(load(folder)) or seen[-1])
+    train(TrainConfig(**settings, max_iters=2, init_from="resume"))
+    assert seen[0].keys() == {"step", "dtype", "owed", "scaler", "record"}
+
+
 def test_resuming_needs_no_settings(poem, tmp_path):
     """Catches a resumed run that falls back to the defaults, or that ignores what is changed on purpose."""
     flags = [f"--{key}={value}" for key, value in SMALL.items()]
@@ -304,13 +313,15 @@ def test_zero_steps_write_the_untrained_model(poem, tmp_path):
     assert abs(metrics(tmp_path)[0]["val_loss"] - math.log(dataset.load(poem, 8).tokenizer.vocab_size)) < 1e-4
 
 
-def test_eval_only_changes_nothing(poem, tmp_path):
-    """Catches an evaluation that trains, or that moves the run it looks at."""
+def test_eval_only_changes_nothing(poem, tmp_path, monkeypatch):
+    """Catches an evaluation that trains, or moves the run it looks at, or puts a model in parts together for nothing."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_iters=0)
     trained = train(TrainConfig(**settings, max_iters=10))
     before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-    looked = train(TrainConfig(**settings, max_iters=500, init_from="resume", eval_only=True))
-    assert looked["val_loss"] == trained["val_loss"]
+    monkeypatch.setattr(train_module.sharding, "assembled", None)
+    for init_from in "resume", str(tmp_path):
+        looked = train(TrainConfig(**settings | dict(write_tokens=9), max_iters=500, init_from=init_from, eval_only=True))
+        assert looked["val_loss"] == trained["val_loss"]
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
 
 
