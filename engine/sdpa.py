@@ -62,7 +62,18 @@ def sparse_on_gpu(q, k, visible):
     if getattr(visible, "exact", False) and has_flash(q) and q.shape[-1] % 8 == 0:
         return window
     # Only what is compiled around it compiles FlexAttention; blocks pay if some of them see nothing.
-    return flex if torch.compiler.is_compiling() and k.shape[2] > 2 * FLEX and 16 <= q.shape[-1] <= 256 else None
+    return flex if torch.compiler.is_compiling() and k.shape[2] > 2 * FLEX and has_flex(q) else None
+
+
+def has_flex(q):
+    """Whether FlexAttention takes q: its blocks must fit a multiprocessor's shared memory, or the compiler gives up.
+
+    PyTorch chooses their sizes for each kind of GPU, and rounds heads up to a power of two. What the compiler then needs, in
+    PyTorch 2.11 and 2.13, is within 512 rows on the GPUs that have little.
+    """
+    row = q.itemsize * 2 ** (q.shape[-1] - 1).bit_length()
+    memory = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
+    return q.itemsize <= 4 and q.shape[-1] >= 16 and 512 * row <= memory
 
 
 def window(q, k, v, visible, seen):
