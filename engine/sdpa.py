@@ -51,7 +51,7 @@ def attend_on_gpu(q, k, v, mask, causal):
 def has_flash(q):
     """Whether FlashAttention takes q, on a GPU: half precision, compute capability 8.0 or above, heads that fit its memory."""
     capability = torch.cuda.get_device_capability(q.device)
-    most = 256 if capability == (8, 0) or capability >= (9, 0) else 192  # features of a head in the backward pass
+    most = 256 if capability == (8, 0) or capability[0] in (9, 10) else 192  # features of a head in the backward pass
     return q.itemsize == 2 and capability >= (8, 0) and q.shape[-1] <= most
 
 
