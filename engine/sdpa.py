@@ -179,7 +179,7 @@ def windowed(q, k, v, mask_of, window, n_global):
     j = i[:, :1] + torch.arange(-before, S, device=q.device)
     global_j = torch.arange(n_global, device=q.device).expand(N, 1, n_global)
     counted = torch.cat([global_j < j[..., :1], j >= 0], dim=2)  # a global key may also be in the window: count it once
-    mask = mask_of(i.clamp_min(0), torch.cat([global_j, j.clamp_min(0)], dim=2)) & counted  # (1 or B, N, S, K)
+    mask = mask_of(i.clamp_min(0), torch.cat([global_j, j], dim=2).clamp_min(0)) & counted  # (1 or B, N, S, K)
 
     def within_reach(x):
         """The keys or values of each block, (B, G, N, K, D); zeros stand for positions before the beginning."""
