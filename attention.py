@@ -383,7 +383,7 @@ class KVCache:
             self.check_room(T)
         if self.padding is None:
             return slice(self.length, self.length + T) if self.at is None else self.at
-        column = torch.arange(self.length, self.length + T).to(self.padding) if self.at is None else self.at
+        column = torch.arange(self.length, self.length + T, device=self.padding.device) if self.at is None else self.at
         return (column - self.padding[:, None]).clamp_min(0)
 
     def visible(self, predicate):

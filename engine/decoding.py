@@ -63,8 +63,13 @@ def sample_next_token(logits, sampling, u, text=None):
         before = p.cumsum(dim=-1) - p
         p = p.masked_fill((before >= sampling.top_p) | (p < sampling.min_p * p[:, :1]), 0.0)
     ends = p.cumsum(dim=-1)
-    index = torch.searchsorted(ends, u.to(wide).to(ends.device)[:, None] * ends[:, -1:], right=True).clamp(max=k - 1)
+    index = torch.searchsorted(ends, moved(u.to(wide), ends.device)[:, None] * ends[:, -1:], right=True).clamp(max=k - 1)
     return (index if ids is None else ids.gather(1, index))[:, 0]
+
+
+def moved(u, device):
+    """u on a device, without waiting, as a copy to a GPU does by default, until that has computed all it was given."""
+    return u.to(device, non_blocking=device.type != "mps")  # MPS may read u when it is gone
 
 
 class RandomStream:
@@ -134,6 +139,7 @@ class Session:
         columns = self.length + room
         columns += -columns % 256 if compiled else 0  # few sizes, for each of which a step is compiled
         self.ids = torch.zeros(len(prompts), columns, dtype=torch.long, device=prompts[0].device)
+        self.padding = self.ids.new_tensor(self.begin)[:, None]  # columns before each text, where each step can read it
         for row, begin, prompt in zip(self.ids, self.begin, prompts):
             row[begin : self.length] = prompt
         self.starts, self.cache = None, after.cache if after and len(after.begin) == len(prompts) else None
@@ -174,8 +180,7 @@ class Session:
     def without_padding(self, end):
         """ids of all texts before column end, -1 where there is none; of the same shape for every end."""
         columns = torch.arange(self.ids.shape[1], device=self.ids.device)
-        begin = torch.tensor(self.begin, device=self.ids.device)
-        return self.ids.masked_fill((columns < begin[:, None]) | (columns >= end), -1)
+        return self.ids.masked_fill((columns < self.padding) | (columns >= end), -1)
 
     def context_starts(self):
         """Where the context of each text begins, in columns."""
@@ -209,7 +214,7 @@ class Session:
         self.at.fill_(len(self.cache[0]))
         for layer in self.cache:
             layer.at = self.at
-        token, u = self.ids[:, self.read : self.length].clone(), u.to(self.ids.device)
+        token, u = self.ids[:, self.read : self.length].clone(), moved(u, self.ids.device)
         ids, logits = self.compiled(self.model, token, self.cache, sampling, u, text, vocab_size)
         for layer in self.cache:
             layer.length, layer.at = layer.length + 1, None

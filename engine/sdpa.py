@@ -51,7 +51,7 @@ def attend_on_gpu(q, k, v, mask, causal):
 def has_flash(q):
     """Whether FlashAttention takes q, on a GPU: half precision, compute capability 8.0 or above, heads that fit its memory."""
     capability = torch.cuda.get_device_capability(q.device)
-    most = 256 if capability == (8, 0) or capability >= (9, 0) else 192  # features of a head in the backward pass
+    most = 256 if capability == (8, 0) or capability[0] in (9, 10) else 192  # features of a head in the backward pass
     return q.itemsize == 2 and capability >= (8, 0) and q.shape[-1] <= most
 
 
@@ -62,7 +62,18 @@ def sparse_on_gpu(q, k, visible):
     if getattr(visible, "exact", False) and has_flash(q) and q.shape[-1] % 8 == 0:
         return window
     # Only what is compiled around it compiles FlexAttention; blocks pay if some of them see nothing.
-    return flex if torch.compiler.is_compiling() and k.shape[2] > 2 * FLEX and 16 <= q.shape[-1] <= 256 else None
+    return flex if torch.compiler.is_compiling() and k.shape[2] > 2 * FLEX and has_flex(q) else None
+
+
+def has_flex(q):
+    """Whether FlexAttention takes q: its blocks must fit a multiprocessor's shared memory, or the compiler gives up.
+
+    PyTorch chooses their sizes for each kind of GPU, and rounds heads up to a power of two. What the compiler then needs, in
+    PyTorch 2.11 and 2.13, is within 512 rows on the GPUs that have little.
+    """
+    row = q.itemsize * 2 ** (q.shape[-1] - 1).bit_length()
+    memory = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
+    return q.itemsize <= 4 and q.shape[-1] >= 16 and 512 * row <= memory
 
 
 def window(q, k, v, visible, seen):
@@ -168,7 +179,7 @@ def windowed(q, k, v, mask_of, window, n_global):
     j = i[:, :1] + torch.arange(-before, S, device=q.device)
     global_j = torch.arange(n_global, device=q.device).expand(N, 1, n_global)
     counted = torch.cat([global_j < j[..., :1], j >= 0], dim=2)  # a global key may also be in the window: count it once
-    mask = mask_of(i.clamp_min(0), torch.cat([global_j, j.clamp_min(0)], dim=2)) & counted  # (1 or B, N, S, K)
+    mask = mask_of(i.clamp_min(0), torch.cat([global_j, j], dim=2).clamp_min(0)) & counted  # (1 or B, N, S, K)
 
     def within_reach(x):
         """The keys or values of each block, (B, G, N, K, D); zeros stand for positions before the beginning."""

@@ -6,6 +6,7 @@ import pytest
 import torch
 from test_registries import MECHANISMS, new
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine import decoding, kernels
 from engine.benchmark import SHAPES
@@ -86,3 +87,32 @@ def test_tensors_that_say_they_are_on_a_gpu(change, capability, monkeypatch):
                     layer.at = torch.zeros(1, dtype=torch.long, device="cuda")
                 logits += [decoding.decode_one_token(model, idx[:, :1], cache)]
             assert {(x.device.type, x.dtype, x.shape) for x in logits} == {("cuda", dtype, (2, 1, 60))}
+
+
+class Moves(TorchDispatchMode):
+    """Refuses what makes a GPU and the program wait for each other: a number that is read, a tensor that is moved."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        y, kwargs = function(*args, **kwargs or {}), kwargs or {}
+        devices = {x.device for x in (*args, y) if isinstance(x, torch.Tensor) and x.dim()}
+        assert len(devices) < 2 or kwargs.get("non_blocking"), function
+        assert function != torch.ops.aten._local_scalar_dense.default, function
+        return y
+
+
+@pytest.mark.parametrize("change", SPARSE, ids=str)
+def test_a_token_waits_for_nothing(change, monkeypatch):
+    """Catches positions, padding or chance that each token brings from the CPU, which waits for all that a GPU has to do."""
+    sampling, u = decoding.Sampling(top_k=9, repetition_penalty=1.2), torch.rand(2, dtype=torch.float64)
+    with torch.device("meta"):
+        model = GPT(GPTConfig(**{**MODERN, **LONG, **change}))
+        cache, prompts = model.new_cache(2), [torch.zeros(T, dtype=torch.long) for T in (300, 290)]
+        session = decoding.Session(model, prompts)
+        for layer in cache:
+            layer.reset(torch.zeros(2, dtype=torch.long))
+    with torch.no_grad():
+        decoding.prefill(model, session.ids[:, :300], cache)
+        monkeypatch.setattr(torch, "tensor", None)  # numbers of Python are moved too
+        with Moves():
+            logits = decoding.decode_one_token(model, session.ids[:, :1], cache)[:, 0]
+            assert decoding.sample_next_token(logits, sampling, u, session.without_padding(300)).shape == (2,)

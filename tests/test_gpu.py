@@ -67,14 +67,15 @@ def test_paths_agree_with_naive(about, T, D, heads):
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
+@pytest.mark.parametrize("D", [64, 264])
 @pytest.mark.parametrize("about", PREDICATES)
-def test_what_is_compiled_agrees_with_naive(about, heads):
-    """Catches FlexAttention, which only compiled code uses, with another mask than the predicate's."""
+def test_what_is_compiled_agrees_with_naive(about, D, heads):
+    """Catches FlexAttention with another mask than the predicate's, and what takes its place for large heads."""
     torch._dynamo.reset()
     compiled = torch.compile(fused, fullgraph=True)
     for Tq in 700, 690:
-        qkv = [torch.randn(2, H, T, 64, device="cuda").to(HALF) for H, T in zip((heads[0], *heads[1:] * 2), (Tq, 700, 700))]
-        cotangent, visible = torch.randn(2, heads[0], Tq, 64, device="cuda").to(HALF), PREDICATES[about](700)
+        qkv = [torch.randn(2, H, T, D, device="cuda").to(HALF) for H, T in zip((heads[0], *heads[1:] * 2), (Tq, 700, 700))]
+        cotangent, visible = torch.randn(2, heads[0], Tq, D, device="cuda").to(HALF), PREDICATES[about](700)
         want = value_and_gradients(masked_fill, qkv, visible, torch.float64, cotangent)
         close(value_and_gradients(compiled, qkv, visible, HALF, cotangent), want, 0.02)
 

@@ -3,6 +3,8 @@
 tests/test_gpu.py runs the real thing.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -124,6 +126,11 @@ def test_predicates_that_are_exactly_a_window(about):
         assert not hasattr(visible, "n_global")
 
 
+def gpu_with(memory):
+    """In the place of torch.cuda.get_device_properties: a GPU with this shared memory."""
+    return lambda device: SimpleNamespace(shared_memory_per_block_optin=memory)
+
+
 class OnGPU(torch.Tensor):
     """A tensor that says that it is on a GPU."""
 
@@ -138,6 +145,7 @@ def test_which_kernel(monkeypatch, compiling, capability, dtype, Tq):
     """Catches FlashAttention on a GPU or in a dtype that it does not know, FlexAttention that nobody compiles, and a window
     that is not the whole truth about a predicate."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpu_with(2**17))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
     q, k = (torch.empty(1, 2, T, 64, dtype=dtype).as_subclass(OnGPU) for T in (Tq, 512))
     flash, flex = dtype != torch.float32 and capability >= (8, 0), sdpa.flex if compiling else None
@@ -147,3 +155,21 @@ def test_which_kernel(monkeypatch, compiling, capability, dtype, Tq):
         assert sdpa.sparse_on_gpu(q, k, visible) is (wanted[about] if Tq > 1 else None)
         assert sdpa.sparse_on_gpu(q.cpu().as_subclass(torch.Tensor), k, visible) is None
     assert sdpa.has_flash(q) == flash and not sdpa.has_flash(q.repeat(1, 1, 1, 5))
+
+
+@pytest.mark.parametrize("capability, most", [((7, 5), 0), ((8, 0), 256), ((8, 6), 192), ((9, 0), 256), ((10, 0), 256),
+                                              ((12, 0), 192)])
+def test_head_sizes_of_flash_attention(monkeypatch, capability, most):
+    """Catches heads that FlashAttention has no backward pass for: what has shared heads would go PyTorch's slow path."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    for D in 64, 192, 208, 256, 264:
+        assert sdpa.has_flash(torch.empty(1, 1, 1, D, dtype=torch.float16)) == (D <= most)
+
+
+@pytest.mark.parametrize("memory, half, single", [(65536, 64, 32), (101376, 64, 32), (166912, 128, 64), (232448, 128, 64)])
+def test_head_sizes_of_flex_attention(monkeypatch, memory, half, single):
+    """Catches heads too large for the shared memory of a T4, RTX 3090, A100 or H100: the compiler would end the run."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", gpu_with(memory))
+    for dtype, most in (torch.float16, half), (torch.bfloat16, half), (torch.float32, single), (torch.float64, 0):
+        for D in 15, 16, 32, 33, 64, 65, 80, 128, 129, 192, 256:
+            assert sdpa.has_flex(torch.empty(1, 1, 1, D, dtype=dtype)) == (16 <= D <= most), (dtype, D)
