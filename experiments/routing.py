@@ -10,9 +10,16 @@ few experts; a loss that is least when all of them have equally many keeps the b
 To tell what the routing does from what the parameters do, the keys of one kind are random and stay so, and one dense model
 has as large an MLP as all experts together, which is what a routed one would be if every token asked all.
 
-Found
+Found (400 steps, 3 seeds): of 8 experts each token asks 2, so that a routed MLP has four times the parameters of the dense one,
+and 1.01 times the operations of the whole model. It learns better: 2.100 ± 0.025 nats for 2.173 ± 0.007 (500 steps: 1.992 ±
+0.013 for 2.074 ± 0.021). Random keys do nearly as well, 2.126 ± 0.012, so that most of this is not the router's merit; nor only
+that of the parameters, since the dense MLP that has as many is no better, 2.143 ± 0.009. Without the balance the most asked
+expert of a layer has 0.351 ± 0.030 of what is sent and the least asked 0.027 ± 0.009, which is not all to few; with it 0.161 and
+0.094. The loss is the same within its error, 2.116 ± 0.023. Kinds of bytes have their experts: line ends, digits and capitals
+most clearly. As a loop over experts on a CPU, routing takes 1.47 times as long as the dense MLP; as large a dense one 2.18.
 """
 
+import statistics
 import sys
 from dataclasses import dataclass, replace
 
@@ -23,6 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attention import attention_weights, dot
 from engine import configure, heatmaps, trials
 from engine.checks import at_least
+from engine.roofline import take_turns
 from masks import full
 from model import GPT, MLP, GPTConfig, init_weights
 
@@ -70,7 +78,7 @@ KINDS = {  # name -> size of a dense MLP, or whether the experts' keys are learn
 
 @dataclass(kw_only=True)
 class Settings(trials.Settings):
-    steps: int = 500
+    steps: int = 400
     """Of training, for each model."""
 
     def __post_init__(self):
@@ -110,14 +118,18 @@ def trained(kind, config, seed):
     return found
 
 
-def cost(kind):
-    """Parameters, operations of a pass, and milliseconds of one thread for a step's passes in both directions."""
-    (model, _), (x, y) = new_model(kind), torch.randint(256, (2, 16, T))
-    with FlopCounterMode(display=False) as counter:
-        model(x, y)
-    return {"parameters": sum(p.numel() for p in model.parameters()),
-            "MFLOP of a token": counter.get_total_flops() / x.numel() / 1e6,
-            "ms of a step": 1000 * trials.seconds_alone(lambda: model(x, y)[1].backward())}
+def costs():
+    """{kind: its parameters, operations of a pass, and the time of a step's passes in both directions, for a dense model's}."""
+    x, y = torch.randint(256, (2, 16, T))
+    models, found = {kind: new_model(kind)[0] for kind in KINDS}, {}
+    rounds = take_turns([lambda model=model: model(x, y)[1].backward() for model in models.values()], 15, torch.device("cpu"))
+    for (kind, model), times in zip(models.items(), zip(*([time / each[0] for time in each] for each in rounds))):
+        with FlopCounterMode(display=False) as counter:
+            model(x, y)
+        found[kind] = {"parameters": sum(p.numel() for p in model.parameters()),
+                       "MFLOP of a token": counter.get_total_flops() / x.numel() / 1e6,
+                       "time, dense = 1": statistics.median(times)}
+    return found
 
 
 def draw(runs):
@@ -143,14 +155,14 @@ def draw(runs):
 
 def main(config):
     trials.text()  # before several processes want to make it
-    costs = [trials.every(cost, [(kind,)])[0] for kind in KINDS]  # one after another
+    [spent] = trials.every(costs, [()])  # before the other cores are busy
     runs = trials.every(trained, [(kind, config, seed) for kind in KINDS for seed in range(config.seeds)])
     runs, rows = trials.by_kind(KINDS, runs), []
-    for (kind, found), spent in zip(runs.items(), costs):
+    for kind, found in runs.items():
         loads = [load for run in found for load in run.get("loads", ())]  # of all seeds and layers
         asked = {f"{what} asked expert": trials.plus_minus(map(of, loads)) if loads else None
                  for what, of in (("most", max), ("least", min))}
-        rows.append({"MLP": kind, "validation loss": trials.plus_minus(run["loss"] for run in found), **spent, **asked})
+        rows.append({"MLP": kind, "validation loss": trials.plus_minus(run["loss"] for run in found), **spent[kind], **asked})
     trials.store(config, {f"{EXPERTS} experts, of which each token asks {CHOSEN}": rows}, draw(runs))
     return runs
 
