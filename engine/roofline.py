@@ -38,7 +38,7 @@ def peak_flops(device, dtype):
     for size in (256, 1024) if device.type == "cpu" else (8192,):
         a, left = torch.full((size, size), 0.5, device=device, dtype=dtype), 0.05
         (a @ a)[0, 0].item()  # the first product also starts the library
-        while left > 0:
+        while left > (0 if peak > 1e10 else -0.4):  # slow, or only disturbed for a moment?
             start = time.perf_counter()
             (a @ a)[0, 0].item()  # waits for the device
             seconds = time.perf_counter() - start

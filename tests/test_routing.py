@@ -10,9 +10,9 @@ from engine import trials
 from experiments import routing
 
 
-def routed(learned=True, seed=0):
-    torch.manual_seed(seed)
-    model, (mlp, _) = routing.new_model("routed" if learned else "routed by random keys")
+def routed(kind="routed"):
+    torch.manual_seed(0)
+    model, (mlp, _) = routing.new_model(kind)
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.3)
     return model.double(), mlp
@@ -39,11 +39,11 @@ def test_the_future_is_unseen_and_the_router_learns():
     other[0, 8:] = torch.randint(256, (4,))
     assert torch.allclose(model(x, x)[0][:, :8], model(other, other)[0][:, :8], atol=1e-12)
     model(x, x)[1].backward()
-    assert mlp.keys.grad.abs().sum() > 0 and not routed(learned=False)[1].keys.requires_grad
+    assert mlp.keys.grad.abs().sum() > 0 and not routed("routed by random keys")[1].keys.requires_grad
 
 
 def test_imbalance():
-    """Catches a balance loss that is not 1 where all experts have equally many, and EXPERTS where one has all."""
+    """Catches a balance loss that is not 1 where all experts have equally many, and the largest where two have all."""
     _, mlp = routed()
     with torch.no_grad():
         mlp.keys.copy_(10 * torch.eye(routing.EXPERTS, routing.WIDTH))
@@ -69,11 +69,11 @@ def test_a_small_run(tmp_path, monkeypatch):
     monkeypatch.setattr(routing, "costs", lambda: dict.fromkeys(routing.KINDS, {}))
     monkeypatch.setattr(routing, "KINDS", {kind: routing.KINDS[kind] for kind in ("routed", "routed, not balanced")})
     runs = routing.main(routing.Settings(seeds=1, steps=40, out_dir=str(tmp_path)))
-    busiest = {kind: max(map(max, run["loads"])) for kind, (run,) in runs.items()}
+    busiest = {kind: max(map(max, run["asked"])) for kind, (run,) in runs.items()}
     assert busiest["routed"] < busiest["routed, not balanced"]
     for (run,) in runs.values():
-        assert all(sum(load) == pytest.approx(1) for load in run["loads"]) and 1 < run["loss"] < 5.5
-        assert len(run["bytes"]) == 2 and all(sum(of_kind) == pytest.approx(1) for of_kind in run["bytes"][0])
+        assert all(sum(parts) == pytest.approx(routing.CHOSEN) for parts in run["asked"]) and 1 < run["loss"] < 5.5
+        assert len(run["bytes"]) == 2 and all(sum(parts) == pytest.approx(routing.CHOSEN) for parts in run["bytes"][0])
     (name,) = {path.stem for path in tmp_path.iterdir()}
     assert len(json.loads((tmp_path / f"{name}.json").read_text())["tables"]) == 1
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
