@@ -63,11 +63,11 @@ def sample_next_token(logits, sampling, u, text=None):
         before = p.cumsum(dim=-1) - p
         p = p.masked_fill((before >= sampling.top_p) | (p < sampling.min_p * p[:, :1]), 0.0)
     ends = p.cumsum(dim=-1)
-    index = torch.searchsorted(ends, moved(u.to(wide), ends.device)[:, None] * ends[:, -1:], right=True).clamp(max=k - 1)
+    index = torch.searchsorted(ends, to_device(u.to(wide), ends.device)[:, None] * ends[:, -1:], right=True).clamp(max=k - 1)
     return (index if ids is None else ids.gather(1, index))[:, 0]
 
 
-def moved(u, device):
+def to_device(u, device):
     """u on a device, without waiting, as a copy to a GPU does by default, until that has computed all it was given."""
     return u.to(device, non_blocking=device.type != "mps")  # MPS may read u when it is gone
 
@@ -214,7 +214,7 @@ class Session:
         self.at.fill_(len(self.cache[0]))
         for layer in self.cache:
             layer.at = self.at
-        token, u = self.ids[:, self.read : self.length].clone(), moved(u, self.ids.device)
+        token, u = self.ids[:, self.read : self.length].clone(), to_device(u, self.ids.device)
         ids, logits = self.compiled(self.model, token, self.cache, sampling, u, text, vocab_size)
         for layer in self.cache:
             layer.length, layer.at = layer.length + 1, None

@@ -32,7 +32,7 @@ def captions(x, y):
     return torch.stack(words, dim=1)
 
 
-def moved(x):
+def augmented(x):
     """Images (B, 8, 8), each stretched, slanted and shifted a little at random."""
     change = torch.eye(2, 3) + torch.randn(len(x), 2, 3) * torch.tensor([0.1, 0.1, 0.15])
     return F.grid_sample(x[:, None], F.affine_grid(change, [len(x), 1, SIDE, SIDE], False), align_corners=False)[:, 0]

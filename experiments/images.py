@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from attention import CrossAttention, attention_weights
 from engine import configure, trials
 from engine.checks import at_least
-from engine.digits import DIGITS, LENGTH, SIDE, WORDS, captions, images, moved
+from engine.digits import DIGITS, LENGTH, SIDE, WORDS, augmented, captions, images
 from engine.inspection import recording
 from masks import full
 from model import NORM, Block, GPTConfig, Learned, init_weights
@@ -129,7 +129,7 @@ def fit(model, loss, x, y, steps):
     """Train a model for loss(images, digits), on images that are moved a little each time."""
     def of_step(step):
         rows = torch.randint(len(x), (64,))
-        return loss(moved(x[rows]), y[rows])
+        return loss(augmented(x[rows]), y[rows])
 
     trials.fit(model, of_step, steps, 3e-3, weight_decay=0.05)
 

@@ -2,24 +2,24 @@
 
     python -m experiments.routing [--seeds=3]
 
-Claim (Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961): in the place of one MLP there may be many,
-the experts, of which each token is sent to few. So a model has more parameters at the same number of operations for a token,
-and learns better. Left alone, the router sends most tokens to few experts; a loss that grows if it does keeps the balance.
+Claim (Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961): one MLP may be replaced by many, the
+experts, of which each token is sent to few. So a model has more parameters for the same number of FLOPs per token, and learns
+better. Left alone, the router sends most tokens to few experts; an auxiliary loss balances their load.
 
 The router is attention here, in other words: tokens are queries, each expert has a learned key, and of the weights only the
-largest are kept, which then add up to 1, as in Shazeer et al. (but for their noise). The balance loss is Fedus et al.'s. No
+largest are kept, which then add up to 1, as in Shazeer et al. (but for their noise). The balancing loss is Fedus et al.'s. No
 token is dropped. To tell what the router does, the keys of one kind are random and stay so; and to tell what the parameters
 do, one dense MLP has as many as all experts together, and every token uses all of them.
 
-Found (--seeds=6; of 8 experts each token asks 2, at 1.01 times the operations of the dense model): yes, routing learns better,
-by 0.069 ± 0.005 nats of 2.097 ± 0.008. The large dense MLP comes as far by --learning_rate=0.012 only (2.021 ± 0.007, while
-routed stays at 2.036 ± 0.004), for 2.5 times the operations: so it is the parameters that help. That the keys are learned
-helps little: random ones have 2.048 ± 0.012, and with twice the rate 2.023 ± 0.011. (The dense model does not bear that rate:
-2.165 ± 0.038. With 0.003 all are worse; two other seeds.) Left alone, the router sends 0.695 ± 0.025 of all tokens to its
-favourite, where 0.25 would be balanced, and 0.057 ± 0.007 to the least asked; with the balance loss 0.311 and 0.176. The loss
-is not lower for it (2.028 ± 0.004, alone 2.020 ± 0.015). In the run that is drawn, nearly all line ends ask the same expert,
-and nearly all digits another. As a loop over experts on a CPU, routing takes 1.48 times as long as the dense MLP, and the
-large one 2.15.
+Found (--seeds=6; of 8 experts each token asks 2, at 1.01 times the FLOPs of the dense model): yes, routing learns better, by
+0.069 ± 0.005 nats of 2.097 ± 0.008. The large dense MLP has 2.074 ± 0.010, and comes as far by --learning_rate=0.012 (2.021 ±
+0.007, while routed stays at 2.036 ± 0.004), for 2.5 times the FLOPs: which suggests that it is the parameters that help. That
+the keys are learned helps little: random ones have 2.048 ± 0.012, and with twice the rate 2.023 ± 0.011. (The dense model does
+not bear that rate: 2.165 ± 0.038. With 0.003 all are worse; two other seeds.) Left alone, the router sends 0.695 ± 0.025 of
+all tokens to its favourite, where 0.25 would be balanced, and 0.057 ± 0.007 to the least asked; with the balancing loss 0.311
+and 0.176. The loss is not lower for it (2.028 ± 0.004, alone 2.020 ± 0.015). In the run that is drawn, all newlines are sent
+to one expert of each layer, and digits to another (0.74 and 0.97 of them). As a loop over experts on a CPU, routing takes 1.48
+times as long as the dense MLP, and the large one 2.15.
 """
 
 import statistics
@@ -42,7 +42,7 @@ from model import GPT, MLP, GPTConfig, init_weights
 T, WIDTH = 64, 64
 EXPERTS, CHOSEN = 8, 2  # in each layer; by each token
 LARGE = 4 * WIDTH * EXPERTS // CHOSEN  # the size of all experts together
-BALANCE = 0.01  # the weight of the balance loss: Fedus et al. tried 0.1 to 0.00001
+BALANCE = 0.01  # the weight of the load-balancing loss: Fedus et al. tried 0.1 to 0.00001
 
 
 class Kind(NamedTuple):
@@ -59,8 +59,8 @@ BYTES = {"a-z": string.ascii_lowercase, "A-Z": string.ascii_uppercase, "0-9": st
          "signs": string.punctuation}
 
 
-def asked(chosen):
-    """What part of tokens asks each expert, of the experts (N, CHOSEN) that they ask: (EXPERTS,), together CHOSEN."""
+def load(chosen):
+    """The load of each expert, (EXPERTS,): the part of tokens that are sent to it. chosen: each token's experts (N, CHOSEN)."""
     return torch.bincount(chosen.flatten(), minlength=EXPERTS) / max(1, len(chosen))
 
 
@@ -79,7 +79,7 @@ class Routed(nn.Module):
     def forward(self, x):
         weights = attention_weights(x[:, None], self.keys.expand(len(x), 1, -1, -1), full, dot).flatten(0, 2)  # (B·T, EXPERTS)
         largest, self.chosen = weights.topk(CHOSEN)  # both (B·T, CHOSEN)
-        self.imbalance = EXPERTS / CHOSEN * (asked(self.chosen) * weights.mean(0)).sum()  # 1 if balanced (Fedus, equation 4)
+        self.balance_loss = EXPERTS / CHOSEN * (load(self.chosen) * weights.mean(0)).sum()  # 1 if balanced (Fedus, equation 4)
         largest, tokens = largest / largest.sum(1, keepdim=True), x.flatten(0, 1)
         y = torch.zeros_like(tokens)
         for n, expert in enumerate(self.experts):
@@ -116,13 +116,13 @@ def new_model(kind, attention="fused"):
 
 
 def trained(kind, config, seed):
-    """A model's loss and, of each routed layer, what part of all tokens asks each expert, and of the bytes of each kind."""
+    """A model's loss and, for each routed layer, the load of each expert, of all tokens and of the bytes of each kind."""
     torch.manual_seed(seed)
     data, (model, routed) = trials.text(), new_model(kind)
 
     def loss(step):
         found = model(*trials.batch(data.train, 16, T, seed, step), only_loss=True)[1]
-        return found + KINDS[kind].balance * sum(mlp.imbalance for mlp in routed)
+        return found + KINDS[kind].balance * sum(mlp.balance_loss for mlp in routed)
 
     trials.fit(model, loss, config.steps, config.learning_rate)
     found = {"loss": trials.text_loss(model, data.val, T)}
@@ -131,13 +131,13 @@ def trained(kind, config, seed):
         with torch.no_grad():
             model(x)
         kinds = torch.tensor([[chr(byte) in of_kind for byte in x.flatten()] for of_kind in BYTES.values()])
-        found["asked"] = [asked(mlp.chosen).tolist() for mlp in routed]
-        found["bytes"] = [[asked(mlp.chosen[rows]).tolist() for rows in kinds] for mlp in routed]
+        found["load"] = [load(mlp.chosen).tolist() for mlp in routed]
+        found["bytes"] = [[load(mlp.chosen[rows]).tolist() for rows in kinds] for mlp in routed]
     return found
 
 
 def costs():
-    """{kind: its parameters, operations of a pass, and the time of a step's passes, as a multiple of the first kind's}."""
+    """{kind: its parameters, FLOPs per token, and the time of a step's passes, as a multiple of the first kind's}."""
     x, y = torch.randint(256, (2, 16, T))
     models, found = {kind: new_model(kind)[0] for kind in KINDS}, {}
     rounds = take_turns([lambda model=model: model(x, y)[1].backward() for model in models.values()], 15, torch.device("cpu"))
@@ -150,13 +150,13 @@ def costs():
 
 
 def draw(runs):
-    """Losses; what part of tokens asks an expert, the most asked first; and in the first routed run, which bytes ask which."""
+    """Losses; the load of experts, the largest first; and in the first routed run, which bytes are sent to which expert."""
     drawn, panels = trials.figure(14, 3.4, 1, 4, width_ratios=[1.2, 1, 1, 1])
     for n, (kind, found) in enumerate(runs.items()):
         mean, error = trials.mean(run["loss"] for run in found)
         panels[0].errorbar(mean, n, xerr=error, fmt="o", capsize=3)
         if KINDS[kind].keys:
-            parts = torch.tensor([run["asked"] for run in found]).sort(descending=True).values.mean((0, 1))
+            parts = torch.tensor([run["load"] for run in found]).sort(descending=True).values.mean((0, 1))
             panels[1].plot(range(1, EXPERTS + 1), parts, "o-", color=f"C{n}", markersize=4, label=kind)
     panels[0].set_yticks(range(len(runs)), runs)
     panels[0].invert_yaxis()
@@ -180,7 +180,7 @@ def main(config):
         row = {"MLP": kind, "validation loss": trials.plus_minus(run["loss"] for run in found),
                f"less than {[*KINDS][0]}": trials.plus_minus(one["loss"] - run["loss"] for one, run in zip(first, found))}
         for what, of in (("most", max), ("least", min)):  # the mean of the layers
-            parts = [statistics.fmean(map(of, run["asked"])) for run in found if "asked" in run]
+            parts = [statistics.fmean(map(of, run["load"])) for run in found if "load" in run]
             row[f"ask the {what} asked expert"] = trials.plus_minus(parts) if parts else None
         rows.append(row | spent[kind])
     trials.store(config, {f"{EXPERTS} experts, of which each token asks {CHOSEN}": rows}, draw(runs), runs=runs)

@@ -42,16 +42,16 @@ def test_the_future_is_unseen_and_the_router_learns():
     assert mlp.keys.grad.abs().sum() > 0 and not routed("routed by random keys")[1].keys.requires_grad
 
 
-def test_imbalance():
-    """Catches a balance loss that is not 1 where all experts have equally many, and the largest where two have all."""
+def test_the_balancing_loss():
+    """Catches a balancing loss that is not 1 where all experts have equally many, and the largest where two have all."""
     _, mlp = routed()
     with torch.no_grad():
         mlp.keys.copy_(10 * torch.eye(routing.EXPERTS, routing.WIDTH))
         everybody = torch.eye(routing.EXPERTS, routing.WIDTH, dtype=torch.float64)
         mlp((everybody + everybody.roll(1, 0))[None])  # each expert is asked by two tokens
-        assert mlp.imbalance.item() == pytest.approx(1)
+        assert mlp.balance_loss.item() == pytest.approx(1)
         mlp(everybody[:1].expand(1, 5, -1) + 0.5 * everybody[1])  # all ask the same two
-        assert mlp.imbalance.item() > routing.EXPERTS / routing.CHOSEN * 0.99
+        assert mlp.balance_loss.item() > routing.EXPERTS / routing.CHOSEN * 0.99
 
 
 def test_same_operations():
@@ -64,15 +64,15 @@ def test_same_operations():
 
 
 def test_a_small_run(tmp_path, monkeypatch):
-    """Catches a script that no longer runs, a balance loss that does not balance, and shares that are none."""
+    """Catches a script that no longer runs, a balancing loss that does not balance, and shares that are none."""
     monkeypatch.setattr(trials, "every", lambda function, jobs: [function(*job) for job in jobs])
     monkeypatch.setattr(routing, "costs", lambda: dict.fromkeys(routing.KINDS, {}))
     monkeypatch.setattr(routing, "KINDS", {kind: routing.KINDS[kind] for kind in ("routed", "routed, not balanced")})
     runs = routing.main(routing.Settings(seeds=1, steps=40, out_dir=str(tmp_path)))
-    busiest = {kind: max(map(max, run["asked"])) for kind, (run,) in runs.items()}
+    busiest = {kind: max(map(max, run["load"])) for kind, (run,) in runs.items()}
     assert busiest["routed"] < busiest["routed, not balanced"]
     for (run,) in runs.values():
-        assert all(sum(parts) == pytest.approx(routing.CHOSEN) for parts in run["asked"]) and 1 < run["loss"] < 5.5
+        assert all(sum(parts) == pytest.approx(routing.CHOSEN) for parts in run["load"]) and 1 < run["loss"] < 5.5
         assert len(run["bytes"]) == 2 and all(sum(parts) == pytest.approx(routing.CHOSEN) for parts in run["bytes"][0])
     (name,) = {path.stem for path in tmp_path.iterdir()}
     assert len(json.loads((tmp_path / f"{name}.json").read_text())["tables"]) == 1
