@@ -196,7 +196,7 @@ def in_order(items, encoding, separator):
     how = dict(mp_context=multiprocessing.get_context("spawn"), initializer=start_worker, initargs=(encoding.spec(), separator))
     pool, waiting = ProcessPoolExecutor(cores, **how), deque()
     try:
-        started = [pool.submit(os.getpid) for _ in range(cores)]
+        started = workers.begin(pool, [(os.getpid,)] * cores)
         for item in itertools.chain(first, items):
             if not all(process.done() for process in started):  # which takes half a second
                 yield item, encoded(encoding, separator, item[0])

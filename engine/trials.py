@@ -51,8 +51,8 @@ def every(function, jobs):
     """
     jobs, spawn = [*jobs], multiprocessing.get_context("spawn")  # forks of a process that has threads may hang
     with ProcessPoolExecutor(min(workers.cores(), len(jobs)), mp_context=spawn, initializer=start_worker) as pool:
-        futures = [pool.submit(function, *job) for job in jobs]
         try:
+            futures = workers.begin(pool, [(function, *job) for job in jobs])
             for done in tqdm(as_completed(futures), total=len(jobs), desc="runs", leave=False):
                 done.result()
         except BrokenProcessPool:

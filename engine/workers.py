@@ -4,11 +4,20 @@ import multiprocessing
 import os
 import signal
 import threading
+from concurrent.futures.process import BrokenProcessPool
 
 
 def cores():
     """How many cores this process may use, so that many can work at a time."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def begin(pool, calls):
+    """Futures of calls, each (function, *arguments). Raises BrokenProcessPool where a process of the pool was killed."""
+    try:
+        return [pool.submit(*call) for call in calls]
+    except OSError:  # "handle is closed", where the first was killed before the next one began
+        raise BrokenProcessPool from None
 
 
 def start_worker():

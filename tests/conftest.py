@@ -113,6 +113,9 @@ def run_here(*command, typed="", **environment):
 
 def ranks_here(processes, *command):
     """What torchrun does with a script of the repository, in forks; (exit code, output and errors) of each."""
+    import torch._dynamo
+    import torch.distributed.fsdp  # noqa: F401  here, since each fork would take two seconds for them
+
     with socket.socket() as free, contextlib.ExitStack() as files:
         free.bind(("127.0.0.1", 0))
         place = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]), WORLD_SIZE=str(processes))

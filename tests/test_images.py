@@ -7,8 +7,6 @@ from conftest import complaint, run_here
 from engine import trials
 from experiments import images
 
-pytest.importorskip("sklearn")
-
 
 def test_each_patch_sees_all():
     """Catches a causal mask: the first patch must know of the last. And patches that are cut in another order than drawn."""
@@ -35,6 +33,7 @@ def test_captions():
 
 def test_splits():
     """Catches an image in both, and a split that does not depend on the seed."""
+    pytest.importorskip("sklearn")
     (x, y), (test, labels) = images.images(0)
     assert (len(x), len(test)) == (1348, 449) == (len(y), len(labels)) and 0 <= x.min() < x.max() == 1
     assert not torch.equal(test, images.images(1)[1][0])
@@ -42,6 +41,7 @@ def test_splits():
 
 def test_they_learn(monkeypatch, tmp_path):
     """Catches labels of other images, words in another order, and weights that are not those of a softmax."""
+    pytest.importorskip("sklearn")
     monkeypatch.setattr(trials, "every", lambda function, jobs: [function(*job) for job in jobs])
     (run,) = images.main(images.Settings(seeds=1, steps=50, out_dir=str(tmp_path)))
     assert run["vision transformer"] > 0.4 and run["support vector machine"] > 0.97

@@ -118,23 +118,21 @@ def test_rms_norm_of_small_vectors(dtype, small):
     torch.testing.assert_close(rms_norm(x), F.rms_norm(x, (64,)).to(dtype), rtol=1e-2, atol=1e-2)
 
 
-@pytest.mark.parametrize("T, half", [(8, False), (8, True)])
-def test_the_modern_model_compiles_as_a_whole(T, half):
+def test_the_modern_model_compiles_as_a_whole():
     """Catches a backward pass by hand that torch.compile cannot follow: the same loss and gradients, in one graph."""
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**MODERN | dict(init="gpt2"), block_size=T, vocab_size=30, n_layer=2, n_head=2, n_embd=8, window=3))
-    idx, found = torch.randint(30, (3, T)), []
+    model = GPT(GPTConfig(**MODERN | dict(init="gpt2"), block_size=8, vocab_size=30, n_layer=2, n_head=2, n_embd=8, window=3))
+    idx, found = torch.randint(30, (3, 8)), []
     for net in model, torch.compile(model, backend="aot_eager", fullgraph=True):
         model.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            loss = net(idx, idx, only_loss=True)[1]
-            with torch.no_grad():
-                unlearned = net.eval()(idx, idx, only_loss=True)[1]
+        loss = net(idx, idx, only_loss=True)[1]
+        with torch.no_grad():
+            unlearned = net.eval()(idx, idx, only_loss=True)[1]
         net.train()
         loss.backward()
         found.append([loss.detach(), unlearned, *(p.grad.clone() for p in model.parameters())])
     for a, b in zip(*found):
-        torch.testing.assert_close(a, b, **dict(rtol=0.05, atol=0.002) if half else {})
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("tie_weights", [False, True])

@@ -435,6 +435,19 @@ def test_processes_that_are_killed(who, tmp_path):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids.split())
 
 
+def test_a_process_that_is_killed_before_the_next_one_begins(tmp_path, monkeypatch):
+    """Catches a traceback instead of the reason: that the pool is broken is not known yet, but its pipe is closed."""
+    class Pool(preparation.ProcessPoolExecutor):
+        def submit(self, *call):
+            raise OSError("handle is closed")
+
+    small(monkeypatch)
+    monkeypatch.setattr(preparation, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(preparation.workers, "cores", lambda: 2)
+    with pytest.raises(ValueError, match="was killed: is there enough memory?"):
+        prepared(tmp_path / "x", [jsonl(tmp_path / "a.jsonl", texts(3000))], "bpe:300")
+
+
 def test_good_lines_before_the_damage(tmp_path):
     """Catches lines that are lost although they can be read, and half a surrogate pair that nobody names."""
     lines = jsonl(tmp_path / "a.jsonl", texts(500)).read_bytes()
