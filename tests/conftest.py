@@ -1,6 +1,7 @@
 """What several tests need: small datasets made here, and the real ones where they are at hand."""
 
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -32,6 +33,12 @@ def pytest_collection_modifyitems(config, items):
     """Leave the slow tests out, unless -m asks for them."""
     if "slow" not in config.option.markexpr:
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def pytest_collection_finish():
+    """Garbage need not be looked for among a hundred thousand modules and tests, nor forks copy their pages for it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
