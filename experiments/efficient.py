@@ -13,12 +13,12 @@ for it are written out here, and so is Linformer, whose projections mix all posi
 could be trained with it. Paths that compute the same function share one loss.
 
 Found (n = 256 to 16,384, one head of 64 features, one thread, AMD EPYC; 3 seeds of 200 steps; efficient.json): time grows by
-n^2.28 ± 0.14 for masked_fill, 1.91 ± 0.03 fused, 1.91 ± 0.03 tiled; 1.04 ± 0.02 for the window, 1.10 ± 0.04 linear, 1.28 ± 0.13
-performer, 1.11 ± 0.04 Linformer. A query of strided sees 2·sqrt(n) keys, or pairs ~ n^1.46 ± 0.07 (the stride is a power of
-two): as a mask it takes n^1.95 ± 0.02 and longer than tiled without it, as two heads n^1.30 ± 0.04.
+n^2.07 ± 0.07 for masked_fill, 1.90 ± 0.02 fused, 1.88 ± 0.06 tiled; 0.97 ± 0.07 for the window, 1.06 ± 0.05 linear, 1.03 ± 0.02
+performer, 1.11 ± 0.06 Linformer. A query of strided sees 2·sqrt(n) keys, or pairs ~ n^1.46 ± 0.07 (the stride is a power of
+two): as a mask it takes n^1.92 ± 0.01 and longer than tiled without it, as two heads n^1.30 ± 0.04.
 Memory grows by n^2.00 for masked_fill (3.8 GB at 16,384), for all others by no more than n^1.11: fused 4.9 MB, tiled 9.3 MB.
-The cheap need not be worse: losses are 2.436 ± 0.003 for strided, 2.456 ± 0.007 window, 2.466 ± 0.001 softmax over everything,
-2.533 ± 0.003 linear, 2.556 ± 0.012 performer, after a short training on text, which asks for little recall.
+The cheap need not be worse: losses are 2.436 ± 0.003 for strided, 2.456 ± 0.007 window, 2.467 ± 0.002 softmax over everything,
+2.534 ± 0.003 linear, 2.557 ± 0.012 performer, after a short training on text, which asks for little recall.
 """
 
 import functools

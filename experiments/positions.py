@@ -11,11 +11,11 @@ learns (Haviv et al. 2022, arXiv:2203.16634; Kazemnejad et al. 2023, arXiv:2305.
 Models that are trained on T bytes read 8·T. The rows of `learned` beyond T are as they were initialized.
 
 Found (T = 64, 500 steps, 3 seeds): without a mask, 16 tokens in another order change nothing (7e-16); with a causal one they do
-(2.0). The loss up to T is 2.148 ± 0.007 for alibi, 2.189 ± 0.014 for rope, 2.257 ± 0.012 for sinusoidal, 2.311 ± 0.004 for
-learned and 2.326 ± 0.004 for none, which is the worst, but by little: learned is hardly better. That depends on the scale of
+(2.0). The loss up to T is 2.146 ± 0.008 for alibi, 2.188 ± 0.014 for rope, 2.256 ± 0.012 for sinusoidal, 2.310 ± 0.005 for
+learned and 2.325 ± 0.005 for none, which is the worst, but by little: learned is hardly better. That depends on the scale of
 the embeddings, 1 here; with init="gpt2" it is 0.02, and sinusoidal the worst (one seed: learned 2.224, none 2.266, sinusoidal
 2.455). From 4T to 8T alibi has 2.193 ± 0.008, no more than just beyond T. All others lose: none 2.522 ± 0.006, learned 2.527 ±
-0.017, rope 2.604 ± 0.016, sinusoidal 2.789 ± 0.033.
+0.017, rope 2.605 ± 0.016, sinusoidal 2.790 ± 0.033.
 """
 
 import sys

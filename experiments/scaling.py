@@ -8,7 +8,7 @@ D. For large D, softmax of such scores is nearly one-hot, where its gradient van
 Found: the variance is D, and 1 with the scale. Softmax of 64 such scores has 0.57 bits of entropy at D = 128 (5.3 with the
 scale), but its gradient vanishes only for large heads: up to D = 64 its Jacobian is larger without the scale than with it, and
 at D = 1024 it is 0.4 of it. A GPT with heads of 16 learns as well without (2.38 for 2.35 nats, GPT-2's initial weights 2.16 for
-2.21), and with heads of 128 it learns worse: 2.52 ± 0.02 for 2.41 ± 0.01, and 2.38 ± 0.02 for 2.24 ± 0.01. With GPT-2's small
+2.21), and with heads of 128 it learns worse: 2.52 ± 0.02 for 2.41 ± 0.01, and 2.38 ± 0.02 for 2.25 ± 0.01. With GPT-2's small
 initial weights nothing is one-hot at first (5.8 bits of 6): scores grow while it learns.
 """
 
