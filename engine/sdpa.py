@@ -37,15 +37,22 @@ def attend_on_gpu(q, k, v, mask, causal):
     are no multiple of 8. cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape: it may only do
     training, whose shape does not change.
     """
-    D = q.shape[-1]
+    B, H, Tq, D = q.shape
+    G, Tk = k.shape[1:3]
     if mask is not None or not has_flash(q):
-        if (share := q.shape[1] // k.shape[1]) > 1:
-            k, v = k.repeat_interleave(share, dim=1), v.repeat_interleave(share, dim=1)
+        if Tq == 1:  # instead of H / G copies of all keys, the heads that share them are H / G queries
+            q = q.reshape(B, G, H // G, D)
+            if mask is not None and mask.shape[-3] == H:
+                mask = mask.reshape(*mask.shape[:-3], G, H // G, Tk)
+        elif H > G:
+            k, v = k.repeat_interleave(H // G, dim=1), v.repeat_interleave(H // G, dim=1)
         if D % 8:
             q, k, v = (F.pad(x, (0, -D % 8)) for x in (q, k, v))
     with nullcontext() if causal and torch.is_grad_enabled() else sdpa_kernel(NOT_CUDNN):
-        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1 / math.sqrt(D), enable_gqa=True)
-    return y[..., :D]
+        y = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=causal and Tq > 1, scale=1 / math.sqrt(D), enable_gqa=True
+        )
+    return y[..., :D].reshape(B, H, Tq, D)
 
 
 def has_flash(q):
