@@ -52,12 +52,13 @@ def test_what_the_kernels_of_a_gpu_are_given(case, has_flash, inference):
 
 @settings(max_examples=200, deadline=None)
 @given(cases())
-def test_one_query_as_it_is_compiled_for_a_gpu(case):
-    """Catches a head shared by the wrong queries, and NaN where nothing is visible."""
+def test_one_query_on_a_gpu(case):
+    """Catches a head shared by the wrong queries, another head's bias, and NaN where nothing is visible."""
     q, k, v, visible = case
     q = q[:, :, -1:]
-    got = sdpa.one_query_compiled(q, k, v, mask_for(q, k, visible))
-    torch.testing.assert_close(got, naive(q, k, v, visible), rtol=1e-12, atol=1e-12)
+    mask, want = mask_for(q, k, visible), naive(q, k, v, visible)
+    for got in sdpa.one_query_compiled(q, k, v, mask), sdpa.attend_on_gpu(q, k, v, mask, False):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
     assert sdpa.one_query_compiled(q.bfloat16(), k.bfloat16(), v.bfloat16(), None).dtype == torch.bfloat16
 
 
