@@ -178,13 +178,13 @@ def machine(device):
         name = f"{names[0]}, {os.cpu_count()} cores" if names else name
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-    peaks = {name: max(peak_flops(device, getattr(torch, name)) for _ in range(5))  # threads may share a core for a moment
-             for name in ("float32", half(device))}
+    peaks = {dtype: max(peak_flops(device, getattr(torch, dtype)) for _ in range(5))  # threads may share a core for a moment
+             for dtype in ("float32", half(device))}
     spec = getattr(sys.modules["__main__"], "__spec__", None)  # of python -m tools.x
     return {
         "device": name, "cpu_flags": cpu_flags(), "threads": torch.get_num_threads(),
         "gb_per_s": round(bandwidth(device) / 1e9, 1),
-        "gflops": {name: round(peak / 1e9) for name, peak in peaks.items()},
+        "gflops": {dtype: round(peak / 1e9) for dtype, peak in peaks.items()},
         "torch": torch.__version__, "python": platform.python_version(), "date": datetime.date.today().isoformat(),
         "command": shlex.join(["python", *(["-m", spec.name] if spec else sys.argv[:1]), *sys.argv[1:]]),
     }

@@ -1,5 +1,6 @@
 """A pool of processes on this machine that work for one."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -16,8 +17,10 @@ def begin(pool, calls):
     """Futures of calls, each (function, *arguments). Raises BrokenProcessPool where a process of the pool was killed."""
     try:
         return [pool.submit(*call) for call in calls]
-    except OSError:  # "handle is closed", where the first was killed before the next one began
-        raise BrokenProcessPool from None
+    except OSError as error:
+        if error.errno not in (None, errno.EPIPE):  # another reason, as too many open files
+            raise
+        raise BrokenProcessPool from None  # "handle is closed", where the first was killed before the next one began
 
 
 def start_worker():

@@ -1,9 +1,11 @@
 """Any number of files to token files: the same bytes on any path to them, and bad files that are named."""
 
+import errno
 import gzip
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -435,16 +437,20 @@ def test_processes_that_are_killed(who, tmp_path):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids.split())
 
 
-def test_a_process_that_is_killed_before_the_next_one_begins(tmp_path, monkeypatch):
-    """Catches a traceback instead of the reason: that the pool is broken is not known yet, but its pipe is closed."""
+@pytest.mark.parametrize("error, raised, reason", [
+    (OSError("handle is closed"), ValueError, "was killed: is there enough memory?"),
+    (OSError(errno.EMFILE, "Too many open files"), OSError, "Too many open files")])
+def test_a_process_that_is_killed_before_the_next_one_begins(tmp_path, monkeypatch, error, raised, reason):
+    """Catches a traceback instead of the reason: that the pool is broken is not known yet, but its pipe is closed. And that
+    reason for another error."""
     class Pool(preparation.ProcessPoolExecutor):
         def submit(self, *call):
-            raise OSError("handle is closed")
+            raise error
 
     small(monkeypatch)
     monkeypatch.setattr(preparation, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(preparation.workers, "cores", lambda: 2)
-    with pytest.raises(ValueError, match="was killed: is there enough memory?"):
+    with pytest.raises(raised, match=re.escape(reason)):
         prepared(tmp_path / "x", [jsonl(tmp_path / "a.jsonl", texts(3000))], "bpe:300")
 
 
