@@ -8,11 +8,8 @@ write() takes documents that fit into memory; streams.py has what takes any numb
 
 import itertools
 import json
-import multiprocessing
 import os
 from collections import deque
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
@@ -172,7 +169,6 @@ WORKER = []  # in a process of a pool: the tokenizer, and what separates documen
 
 def start_worker(spec, separator):
     """Make a process of a pool ready."""
-    workers.start_worker()
     WORKER[:] = tokenizer.from_spec(spec), separator
 
 
@@ -193,10 +189,9 @@ def in_order(items, encoding, separator):
         for item in itertools.chain(first, items):
             yield item, encoded(encoding, separator, item[0])
         return
-    how = dict(mp_context=multiprocessing.get_context("spawn"), initializer=start_worker, initargs=(encoding.spec(), separator))
-    pool, waiting = ProcessPoolExecutor(cores, **how), deque()
-    try:
-        started = workers.begin(pool, [(os.getpid,)] * cores)
+    waiting = deque()
+    with workers.Pool(cores, start_worker, encoding.spec(), separator) as pool:
+        started = [pool.submit(os.getpid) for _ in range(cores)]
         for item in itertools.chain(first, items):
             if not all(process.done() for process in started):  # which takes half a second
                 yield item, encoded(encoding, separator, item[0])
@@ -208,10 +203,6 @@ def in_order(items, encoding, separator):
         while waiting:
             item, future = waiting.popleft()
             yield item, future.result()
-    except BrokenProcessPool:
-        raise ValueError("a process that encodes text was killed: is there enough memory?") from None
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def tokenize(documents, encoding, splits, separator):

@@ -5,13 +5,11 @@ A run is a function of its arguments and a seed, on one thread, and gives a dict
 
 import json
 import math
-import multiprocessing
 import re
 import statistics
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,31 +36,17 @@ class Settings:
 
 # ---- Running
 
-def start_worker():
-    workers.start_worker()
-    torch.set_num_threads(1)
-
-
 def every(function, jobs):
     """[function(*job) for job in jobs], with a bar. Several jobs run at a time, each in a process of its own, on one thread.
 
     So small models use all cores, and the numbers do not depend on how many there are. function: of a module, so that
     another process finds it.
     """
-    jobs, spawn = [*jobs], multiprocessing.get_context("spawn")  # forks of a process that has threads may hang
-    with ProcessPoolExecutor(min(workers.cores(), len(jobs)), mp_context=spawn, initializer=start_worker) as pool:
-        try:
-            futures = workers.begin(pool, [(function, *job) for job in jobs])
-            for done in tqdm(as_completed(futures), total=len(jobs), desc="runs", leave=False):
-                done.result()
-        except BrokenProcessPool:
-            raise ValueError("a process of this experiment was killed: is there enough memory?") from None
-        except BaseException:  # Ctrl-C, or a run that failed: the others, which may take minutes, are of no use
-            for process in multiprocessing.active_children():
-                process.kill()
-            raise
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+    jobs = [*jobs]
+    with workers.Pool(min(workers.cores(), len(jobs)), torch.set_num_threads, 1) as pool:
+        futures = [pool.submit(function, *job) for job in jobs]
+        for done in tqdm(as_completed(futures), total=len(jobs), desc="runs", leave=False):
+            done.result()
     return [future.result() for future in futures]
 
 

@@ -1,11 +1,12 @@
-"""A pool of processes on this machine that work for one."""
+"""Processes on this machine that work for one."""
 
-import errno
 import multiprocessing
 import os
+import queue
 import signal
 import threading
-from concurrent.futures.process import BrokenProcessPool
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 
 
 def cores():
@@ -13,17 +14,58 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-def begin(pool, calls):
-    """Futures of calls, each (function, *arguments). Raises BrokenProcessPool where a process of the pool was killed."""
-    try:
-        return [pool.submit(*call) for call in calls]
-    except OSError as error:
-        if error.errno not in (None, errno.EPIPE):  # another reason, as too many open files
-            raise
-        raise BrokenProcessPool from None  # "handle is closed", where the first was killed before the next one began
+class Pool(ThreadPoolExecutor):
+    """An executor of count processes, in each of which initialize(*arguments) comes first; at its end they are killed.
+
+    Each has a pipe of its own, and a thread here that waits for its answer: Python's ProcessPoolExecutor, whose processes
+    share a queue and its lock, may wait for ever if one is killed while the next one begins.
+    """
+
+    def __init__(self, count, initialize, *arguments):
+        super().__init__(count)
+        spawn = multiprocessing.get_context("spawn")  # forks of a process that has threads may hang
+        self.processes, self.idle = [], queue.SimpleQueue()
+        for _ in range(count):
+            here, there = spawn.Pipe()
+            self.processes.append(spawn.Process(target=serve, args=(there, initialize, *arguments), daemon=True))
+            self.processes[-1].start()
+            there.close()  # so that this side notices if the other one is gone
+            self.idle.put(here)
+
+    def submit(self, function, *arguments):
+        """The future of function(*arguments), or of what it raised; ValueError if its process was killed."""
+        return super().submit(self.answer, function, *arguments)
+
+    def answer(self, *call):
+        pipe = self.idle.get()
+        try:
+            pipe.send(call)
+            value, error = pipe.recv()
+        except (EOFError, OSError):
+            raise ValueError("a process that shares this work was killed: is there enough memory?") from None
+        finally:
+            self.idle.put(pipe)
+        if error:
+            raise error
+        return value
+
+    def __exit__(self, *_):
+        self.shutdown(wait=False, cancel_futures=True)
+        for process in self.processes:
+            process.kill()  # after an error or Ctrl-C, what it still does is of no use
+            process.join()
+        self.shutdown()
 
 
-def start_worker():
-    """Make this process of a pool end with the one that started it, also where that is killed; Ctrl-C is for that one alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a whole terminal
+def serve(pipe, initialize, *arguments):
+    """Answer calls, in a process of a pool. It ends with the one that started it, also where that is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C, of a whole terminal, is for that one alone
     threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+    initialize(*arguments)
+    while True:
+        function, *given = pipe.recv()
+        try:
+            pipe.send((function(*given), None))
+        except Exception as error:
+            error.add_note(traceback.format_exc())  # which is of this process
+            pipe.send((None, error))

@@ -2,13 +2,14 @@
 
 import math
 import os
+import signal
 import time
 
 import pytest
 import torch
 from conftest import complaint, run_here
 
-from engine import trials
+from engine import trials, workers
 
 
 def power(base, seed):
@@ -20,13 +21,45 @@ def fails(seed):
     raise ValueError(f"seed {seed} is not for this")
 
 
+def lambdas(seed):
+    return lambda: seed
+
+
+def killed(seed):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_runs_in_processes():
     """Catches results in the order in which they were ready, runs in this process, and threads that fight for cores."""
     found = trials.every(power, [(2, seed) for seed in range(5)])
     assert [run["value"] for run in found] == [1, 2, 4, 8, 16]
     assert os.getpid() not in {run["process"] for run in found} and {run["threads"] for run in found} == {1}
-    with pytest.raises(ValueError, match="seed 3 is not for this"):
-        trials.every(fails, [(3,)])
+    for function, error, reason in (fails, ValueError, "seed 3 is not for this"), (lambdas, AttributeError, "[Pp]ickle"):
+        with pytest.raises(error, match=reason) as raised:
+            trials.every(function, [(3,)])
+        assert "in serve" in raised.value.__notes__[0]  # where it was, for who wrote it
+
+
+def test_a_process_that_is_killed():
+    """Catches a pool that waits for ever for a process that is dead: in a call, before the first one, or between two."""
+    with pytest.raises(ValueError, match="was killed: is there enough memory?"):
+        trials.every(killed, [(seed,) for seed in range(4)])
+    for calls in 0, 1:
+        with workers.Pool(2, int) as pool:
+            assert [pool.submit(abs, -1).result() for _ in range(calls)] == [1] * calls
+            pool.processes[0].kill()
+            found = [pool.submit(abs, -1) for _ in range(4)]
+            assert any("was killed" in str(each.exception()) for each in found)
+        assert not any(process.is_alive() for process in pool.processes)
+
+
+def test_a_pool_ends_at_once():
+    """Catches calls of minutes that are waited for although an error or Ctrl-C has made them useless."""
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), workers.Pool(1, int) as pool:
+        futures = [pool.submit(time.sleep, 300) for _ in range(3)]
+        raise KeyboardInterrupt
+    assert time.monotonic() - start < 100 and all(each.done() for each in futures)
 
 
 def test_results_by_kind():
