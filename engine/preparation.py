@@ -189,13 +189,16 @@ def in_order(items, encoding, separator):
         for item in itertools.chain(first, items):
             yield item, encoded(encoding, separator, item[0])
         return
-    waiting = deque()
-    with workers.Pool(cores, start_worker, encoding.spec(), separator) as pool:
-        started = [pool.submit(os.getpid) for _ in range(cores)]
+    started, waiting = [], deque()
+    with workers.Pool(cores) as pool:
+        for _ in range(cores):
+            pool.submit(start_worker, encoding.spec(), separator).add_done_callback(started.append)
         for item in itertools.chain(first, items):
-            if not all(process.done() for process in started):  # which takes half a second
+            if len(started) < cores:  # which takes half a second
                 yield item, encoded(encoding, separator, item[0])
                 continue
+            for future in started:
+                future.result()  # an error, if it failed there
             waiting.append((item, pool.submit(work, item[0])))
             if len(waiting) > 2 * cores:
                 item, future = waiting.popleft()

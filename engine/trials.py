@@ -43,7 +43,9 @@ def every(function, jobs):
     another process finds it.
     """
     jobs = [*jobs]
-    with workers.Pool(min(workers.cores(), len(jobs)), torch.set_num_threads, 1) as pool:
+    with workers.Pool(min(workers.cores(), len(jobs))) as pool:
+        for _ in pool.processes:
+            pool.submit(torch.set_num_threads, 1)
         futures = [pool.submit(function, *job) for job in jobs]
         for done in tqdm(as_completed(futures), total=len(jobs), desc="runs", leave=False):
             done.result()

@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import POEM, ROOT, complaint, run, run_here
+from conftest import POEM, complaint, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -392,45 +392,20 @@ def test_several_processes(tmp_path, monkeypatch):
     assert found[0] == found[1] == found[2]
 
 
-PREPARE = """
-import os, signal, sys, threading, time
-from engine import corpus, preparation, streams
-preparation.ALONE, preparation.BATCH = 1, 50
-if __name__ == "__main__":
-    os.sched_getaffinity, encoded, killed = lambda _: {0, 1}, preparation.encoded, threading.Event()
-    preparation.encoded = lambda *args: killed.wait() and time.sleep(0.1) or encoded(*args)  # so that it is not all done alone
-    def work():
-        found = ()
-        while len(found) < 2:  # the first helps the others
-            found = open(f"/proc/self/task/{os.getpid()}/children").read().split()
-            time.sleep(0.01)
-        print(*found, flush=True)
-        os.kill({"worker": int(found[-1]), "all": os.getpid()}[sys.argv[3]], signal.SIGKILL)
-        killed.set()
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        streams.write_stream(sys.argv[1], [corpus.Part(sys.argv[2])], "bpe:300", "texts", val_share=0.2)
-    except ValueError as error:
-        print(error)
-"""
+def test_a_process_that_is_killed(tmp_path, monkeypatch):
+    """Catches a preparation that waits for ever for a process that is dead."""
+    class Pool(preparation.workers.Pool):
+        def __init__(self, count):
+            super().__init__(count)
+            self.processes[0].kill()
 
-
-@pytest.mark.parametrize("who", ["worker", "all"])
-def test_processes_that_are_killed(who, tmp_path):
-    """Catches a preparation that waits for ever for a process that is dead, and processes that nobody waits for any more."""
-    if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
-        pytest.skip("needs Linux's list of child processes")
-    path, script = jsonl(tmp_path / "a.jsonl", texts(3000)), tmp_path / "prepare.py"
-    script.write_text(PREPARE)
-    result = run(script, tmp_path / "new", path, who, PYTHONPATH=str(ROOT))
-    pids, *rest = result.stdout.splitlines()
-    if who == "worker":
-        assert any("was killed: is there enough memory?" in line for line in rest), result.stdout + result.stderr
-    for _ in range(100):
-        if not any(os.path.exists(f"/proc/{pid}") for pid in pids.split()):
-            break
-        time.sleep(0.1)
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in pids.split())
+    small(monkeypatch)
+    alone = preparation.encoded
+    monkeypatch.setattr(preparation, "encoded", lambda *args: time.sleep(0.1) or alone(*args))  # others get their share
+    monkeypatch.setattr(preparation.workers, "Pool", Pool)
+    monkeypatch.setattr(preparation.workers, "cores", lambda: 2)
+    with pytest.raises(ValueError, match="was killed: is there enough memory?"):
+        prepared(tmp_path / "x", [jsonl(tmp_path / "a.jsonl", texts(3000))], "bpe:300")
 
 
 def test_good_lines_before_the_damage(tmp_path):

@@ -8,13 +8,14 @@ import time
 
 import pytest
 import torch
-from conftest import complaint, run_here
+from conftest import ROOT, complaint, run, run_here
 
 from engine import trials, workers
 
 
 def power(base, seed):
     torch.manual_seed(seed)
+    time.sleep(0.3 * (seed == 0))
     return {"value": base**seed, "process": os.getpid(), "threads": torch.get_num_threads()}
 
 
@@ -22,7 +23,11 @@ def fails(seed):
     raise ValueError(f"seed {seed} is not for this")
 
 
-def lambdas(seed):
+def ends(seed):
+    raise SystemExit(f"seed {seed} ends it")
+
+
+def makes_a_lambda(seed):
     return lambda: seed
 
 
@@ -35,32 +40,63 @@ def test_runs_in_processes():
     found = trials.every(power, [(2, seed) for seed in range(5)])
     assert [run["value"] for run in found] == [1, 2, 4, 8, 16]
     assert os.getpid() not in {run["process"] for run in found} and {run["threads"] for run in found} == {1}
-    for function, reason in (fails, "seed 3 is not for this"), (lambdas, "local object"):  # which cannot be sent
-        with pytest.raises((ValueError, AttributeError, pickle.PicklingError), match=reason) as raised:
-            trials.every(function, [(3,)])
-        assert "in serve" in raised.value.__notes__[0]  # where it was, for who wrote it
+
+
+@pytest.mark.parametrize("function, error, reason", [
+    (fails, ValueError, "seed 3 is not for this"), (ends, SystemExit, "seed 3 ends it"),
+    (makes_a_lambda, (AttributeError, pickle.PicklingError), "local object")])
+def test_runs_that_fail(function, error, reason):
+    """Catches a failure that is called a killed process, and one of which nobody learns where it was."""
+    with pytest.raises(error, match=reason) as raised:
+        trials.every(function, [(3,)])
+    assert "in serve" in raised.value.__notes__[0]
 
 
 def test_a_process_that_is_killed():
-    """Catches a pool that waits for ever for a process that is dead: in a call, before the first one, or between two."""
+    """Catches a pool that waits for ever for a process that is dead: in a call, before it, or between two."""
     with pytest.raises(ValueError, match="was killed: is there enough memory?"):
         trials.every(killed, [(seed,) for seed in range(4)])
     for calls in 0, 1:
-        with workers.Pool(2, int) as pool:
+        with workers.Pool(2) as pool:
             assert [pool.submit(abs, -1).result() for _ in range(calls)] == [1] * calls
             pool.processes[0].kill()
-            found = [pool.submit(abs, -1) for _ in range(4)]
+            found = [pool.submit(len, b"x" * 10**6) for _ in range(4)]  # more than a pipe holds
             assert any("was killed" in str(each.exception()) for each in found)
-        assert not any(process.is_alive() for process in pool.processes)
 
 
 def test_a_pool_ends_at_once():
-    """Catches calls of minutes that are waited for although an error or Ctrl-C has made them useless."""
+    """Catches calls of minutes that are waited for although an error or Ctrl-C has made them useless, and processes left."""
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt), workers.Pool(1, int) as pool:
+    with pytest.raises(KeyboardInterrupt), workers.Pool(1) as pool:
         futures = [pool.submit(time.sleep, 300) for _ in range(3)]
         raise KeyboardInterrupt
     assert time.monotonic() - start < 100 and all(each.done() for each in futures)
+    assert not any(process.is_alive() for process in pool.processes)
+
+
+POOL = """
+import os, signal, time
+from engine import workers
+if __name__ == "__main__":
+    os.setsid()
+    with workers.Pool(2) as pool:
+        pids = [each.result() for each in [pool.submit(os.getpid), pool.submit(os.getpid)]]
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.killpg(0, signal.SIGINT)
+        print(*pids, *{pool.submit(os.getpid).result() for _ in range(4)}, flush=True)
+        for _ in pids:
+            pool.submit(time.sleep, 1000)
+        time.sleep(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_signals(tmp_path):
+    """Catches processes that Ctrl-C ends before the one that they work for, and processes that outlive that one."""
+    (tmp_path / "pool.py").write_text(POOL)
+    result = run(tmp_path / "pool.py", PYTHONPATH=str(ROOT))  # it returns as soon as nobody can write to its output
+    one, other, *after = result.stdout.split()
+    assert {*after} == {one, other} and not result.stderr
 
 
 def test_results_by_kind():
