@@ -164,11 +164,11 @@ def encoded(encoding, separator, batch):
     return {name: np.concatenate(parts, dtype=dtype, casting="unsafe") for name, parts in found.items()}
 
 
-WORKER = []  # in a process of a pool: the tokenizer, and what separates documents
+WORKER = []  # in a worker process: the tokenizer, and the ids between documents
 
 
 def start_worker(spec, separator):
-    """Make a process of a pool ready."""
+    """Load the tokenizer, in a worker process."""
     WORKER[:] = tokenizer.from_spec(spec), separator
 
 
@@ -198,7 +198,7 @@ def in_order(items, encoding, separator):
                 yield item, encoded(encoding, separator, item[0])
                 continue
             for future in started:
-                future.result()  # an error, if it failed there
+                future.result()  # raises what start_worker raised
             waiting.append((item, pool.submit(work, item[0])))
             if len(waiting) > 2 * cores:
                 item, future = waiting.popleft()

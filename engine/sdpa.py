@@ -49,9 +49,7 @@ def attend_on_gpu(q, k, v, mask, causal):
         if D % 8:
             q, k, v = (F.pad(x, (0, -D % 8)) for x in (q, k, v))
     with nullcontext() if causal and torch.is_grad_enabled() else sdpa_kernel(NOT_CUDNN):
-        y = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=causal and Tq > 1, scale=1 / math.sqrt(D), enable_gqa=True
-        )
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1 / math.sqrt(D), enable_gqa=True)
     return y[..., :D].reshape(B, H, Tq, D)
 
 

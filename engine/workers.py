@@ -1,4 +1,4 @@
-"""Processes on this machine that work for one."""
+"""A pool of worker processes on this machine."""
 
 import multiprocessing
 import os
@@ -17,10 +17,10 @@ def cores():
 
 
 class Pool(ThreadPoolExecutor):
-    """An executor of count processes: the first count calls go to one each, the others to who is idle. Its end kills them.
+    """An executor of count worker processes: the first count calls go to one each, later calls to an idle one.
 
-    Each has a pipe of its own, and a thread here that waits for its answer: Python's ProcessPoolExecutor, whose processes
-    share a queue and its lock, may wait for ever if one is killed while the next one begins.
+    Leaving its with block kills them. Each has a pipe of its own, and a thread here that waits for its result: the workers of
+    Python's ProcessPoolExecutor share a queue and its lock, and it may deadlock if one is killed while the next one starts.
     """
 
     def __init__(self, count):
@@ -28,48 +28,50 @@ class Pool(ThreadPoolExecutor):
         spawn = multiprocessing.get_context("spawn")  # forks of a process that has threads may hang
         self.processes, self.idle = [], queue.SimpleQueue()
         for _ in range(count):
-            here, there = spawn.Pipe()
-            self.processes.append(spawn.Process(target=serve, args=(there,), daemon=True))
+            ours, theirs = spawn.Pipe()
+            self.processes.append(spawn.Process(target=serve, args=(theirs,), daemon=True))
             self.processes[-1].start()
-            there.close()  # so that this side notices if the other one is gone
-            self.idle.put(here)
+            theirs.close()  # so that reading ours fails once the worker is dead
+            self.idle.put(ours)
 
     def submit(self, function, *arguments):
-        """The future of function(*arguments), or of what it raised; ValueError if its process was killed."""
-        return super().submit(self.answer, function, *arguments)
+        """The future of function(*arguments), which raises what that raised, or ValueError if its worker was killed."""
+        return super().submit(self.call, function, *arguments)
 
-    def answer(self, *call):
-        call, pipe = pickle.dumps(call), self.idle.get()
+    def call(self, function, *arguments):
+        """function(*arguments), in an idle worker."""
+        call, pipe = pickle.dumps((function, arguments)), self.idle.get()
         try:
             pipe.send_bytes(call)
             answer = pipe.recv_bytes()
         except (EOFError, OSError):
-            raise ValueError("a process that shares this work was killed: is there enough memory?") from None
+            raise ValueError("a worker process was killed: is there enough memory?") from None
         finally:
             self.idle.put(pipe)
-        value, error = pickle.loads(answer)
+        result, error = pickle.loads(answer)  # safe: only serve() writes to this pipe
         if error is not None:
             raise error
-        return value
+        return result
 
     def __exit__(self, *_):
         for process in self.processes:
-            process.kill()  # after an error or Ctrl-C, what it still does is of no use
+            process.kill()  # after an error or Ctrl-C, nobody wants its result
         for process in self.processes:
             process.join()
         self.shutdown(cancel_futures=True)
 
 
 def serve(pipe):
-    """Answer calls, in a process of a pool. It ends with the one that started it, also where that is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C, of a whole terminal, is for that one alone
+    """Answer calls, in a worker process. It ends with its parent, even if that is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal, and is for the parent alone
     threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
-    with suppress(EOFError, OSError):  # that one is gone
-        while call := pipe.recv_bytes():
+    with suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            call = pipe.recv_bytes()
             try:
-                function, *arguments = pickle.loads(call)
+                function, arguments = pickle.loads(call)
                 answer = pickle.dumps((function(*arguments), None))
             except BaseException as error:
-                error.add_note(traceback.format_exc())  # which is of this process
+                error.add_note(traceback.format_exc())  # pickle drops the traceback itself
                 answer = pickle.dumps((None, error))
             pipe.send_bytes(answer)
