@@ -28,9 +28,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine import kernels, sdpa
-from engine.checks import check_heads, check_shapes, check_standard, choose
-from engine.linear_attention import LinearState, chunked, featured, normalized, positive_random_features
+from engine.kernels import ops, sdpa
+from engine.common.checks import check_heads, check_shapes, check_standard, choose
+from engine.kernels.linear_attention import LinearState, chunked, featured, normalized, positive_random_features
 from masks import (  # noqa: F401  (so that these can be imported from here too)
     VISIBLE, after_padding, alibi, at_position, bias_of, both, causal, everything, full, local_global, mask_of, positions,
     predicate, present, same_document, sliding_window, strided,
@@ -243,11 +243,11 @@ class Tiled(torch.autograd.Function):
         return y.view(B, H, Tq, D)
 
     @staticmethod
-    @kernels.once_differentiable
+    @ops.once_differentiable
     def backward(ctx, dy):
         q, k, v, y, log_total = ctx.saved_tensors
         with torch.autocast(dy.device.type, enabled=False):
-            return *kernels.tiled_gradients(dy, q, k, v, y, log_total, Tiled.tiles(q, k, ctx.visible)), None
+            return *ops.tiled_gradients(dy, q, k, v, y, log_total, Tiled.tiles(q, k, ctx.visible)), None
 
 
 def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):

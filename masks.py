@@ -19,7 +19,7 @@ import types
 
 import torch
 
-from engine.checks import choose
+from engine.common.checks import choose
 
 
 def causal(i, j):

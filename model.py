@@ -17,10 +17,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import CausalSelfAttention, check_mechanism, rope_table, sinusoidal
-from engine import checkpoint, decoding, pretrained
-from engine.checks import at_least, check_heads, choose
-from engine.kernels import in_autocast, linear_cross_entropy, relu2, rms_norm
-from engine.weights import WithoutInit, checked
+from engine.decoding import generation
+from engine.weights import checkpoint, pretrained
+from engine.common.checks import at_least, check_heads, choose
+from engine.kernels.ops import in_autocast, linear_cross_entropy, relu2, rms_norm
+from engine.weights.loading import WithoutInit, checked
 from masks import PackedDocuments, mean_keys
 
 
@@ -408,10 +409,10 @@ class GPT(nn.Module):
         """
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens={max_new_tokens} must be 0 or more")
-        settings = decoding.Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
-        session = decoding.Session(self, list(idx), max_new_tokens, use_cache)
-        random = decoding.RandomStream([generator] * len(idx))
-        for _ in decoding.stream(session, max_new_tokens, settings, random, vocab_size):
+        settings = generation.Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
+        session = generation.Session(self, list(idx), max_new_tokens, use_cache)
+        random = generation.RandomStream([generator] * len(idx))
+        for _ in generation.stream(session, max_new_tokens, settings, random, vocab_size):
             pass
         return session.ids
 
@@ -419,7 +420,7 @@ class GPT(nn.Module):
     def from_pretrained(cls, name_or_folder, override_args=None, **changes):
         """A model with weights that exist already: a folder that train.py wrote (its latest checkpoint), or a published one.
 
-        That is a folder in Hugging Face's layout (config.json and safetensors) of a family in engine/families.py, such as
+        That is a folder in Hugging Face's layout (config.json and safetensors) of a family in weights/families.py, such as
         GPT-2 or Llama, or its name, gpt2 or OWNER/NAME, downloaded by huggingface_hub. changes to its config: where weights
         keep their shapes (dropout=0.1); override_args is nanoGPT's form of them, a dict. ValueError if there is nothing to
         load, it is damaged, or does not fit.

@@ -24,9 +24,11 @@ import torch
 import tyro
 
 from attention import ATTENTION
-from engine import checkpoint, configure, pretrained, quantization, roofline
-from engine.checks import at_least
-from engine.decoding import Draft, RandomStream, Sampling, Session, compiled_decode, ngram, stream
+from engine.common import configure, roofline
+from engine.decoding import quantization
+from engine.weights import checkpoint, pretrained
+from engine.common.checks import at_least
+from engine.decoding.generation import Draft, RandomStream, Sampling, Session, compiled_decode, ngram, stream
 from model import GPT
 
 

@@ -30,13 +30,17 @@ import torch
 from tqdm import tqdm
 
 from attention import ATTENTION, attention_weights
-from engine import checkpoint, configure, curves, dataset, pretrained, processes, roofline, sharding, signals
-from engine.batches import micro_batch, separator, validation_loss
-from engine.checks import at_least
-from engine.files import append, held, here, quoted
-from engine.monitor import dry_run, log_evaluation, sample_text, start_wandb
-from engine.optimizer import learning_rate_at, make_optimizer, training_step
-from engine.processes import print0
+from engine.common import configure, processes, roofline
+from engine.plotting import curves
+from engine.text import dataset
+from engine.training import sharding, signals
+from engine.weights import checkpoint, pretrained
+from engine.training.batches import micro_batch, separator, validation_loss
+from engine.common.checks import at_least
+from engine.common.files import append, held, here, quoted
+from engine.training.monitor import dry_run, log_evaluation, sample_text, start_wandb
+from engine.training.optimizer import learning_rate_at, make_optimizer, training_step
+from engine.common.processes import print0
 from engine.tokenizer import padded
 from model import GPT, MODERN, GPTConfig
 

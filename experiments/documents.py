@@ -30,9 +30,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import attention_weights, dot
-from engine import configure, heatmaps, trials
-from engine.checks import at_least
-from engine.labelled import SENTENCES, WORDS, composed, docstrings, ids_of, read, shared_out, vocabulary_of, words_of
+from engine.common import configure
+from engine.plotting import heatmaps
+from experiments.shared import trials
+from engine.common.checks import at_least
+from experiments.shared.labelled import (
+    SENTENCES, WORDS, composed, docstrings, ids_of, read, shared_out, vocabulary_of, words_of,
+)
 from masks import present
 
 BAYES, REGRESSION, HIERARCHICAL = "naive Bayes on counts", "linear regression on counts", "hierarchical attention"

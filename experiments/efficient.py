@@ -29,9 +29,10 @@ from dataclasses import dataclass
 import torch
 
 from attention import FEATURE, fused, linear, masked_fill, tiled
-from engine import configure, trials
-from engine.checks import at_least
-from engine.roofline import peak_bytes
+from engine.common import configure
+from experiments.shared import trials
+from engine.common.checks import at_least
+from engine.common.roofline import peak_bytes
 from masks import causal, full, mean_keys, sliding_window, strided
 from model import GPT, GPTConfig
 

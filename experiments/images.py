@@ -25,10 +25,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import CrossAttention, attention_weights
-from engine import configure, trials
-from engine.checks import at_least
-from engine.digits import DIGITS, LENGTH, SIDE, WORDS, augmented, captions, images
-from engine.inspection import recording
+from engine.common import configure
+from experiments.shared import trials
+from engine.common.checks import at_least
+from experiments.shared.digits import DIGITS, LENGTH, SIDE, WORDS, augmented, captions, images
+from engine.plotting.inspection import recording
 from masks import full
 from model import NORM, Block, GPTConfig, Learned, init_weights
 

@@ -26,8 +26,10 @@ import torch
 import torch.nn.functional as F
 
 from attention import attention_weights
-from engine import configure, heatmaps, inspection, trials
-from engine.checks import at_least
+from engine.common import configure
+from engine.plotting import heatmaps, inspection
+from experiments.shared import trials
+from engine.common.checks import at_least
 from masks import positions
 from model import GPT, GPTConfig
 

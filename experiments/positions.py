@@ -25,8 +25,9 @@ import torch
 import torch.nn.functional as F
 
 from attention import causal, full, masked_fill
-from engine import configure, trials
-from engine.checks import at_least
+from engine.common import configure
+from experiments.shared import trials
+from engine.common.checks import at_least
 from model import POSITION, GPT, GPTConfig
 
 H, LONGER = 4, 8  # heads; how many times longer the text that is read is than those of training

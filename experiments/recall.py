@@ -25,8 +25,9 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine import configure, trials
-from engine.checks import at_least
+from engine.common import configure
+from experiments.shared import trials
+from engine.common.checks import at_least
 from model import GPT, GPTConfig, NoPosition
 
 D = 64  # width of the models, and size of their one head

@@ -33,9 +33,11 @@ import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import attention_weights, dot
-from engine import configure, heatmaps, trials
-from engine.checks import at_least
-from engine.roofline import take_turns
+from engine.common import configure
+from engine.plotting import heatmaps
+from experiments.shared import trials
+from engine.common.checks import at_least
+from engine.common.roofline import take_turns
 from masks import full
 from model import GPT, MLP, GPTConfig, init_weights
 

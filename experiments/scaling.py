@@ -19,8 +19,10 @@ from dataclasses import dataclass
 import torch
 
 from attention import attention_weights, dot, scaled_dot
-from engine import configure, inspection, trials
-from engine.checks import at_least
+from engine.common import configure
+from engine.plotting import inspection
+from experiments.shared import trials
+from engine.common.checks import at_least
 from masks import full
 from model import GPT, GPTConfig
 

@@ -36,9 +36,11 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attention import ATTENTION, Additive, CrossAttention, General, attention_weights, dot, present, sinusoidal
-from engine import configure, heatmaps, translation, trials
-from engine.checks import at_least, check_heads, choose
-from engine.translation import END, Vocabulary, alignment, batches, bleu, by_length, padded, sentences, translated
+from engine.common import configure
+from engine.plotting import heatmaps
+from experiments.shared import translation, trials
+from engine.common.checks import at_least, check_heads, choose
+from experiments.shared.translation import END, Vocabulary, alignment, batches, bleu, by_length, padded, sentences, translated
 from model import Block, GPTConfig
 
 HEADS = 4  # of the transformer

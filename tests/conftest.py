@@ -18,7 +18,7 @@ import pytest
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one test on each core at a time; before anything imports torch
 
-from engine import dataset  # noqa: E402
+from engine.text import dataset  # noqa: E402
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would its children
 if hasattr(signal, "SIGHUP"):

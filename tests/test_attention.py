@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import kernels, sdpa
-from engine.roofline import peak_bytes
+from engine.kernels import ops, sdpa
+from engine.common.roofline import peak_bytes
 from attention import (
     ATTENTION, SCORE, CausalSelfAttention, CrossAttention, KVCache, Tiled, alibi, attention_weights, both, causal,
     dot, elu1, full, fused, linear, linear_step, local_global, masked_fill, naive, present, rope_table,
@@ -260,7 +260,7 @@ def test_any_chunking_through_the_cache(data):
     window = data.draw(st.sampled_from([None, 1, 3, 50]))
     T = data.draw(st.integers(1, 40))
     path = data.draw(st.sampled_from(list(ATTENTION)))
-    layer = CausalSelfAttention(24, 4, 2, qk_norm=kernels.rms_norm, window=window, attention=path)
+    layer = CausalSelfAttention(24, 4, 2, qk_norm=ops.rms_norm, window=window, attention=path)
     layer = layer.double()
     x, (cos, sin) = torch.randn(2, T, 24, dtype=torch.float64), rope_table(T, 6)
     cache, start, outputs = layer.new_cache(2, T), 0, []

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from attention import ATTENTION, FEATURE, masked_fill
-from engine import configure
-from engine.roofline import take_turns
+from engine.common import configure
+from engine.common.roofline import take_turns
 from masks import VISIBLE, causal
 from tools import bench_attention
 from tools.bench_attention import AttentionBench, main, measure_paths

@@ -7,7 +7,8 @@ import pytest
 import torch
 from conftest import timed_here
 
-from engine import checkpoint, configure
+from engine.common import configure
+from engine.weights import checkpoint
 from model import GPT, GPTConfig
 from tools import bench_sample
 from tools.bench_sample import SampleBench, main, ngram_gain, write_text

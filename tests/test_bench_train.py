@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from conftest import timed_here
 
-from engine import configure
-from engine.benchmark import SHAPES
+from engine.common import configure
+from tools.shared.benchmark import SHAPES
 from tools import bench_train
 from tools.bench_train import TrainBench, compare_steps, main
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from engine import benchmark
+from engine.common import tables
+from tools.shared import benchmark
 from masks import VISIBLE
 
 
@@ -47,7 +48,7 @@ def test_the_model_of_a_clone(tmp_path):
 
 def test_table():
     """Catches columns that are out of line, and what is no Markdown table."""
-    assert benchmark.table([{"a": "longer", "long": 1}, {"a": None, "new": 0.1234512}]).splitlines() == [
+    assert tables.table([{"a": "longer", "long": 1}, {"a": None, "new": 0.1234512}]).splitlines() == [
         "| a      | long | new     |", "| ------ | ---- | ------- |",
         "| longer | 1    |         |", "| -      |      | 0.12345 |",
     ]

@@ -7,8 +7,10 @@ import torch
 from conftest import POEM, complaint, run_here
 
 from attention import attention_weights
-from engine import checkpoint, dataset, tokenizer
-from engine.inspection import attention_maps
+from engine import tokenizer
+from engine.text import dataset
+from engine.weights import checkpoint
+from engine.plotting.inspection import attention_maps
 from model import GPT, GPTConfig
 from tools import census as tool
 from tools.census import FAR, INDUCTION, KINDS, CensusConfig, census, gain, is_punctuation, main, table

@@ -7,8 +7,8 @@ import os
 import pytest
 import torch
 
-from engine import checkpoint
-from engine import dataset
+from engine.weights import checkpoint
+from engine.text import dataset
 from engine import tokenizer as tokenizer_module
 from model import MODERN, GPT, GPTConfig
 

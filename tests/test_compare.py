@@ -9,7 +9,7 @@ import pytest
 from conftest import complaint, run_here
 
 import train
-from engine import dataset
+from engine.text import dataset
 from tools import compare
 from tools.compare import T95, as_markdown, judge, main, read_arguments, read_changes, summarize
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import ROOT, complaint, run, run_here
 
-from engine import configure, processes
+from engine.common import configure, processes
 from sample import SampleConfig
 from train import TrainConfig, settings
 
@@ -280,7 +280,8 @@ def test_a_terminal_without_utf8(encoding):
     """Catches a message that is lost, or a text that ends the program, because the terminal cannot show a character."""
     code = """
 import contextlib
-from engine import benchmark, configure
+from engine.common import configure
+from tools.shared import benchmark
 for argument in "--busy=abc", "--shapes=猫":
     with contextlib.suppress(SystemExit), configure.one_line_errors():
         print("猫")

@@ -15,7 +15,9 @@ from conftest import metrics
 from test_train import SMALL, same_weights
 
 import train as train_module
-from engine import checkpoint, dataset, files, preparation
+from engine.common import files
+from engine.text import dataset, preparation
+from engine.weights import checkpoint
 from engine import tokenizer as tokenizer_module
 from model import GPT, GPTConfig
 from train import TrainConfig, train
@@ -76,7 +78,7 @@ def test_killed_at_random_moments(poem, tmp_path, kills):
 @pytest.mark.slow
 def test_twenty_thousand_steps(poem, tmp_path):
     """Catches memory that each step, evaluation or checkpoint keeps a little of."""
-    from engine import optimizer
+    from engine.training import optimizer
 
     sizes, step = [], optimizer.training_step
 

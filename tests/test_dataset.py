@@ -17,7 +17,9 @@ from conftest import POEM, complaint, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import checkpoint, dataset, files, preparation, published
+from engine.common import files
+from engine.text import dataset, preparation, published
+from engine.weights import checkpoint
 from engine import tokenizer as tokenizer_module
 from model import GPT, GPTConfig
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import quantization
-from engine.decoding import (
+from engine.decoding import quantization
+from engine.decoding.generation import (
     Draft, RandomStream, Sampling, Session, compiled_decode, decode_and_sample, decode_one_token, ngram, prefill,
     sample_next_token, stream,
 )

@@ -8,9 +8,10 @@ from test_registries import MECHANISMS, new
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine import decoding, kernels
-from engine.benchmark import SHAPES
-from engine.optimizer import make_optimizer
+from engine.decoding import generation
+from engine.kernels import ops
+from tools.shared.benchmark import SHAPES
+from engine.training.optimizer import make_optimizer
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig
 
@@ -47,7 +48,7 @@ def test_a_step_of_shapes_only(shape, optimizer, monkeypatch):
 ])
 def test_a_training_step_is_one_graph(change, documents, monkeypatch):
     """Catches a graph that breaks with a loss in chunks, in half precision, with windows and documents; and other numbers."""
-    monkeypatch.setattr(kernels, "MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
+    monkeypatch.setattr(ops, "MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
     torch.manual_seed(0)
     model = GPT(GPTConfig(**{**MODERN, **LONG, **change, "n_layer": 1, "init": "gpt2"}))
     model.separator = 7 if documents else None
@@ -69,7 +70,7 @@ def test_a_training_step_is_one_graph(change, documents, monkeypatch):
 def test_tensors_that_say_they_are_on_a_gpu(change, capability, monkeypatch):
     """Catches a tensor that is made on the CPU, and a call that a GPU's kernel does not take, without computing anything."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    monkeypatch.setattr(kernels, "MAX_LOGITS_GPU", 60 * 128)
+    monkeypatch.setattr(ops, "MAX_LOGITS_GPU", 60 * 128)
     with FakeTensorMode():
         idx = torch.randint(60, (2, 400), device="cuda")
         for dtype in torch.float32, torch.bfloat16 if capability >= (8, 0) else torch.float16:
@@ -82,10 +83,10 @@ def test_tensors_that_say_they_are_on_a_gpu(change, capability, monkeypatch):
             model.separator, cache = 7, model.new_cache(2)
             assert model(idx, idx, only_loss=True)[1].device.type == "cuda"
             with torch.inference_mode():
-                logits = [decoding.prefill(model, idx[:, :300], cache), decoding.decode_one_token(model, idx[:, :1], cache)]
+                logits = [generation.prefill(model, idx[:, :300], cache), generation.decode_one_token(model, idx[:, :1], cache)]
                 for layer in cache:
                     layer.at = torch.zeros(1, dtype=torch.long, device="cuda")
-                logits += [decoding.decode_one_token(model, idx[:, :1], cache)]
+                logits += [generation.decode_one_token(model, idx[:, :1], cache)]
             assert {(x.device.type, x.dtype, x.shape) for x in logits} == {("cuda", dtype, (2, 1, 60))}
 
 
@@ -103,16 +104,16 @@ class Moves(TorchDispatchMode):
 @pytest.mark.parametrize("change", SPARSE, ids=str)
 def test_a_token_waits_for_nothing(change, monkeypatch):
     """Catches positions, padding or chance that each token brings from the CPU, which waits for all that a GPU has to do."""
-    sampling, u = decoding.Sampling(top_k=9, repetition_penalty=1.2), torch.rand(2, dtype=torch.float64)
+    sampling, u = generation.Sampling(top_k=9, repetition_penalty=1.2), torch.rand(2, dtype=torch.float64)
     with torch.device("meta"):
         model = GPT(GPTConfig(**{**MODERN, **LONG, **change}))
         cache, prompts = model.new_cache(2), [torch.zeros(T, dtype=torch.long) for T in (300, 290)]
-        session = decoding.Session(model, prompts)
+        session = generation.Session(model, prompts)
         for layer in cache:
             layer.reset(torch.zeros(2, dtype=torch.long))
     with torch.no_grad():
-        decoding.prefill(model, session.ids[:, :300], cache)
+        generation.prefill(model, session.ids[:, :300], cache)
         monkeypatch.setattr(torch, "tensor", None)  # numbers of Python are moved too
         with Moves():
-            logits = decoding.decode_one_token(model, session.ids[:, :1], cache)[:, 0]
-            assert decoding.sample_next_token(logits, sampling, u, session.without_padding(300)).shape == (2,)
+            logits = generation.decode_one_token(model, session.ids[:, :1], cache)[:, 0]
+            assert generation.sample_next_token(logits, sampling, u, session.without_padding(300)).shape == (2,)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import complaint, run_here
 
-from engine import labelled, trials
+from experiments.shared import labelled, trials
 from experiments import documents
 
 

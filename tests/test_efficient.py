@@ -8,7 +8,8 @@ import torch
 from conftest import complaint, run_here
 
 from attention import full, masked_fill
-from engine import dataset, trials
+from engine.text import dataset
+from experiments.shared import trials
 from experiments import efficient
 from masks import sliding_window
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from conftest import POEM, complaint, run_here
 
-from engine import checkpoint, tokenizer
+from engine import tokenizer
+from engine.weights import checkpoint
 from model import GPT, GPTConfig
 from tools.evaluate import EvaluateConfig, evaluate, main
 from tools.export import ExportConfig, export

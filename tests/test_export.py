@@ -7,7 +7,8 @@ import pytest
 import torch
 from conftest import POEM, complaint, run_here
 
-from engine import checkpoint, pretrained, tokenizer
+from engine import tokenizer
+from engine.weights import checkpoint, pretrained
 from model import MLP, MODERN, NORM, POSITION, GPT, GPTConfig
 from tools.export import ExportConfig, export, standard
 

@@ -11,10 +11,12 @@ transformers = pytest.importorskip("transformers")
 
 from conftest import complaint, run_here  # noqa: E402
 
-from engine import dataset, families, pretrained, tokenizer  # noqa: E402
-from engine.decoding import RandomStream, Sampling, Session, ngram, stream  # noqa: E402
-from engine.families import FAMILIES  # noqa: E402
-from engine.quantization import prepare_for_inference  # noqa: E402
+from engine import tokenizer  # noqa: E402
+from engine.text import dataset  # noqa: E402
+from engine.weights import families, pretrained  # noqa: E402
+from engine.decoding.generation import RandomStream, Sampling, Session, ngram, stream  # noqa: E402
+from engine.weights.families import FAMILIES  # noqa: E402
+from engine.decoding.quantization import prepare_for_inference  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

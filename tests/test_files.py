@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from engine import files
+from engine.common import files
 
 
 @pytest.mark.skipif(files.fcntl is None, reason="Windows has no such locks")

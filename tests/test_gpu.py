@@ -8,8 +8,8 @@ from test_train import SMALL
 
 import sample
 from attention import ATTENTION, both, causal, fused, local_global, masked_fill, naive, same_document, sliding_window, strided
-from engine import decoding, quantization
-from engine.optimizer import make_optimizer, training_step
+from engine.decoding import generation, quantization
+from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig, train
 
@@ -122,13 +122,13 @@ def test_a_decoding_step_is_one_cuda_graph(shape, rows, quantize, monkeypatch):
     monkeypatch.setattr("torch._inductor.config.triton.cudagraph_or_error", True)
     torch._dynamo.reset()
     model = quantization.prepare_for_inference(model_of(**SHAPES[shape]), torch.float32, quantize, None)
-    step, session = decoding.compiled_decode(model), None
+    step, session = generation.compiled_decode(model), None
     for length, count in (9, 60), (30, 40):
         prompts, found = [torch.randint(300, (length,), device="cuda") for _ in range(rows)], []
-        session = decoding.Session(model, prompts, count, compiled=step, after=session)
-        for now in decoding.Session(model, prompts, count), session:
-            chance = decoding.RandomStream([torch.Generator().manual_seed(n) for n in range(rows)])
-            found.append([*decoding.stream(now, count, decoding.Sampling(top_k=50), chance)])
+        session = generation.Session(model, prompts, count, compiled=step, after=session)
+        for now in generation.Session(model, prompts, count), session:
+            chance = generation.RandomStream([torch.Generator().manual_seed(n) for n in range(rows)])
+            found.append([*generation.stream(now, count, generation.Sampling(top_k=50), chance)])
         same = [torch.equal(one[0], other[0]) for one, other in zip(*found)]
         first = same.index(False) if False in same else count  # rounding may change a token, and all that follow
         assert first > count // 2
@@ -139,9 +139,10 @@ def test_a_draft_of_a_hundred_tokens():
     """Catches guesses that change the text, on a device where they have another kernel than a single token."""
     model = model_of().float().eval()
     prompt, texts = torch.arange(20, device="cuda"), []
-    for guess in None, decoding.ngram:
-        session = decoding.Session(model, [prompt], 100)
-        for _ in decoding.stream(session, 100, decoding.Sampling(temperature=0), decoding.RandomStream([None]), guess=guess):
+    for guess in None, generation.ngram:
+        session = generation.Session(model, [prompt], 100)
+        settings, random = generation.Sampling(temperature=0), generation.RandomStream([None])
+        for _ in generation.stream(session, 100, settings, random, guess=guess):
             pass
         texts.append(session.text().tolist())
     assert texts[0][:70] == texts[1][:70] and len(texts[1]) == 120

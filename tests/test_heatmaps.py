@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine import heatmaps
+from engine.plotting import heatmaps
 
 LABELS = ["the", "·animal", "⏎", "a very long label indeed", "$x$ ^ \\frac"]
 

@@ -7,10 +7,14 @@ import pytest
 from conftest import ROOT
 
 SOURCES = sorted(
-    path.relative_to(ROOT) for pattern in ("*.py", "engine/*.py", "tools/*.py", "experiments/*.py", "data/*/*.py")
+    path.relative_to(ROOT) for pattern in ("*.py", "engine/**/*.py", "tools/**/*.py", "experiments/**/*.py", "data/*/*.py")
     for path in ROOT.glob(pattern)
 )
 TOP = {"masks", "attention", "model", "train", "sample"}
+WINGS = {  # of engine/: which others each may import
+    "tokenizer": set(), "common": set(), "kernels": set(), "decoding": {"common"}, "weights": {"common", "tokenizer"},
+    "text": {"common", "tokenizer", "weights"}, "plotting": {"common", "weights"}, "training": {"common", "plotting", "text"},
+}
 
 
 def module_of(path):
@@ -41,8 +45,17 @@ def test_who_imports_whom(path):
     found = imports(path, under_main=path.name != "attention.py")
     if path.parts[0] == "engine":
         assert all(name.startswith("engine.") for name in found), found
+    shared = f"{path.parts[0]}.shared."  # what tools share is for tools, and what experiments share for experiments
     scripts = {"train", "sample"} | {name for name in found if name.startswith(("tools.", "experiments.", "data."))}
+    scripts = {name for name in scripts if not name.startswith(shared)}
     assert not found & scripts, found & scripts
+
+
+@pytest.mark.parametrize("path", [path for path in SOURCES if path.parts[0] == "engine"], ids=str)
+def test_the_wings(path):
+    """Catches an arrow between two wings of engine/ that the plan does not have."""
+    mine = path.with_suffix("").parts[1]
+    assert {name.split(".")[1] for name in imports(path)} <= WINGS[mine] | {mine}
 
 
 def test_no_import_runs_in_a_circle():
@@ -56,7 +69,7 @@ def test_no_import_runs_in_a_circle():
 @pytest.mark.parametrize("path", [*SOURCES, Path("README.md")], ids=str)
 def test_files_that_can_be_read_in_one_sitting(path):
     """Catches a file that has grown past its job."""
-    most = {"attention.py": 520, "README.md": 150}.get(str(path), 450)
+    most = {"attention.py": 520, "README.md": 150}.get(str(path), 460)
     lines = len((ROOT / path).read_text(encoding="utf-8").splitlines())
     assert lines <= most, f"{path} has {lines} lines, {most} can be read in one sitting: a fork may raise it here"
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import complaint, run_here
 
-from engine import trials
+from experiments.shared import trials
 from experiments import images
 
 

@@ -3,7 +3,7 @@
 import torch
 from conftest import complaint, run_here
 
-from engine import trials
+from experiments.shared import trials
 from experiments import induction
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attention import FEATURE, NORMALIZE, SCORE, VISIBLE, attention_weights
-from engine.inspection import attention_maps, distance, entropy, losses, recording, rollout
+from engine.plotting.inspection import attention_maps, distance, entropy, losses, recording, rollout
 from model import GPT, GPTConfig
 
 H, T = 4, 24

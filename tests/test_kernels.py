@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import kernels
-from engine.kernels import linear_cross_entropy, relu2, rms_norm
+from engine.kernels import ops
+from engine.kernels.ops import linear_cross_entropy, relu2, rms_norm
 from model import GPT, MODERN, GPTConfig
 
 
@@ -61,7 +61,7 @@ def test_the_chunked_loss_is_the_plain_one(N, V, chunk, ignored, seed):
     targets = torch.randint(V, (N,)).masked_fill(torch.rand(N) < ignored, -1)
     targets[0] = 0  # at least one
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "MAX_LOGITS_CPU", chunk)
+        patch.setattr(ops, "MAX_LOGITS_CPU", chunk)
         ours = linear_cross_entropy(x, weight, targets) * 3
     plain = F.cross_entropy(x @ weight.T, targets, ignore_index=-1) * 3
     torch.testing.assert_close(ours, plain, rtol=1e-12, atol=1e-12)
@@ -158,7 +158,7 @@ def test_the_memory_of_a_large_vocabulary():
     x, weight = torch.randn(1000, 8, requires_grad=True), torch.randn(2000, 8, requires_grad=True)
     targets = torch.randint(2000, (1000,))
     with pytest.MonkeyPatch.context() as patch, torch.profiler.profile(profile_memory=True) as profiler:
-        patch.setattr(kernels, "MAX_LOGITS_CPU", 200_000)
+        patch.setattr(ops, "MAX_LOGITS_CPU", 200_000)
         linear_cross_entropy(x, weight, targets).backward()
     sizes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
     held, peak = 0, 0

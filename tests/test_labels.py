@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.labels import base_direction, direction, directions, labels
+from tools.shared.labels import base_direction, direction, directions, labels
 
 
 @pytest.mark.parametrize("pieces, wanted", [

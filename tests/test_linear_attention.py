@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from attention import CausalSelfAttention, elu1, fused, linear, linear_step, share_heads
-from engine.kernels import rms_norm
-from engine.linear_attention import LinearState, positive_random_features
+from engine.kernels.ops import rms_norm
+from engine.kernels.linear_attention import LinearState, positive_random_features
 
 
 def test_performer_approaches_softmax():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.optimizer import Muon, make_optimizer, orthogonalize, training_step
+from engine.training.optimizer import Muon, make_optimizer, orthogonalize, training_step
 
 
 @pytest.mark.parametrize("shape", [(32, 32), (48, 16), (16, 48), (128, 512), (3, 1, 7)])

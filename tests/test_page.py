@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from attention import attention_weights, causal, everything, sliding_window, softmax, sparsemax
-from engine import checkpoint, tokenizer
-from engine.inspection import attention_maps, distance, entropy, losses
+from engine import tokenizer
+from engine.weights import checkpoint
+from engine.plotting.inspection import attention_maps, distance, entropy, losses
 from masks import mask_of, positions
 from model import GPT, GPTConfig
 from tools.visualize import VisualizeConfig, describe, main, page

@@ -7,7 +7,8 @@ import matplotlib.pyplot as plt
 import pytest
 from conftest import ROOT, complaint, run_here
 
-from engine import checkpoint, configure
+from engine.common import configure
+from engine.weights import checkpoint
 from model import GPT, GPTConfig
 from tools.plot import PlotSettings, main
 
@@ -120,7 +121,8 @@ def test_which_measurements():
 
 def test_who_imports_matplotlib():
     """Catches a measurement whose memory and time matplotlib takes a part of, and training that needs it."""
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("engine/*.py"), *ROOT.glob("tools/bench_*.py"), ROOT / "tools" / "compare.py"]:
+    sources = [*ROOT.glob("*.py"), *ROOT.glob("engine/**/*.py"), *ROOT.glob("tools/bench_*.py"), ROOT / "tools" / "compare.py"]
+    for path in sources:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:  # and not inside a function
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -6,7 +6,8 @@ import sys
 from conftest import complaint, run_here
 
 from attention import causal, full
-from engine import dataset, trials
+from engine.text import dataset
+from experiments.shared import trials
 from experiments import positions
 from masks import sliding_window
 

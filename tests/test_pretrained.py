@@ -9,7 +9,9 @@ from conftest import complaint, run, run_here
 from safetensors.torch import save_file
 from test_model import TINY, gpt2_logits, tiny
 
-from engine import checkpoint, dataset, pretrained, tokenizer
+from engine import tokenizer
+from engine.text import dataset
+from engine.weights import checkpoint, pretrained
 from model import GPT, GPTConfig
 
 

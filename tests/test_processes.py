@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 from test_train import SMALL
 
-from engine import checkpoint
+from engine.weights import checkpoint
 
 pytestmark = [
     pytest.mark.slow,
@@ -21,7 +21,7 @@ pytestmark = [
 
 IMPATIENT = """
 import runpy, sys
-from engine import processes
+from engine.common import processes
 processes.BEAT, processes.PATIENCE, processes.JOIN = 0.5, 6, 20
 sys.argv[0] = "train.py"
 runpy.run_path("train.py", run_name="__main__")

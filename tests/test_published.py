@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_streams import content, jsonl, killed, parquet, small, texts
 
-from engine import dataset, preparation, published, streams
+from engine.text import dataset, preparation, published, streams
 
 datasets = pytest.importorskip("datasets")
 HUB = "openwebtext", "fineweb", "climbmix"

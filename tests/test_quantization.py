@@ -11,7 +11,7 @@ import torch.nn as nn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from engine import quantization
+from engine.decoding import quantization
 from model import MODERN, GPT, GPTConfig
 
 

@@ -6,7 +6,7 @@ import sys
 import torch
 from conftest import complaint, run_here
 
-from engine import trials
+from experiments.shared import trials
 from experiments import recall
 
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, VISIBLE, attention_weights, causal, masked_fill, naive, softmax
-from engine import checkpoint
-from engine.checks import choose
-from engine.decoding import Sampling, Session, decode_and_sample
-from engine.optimizer import make_optimizer
-from engine.quantization import prepare_for_inference
+from engine.weights import checkpoint
+from engine.common.checks import choose
+from engine.decoding.generation import Sampling, Session, decode_and_sample
+from engine.training.optimizer import make_optimizer
+from engine.decoding.quantization import prepare_for_inference
 from masks import full, mask_of, positions, predicate
 from model import INIT, MLP, MODERN, NORM, POSITION, GPT, GPTConfig, NoPosition
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from engine import processes, roofline
+from engine.common import processes, roofline
 
 
 def test_peak_flops():

@@ -19,9 +19,9 @@ from conftest import POEM, ROOT, complaint, forked, run_here
 from test_model import tiny
 from test_pretrained import hugging_face_folder
 
-from engine import checkpoint
-from engine import configure
-from engine import dataset
+from engine.weights import checkpoint
+from engine.common import configure
+from engine.text import dataset
 import sample as sample_module
 from engine import tokenizer as tokenizer_module
 from model import GPT, GPTConfig

@@ -13,8 +13,8 @@ from test_attention import cases, value_and_gradients
 from torch.nn.attention.flex_attention import create_block_mask
 
 from attention import VISIBLE, causal, full, masked_fill, naive, sliding_window
-from engine import sdpa
-from engine.benchmark import examples
+from engine.kernels import sdpa
+from tools.shared.benchmark import examples
 from masks import bias_of, both, mask_of, positions, same_document
 
 

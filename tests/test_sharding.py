@@ -7,9 +7,9 @@ import torch
 from conftest import ROOT, metrics, ranks_here, run_here
 from test_train import SMALL, weights
 
-from engine import checkpoint
-from engine.optimizer import Muon
-from engine.processes import start
+from engine.weights import checkpoint
+from engine.training.optimizer import Muon
+from engine.common.processes import start
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
 
@@ -23,7 +23,7 @@ def test_what_nccl_is_told(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda backend, **settings: told.update(settings))
     for name in "watch", "atexit.register":
-        monkeypatch.setattr(f"engine.processes.{name}", lambda *_: None)
+        monkeypatch.setattr(f"engine.common.processes.{name}", lambda *_: None)
     assert start(torch.device("cuda")) == told["device_id"] == torch.device("cuda:1") and told["timeout"].days >= 1
     assert start(torch.device("cpu")) == torch.device("cpu") and told["device_id"] is None and told["timeout"].days >= 1
     monkeypatch.setenv("LOCAL_RANK", "2")
@@ -36,7 +36,8 @@ MUON = """
 import sys
 sys.path.insert(0, "tests")
 import torch
-from engine import optimizer, processes, sharding
+from engine.common import processes
+from engine.training import optimizer, sharding
 from test_sharding import muon_of
 device, (_, kind, path), counted, orthogonalize = processes.start(torch.device("cpu")), sys.argv, [], optimizer.orthogonalize
 optimizer.orthogonalize = lambda G, steps: counted.append(len(G)) or orthogonalize(G, steps)
@@ -132,7 +133,7 @@ def test_fsdp_trains_the_same_model(poem, tmp_path, processes, settings):
 
 RUINED = """
 import runpy, sys, torch
-from engine import batches
+from engine.training import batches
 made = batches.micro_batch
 def micro_batch(data, config, step, micro, device):
     x, y, seed = made(data, config, step, micro, device)
@@ -169,8 +170,9 @@ TRANSPOSED = """
 import sys
 from contextlib import nullcontext
 import torch
-from engine import processes, sharding
-from engine.optimizer import make_optimizer, training_step
+from engine.common import processes
+from engine.training import sharding
+from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, GPTConfig
 from train import TrainConfig
 device, (_, kind, path) = processes.start(torch.device("cpu")), sys.argv
@@ -203,8 +205,9 @@ def test_matrices_that_are_transposed(tmp_path):
 IN_PARTS = """
 import sys
 import torch
-from engine import processes, sharding
-from engine.optimizer import make_optimizer
+from engine.common import processes
+from engine.training import sharding
+from engine.training.optimizer import make_optimizer
 from model import GPT, GPTConfig
 from train import TrainConfig
 device = processes.start(torch.device("cpu"))
@@ -233,7 +236,8 @@ def test_each_process_holds_its_part(tmp_path):
 
 LATE = """
 import runpy, sys, time
-from engine import checkpoint, processes
+from engine.common import processes
+from engine.weights import checkpoint
 load = checkpoint.load
 checkpoint.load = lambda folder: time.sleep(2 * processes.rank()) or load(folder)
 sys.argv[0] = "train.py"

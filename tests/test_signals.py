@@ -15,7 +15,8 @@ import torch
 from conftest import ROOT, complaint, forked, metrics, run_here
 from test_train import SMALL, same_weights
 
-from engine import checkpoint, signals
+from engine.training import signals
+from engine.weights import checkpoint
 from model import GPT
 from train import TrainConfig, train
 

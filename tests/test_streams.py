@@ -14,7 +14,8 @@ from conftest import POEM, complaint, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import corpus, dataset, files, preparation, streams
+from engine.common import files
+from engine.text import corpus, dataset, preparation, streams
 from engine import tokenizer as tokenizer_module
 
 WORDS = (POEM * 3).split()

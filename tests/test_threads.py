@@ -8,7 +8,8 @@ import time
 import pytest
 import torch
 
-from engine import decoding, quantization, threads
+from engine.common import threads
+from engine.decoding import generation, quantization
 from model import GPT, GPTConfig
 
 
@@ -79,8 +80,8 @@ def test_the_same_bits_in_any_number_of_threads(kind, rows):
             torch.set_num_threads(count)
             cache = model.new_cache(rows)
             with torch.inference_mode():
-                steps = [decoding.prefill(model, ids[:, :190], cache)]
-                steps += [decoding.decode_one_token(model, ids[:, n : n + 1], cache) for n in range(190, 200)]
+                steps = [generation.prefill(model, ids[:, :190], cache)]
+                steps += [generation.decode_one_token(model, ids[:, n : n + 1], cache) for n in range(190, 200)]
             found.append(torch.cat(steps))
     finally:
         torch.set_num_threads(most)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine import tokenizer as tokenizer_module
-from engine.preparation import pieces
+from engine.text.preparation import pieces
 
 
 def small_bpe():
@@ -193,7 +193,7 @@ def test_a_large_vocabulary_is_padded():
 @functools.cache
 def some_text():
     """Code, prose and other scripts."""
-    sources = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("engine/*.py")))
+    sources = "".join(path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("engine/**/*.py")))
     prose = (ROOT / "README.md").read_text(encoding="utf-8")
     return [sources, prose, "Füße, 猫と犬, Привет мир! 123456 ½ 🐈\u200d⬛ don't I'LL\r\n\n\t x" * 20]
 

@@ -16,11 +16,13 @@ import torch
 from conftest import POEM, ROOT, complaint, metrics, ranks_here, run_here
 from test_pretrained import hugging_face_folder
 
-from engine import checkpoint, configure, dataset, roofline
-from engine.batches import TRAIN
+from engine.common import configure, roofline
+from engine.text import dataset
+from engine.weights import checkpoint
+from engine.training.batches import TRAIN
 import train as train_module
 from model import GPT, GPTConfig
-from engine.optimizer import make_optimizer
+from engine.training.optimizer import make_optimizer
 from train import TrainConfig, learning_rate_at, settings as settings_of, train, validation_loss
 
 SMALL = dict(
@@ -430,7 +432,7 @@ def test_a_dry_run_of_many_micro_batches(poem, tmp_path, monkeypatch):
         return 5 + 2 * made[-1]
 
     monkeypatch.setattr(train_module, "training_step", counted)
-    monkeypatch.setattr("engine.monitor.seconds_of", seconds_of)
+    monkeypatch.setattr("engine.training.monitor.seconds_of", seconds_of)
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path / "out"), dry_run=True, gradient_accumulation_steps=40)
     assert train(TrainConfig(**settings))["seconds_per_step"] == 5 + 40 * 2 and set(made) == {1, 2}
 

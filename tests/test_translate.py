@@ -11,8 +11,9 @@ import pytest
 import torch
 from conftest import complaint, run_here
 
-from engine import configure, grammar
-from engine.translation import END, Vocabulary, batches, bleu, by_length, padded, search
+from engine.common import configure
+from experiments.shared import grammar
+from experiments.shared.translation import END, Vocabulary, batches, bleu, by_length, padded, search
 from experiments import translate
 
 PAIRS = grammar.pairs(400, 0)

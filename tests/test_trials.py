@@ -10,7 +10,8 @@ import pytest
 import torch
 from conftest import ROOT, complaint, run, run_here
 
-from engine import trials, workers
+from engine.common import workers
+from experiments.shared import trials
 
 
 def power(base, seed):
@@ -76,7 +77,7 @@ def test_a_pool_ends_at_once():
 
 POOL = """
 import os, signal, time
-from engine import workers
+from engine.common import workers
 if __name__ == "__main__":
     os.setsid()
     with workers.Pool(2) as pool:

@@ -12,8 +12,9 @@ import torch
 from conftest import POEM, ROOT, complaint, run_here
 
 from attention import attention_weights
-from engine import checkpoint, tokenizer
-from engine.inspection import attention_maps, distance, entropy, losses, rollout
+from engine import tokenizer
+from engine.weights import checkpoint
+from engine.plotting.inspection import attention_maps, distance, entropy, losses, rollout
 from model import GPT, GPTConfig
 from tools.visualize import VisualizeConfig, as_bytes, main, page, read
 

@@ -14,8 +14,9 @@ import torch
 from tqdm import tqdm
 
 from attention import ATTENTION, FEATURE, fused, linear, masked_fill, tiled
-from engine import benchmark, configure
-from engine.roofline import machine, peak_bytes, seconds_of, take_turns
+from engine.common import configure
+from tools.shared import benchmark
+from engine.common.roofline import machine, peak_bytes, seconds_of, take_turns
 from masks import VISIBLE, sliding_window
 
 B, H, D = 1, 8, 64  # sequences, heads, features of each

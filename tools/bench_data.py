@@ -14,9 +14,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine import benchmark, configure
-from engine.checks import at_least
-from engine.roofline import machine
+from engine.common import configure
+from tools.shared import benchmark
+from engine.common.checks import at_least
+from engine.common.roofline import machine
 
 MEMORY = """
 import os, resource

@@ -19,9 +19,14 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from engine import benchmark, checkpoint, configure, dataset, decoding, quantization, tokenizer
-from engine.quantization import linears, prepare_for_inference, weight_bytes
-from engine.roofline import half, machine, take_turns
+from engine import tokenizer
+from engine.common import configure
+from engine.decoding import generation, quantization
+from engine.text import dataset
+from engine.weights import checkpoint
+from tools.shared import benchmark
+from engine.decoding.quantization import linears, prepare_for_inference, weight_bytes
+from engine.common.roofline import half, machine, take_turns
 from model import GPT, GPTConfig
 
 ROWS = 1, 2, 4, 10, 16, 32  # of products that are timed by themselves
@@ -121,7 +126,7 @@ def single_text(config, shape, model, peer, folder, bytes_per_s, device):
         wide = half(device) if device.type == "cuda" else "float32"  # what int8 leaves as it is
         dtype, quantize = (wide, "int8") if kind == "int8" else (kind, "none")
         ours = prepare_for_inference(copy.deepcopy(model).to(device), getattr(torch, dtype), quantize, rows)
-        compiled = decoding.compiled_decode(ours) if device.type == "cuda" or not rows else None  # as for long texts
+        compiled = generation.compiled_decode(ours) if device.type == "cuda" or not rows else None  # as for long texts
         kind = kind if rows else f"{kind}, compiled"
         writers[f"lookback {kind}"] = functools.partial(
             write_text, ours, prompt[0], config.tokens, compiled=compiled, last=[None])
@@ -187,11 +192,11 @@ def in_another_process(load, step):
 
 def write_text(model, prompt, tokens, guess=None, temperature=0.8, compiled=None, last=None):
     """Continue prompt (T,) by this many tokens; returns how often the weights were read. last: [the session before]."""
-    session = decoding.Session(model, [prompt], tokens, compiled=compiled, after=last and last.pop())
+    session = generation.Session(model, [prompt], tokens, compiled=compiled, after=last and last.pop())
     if last is not None:
         last.append(session)
-    random = decoding.RandomStream([torch.Generator().manual_seed(0)])
-    for _ in decoding.stream(session, tokens, decoding.Sampling(temperature=temperature, top_k=200), random, guess=guess):
+    random = generation.RandomStream([torch.Generator().manual_seed(0)])
+    for _ in generation.stream(session, tokens, generation.Sampling(temperature=temperature, top_k=200), random, guess=guess):
         pass
     return session.passes
 
@@ -251,7 +256,7 @@ def loss_of(model, tokens, T, at_once, device):
     for n in tqdm(range(BATCHES), "loss", leave=False):
         x, y = (part.to(device) for part in dataset.random_batch(tokens, 1, T, np.random.default_rng(n)))
         cache = model.new_cache(1)
-        logits = torch.cat([decoding.prefill(model, part, cache, at_once) for part in x.split(at_once, dim=1)], dim=1)
+        logits = torch.cat([generation.prefill(model, part, cache, at_once) for part in x.split(at_once, dim=1)], dim=1)
         losses.append(F.cross_entropy(logits[0].float(), y[0]).item())
     return statistics.mean(losses)
 
@@ -261,7 +266,7 @@ def ngram_gain(config, plain, guessing, temperature, prompts, device):
     gains, guesses, passes, tokens = [], [], [], 8 * len(prompts[0])
 
     def guess(session, most):
-        guesses.append(decoding.ngram(session, min(GUESSES, most)))
+        guesses.append(generation.ngram(session, min(GUESSES, most)))
         return guesses[-1]
 
     for prompt in tqdm(prompts, "guessing", leave=False):

@@ -20,10 +20,11 @@ from types import SimpleNamespace
 import torch
 from tqdm import tqdm
 
-from engine import benchmark, configure
-from engine.checks import at_least
-from engine.optimizer import make_optimizer, training_step
-from engine.roofline import half, machine, peak_bytes, take_turns
+from engine.common import configure
+from tools.shared import benchmark
+from engine.common.checks import at_least
+from engine.training.optimizer import make_optimizer, training_step
+from engine.common.roofline import half, machine, peak_bytes, take_turns
 from model import GPT, GPTConfig
 
 NANOGPT_COMMAND = {  # nanoGPT's README, "I only have a macbook" (it evaluates 20 batches every 250 steps) and "I have a GPU"

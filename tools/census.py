@@ -21,9 +21,13 @@ import numpy as np
 import torch
 
 from attention import attention_weights
-from engine import benchmark, checkpoint, configure, dataset, heatmaps, pretrained
-from engine.checks import at_least
-from engine.inspection import attention_maps
+from engine.common import tables
+from engine.common import configure
+from engine.plotting import heatmaps
+from engine.text import dataset
+from engine.weights import checkpoint, pretrained
+from engine.common.checks import at_least
+from engine.plotting.inspection import attention_maps
 from masks import mask_of, positions
 from model import GPT
 
@@ -141,7 +145,7 @@ def main(config):
     to.mkdir(parents=True, exist_ok=True)
     heatmaps.save(figure, to / "census.png")
     rows = table(found)
-    print(f"{folder} on the validation split of {name}: {len(texts)} texts of {T} tokens\n\n{benchmark.table(rows)}\n")
+    print(f"{folder} on the validation split of {name}: {len(texts)} texts of {T} tokens\n\n{tables.table(rows)}\n")
     print(f"A head counts where its score goes {FAR:.0%} of the way from chance to 1. All heads: {to / 'census.png'}")
     if not rows[-1]["heads"]:
         print("This model has no induction head; one that has: python train.py config/induction.toml")

@@ -20,10 +20,13 @@ from pathlib import Path
 import tyro
 from tqdm import tqdm
 
-from engine import benchmark, configure, dataset
-from engine.checks import at_least
-from engine.files import publish, sha256_of, sha256_of_file
-from engine.roofline import machine, machine_line
+from engine.common import tables
+from engine.common import configure
+from engine.text import dataset
+from tools.shared import benchmark
+from engine.common.checks import at_least
+from engine.common.files import publish, sha256_of, sha256_of_file
+from engine.common.roofline import machine, machine_line
 
 BASELINE = "baseline"
 OURS = ("seed", "out_dir", "device", "eval_only")  # settings of train.py that the comparison sets
@@ -98,7 +101,7 @@ def read_changes(config):
 
 def hash_of_code(preset):
     """Of everything that train.py may import, and of the presets in the folder of this one, which may be its base."""
-    patterns = (benchmark.ROOT, "*.py"), (benchmark.ROOT / "engine", "*.py"), (Path(preset).parent, "*.toml")
+    patterns = (benchmark.ROOT, "*.py"), (benchmark.ROOT / "engine", "**/*.py"), (Path(preset).parent, "*.toml")
     return sha256_of(path.read_bytes() for folder, pattern in patterns for path in sorted(folder.glob(pattern)))
 
 
@@ -166,7 +169,7 @@ its two-sided 95% interval (Student's t). Better or worse: the interval excludes
 
 {machine_line(report)}
 
-{benchmark.table(rows)}
+{tables.table(rows)}
 """
 
 

@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine import checkpoint, configure, dataset, pretrained
-from engine.checks import at_least
+from engine.common import configure
+from engine.text import dataset
+from engine.weights import checkpoint, pretrained
+from engine.common.checks import at_least
 from model import GPT
 
 

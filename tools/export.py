@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import save_file
 
 from attention import ATTENTION
-from engine import checkpoint, configure, families, pretrained
-from engine.files import here, partial
-from engine.weights import WithoutInit
+from engine.common import configure
+from engine.weights import checkpoint, families, pretrained
+from engine.common.files import here, partial
+from engine.weights.loading import WithoutInit
 from model import GPT, GPTConfig
 
 

@@ -17,8 +17,9 @@ import tyro
 matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt  # noqa: E402
 
-from engine import configure, curves  # noqa: E402
-from engine.files import partial  # noqa: E402
+from engine.common import configure  # noqa: E402
+from engine.plotting import curves  # noqa: E402
+from engine.common.files import partial  # noqa: E402
 
 COLORS = {"lookback": "#1f77b4", "nanoGPT": "#d62728", "better": "#2ca02c", "worse": "#d62728"}
 

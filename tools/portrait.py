@@ -5,8 +5,10 @@ import sys
 import torch
 
 from attention import ATTENTION, attention_weights, dot, masked_fill, naive, scaled_dot
-from engine import benchmark, configure
-from engine.roofline import peak_bytes, seconds_of
+from engine.common import tables
+from engine.common import configure
+from tools.shared import benchmark
+from engine.common.roofline import peak_bytes, seconds_of
 from masks import VISIBLE, both, causal, full, mask_of, positions, same_document
 
 H = 3  # heads
@@ -65,7 +67,7 @@ def compare_paths(predicates, lengths):
             x = torch.randn(1, 4, T, 32)
             seconds, size = (measure(lambda: path(x, x, x), device) for measure in (seconds_of, peak_bytes))
             rows[-1][f"forward, T = {T}"] = f"{seconds:.4f} s, {size / 1e6:.1f} MB"
-    print(f"\n{benchmark.table(rows)}\n\n{'all agree' if agree else 'THEY DO NOT AGREE'}")
+    print(f"\n{tables.table(rows)}\n\n{'all agree' if agree else 'THEY DO NOT AGREE'}")
     return agree
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from engine import configure
-from engine.files import publish
+from engine.common import configure
+from engine.common.files import publish
 
 PAGE = Path(__file__).with_name("page")
 

@@ -18,10 +18,13 @@ import numpy as np
 import torch
 
 from attention import attention_weights
-from engine import configure, heatmaps, inspection, labels, pretrained
-from engine.checks import at_least
-from engine.dataset import read_text
-from engine.files import publish
+from engine.common import configure
+from engine.plotting import heatmaps, inspection
+from engine.weights import pretrained
+from tools.shared import labels
+from engine.common.checks import at_least
+from engine.text.dataset import read_text
+from engine.common.files import publish
 from model import GPT
 
 PAGE = Path(__file__).with_name("page")

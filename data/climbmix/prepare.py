@@ -11,7 +11,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import configure, published
+from engine.common import configure
+from engine.text import published
 
 if __name__ == "__main__":
     with configure.one_line_errors():

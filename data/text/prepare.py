@@ -26,7 +26,8 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends without a traceback
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine import configure, corpus, preparation, streams
+from engine.common import configure
+from engine.text import corpus, preparation, streams
 
 
 @dataclass

@@ -3,8 +3,9 @@
 import contextlib
 from pathlib import Path
 
-from engine import checkpoint, heatmaps
-from engine.files import partial
+from engine.plotting import heatmaps
+from engine.weights import checkpoint
+from engine.common.files import partial
 
 STYLE = {
     "figure.constrained_layout.use": True, "figure.titlesize": 11, "axes.titlesize": 10, "savefig.dpi": 150,

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from engine.files import partial
+from engine.common.files import partial
 
 SHORT = 14  # characters of a label
 SCALE = (0, 0.01, 0.1, 0.3, 0.6, 1)  # where the colour bar has numbers

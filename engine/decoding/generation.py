@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from engine.checks import at_least
-from engine.threads import FreeCores
+from engine.common.checks import at_least
+from engine.common.threads import FreeCores
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.roofline import cpu_flags, half
+from engine.common.roofline import cpu_flags, half
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
 HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines and HAS_ONEDNN  # x86 processors with AVX2

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-from engine import checkpoint, families, tokenizer
-from engine.files import ROOT, here, quoted, read_json, read_pickle, read_tensors
+from engine import tokenizer
+from engine.weights import checkpoint, families
+from engine.common.files import ROOT, here, quoted, read_json, read_pickle, read_tensors
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M, 350M, 774M, 1558M parameters
 VOCAB_SIZES, ENCODINGS = (50257, 50304), ("gpt2", "r50k_base")  # of all of them, as published and as nanoGPT pads them

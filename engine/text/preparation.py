@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from engine import tokenizer, workers
-from engine.files import (
+from engine import tokenizer
+from engine.common import workers
+from engine.common.files import (
     Damaged, cannot_write, held, partial, publish, read_json, remove, sha256_of, sha256_of_file, sync,
 )
 
-DATA = Path(__file__).parents[1] / "data"
+DATA = Path(__file__).parents[2] / "data"
 SPLITS = "train", "val"
 SMALL = 2**28  # bytes that are hashed, or tokenized, in no time
 SHARD = 2**27  # tokens in a file, at most
@@ -306,7 +307,7 @@ def tokenizer_of_folder(name):
     """The tokenizer in the folder of a run, or of a published model; None if name is neither."""
     if not Path(name).is_dir():
         return None
-    from engine import checkpoint, pretrained  # which need torch, as little else here does
+    from engine.weights import checkpoint, pretrained  # which need torch, as little else here does
 
     if checkpoint.every(name) or Path(name, "manifest.json").exists():
         return checkpoint.load_tokenizer(checkpoint.find(name))

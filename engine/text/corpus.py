@@ -12,7 +12,7 @@ import json
 import zlib
 from pathlib import Path
 
-from engine.files import Damaged
+from engine.common.files import Damaged
 
 RECORDS = ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet"
 BLOCK = 1 << 20  # bytes that are read at a time

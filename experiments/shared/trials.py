@@ -17,10 +17,13 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine import benchmark, configure, dataset, heatmaps, workers
-from engine.checks import at_least
-from engine.files import publish
-from engine.roofline import machine, machine_line
+from engine.common import tables
+from engine.common import configure, workers
+from engine.plotting import heatmaps
+from engine.text import dataset
+from engine.common.checks import at_least
+from engine.common.files import publish
+from engine.common.roofline import machine, machine_line
 
 
 @dataclass(kw_only=True)
@@ -140,7 +143,7 @@ def store(config, tables, drawn, **more):
     report = {"kind": "experiment", **machine(configure.pick_device("cpu")), "settings": vars(config), "tables": tables, **more}
     print(machine_line(report))
     for title, rows in tables.items():
-        print(f"\n{title}\n\n{benchmark.table(rows)}")
+        print(f"\n{title}\n\n{tables.table(rows)}")
     folder = Path(config.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(report, indent=1)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from engine import preparation, tokenizer
-from engine.files import Damaged, held, publish, read_json, remove, sha256_of
-from engine.preparation import (
+from engine import tokenizer
+from engine.text import preparation
+from engine.common.files import Damaged, held, publish, read_json, remove, sha256_of
+from engine.text.preparation import (
     SPLITS, Split, about, check_characters, finish, separator_of, settle, tokenize, tokenizer_of_folder,
 )
 

@@ -7,11 +7,11 @@ import time
 import numpy as np
 import torch
 
-from engine import configure
-from engine.inspection import attention_maps, entropy
-from engine.processes import bar, largest, print0
-from engine.roofline import peak_bytes, seconds_of
-from engine.sharding import local
+from engine.common import configure
+from engine.plotting.inspection import attention_maps, entropy
+from engine.common.processes import bar, largest, print0
+from engine.common.roofline import peak_bytes, seconds_of
+from engine.training.sharding import local
 
 STEPS = 3  # that are timed, of each length
 PATIENCE = 20  # seconds, after which one will do

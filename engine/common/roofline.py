@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from engine.processes import note0
+from engine.common.processes import note0
 
 # Dense products in bfloat16 or float16, in units of 1e12 operations per second, from NVIDIA's data sheets.
 PEAK = {

@@ -5,11 +5,11 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine import configure
-from engine.corpus import Part, read_text
-from engine.files import here, publish, sha256_of
-from engine.preparation import write
-from engine.streams import write_stream
+from engine.common import configure
+from engine.text.corpus import Part, read_text
+from engine.common.files import here, publish, sha256_of
+from engine.text.preparation import write
+from engine.text.streams import write_stream
 
 
 def download(url, sha256, path):

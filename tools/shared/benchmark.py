@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.checks import at_least, choose
-from engine.files import publish
-from engine.roofline import machine_line
+from engine.common.checks import at_least, choose
+from engine.common.files import publish
+from engine.common.tables import table
+from engine.common.roofline import machine_line
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 SHAPES = {  # of nanoGPT's CPU command, its shakespeare_char, GPT-2 (124M), and GPT-2 with nanoGPT's batch
     "small": dict(batch_size=12, block_size=64, n_layer=4, n_head=4, n_embd=128, vocab_size=65),
@@ -100,17 +101,6 @@ def examples(registry, number, H):
             numbers = [H if parameter == "H" else number for parameter in parameters]
         found[f"{name}({', '.join(map(str, numbers))})" if numbers else name] = make(*numbers)
     return found
-
-
-def table(rows):
-    """Dicts as a Markdown table with aligned columns, one for each key; numbers with five digits."""
-    lines = [list(dict.fromkeys(key for row in rows for key in row))]
-    for row in rows:
-        cells = [row.get(key, "") for key in lines[0]]
-        lines.append([f"{cell:.5g}" if isinstance(cell, float) else "-" if cell is None else str(cell) for cell in cells])
-    widths = [max(len(str(cell)) for cell in column) for column in zip(*lines)]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(f"| {' | '.join(str(cell).ljust(width) for cell, width in zip(line, widths))} |" for line in lines)
 
 
 def store(report, config, tables, device=None):

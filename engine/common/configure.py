@@ -20,7 +20,7 @@ from pathlib import Path
 
 import tyro
 
-from engine.files import quoted
+from engine.common.files import quoted
 
 
 def parse(cls, argv, base=None):
@@ -108,7 +108,7 @@ def read_preset(path, names=None, followed=()):
     try:
         settings = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        known = sorted(os.path.relpath(preset) for preset in (Path(__file__).parents[1] / "config").glob("*.toml"))
+        known = sorted(os.path.relpath(preset) for preset in (Path(__file__).parents[2] / "config").glob("*.toml"))
         meant = [preset for preset in known if Path(preset).name == Path(path).name]
         hint = f"did you mean {meant[0]}?" if meant else f"there are {', '.join(known)}"
         raise ValueError(f"there is no preset {path}: {hint}") from None
@@ -149,7 +149,7 @@ def pick_device(name):
     """
     import torch  # here, since it takes a second, and not every script has need of it
 
-    from engine.processes import note0
+    from engine.common.processes import note0
 
     kind, colon, number = name.partition(":")
     if name != "auto" and (kind not in ("cpu", "cuda", "mps") or colon and not number.isdigit()):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from engine import corpus
+from engine.text import corpus
 
 WORDS, SENTENCES = 40, 60  # of a sentence, of a document, that are read
 TOPICS = {  # a sentence with words of one topic only is about that; a model is never told the words

@@ -13,7 +13,7 @@ from dataclasses import asdict
 import torch
 import torch.distributed as dist
 
-from engine.processes import rank, world_size
+from engine.common.processes import rank, world_size
 
 
 def spread(model, device, parallel, compiled):

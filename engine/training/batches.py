@@ -3,7 +3,8 @@
 import numpy as np
 import torch
 
-from engine import dataset, processes
+from engine.common import processes
+from engine.text import dataset
 
 TRAIN, VAL = 0, 1  # random streams that must differ
 

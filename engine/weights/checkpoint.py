@@ -25,8 +25,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine import processes, tokenizer
-from engine.files import (
+from engine import tokenizer
+from engine.common import processes
+from engine.common.files import (
     Damaged, here, partial, publish, quoted, read_json, read_pickle, read_tensors, regular, remove, sha256_of_file, sync,
 )
 

@@ -12,9 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from engine import corpus, grammar, tokenizer, trials
-from engine.checks import at_least
-from engine.inspection import recording
+from engine import tokenizer
+from engine.text import corpus
+from experiments.shared import grammar, trials
+from engine.common.checks import at_least
+from engine.plotting.inspection import recording
 
 END = 0  # of a sentence: what begins its translation, and the padding, too
 MOST_TESTED = 500
@@ -25,7 +27,7 @@ MOST_TESTED = 500
 @dataclass(kw_only=True)
 class Settings(trials.Settings):
     source: str = ""
-    """Sentences, one a line (also .gz); empty: those of engine/grammar.py, English."""
+    """Sentences, one a line (also .gz); empty: those of experiments/shared/grammar.py, English."""
     target: str = ""
     """Their translations; empty: French."""
     test_source: str = ""

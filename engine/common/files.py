@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def quoted(text):

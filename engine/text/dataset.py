@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine import checkpoint, tokenizer
-from engine.corpus import read_text  # noqa: F401
-from engine.files import here, quoted, read_json, sha256_of_file
-from engine.preparation import DATA, SMALL, SPLITS, seal, shard_names, write  # noqa: F401
+from engine import tokenizer
+from engine.weights import checkpoint
+from engine.text.corpus import read_text  # noqa: F401
+from engine.common.files import here, quoted, read_json, sha256_of_file
+from engine.text.preparation import DATA, SMALL, SPLITS, seal, shard_names, write  # noqa: F401
 
 SHIPPED = "stdlib", "shakespeare", "shakespeare_char"  # which prepare themselves; no other folder's code is ever run
 

@@ -10,9 +10,10 @@ import math
 import torch
 from torch.optim.adamw import adamw
 
-from engine import processes, roofline, sharding
-from engine.sharding import local
-from engine.threads import ShortWaits
+from engine.common import processes, roofline
+from engine.training import sharding
+from engine.training.sharding import local
+from engine.common.threads import ShortWaits
 
 WAITS = ShortWaits()
 SMALLEST_SCALE = 2.0**-10  # of float16's loss: after so many overflows in a row it is no longer the scale
