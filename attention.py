@@ -28,16 +28,38 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.kernels import ops, sdpa
 from engine.common.checks import check_heads, check_shapes, check_standard, choose
-from engine.kernels.linear_attention import LinearState, chunked, featured, normalized, positive_random_features
+from engine.kernels import autograd, sdpa
+from engine.kernels.linear_attention import (
+    LinearState,
+    chunked,
+    featured,
+    normalized,
+    positive_random_features,
+)
 from masks import (  # noqa: F401  (so that these can be imported from here too)
-    VISIBLE, after_padding, alibi, at_position, bias_of, both, causal, everything, full, local_global, mask_of, positions,
-    predicate, present, same_document, sliding_window, strided,
+    VISIBLE,
+    after_padding,
+    alibi,
+    at_position,
+    bias_of,
+    both,
+    causal,
+    everything,
+    full,
+    local_global,
+    mask_of,
+    positions,
+    predicate,
+    present,
+    same_document,
+    sliding_window,
+    strided,
 )
 
 # --------------------------------------------------------------------------------------------------
 # Where tokens are: attention by itself ignores order, so positions are written into its inputs.
+
 
 def rope_table(T, D, base=10000.0, stretch=1.0, trained=8192):
     """Angles of rotary position embedding (Su et al. 2021, arXiv:2104.09864).
@@ -75,6 +97,7 @@ def sinusoidal(T, C):
 
 # --------------------------------------------------------------------------------------------------
 # How alike: score(q, k) -> (B, H, Tq, Tk), for q (B, H, Tq, D) and k (B, H, Tk, D).
+
 
 def dot(q, k):
     """q·k (Luong et al. 2015, arXiv:1508.04025): for unit variance, a number of variance D."""
@@ -121,10 +144,14 @@ class Additive(nn.Module):
 
 
 SCORE = {  # name -> the score for heads of size D
-    "scaled_dot": lambda D: scaled_dot, "dot": lambda D: dot, "general": General, "additive": lambda D: Additive(D, D),
+    "scaled_dot": lambda D: scaled_dot,
+    "dot": lambda D: dot,
+    "general": General,
+    "additive": lambda D: Additive(D, D),
 }
 
 # How to share: normalize(scores) -> weights that sum to 1 along the last dimension, which may be empty; -inf gets 0.
+
 
 def softmax(scores):
     """exp(score), divided by the sum over the keys: every key gets some weight."""
@@ -138,12 +165,21 @@ def sparsemax(scores):
     """
     if not scores.shape[-1]:
         return scores
-    dtype, scores = scores.dtype, scores.to(torch.promote_types(scores.dtype, torch.float32))  # long sums need float32
-    scores = scores - scores.amax(-1, keepdim=True).detach()  # same weights; large scores would absorb the 1 below
-    near = scores.detach().clamp_min(-2)  # a score 1 below the largest is already outside the support
+    dtype, scores = (
+        scores.dtype,
+        scores.to(torch.promote_types(scores.dtype, torch.float32)),
+    )  # long sums need float32
+    scores = (
+        scores - scores.amax(-1, keepdim=True).detach()
+    )  # same weights; large scores would absorb the 1 below
+    near = scores.detach().clamp_min(
+        -2
+    )  # a score 1 below the largest is already outside the support
     ranked = near.sort(dim=-1, descending=True).values
     rank = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    size = (1 + rank * ranked > ranked.cumsum(-1)).sum(-1, keepdim=True).clamp_min(1)  # holds for each rank of the support
+    size = (
+        (1 + rank * ranked > ranked.cumsum(-1)).sum(-1, keepdim=True).clamp_min(1)
+    )  # holds for each rank of the support
     support = near >= ranked.gather(-1, size - 1)
     count = support.sum(-1, keepdim=True).clamp_min(1)
     tau = (scores.masked_fill(~support, 0).sum(-1, keepdim=True) - 1) / count
@@ -156,6 +192,7 @@ NORMALIZE = {"softmax": softmax, "sparsemax": sparsemax}
 # The paths: path(q, k, v, visible=causal, score=scaled_dot, normalize=softmax) -> (B, H, Tq, D).
 # A query that may see nothing gets zeros.
 
+
 def naive(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """The specification: one query at a time, gathering only the keys that it may see. No mask, no -inf."""
     Tq, Tk = check_shapes(q, k, v, visible)
@@ -166,7 +203,9 @@ def naive(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
         rows = []
         for a in range(Tq):
             seen = mask_of(visible, i[a], j[0], len(q)).expand(len(q), Tk)[b]  # (Tk,)
-            scores = score(q[b : b + 1, :, a : a + 1], k[b : b + 1, :, seen])  # (1, H, 1, number of keys seen)
+            scores = score(
+                q[b : b + 1, :, a : a + 1], k[b : b + 1, :, seen]
+            )  # (1, H, 1, number of keys seen)
             bias = bias_of(visible, i[a : a + 1], j[:, seen], q)
             weights = normalize(scores if bias is None else scores + bias)
             rows.append(weights.to(v.dtype) @ v[b : b + 1, :, seen])
@@ -177,7 +216,10 @@ def naive(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 def attention_weights(q, k, visible=causal, score=scaled_dot, normalize=softmax):
     """Who attends to whom: (B, H, Tq, Tk), rows that sum to one, exact zeros where a query may not look."""
     i, j = positions(*check_shapes(q, k, k, visible), q.device)
-    mask, bias = mask_of(visible, i, j, len(q))[:, None], bias_of(visible, i, j, q)  # (1 or B, 1, Tq, Tk), (H, Tq, Tk)
+    mask, bias = (
+        mask_of(visible, i, j, len(q))[:, None],
+        bias_of(visible, i, j, q),
+    )  # (1 or B, 1, Tq, Tk), (H, Tq, Tk)
     scores = score(q, share_heads(q, k))
     scores = (scores if bias is None else scores + bias).masked_fill(~mask, float("-inf"))
     # Softmax of a row of nothing but -inf is NaN; the second fill makes it zeros.
@@ -193,7 +235,11 @@ def masked_fill(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """FlashAttention (Dao et al. 2022, arXiv:2205.14135) in plain PyTorch: O(T) memory, forward and backward."""
     check_shapes(q, k, v, visible)
-    check_standard("tiled", score is scaled_dot and normalize is softmax, bias_of(visible, *positions(1, 1, q.device), q))
+    check_standard(
+        "tiled",
+        score is scaled_dot and normalize is softmax,
+        bias_of(visible, *positions(1, 1, q.device), q),
+    )
     with torch.autocast(q.device.type, enabled=False):  # its sums must stay float32
         return Tiled.apply(q, k, v, visible)
 
@@ -218,16 +264,26 @@ class Tiled(torch.autograd.Function):
                 mask = mask_of(visible, i[rows], j[:, columns], len(q))
                 if mask.any():
                     bias = bias_of(visible, i[rows], j[:, columns], q.flatten(1, 2))
-                    bias = 0.0 if bias is None else bias.unflatten(0, q.shape[1:3])  # (G, H/G, rows, columns)
+                    bias = (
+                        0.0 if bias is None else bias.unflatten(0, q.shape[1:3])
+                    )  # (G, H/G, rows, columns)
                     yield rows, columns, torch.where(mask[:, None, None], bias, float("-inf"))
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
         B, H, Tq, D = q.shape
-        q, k, v = q.unflatten(1, (k.shape[1], -1)), k[:, :, None], v[:, :, None]  # (B, G, H/G, Tq, D), (B, G, 1, Tk, D)
-        wide = torch.float64 if q.dtype == torch.float64 else torch.float32  # dtype of scores and sums
+        q, k, v = (
+            q.unflatten(1, (k.shape[1], -1)),
+            k[:, :, None],
+            v[:, :, None],
+        )  # (B, G, H/G, Tq, D), (B, G, 1, Tk, D)
+        wide = (
+            torch.float64 if q.dtype == torch.float64 else torch.float32
+        )  # dtype of scores and sums
         y = torch.zeros_like(q, dtype=wide)
-        largest = torch.full(q.shape[:-1], torch.finfo(wide).min, dtype=wide, device=q.device)[..., None]
+        largest = torch.full(q.shape[:-1], torch.finfo(wide).min, dtype=wide, device=q.device)[
+            ..., None
+        ]
         total = torch.zeros_like(largest)
         for rows, columns, bias in Tiled.tiles(q, k, visible):
             scores = scaled_dot(q[..., rows, :].to(wide), k[..., columns, :].to(wide)) + bias
@@ -243,11 +299,13 @@ class Tiled(torch.autograd.Function):
         return y.view(B, H, Tq, D)
 
     @staticmethod
-    @ops.once_differentiable
+    @autograd.once_differentiable
     def backward(ctx, dy):
         q, k, v, y, log_total = ctx.saved_tensors
         with torch.autocast(dy.device.type, enabled=False):
-            return *ops.tiled_gradients(dy, q, k, v, y, log_total, Tiled.tiles(q, k, ctx.visible)), None
+            return *autograd.tiled_gradients(
+                dy, q, k, v, y, log_total, Tiled.tiles(q, k, ctx.visible)
+            ), None
 
 
 def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
@@ -274,9 +332,16 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
         if Tk - start > max(3 * window, 4 * sdpa.BLOCK):  # else a full mask, faster if short
             return sdpa.windowed(q, k, v, seen, window, min(n_global, Tk))
     i, j = positions(Tq, Tk, q.device)
-    if n_global < start:  # few queries, many keys: only the global ones and the last are within reach
+    if (
+        n_global < start
+    ):  # few queries, many keys: only the global ones and the last are within reach
+
         def reached(x):
-            return torch.cat([x[..., :n_global, :], x[..., start:, :]], dim=-2) if n_global else x[..., start:, :]
+            return (
+                torch.cat([x[..., :n_global, :], x[..., start:, :]], dim=-2)
+                if n_global
+                else x[..., start:, :]
+            )
 
         k, v, j = reached(k), reached(v), reached(j.mT).mT
     mask, bias = seen(i, j)[:, None], bias_of(visible, i, j, q)  # (1 or B, 1, Tq, Tk), (H, Tq, Tk)
@@ -294,6 +359,7 @@ def share_heads(q, x):
 # --------------------------------------------------------------------------------------------------
 # Another function: linear attention. Replace exp(q·k) by feature(q)·feature(k), and the sum over the past becomes a
 # matrix of constant size that each token adds to (Katharopoulos et al. 2020, arXiv:2006.16236).
+
 
 def elu1(x):
     """elu(x) + 1: positive, and cheap."""
@@ -321,10 +387,14 @@ def linear_step(q, k, v, state, feature=elu1):
         raise ValueError(f"linear_step takes one token, not {Tk}: use linear")
     dtype = v.dtype
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v = featured(q, share_heads(q, k), share_heads(q, v), feature)  # v gets a column of ones
+        q, k, v = featured(
+            q, share_heads(q, k), share_heads(q, v), feature
+        )  # v gets a column of ones
         new = k.mT @ v  # (B, H, features, D + 1)
         if state is not None and state.shape != new.shape:
-            raise ValueError(f"a state {tuple(state.shape)} does not fit q, k, v, whose own is {tuple(new.shape)}")
+            raise ValueError(
+                f"a state {tuple(state.shape)} does not fit q, k, v, whose own is {tuple(new.shape)}"
+            )
         state = new if state is None else state + new
         return normalized(q @ state).to(dtype), state
 
@@ -334,6 +404,7 @@ FEATURE = {"linear": lambda D: elu1, "performer": lambda D: positive_random_feat
 
 # --------------------------------------------------------------------------------------------------
 # Memory: keys and values of the past, so that a new token costs one row of attention instead of all rows.
+
 
 class KVCache:
     """Keys and values of one layer for up to max_len positions, in memory that is allocated once. For inference.
@@ -348,7 +419,9 @@ class KVCache:
 
     def __init__(self, batch_size, n_kv_head, max_len, head_size):
         self.shape, self.max_len = (batch_size, n_kv_head, max_len, head_size), max_len
-        self.k = self.v = None  # allocated by the first append, which knows the dtype and the device
+        self.k = self.v = (
+            None  # allocated by the first append, which knows the dtype and the device
+        )
         self.reset()
 
     def __len__(self):
@@ -372,7 +445,10 @@ class KVCache:
     def select(self, rows):
         """A cache of these rows (N,) of the batch: a prompt that is read once continues in several ways."""
         other = KVCache(len(rows), *self.shape[1:])
-        other.length, other.padding = self.length, None if self.padding is None else self.padding[rows]
+        other.length, other.padding = (
+            self.length,
+            None if self.padding is None else self.padding[rows],
+        )
         if self.k is not None:
             other.k, other.v = self.k[rows], self.v[rows]
         return other
@@ -383,7 +459,11 @@ class KVCache:
             self.check_room(T)
         if self.padding is None:
             return slice(self.length, self.length + T) if self.at is None else self.at
-        column = torch.arange(self.length, self.length + T, device=self.padding.device) if self.at is None else self.at
+        column = (
+            torch.arange(self.length, self.length + T, device=self.padding.device)
+            if self.at is None
+            else self.at
+        )
         return (column - self.padding[:, None]).clamp_min(0)
 
     def visible(self, predicate):
@@ -396,35 +476,53 @@ class KVCache:
             return self.k.index_copy_(2, self.at, k), self.v.index_copy_(2, self.at, v)
         (B, G, _, D), T = self.shape, k.shape[2]
         if k.shape != v.shape or k.shape != (B, G, T, D):
-            raise ValueError(f"this cache holds (B={B}, G={G}, T, D={D}), not k {tuple(k.shape)}, v {tuple(v.shape)}")
+            raise ValueError(
+                f"this cache holds (B={B}, G={G}, T, D={D}), not k {tuple(k.shape)}, v {tuple(v.shape)}"
+            )
         self.check_room(T)
         if self.k is None:
             self.k, self.v = k.new_zeros(self.shape), v.new_zeros(self.shape)
         if self.k.dtype != k.dtype or self.v.dtype != v.dtype or self.k.device != k.device:
-            raise ValueError(f"this cache holds {self.k.dtype} on {self.k.device}, not {k.dtype}, {v.dtype} on {k.device}")
+            raise ValueError(
+                f"this cache holds {self.k.dtype} on {self.k.device}, not {k.dtype}, {v.dtype} on {k.device}"
+            )
         start, self.length = self.length, self.length + T
-        self.k[:, :, start : self.length], self.v[:, :, start : self.length] = k.detach(), v.detach()
+        self.k[:, :, start : self.length], self.v[:, :, start : self.length] = (
+            k.detach(),
+            v.detach(),
+        )
         return self.k[:, :, : self.length], self.v[:, :, : self.length]
 
     def check_room(self, T):
         if self.length + T > self.max_len:
-            raise ValueError(f"the cache is full: {self.length} of {self.max_len} positions used, {T} more wanted")
+            raise ValueError(
+                f"the cache is full: {self.length} of {self.max_len} positions used, {T} more wanted"
+            )
 
 
 # --------------------------------------------------------------------------------------------------
 # The modules only project; the maths is above.
 
-def check_mechanism(attention, score="scaled_dot", normalize="softmax", window=None, visible="causal"):
+
+def check_mechanism(
+    attention, score="scaled_dot", normalize="softmax", window=None, visible="causal"
+):
     """ValueError for a mechanism that does not exist, or that this path cannot compute."""
     predicate(visible)
     choose("attention", attention, ATTENTION | FEATURE)
     choose("score", score, SCORE)
     choose("normalize", normalize, NORMALIZE)
-    if attention in ("tiled", "fused", *FEATURE) and (score != "scaled_dot" or normalize != "softmax"):
+    if attention in ("tiled", "fused", *FEATURE) and (
+        score != "scaled_dot" or normalize != "softmax"
+    ):
         wanted = f"score={score!r} with normalize={normalize!r}"
-        raise ValueError(f"attention={attention!r} cannot do {wanted}: choose attention=masked_fill (or naive)")
+        raise ValueError(
+            f"attention={attention!r} cannot do {wanted}: choose attention=masked_fill (or naive)"
+        )
     if attention in FEATURE and (window or visible != "causal"):
-        raise ValueError(f"attention={attention!r} sees all of the past: leave window and visible out, or choose another")
+        raise ValueError(
+            f"attention={attention!r} sees all of the past: leave window and visible out, or choose another"
+        )
 
 
 class CausalSelfAttention(nn.Module):
@@ -436,24 +534,49 @@ class CausalSelfAttention(nn.Module):
     (Henry et al. 2020, arXiv:2010.04245). dropout acts on the output. head_size: D, if it is not n_embd / n_head.
     """
 
-    def __init__(self, n_embd, n_head, n_kv_head=None, *, head_size=None, bias=False, qkv_bias=False, dropout=0.0,
-                 qk_norm=None, window=None, visible="causal", attention="fused", score="scaled_dot", normalize="softmax"):
+    def __init__(
+        self,
+        n_embd,
+        n_head,
+        n_kv_head=None,
+        *,
+        head_size=None,
+        bias=False,
+        qkv_bias=False,
+        dropout=0.0,
+        qk_norm=None,
+        window=None,
+        visible="causal",
+        attention="fused",
+        score="scaled_dot",
+        normalize="softmax",
+    ):
         super().__init__()
         check_heads(n_embd, n_head, n_kv_head, head_size)
         n_kv_head, head_size = n_kv_head or n_head, head_size or n_embd // n_head
         check_mechanism(attention, score, normalize, window, visible)
         self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, head_size
         self.c_attn = nn.Linear(n_embd, (n_head + 2 * n_kv_head) * head_size, bias=bias or qkv_bias)
-        self.c_attn.parts = [heads * head_size for heads in (n_head, n_kv_head, n_kv_head)]  # three matrices: see Muon
+        self.c_attn.parts = [
+            heads * head_size for heads in (n_head, n_kv_head, n_kv_head)
+        ]  # three matrices: see Muon
         self.c_proj = nn.Linear(n_head * head_size, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.qk_norm, self.window = qk_norm, window
         self.visible = predicate(visible)
-        bias = bias_of(self.visible, *positions(1, 1), torch.empty(1, n_head, 1, 1))  # ValueError if it is for other heads
+        bias = bias_of(
+            self.visible, *positions(1, 1), torch.empty(1, n_head, 1, 1)
+        )  # ValueError if it is for other heads
         if bias is not None and bias.requires_grad:
-            raise ValueError(f"visible={visible} has a learned bias, which no optimizer and no checkpoint would know of")
+            raise ValueError(
+                f"visible={visible} has a learned bias, which no optimizer and no checkpoint would know of"
+            )
         if window:
-            self.visible = sliding_window(window) if self.visible is causal else both(self.visible, sliding_window(window))
+            self.visible = (
+                sliding_window(window)
+                if self.visible is causal
+                else both(self.visible, sliding_window(window))
+            )
         self.attention = ATTENTION.get(attention)
         self.feature = None if self.attention else FEATURE[attention](self.head_size)
         self.score, self.normalize = SCORE[score](self.head_size), NORMALIZE[normalize]
@@ -461,7 +584,9 @@ class CausalSelfAttention(nn.Module):
     def forward(self, x, rope=None, cache=None):
         """rope: (cos, sin) rows for these T positions, or None. cache: from new_cache, or None."""
         H, G, D = self.n_head, self.n_kv_head, self.head_size
-        qk, v = self.c_attn(x).unflatten(2, (H + 2 * G, D)).split([H + G, G], dim=2)  # (B, T, heads, D)
+        qk, v = (
+            self.c_attn(x).unflatten(2, (H + 2 * G, D)).split([H + G, G], dim=2)
+        )  # (B, T, heads, D)
         if self.qk_norm:
             qk = self.qk_norm(qk)
         if rope is not None:
@@ -492,7 +617,9 @@ class CrossAttention(nn.Module):
     values of a memory that does not change are computed once, by project(memory), and given instead of it.
     """
 
-    def __init__(self, n_embd, n_head, *, bias=False, dropout=0.0, attention="fused", score="scaled_dot"):
+    def __init__(
+        self, n_embd, n_head, *, bias=False, dropout=0.0, attention="fused", score="scaled_dot"
+    ):
         super().__init__()
         check_heads(n_embd, n_head)
         self.n_head = n_head
@@ -511,7 +638,9 @@ class CrossAttention(nn.Module):
     def forward(self, x, memory, visible=full):
         k, v = memory if isinstance(memory, tuple) else self.project(memory)
         q = self.c_q(x).unflatten(2, (self.n_head, -1)).transpose(1, 2)  # (B, H, T, D)
-        return self.dropout(self.c_proj(self.attention(q, k, v, visible, self.score).transpose(1, 2).flatten(2)))
+        return self.dropout(
+            self.c_proj(self.attention(q, k, v, visible, self.score).transpose(1, 2).flatten(2))
+        )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ everything = full
 def sliding_window(W):
     """The last W positions, the token itself included (Longformer, arXiv:2004.05150; Mistral 7B, arXiv:2310.06825)."""
     if W < 1 or W != int(W):
-        raise ValueError(f"sliding_window(W={W}): a token always sees itself, so W must be a whole number and at least 1")
+        raise ValueError(
+            f"sliding_window(W={W}): a token always sees itself, so W must be a whole number and at least 1"
+        )
 
     def visible(i, j):
         return (j <= i) & (j > i - W)
@@ -131,7 +133,11 @@ def present(real):
 
 
 VISIBLE = {  # name -> the predicate for some numbers; all of them causal
-    "causal": lambda: causal, "sliding_window": sliding_window, "local_global": local_global, "strided": strided, "alibi": alibi
+    "causal": lambda: causal,
+    "sliding_window": sliding_window,
+    "local_global": local_global,
+    "strided": strided,
+    "alibi": alibi,
 }
 
 
@@ -143,7 +149,9 @@ def predicate(spec):
         return make(*(int(number) for number in numbers.split(",") if number))
     except (TypeError, ValueError) as error:
         wanted = ",".join(inspect.signature(make).parameters)
-        remedy = f"write it as {name}:{wanted}, in whole numbers" if wanted else f"{name} has no numbers"
+        remedy = (
+            f"write it as {name}:{wanted}, in whole numbers" if wanted else f"{name} has no numbers"
+        )
         why = "" if isinstance(error, TypeError) else f" ({error})"
         raise ValueError(f"visible={spec}{why}: {remedy}") from None
 
@@ -154,10 +162,16 @@ def both(a, b):
     def visible(i, j):
         return a(i, j) & b(i, j)
 
-    if not torch.compiler.is_compiling():  # which has no list of a function's attributes before PyTorch 2.13
+    if (
+        not torch.compiler.is_compiling()
+    ):  # which has no list of a function's attributes before PyTorch 2.13
         promises = {name for p in (a, b) if isinstance(p, types.FunctionType) for name in vars(p)}
-        if unknown := sorted(promises - {"window", "n_global", "exact", "across", "bias", "__wrapped__"}):
-            raise ValueError(f"both() does not know what becomes of {', '.join(unknown)} when predicates are combined")
+        if unknown := sorted(
+            promises - {"window", "n_global", "exact", "across", "bias", "__wrapped__"}
+        ):
+            raise ValueError(
+                f"both() does not know what becomes of {', '.join(unknown)} when predicates are combined"
+            )
     biases = [p.bias for p in (a, b) if hasattr(p, "bias")]
     if biases:
         visible.bias = lambda i, j: sum(bias(i, j) for bias in biases)
@@ -180,7 +194,9 @@ def after_padding(visible, padding):
 
     if hasattr(visible, "bias"):
         there.bias = visible.bias
-    if hasattr(visible, "window") and not getattr(visible, "n_global", 0):  # global keys stand elsewhere in each row
+    if hasattr(visible, "window") and not getattr(
+        visible, "n_global", 0
+    ):  # global keys stand elsewhere in each row
         there.window = visible.window
     return there
 
@@ -198,7 +214,9 @@ def at_position(visible, at):
 
 def positions(Tq, Tk, device=None):
     """Query positions i (Tq, 1) and key positions j (1, Tk): the Tq queries are the last Tq of the Tk positions."""
-    return torch.arange(Tk - Tq, Tk, device=device)[:, None], torch.arange(Tk, device=device)[None, :]
+    return torch.arange(Tk - Tq, Tk, device=device)[:, None], torch.arange(Tk, device=device)[
+        None, :
+    ]
 
 
 def mean_keys(visible, T):
@@ -212,12 +230,22 @@ def mask_of(visible, i, j, B=1):
     try:
         mask = visible(i, j)
     except IndexError as error:
-        raise ValueError(f"the predicate does not know all {int(j.max()) + 1} positions: {error}") from None
-    shape = torch.broadcast_tensors(i, j)[0].shape  # torch.broadcast_shapes would add half a second to the import
+        raise ValueError(
+            f"the predicate does not know all {int(j.max()) + 1} positions: {error}"
+        ) from None
+    shape = torch.broadcast_tensors(i, j)[
+        0
+    ].shape  # torch.broadcast_shapes would add half a second to the import
     is_tensor = isinstance(mask, torch.Tensor)
-    if not is_tensor or mask.dtype != torch.bool or mask.shape not in (shape, (1, *shape), (B, *shape)):
+    if (
+        not is_tensor
+        or mask.dtype != torch.bool
+        or mask.shape not in (shape, (1, *shape), (B, *shape))
+    ):
         got = f"{mask.dtype} {tuple(mask.shape)}" if is_tensor else type(mask).__name__
-        raise ValueError(f"a predicate must return a bool tensor of shape {tuple(shape)}, or with B={B} in front, not {got}")
+        raise ValueError(
+            f"a predicate must return a bool tensor of shape {tuple(shape)}, or with B={B} in front, not {got}"
+        )
     return mask.expand(1, *shape) if mask.dim() == len(shape) else mask
 
 
@@ -227,5 +255,7 @@ def bias_of(visible, i, j, q):
         return None
     bias, shape = visible.bias(i, j), (q.shape[1], *torch.broadcast_tensors(i, j)[0].shape)
     if bias.shape != shape:
-        raise ValueError(f"the predicate's bias is {tuple(bias.shape)}; for n_head={q.shape[1]} it must be {shape}")
+        raise ValueError(
+            f"the predicate's bias is {tuple(bias.shape)}; for n_head={q.shape[1]} it must be {shape}"
+        )
     return bias.to(q.dtype)

@@ -17,10 +17,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import CausalSelfAttention, check_mechanism, rope_table, sinusoidal
-from engine.decoding import generation
-from engine.weights import checkpoint, pretrained
 from engine.common.checks import at_least, check_heads, choose
-from engine.kernels.ops import in_autocast, linear_cross_entropy, relu2, rms_norm
+from engine.decoding import generation
+from engine.kernels.autograd import in_autocast, linear_cross_entropy, relu2, rms_norm
+from engine.weights import checkpoint, pretrained
 from engine.weights.loading import WithoutInit, checked
 from masks import PackedDocuments, mean_keys
 
@@ -98,7 +98,9 @@ class GPTConfig:
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
         for name, letters in ("window_pattern", "SL"), ("rope_pattern", "RN"):
             if not getattr(self, name) or set(getattr(self, name)) - set(letters):
-                raise ValueError(f"{name}={getattr(self, name)!r} must be made of {' and '.join(letters)}")
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} must be made of {' and '.join(letters)}"
+                )
         for name, known in ("position", POSITION), ("norm", NORM), ("mlp", MLP), ("init", INIT):
             choose(name, getattr(self, name), known)
 
@@ -109,7 +111,15 @@ class GPTConfig:
 
 
 # What today's small models changed, by config alone: GPT(GPTConfig(**MODERN, n_layer=6, ...)).
-MODERN = dict(position="rope", norm="rmsnorm", mlp="relu2", qk_norm=True, bias=False, tie_weights=False, init="zero_out")
+MODERN = dict(
+    position="rope",
+    norm="rmsnorm",
+    mlp="relu2",
+    qk_norm=True,
+    bias=False,
+    tie_weights=False,
+    init="zero_out",
+)
 
 
 class RMSNorm(nn.Module):
@@ -131,8 +141,12 @@ class QKNorm(nn.Module):
         super().__init__()
         self.heads = [config.n_head, config.n_kv_head or config.n_head]
         self.start = 2 if config.qk_norm == "width" else 3  # the first dimension that is normalized
-        sizes = [heads * config.D if config.qk_norm == "width" else config.D for heads in self.heads]
-        self.q, self.k = (RMSNorm(config.norm_eps, None if config.qk_norm is True else size) for size in sizes)
+        sizes = [
+            heads * config.D if config.qk_norm == "width" else config.D for heads in self.heads
+        ]
+        self.q, self.k = (
+            RMSNorm(config.norm_eps, None if config.qk_norm is True else size) for size in sizes
+        )
 
     def forward(self, qk):
         if self.q.weight is None:
@@ -171,7 +185,9 @@ class Sinusoidal(NoPosition):
 
     def __init__(self, config):
         super().__init__()
-        self.register_buffer("table", sinusoidal(config.block_size, config.n_embd).float(), persistent=False)
+        self.register_buffer(
+            "table", sinusoidal(config.block_size, config.n_embd).float(), persistent=False
+        )
 
     def add(self, x, index):
         return x + self.table[index].to(x.dtype)
@@ -182,7 +198,9 @@ class Rotary(NoPosition):
 
     def __init__(self, config):
         super().__init__()
-        tables = rope_table(config.block_size, config.D, config.rope_base, config.rope_stretch, config.rope_trained)
+        tables = rope_table(
+            config.block_size, config.D, config.rope_base, config.rope_stretch, config.rope_trained
+        )
         for name, table in zip(("cos", "sin"), tables):
             self.register_buffer(name, table.float(), persistent=False)
 
@@ -190,12 +208,24 @@ class Rotary(NoPosition):
         return self.cos[index], self.sin[index]
 
 
-POSITION = {"learned": Learned, "rope": Rotary, "sinusoidal": Sinusoidal, "none": lambda config: NoPosition()}
-NORM = {
-    "layernorm": lambda config: nn.LayerNorm(config.n_embd, eps=config.norm_eps or 1e-5, bias=config.bias),
-    "rmsnorm": lambda config: RMSNorm(config.norm_eps), "rmsnorm_scale": lambda config: RMSNorm(config.norm_eps, config.n_embd),
+POSITION = {
+    "learned": Learned,
+    "rope": Rotary,
+    "sinusoidal": Sinusoidal,
+    "none": lambda config: NoPosition(),
 }
-ACTIVATION = {"gelu_tanh": functools.partial(F.gelu, approximate="tanh"), "gelu": F.gelu, "relu2": relu2}
+NORM = {
+    "layernorm": lambda config: nn.LayerNorm(
+        config.n_embd, eps=config.norm_eps or 1e-5, bias=config.bias
+    ),
+    "rmsnorm": lambda config: RMSNorm(config.norm_eps),
+    "rmsnorm_scale": lambda config: RMSNorm(config.norm_eps, config.n_embd),
+}
+ACTIVATION = {
+    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu2": relu2,
+}
 
 
 def gpt2_std(config, layer, fan_in):
@@ -224,7 +254,10 @@ def init_weights(model):
     std = INIT[model.config.init]
     for name, p in model.named_parameters():
         module, _, kind = name.rpartition(".")
-        known = isinstance(model.get_submodule(module), nn.Linear | nn.Embedding | Learned) and ".score." not in module
+        known = (
+            isinstance(model.get_submodule(module), nn.Linear | nn.Embedding | Learned)
+            and ".score." not in module
+        )
         if known and kind == "weight":
             nn.init.normal_(p, std=std(model.config, module.rpartition(".")[2], p.shape[1]))
         elif known:
@@ -240,9 +273,19 @@ class Block(nn.Module):
         window = config.window if short and config.window < config.block_size else None
         self.ln_1 = NORM[config.norm](config)
         self.attn = CausalSelfAttention(
-            config.n_embd, config.n_head, config.n_kv_head, head_size=config.D, bias=config.bias, qkv_bias=config.qkv_bias,
-            dropout=config.dropout, qk_norm=QKNorm(config) if config.qk_norm else None, window=window, visible=config.visible,
-            attention=config.attention, score=config.score, normalize=config.normalize,
+            config.n_embd,
+            config.n_head,
+            config.n_kv_head,
+            head_size=config.D,
+            bias=config.bias,
+            qkv_bias=config.qkv_bias,
+            dropout=config.dropout,
+            qk_norm=QKNorm(config) if config.qk_norm else None,
+            window=window,
+            visible=config.visible,
+            attention=config.attention,
+            score=config.score,
+            normalize=config.normalize,
         )
         self.ln_2 = NORM[config.norm](config)
         self.mlp = MLP[config.mlp](config)
@@ -289,7 +332,10 @@ class SwiGLU(nn.Module):
         return self.dropout(self.c_proj(F.silu(gate) * up))
 
 
-MLP = {name: functools.partial(FeedForward, activation=function) for name, function in ACTIVATION.items()}
+MLP = {
+    name: functools.partial(FeedForward, activation=function)
+    for name, function in ACTIVATION.items()
+}
 MLP["swiglu"] = SwiGLU
 
 
@@ -299,15 +345,21 @@ class GPT(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.activation_checkpointing = False  # True: training computes each block twice, and keeps its input only
-        self.separator = None  # the id that begins a document, if training is to keep documents apart
-        self.transformer = nn.ModuleDict({
-            "wte": nn.Embedding(config.vocab_size, config.n_embd),
-            "wpe": POSITION[config.position](config),
-            "drop": nn.Dropout(config.dropout),
-            "h": nn.ModuleList(Block(config, n) for n in range(config.n_layer)),
-            "ln_f": NORM[config.norm](config),
-        })
+        self.activation_checkpointing = (
+            False  # True: training computes each block twice, and keeps its input only
+        )
+        self.separator = (
+            None  # the id that begins a document, if training is to keep documents apart
+        )
+        self.transformer = nn.ModuleDict(
+            {
+                "wte": nn.Embedding(config.vocab_size, config.n_embd),
+                "wpe": POSITION[config.position](config),
+                "drop": nn.Dropout(config.dropout),
+                "h": nn.ModuleList(Block(config, n) for n in range(config.n_layer)),
+                "ln_f": NORM[config.norm](config),
+            }
+        )
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.tie_weights()
         init_weights(self)
@@ -329,9 +381,13 @@ class GPT(nn.Module):
         if targets is None:
             return self.lm_head(x[:, -1:]), None
         if only_loss:
-            return None, linear_cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets.flatten())
+            return None, linear_cross_entropy(
+                x.flatten(0, 1), self.lm_head.weight, targets.flatten()
+            )
         logits = self.lm_head(x)  # (B, T, vocab_size)
-        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # half precision is too coarse for a loss
+        wide = logits.to(
+            torch.promote_types(logits.dtype, torch.float32)
+        )  # half precision is too coarse for a loss
         return logits, F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=-1)
 
     def hidden(self, idx, cache=None, packed=None):
@@ -339,12 +395,18 @@ class GPT(nn.Module):
         T = idx.shape[1]
         if T > self.config.block_size:
             raise ValueError(f"{T} tokens do not fit into block_size={self.config.block_size}")
-        index = cache[0].positions(T) if cache else slice(0, T)  # all layers' caches hold the same positions
+        index = (
+            cache[0].positions(T) if cache else slice(0, T)
+        )  # all layers' caches hold the same positions
         rope = self.transformer.wpe.rope(index)
-        x = self.transformer.drop(in_autocast(self.transformer.wpe.add(self.transformer.wte(idx), index)))  # (B, T, n_embd)
+        x = self.transformer.drop(
+            in_autocast(self.transformer.wpe.add(self.transformer.wte(idx), index))
+        )  # (B, T, n_embd)
         for layer, block in enumerate(self.transformer.h):
             if self.activation_checkpointing and torch.is_grad_enabled() and not cache:
-                x = torch.utils.checkpoint.checkpoint(block, x, rope, packed, use_reentrant=False)  # arXiv:1604.06174
+                x = torch.utils.checkpoint.checkpoint(
+                    block, x, rope, packed, use_reentrant=False
+                )  # arXiv:1604.06174
             else:
                 x = block(x, rope, cache[layer] if cache else packed)
         return self.transformer.ln_f(x)
@@ -377,15 +439,23 @@ class GPT(nn.Module):
         """One empty KVCache or LinearState per layer, for up to max_len positions (default: block_size)."""
         max_len = max_len or self.config.block_size
         if max_len > self.config.block_size:
-            raise ValueError(f"max_len={max_len} is longer than block_size={self.config.block_size}")
+            raise ValueError(
+                f"max_len={max_len} is longer than block_size={self.config.block_size}"
+            )
         return [block.attn.new_cache(batch_size, max_len) for block in self.transformer.h]
 
     def crop_block_size(self, block_size):
         """Shorten the context of a loaded model, to fine-tune it on shorter sequences."""
         if block_size > self.config.block_size:
-            raise ValueError(f"block_size={block_size} is longer than the model's {self.config.block_size}")
+            raise ValueError(
+                f"block_size={block_size} is longer than the model's {self.config.block_size}"
+            )
         self.config = replace(self.config, block_size=block_size)
-        wpe = POSITION[self.config.position](self.config).to(self.lm_head.weight.device).train(self.training)
+        wpe = (
+            POSITION[self.config.position](self.config)
+            .to(self.lm_head.weight.device)
+            .train(self.training)
+        )
         for p, longer in zip(wpe.parameters(), self.transformer.wpe.parameters()):
             p.data = longer.detach()[tuple(map(slice, p.shape))].clone()
         self.transformer.wpe = wpe
@@ -400,8 +470,18 @@ class GPT(nn.Module):
         hop = size + 1 - max(1, size // 2)
         return hop * -(-max(0, T - size) // hop)
 
-    def generate(self, idx, max_new_tokens, temperature=1.0, top_k=None, *, generator=None, vocab_size=None, use_cache=True,
-                 **sampling):
+    def generate(
+        self,
+        idx,
+        max_new_tokens,
+        temperature=1.0,
+        top_k=None,
+        *,
+        generator=None,
+        vocab_size=None,
+        use_cache=True,
+        **sampling,
+    ):
         """idx (B, T) with max_new_tokens more: (B, T + max_new_tokens). Call eval() first.
 
         temperature, top_k and other settings: see decoding.Sampling. generator: the only source of randomness. Ids from
@@ -429,20 +509,22 @@ class GPT(nn.Module):
         folder = pretrained.folder_of(name_or_folder)
         if checkpoint.is_ours(folder):
             return cls.from_checkpoint(folder, **changes)
-        return cls.from_weights(*pretrained.load(folder), folder, **changes)
+        return cls.from_weights(*pretrained.load_pretrained(folder), folder, **changes)
 
     @classmethod
     def from_checkpoint(cls, folder, **changes):
         """The model of one checkpoint of train.py, on the CPU. changes and errors as in from_pretrained."""
-        config, weights = checkpoint.load(folder)
+        config, weights = checkpoint.load_checkpoint(folder)
         return cls.from_weights(config, weights, folder, **changes)
 
     @classmethod
     def from_weights(cls, config, weights, source, **changes):
         """A model of a config (dict) and weights (name -> tensor), which it takes as they are: in float32, without a copy."""
-        config = checkpoint.restore(GPTConfig, config | changes, source)
+        config = checkpoint.restore_settings(GPTConfig, config | changes, source)
         if config.n_layer > len(weights):  # building it could take for ever
-            raise ValueError(f"{source} does not fit this model: {len(weights)} tensors for n_layer={config.n_layer}")
+            raise ValueError(
+                f"{source} does not fit this model: {len(weights)} tensors for n_layer={config.n_layer}"
+            )
         with WithoutInit():
             model = cls(config)
         weights = checked(dict(model.named_parameters()), weights, source)

@@ -18,17 +18,30 @@ from pathlib import Path
 from typing import Literal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while torch is imported ends without a traceback
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # Ctrl-C while torch is imported ends without a traceback
 
 import torch
 import tyro
 
 from attention import ATTENTION
-from engine.common import configure, roofline
-from engine.decoding import quantization
-from engine.weights import checkpoint, pretrained
+from engine.common import hardware
 from engine.common.checks import at_least
-from engine.decoding.generation import Draft, RandomStream, Sampling, Session, compiled_decode, ngram, stream
+from engine.common.device import pick_device
+from engine.common.errors import escape_control_characters, one_line_errors
+from engine.common.settings import parse_settings
+from engine.decoding import quantization
+from engine.decoding.generation import (
+    Draft,
+    RandomStream,
+    Sampling,
+    Session,
+    compiled_decode,
+    ngram,
+    stream,
+)
+from engine.weights import checkpoint, pretrained
 from model import GPT
 
 
@@ -85,10 +98,16 @@ class SampleConfig(Sampling):
         super().__post_init__()
         at_least(1, self, "num_samples", "max_new_tokens", "batch_size", "guesses")
         if not all(self.stop):
-            raise ValueError("stop='' is empty and would end each text before it begins: leave it out")
+            raise ValueError(
+                "stop='' is empty and would end each text before it begins: leave it out"
+            )
         at_least(0, self, "seed", most=2**32 - 1)  # what a generator on a CPU makes use of
-        if self.interactive and (self.json or self.prompts or self.start != "\n" or self.num_samples != 1):
-            raise ValueError("interactive: you type the prompts; leave out start, prompts, num_samples and json")
+        if self.interactive and (
+            self.json or self.prompts or self.start != "\n" or self.num_samples != 1
+        ):
+            raise ValueError(
+                "interactive: you type the prompts; leave out start, prompts, num_samples and json"
+            )
         if self.prompts and self.start != "\n":
             raise ValueError(f"prompts={self.prompts} and start={self.start!r}: give one of them")
 
@@ -111,13 +130,18 @@ def read_prompts(config):
     if not config.prompts:
         if config.start.startswith("FILE:") or config.start == "-":
             if config.start == "FILE:":
-                raise ValueError("--start=FILE: needs the name of a file, as in --start=FILE:prompt.txt")
+                raise ValueError(
+                    "--start=FILE: needs the name of a file, as in --start=FILE:prompt.txt"
+                )
             return {"--start": read_text(config.start.removeprefix("FILE:"), "--start")}
         return {"--start": config.start}
     prompts = read_text(config.prompts, "--prompts")
     if not prompts:
         raise ValueError(f"--prompts={config.prompts} is empty: give one prompt in each line")
-    return {f"--prompts, line {n}": prompt for n, prompt in enumerate(prompts.removesuffix("\n").split("\n"), 1)}
+    return {
+        f"--prompts, line {n}": prompt
+        for n, prompt in enumerate(prompts.removesuffix("\n").split("\n"), 1)
+    }
 
 
 def encode_prompt(tokenizer, text, most, flag, begin=()):
@@ -132,7 +156,9 @@ def encode_prompt(tokenizer, text, most, flag, begin=()):
     if not begin + ids:
         raise ValueError(f"{flag} has no tokens: this model needs at least 1")
     if (most := most - len(begin)) < len(ids):
-        print(f"note: {flag} has {len(ids)} tokens; the model reads the last {most}", file=sys.stderr)
+        print(
+            f"note: {flag} has {len(ids)} tokens; the model reads the last {most}", file=sys.stderr
+        )
     return torch.tensor(begin + ids[-most:])
 
 
@@ -149,7 +175,9 @@ class Writer:
 
     def __init__(self, tokenizer, stop):
         self.tokenizer, self.stop = tokenizer, stop
-        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")  # holds back the bytes of an incomplete character
+        self.utf8 = codecs.getincrementaldecoder("utf-8")(
+            errors="replace"
+        )  # holds back the bytes of an incomplete character
         self.text, self.shown, self.ended = "", 0, None
         self.tokens, self.logprobs = [], []
 
@@ -179,7 +207,9 @@ class Writer:
         """Text that can be shown now and has not been; what may be the beginning of a stop string is held back."""
         until = len(self.text)
         if not self.ended:
-            beginnings = (n for s in self.stop for n in range(len(s) - 1, 0, -1) if self.text.endswith(s[:n]))
+            beginnings = (
+                n for s in self.stop for n in range(len(s) - 1, 0, -1) if self.text.endswith(s[:n])
+            )
             until -= max(beginnings, default=0)
         piece, self.shown = self.text[self.shown : until], max(self.shown, until)
         return piece
@@ -189,7 +219,12 @@ class Printer:
     """Shows the texts in order: the first that has not ended as it grows, the others after it."""
 
     def __init__(self, prompts, writers, as_json):
-        self.texts, self.as_json, self.now, self.begun = list(zip(prompts, writers)), as_json, 0, False
+        self.texts, self.as_json, self.now, self.begun = (
+            list(zip(prompts, writers)),
+            as_json,
+            0,
+            False,
+        )
 
     def show(self):
         while self.now < len(self.texts):
@@ -197,9 +232,18 @@ class Printer:
             if self.as_json and writer.ended:
                 line = {"prompt": prompt, "text": writer.text, "ended": writer.ended}
                 line |= {"tokens": writer.tokens, "logprobs": writer.logprobs}
-                print(configure.for_terminal(json.dumps(line, ensure_ascii=sys.stdout.encoding.lower() != "utf-8")), flush=True)
+                print(
+                    escape_control_characters(
+                        json.dumps(line, ensure_ascii=sys.stdout.encoding.lower() != "utf-8")
+                    ),
+                    flush=True,
+                )
             elif not self.as_json:
-                print(configure.for_terminal(("" if self.begun else prompt) + writer.unshown()), end="", flush=True)
+                print(
+                    escape_control_characters(("" if self.begun else prompt) + writer.unshown()),
+                    end="",
+                    flush=True,
+                )
                 self.begun = True
             if not writer.ended:
                 return
@@ -222,7 +266,10 @@ class Meter:
     """
 
     def __init__(self, model, about, compiled=False):
-        self.device, self.weights = model.transformer.wte.weight.device, quantization.weight_bytes(model)
+        self.device, self.weights = (
+            model.transformer.wte.weight.device,
+            quantization.weight_bytes(model),
+        )
         self.about, self.warm_up = about, 3 if compiled else 1
         self.seconds, self.bytes, self.uncounted, self.first_token_seconds = 0.0, 0, 0, None
 
@@ -230,14 +277,16 @@ class Meter:
         """The same (ids, logits), timed."""
         last, passes = time.perf_counter(), session.passes
         for n, (ids, logits) in enumerate(tokens):
-            roofline.synchronize(ids.device)
+            hardware.synchronize(ids.device)
             now = time.perf_counter()
             self.first_token_seconds = self.first_token_seconds or now - last
             if n < self.warm_up:
                 self.uncounted += len(ids)
             else:
                 self.seconds += now - last
-                self.bytes += (session.passes - passes) * (self.weights + sum(layer.nbytes for layer in session.cache or ()))
+                self.bytes += (session.passes - passes) * (
+                    self.weights + sum(layer.nbytes for layer in session.cache or ())
+                )
             last, passes = now, session.passes
             yield ids, logits
 
@@ -249,7 +298,7 @@ class Meter:
         summary = f"first token after {self.first_token_seconds:.2f} s, then {tokens / self.seconds:.1f} tokens/s; {self.about}"
         if self.weights < quantization.CACHE_BYTES:
             return summary
-        speed = roofline.bandwidth(self.device)
+        speed = hardware.bandwidth(self.device)
         return (
             f"{summary}; reading {self.bytes / 1e9:.1f} GB of weights, keys and values at {speed / 1e9:.1f} GB/s would take "
             f"{self.bytes / speed / self.seconds:.0%} of that time"
@@ -264,10 +313,13 @@ def read_model(folder):
 
 def load(config, texts):
     """The model, prepared to write this number of texts, its tokenizer, and its dtype and device in words."""
-    device, imports, begun = configure.pick_device(config.device), time.process_time(), time.perf_counter()
+    device, imports, begun = pick_device(config.device), time.process_time(), time.perf_counter()
     ours = config.init_from == "resume"
-    model, tokenizer = read_model(checkpoint.find(config.out_dir, config.checkpoint) if ours else
-                            pretrained.folder_of(config.init_from, config.checkpoint))
+    model, tokenizer = read_model(
+        checkpoint.find_checkpoint(config.out_dir, config.checkpoint)
+        if ours
+        else pretrained.folder_of(config.init_from, config.checkpoint)
+    )
     model.to(device)
     rows = 1 + config.guesses if config.draft else min(texts, config.batch_size) or 1
     rows = None if config.compile is True else rows
@@ -275,17 +327,26 @@ def load(config, texts):
     read = time.perf_counter()
     model = quantization.prepare_for_inference(model, getattr(torch, dtype), config.quantize, rows)
     if config.verbose:
-        print(f"start: {imports:.2f} s of processor time for imports, {read - begun:.2f} s to read and check the model, "
-              f"{time.perf_counter() - read:.2f} s to lay out its weights", file=sys.stderr)
+        print(
+            f"start: {imports:.2f} s of processor time for imports, {read - begun:.2f} s to read and check the model, "
+            f"{time.perf_counter() - read:.2f} s to lay out its weights",
+            file=sys.stderr,
+        )
     return model, tokenizer, f"{'int8' if config.quantize == 'int8' else dtype}, {device}"
 
 
 def compiled_step(config, model, tokens):
     """The compiled decoding step, or None if the settings do not want one, or for auto if so many tokens in turn do not."""
     device, wanted = model.transformer.wte.weight.device, config.compile
-    step = compiled_decode(model) if (roofline.worth_compiling(device, tokens) if wanted == "auto" else wanted) else None
+    step = (
+        compiled_decode(model)
+        if (hardware.worth_compiling(device, tokens) if wanted == "auto" else wanted)
+        else None
+    )
     if config.compile is True and not step:
-        raise ValueError(f"compile=True: attention={model.config.attention} cannot be compiled: leave it out")
+        raise ValueError(
+            f"compile=True: attention={model.config.attention} cannot be compiled: leave it out"
+        )
     return step
 
 
@@ -299,13 +360,17 @@ def make_guesser(config, model, tokenizer):
             raise ValueError(f"draft={config.draft} is neither ngram nor the folder of a model")
         draft, other = read_model(pretrained.folder_of(config.draft))
         if other.spec() != tokenizer.spec():
-            raise ValueError(f"--draft={config.draft} has another tokenizer than the model: it must be the same")
+            raise ValueError(
+                f"--draft={config.draft} has another tokenizer than the model: it must be the same"
+            )
         draft.to(model.transformer.wte.weight.device)
         dtype = quantization.best_dtype(draft) if config.dtype == "auto" else config.dtype
         draft = quantization.prepare_for_inference(draft, getattr(torch, dtype))
     for attention in (model.config.attention, draft.config.attention):
         if attention not in ATTENTION:
-            raise ValueError(f"--draft: attention={attention} cannot forget what it has read: leave --draft out")
+            raise ValueError(
+                f"--draft: attention={attention} cannot forget what it has read: leave --draft out"
+            )
 
     def guesser(random):
         guess = ngram if draft is model else Draft(draft, config, random, tokenizer.vocab_size)
@@ -333,8 +398,15 @@ def sample(config):
     size, device = model.config.block_size, model.transformer.wte.weight.device
     if prompts == {"--start": SampleConfig.start}:
         prompts = {"--start": default_start(tokenizer)}
-    ids = [encode_prompt(tokenizer, prompt, size, where, tokenizer.begin).to(device) for where, prompt in prompts.items()]
-    texts = [(n, config.seed + sample) for n in range(len(prompts)) for sample in range(config.num_samples)]
+    ids = [
+        encode_prompt(tokenizer, prompt, size, where, tokenizer.begin).to(device)
+        for where, prompt in prompts.items()
+    ]
+    texts = [
+        (n, config.seed + sample)
+        for n in range(len(prompts))
+        for sample in range(config.num_samples)
+    ]
     writers = [Writer(tokenizer, config.stop) for _ in texts]
     printer = Printer([list(prompts.values())[n] for n, _ in texts], writers, config.json)
     lengths = [len(ids[n]) for n, _ in texts]
@@ -350,7 +422,14 @@ def sample(config):
             room = min(config.max_new_tokens, 2 * size)
             session = Session(model, [ids[n] for n, _ in batch], room, compiled=step, after=session)
             random = RandomStream([torch.Generator().manual_seed(seed) for _, seed in batch])
-            tokens = stream(session, config.max_new_tokens, config, random, tokenizer.vocab_size, guesser(random))
+            tokens = stream(
+                session,
+                config.max_new_tokens,
+                config,
+                random,
+                tokenizer.vocab_size,
+                guesser(random),
+            )
             write(meter.timed(session, tokens), [writers[n] for n in numbers], config.json, printer)
     except KeyboardInterrupt:
         printer.interrupt()
@@ -365,7 +444,9 @@ def write(tokens, writers, with_logprobs, printer):
         for token, logits in tokens:
             logprobs = [None] * len(token)
             if with_logprobs:
-                logprobs = logits.float().log_softmax(dim=-1).gather(1, token[:, None])[:, 0].tolist()
+                logprobs = (
+                    logits.float().log_softmax(dim=-1).gather(1, token[:, None])[:, 0].tolist()
+                )
             for writer, *pair in zip(writers, token.tolist(), logprobs):
                 writer.add(*pair)
             if all(writer.ended for writer in writers):
@@ -384,7 +465,11 @@ def converse(config, model, tokenizer, guesser, about):
         raise ValueError("--interactive: the standard input is closed")
     if hasattr(sys.stdin, "reconfigure"):  # only a line that is not UTF-8 is refused
         sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline=None)
-    device, session, step = model.transformer.wte.weight.device, None, compiled_step(config, model, math.inf)
+    device, session, step = (
+        model.transformer.wte.weight.device,
+        None,
+        compiled_step(config, model, math.inf),
+    )
     writers, meter = [], Meter(model, about, step is not None)
     random = RandomStream([torch.Generator().manual_seed(config.seed)])
     guess = guesser(random)
@@ -392,7 +477,9 @@ def converse(config, model, tokenizer, guesser, about):
         try:
             line = input("> " if sys.stdin.isatty() else "")
             begin = () if session else tokenizer.begin
-            ids = encode_prompt(tokenizer, line + "\n", model.config.block_size, "what you typed", begin).to(device)
+            ids = encode_prompt(
+                tokenizer, line + "\n", model.config.block_size, "what you typed", begin
+            ).to(device)
         except EOFError:
             print()
             return print(meter.summary(writers), file=sys.stderr)
@@ -409,10 +496,10 @@ def converse(config, model, tokenizer, guesser, about):
         except KeyboardInterrupt:  # ends this answer
             session.forget()
             writer.end("interrupted")
-            print(configure.for_terminal(writer.unshown()))
+            print(escape_control_characters(writer.unshown()))
         session.trim(begin + len(writer.tokens))
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        sample(configure.parse(SampleConfig, sys.argv[1:]))
+    with one_line_errors():
+        sample(parse_settings(SampleConfig, sys.argv[1:]))

@@ -30,16 +30,29 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import attention_weights, dot
-from engine.common import configure
+from engine.common.checks import at_least
+from engine.common.errors import one_line_errors
+from engine.common.settings import parse_settings
 from engine.plotting import heatmaps
 from experiments.shared import trials
-from engine.common.checks import at_least
 from experiments.shared.labelled import (
-    SENTENCES, WORDS, composed, docstrings, ids_of, read, shared_out, vocabulary_of, words_of,
+    SENTENCES,
+    WORDS,
+    composed,
+    docstrings,
+    ids_of,
+    read,
+    shared_out,
+    vocabulary_of,
+    words_of,
 )
 from masks import present
 
-BAYES, REGRESSION, HIERARCHICAL = "naive Bayes on counts", "linear regression on counts", "hierarchical attention"
+BAYES, REGRESSION, HIERARCHICAL = (
+    "naive Bayes on counts",
+    "linear regression on counts",
+    "hierarchical attention",
+)
 MODELS = {  # name -> a model for so many words and labels
     "average of words": lambda *sizes: Reader(*sizes, hierarchical=False, learned=False),
     "attention to words": lambda *sizes: Reader(*sizes, hierarchical=False, learned=True),
@@ -66,6 +79,7 @@ class Settings(trials.Settings):
 
 
 # ---- The models
+
 
 class Pool(nn.Module):
     """Vectors x (B, N, C), of which some are real (B, N), as one: (B, C), and its weights (B, N).
@@ -108,6 +122,7 @@ class Reader(nn.Module):
 
 # ---- Training
 
+
 def counted(name, train, test):
     """The accuracy of a model that knows of a document nothing but how often it has each word."""
     try:
@@ -137,8 +152,13 @@ def trained(name, train, test, steps, seed):
     with torch.no_grad():
         parts = [model(part) for part in ids_of(test, vocabulary).split(100)]
     scores, weights = (torch.cat([part[n] for part in parts]) for n in (0, 1))
-    found = {"accuracy": statistics.fmean(labels[n] == label for n, (_, label, _) in zip(scores.argmax(1), test)),
-             "sentences": weights[0].tolist(), "words": parts[0][2][0].tolist()}
+    found = {
+        "accuracy": statistics.fmean(
+            labels[n] == label for n, (_, label, _) in zip(scores.argmax(1), test)
+        ),
+        "sentences": weights[0].tolist(),
+        "words": parts[0][2][0].tolist(),
+    }
     if test[0][2] is not None:
         carriers = torch.tensor([at for *_, at in test])
         found["first"] = (weights.argmax(1) == carriers).float().mean().item()
@@ -152,21 +172,31 @@ def tested(name, train, test, steps, seed):
 
 # ---- The picture
 
+
 def draw(runs, document, label, at):
     """Accuracies; of the first kind, the weights of a document's sentences, and those of the words of the heaviest."""
-    drawn, panels = trials.figure(14, 0.19 * min(len(document), SENTENCES) + 1.2, 1, 3, width_ratios=[1, 1.2, 1])
+    drawn, panels = trials.figure(
+        14, 0.19 * min(len(document), SENTENCES) + 1.2, 1, 3, width_ratios=[1, 1.2, 1]
+    )
     for n, (kind, found) in enumerate(runs.items()):
-        means, errors = zip(*(trials.mean(run["accuracy"] for run in of_seeds) for of_seeds in found.values()))
+        means, errors = zip(
+            *(trials.mean(run["accuracy"] for run in of_seeds) for of_seeds in found.values())
+        )
         places = [m + (n + 0.5) / len(runs) * 0.8 - 0.4 for m in range(len(found))]
         panels[0].barh(places, means, 0.8 / len(runs), xerr=errors, label=kind)
     panels[0].set_yticks(range(len(found)), found)
     panels[0].set(xlim=(0, 1), title="test accuracy")
     panels[0].legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=2.5)
     shown = next(iter(runs.values()))[HIERARCHICAL][0]
-    sentences = [sentence if len(sentence) < 60 else sentence[:59] + "…" for sentence in document[:SENTENCES]]
+    sentences = [
+        sentence if len(sentence) < 60 else sentence[:59] + "…" for sentence in document[:SENTENCES]
+    ]
     heaviest = max(range(len(sentences)), key=lambda n: shown["sentences"][n])
     words = words_of(document[heaviest])[:WORDS]
-    for panel, labels, weights in ((panels[1], sentences, shown["sentences"]), (panels[2], words, shown["words"][heaviest])):
+    for panel, labels, weights in (
+        (panels[1], sentences, shown["sentences"]),
+        (panels[2], words, shown["words"][heaviest]),
+    ):
         panel.barh(range(len(labels)), weights[: len(labels)])
         panel.set_yticks(range(len(labels)), [heatmaps.plain(text) for text in labels], fontsize=8)
     for panel in panels:
@@ -184,21 +214,40 @@ def main(config):
         splits = {config.data: [shared_out(own, seed) for seed in range(config.seeds)]}
     else:
         sentences = docstrings()
-        splits = {kind: [composed(sentences, config.documents, seed, crowded) for seed in range(config.seeds)]
-                  for kind, crowded in KINDS.items()}
+        splits = {
+            kind: [
+                composed(sentences, config.documents, seed, crowded) for seed in range(config.seeds)
+            ]
+            for kind, crowded in KINDS.items()
+        }
     names = [BAYES, REGRESSION, *MODELS]
-    jobs = [(name, *split, config.steps, seed) for of_seeds in splits.values() for name in names
-            for seed, split in enumerate(of_seeds)]
-    runs = {kind: trials.by_kind(names, found) for kind, found in trials.by_kind(splits, trials.every(tested, jobs)).items()}
-    tables = {f"{kind}: {len(splits[kind][0][0])} documents to train on, {len(splits[kind][0][1])} to test": [
-        {"model": name, "test accuracy": trials.plus_minus(run["accuracy"] for run in of_seeds)}
-        | {title: trials.plus_minus(run[key] for run in of_seeds) for title, key in FOUND.items() if key in of_seeds[0]}
-        for name, of_seeds in found.items()] for kind, found in runs.items()}
+    jobs = [
+        (name, *split, config.steps, seed)
+        for of_seeds in splits.values()
+        for name in names
+        for seed, split in enumerate(of_seeds)
+    ]
+    runs = {
+        kind: trials.by_kind(names, found)
+        for kind, found in trials.by_kind(splits, trials.every(tested, jobs)).items()
+    }
+    tables = {
+        f"{kind}: {len(splits[kind][0][0])} documents to train on, {len(splits[kind][0][1])} to test": [
+            {"model": name, "test accuracy": trials.plus_minus(run["accuracy"] for run in of_seeds)}
+            | {
+                title: trials.plus_minus(run[key] for run in of_seeds)
+                for title, key in FOUND.items()
+                if key in of_seeds[0]
+            }
+            for name, of_seeds in found.items()
+        ]
+        for kind, found in runs.items()
+    }
     first, *_ = splits.values()
-    trials.store(config, tables, draw(runs, *first[0][1][0]))
+    trials.write_result(config, tables, draw(runs, *first[0][1][0]))
     return runs
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(Settings, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(Settings, sys.argv[1:]))

@@ -29,18 +29,26 @@ from dataclasses import dataclass
 import torch
 
 from attention import FEATURE, fused, linear, masked_fill, tiled
-from engine.common import configure
-from experiments.shared import trials
 from engine.common.checks import at_least
-from engine.common.roofline import peak_bytes
+from engine.common.errors import one_line_errors
+from engine.common.hardware import peak_bytes
+from engine.common.settings import parse_settings
+from experiments.shared import trials
 from masks import causal, full, mean_keys, sliding_window, strided
 from model import GPT, GPTConfig
 
-D, WINDOW, RANK = 64, 64, 64  # size of the head, of the window, and how many keys Linformer makes of all
+D, WINDOW, RANK = (
+    64,
+    64,
+    64,
+)  # size of the head, of the window, and how many keys Linformer makes of all
 SHORT = 256  # bytes of the texts of training, and the shortest length
 QUALITY = {  # name -> settings of the GPT that is trained
-    "softmax": {}, "window": {"window": WINDOW}, "strided": {"visible": f"strided:{math.isqrt(SHORT)}"},
-    "linear": {"attention": "linear"}, "performer": {"attention": "performer"},
+    "softmax": {},
+    "window": {"window": WINDOW},
+    "strided": {"visible": f"strided:{math.isqrt(SHORT)}"},
+    "linear": {"attention": "linear"},
+    "performer": {"attention": "performer"},
 }
 
 
@@ -66,7 +74,9 @@ def two_heads(q, k, v):
     """Child et al.: one head looks at the last S positions, the other at every S-th, which is causal attention in columns."""
     n, S = q.shape[2], stride(q.shape[2])
     local = fused(q, k, v, sliding_window(S))
-    columns = fused(*(x.unflatten(2, (n // S, S)).transpose(2, 3).flatten(1, 2) for x in (q, k, v)))  # (B, H·S, n/S, D)
+    columns = fused(
+        *(x.unflatten(2, (n // S, S)).transpose(2, 3).flatten(1, 2) for x in (q, k, v))
+    )  # (B, H·S, n/S, D)
     return local, columns.unflatten(1, (-1, S)).transpose(2, 3).flatten(2, 3)
 
 
@@ -77,15 +87,36 @@ def linformer(q, k, v, E, F):
 
 def mechanisms(n):
     """name -> (function of q, k, v; how many keys, or features, a query is compared with; its model in QUALITY) for n."""
-    window, strides, features = sliding_window(WINDOW), strided(stride(n)), {name: make(D) for name, make in FEATURE.items()}
+    window, strides, features = (
+        sliding_window(WINDOW),
+        strided(stride(n)),
+        {name: make(D) for name, make in FEATURE.items()},
+    )
     E, F = torch.randn(2, RANK, n, generator=torch.Generator().manual_seed(0)) / math.sqrt(n)
     return {
-        **{path.__name__: (path, mean_keys(causal, n), "softmax") for path in (masked_fill, fused, tiled)},
-        f"sliding window, {WINDOW}": (functools.partial(fused, visible=window), mean_keys(window, n), "window"),
-        "strided, as a mask": (functools.partial(tiled, visible=strides), mean_keys(strides, n), "strided"),
+        **{
+            path.__name__: (path, mean_keys(causal, n), "softmax")
+            for path in (masked_fill, fused, tiled)
+        },
+        f"sliding window, {WINDOW}": (
+            functools.partial(fused, visible=window),
+            mean_keys(window, n),
+            "window",
+        ),
+        "strided, as a mask": (
+            functools.partial(tiled, visible=strides),
+            mean_keys(strides, n),
+            "strided",
+        ),
         "strided, as two heads": (two_heads, mean_keys(strides, n), None),
-        **{name: (functools.partial(linear, feature=feature), len(feature(torch.zeros(1, D))[0]), name)
-           for name, feature in features.items()},
+        **{
+            name: (
+                functools.partial(linear, feature=feature),
+                len(feature(torch.zeros(1, D))[0]),
+                name,
+            )
+            for name, feature in features.items()
+        },
         f"Linformer, {RANK}": (functools.partial(linformer, E=E, F=F), RANK, None),
     }
 
@@ -106,7 +137,10 @@ def costs(lengths):
 
 def exponent(lengths, values):
     """(p, its standard error) of values = c·lengths^p, by least squares of the logarithms of the upper half of them."""
-    x, y = (torch.tensor(some[len(lengths) // 2 :], dtype=torch.float64).log() for some in (lengths, values))
+    x, y = (
+        torch.tensor(some[len(lengths) // 2 :], dtype=torch.float64).log()
+        for some in (lengths, values)
+    )
     x, y = x - x.mean(), y - y.mean()
     p = (x * y).sum() / x.square().sum()
     error = ((y - p * x).square().sum() / max(1, len(x) - 2) / x.square().sum()).sqrt()
@@ -117,9 +151,29 @@ def trained(name, config, seed):
     """The validation loss of a GPT."""
     torch.manual_seed(seed)
     data = trials.text()
-    model = GPT(GPTConfig(block_size=SHORT, vocab_size=256, n_layer=2, n_head=1, n_embd=D, position="rope", norm="rmsnorm",
-                          mlp="relu2", qk_norm=True, bias=False, tie_weights=False, init="zero_out", **QUALITY[name]))
-    trials.fit(model, lambda n: model(*trials.batch(data.train, 8, SHORT, seed, n), only_loss=True)[1], config.steps, 3e-3)
+    model = GPT(
+        GPTConfig(
+            block_size=SHORT,
+            vocab_size=256,
+            n_layer=2,
+            n_head=1,
+            n_embd=D,
+            position="rope",
+            norm="rmsnorm",
+            mlp="relu2",
+            qk_norm=True,
+            bias=False,
+            tie_weights=False,
+            init="zero_out",
+            **QUALITY[name],
+        )
+    )
+    trials.fit(
+        model,
+        lambda n: model(*trials.batch(data.train, 8, SHORT, seed, n), only_loss=True)[1],
+        config.steps,
+        3e-3,
+    )
     return trials.text_loss(model, data.val, SHORT, batches=8)
 
 
@@ -127,7 +181,9 @@ def main(config):
     lengths = [SHORT << n for n in range((config.longest // SHORT).bit_length())]
     [found] = trials.every(costs, [(lengths,)])  # before the other cores are busy
     trials.text()  # before several processes want to make it
-    runs = trials.every(trained, [(name, config, seed) for name in QUALITY for seed in range(config.seeds)])
+    runs = trials.every(
+        trained, [(name, config, seed) for name in QUALITY for seed in range(config.seeds)]
+    )
     losses = trials.by_kind(QUALITY, runs)
 
     rows, longest = [], lengths[-1]
@@ -145,20 +201,48 @@ def main(config):
             panel.plot(lengths, found[name][what], "o-", color=f"C{n}", markersize=4, label=name)
         if model:
             middle, error = trials.mean(losses[model])
-            panels[2].errorbar(found[name]["ms"][-1], middle, error, fmt="o", color=f"C{n}", capsize=2)
-    for panel, what, title in zip(panels, ("ms", "MB"), ("time of a forward pass of one head (ms)", "its peak memory (MB)")):
+            panels[2].errorbar(
+                found[name]["ms"][-1], middle, error, fmt="o", color=f"C{n}", capsize=2
+            )
+    for panel, what, title in zip(
+        panels, ("ms", "MB"), ("time of a forward pass of one head (ms)", "its peak memory (MB)")
+    ):
         panel.set(xscale="log", yscale="log", xlabel="length n", title=title)
         panel.set_xticks(lengths, lengths, fontsize=8)
         panel.minorticks_off()
         floor = min(values[what][0] for values in found.values()) / 2
         for p, text in (1, "n"), (1.5, "n·√n"), (2, "n²"):
-            panel.plot(lengths, [floor * (n / SHORT) ** p for n in lengths], ":", color="#9a978f", linewidth=1)
-            panel.text(1.1 * longest, floor * (longest / SHORT) ** p, text, color="#77746c", fontsize=8, va="center")
+            panel.plot(
+                lengths,
+                [floor * (n / SHORT) ** p for n in lengths],
+                ":",
+                color="#9a978f",
+                linewidth=1,
+            )
+            panel.text(
+                1.1 * longest,
+                floor * (longest / SHORT) ** p,
+                text,
+                color="#77746c",
+                fontsize=8,
+                va="center",
+            )
     panels[1].legend(frameon=False, fontsize=8)
-    panels[2].set(xscale="log", xlabel=f"ms for n = {longest}", title=f"validation loss, texts of {SHORT} bytes")
-    trials.store(config, {"how cost grows, and what is learned": rows}, drawn, lengths=lengths, costs=found, losses=losses)
+    panels[2].set(
+        xscale="log",
+        xlabel=f"ms for n = {longest}",
+        title=f"validation loss, texts of {SHORT} bytes",
+    )
+    trials.write_result(
+        config,
+        {"how cost grows, and what is learned": rows},
+        drawn,
+        lengths=lengths,
+        costs=found,
+        losses=losses,
+    )
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(Settings, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(Settings, sys.argv[1:]))

@@ -25,11 +25,12 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import CrossAttention, attention_weights
-from engine.common import configure
-from experiments.shared import trials
 from engine.common.checks import at_least
-from experiments.shared.digits import DIGITS, LENGTH, SIDE, WORDS, augmented, captions, images
+from engine.common.errors import one_line_errors
+from engine.common.settings import parse_settings
 from engine.plotting.inspection import recording
+from experiments.shared import trials
+from experiments.shared.digits import DIGITS, LENGTH, SIDE, WORDS, augmented, captions, images
 from masks import full
 from model import NORM, Block, GPTConfig, Learned, init_weights
 
@@ -52,6 +53,7 @@ class Settings(trials.Settings):
 
 # ---- Models
 
+
 class Eye(nn.Module):
     """A vision transformer: images (B, 8, 8) -> what it sees in each patch, row by row (B, PATCHES, C)."""
 
@@ -66,7 +68,9 @@ class Eye(nn.Module):
         self.ln_f = NORM[config.norm](config)
         self.head = nn.Linear(config.n_embd, len(DIGITS))
         init_weights(self)
-        nn.init.normal_(self.wpe.weight)  # as large as the patches: nothing else says where they were
+        nn.init.normal_(
+            self.wpe.weight
+        )  # as large as the patches: nothing else says where they were
 
     def forward(self, x):
         patches = F.unfold(x[:, None], PATCH, stride=PATCH).mT  # (B, PATCHES, PATCH²)
@@ -120,14 +124,24 @@ class Captioner(nn.Module):
         return words
 
 
-SHAPE = GPTConfig(block_size=PATCHES, vocab_size=len(WORDS), n_layer=3, n_head=4, n_embd=64, norm="rmsnorm", init="zero_out",
-                  tie_weights=False)
+SHAPE = GPTConfig(
+    block_size=PATCHES,
+    vocab_size=len(WORDS),
+    n_layer=3,
+    n_head=4,
+    n_embd=64,
+    norm="rmsnorm",
+    init="zero_out",
+    tie_weights=False,
+)
 
 
 # ---- Training
 
+
 def fit(model, loss, x, y, steps):
     """Train a model for loss(images, digits), on images that are moved a little each time."""
+
     def of_step(step):
         rows = torch.randint(len(x), (64,))
         return loss(augmented(x[rows]), y[rows])
@@ -144,8 +158,13 @@ def classified(steps, seed):
     fit(eye, lambda x, y: F.cross_entropy(eye.classify(x), y, label_smoothing=0.1), x, y, steps)
     with torch.no_grad():
         right = (eye.classify(test).argmax(1) == labels).float().mean().item()
-    machine = SVC(gamma=0.256).fit(x.flatten(1), y)  # the 0.001 of scikit-learn's own example, for ink from 0 to 1
-    return eye, {"vision transformer": right, "support vector machine": machine.score(test.flatten(1), labels)}
+    machine = SVC(gamma=0.256).fit(
+        x.flatten(1), y
+    )  # the 0.001 of scikit-learn's own example, for ink from 0 to 1
+    return eye, {
+        "vision transformer": right,
+        "support vector machine": machine.score(test.flatten(1), labels),
+    }
 
 
 def captioned(eye, looks, steps, seed):
@@ -164,7 +183,11 @@ def captioned(eye, looks, steps, seed):
             model(test[:SHOWN], said[:SHOWN, :-1])
     same = (said == right).float()
     found = [same[:, word].mean().item() for word in (2, 3, 5)] + [same.prod(1).mean().item()]
-    shown = {"images": test[:SHOWN].numpy(), "said": said[:SHOWN].tolist(), "where": maps[0].mean(1).numpy()}
+    shown = {
+        "images": test[:SHOWN].numpy(),
+        "said": said[:SHOWN].tolist(),
+        "where": maps[0].mean(1).numpy(),
+    }
     return dict(zip(RIGHT, found)) | shown
 
 
@@ -172,19 +195,29 @@ def trained(steps, seed):
     """What classified finds, and what captioned does with the same eye, as in the paper, for each kind of captioner."""
     torch.manual_seed(seed)
     eye, found = classified(steps, seed)
-    return found | {name: captioned(copy.deepcopy(eye), looks, 2 * steps // 3, seed) for name, looks in KINDS.items()}
+    return found | {
+        name: captioned(copy.deepcopy(eye), looks, 2 * steps // 3, seed)
+        for name, looks in KINDS.items()
+    }
 
 
 # ---- The picture
 
+
 def draw(captioner):
     """Images, and over them where the captioner looks for each word: the redder a patch, the larger its part of the largest."""
     drawn, panels = trials.figure(1.7 * (1 + LENGTH), 2 * SHOWN, SHOWN, 1 + LENGTH)
-    for n, (image, said, where) in enumerate(zip(*(captioner[key] for key in ("images", "said", "where")))):
-        for panel, weights, title in zip(panels[n], [np.zeros(PATCHES), *where], ["", *(WORDS[word] for word in said[1:])]):
+    for n, (image, said, where) in enumerate(
+        zip(*(captioner[key] for key in ("images", "said", "where")))
+    ):
+        for panel, weights, title in zip(
+            panels[n], [np.zeros(PATCHES), *where], ["", *(WORDS[word] for word in said[1:])]
+        ):
             panel.imshow(image, cmap="gray_r", vmin=0, vmax=1)
             seen = np.kron(weights.reshape(SIDE // PATCH, -1), np.ones((PATCH, PATCH)))
-            panel.imshow(0 * seen, cmap="autumn", alpha=0.7 * seen / max(seen.max(), 1e-6))  # red, the more the larger
+            panel.imshow(
+                0 * seen, cmap="autumn", alpha=0.7 * seen / max(seen.max(), 1e-6)
+            )  # red, the more the larger
             panel.set_title(title, fontsize=11)
             panel.axis("off")
     return drawn
@@ -192,14 +225,23 @@ def draw(captioner):
 
 def main(config):
     runs = trials.every(trained, [(config.steps, seed) for seed in range(config.seeds)])
-    digits = [{"model": name, "test accuracy": trials.plus_minus(run[name] for run in runs)}
-              for name in ("vision transformer", "support vector machine")]
-    words = [{"captioner": name} | {what: trials.plus_minus(run[name][what] for run in runs) for what in RIGHT}
-             for name in KINDS]
-    trials.store(config, {"which digit": digits, "captions": words}, draw(runs[0]["looks at the patches for each word"]))
+    digits = [
+        {"model": name, "test accuracy": trials.plus_minus(run[name] for run in runs)}
+        for name in ("vision transformer", "support vector machine")
+    ]
+    words = [
+        {"captioner": name}
+        | {what: trials.plus_minus(run[name][what] for run in runs) for what in RIGHT}
+        for name in KINDS
+    ]
+    trials.write_result(
+        config,
+        {"which digit": digits, "captions": words},
+        draw(runs[0]["looks at the patches for each word"]),
+    )
     return runs
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(Settings, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(Settings, sys.argv[1:]))

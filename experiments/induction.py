@@ -26,10 +26,11 @@ import torch
 import torch.nn.functional as F
 
 from attention import attention_weights
-from engine.common import configure
+from engine.common.checks import at_least
+from engine.common.errors import one_line_errors
+from engine.common.settings import parse_settings
 from engine.plotting import heatmaps, inspection
 from experiments.shared import trials
-from engine.common.checks import at_least
 from masks import positions
 from model import GPT, GPTConfig
 
@@ -66,20 +67,40 @@ def measure(model, ids, period, shown):
         logits, _ = model(ids[:, :-1], ids[:, 1:])
     i, j = positions(T, T)
     again = i[:, 0] >= period  # (B, T): the query's token has been there before
-    after = (j <= i) & (j > 0) & ((i + 1 - j) % period[..., None] == 0)  # (B, T, T): what followed it
+    after = (
+        (j <= i) & (j > 0) & ((i + 1 - j) % period[..., None] == 0)
+    )  # (B, T, T): what followed it
     losses = F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
     weights = torch.stack(maps)  # (n_layer, B, H, T, T)
-    followed = (weights * after[:, None]).sum(-1).transpose(1, 2)[:, :, again]  # (n_layer, H, queries)
-    return {"new": losses[:, : SHORTEST - 1].mean().item(), "again": losses[again].mean().item(),
-            "induction": followed.mean(-1).tolist(),
-            "previous token": weights.diagonal(-1, -2, -1).mean((1, 3)).tolist()}, weights[:, shown].numpy()
+    followed = (
+        (weights * after[:, None]).sum(-1).transpose(1, 2)[:, :, again]
+    )  # (n_layer, H, queries)
+    return {
+        "new": losses[:, : SHORTEST - 1].mean().item(),
+        "again": losses[again].mean().item(),
+        "induction": followed.mean(-1).tolist(),
+        "previous token": weights.diagonal(-1, -2, -1).mean((1, 3)).tolist(),
+    }, weights[:, shown].numpy()
 
 
 def trained(n_layer, steps, every, seed):
     """What training does to the heads of a GPT: measurements every few steps, and its maps of one sequence before and after."""
     torch.manual_seed(seed)
-    model = GPT(GPTConfig(block_size=T, vocab_size=VOCAB, n_layer=n_layer, n_head=2, n_embd=64, mlp_size=64,
-                          position="rope", rope_base=100.0, norm="rmsnorm", bias=False, tie_weights=False))
+    model = GPT(
+        GPTConfig(
+            block_size=T,
+            vocab_size=VOCAB,
+            n_layer=n_layer,
+            n_head=2,
+            n_embd=64,
+            mlp_size=64,
+            position="rope",
+            rope_base=100.0,
+            norm="rmsnorm",
+            bias=False,
+            tie_weights=False,
+        )
+    )
     generator = torch.Generator().manual_seed(seed)
     held_out, curve, maps = sequences(64, generator), [], []
     shown = (held_out[1].flatten() - T // 4).abs().argmin()  # a sequence that comes four times
@@ -97,7 +118,12 @@ def trained(n_layer, steps, every, seed):
 
     trials.fit(model, loss, steps, 5e-3)
     watch(steps)
-    return {"curve": curve, "before": maps[0], "after": maps[-1], "ids": held_out[0][shown].tolist()}
+    return {
+        "curve": curve,
+        "before": maps[0],
+        "after": maps[-1],
+        "ids": held_out[0][shown].tolist(),
+    }
 
 
 def steps_of(run):
@@ -112,17 +138,27 @@ def best(run, layer, kind):
 
 def begins(run):
     """The first step measured at which a head of the last layer is an induction head; None if there is none."""
-    return next((found["step"] for found in run["curve"] if max(found["induction"][-1]) > HALF), None)
+    return next(
+        (found["step"] for found in run["curve"] if max(found["induction"][-1]) > HALF), None
+    )
 
 
 def row(n_layer, runs):
-    last, steps = [run["curve"][-1] for run in runs], [step for run in runs if (step := begins(run)) is not None]
-    return {"layers": n_layer, "loss, new tokens": trials.plus_minus(found["new"] for found in last),
-            "loss, again": trials.plus_minus(found["again"] for found in last),
-            "previous token, first layer": trials.plus_minus(max(found["previous token"][0]) for found in last),
-            "induction, last layer": trials.plus_minus(max(found["induction"][-1]) for found in last),
-            "runs with an induction head": f"{len(steps)} of {len(runs)}",
-            "from step": trials.plus_minus(steps, 0) if steps else None}
+    last, steps = (
+        [run["curve"][-1] for run in runs],
+        [step for run in runs if (step := begins(run)) is not None],
+    )
+    return {
+        "layers": n_layer,
+        "loss, new tokens": trials.plus_minus(found["new"] for found in last),
+        "loss, again": trials.plus_minus(found["again"] for found in last),
+        "previous token, first layer": trials.plus_minus(
+            max(found["previous token"][0]) for found in last
+        ),
+        "induction, last layer": trials.plus_minus(max(found["induction"][-1]) for found in last),
+        "runs with an induction head": f"{len(steps)} of {len(runs)}",
+        "from step": trials.plus_minus(steps, 0) if steps else None,
+    }
 
 
 def draw(runs):
@@ -130,14 +166,26 @@ def draw(runs):
     drawn, panels = trials.figure(13, 7.2, 2, 3, width_ratios=[1.5, 1, 1])
     for n_layer, of_seeds in runs.items():
         for n, run in enumerate(of_seeds):
-            panels[0, 0].plot(steps_of(run), [found["again"] for found in run["curve"]], color=f"C{n_layer - 1}", linewidth=1,
-                              label=f"{n_layer} layer{'s' * (n_layer > 1)}" if not n else None)
+            panels[0, 0].plot(
+                steps_of(run),
+                [found["again"] for found in run["curve"]],
+                color=f"C{n_layer - 1}",
+                linewidth=1,
+                label=f"{n_layer} layer{'s' * (n_layer > 1)}" if not n else None,
+            )
     for n, run in enumerate(runs[2]):
         for layer, kind in enumerate(("previous token", "induction")):
-            panels[1, 0].plot(steps_of(run), best(run, layer, kind), color=f"C{layer + 2}", linewidth=1,
-                              label=f"{kind}, layer {layer + 1}" if not n else None)
+            panels[1, 0].plot(
+                steps_of(run),
+                best(run, layer, kind),
+                color=f"C{layer + 2}",
+                linewidth=1,
+                label=f"{kind}, layer {layer + 1}" if not n else None,
+            )
     panels[0, 0].axhline(math.log(VOCAB), color="grey", linestyle=":", linewidth=1)
-    panels[0, 0].set(title="loss of tokens that come again (dotted: a guess)", ylabel="nats", ylim=0)
+    panels[0, 0].set(
+        title="loss of tokens that come again (dotted: a guess)", ylabel="nats", ylim=0
+    )
     panels[1, 0].set(title="attention of the best heads of two layers", xlabel="step", ylim=(0, 1))
     for panel in panels[:, 0]:
         panel.legend(frameon=False)
@@ -145,20 +193,26 @@ def draw(runs):
     for layer, of_layer in enumerate(panels[:, 1:]):
         for panel, when in zip(of_layer, ("before", "after")):
             image = heatmaps.draw(panel, run[when][layer].mean(0), run["ids"][:T], most=0)
-            panel.set_title(f"layer {layer + 1}, {when} training")  # the mean of its heads, which share the work
+            panel.set_title(
+                f"layer {layer + 1}, {when} training"
+            )  # the mean of its heads, which share the work
     heatmaps.scale(drawn, image, panels[:, 1:])
     return drawn
 
 
 def main(config):
-    jobs = [(n_layer, config.steps, config.every, seed) for n_layer in LAYERS for seed in range(config.seeds)]
+    jobs = [
+        (n_layer, config.steps, config.every, seed)
+        for n_layer in LAYERS
+        for seed in range(config.seeds)
+    ]
     found = trials.every(trained, jobs)
     runs = trials.by_kind(LAYERS, found)
     rows = [row(n_layer, of_seeds) for n_layer, of_seeds in runs.items()]
-    trials.store(config, {f"a guess has a loss of {math.log(VOCAB):.3f}": rows}, draw(runs))
+    trials.write_result(config, {f"a guess has a loss of {math.log(VOCAB):.3f}": rows}, draw(runs))
     return runs
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(Settings, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(Settings, sys.argv[1:]))

@@ -25,14 +25,17 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from engine.common import configure
-from experiments.shared import trials
 from engine.common.checks import at_least
+from engine.common.errors import one_line_errors
+from engine.common.settings import parse_settings
+from experiments.shared import trials
 from model import GPT, GPTConfig, NoPosition
 
 D = 64  # width of the models, and size of their one head
 MECHANISMS = {
-    "softmax": {}, "linear": {"attention": "linear"}, "performer": {"attention": "performer"},
+    "softmax": {},
+    "linear": {"attention": "linear"},
+    "performer": {"attention": "performer"},
     **{visible: {"visible": visible} for visible in ("sliding_window:32", "local_global:16,16")},
 }
 
@@ -74,14 +77,32 @@ def sequences(pairs, count, keys, seed):
     value = torch.randint(keys, 2 * keys, (count, pairs), generator=random)
     order = torch.rand(count, pairs, generator=random).argsort(1)
     shown = torch.stack([key, value], dim=2).flatten(1)  # (count, 2·pairs)
-    return (torch.cat([shown, key.gather(1, order)], dim=1),
-            torch.cat([torch.full_like(shown, -1), value.gather(1, order)], dim=1))
+    return (
+        torch.cat([shown, key.gather(1, order)], dim=1),
+        torch.cat([torch.full_like(shown, -1), value.gather(1, order)], dim=1),
+    )
 
 
 def build(name, config, pairs):
-    model = GPT(GPTConfig(block_size=3 * pairs, vocab_size=2 * config.keys, n_layer=1, n_head=1, n_embd=D, position="none",
-                          norm="rmsnorm", mlp="relu2", qk_norm=True, bias=False, init="zero_out", **MECHANISMS[name]))
-    model.transformer["wpe"] = Shift()  # not in POSITION: with a cache, it would have to remember the last token
+    model = GPT(
+        GPTConfig(
+            block_size=3 * pairs,
+            vocab_size=2 * config.keys,
+            n_layer=1,
+            n_head=1,
+            n_embd=D,
+            position="none",
+            norm="rmsnorm",
+            mlp="relu2",
+            qk_norm=True,
+            bias=False,
+            init="zero_out",
+            **MECHANISMS[name],
+        )
+    )
+    model.transformer["wpe"] = (
+        Shift()
+    )  # not in POSITION: with a cache, it would have to remember the last token
     return model
 
 
@@ -92,7 +113,10 @@ def trained(name, config, seed):
 
     def loss(step):
         pairs = sizes[step % len(sizes)]
-        return model(*sequences(pairs, max(1, 1536 // (3 * pairs)), config.keys, seed << 32 | step), only_loss=True)[1]
+        return model(
+            *sequences(pairs, max(1, 1536 // (3 * pairs)), config.keys, seed << 32 | step),
+            only_loss=True,
+        )[1]
 
     trials.fit(model, loss, config.steps, 1e-2)
     found = {}
@@ -108,7 +132,9 @@ def milliseconds(config):
     """Of reading one sequence on one thread, by the number of pairs and the mechanism."""
     found = {}
     for pairs in doubled(config.most_timed):
-        x = torch.zeros(1, 3 * pairs, dtype=torch.long)  # what is read makes no difference to the time
+        x = torch.zeros(
+            1, 3 * pairs, dtype=torch.long
+        )  # what is read makes no difference to the time
         for name in MECHANISMS:
             model = build(name, config, pairs)
             model(x)  # warms up
@@ -127,19 +153,44 @@ def memory(name, pairs):
 
 def main(config):
     [times] = trials.every(milliseconds, [(config,)])  # before the other cores are busy
-    runs = trials.every(trained, [(name, config, seed) for name in MECHANISMS for seed in range(config.seeds)])
+    runs = trials.every(
+        trained, [(name, config, seed) for name in MECHANISMS for seed in range(config.seeds)]
+    )
     runs = trials.by_kind(MECHANISMS, runs)
     sizes, longest = doubled(config.most_pairs), max(times)
-    recall = [{"recall of": name, **{f"{pairs} pairs": trials.plus_minus(run[pairs] for run in found) for pairs in sizes}}
-              for name, found in runs.items()]
-    costs = [{"a sequence read by": name, "numbers kept, 64 pairs": memory(name, 64), f"{longest} pairs": memory(name, longest),
-              **{f"ms, {pairs} pairs": times[pairs][name] for pairs in times if pairs >= longest // 16}} for name in MECHANISMS]
+    recall = [
+        {
+            "recall of": name,
+            **{f"{pairs} pairs": trials.plus_minus(run[pairs] for run in found) for pairs in sizes},
+        }
+        for name, found in runs.items()
+    ]
+    costs = [
+        {
+            "a sequence read by": name,
+            "numbers kept, 64 pairs": memory(name, 64),
+            f"{longest} pairs": memory(name, longest),
+            **{
+                f"ms, {pairs} pairs": times[pairs][name]
+                for pairs in times
+                if pairs >= longest // 16
+            },
+        }
+        for name in MECHANISMS
+    ]
 
     drawn, (left, right) = trials.figure(10, 3.8, 1, 2)
     for n, (name, found) in enumerate(runs.items()):
         means, errors = zip(*(trials.mean(run[pairs] for run in found) for pairs in sizes))
         left.errorbar(sizes, means, errors, fmt="o-", color=f"C{n}", markersize=4, capsize=2)
-        right.plot([*times], [times[pairs][name] for pairs in times], "o-", color=f"C{n}", markersize=4, label=name)
+        right.plot(
+            [*times],
+            [times[pairs][name] for pairs in times],
+            "o-",
+            color=f"C{n}",
+            markersize=4,
+            label=name,
+        )
     left.set(ylabel="share of right answers", ylim=(0, 1.03), title="recall")
     right.set(ylabel="ms", yscale="log", title="time to read one sequence")
     for panel, ticks in (left, sizes), (right, [*times]):
@@ -147,9 +198,15 @@ def main(config):
         panel.set_xticks(ticks, ticks)
         panel.minorticks_off()
     right.legend(frameon=False, fontsize=8)
-    trials.store(config, {"share of right answers": recall, "what it costs": costs}, drawn, runs=runs, milliseconds=times)
+    trials.write_result(
+        config,
+        {"share of right answers": recall, "what it costs": costs},
+        drawn,
+        runs=runs,
+        milliseconds=times,
+    )
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(Settings, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(Settings, sys.argv[1:]))

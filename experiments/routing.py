@@ -33,11 +33,12 @@ import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import attention_weights, dot
-from engine.common import configure
+from engine.common.checks import at_least
+from engine.common.errors import one_line_errors
+from engine.common.hardware import time_interleaved
+from engine.common.settings import parse_settings
 from engine.plotting import heatmaps
 from experiments.shared import trials
-from engine.common.checks import at_least
-from engine.common.roofline import take_turns
 from masks import full
 from model import GPT, MLP, GPTConfig, init_weights
 
@@ -54,11 +55,20 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "dense": Kind(), "routed": Kind(keys="learned", balance=BALANCE), "routed, not balanced": Kind(keys="learned"),
-    "routed by random keys": Kind(keys="random"), "dense, as large as all experts": Kind(LARGE),
+    "dense": Kind(),
+    "routed": Kind(keys="learned", balance=BALANCE),
+    "routed, not balanced": Kind(keys="learned"),
+    "routed by random keys": Kind(keys="random"),
+    "dense, as large as all experts": Kind(LARGE),
 }
-BYTES = {"a-z": string.ascii_lowercase, "A-Z": string.ascii_uppercase, "0-9": string.digits, "space": " ", "newline": "\n",
-         "signs": string.punctuation}
+BYTES = {
+    "a-z": string.ascii_lowercase,
+    "A-Z": string.ascii_uppercase,
+    "0-9": string.digits,
+    "space": " ",
+    "newline": "\n",
+    "signs": string.punctuation,
+}
 
 
 def load(chosen):
@@ -74,14 +84,23 @@ class Routed(nn.Module):
 
     def __init__(self, config, keys):
         super().__init__()
-        self.keys = nn.Parameter(torch.randn(EXPERTS, config.n_embd) / config.n_embd**0.5, requires_grad=keys == "learned")
-        expert = replace(config, mlp_size=config.mlp_size // CHOSEN)  # together, those chosen are as large as a dense MLP
+        self.keys = nn.Parameter(
+            torch.randn(EXPERTS, config.n_embd) / config.n_embd**0.5,
+            requires_grad=keys == "learned",
+        )
+        expert = replace(
+            config, mlp_size=config.mlp_size // CHOSEN
+        )  # together, those chosen are as large as a dense MLP
         self.experts = nn.ModuleList(MLP[config.mlp](expert) for _ in range(EXPERTS))
 
     def forward(self, x):
-        weights = attention_weights(x[:, None], self.keys.expand(len(x), 1, -1, -1), full, dot).flatten(0, 2)  # (B·T, EXPERTS)
+        weights = attention_weights(
+            x[:, None], self.keys.expand(len(x), 1, -1, -1), full, dot
+        ).flatten(0, 2)  # (B·T, EXPERTS)
         largest, self.chosen = weights.topk(CHOSEN)  # both (B·T, CHOSEN)
-        self.balance_loss = EXPERTS / CHOSEN * (load(self.chosen) * weights.mean(0)).sum()  # 1 if balanced (Fedus, equation 4)
+        self.balance_loss = (
+            EXPERTS / CHOSEN * (load(self.chosen) * weights.mean(0)).sum()
+        )  # 1 if balanced (Fedus, equation 4)
         largest, tokens = largest / largest.sum(1, keepdim=True), x.flatten(0, 1)
         y = torch.zeros_like(tokens)
         for n, expert in enumerate(self.experts):
@@ -106,9 +125,23 @@ class Settings(trials.Settings):
 def new_model(kind, attention="fused"):
     """A GPT of this kind, and its routed MLPs: none, or one in each layer."""
     kind = KINDS[kind]
-    model = GPT(GPTConfig(block_size=T, vocab_size=256, n_layer=2, n_head=4, n_embd=WIDTH, position="rope", norm="rmsnorm",
-                          mlp="relu2", mlp_size=kind.mlp_size, bias=False, tie_weights=False, init="zero_out",
-                          attention=attention))
+    model = GPT(
+        GPTConfig(
+            block_size=T,
+            vocab_size=256,
+            n_layer=2,
+            n_head=4,
+            n_embd=WIDTH,
+            position="rope",
+            norm="rmsnorm",
+            mlp="relu2",
+            mlp_size=kind.mlp_size,
+            bias=False,
+            tie_weights=False,
+            init="zero_out",
+            attention=attention,
+        )
+    )
     if not kind.keys:
         return model, []
     for block in model.transformer.h:
@@ -132,7 +165,9 @@ def trained(kind, config, seed):
         x, _ = trials.batch(data.val, 256, T, 0)
         with torch.no_grad():
             model(x)
-        kinds = torch.tensor([[chr(byte) in of_kind for byte in x.flatten()] for of_kind in BYTES.values()])
+        kinds = torch.tensor(
+            [[chr(byte) in of_kind for byte in x.flatten()] for of_kind in BYTES.values()]
+        )
         found["load"] = [load(mlp.chosen).tolist() for mlp in routed]
         found["bytes"] = [[load(mlp.chosen[rows]).tolist() for rows in kinds] for mlp in routed]
     return found
@@ -142,12 +177,21 @@ def costs():
     """{kind: its parameters, FLOPs per token, and the time of a step's passes, as a multiple of the first kind's}."""
     x, y = torch.randint(256, (2, 16, T))
     models, found = {kind: new_model(kind)[0] for kind in KINDS}, {}
-    rounds = take_turns([lambda model=model: model(x, y)[1].backward() for model in models.values()], 15, torch.device("cpu"))
+    rounds = time_interleaved(
+        [lambda model=model: model(x, y)[1].backward() for model in models.values()],
+        15,
+        torch.device("cpu"),
+    )
     for kind, times in zip(models, zip(*([time / each[0] for time in each] for each in rounds))):
         with FlopCounterMode(display=False) as counter:
-            new_model(kind, "masked_fill")[0](x, y)  # whose products it sees, those with the future included
-        found[kind] = {"parameters": sum(p.numel() for p in models[kind].parameters()),
-                       "MFLOP of a token": counter.get_total_flops() / x.numel() / 1e6, "time": statistics.median(times)}
+            new_model(kind, "masked_fill")[0](
+                x, y
+            )  # whose products it sees, those with the future included
+        found[kind] = {
+            "parameters": sum(p.numel() for p in models[kind].parameters()),
+            "MFLOP of a token": counter.get_total_flops() / x.numel() / 1e6,
+            "time": statistics.median(times),
+        }
     return found
 
 
@@ -158,16 +202,31 @@ def draw(runs):
         mean, error = trials.mean(run["loss"] for run in found)
         panels[0].errorbar(mean, n, xerr=error, fmt="o", capsize=3)
         if KINDS[kind].keys:
-            parts = torch.tensor([run["load"] for run in found]).sort(descending=True).values.mean((0, 1))
-            panels[1].plot(range(1, EXPERTS + 1), parts, "o-", color=f"C{n}", markersize=4, label=kind)
+            parts = (
+                torch.tensor([run["load"] for run in found])
+                .sort(descending=True)
+                .values.mean((0, 1))
+            )
+            panels[1].plot(
+                range(1, EXPERTS + 1), parts, "o-", color=f"C{n}", markersize=4, label=kind
+            )
     panels[0].set_yticks(range(len(runs)), runs)
     panels[0].invert_yaxis()
     panels[0].set(title="validation loss (nats per byte)")
     panels[1].axhline(CHOSEN / EXPERTS, color="#9a978f", linestyle=":", linewidth=1)
-    panels[1].set(ylim=(0, None), xlabel="expert, from the most to the least asked", title="part of tokens that ask it")
+    panels[1].set(
+        ylim=(0, None),
+        xlabel="expert, from the most to the least asked",
+        title="part of tokens that ask it",
+    )
     panels[1].legend(frameon=False, fontsize=8)
     for layer, panel in enumerate(panels[2:]):
-        heatmaps.cells(panel, runs["routed"][0]["bytes"][layer], [*BYTES], [str(n) for n in range(1, EXPERTS + 1)])
+        heatmaps.cells(
+            panel,
+            runs["routed"][0]["bytes"][layer],
+            [*BYTES],
+            [str(n) for n in range(1, EXPERTS + 1)],
+        )
         panel.set(title=f"routed, layer {layer + 1}: who asks", xlabel="expert", aspect="auto")
     return drawn
 
@@ -175,20 +234,32 @@ def draw(runs):
 def main(config):
     trials.text()  # before several processes want to make it
     [spent] = trials.every(costs, [()])  # before the other cores are busy
-    runs = trials.every(trained, [(kind, config, seed) for kind in KINDS for seed in range(config.seeds)])
+    runs = trials.every(
+        trained, [(kind, config, seed) for kind in KINDS for seed in range(config.seeds)]
+    )
     runs, rows = trials.by_kind(KINDS, runs), []
     first, *_ = runs.values()
     for kind, found in runs.items():
-        row = {"MLP": kind, "validation loss": trials.plus_minus(run["loss"] for run in found),
-               f"less than {[*KINDS][0]}": trials.plus_minus(one["loss"] - run["loss"] for one, run in zip(first, found))}
+        row = {
+            "MLP": kind,
+            "validation loss": trials.plus_minus(run["loss"] for run in found),
+            f"less than {[*KINDS][0]}": trials.plus_minus(
+                one["loss"] - run["loss"] for one, run in zip(first, found)
+            ),
+        }
         for what, of in (("most", max), ("least", min)):  # the mean of the layers
             parts = [statistics.fmean(map(of, run["load"])) for run in found if "load" in run]
             row[f"ask the {what} asked expert"] = trials.plus_minus(parts) if parts else None
         rows.append(row | spent[kind])
-    trials.store(config, {f"{EXPERTS} experts, of which each token asks {CHOSEN}": rows}, draw(runs), runs=runs)
+    trials.write_result(
+        config,
+        {f"{EXPERTS} experts, of which each token asks {CHOSEN}": rows},
+        draw(runs),
+        runs=runs,
+    )
     return runs
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(Settings, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(Settings, sys.argv[1:]))

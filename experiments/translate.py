@@ -35,12 +35,32 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from attention import ATTENTION, Additive, CrossAttention, General, attention_weights, dot, present, sinusoidal
-from engine.common import configure
+from attention import (
+    ATTENTION,
+    Additive,
+    CrossAttention,
+    General,
+    attention_weights,
+    dot,
+    present,
+    sinusoidal,
+)
+from engine.common.checks import at_least, check_heads, choose
+from engine.common.errors import one_line_errors
+from engine.common.settings import parse_settings
 from engine.plotting import heatmaps
 from experiments.shared import translation, trials
-from engine.common.checks import at_least, check_heads, choose
-from experiments.shared.translation import END, Vocabulary, alignment, batches, bleu, by_length, padded, sentences, translated
+from experiments.shared.translation import (
+    END,
+    Vocabulary,
+    alignment,
+    batches,
+    bleu,
+    by_length,
+    padded,
+    sentences,
+    translated,
+)
 from model import Block, GPTConfig
 
 HEADS = 4  # of the transformer
@@ -85,17 +105,22 @@ class Settings(translation.Settings):
 
 # ---- Models: encode(source, real) -> memory · decode(target, memory, past) -> logits of what follows each piece, and the past
 
+
 class Embedding(nn.Module):
     """Vectors for pieces and where they stand, which also score the pieces that may follow. The first stands at `start`."""
 
     def __init__(self, vocab_size, config):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(vocab_size, config.n_embd) / math.sqrt(config.n_embd))
+        self.weight = nn.Parameter(
+            torch.randn(vocab_size, config.n_embd) / math.sqrt(config.n_embd)
+        )
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, numbers, start=0):
         T, C = start + numbers.shape[1], self.weight.shape[1]
-        return self.dropout(F.embedding(numbers, self.weight) * math.sqrt(C) + sinusoidal(T, C)[start:].float())
+        return self.dropout(
+            F.embedding(numbers, self.weight) * math.sqrt(C) + sinusoidal(T, C)[start:].float()
+        )
 
     def scores(self, y):
         return self.dropout(y) @ self.weight.T
@@ -113,14 +138,23 @@ class Recurrent(nn.Module):
         C = config.n_embd
         self.patience = config.patience if score is None else 1  # times the steps
         self.embed = Embedding(vocab_size, config)
-        self.encoder, self.decoder = nn.GRU(C, C // 2, batch_first=True, bidirectional=True), nn.GRU(C, C, batch_first=True)
+        self.encoder, self.decoder = (
+            nn.GRU(C, C // 2, batch_first=True, bidirectional=True),
+            nn.GRU(C, C, batch_first=True),
+        )
         self.begin, self.combine = nn.Linear(C, C), nn.Linear(2 * C, C)
         self.attention, self.score = ATTENTION["masked_fill"], score and score(C)
 
     def encode(self, source, real):
-        packed = pack_padded_sequence(self.embed(source), real.sum(1), batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(
+            self.embed(source), real.sum(1), batch_first=True, enforce_sorted=False
+        )
         states, last = self.encoder(packed)
-        return pad_packed_sequence(states, batch_first=True)[0][:, None], last.transpose(0, 1).flatten(1), real  # (B, 1, S, C)
+        return (
+            pad_packed_sequence(states, batch_first=True)[0][:, None],
+            last.transpose(0, 1).flatten(1),
+            real,
+        )  # (B, 1, S, C)
 
     def new_past(self, memory, longest):
         return torch.tanh(self.begin(memory[1]))[None], 0
@@ -160,7 +194,9 @@ class Transformer(nn.Module):
 
     def __init__(self, vocab_size, config):
         super().__init__()
-        shape = GPTConfig(n_embd=config.n_embd, n_head=HEADS, mlp_size=2 * config.n_embd, dropout=config.dropout)
+        shape = GPTConfig(
+            n_embd=config.n_embd, n_head=HEADS, mlp_size=2 * config.n_embd, dropout=config.dropout
+        )
         self.embed = Embedding(vocab_size, config)
         self.reader, self.writer = Block(shape, 0), Block(shape, 0)
         self.look = CrossAttention(config.n_embd, HEADS, dropout=config.dropout)
@@ -181,12 +217,20 @@ class Transformer(nn.Module):
         return self.embed.scores(self.ln(x)), past
 
 
-SCORES = {"none": None, "additive": lambda C: Additive(C, C // 4), "general": General, "dot": lambda C: dot}
-MODELS = {name: functools.partial(Recurrent, score=score) for name, score in SCORES.items()} | {"transformer": Transformer}
+SCORES = {
+    "none": None,
+    "additive": lambda C: Additive(C, C // 4),
+    "general": General,
+    "dot": lambda C: dot,
+}
+MODELS = {name: functools.partial(Recurrent, score=score) for name, score in SCORES.items()} | {
+    "transformer": Transformer
+}
 COLOR = dict(zip(MODELS, ("C3", "C0", "C9", "C2", "C4")))
 
 
 # ---- Training and testing
+
 
 def trained(config, name, vocabulary, train, test, seed):
     """BLEU of a model for all sentences of the test, greedily and by beam search, and for those of each length."""
@@ -196,29 +240,42 @@ def trained(config, name, vocabulary, train, test, seed):
 
     def loss(step):
         rows = next(endless)
-        (source, real), (target, known) = (padded([train[n][side] for n in rows]) for side in (0, 1))
+        (source, real), (target, known) = (
+            padded([train[n][side] for n in rows]) for side in (0, 1)
+        )
         logits, _ = model.decode(F.pad(target, (1, -1), value=END), model.encode(source, real))
         return F.cross_entropy(logits[known], target[known], label_smoothing=config.label_smoothing)
 
     trials.fit(model, loss, round(config.steps * model.patience), config.learning_rate)
     sources, right = zip(*test)
     greedy, found = (translated(model, vocabulary, sources, beam) for beam in (1, config.beam))
-    return {"greedy": bleu(greedy, right), "beam": bleu(found, right),
-            "alignment": alignment(model, vocabulary, config.example, config.beam, attention_weights),
-            "lengths": {length: bleu([found[n] for n in rows], [right[n] for n in rows])
-                        for length, rows in by_length(sources, config.bin).items()}}
+    return {
+        "greedy": bleu(greedy, right),
+        "beam": bleu(found, right),
+        "alignment": alignment(model, vocabulary, config.example, config.beam, attention_weights),
+        "lengths": {
+            length: bleu([found[n] for n in rows], [right[n] for n in rows])
+            for length, rows in by_length(sources, config.bin).items()
+        },
+    }
 
 
 def draw(config, runs):
     """BLEU by length, and where the first run of each model that has attention looks."""
     maps = {name: found[0]["alignment"] for name, found in runs.items() if found[0]["alignment"][2]}
-    drawn, panels = trials.figure(5 + 3 * len(maps), 4, 1, 1 + len(maps), width_ratios=[1.6] + [1] * len(maps), squeeze=False)
+    drawn, panels = trials.figure(
+        5 + 3 * len(maps), 4, 1, 1 + len(maps), width_ratios=[1.6] + [1] * len(maps), squeeze=False
+    )
     first, *others = panels[0]
     for name, found in runs.items():
         lengths = [*found[0]["lengths"]]
-        means, errors = zip(*(trials.mean(run["lengths"][length] for run in found) for length in lengths))
+        means, errors = zip(
+            *(trials.mean(run["lengths"][length] for run in found) for length in lengths)
+        )
         middles = [length - (config.bin - 1) / 2 for length in lengths]
-        first.errorbar(middles, means, errors, fmt="o-", color=COLOR[name], markersize=4, capsize=3, label=name)
+        first.errorbar(
+            middles, means, errors, fmt="o-", color=COLOR[name], markersize=4, capsize=3, label=name
+        )
     first.set(xlabel="words of the sentence", ylabel="BLEU", ylim=(0, None))
     first.legend(frameon=False)
     for panel, (name, (source, target, weights)) in zip(others, maps.items()):
@@ -233,19 +290,32 @@ def main(config):
     vocabulary = Vocabulary([text for pair in train for text in pair], config.vocab_size)
     numbers = [[vocabulary.encode(text) for text in pair] for pair in train]
     names = config.models.split(",")
-    jobs = [(config, name, vocabulary, numbers, test, seed) for name in names for seed in range(config.seeds)]
+    jobs = [
+        (config, name, vocabulary, numbers, test, seed)
+        for name in names
+        for seed in range(config.seeds)
+    ]
     found = trials.every(trained, jobs)
     runs = trials.by_kind(names, found)
 
     rows = []
     for name, found in runs.items():
-        row = {"greedy": [run["greedy"] for run in found], f"beam {config.beam}": [run["beam"] for run in found]}
-        row |= {f"{n - config.bin + 1}-{n} words": [run["lengths"][n] for run in found] for n in found[0]["lengths"]}
-        rows.append({"attention": name} | {column: trials.plus_minus(values, 1) for column, values in row.items()})
+        row = {
+            "greedy": [run["greedy"] for run in found],
+            f"beam {config.beam}": [run["beam"] for run in found],
+        }
+        row |= {
+            f"{n - config.bin + 1}-{n} words": [run["lengths"][n] for run in found]
+            for n in found[0]["lengths"]
+        }
+        rows.append(
+            {"attention": name}
+            | {column: trials.plus_minus(values, 1) for column, values in row.items()}
+        )
     title = f"BLEU of {len(test):,} sentences, and by their length, with beam {config.beam}"
-    trials.store(config, {title: rows}, draw(config, runs), runs=runs)
+    trials.write_result(config, {title: rows}, draw(config, runs), runs=runs)
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(Settings, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(Settings, sys.argv[1:]))

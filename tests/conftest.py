@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import json
+import math
 import os
 import runpy
 import signal
@@ -16,11 +17,21 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # one test on each core at a time; before anything imports torch
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # one test on each core at a time; before anything imports torch
+
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 
 from engine.text import dataset  # noqa: E402
+from engine.weights import checkpoint  # noqa: E402
+from model import GPT, GPTConfig  # noqa: E402
 
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would its children
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell's background job ignores it, and so would its children
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the same, after nohup
 
@@ -61,15 +72,21 @@ def tiny_shakespeare():
 @pytest.fixture
 def poem(tmp_path):
     """A dataset of a few thousand characters, as the folder to give to --dataset."""
-    dataset.write(tmp_path / "poem", [POEM * 30], "char", "a poem")
+    dataset.write_dataset(tmp_path / "poem", [POEM * 30], "char", "a poem")
     return str(tmp_path / "poem")
 
 
 def run(*command, typed="", **environment):
     """Run a script of the repository as a user would; returns the finished process with its output as text."""
     return subprocess.run(
-        [sys.executable, *map(str, command)], cwd=ROOT, capture_output=True, text=True, encoding="utf-8",
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", **environment}, input=typed, timeout=300,
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", **environment},
+        input=typed,
+        timeout=300,
     )
 
 
@@ -83,7 +100,9 @@ def forked(command, output, errors, typed=None, **environment):
         for number, file in enumerate((typed or open(os.devnull), output, errors)):
             os.dup2(file.fileno(), number)
         sys.stdin = open(0, encoding="utf-8", closefd=False)
-        sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
+        sys.stdout, sys.stderr = (
+            open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2)
+        )
         os.chdir(ROOT)
         sys.argv = [str(part) for part in command]
         if command[0] == "-m":
@@ -106,11 +125,15 @@ def run_here(*command, typed="", **environment):
     if not hasattr(os, "fork"):
         return run(*command, typed=typed, **environment)
     with contextlib.ExitStack() as files:
-        content, output, errors = (files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline=""))
-                                   for _ in range(3))
+        content, output, errors = (
+            files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline=""))
+            for _ in range(3)
+        )
         content.write(typed)
         content.seek(0)
-        status = os.waitstatus_to_exitcode(os.waitpid(forked(command, output, errors, content, **environment), 0)[1])
+        status = os.waitstatus_to_exitcode(
+            os.waitpid(forked(command, output, errors, content, **environment), 0)[1]
+        )
         texts = []
         for file in output, errors:
             file.seek(0)
@@ -125,10 +148,20 @@ def ranks_here(processes, *command):
 
     with socket.socket() as free, contextlib.ExitStack() as files:
         free.bind(("127.0.0.1", 0))
-        place = dict(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free.getsockname()[1]), WORLD_SIZE=str(processes))
+        place = dict(
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(free.getsockname()[1]),
+            WORLD_SIZE=str(processes),
+        )
         free.close()
-        outputs = [files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8")) for _ in range(processes)]
-        pids = [forked(command, file, file, RANK=str(r), LOCAL_RANK=str(r), **place) for r, file in enumerate(outputs)]
+        outputs = [
+            files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
+            for _ in range(processes)
+        ]
+        pids = [
+            forked(command, file, file, RANK=str(r), LOCAL_RANK=str(r), **place)
+            for r, file in enumerate(outputs)
+        ]
         statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
         for file in outputs:
             file.seek(0)
@@ -157,3 +190,80 @@ def complaint(result):
 def metrics(out_dir):
     """metrics.jsonl as a list of dicts."""
     return [json.loads(line) for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+SMALL = dict(
+    block_size=16,
+    n_layer=2,
+    n_head=2,
+    n_embd=16,
+    batch_size=4,
+    device="cpu",
+    dtype="float32",
+    log_interval=5,
+    warmup_iters=2,
+    draw_loss=False,  # which takes longer than the run
+)
+TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
+
+
+def weights(out_dir, which="latest"):
+    return dict(GPT.from_checkpoint(checkpoint.find_checkpoint(out_dir, which)).named_parameters())
+
+
+def same_weights(a, b):
+    return all(torch.equal(p, weights(b)[name]) for name, p in weights(a).items())
+
+
+def tiny(**changes):
+    """A small model whose every tensor is random, so that nothing is hidden behind an initial zero."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**TINY | changes)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(std=0.3)
+    return model
+
+
+def gpt2_logits(weights, idx, n_layer, n_head):
+    """GPT-2's forward pass from its paper and public weights layout, in plain functions: an independent second opinion."""
+    T = idx.shape[1]
+    x = weights["transformer.wte.weight"][idx] + weights["transformer.wpe.weight"][:T]
+
+    def norm(x, name):
+        return F.layer_norm(x, x.shape[-1:], weights[name + ".weight"], weights[name + ".bias"])
+
+    def linear(x, name):
+        return x @ weights[name + ".weight"].T + weights[name + ".bias"]
+
+    for n in range(n_layer):
+        block = f"transformer.h.{n}."
+        q, k, v = linear(norm(x, block + "ln_1"), block + "attn.c_attn").chunk(3, dim=-1)
+        heads = []
+        for qh, kh, vh in zip(*(t.chunk(n_head, dim=-1) for t in (q, k, v))):
+            scores = qh @ kh.transpose(1, 2) / math.sqrt(qh.shape[-1])
+            scores = scores + torch.full((T, T), float("-inf"), dtype=x.dtype).triu(1)
+            heads.append(torch.softmax(scores, dim=-1) @ vh)
+        x = x + linear(torch.cat(heads, dim=-1), block + "attn.c_proj")
+        h = linear(norm(x, block + "ln_2"), block + "mlp.c_fc")
+        h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+        x = x + linear(h, block + "mlp.c_proj")
+    return norm(x, "transformer.ln_f") @ weights["transformer.wte.weight"].T
+
+
+def hugging_face_folder(folder, model, prefix="transformer.", **config):
+    """Write model as Hugging Face publishes a GPT-2: its names, its transposed matrices, its mask buffers."""
+    folder.mkdir(exist_ok=True)
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        if name != "lm_head.weight":
+            transposed = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+            tensors[name.replace("transformer.", prefix)] = (
+                tensor.t() if transposed else tensor
+            ).contiguous()
+    tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
+    save_file(tensors, folder / "model.safetensors")
+    settings = dict(
+        model_type="gpt2", n_positions=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16
+    )
+    (folder / "config.json").write_text(json.dumps(settings | config))

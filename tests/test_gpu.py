@@ -4,20 +4,42 @@ import json
 
 import pytest
 import torch
-from test_train import SMALL
+from conftest import SMALL
 
 import sample
-from attention import ATTENTION, both, causal, fused, local_global, masked_fill, naive, same_document, sliding_window, strided
+from attention import (
+    ATTENTION,
+    both,
+    causal,
+    fused,
+    local_global,
+    masked_fill,
+    naive,
+    same_document,
+    sliding_window,
+    strided,
+)
 from engine.decoding import generation, quantization
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig, train
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-HALF = (torch.bfloat16 if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-        else torch.float16)
-SHAPES = {"plain": {}, "grouped": dict(n_kv_head=2), "window": dict(window=40, window_pattern="SL"),
-          "strided": dict(visible="strided:20"), "alibi": dict(visible="alibi:4")}
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+HALF = (
+    torch.bfloat16
+    if torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    else torch.float16
+)
+SHAPES = {
+    "plain": {},
+    "grouped": dict(n_kv_head=2),
+    "window": dict(window=40, window_pattern="SL"),
+    "strided": dict(visible="strided:20"),
+    "alibi": dict(visible="alibi:4"),
+}
 
 
 def nobody_before_three(i, j):
@@ -25,10 +47,16 @@ def nobody_before_three(i, j):
 
 
 PREDICATES = {  # of T positions
-    "causal": lambda T: causal, "window": lambda T: sliding_window(50), "one": lambda T: sliding_window(1),
-    "local_global": lambda T: local_global(30, 4), "strided": lambda T: strided(16), "blind": lambda T: nobody_before_three,
+    "causal": lambda T: causal,
+    "window": lambda T: sliding_window(50),
+    "one": lambda T: sliding_window(1),
+    "local_global": lambda T: local_global(30, 4),
+    "strided": lambda T: strided(16),
+    "blind": lambda T: nobody_before_three,
     "blind in a window": lambda T: both(sliding_window(50), nobody_before_three),
-    "documents": lambda T: both(causal, same_document(torch.arange(2 * T, device="cuda").view(2, T) // 37)),
+    "documents": lambda T: both(
+        causal, same_document(torch.arange(2 * T, device="cuda").view(2, T) // 37)
+    ),
 }
 
 
@@ -40,10 +68,14 @@ def value_and_gradients(path, qkv, visible, dtype, cotangent):
 
 def close(got, want, error):
     """Whether tensors differ by at most this share of the largest norm among them, and hold no NaN."""
-    largest = max(x.double().norm() for x in want)  # some gradients are zero, of a query that sees one key for instance
+    largest = max(
+        x.double().norm() for x in want
+    )  # some gradients are zero, of a query that sees one key for instance
     for one, other in zip(got, want):
         assert one.isfinite().all()
-        assert (one.double() - other.double()).norm() <= error * largest, (one.double() - other.double()).norm() / largest
+        assert (one.double() - other.double()).norm() <= error * largest, (
+            one.double() - other.double()
+        ).norm() / largest
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2)])
@@ -55,14 +87,19 @@ def test_paths_agree_with_naive(about, T, D, heads):
     torch.manual_seed(T)
     visible = PREDICATES[about](T)
     for Tq in T, T - 7:
-        qkv = [torch.randn(2, H, rows, D, device="cuda").to(HALF) for H, rows in zip((heads[0], *heads[1:] * 2), (Tq, T, T))]
+        qkv = [
+            torch.randn(2, H, rows, D, device="cuda").to(HALF)
+            for H, rows in zip((heads[0], *heads[1:] * 2), (Tq, T, T))
+        ]
         cotangent = torch.randn(2, heads[0], Tq, D, device="cuda").to(HALF)
         want = value_and_gradients(masked_fill, qkv, visible, torch.float64, cotangent)
         if T == 64:
             close(value_and_gradients(naive, qkv, visible, torch.float64, cotangent), want, 1e-12)
         for name, path in ATTENTION.items():
             if name != "naive":
-                close(value_and_gradients(path, qkv, visible, torch.float32, cotangent), want, 3e-3)  # TF32 has 11 bits
+                close(
+                    value_and_gradients(path, qkv, visible, torch.float32, cotangent), want, 3e-3
+                )  # TF32 has 11 bits
                 close(value_and_gradients(path, qkv, visible, HALF, cotangent), want, 0.02)
 
 
@@ -74,8 +111,14 @@ def test_what_is_compiled_agrees_with_naive(about, D, heads):
     torch._dynamo.reset()
     compiled = torch.compile(fused, fullgraph=True)
     for Tq in 700, 690:
-        qkv = [torch.randn(2, H, T, D, device="cuda").to(HALF) for H, T in zip((heads[0], *heads[1:] * 2), (Tq, 700, 700))]
-        cotangent, visible = torch.randn(2, heads[0], Tq, D, device="cuda").to(HALF), PREDICATES[about](700)
+        qkv = [
+            torch.randn(2, H, T, D, device="cuda").to(HALF)
+            for H, T in zip((heads[0], *heads[1:] * 2), (Tq, 700, 700))
+        ]
+        cotangent, visible = (
+            torch.randn(2, heads[0], Tq, D, device="cuda").to(HALF),
+            PREDICATES[about](700),
+        )
         want = value_and_gradients(masked_fill, qkv, visible, torch.float64, cotangent)
         close(value_and_gradients(compiled, qkv, visible, HALF, cotangent), want, 0.02)
 
@@ -90,10 +133,16 @@ def steps(model, compile, optimizer, documents):
     """Losses of five training steps and an evaluation, with documents also with activation checkpointing."""
     torch._dynamo.reset()
     model.separator, model.activation_checkpointing = 7 if documents else None, documents
-    net, idx = torch.compile(model, fullgraph=True) if compile else model, torch.randint(300, (4, 513), device="cuda")
+    net, idx = (
+        torch.compile(model, fullgraph=True) if compile else model,
+        torch.randint(300, (4, 513), device="cuda"),
+    )
     learning_rate = 0.01 if optimizer == "muon" else 0.001
     optimizer = make_optimizer(model, TrainConfig(optimizer=optimizer, learning_rate=learning_rate))
-    autocast, scaler = torch.autocast("cuda", HALF), torch.amp.GradScaler("cuda", enabled=HALF == torch.float16)
+    autocast, scaler = (
+        torch.autocast("cuda", HALF),
+        torch.amp.GradScaler("cuda", enabled=HALF == torch.float16),
+    )
     batches = [(idx[:2, :-1], idx[:2, 1:], None), (idx[2:, :-1], idx[2:, 1:], None)]
     losses = [training_step(net, batches, optimizer, scaler, autocast)[0] for _ in range(5)]
     net.eval()
@@ -121,18 +170,28 @@ def test_a_decoding_step_is_one_cuda_graph(shape, rows, quantize, monkeypatch):
     """Catches a step that is not one CUDA graph, and one that writes another text; over two sessions that share it."""
     monkeypatch.setattr("torch._inductor.config.triton.cudagraph_or_error", True)
     torch._dynamo.reset()
-    model = quantization.prepare_for_inference(model_of(**SHAPES[shape]), torch.float32, quantize, None)
+    model = quantization.prepare_for_inference(
+        model_of(**SHAPES[shape]), torch.float32, quantize, None
+    )
     step, session = generation.compiled_decode(model), None
     for length, count in (9, 60), (30, 40):
         prompts, found = [torch.randint(300, (length,), device="cuda") for _ in range(rows)], []
         session = generation.Session(model, prompts, count, compiled=step, after=session)
         for now in generation.Session(model, prompts, count), session:
-            chance = generation.RandomStream([torch.Generator().manual_seed(n) for n in range(rows)])
+            chance = generation.RandomStream(
+                [torch.Generator().manual_seed(n) for n in range(rows)]
+            )
             found.append([*generation.stream(now, count, generation.Sampling(top_k=50), chance)])
         same = [torch.equal(one[0], other[0]) for one, other in zip(*found)]
-        first = same.index(False) if False in same else count  # rounding may change a token, and all that follow
+        first = (
+            same.index(False) if False in same else count
+        )  # rounding may change a token, and all that follow
         assert first > count // 2
-        close([logits for _, logits in found[1][:first]], [logits for _, logits in found[0][:first]], 0.01)
+        close(
+            [logits for _, logits in found[1][:first]],
+            [logits for _, logits in found[0][:first]],
+            0.01,
+        )
 
 
 def test_a_draft_of_a_hundred_tokens():
@@ -153,26 +212,48 @@ def test_kernels_of_decoding():
     model = model_of(n_kv_head=2).to(HALF).eval()
     prompt = torch.arange(20, device="cuda")[None]
     model.generate(prompt, 3)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]) as seen:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    ) as seen:
         model.generate(prompt, 20)
     names = {event.key for event in seen.key_averages()}
-    assert not [name for name in names if "cudnn_attention" in name or "attention_math" in name], names
+    assert not [name for name in names if "cudnn_attention" in name or "attention_math" in name], (
+        names
+    )
 
 
 def test_resuming(poem, tmp_path):
     """Catches a run on a GPU that does not continue where it was, or cannot be read by sample.py."""
-    settings = dict(SMALL, dataset=poem, device="cuda", compile=False, dtype="float32", write_tokens=0)
+    settings = dict(
+        SMALL, dataset=poem, device="cuda", compile=False, dtype="float32", write_tokens=0
+    )
     whole = train(TrainConfig(**settings, out_dir=str(tmp_path / "whole"), max_iters=20))
     train(TrainConfig(**settings, out_dir=str(tmp_path / "parts"), max_iters=10, lr_decay_iters=20))
-    parts = train(TrainConfig(**settings, out_dir=str(tmp_path / "parts"), max_iters=20, init_from="resume"))
+    parts = train(
+        TrainConfig(**settings, out_dir=str(tmp_path / "parts"), max_iters=20, init_from="resume")
+    )
     assert abs(whole["val_loss"] - parts["val_loss"]) < 0.02
-    assert json.loads((tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()[-1])["step"] == 20
+    assert (
+        json.loads((tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+        == 20
+    )
 
 
 def test_sample_py(poem, tmp_path, capsys):
     """Catches a script that cannot write with the defaults of a GPU: half precision, a compiled step, int8."""
-    train(TrainConfig(**dict(SMALL, dataset=poem, out_dir=str(tmp_path), max_iters=10, write_tokens=0)))
+    train(
+        TrainConfig(
+            **dict(SMALL, dataset=poem, out_dir=str(tmp_path), max_iters=10, write_tokens=0)
+        )
+    )
     capsys.readouterr()
-    for changes in dict(), dict(quantize="int8"), dict(compile=True), dict(compile=False, draft="ngram"):
-        sample.sample(sample.SampleConfig(out_dir=str(tmp_path), max_new_tokens=50, start="Tyger", **changes))
+    for changes in (
+        dict(),
+        dict(quantize="int8"),
+        dict(compile=True),
+        dict(compile=False, draft="ngram"),
+    ):
+        sample.sample(
+            sample.SampleConfig(out_dir=str(tmp_path), max_new_tokens=50, start="Tyger", **changes)
+        )
         assert capsys.readouterr().out.startswith("Tyger")

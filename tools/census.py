@@ -22,12 +22,13 @@ import torch
 
 from attention import attention_weights
 from engine.common import tables
-from engine.common import configure
+from engine.common.checks import at_least
+from engine.common.errors import one_line_errors
+from engine.common.settings import parse_settings
 from engine.plotting import heatmaps
+from engine.plotting.inspection import attention_maps
 from engine.text import dataset
 from engine.weights import checkpoint, pretrained
-from engine.common.checks import at_least
-from engine.plotting.inspection import attention_maps
 from masks import mask_of, positions
 from model import GPT
 
@@ -37,7 +38,9 @@ KINDS = {  # name -> which keys j (1, T) are meant for the queries i (T, 1), in 
     "previous token": lambda i, j, ids, punctuation: j == i - 1,
     "first token": lambda i, j, ids, punctuation: (j == 0) & (i > 0),
     "same token earlier": lambda i, j, ids, punctuation: (ids[j] == ids[i]) & (j < i),
-    "after an earlier copy": lambda i, j, ids, punctuation: (ids[(j - 1).clamp_min(0)] == ids[i]) & (j > 0) & (j < i),
+    "after an earlier copy": lambda i, j, ids, punctuation: (
+        (ids[(j - 1).clamp_min(0)] == ids[i]) & (j > 0) & (j < i)
+    ),
     "punctuation": lambda i, j, ids, punctuation: punctuation[j] & (j <= i),
 }
 INDUCTION = "induction, shuffled text"
@@ -63,7 +66,11 @@ class Tally:
     """Sums over the queries that have something that is meant, for each head of each layer."""
 
     def __init__(self, layers, heads):
-        self.scores, self.chances, self.queries = torch.zeros(layers, heads), torch.zeros(layers), torch.zeros(layers)
+        self.scores, self.chances, self.queries = (
+            torch.zeros(layers, heads),
+            torch.zeros(layers),
+            torch.zeros(layers),
+        )
 
     def add(self, layer, weights, meant, visible):
         """weights (H, T, T) of a layer; what is meant, and what may be seen: bool (T, T)."""
@@ -112,10 +119,15 @@ def table(found):
     for kind, (scores, chances) in found.items():
         gains = gain(scores, chances)
         layer, head = divmod(int(gains.argmax()), gains.shape[1])
-        rows.append({
-            "looks at": kind, "heads": int((gains >= FAR).sum()), "strongest": f"layer {layer + 1}, head {head + 1}",
-            "score": f"{scores[layer, head]:.2f}", "chance": f"{chances[layer, 0]:.2f}",
-        })
+        rows.append(
+            {
+                "looks at": kind,
+                "heads": int((gains >= FAR).sum()),
+                "strongest": f"layer {layer + 1}, head {head + 1}",
+                "score": f"{scores[layer, head]:.2f}",
+                "chance": f"{chances[layer, 0]:.2f}",
+            }
+        )
     return rows
 
 
@@ -123,35 +135,57 @@ def main(config):
     """Print the table, draw census.png, and return what census found; ValueError for what cannot be counted."""
     folder = config.folder()
     model, name = GPT.from_pretrained(folder), config.dataset
-    tokenizer, T = pretrained.load_tokenizer(folder, model.config.vocab_size), model.config.block_size
+    tokenizer, T = (
+        pretrained.load_tokenizer(folder, model.config.vocab_size),
+        model.config.block_size,
+    )
     if T < 4:
-        raise ValueError(f"{folder} has a context of {T} tokens: heads cannot be told apart in fewer than 4")
+        raise ValueError(
+            f"{folder} has a context of {T} tokens: heads cannot be told apart in fewer than 4"
+        )
     training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
     if not (name := name or training.get("dataset")):
         raise ValueError("which text? give --dataset=NAME")
-    data = dataset.load(name, T, training.get("data_tokenizer", ""))
+    data = dataset.load_dataset(name, T, training.get("data_tokenizer", ""))
     if data.tokenizer.spec() != tokenizer.spec():
-        raise ValueError(f"dataset {name} has other tokens than {folder}: prepare it with --tokenizer={folder}")
+        raise ValueError(
+            f"dataset {name} has other tokens than {folder}: prepare it with --tokenizer={folder}"
+        )
     starts = np.linspace(0, len(data.val) - T, config.windows).astype(int)
-    texts = [np.append(tokenizer.begin, data.val[start : start + T - len(tokenizer.begin)]) for start in starts]
+    texts = [
+        np.append(tokenizer.begin, data.val[start : start + T - len(tokenizer.begin)])
+        for start in starts
+    ]
     texts = [torch.from_numpy(text.astype(np.int64)) for text in texts]
     punctuation = torch.zeros(model.config.vocab_size, dtype=torch.bool)
     for token in range(tokenizer.vocab_size):
         punctuation[token] = is_punctuation(tokenizer.token_bytes(token))
     found = census(model, texts, punctuation, torch.Generator().manual_seed(config.seed))
-    figure = heatmaps.scores({kind: (scores.numpy(), chances.numpy(), gain(scores, chances).numpy())
-                              for kind, (scores, chances) in found.items()}, FAR, f"{folder} on {name}")
+    figure = heatmaps.scores(
+        {
+            kind: (scores.numpy(), chances.numpy(), gain(scores, chances).numpy())
+            for kind, (scores, chances) in found.items()
+        },
+        FAR,
+        f"{folder} on {name}",
+    )
     to = Path(config.to or ("." if config.init_from else config.out_dir))
     to.mkdir(parents=True, exist_ok=True)
     heatmaps.save(figure, to / "census.png")
     rows = table(found)
-    print(f"{folder} on the validation split of {name}: {len(texts)} texts of {T} tokens\n\n{tables.table(rows)}\n")
-    print(f"A head counts where its score goes {FAR:.0%} of the way from chance to 1. All heads: {to / 'census.png'}")
+    print(
+        f"{folder} on the validation split of {name}: {len(texts)} texts of {T} tokens\n\n{tables.format_table(rows)}\n"
+    )
+    print(
+        f"A head counts where its score goes {FAR:.0%} of the way from chance to 1. All heads: {to / 'census.png'}"
+    )
     if not rows[-1]["heads"]:
-        print("This model has no induction head; one that has: python train.py config/induction.toml")
+        print(
+            "This model has no induction head; one that has: python train.py config/induction.toml"
+        )
     return found
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(CensusConfig, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(CensusConfig, sys.argv[1:]))

@@ -21,21 +21,40 @@ import tyro
 from tqdm import tqdm
 
 from engine.common import tables
-from engine.common import configure
+from engine.common.checks import at_least
+from engine.common.device import pick_device
+from engine.common.errors import one_line_errors
+from engine.common.files import atomic_write, sha256_of, sha256_of_file
+from engine.common.hardware import machine_line, machine_report
+from engine.common.settings import leading_presets, parse_settings, peek_setting
 from engine.text import dataset
 from tools.shared import benchmark
-from engine.common.checks import at_least
-from engine.common.files import publish, sha256_of, sha256_of_file
-from engine.common.roofline import machine, machine_line
 
 BASELINE = "baseline"
 OURS = ("seed", "out_dir", "device", "eval_only")  # settings of train.py that the comparison sets
 # Student's t for a two-sided 95% interval and 1, 2, ... degrees of freedom; the last one, for all above, is a bit too large.
-T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+T95 = (
+    12.706,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+    2.120,
+)
 
 
 @dataclass(kw_only=True)
-class CompareConfig(benchmark.Settings):
+class CompareConfig(benchmark.BenchmarkSettings):
     preset: str = "config/minute.toml"
     """The baseline, a preset of train.py; may also be given first, without --preset=."""
     change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -54,39 +73,66 @@ def read_arguments(argv):
     """A CompareConfig from the command line, where a preset may stand first, and what follows --change begins with --."""
     rest = iter(argv)
     joined = [f"{arg}={next(rest, '')}" if arg in ("--change", "--flags") else arg for arg in rest]
-    presets = configure.presets(joined)
-    return configure.parse(CompareConfig, [*(f"--preset={preset}" for preset in presets), *joined[len(presets) :]])
+    presets = leading_presets(joined)
+    return parse_settings(
+        CompareConfig, [*(f"--preset={preset}" for preset in presets), *joined[len(presets) :]]
+    )
 
 
 def main(config):
     """Run what has not been run yet; print and store what all runs say."""
     at_least(1, config, "seeds")
-    changes, device, runs_dir = read_changes(config), configure.pick_device(config.device), Path(config.out_dir) / "runs"
+    changes, device, runs_dir = (
+        read_changes(config),
+        pick_device(config.device),
+        Path(config.out_dir) / "runs",
+    )
     runs_dir.mkdir(parents=True, exist_ok=True)
     code, data, paths = hash_of_code(config.preset), hash_of_data(config), {}
     for seed in range(config.seeds):
         for name, flags in changes.items():
-            about = json.dumps([code, data, config.preset, config.flags, flags, config.device, seed])
+            about = json.dumps(
+                [code, data, config.preset, config.flags, flags, config.device, seed]
+            )
             paths[name, seed] = runs_dir / f"{sha256_of([about.encode()])[:16]}.json"
-    for name in tqdm(changes, "checking the settings", leave=False):  # before hours are spent on others
+    for name in tqdm(
+        changes, "checking the settings", leave=False
+    ):  # before hours are spent on others
         if not any(path.exists() for (other, _), path in paths.items() if other == name):
             train(config, changes[name], 0, runs_dir / "check", "--eval_only=True --eval_iters=1")
     for (name, seed), path in tqdm(paths.items(), "training", unit="run"):
         if hash_of_code(config.preset) != code:
-            raise ValueError("the code or a preset has changed since the comparison began: start it again")
+            raise ValueError(
+                "the code or a preset has changed since the comparison began: start it again"
+            )
         if not path.exists():
-            publish(path, json.dumps(train(config, changes[name], seed, path.with_suffix(""))).encode())
-    runs = [{"change": name, "seed": seed, **json.loads(path.read_text())} for (name, seed), path in paths.items()]
+            atomic_write(
+                path, json.dumps(train(config, changes[name], seed, path.with_suffix(""))).encode()
+            )
+    runs = [
+        {"change": name, "seed": seed, **json.loads(path.read_text())}
+        for (name, seed), path in paths.items()
+    ]
     rows = [summarize(name, flags, runs) for name, flags in changes.items()]
-    rows.sort(key=lambda row: math.inf if row["difference"] is None else row["difference"], reverse=True)
-    report = {"kind": "compare", **machine(device), "settings": vars(config), "rows": rows, "runs": runs}
-    publish(Path(config.out_dir) / f"{config.name}.md", as_markdown(report).encode())
-    benchmark.store(report, config, [rows])
+    rows.sort(
+        key=lambda row: math.inf if row["difference"] is None else row["difference"], reverse=True
+    )
+    report = {
+        "kind": "compare",
+        **machine_report(device),
+        "settings": vars(config),
+        "rows": rows,
+        "runs": runs,
+    }
+    atomic_write(Path(config.out_dir) / f"{config.name}.md", as_markdown(report).encode())
+    benchmark.write_report(report, config, [rows])
 
 
 def read_changes(config):
     """{what it is: settings}, the baseline first; ValueError if there is nothing to compare it with."""
-    changes = tomllib.loads(Path(config.changes).read_text(encoding="utf-8")) if config.changes else {}
+    changes = (
+        tomllib.loads(Path(config.changes).read_text(encoding="utf-8")) if config.changes else {}
+    )
     changes |= {flags.replace("--", ""): flags for flags in config.change if flags}
     changes = {name: str(flags) for name, flags in changes.items()}
     if not changes:
@@ -94,42 +140,64 @@ def read_changes(config):
     for flag in shlex.split(" ".join([config.flags, *changes.values()])):
         if flag.split("=")[0].lstrip("-").replace("-", "_") in OURS:
             raise ValueError(f"{flag} is for the comparison to set: leave it out")
-    if any(configure.peek(shlex.split(flags), "dataset", "") for flags in changes.values()):
-        raise ValueError("--dataset in a change: losses of different texts do not compare; give it in --flags, to all runs")
+    if any(peek_setting(shlex.split(flags), "dataset", "") for flags in changes.values()):
+        raise ValueError(
+            "--dataset in a change: losses of different texts do not compare; give it in --flags, to all runs"
+        )
     return {BASELINE: ""} | changes
 
 
 def hash_of_code(preset):
     """Of everything that train.py may import, and of the presets in the folder of this one, which may be its base."""
-    patterns = (benchmark.ROOT, "*.py"), (benchmark.ROOT / "engine", "**/*.py"), (Path(preset).parent, "*.toml")
-    return sha256_of(path.read_bytes() for folder, pattern in patterns for path in sorted(folder.glob(pattern)))
+    patterns = (
+        (benchmark.ROOT, "*.py"),
+        (benchmark.ROOT / "engine", "**/*.py"),
+        (Path(preset).parent, "*.toml"),
+    )
+    return sha256_of(
+        path.read_bytes() for folder, pattern in patterns for path in sorted(folder.glob(pattern))
+    )
 
 
 def hash_of_data(config):
     """Of what all runs are trained on."""
-    folder, _ = dataset.find(configure.peek([config.preset, *shlex.split(config.flags)], "dataset", "stdlib"))  # its default
+    folder, _ = dataset.find_dataset(
+        peek_setting([config.preset, *shlex.split(config.flags)], "dataset", "stdlib")
+    )  # its default
     return sha256_of_file(folder / ("meta.json" if (folder / "meta.json").exists() else "val.bin"))
 
 
 def train(config, flags, seed, folder, extra=""):
     """One run of train.py: its last validation loss (None if it diverged), seconds, peak MB, and losses on the way."""
-    settings = shlex.split(f"--write_tokens=0 --draw_loss=False {config.flags} {flags} {extra} "
-                           f"--device={config.device} --seed={seed}")
+    settings = shlex.split(
+        f"--write_tokens=0 --draw_loss=False {config.flags} {flags} {extra} "
+        f"--device={config.device} --seed={seed}"
+    )
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     result = {"val_loss": None, "seconds": None, "MB": None}
     try:
-        command = [sys.executable, "train.py", config.preset, *settings, f"--out_dir={folder.absolute()}"]
-        result["seconds"], result["MB"], _ = benchmark.timed(command)
+        command = [
+            sys.executable,
+            "train.py",
+            config.preset,
+            *settings,
+            f"--out_dir={folder.absolute()}",
+        ]
+        result["seconds"], result["MB"], _ = benchmark.run_timed(command)
     except ValueError as error:
         if ": stopped, " not in str(error):
             raise
         tqdm.write(str(error), file=sys.stderr)  # it diverged, which is a result too
     metrics = folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    lines = (
+        [json.loads(line) for line in metrics.read_text().splitlines()] if metrics.exists() else []
+    )
     shutil.rmtree(folder, ignore_errors=True)  # its checkpoints
     if lines and result["seconds"]:
         result["val_loss"] = lines[-1]["val_loss"]
-    return result | {"curve": [[line["step"], line["train_loss"], line.get("val_loss")] for line in lines]}
+    return result | {
+        "curve": [[line["step"], line["train_loss"], line.get("val_loss")] for line in lines]
+    }
 
 
 def judge(losses, baseline):
@@ -141,7 +209,10 @@ def judge(losses, baseline):
     if len(pairs) < 2:
         return found
     differences = [ours - theirs for ours, theirs in pairs]
-    mean, error = statistics.mean(differences), statistics.stdev(differences) / math.sqrt(len(differences))
+    mean, error = (
+        statistics.mean(differences),
+        statistics.stdev(differences) / math.sqrt(len(differences)),
+    )
     margin = T95[min(len(differences) - 1, len(T95)) - 1] * error
     verdict = "better" if mean + margin < 0 else "worse" if mean - margin > 0 else "cannot tell"
     return {"difference": mean, "error": error, "margin": margin, "verdict": verdict}
@@ -151,7 +222,11 @@ def summarize(name, flags, runs):
     """A row of the table: what the runs of one change say beside the baseline's."""
     mine, baseline = ([run for run in runs if run["change"] == who] for who in (name, BASELINE))
     losses, ended = [run["val_loss"] for run in mine], [run for run in mine if run["seconds"]]
-    row = {"change": name, "setting": flags, "loss": None if None in losses else statistics.mean(losses)}
+    row = {
+        "change": name,
+        "setting": flags,
+        "loss": None if None in losses else statistics.mean(losses),
+    }
     row |= judge(losses, [run["val_loss"] for run in baseline]) | {"diverged": losses.count(None)}
     row["verdict"] = row["verdict"] if flags else ""
     row["seconds"] = statistics.median(run["seconds"] for run in ended) if ended else None
@@ -160,7 +235,10 @@ def summarize(name, flags, runs):
 
 def as_markdown(report):
     """The table, and what its columns mean."""
-    settings, rows = report["settings"], [row | {"setting": f"`{row['setting']}`"} for row in report["rows"]]
+    settings, rows = (
+        report["settings"],
+        [row | {"setting": f"`{row['setting']}`"} for row in report["rows"]],
+    )
     return f"""# Changes to {settings["preset"]} {settings["flags"]}
 
 Validation loss, mean of {settings["seeds"]} seeds; difference from the baseline, seed by seed, its standard error, and half of
@@ -169,10 +247,10 @@ its two-sided 95% interval (Student's t). Better or worse: the interval excludes
 
 {machine_line(report)}
 
-{tables.table(rows)}
+{tables.format_table(rows)}
 """
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
+    with one_line_errors():
         main(read_arguments(sys.argv[1:]))

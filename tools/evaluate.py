@@ -16,10 +16,12 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine.common import configure
+from engine.common.checks import at_least
+from engine.common.device import pick_device
+from engine.common.errors import one_line_errors
+from engine.common.settings import parse_settings
 from engine.text import dataset
 from engine.weights import checkpoint, pretrained
-from engine.common.checks import at_least
 from model import GPT
 
 
@@ -51,7 +53,7 @@ def evaluate(model, tokens, stride=0, batch_size=8):
     size, device, total = model.config.block_size, model.transformer.wte.weight.device, 0.0
     if not 0 <= stride <= size:
         raise ValueError(f"stride={stride} must be at most the model's context of {size} tokens")
-    batches = dataset.every_batch(tokens, batch_size, size, stride)
+    batches = dataset.sequential_batches(tokens, batch_size, size, stride)
     count = -(-max(1, len(tokens) - 1) // ((stride or size) * batch_size))
     for x, y in tqdm(batches, "evaluating", count, leave=False, delay=2):
         total += model(x.to(device), y.to(device), only_loss=True)[1].item() * int((y >= 0).sum())
@@ -60,7 +62,7 @@ def evaluate(model, tokens, stride=0, batch_size=8):
 
 def main(config):
     """Print what there is to say, and return it."""
-    device, folder = configure.pick_device(config.device), config.folder()
+    device, folder = pick_device(config.device), config.folder()
     model = GPT.from_pretrained(folder)
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
@@ -68,9 +70,13 @@ def main(config):
         text, about = dataset.read_text(config.text), config.text
         tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)])
     elif name := config.dataset or training.get("dataset"):
-        data = dataset.load(name, 1, config.data_tokenizer or training.get("data_tokenizer", ""))
+        data = dataset.load_dataset(
+            name, 1, config.data_tokenizer or training.get("data_tokenizer", "")
+        )
         if data.tokenizer.spec() != tokenizer.spec():
-            raise ValueError(f"dataset {name} has other tokens than {folder}: give its text by --text=FILE")
+            raise ValueError(
+                f"dataset {name} has other tokens than {folder}: give its text by --text=FILE"
+            )
         tokens, about = data.val, f"the validation split of {name}"
     else:
         raise ValueError("which text? give --text=FILE or --dataset=NAME")
@@ -78,19 +84,26 @@ def main(config):
         raise ValueError(f"{about} has {len(tokens)} tokens: at least two are needed")
     total, predicted = evaluate(model.to(device).eval(), tokens, config.stride, config.batch_size)
     if config.text:
-        size = len(text.encode("utf-8")) - (0 if tokenizer.begin else len(tokenizer.token_bytes(int(tokens[0]))))
+        size = len(text.encode("utf-8")) - (
+            0 if tokenizer.begin else len(tokenizer.token_bytes(int(tokens[0])))
+        )
     else:
         used, counts = np.unique(tokens[1:], return_counts=True)
-        size = sum(count * len(tokenizer.token_bytes(int(token))) for token, count in zip(used, counts)
-                   if token != tokenizer.end_of_text)  # it separates texts, and has no bytes in them
+        size = sum(
+            count * len(tokenizer.token_bytes(int(token)))
+            for token, count in zip(used, counts)
+            if token != tokenizer.end_of_text
+        )  # it separates texts, and has no bytes in them
     loss = total / predicted
     result = {"tokens": predicted, "loss": loss, "perplexity": math.exp(min(loss, 700))}
     result["bits_per_byte"] = total / math.log(2) / size
-    print(f"{folder} on {about}: {predicted:,} tokens, loss {loss:.4f}, perplexity {result['perplexity']:.4g}, "
-          f"{result['bits_per_byte']:.4f} bits per byte")
+    print(
+        f"{folder} on {about}: {predicted:,} tokens, loss {loss:.4f}, perplexity {result['perplexity']:.4g}, "
+        f"{result['bits_per_byte']:.4f} bits per byte"
+    )
     return result
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(EvaluateConfig, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(EvaluateConfig, sys.argv[1:]))

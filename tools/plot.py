@@ -1,7 +1,7 @@
 """Draw measurements and training runs.
 
-    python -m tools.plot benchmarks/train_cpu.json ...        a .png beside each .json; its "kind" selects the function
-    python -m tools.plot out out-2 ... [--output=loss.png]    folders that train.py wrote, all in one picture
+python -m tools.plot benchmarks/train_cpu.json ...        a .png beside each .json; its "kind" selects the function
+python -m tools.plot out out-2 ... [--output=loss.png]    folders that train.py wrote, all in one picture
 """
 
 import json
@@ -17,9 +17,10 @@ import tyro
 matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt  # noqa: E402
 
-from engine.common import configure  # noqa: E402
+from engine.common.errors import one_line_errors  # noqa: E402
+from engine.common.files import atomic_path  # noqa: E402
+from engine.common.settings import parse_settings  # noqa: E402
 from engine.plotting import curves  # noqa: E402
-from engine.common.files import partial  # noqa: E402
 
 COLORS = {"lookback": "#1f77b4", "nanoGPT": "#d62728", "better": "#2ca02c", "worse": "#d62728"}
 
@@ -38,16 +39,20 @@ def main(config):
     warnings.filterwarnings("ignore", "Glyph")  # of a name in a script that the font lacks
     folders = [path for path in config.paths if path.is_dir()]
     if not config.paths or (config.output and not folders):
-        raise ValueError("which measurements? python -m tools.plot FILE.json ..., or FOLDER ... [--output=FILE.png]")
+        raise ValueError(
+            "which measurements? python -m tools.plot FILE.json ..., or FOLDER ... [--output=FILE.png]"
+        )
     if missing := [path for path in config.paths if not path.exists()]:
         raise ValueError(f"there is no file or folder {missing[0]}")
-    figures = {path.with_suffix(".png"): measurement(path) for path in config.paths if path not in folders}
+    figures = {
+        path.with_suffix(".png"): measurement(path) for path in config.paths if path not in folders
+    }
     if folders:
         output = Path(config.output or folders[0] / "loss.png")
         figures[output if output.suffix else output.with_suffix(".png")] = curves.draw(folders)
     for path, figure in figures.items():
         if figure:
-            with partial(path) as unfinished:
+            with atomic_path(path) as unfinished:
                 figure.savefig(unfinished, format=path.suffix[1:])
         print(f"{path} written" if figure else f"{path} not written: there is nothing to draw")
 
@@ -58,7 +63,9 @@ def measurement(path):
         report = json.loads(path.read_text(encoding="utf-8"))
         draw = DRAW[report["kind"]]
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f'{path} is not a measurement: it needs a "kind", one of {", ".join(DRAW)}') from None
+        raise ValueError(
+            f'{path} is not a measurement: it needs a "kind", one of {", ".join(DRAW)}'
+        ) from None
     return draw(report)
 
 
@@ -67,14 +74,20 @@ def attention(report):
     settings, lines = report["settings"], {}
     window = f"sliding_window({settings['window']})"
     for row in report["rows"]:
-        wanted = row["predicate"] == "causal" or (row["predicate"] == window and row["path"] in ("tiled", "fused"))
+        wanted = row["predicate"] == "causal" or (
+            row["predicate"] == window and row["path"] in ("tiled", "fused")
+        )
         if wanted and row["mode"] == "forward + backward" and "seconds" in row:
             lines.setdefault(f"{row['path']}, {row['predicate']}", []).append(row)
     lengths = sorted({row["T"] for row in report["rows"]})
     figure, panels = plt.subplots(1, 2, figsize=(13, 4.6))
-    for panel, key, unit, scale in zip(panels, ("seconds", "bytes"), ("seconds", "MB of peak memory"), (1, 1e-6)):
+    for panel, key, unit, scale in zip(
+        panels, ("seconds", "bytes"), ("seconds", "MB of peak memory"), (1, 1e-6)
+    ):
         for label, rows in lines.items():
-            panel.loglog([row["T"] for row in rows], [row[key] * scale for row in rows], "o-", label=label)
+            panel.loglog(
+                [row["T"] for row in rows], [row[key] * scale for row in rows], "o-", label=label
+            )
         low, high = panel.get_ylim()
         for power, label, style in (1, "O(T)", ":"), (2, "O(T²)", "--"):  # slopes to compare with
             guide = [1.5 * low * (T / lengths[0]) ** power for T in lengths]
@@ -92,11 +105,25 @@ def train(report):
         return None
     figure, panel = plt.subplots(figsize=(8, 4.2))
     ends = [(run["seconds"], run["val_loss"]) for run in report["runs"]]
-    panel.plot(*zip(*report["curve"]), "o-", color=COLORS["lookback"], label="lookback, evaluated on the way")
+    panel.plot(
+        *zip(*report["curve"]),
+        "o-",
+        color=COLORS["lookback"],
+        label="lookback, evaluated on the way",
+    )
     panel.plot(*zip(*ends), "k*", label=f"... evaluated at the end: {len(ends)} seeds")
     if "nanogpt" in report:
-        panel.plot(*zip(*report["nanogpt"]["curve"]), "o-", color=COLORS["nanoGPT"], label="nanoGPT's own command")
-    panel.set(xlabel="seconds since the start of the process", ylabel="validation loss (nats per token)", xlim=(0, None))
+        panel.plot(
+            *zip(*report["nanogpt"]["curve"]),
+            "o-",
+            color=COLORS["nanoGPT"],
+            label="nanoGPT's own command",
+        )
+    panel.set(
+        xlabel="seconds since the start of the process",
+        ylabel="validation loss (nats per token)",
+        xlim=(0, None),
+    )
     panel.set_title(f"{report['settings']['preset']}, {report['device']}")
     panel.legend()
     return figure
@@ -109,8 +136,13 @@ def sample(report):
         one = f"{shape['shape']}: one text"
         jobs[one] = {label: row["tokens_per_s"] for label, row in shape["single"].items()}
         bounded = {label: row for label, row in shape["single"].items() if row.get("of_the_bound")}
-        bounds[one] = {label: row["tokens_per_s"] / row["of_the_bound"] for label, row in bounded.items()}
-        speeds = {label: settings["samples"] * settings["length"] / row["seconds"] for label, row in shape["job"].items()}
+        bounds[one] = {
+            label: row["tokens_per_s"] / row["of_the_bound"] for label, row in bounded.items()
+        }
+        speeds = {
+            label: settings["samples"] * settings["length"] / row["seconds"]
+            for label, row in shape["job"].items()
+        }
         jobs[f"{shape['shape']}: {settings['samples']} texts, whole process"] = speeds
     if not jobs:
         return None
@@ -124,7 +156,9 @@ def sample(report):
         panel.invert_yaxis()
         panel.margins(x=0.12)
         panel.set_title(f"{title}, tokens per second", loc="left")
-    bounded = ", black: what reading weights and cache alone would allow" if any(bounds.values()) else ""
+    bounded = (
+        ", black: what reading weights and cache alone would allow" if any(bounds.values()) else ""
+    )
     figure.suptitle(report["device"] + bounded)
     return figure
 
@@ -134,22 +168,36 @@ def compare(report):
     rows, settings = report["rows"], report["settings"]
     figure, (losses, ends) = plt.subplots(1, 2, figsize=(13, max(4.4, 0.3 * len(rows))))
     for n, row in enumerate(rows):
-        color = f"C{n}" if len(rows) <= 10 else COLORS.get(row["verdict"], "#bbbbbb")  # there are ten colors
+        color = (
+            f"C{n}" if len(rows) <= 10 else COLORS.get(row["verdict"], "#bbbbbb")
+        )  # there are ten colors
         color = color if row["setting"] else "black"
-        points = [point for run in report["runs"] if run["change"] == row["change"] for point in run["curve"]]
+        points = [
+            point
+            for run in report["runs"]
+            if run["change"] == row["change"]
+            for point in run["curve"]
+        ]
         for which, style in (1, "-"), (2, "o"):  # of step, training loss, validation loss
             steps = sorted({point[0] for point in points if point[which] is not None})
-            means = [statistics.mean(point[which] for point in points if point[0] == step) for step in steps]
+            means = [
+                statistics.mean(point[which] for point in points if point[0] == step)
+                for step in steps
+            ]
             losses.plot(steps, means, style, color=color, linewidth=1)
         if row["margin"] is None:
-            ends.text(0, n, f" {row['verdict']}: {row['diverged']} diverged", va="center", color=color)
+            ends.text(
+                0, n, f" {row['verdict']}: {row['diverged']} diverged", va="center", color=color
+            )
         else:
             ends.errorbar(row["difference"], n, xerr=row["margin"], fmt="o", capsize=3, color=color)
     ends.axvline(0, color="black", linewidth=0.8, zorder=0)
     ends.set_yticks(range(len(rows)), [row["change"] for row in rows])
     ends.set(ylim=(len(rows) - 0.5, -0.5), xlabel="difference in validation loss, 95% intervals")
     losses.set(xlabel="step", ylabel="training loss (lines) and validation loss (dots)")
-    figure.suptitle(f"changes to {settings['preset']}, {settings['seeds']} seeds, {report['device']}")
+    figure.suptitle(
+        f"changes to {settings['preset']}, {settings['seeds']} seeds, {report['device']}"
+    )
     return figure
 
 
@@ -159,7 +207,11 @@ def data(report):
     for n, way in enumerate(("lookback", "nanoGPT")):
         seconds = [measured[way][0] for measured in report["rounds"]]
         panel.plot(seconds, [way] * len(seconds), "o", color=COLORS[way])
-    panel.set(xlabel=f"seconds for {report['summary']['MB']:.0f} MB of text", xlim=(0, None), ylim=(-0.6, 1.6))
+    panel.set(
+        xlabel=f"seconds for {report['summary']['MB']:.0f} MB of text",
+        xlim=(0, None),
+        ylim=(-0.6, 1.6),
+    )
     panel.set_title(report["device"])
     return figure
 
@@ -168,5 +220,5 @@ DRAW = {"attention": attention, "train": train, "sample": sample, "compare": com
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(PlotSettings, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(PlotSettings, sys.argv[1:]))

@@ -6,18 +6,19 @@ import torch
 
 from attention import ATTENTION, attention_weights, dot, masked_fill, naive, scaled_dot
 from engine.common import tables
-from engine.common import configure
-from tools.shared import benchmark
-from engine.common.roofline import peak_bytes, seconds_of
+from engine.common.errors import one_line_errors
+from engine.common.hardware import measure_seconds, peak_bytes
 from masks import VISIBLE, both, causal, full, mask_of, positions, same_document
+from tools.shared import benchmark
 
 H = 3  # heads
 
 
 def self_portrait(lengths=(256, 1024, 4096)):
     """Draw the masks, four side by side, work an example, compare all paths; returns whether they agree."""
-    predicates = benchmark.examples(VISIBLE, 3, H) | {
-        "causal, 2 documents": both(causal, same_document(torch.arange(120) // 5)), "full": full,
+    predicates = benchmark.mechanism_examples(VISIBLE, 3, H) | {
+        "causal, 2 documents": both(causal, same_document(torch.arange(120) // 5)),
+        "full": full,
     }
     print("Who may look: row i is the query, column j the key.")
     pictures, signs = [], "·■" if "utf" in (sys.stdout.encoding or "utf").lower() else ".#"
@@ -36,7 +37,11 @@ def work_by_hand():
     """Print each step of attention for two tokens."""
     q, k = torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]]), torch.tensor([[[[1.0, 0.0], [2.0, 0.0]]]])
     v = torch.tensor([[[[10.0, 0.0], [0.0, 10.0]]]])
-    steps = {"scores q·k": dot(q, k), "divided by sqrt(2)": scaled_dot(q, k), "softmax": attention_weights(q, k)}
+    steps = {
+        "scores q·k": dot(q, k),
+        "divided by sqrt(2)": scaled_dot(q, k),
+        "softmax": attention_weights(q, k),
+    }
     print("\nBy hand, two tokens and D = 2: the second token sees both.")
     for name, values in [*steps.items(), ("average of the values", masked_fill(q, k, v))]:
         first, second = values[0, 0, 1].tolist()  # batch, head, position
@@ -46,7 +51,10 @@ def work_by_hand():
 def largest_difference(path, visible, Tq=90, Tk=120):
     """Of path from naive in float64, in value or gradient, for shared key/value heads and fewer queries than keys."""
     torch.manual_seed(0)
-    q, k, v = (torch.randn(1, heads, T, 8).double().requires_grad_() for heads, T in ((H, Tq), (1, Tk), (1, Tk)))
+    q, k, v = (
+        torch.randn(1, heads, T, 8).double().requires_grad_()
+        for heads, T in ((H, Tq), (1, Tk), (1, Tk))
+    )
     results = []
     for function in (path, naive):
         y = function(q, k, v, visible)
@@ -65,14 +73,18 @@ def compare_paths(predicates, lengths):
         rows.append({"path": name, "largest difference from naive": difference})
         for T in lengths:
             x = torch.randn(1, 4, T, 32)
-            seconds, size = (measure(lambda: path(x, x, x), device) for measure in (seconds_of, peak_bytes))
+            seconds, size = (
+                measure(lambda: path(x, x, x), device) for measure in (measure_seconds, peak_bytes)
+            )
             rows[-1][f"forward, T = {T}"] = f"{seconds:.4f} s, {size / 1e6:.1f} MB"
-    print(f"\n{tables.table(rows)}\n\n{'all agree' if agree else 'THEY DO NOT AGREE'}")
+    print(f"\n{tables.format_table(rows)}\n\n{'all agree' if agree else 'THEY DO NOT AGREE'}")
     return agree
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
+    with one_line_errors():
         if sys.argv[1:]:
-            raise ValueError(f"{sys.argv[1]}: attention.py takes no settings; run as it is, it compares its paths")
+            raise ValueError(
+                f"{sys.argv[1]}: attention.py takes no settings; run as it is, it compares its paths"
+            )
         sys.exit(not self_portrait())

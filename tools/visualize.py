@@ -18,14 +18,15 @@ import numpy as np
 import torch
 
 from attention import attention_weights
-from engine.common import configure
-from engine.plotting import heatmaps, inspection
-from engine.weights import pretrained
-from tools.shared import labels
 from engine.common.checks import at_least
+from engine.common.errors import one_line_errors
+from engine.common.files import atomic_write
+from engine.common.settings import parse_settings
+from engine.plotting import heatmaps, inspection
 from engine.text.dataset import read_text
-from engine.common.files import publish
+from engine.weights import pretrained
 from model import GPT
+from tools.shared import labels
 
 PAGE = Path(__file__).with_name("page")
 CANDIDATES = 10  # for the next token
@@ -53,7 +54,9 @@ def read(tokenizer, text, most):
     if text.startswith("FILE:"):
         text = read_text(text.removeprefix("FILE:"))
     if not text:
-        raise ValueError('--text is empty: what is the model to read? --text="..." or --text=FILE:name')
+        raise ValueError(
+            '--text is empty: what is the model to read? --text="..." or --text=FILE:name'
+        )
     try:
         ids = tokenizer.encode(text, allow_special=True).tolist()
     except ValueError as error:
@@ -78,20 +81,40 @@ def as_bytes(weights):
 def describe(model, tokenizer, ids, maps, logits):
     """All that the page knows about a text, as a dict for JSON."""
     pieces = [tokenizer.token_bytes(token) for token in ids.tolist()]
-    probabilities = logits.float().softmax(-1)[:, : tokenizer.vocab_size]  # without the ids that pad a vocabulary
+    probabilities = logits.float().softmax(-1)[
+        :, : tokenizer.vocab_size
+    ]  # without the ids that pad a vocabulary
     best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
-    came = [row.index(token) if token in row else None for row, token in zip(candidates.tolist(), ids[1:].tolist())]
-    known = {token: labels.labels([tokenizer.token_bytes(token)])[0] for token in set(candidates.flatten().tolist())}
+    came = [
+        row.index(token) if token in row else None
+        for row, token in zip(candidates.tolist(), ids[1:].tolist())
+    ]
+    known = {
+        token: labels.labels([tokenizer.token_bytes(token)])[0]
+        for token in set(candidates.flatten().tolist())
+    }
     names = labels.labels(pieces)
     return {
-        "layers": len(maps), "heads": len(maps[0]), "windows": [block.attn.window for block in model.transformer.h],
-        "labels": names, "breaks": [b"\n" in piece for piece in pieces], "directions": labels.directions(names),
+        "layers": len(maps),
+        "heads": len(maps[0]),
+        "windows": [block.attn.window for block in model.transformer.h],
+        "labels": names,
+        "breaks": [b"\n" in piece for piece in pieces],
+        "directions": labels.directions(names),
         "direction": labels.base_direction(names),
         "losses": [None, *(round(loss, 4) for loss in inspection.losses(logits, ids).tolist())],
-        "next": [[[known[token], round(p, 4)] for token, p in zip(*row)] for row in zip(candidates.tolist(), best.tolist())],
+        "next": [
+            [[known[token], round(p, 4)] for token, p in zip(*row)]
+            for row in zip(candidates.tolist(), best.tolist())
+        ],
         "came": came,
-        "entropy": [[round(x, 3) for x in inspection.entropy(weights).mean(-1).tolist()] for weights in maps],
-        "distance": [[round(x, 3) for x in inspection.distance(weights).mean(-1).tolist()] for weights in maps],
+        "entropy": [
+            [round(x, 3) for x in inspection.entropy(weights).mean(-1).tolist()] for weights in maps
+        ],
+        "distance": [
+            [round(x, 3) for x in inspection.distance(weights).mean(-1).tolist()]
+            for weights in maps
+        ],
         "maps": [[as_bytes(weights) for weights in layer.double().numpy()] for layer in maps],
         "rollout": [as_bytes(weights.double().numpy()) for weights in inspection.rollout(maps)],
     }
@@ -115,10 +138,14 @@ def main(config):
     ids, note = read(tokenizer, config.text, model.config.block_size)
     L, H = model.config.n_layer, model.config.n_head
     if config.layer > L or config.head > H:
-        raise ValueError(f"--layer={config.layer} --head={config.head}: this model has layers 1 to {L} and heads 1 to {H}")
+        raise ValueError(
+            f"--layer={config.layer} --head={config.head}: this model has layers 1 to {L} and heads 1 to {H}"
+        )
     maps, logits = inspection.attention_maps(model, ids, attention_weights)
     data = describe(model, tokenizer, ids, maps, logits)
-    kind = ": the weights that linear attention implies" if model.transformer.h[0].attn.feature else ""
+    kind = (
+        ": the weights that linear attention implies" if model.transformer.h[0].attn.feature else ""
+    )
     data |= {"model": f"{found}{kind}", "note": note, "layer": config.layer, "head": config.head}
     arrays = [weights.float().numpy() for weights in maps]
     if config.layer:
@@ -129,13 +156,15 @@ def main(config):
     to = Path(config.to or ("." if config.init_from else config.out_dir))
     to.mkdir(parents=True, exist_ok=True)
     heatmaps.save(figure, to / "attention.png")
-    publish(to / "attention.html", page(data).encode())
+    atomic_write(to / "attention.html", page(data).encode())
     if note:
         print(f"note: {note}", file=sys.stderr)
-    print(f"{to / 'attention.html'} and {to / 'attention.png'}: {len(ids)} tokens, {L} layers x {H} heads")
+    print(
+        f"{to / 'attention.html'} and {to / 'attention.png'}: {len(ids)} tokens, {L} layers x {H} heads"
+    )
     return to / "attention.html", to / "attention.png"
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
-        main(configure.parse(VisualizeConfig, sys.argv[1:]))
+    with one_line_errors():
+        main(parse_settings(VisualizeConfig, sys.argv[1:]))

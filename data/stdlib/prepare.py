@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.common import configure
+from engine.common.errors import one_line_errors
 from engine.text import dataset
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -36,6 +36,11 @@ def read_source(path):
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
+    with one_line_errors():
         documents = [read_source(path) for path in sources()]
-        dataset.write(Path(__file__).parent, documents, "byte", f"standard library of Python {platform.python_version()}")
+        dataset.write_dataset(
+            Path(__file__).parent,
+            documents,
+            "byte",
+            f"standard library of Python {platform.python_version()}",
+        )

@@ -23,11 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C while modules are imported ends without a traceback
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # Ctrl-C while modules are imported ends without a traceback
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.common import configure
-from engine.text import corpus, preparation, streams
+from engine.common.errors import escape_control_characters, one_line_errors
+from engine.common.settings import parse_settings
+from engine.text import documents, preparation, streams
 
 
 @dataclass
@@ -58,23 +61,49 @@ class Settings:
 def files_in(folder):
     """The files in a folder, and links, as relative paths: what git tracks or does not ignore; else what is not hidden."""
     listed = None
-    if any(os.path.exists(parent / ".git") for parent in (folder.resolve(), *folder.resolve().parents)):
-        command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    if any(
+        os.path.exists(parent / ".git") for parent in (folder.resolve(), *folder.resolve().parents)
+    ):
+        command = [
+            "git",
+            "-C",
+            str(folder),
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ]
         with contextlib.suppress(FileNotFoundError):  # git is not installed
             result = subprocess.run(command, capture_output=True)
             if result.returncode:
                 reason = os.fsdecode(result.stderr).strip().splitlines()[:1] or [""]
-                print(f"note: git does not say what it ignores in {folder}, so all is read: {reason[0]}", file=sys.stderr)
+                print(
+                    f"note: git does not say what it ignores in {folder}, so all is read: {reason[0]}",
+                    file=sys.stderr,
+                )
             else:
-                print(os.fsdecode(result.stderr), end="", file=sys.stderr)  # as of folders that may not be read
+                print(
+                    os.fsdecode(result.stderr), end="", file=sys.stderr
+                )  # as of folders that may not be read
                 listed = {Path(name) for name in os.fsdecode(result.stdout).split("\0")} - {Path()}
-                repositories = [path for path in listed if (folder / path).is_dir() and not (folder / path).is_symlink()]
+                repositories = [
+                    path
+                    for path in listed
+                    if (folder / path).is_dir() and not (folder / path).is_symlink()
+                ]
                 for inner in repositories:  # nested in this one
                     listed |= {inner / path for path in files_in(folder / inner)}
     walk = os.walk(folder, onerror=raise_error)
-    found = listed or {Path(where, name).relative_to(folder) for where, *names in walk for name in itertools.chain(*names)}
+    found = listed or {
+        Path(where, name).relative_to(folder)
+        for where, *names in walk
+        for name in itertools.chain(*names)
+    }
     visible = (path for path in found if not any(part.startswith(".") for part in path.parts))
-    return sorted(path for path in visible if (folder / path).is_file() or (folder / path).is_symlink())
+    return sorted(
+        path for path in visible if (folder / path).is_file() or (folder / path).is_symlink()
+    )
 
 
 def raise_error(error):
@@ -88,7 +117,9 @@ def find(inputs, flag, glob, known):
         if not path.exists():
             raise ValueError(f"{flag}: there is no file or folder {path}")
         for file in files_in(path) if path.is_dir() else [Path()]:
-            if path.is_dir() and not (fnmatch.fnmatch(file.name, glob) or fnmatch.fnmatch(str(file), glob)):
+            if path.is_dir() and not (
+                fnmatch.fnmatch(file.name, glob) or fnmatch.fnmatch(str(file), glob)
+            ):
                 continue
             if path.is_dir() and (path / file).is_symlink():
                 links.append(file)
@@ -107,7 +138,7 @@ def say(words, files):
     if files:
         more = f" and {len(files) - 5} more" if len(files) > 5 else ""
         names = ", ".join(map(str, files[:5]))
-        print(configure.for_terminal(f"{words.format(len(files))}: {names}{more}"))
+        print(escape_control_characters(f"{words.format(len(files))}: {names}{more}"))
 
 
 def texts(files, read):
@@ -126,40 +157,59 @@ def texts(files, read):
 
 def beginning(path):
     """What a file begins with, as a sign that it is text all through."""
-    return "records" if corpus.has_records(path) else next(corpus.sections(path, None, 0), ("",))[0]
+    return (
+        "records"
+        if documents.has_records(path)
+        else next(documents.sections(path, None, 0), ("",))[0]
+    )
 
 
 def prepare(settings):
     if not settings.input:
         raise ValueError("--input is missing: which file or folder holds your text?")
     folder = preparation.DATA / settings.name
-    plain = all(character in "_.-" or unicodedata.category(character)[0] in "LMN" for character in settings.name)
+    plain = all(
+        character in "_.-" or unicodedata.category(character)[0] in "LMN"
+        for character in settings.name
+    )
     if not plain or settings.name[:1] in ("", ".", "-"):
-        raise ValueError(f"--name={settings.name}: use letters, digits, _, - and . only, and begin with neither - nor .")
+        raise ValueError(
+            f"--name={settings.name}: use letters, digits, _, - and . only, and begin with neither - nor ."
+        )
     if (folder / "prepare.py").exists():
-        raise ValueError(f"--name={settings.name} is one of the included datasets: choose another name")
+        raise ValueError(
+            f"--name={settings.name} is one of the included datasets: choose another name"
+        )
     known = set()
-    val = find(settings.val or (), "--val", settings.glob, known)  # first, so that its files are not trained on
+    val = find(
+        settings.val or (), "--val", settings.glob, known
+    )  # first, so that its files are not trained on
     train = find(settings.input, "--input", settings.glob, known)
     size = sum(path.stat().st_size for path in [*val, *train])
-    streamed = size >= preparation.SMALL or any(map(corpus.has_records, [*val, *train]))
-    val, train = (texts(files, beginning if streamed else corpus.read_text) for files in (val, train))
+    streamed = size >= preparation.SMALL or any(map(documents.has_records, [*val, *train]))
+    val, train = (
+        texts(files, beginning if streamed else documents.read_text) for files in (val, train)
+    )
     source = ", ".join(path.name or str(path) for path in settings.input)
     if not train or settings.val is not None and not val:
         flag = "--val" if train else "--input"
         where = "" if settings.glob == "*" else f" in files that match --glob={settings.glob!r}"
         raise ValueError(f"{flag}: found no text{where}")
     if streamed:
-        parts = [corpus.Part(path, settings.column, "val") for path in val]
-        parts += [corpus.Part(path, settings.column, "train" if val else None) for path in train]
+        parts = [documents.Part(path, settings.column, "val") for path in val]
+        parts += [documents.Part(path, settings.column, "train" if val else None) for path in train]
         share = settings.val_share or (0.1 if size < preparation.SMALL else 0.005)
-        streams.write_stream(folder, parts, settings.tokenizer, source, share, skip_damaged=settings.skip_damaged)
+        streams.write_stream(
+            folder, parts, settings.tokenizer, source, share, skip_damaged=settings.skip_damaged
+        )
     else:
-        preparation.write(folder, [*train.values()], settings.tokenizer, source, [*val.values()], [*train, *val])
+        preparation.write_dataset(
+            folder, [*train.values()], settings.tokenizer, source, [*val.values()], [*train, *val]
+        )
 
 
 if __name__ == "__main__":
-    with configure.one_line_errors():
+    with one_line_errors():
         for flag in "--input", "--val":
             given = [argument for argument in sys.argv if argument.partition("=")[0] == flag]
             if len(given) > 1:
@@ -170,4 +220,4 @@ if __name__ == "__main__":
         for argument in sys.argv[1:2]:
             if not argument.startswith("-") and Path(argument).exists():
                 raise ValueError(f"{argument}: write it as --input {argument}")
-        prepare(configure.parse(Settings, sys.argv[1:]))
+        prepare(parse_settings(Settings, sys.argv[1:]))

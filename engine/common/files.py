@@ -24,7 +24,7 @@ except ImportError:  # Windows
 ROOT = Path(__file__).parents[2]
 
 
-def quoted(text):
+def shell_quote(text):
     """A name as one types it in a shell, also where the terminal cannot show its letters."""
     text = str(text)
     try:
@@ -34,12 +34,12 @@ def quoted(text):
         return "$'" + "".join(f"\\x{byte:02x}" for byte in text.encode()) + "'"
 
 
-def here(name):
+def shell_path(name):
     """A file of this repository, as one types it in the present directory."""
-    return quoted(os.path.relpath(ROOT / name))
+    return shell_quote(os.path.relpath(ROOT / name))
 
 
-def sync(path):
+def fsync_path(path):
     """Wait until a file, or the names in a folder, are on the disk itself: a rename alone may be there before its file."""
     if path.is_dir() and os.name == "nt":  # Windows cannot open a folder
         return
@@ -52,7 +52,7 @@ def sync(path):
         os.close(descriptor)
 
 
-def remove(path):
+def remove_path(path):
     """Remove a file or a folder, if it is there."""
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
@@ -60,47 +60,57 @@ def remove(path):
         path.unlink(missing_ok=True)
 
 
-WRITE_ERRORS = OSError, SafetensorError, RuntimeError  # each library has its own error for a full disk
+WRITE_ERRORS = (
+    OSError,
+    SafetensorError,
+    RuntimeError,
+)  # each library has its own error for a full disk
 
 
-def cannot_write(path, error):
+def write_error(path, error):
     """An OSError that names path, for an error that perhaps does not."""
     signs = "No space left", "unexpected pos"  # the latter is PyTorch's
-    full = getattr(error, "errno", None) == errno.ENOSPC or any(sign in str(error) for sign in signs)
-    reason = "the disk is full" if full else getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+    full = getattr(error, "errno", None) == errno.ENOSPC or any(
+        sign in str(error) for sign in signs
+    )
+    reason = (
+        "the disk is full"
+        if full
+        else getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+    )
     return OSError(f"cannot write {path}: {reason}")
 
 
 @contextlib.contextmanager
-def partial(path):
+def atomic_path(path):
     """Write path as a whole: under another name, which this gives; it has its own name once it is complete and on the disk.
 
     If that fails, what was there before stays, what was written is removed, and an OSError names path.
     """
     unfinished = path.with_name(path.name + ".partial")
     try:
-        remove(unfinished)
+        remove_path(unfinished)
         yield unfinished
         for file in (*unfinished.rglob("*"), unfinished):
-            sync(file)
+            fsync_path(file)
         os.replace(unfinished, path)
-        sync(path.parent)
+        fsync_path(path.parent)
     except WRITE_ERRORS as error:
         with contextlib.suppress(OSError):  # as on a read-only file system
-            remove(unfinished)
-        raise cannot_write(path, error) from error
+            remove_path(unfinished)
+        raise write_error(path, error) from error
     except BaseException:
-        remove(unfinished)
+        remove_path(unfinished)
         raise
 
 
-def publish(path, content):
+def atomic_write(path, content):
     """Write bytes so that path holds all of them or what it held before."""
-    with partial(path) as unfinished:
+    with atomic_path(path) as unfinished:
         unfinished.write_bytes(content)
 
 
-def append(path, text):
+def append_text(path, text):
     """Add text to a file; if that fails, it keeps what it had, and an OSError names it."""
     size = path.stat().st_size if path.exists() else 0
     try:
@@ -109,11 +119,11 @@ def append(path, text):
     except OSError as error:
         if path.exists():
             os.truncate(path, size)
-        raise cannot_write(path, error) from error
+        raise write_error(path, error) from error
 
 
 @contextlib.contextmanager
-def held(folder):
+def folder_lock(folder):
     """Hold a folder, which is made if it is missing, for this process alone; ValueError if another one holds it.
 
     The system lets go of it when the process ends, however it ends. (Windows, and some network drives, cannot do this.)
@@ -130,7 +140,9 @@ def held(folder):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise ValueError(f"{folder} is in use by another process: wait for it, or choose another folder") from None
+            raise ValueError(
+                f"{folder} is in use by another process: wait for it, or choose another folder"
+            ) from None
         except OSError:  # the drive has no locks
             pass
         with contextlib.suppress(FileNotFoundError):
@@ -154,19 +166,19 @@ def sha256_of(chunks):
     return digest.hexdigest()
 
 
-class Damaged(ValueError):
+class DamagedFile(ValueError):
     """A file that is not what it should be."""
 
 
-def regular(path):
+def require_regular_file(path):
     """path; ValueError if it is a folder, or a pipe or device, which could be read for ever."""
     if path.exists() and not path.is_file():
-        raise Damaged(f"{path} is not a regular file: move it away")
+        raise DamagedFile(f"{path} is not a regular file: move it away")
     return path
 
 
 def sha256_of_file(path):
-    regular(path)
+    require_regular_file(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -174,16 +186,18 @@ def sha256_of_file(path):
 def read_json(path):
     """The object that a JSON file holds, as a dict; ValueError names a file that holds anything else."""
     try:
-        content = json.loads(regular(path).read_text(encoding="utf-8"))
+        content = json.loads(require_regular_file(path).read_text(encoding="utf-8"))
         if isinstance(content, dict):
             return content
         reason = f"a {type(content).__name__} in place of an object"
     except (ValueError, RecursionError) as error:
         reason = str(error) or "too deep"
-    raise Damaged(f"{path} is damaged ({reason})")
+    raise DamagedFile(f"{path} is damaged ({reason})")
 
 
-SAFE_GLOBALS = re.compile("collections OrderedDict|torch._utils _rebuild_(tensor_v2|parameter)|torch [A-Za-z0-9]+Storage")
+SAFE_GLOBALS = re.compile(
+    "collections OrderedDict|torch._utils _rebuild_(tensor_v2|parameter)|torch [A-Za-z0-9]+Storage"
+)
 
 
 def read_pickle(path, **how):
@@ -194,20 +208,40 @@ def read_pickle(path, **how):
     import torch  # here, since it takes a second, and what prepares data has no need of it
 
     try:
-        with zipfile.ZipFile(regular(path)) as archive:
+        with zipfile.ZipFile(require_regular_file(path)) as archive:
             entries = archive.infolist()
             if sum(entry.file_size for entry in entries) > path.stat().st_size:
                 raise ValueError("it would inflate")
             for entry in entries:
-                for opcode, name, _ in pickletools.genops(archive.read(entry)) if entry.filename.endswith("data.pkl") else ():
-                    if opcode.name in ("STACK_GLOBAL", "INST") or opcode.name == "GLOBAL" and not SAFE_GLOBALS.fullmatch(name):
+                for opcode, name, _ in (
+                    pickletools.genops(archive.read(entry))
+                    if entry.filename.endswith("data.pkl")
+                    else ()
+                ):
+                    if (
+                        opcode.name in ("STACK_GLOBAL", "INST")
+                        or opcode.name == "GLOBAL"
+                        and not SAFE_GLOBALS.fullmatch(name)
+                    ):
                         raise ValueError(f"it contains more than tensors and plain values: {name}")
         content = torch.load(path, map_location="cpu", weights_only=True, **how)
         check_tensors(content)
         return content
-    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError, EOFError, RecursionError, OverflowError,
-            zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise Damaged(f"{path} is damaged, or is something else ({type(error).__name__}: {str(error)[:80]})") from None
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+        EOFError,
+        RecursionError,
+        OverflowError,
+        zipfile.BadZipFile,
+        pickle.UnpicklingError,
+    ) as error:
+        raise DamagedFile(
+            f"{path} is damaged, or is something else ({type(error).__name__}: {str(error)[:80]})"
+        ) from None
 
 
 def check_tensors(content):
@@ -216,7 +250,13 @@ def check_tensors(content):
 
     if torch.is_tensor(content) and content.untyped_storage().nbytes() < content.nbytes:
         raise ValueError("a tensor is larger than its storage")
-    for value in content.values() if isinstance(content, dict) else content if isinstance(content, list | tuple) else ():
+    for value in (
+        content.values()
+        if isinstance(content, dict)
+        else content
+        if isinstance(content, list | tuple)
+        else ()
+    ):
         check_tensors(value)
 
 
@@ -226,10 +266,10 @@ def read_tensors(path):
     The file is mapped into memory again for each tensor, so that the pages are let go of with it.
     """
     try:
-        with safe_open(regular(path), "pt") as file:
+        with safe_open(require_regular_file(path), "pt") as file:
             names = list(file.keys())
         for name in names:
             with safe_open(path, "pt") as file:
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
-        raise Damaged(f"{path} is damaged ({error})") from None
+        raise DamagedFile(f"{path} is damaged ({error})") from None

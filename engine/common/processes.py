@@ -13,9 +13,14 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-BEAT, PATIENCE = 2, 40  # seconds: how often each process says that it is there, and how long the others wait for it
+BEAT, PATIENCE = (
+    2,
+    40,
+)  # seconds: how often each process says that it is there, and how long the others wait for it
 JOIN = 300  # seconds that they wait for it at the start: the nodes of a cluster import torch from a network drive
-TIMEOUT = datetime.timedelta(days=7)  # of an exchange: one may prepare data or save for hours, and watch() sees who is gone
+TIMEOUT = datetime.timedelta(
+    days=7
+)  # of an exchange: one may prepare data or save for hours, and watch() sees who is gone
 
 finished = threading.Event()
 
@@ -37,37 +42,53 @@ def print0(*words):
 
 
 @functools.cache
-def note0(words):
+def warn0(words):
     """Print a note on the standard error, in the first process only, and only once."""
     if rank() == 0:
         print(f"note: {words}", file=sys.stderr)
 
 
-def bar(*args, **settings):
+def progress_bar(*args, **settings):
     """tqdm in the first process only, with fewer lines in a log file."""
-    return tqdm(*args, leave=False, disable=rank() > 0, mininterval=0.1 if sys.stderr.isatty() else 10, **settings)
+    return tqdm(
+        *args,
+        leave=False,
+        disable=rank() > 0,
+        mininterval=0.1 if sys.stderr.isatty() else 10,
+        **settings,
+    )
 
 
-def start(device):
+def init_process_group(device):
     """Join the other processes; returns this process's own device. ValueError if there is none for it."""
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         if device.index >= (count := torch.cuda.device_count()):
-            raise ValueError(f"process {rank()} would need a GPU of its own, {device}, and finds {count}: give torchrun "
-                             f"--nproc_per_node={count}, or train.py --device=cpu")
+            raise ValueError(
+                f"process {rank()} would need a GPU of its own, {device}, and finds {count}: give torchrun "
+                f"--nproc_per_node={count}, or train.py --device=cpu"
+            )
         torch.cuda.set_device(device)
     if world_size() > 1:
         if device.type not in ("cpu", "cuda"):
-            raise ValueError(f"device={device} is for one process: give --device=cpu, or leave torchrun out")
+            raise ValueError(
+                f"device={device} is for one process: give --device=cpu, or leave torchrun out"
+            )
         alarm = threading.Timer(JOIN, end, [f"the others have not joined it for {JOIN} s"])
         alarm.daemon = True
         alarm.start()
         cuda = device.type == "cuda"
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT, device_id=device if cuda else None)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            timeout=TIMEOUT,
+            device_id=device if cuda else None,
+        )
         alarm.cancel()
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
-        atexit.register(lambda: (finished.set(), watcher.join(5)))  # its connection must end before Python does
+        atexit.register(
+            lambda: (finished.set(), watcher.join(5))
+        )  # its connection must end before Python does
     return device
 
 
@@ -76,7 +97,9 @@ def watch():
 
     A process that is busy, with a large checkpoint for instance, still says that it is there.
     """
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
+    )
     others = [other for other in range(world_size()) if other != rank()]
     seen, when, beats, last = {}, {}, 0, time.monotonic()
     try:
@@ -84,7 +107,9 @@ def watch():
             store.set(f"beat {rank()}", "done" if finished.is_set() else str(beats := beats + 1))
             if finished.wait(BEAT):
                 return store.set(f"beat {rank()}", "done")
-            if time.monotonic() - last > 2 * BEAT + 5:  # all of them may have been stopped together, and go on now
+            if (
+                time.monotonic() - last > 2 * BEAT + 5
+            ):  # all of them may have been stopped together, and go on now
                 when.clear()
             last = time.monotonic()
             for other in others:
@@ -100,11 +125,15 @@ def watch():
 
 def end(why):
     """At once, since the main thread may wait for what never comes."""
-    print(f"\n{os.path.basename(sys.argv[0])}: process {rank()} ends: {why}", file=sys.stderr, flush=True)
+    print(
+        f"\n{os.path.basename(sys.argv[0])}: process {rank()} ends: {why}",
+        file=sys.stderr,
+        flush=True,
+    )
     os._exit(1)
 
 
-def first_alone(function):
+def main_process_first(function):
     """function() in the first process, and then in the others."""
     result = function() if rank() == 0 else None
     if world_size() > 1:
@@ -112,7 +141,7 @@ def first_alone(function):
     return result if rank() == 0 else function()
 
 
-def broadcast(value):
+def broadcast_object(value):
     """The first process's value, in all of them."""
     values = [value]
     if world_size() > 1:
@@ -120,14 +149,14 @@ def broadcast(value):
     return values[0]
 
 
-def add_up(tensor):
+def all_reduce_sum(tensor):
     """The sum of a tensor over all processes, in place."""
     if world_size() > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
-def largest(number):
+def all_reduce_max(number):
     """The largest of a number in all processes."""
     if world_size() == 1:
         return number
@@ -136,7 +165,7 @@ def largest(number):
     return int(found)
 
 
-def stop():
+def destroy_process_group():
     """Leave the process group. What still holds it is collected first: gloo's threads must end before Python does."""
     finished.set()
     gc.collect()

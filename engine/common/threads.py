@@ -22,12 +22,16 @@ def seconds_elsewhere():
     """Seconds that our cores have worked for others than this process, since they started; None where Linux does not say."""
     with contextlib.suppress(OSError, ValueError):
         with open("/proc/stat", encoding="ascii") as file:
-            lines = [line.split() for line in file if line.startswith("cpu")][1:]  # the first is the sum
+            lines = [line.split() for line in file if line.startswith("cpu")][
+                1:
+            ]  # the first is the sum
         ours = os.sched_getaffinity(0)
         seconds = -time.process_time()
         for core, user, nice, system, _, _, irq, softirq, steal, *_ in lines:
             if int(core[3:]) in ours:
-                seconds += sum(map(int, (user, nice, system, irq, softirq, steal))) / os.sysconf("SC_CLK_TCK")
+                seconds += sum(map(int, (user, nice, system, irq, softirq, steal))) / os.sysconf(
+                    "SC_CLK_TCK"
+                )
         return seconds
     return None
 
@@ -43,7 +47,11 @@ class Load:
         if self.elsewhere is not None and now - self.then >= EVERY:
             elsewhere = seconds_elsewhere()
             busy = (elsewhere - self.elsewhere) / (now - self.then)
-            self.free, self.then, self.elsewhere = max(1, round(len(os.sched_getaffinity(0)) - busy)), now, elsewhere
+            self.free, self.then, self.elsewhere = (
+                max(1, round(len(os.sched_getaffinity(0)) - busy)),
+                now,
+                elsewhere,
+            )
         return self.free
 
 

@@ -63,8 +63,12 @@ class Pool(ThreadPoolExecutor):
 
 def serve(pipe):
     """Answer calls, in a worker process. It ends with its parent, even if that is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal, and is for the parent alone
-    threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all processes of a terminal, and is for the parent alone
+    threading.Thread(
+        target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True
+    ).start()
     with suppress(EOFError, OSError):  # the parent is gone
         while True:
             call = pipe.recv_bytes()

@@ -49,7 +49,9 @@ def sample_next_token(logits, sampling, u, text=None):
     if sampling.repetition_penalty != 1 and text is not None:
         seen = torch.zeros(len(logits), V + 1, dtype=torch.bool, device=logits.device)
         seen = seen.scatter_(1, torch.where((text < 0) | (text >= V), V, text), True)[:, :V]
-        penalized = torch.where(logits > 0, logits / sampling.repetition_penalty, logits * sampling.repetition_penalty)
+        penalized = torch.where(
+            logits > 0, logits / sampling.repetition_penalty, logits * sampling.repetition_penalty
+        )
         logits = torch.where(seen, penalized, logits)
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
@@ -63,7 +65,9 @@ def sample_next_token(logits, sampling, u, text=None):
         before = p.cumsum(dim=-1) - p
         p = p.masked_fill((before >= sampling.top_p) | (p < sampling.min_p * p[:, :1]), 0.0)
     ends = p.cumsum(dim=-1)
-    index = torch.searchsorted(ends, to_device(u.to(wide), ends.device)[:, None] * ends[:, -1:], right=True).clamp(max=k - 1)
+    index = torch.searchsorted(
+        ends, to_device(u.to(wide), ends.device)[:, None] * ends[:, -1:], right=True
+    ).clamp(max=k - 1)
     return (index if ids is None else ids.gather(1, index))[:, 0]
 
 
@@ -85,7 +89,9 @@ class RandomStream:
     def at(self, column):
         self.first_column = column if self.first_column is None else self.first_column
         while len(self.numbers) <= column - self.first_column:
-            self.numbers.append(torch.stack([self.uniform(generator) for generator in self.generators]))
+            self.numbers.append(
+                torch.stack([self.uniform(generator) for generator in self.generators])
+            )
         return self.numbers[column - self.first_column]
 
     @staticmethod
@@ -134,22 +140,39 @@ class Session:
     """
 
     def __init__(self, model, prompts, room=256, use_cache=True, compiled=None, after=None):
-        self.model, self.length, self.use_cache, self.compiled = model, max(map(len, prompts)), use_cache, compiled
+        self.model, self.length, self.use_cache, self.compiled = (
+            model,
+            max(map(len, prompts)),
+            use_cache,
+            compiled,
+        )
         self.begin = [self.length - len(prompt) for prompt in prompts]
         columns = self.length + room
-        columns += -columns % 256 if compiled else 0  # few sizes, for each of which a step is compiled
+        columns += (
+            -columns % 256 if compiled else 0
+        )  # few sizes, for each of which a step is compiled
         self.ids = torch.zeros(len(prompts), columns, dtype=torch.long, device=prompts[0].device)
-        self.padding = self.ids.new_tensor(self.begin)[:, None]  # columns before each text, where each step can read it
+        self.padding = self.ids.new_tensor(self.begin)[
+            :, None
+        ]  # columns before each text, where each step can read it
         for row, begin, prompt in zip(self.ids, self.begin, prompts):
             row[begin : self.length] = prompt
-        self.starts, self.cache = None, after.cache if after and len(after.begin) == len(prompts) else None
-        self.read, self.passes = 0, 0  # columns that the cache has read, and how often the weights were read for it
+        self.starts, self.cache = (
+            None,
+            after.cache if after and len(after.begin) == len(prompts) else None,
+        )
+        self.read, self.passes = (
+            0,
+            0,
+        )  # columns that the cache has read, and how often the weights were read for it
 
     def append(self, tokens):
         """Add ids (B, T) to the texts; nothing is computed yet."""
         B, T = tokens.shape
         if self.length + T > self.ids.shape[1]:
-            self.ids = torch.cat([self.ids, self.ids.new_zeros(B, self.length + T)], dim=1)  # at least twice as long
+            self.ids = torch.cat(
+                [self.ids, self.ids.new_zeros(B, self.length + T)], dim=1
+            )  # at least twice as long
             self.forget()  # the cache must grow too
         self.ids[:, self.length : self.length + T] = tokens
         self.length += T
@@ -188,8 +211,17 @@ class Session:
 
     def sample(self, sampling, u, vocab_size=None, count=1):
         """Ids (B,) sampled after the first of the last count tokens, and logits (B, count, V) of what follows each of them."""
-        text = self.without_padding(self.length - count + 1) if sampling.repetition_penalty != 1 else None
-        if self.compiled and self.read == self.length - 1 and count == 1 and self.context_starts() == self.starts:
+        text = (
+            self.without_padding(self.length - count + 1)
+            if sampling.repetition_penalty != 1
+            else None
+        )
+        if (
+            self.compiled
+            and self.read == self.length - 1
+            and count == 1
+            and self.context_starts() == self.starts
+        ):
             return self.compiled_step(sampling, u, text, vocab_size)
         logits = self.logits(count)[..., :vocab_size]
         return sample_next_token(logits[:, 0], sampling, u, text), logits
@@ -200,7 +232,9 @@ class Session:
         if starts == self.starts:
             self.unread(self.length - count)
         unread = self.ids[:, self.read : self.length]
-        if starts != self.starts or not self.use_cache:  # the first time, or a context has moved on: read it as a whole
+        if (
+            starts != self.starts or not self.use_cache
+        ):  # the first time, or a context has moved on: read it as a whole
             logits = self.read_all(starts, count)
         elif unread.shape[1] == 1:
             logits = decode_one_token(self.model, unread, self.cache)
@@ -225,29 +259,45 @@ class Session:
         """Fill the cache from each text's start. Texts that are equal so far are read once."""
         left = min(starts)
         idx = self.ids[:, left : self.length]
-        padding = torch.tensor([start - left for start in starts], device=idx.device) if max(starts) > left else None
+        padding = (
+            torch.tensor([start - left for start in starts], device=idx.device)
+            if max(starts) > left
+            else None
+        )
         unique = {}  # (where it begins, its ids) -> its row among the different texts
-        which = [unique.setdefault((start, *ids), len(unique)) for start, ids in zip(starts, idx.tolist())]
+        which = [
+            unique.setdefault((start, *ids), len(unique))
+            for start, ids in zip(starts, idx.tolist())
+        ]
         rows = torch.tensor([which.index(n) for n in range(len(unique))], device=idx.device)
         shared = len(rows) < len(idx)
         cache = self.empty_cache(len(rows), keep=not shared)
         for layer in cache:
             layer.reset(None if padding is None else padding[rows])
-        logits = prefill(self.model, idx[rows], cache if self.use_cache or padding is not None else None, count)
+        logits = prefill(
+            self.model, idx[rows], cache if self.use_cache or padding is not None else None, count
+        )
         if shared:
             which = torch.tensor(which, device=idx.device)
-            logits, cache = logits[which], [layer.select(which) for layer in cache] if self.use_cache else None
+            logits, cache = (
+                logits[which],
+                [layer.select(which) for layer in cache] if self.use_cache else None,
+            )
         self.cache = cache if self.use_cache else None
         if self.compiled:
             self.at = idx.new_zeros(1)
             for layer in cache:
                 for memory in (layer.k, layer.v):
-                    torch._dynamo.mark_static_address(memory)  # or a CUDA graph would copy it at each step
+                    torch._dynamo.mark_static_address(
+                        memory
+                    )  # or a CUDA graph would copy it at each step
         return logits
 
     def empty_cache(self, batch_size, keep):
         """A cache to fill: the present one if keep and it has the right size, since CUDA graphs know its memory."""
-        max_len = min(self.model.config.block_size, self.ids.shape[1])  # the same for all texts: a step is compiled once
+        max_len = min(
+            self.model.config.block_size, self.ids.shape[1]
+        )  # the same for all texts: a step is compiled once
         old, self.cache = self.cache, None
         if keep and old and old[0].max_len == max_len:
             return old
@@ -268,20 +318,34 @@ def stream(session, max_new_tokens, sampling, random, vocab_size=None, guess=Non
     """
     left, cores = max_new_tokens, FreeCores()
     while left > 0:
-        base, T, context_start = session.length, session.length - session.begin[0], session.model.context_start
+        base, T, context_start = (
+            session.length,
+            session.length - session.begin[0],
+            session.model.context_start,
+        )
         with cores:
             guesses = guess(session, left - 1) if guess and left > 1 else []
-            while guesses and context_start(T + len(guesses)) != context_start(T):  # the context would move on
+            while guesses and context_start(T + len(guesses)) != context_start(
+                T
+            ):  # the context would move on
                 guesses.pop()
             if guesses:
                 session.append(session.ids.new_tensor([guesses]))
             with torch.inference_mode():
-                token, logits = session.sample(sampling, random.at(base), vocab_size, 1 + len(guesses))
-        if logits.dtype == torch.float16 and not logits.isfinite().all():  # an overflow anywhere in the model ends up here
-            raise ValueError("this model computes numbers that are too large for float16: try --dtype=float32")
+                token, logits = session.sample(
+                    sampling, random.at(base), vocab_size, 1 + len(guesses)
+                )
+        if (
+            logits.dtype == torch.float16 and not logits.isfinite().all()
+        ):  # an overflow anywhere in the model ends up here
+            raise ValueError(
+                "this model computes numbers that are too large for float16: try --dtype=float32"
+            )
         for n in range(1 + len(guesses)):
             if n:
-                text = session.without_padding(base + n) if sampling.repetition_penalty != 1 else None
+                text = (
+                    session.without_padding(base + n) if sampling.repetition_penalty != 1 else None
+                )
                 with cores:
                     token = sample_next_token(logits[:, n], sampling, random.at(base + n), text)
             accepted = n < len(guesses) and token.item() == guesses[n]
@@ -310,11 +374,19 @@ class Draft:
     """Guesses by a smaller model of the same vocabulary, which samples with the same random numbers."""
 
     def __init__(self, model, sampling, random, vocab_size=None):
-        self.model, self.sampling, self.random, self.vocab_size = model, sampling, random, vocab_size
+        self.model, self.sampling, self.random, self.vocab_size = (
+            model,
+            sampling,
+            random,
+            vocab_size,
+        )
         self.session = None
 
     def __call__(self, session, most):
-        mine, self.session = self.session or Session(self.model, [session.text()]), None  # lost if something interrupts
+        mine, self.session = (
+            self.session or Session(self.model, [session.text()]),
+            None,
+        )  # lost if something interrupts
         theirs = session.ids[:, : session.length]
         same = min(mine.length, session.length - 1)  # leaves at least one token to read
         different = (mine.ids[0, :same] != theirs[0, :same]).nonzero()
@@ -324,6 +396,8 @@ class Draft:
             with torch.inference_mode():
                 logits = mine.logits()[:, -1, : self.vocab_size]
             text = mine.ids[:, : mine.length] if self.sampling.repetition_penalty != 1 else None
-            mine.append(sample_next_token(logits, self.sampling, self.random.at(mine.length), text)[:, None])
+            mine.append(
+                sample_next_token(logits, self.sampling, self.random.at(mine.length), text)[:, None]
+            )
         self.session = mine
         return mine.text()[session.length :].tolist()

@@ -22,10 +22,15 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.common.roofline import cpu_flags, half
+from engine.common.hardware import cpu_flags, half_dtype
 
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and torch.backends.cpu.get_cpu_capability().startswith("AVX")
-HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines and HAS_ONEDNN  # x86 processors with AVX2
+HAS_ONEDNN = (
+    torch.backends.mkldnn.is_available()
+    and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+)
+HAS_FBGEMM = (
+    "fbgemm" in torch.backends.quantized.supported_engines and HAS_ONEDNN
+)  # x86 processors with AVX2
 HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 TINY = torch.tensor(1e-30)  # against 0/0
 CACHE_BYTES = 2**25  # a processor's own cache may hold weights up to here
@@ -39,7 +44,9 @@ class Packed(nn.Module):
     def __init__(self, linear, dtype=torch.float32):
         super().__init__()
         self.dtype, self.nbytes = dtype, linear.weight.numel() * dtype.itemsize
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype), self.ROWS)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(
+            linear.weight.detach().to(dtype), self.ROWS
+        )
         self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
 
     @staticmethod
@@ -48,7 +55,9 @@ class Packed(nn.Module):
         return HAS_ONEDNN and (rows >= 4 or "AuthenticAMD" in cpu_flags())
 
     def forward(self, x):
-        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, "none", [], "").to(x.dtype)
+        return torch.ops.mkldnn._linear_pointwise(
+            x.to(self.dtype), self.weight, self.bias, "none", [], ""
+        ).to(x.dtype)
 
 
 def check_range(weight):
@@ -65,7 +74,10 @@ class Half(nn.Module):
 
     def __init__(self, linear):
         super().__init__()
-        weight, bias = linear.weight.detach().float(), None if linear.bias is None else linear.bias.detach()
+        weight, bias = (
+            linear.weight.detach().float(),
+            None if linear.bias is None else linear.bias.detach(),
+        )
         check_range(weight)
         self.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
         self.nbytes = 2 * linear.weight.numel()
@@ -82,7 +94,9 @@ class Int8(nn.Module):
     the weights are converted to x's dtype, exactly: at each step, or within the product where that is compiled for one row.
     """
 
-    LEVELS = 127 if "avx512_vnni" in cpu_flags() else 63  # older units add pairs of products in 16 bits: no overflow
+    LEVELS = (
+        127 if "avx512_vnni" in cpu_flags() else 63
+    )  # older units add pairs of products in 16 bits: no overflow
 
     def __init__(self, linear, packed=True):
         super().__init__()
@@ -102,11 +116,19 @@ class Int8(nn.Module):
         if self.packed is None:
             return self.widened(x)
         dtype, x = x.dtype, x.float()
-        unit = torch.add(TINY, torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True), alpha=1 / self.LEVELS)
+        unit = torch.add(
+            TINY,
+            torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True),
+            alpha=1 / self.LEVELS,
+        )
         scaled = x / unit
         high = scaled.round()
-        parts = torch.cat([high, scaled.sub_(high).mul_(2 * self.LEVELS)])  # the product rounds the second half
-        y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(parts, 1.0, self.LEVELS + 1, self.packed)
+        parts = torch.cat(
+            [high, scaled.sub_(high).mul_(2 * self.LEVELS)]
+        )  # the product rounds the second half
+        y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            parts, 1.0, self.LEVELS + 1, self.packed
+        )
         high, low = y.chunk(2)
         y = torch.add(high, low, alpha=0.5 / self.LEVELS)
         return (y.mul_(unit) if self.bias is None else torch.addcmul(self.bias, y, unit)).to(dtype)
@@ -114,13 +136,21 @@ class Int8(nn.Module):
     def widened(self, x):
         """int8 is exact in x's dtype, and the scale is applied after the sum, in float32."""
         y = F.linear(x / 128, self.weight.to(x.dtype)).float()  # keeps sums within float16
-        y = y * (128 * self.scale) if self.bias is None else torch.addcmul(self.bias.float(), y, 128 * self.scale)
+        y = (
+            y * (128 * self.scale)
+            if self.bias is None
+            else torch.addcmul(self.bias.float(), y, 128 * self.scale)
+        )
         return y.to(x.dtype)
 
 
 def linears(model):
     """(parent module, name, layer) of all layers that multiply by a weight."""
-    children = ((parent, name, layer) for parent in model.modules() for name, layer in parent.named_children())
+    children = (
+        (parent, name, layer)
+        for parent in model.modules()
+        for name, layer in parent.named_children()
+    )
     return [child for child in children if isinstance(child[2], nn.Linear | Packed | Half | Int8)]
 
 
@@ -128,7 +158,7 @@ def best_dtype(model, rows=1):
     """The name of the dtype that suits the model's device, processor and size. rows as in prepare_for_inference."""
     device = model.transformer.wte.weight.device
     if device.type == "cuda":
-        return half(device)
+        return half_dtype(device)
     packed = device.type == "cpu" and rows is not None and HAS_FBGEMM
     return "float16" if packed and weight_bytes(model) > CACHE_BYTES else "float32"
 
@@ -143,12 +173,19 @@ def prepare_for_inference(model, dtype, quantize="none", rows=1):
     ways = {
         torch.float32: Packed if packed and Packed.pays(rows) else None,
         torch.float16: Half if packed and HAS_FBGEMM else None,
-        torch.bfloat16: functools.partial(Packed, dtype=torch.bfloat16) if packed and HAS_BFLOAT16 else None,
+        torch.bfloat16: functools.partial(Packed, dtype=torch.bfloat16)
+        if packed and HAS_BFLOAT16
+        else None,
     }
     way = functools.partial(Int8, packed=packed) if quantize == "int8" else ways[dtype]
     found = linears(model) if way else []
-    with warnings.catch_warnings(), ThreadPoolExecutor(torch.get_num_threads()) as pool:  # a layer is packed by one thread
-        warnings.simplefilter("ignore")  # PyTorch means to replace its quantized dtypes (its issue 184982)
+    with (
+        warnings.catch_warnings(),
+        ThreadPoolExecutor(torch.get_num_threads()) as pool,
+    ):  # a layer is packed by one thread
+        warnings.simplefilter(
+            "ignore"
+        )  # PyTorch means to replace its quantized dtypes (its issue 184982)
         for (parent, name, _), layer in zip(found, pool.map(way, [layer for _, _, layer in found])):
             setattr(parent, name, layer)
     for p in model.parameters() if not (packed and way) else ():
@@ -160,4 +197,7 @@ def prepare_for_inference(model, dtype, quantize="none", rows=1):
 
 def weight_bytes(model):
     """Bytes of all weights that a decoding step reads."""
-    return sum((layer.weight if isinstance(layer, nn.Linear) else layer).nbytes for _, _, layer in linears(model))
+    return sum(
+        (layer.weight if isinstance(layer, nn.Linear) else layer).nbytes
+        for _, _, layer in linears(model)
+    )

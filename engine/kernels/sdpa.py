@@ -40,7 +40,9 @@ def attend_on_gpu(q, k, v, mask, causal):
     B, H, Tq, D = q.shape
     G, Tk = k.shape[1:3]
     if mask is not None or not has_flash(q):
-        if Tq == 1:  # instead of H / G copies of all keys, the heads that share them are H / G queries
+        if (
+            Tq == 1
+        ):  # instead of H / G copies of all keys, the heads that share them are H / G queries
             q = q.reshape(B, G, H // G, D)
             if mask is not None and mask.shape[-3] == H:
                 mask = mask.reshape(*mask.shape[:-3], G, H // G, Tk)
@@ -49,14 +51,18 @@ def attend_on_gpu(q, k, v, mask, causal):
         if D % 8:
             q, k, v = (F.pad(x, (0, -D % 8)) for x in (q, k, v))
     with nullcontext() if causal and torch.is_grad_enabled() else sdpa_kernel(NOT_CUDNN):
-        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=1 / math.sqrt(D), enable_gqa=True)
+        y = F.scaled_dot_product_attention(
+            q, k, v, mask, is_causal=causal, scale=1 / math.sqrt(D), enable_gqa=True
+        )
     return y[..., :D].reshape(B, H, Tq, D)
 
 
 def has_flash(q):
     """Whether FlashAttention takes q, on a GPU: half precision, compute capability 8.0 or above, heads that fit its memory."""
     capability = torch.cuda.get_device_capability(q.device)
-    most = 256 if capability == (8, 0) or capability[0] in (9, 10) else 192  # features of a head in the backward pass
+    most = (
+        256 if capability == (8, 0) or capability[0] in (9, 10) else 192
+    )  # features of a head in the backward pass
     return q.itemsize == 2 and capability >= (8, 0) and q.shape[-1] <= most
 
 
@@ -89,8 +95,14 @@ def window(q, k, v, visible, seen):
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B·T, heads, D)
     ends = [torch.arange(0, B * T + 1, T, dtype=torch.int32, device=q.device) for T in (Tq, Tk)]
     before = getattr(visible, "window", 0) - 1  # -1: all
-    shared = {"enable_gqa": True} if "enable_gqa" in varlen_attn.__kwdefaults__ else {}  # before PyTorch 2.13 without asking
-    return varlen_attn(q, k, v, *ends, Tq, Tk, window_size=(before, 0), **shared).unflatten(0, (B, Tq)).transpose(1, 2)
+    shared = (
+        {"enable_gqa": True} if "enable_gqa" in varlen_attn.__kwdefaults__ else {}
+    )  # before PyTorch 2.13 without asking
+    return (
+        varlen_attn(q, k, v, *ends, Tq, Tk, window_size=(before, 0), **shared)
+        .unflatten(0, (B, Tq))
+        .transpose(1, 2)
+    )
 
 
 def flex(q, k, v, visible, seen):
@@ -103,7 +115,10 @@ def flex(q, k, v, visible, seen):
     from torch.nn.attention.flex_attention import flex_attention  # here, since that takes a second
 
     Tq, Tk = q.shape[2], k.shape[2]
-    i, j = torch.arange(Tk - Tq, Tk, device=q.device)[:, None], torch.arange(Tk, device=q.device)[None]
+    i, j = (
+        torch.arange(Tk - Tq, Tk, device=q.device)[:, None],
+        torch.arange(Tk, device=q.device)[None],
+    )
     return flex_attention(q, k, v, block_mask=blocks_of(seen(i, j)), enable_gqa=True)
 
 
@@ -112,11 +127,20 @@ def blocks_of(mask):
     from torch.nn.attention.flex_attention import BlockMask
 
     _, Tq, Tk = mask.shape
-    padded = F.pad(mask, (0, -Tk % FLEX, 0, -Tq % FLEX)).unflatten(2, (-1, FLEX)).unflatten(1, (-1, FLEX))
-    pairs = padded.sum((2, 4), dtype=torch.int32)[:, None]  # how many are visible, (1 or B, 1, Tq / FLEX, Tk / FLEX)
+    padded = (
+        F.pad(mask, (0, -Tk % FLEX, 0, -Tq % FLEX))
+        .unflatten(2, (-1, FLEX))
+        .unflatten(1, (-1, FLEX))
+    )
+    pairs = padded.sum((2, 4), dtype=torch.int32)[
+        :, None
+    ]  # how many are visible, (1 or B, 1, Tq / FLEX, Tk / FLEX)
     lists = []  # of the blocks that are visible in part, and of those as a whole: how many, and which come first
     for kind in (0 < pairs) & (pairs < FLEX**2), pairs == FLEX**2:
-        lists += kind.sum(-1, dtype=torch.int32), kind.int().argsort(dim=-1, descending=True, stable=True).int()
+        lists += (
+            kind.sum(-1, dtype=torch.int32),
+            kind.int().argsort(dim=-1, descending=True, stable=True).int(),
+        )
     # In this layout, and not in one that the compiler chooses later: it cannot read such a tensor within FlexAttention.
     mask = mask.clone().as_strided(mask.shape, (Tq * Tk, Tk, 1))
     one = mask[0]
@@ -132,7 +156,9 @@ def one_query(q, k, v, mask):
     B, H, _, D = q.shape
     G, Tk = k.shape[1:3]
     q, k, v = q.reshape(B * G, H // G, D), k.flatten(0, 1), v.flatten(0, 1)
-    scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=1 / math.sqrt(D)).view(B, H, 1, Tk)
+    scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=1 / math.sqrt(D)).view(
+        B, H, 1, Tk
+    )
     weights = softmax_of_seen(scores, mask)
     return torch.bmm(weights.view(B * G, H // G, Tk), v).view(B, H, 1, D)
 
@@ -141,7 +167,9 @@ def softmax_of_seen(scores, mask):
     """Weights (B, H, Tq, Tk) of scores; mask: bool, or what to add, or None."""
     if mask is None:
         return scores.softmax(-1)
-    hidden, scores = (~mask, scores) if mask.dtype == torch.bool else (mask == float("-inf"), scores + mask)
+    hidden, scores = (
+        (~mask, scores) if mask.dtype == torch.bool else (mask == float("-inf"), scores + mask)
+    )
     # Softmax of a row of nothing but -inf is NaN; the second fill makes it zeros, and the first its gradient.
     return scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
 
@@ -155,7 +183,11 @@ def one_query_compiled(q, k, v, mask):
     B, H, _, D = q.shape
     G, dtype = k.shape[1], q.dtype
     wide = torch.promote_types(dtype, torch.float32)
-    q, k, v = q.to(wide).view(B, G, H // G, 1, D), k.to(wide)[:, :, None], v.to(wide)[:, :, None]  # (B, G, 1, Tk, D)
+    q, k, v = (
+        q.to(wide).view(B, G, H // G, 1, D),
+        k.to(wide)[:, :, None],
+        v.to(wide)[:, :, None],
+    )  # (B, G, 1, Tk, D)
     scores = (q * k).sum(-1).view(B, H, 1, -1) / math.sqrt(D)
     weights = softmax_of_seen(scores, mask).view(B, G, H // G, -1, 1)
     return (weights * v).sum(-2).view(B, H, 1, D).to(dtype)
@@ -175,7 +207,9 @@ def windowed(q, k, v, mask_of, window, n_global):
     """
     B, _, Tq, _ = q.shape
     Tk = k.shape[2]
-    S = max(BLOCK, window // 4 if q.device.type == "cpu" else window)  # a GPU wants fewer and larger blocks
+    S = max(
+        BLOCK, window // 4 if q.device.type == "cpu" else window
+    )  # a GPU wants fewer and larger blocks
     N, before = -(-Tq // S), -(-(window - 1) // S) * S
     length = before + N * S
 
@@ -183,17 +217,29 @@ def windowed(q, k, v, mask_of, window, n_global):
     i = torch.arange(Tk - N * S, Tk, device=q.device).view(N, S, 1)
     j = i[:, :1] + torch.arange(-before, S, device=q.device)
     global_j = torch.arange(n_global, device=q.device).expand(N, 1, n_global)
-    counted = torch.cat([global_j < j[..., :1], j >= 0], dim=2)  # a global key may also be in the window: count it once
-    mask = mask_of(i.clamp_min(0), torch.cat([global_j, j], dim=2).clamp_min(0)) & counted  # (1 or B, N, S, K)
+    counted = torch.cat(
+        [global_j < j[..., :1], j >= 0], dim=2
+    )  # a global key may also be in the window: count it once
+    mask = (
+        mask_of(i.clamp_min(0), torch.cat([global_j, j], dim=2).clamp_min(0)) & counted
+    )  # (1 or B, N, S, K)
 
     def within_reach(x):
         """The keys or values of each block, (B, G, N, K, D); zeros stand for positions before the beginning."""
         last = x[:, :, -length:] if length < Tk else F.pad(x, (0, 0, length - Tk, 0))
         near = last.unfold(2, before + S, S).mT  # overlapping views
-        return torch.cat([x[:, :, None, :n_global].expand(-1, -1, N, -1, -1), near], dim=3) if n_global else near
+        return (
+            torch.cat([x[:, :, None, :n_global].expand(-1, -1, N, -1, -1), near], dim=3)
+            if n_global
+            else near
+        )
 
-    q = (F.pad(q, (0, 0, N * S - Tq, 0)) if N * S > Tq else q).unflatten(2, (N, S))  # (B, H, N, S, D)
-    q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, within_reach(k), within_reach(v)))  # (B·N, heads, S or K, D)
+    q = (F.pad(q, (0, 0, N * S - Tq, 0)) if N * S > Tq else q).unflatten(
+        2, (N, S)
+    )  # (B, H, N, S, D)
+    q, k, v = (
+        x.transpose(1, 2).flatten(0, 1) for x in (q, within_reach(k), within_reach(v))
+    )  # (B·N, heads, S or K, D)
     mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]
     y = attend(q, k, v, mask)
     return y.unflatten(0, (B, N)).transpose(1, 2).flatten(2, 3)[:, :, -Tq:]

@@ -3,13 +3,19 @@
 import contextlib
 from pathlib import Path
 
+from engine.common.files import atomic_path
 from engine.plotting import heatmaps
 from engine.weights import checkpoint
-from engine.common.files import partial
 
 STYLE = {
-    "figure.constrained_layout.use": True, "figure.titlesize": 11, "axes.titlesize": 10, "savefig.dpi": 150,
-    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "lines.markersize": 4,
+    "figure.constrained_layout.use": True,
+    "figure.titlesize": 11,
+    "axes.titlesize": 10,
+    "savefig.dpi": 150,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "lines.markersize": 4,
 }
 
 
@@ -22,16 +28,26 @@ def draw(folders):
         figure = Figure(figsize=(9, 7))
         losses, rates = figure.subplots(2, 1, height_ratios=(2, 1), sharex=True)
         speeds, texts = rates.twinx(), set()
-        panels = (losses, "train_loss", "-"), (losses, "val_loss", "o--"), (rates, "lr", "-"), (speeds, "tokens_per_s", ":")
+        panels = (
+            (losses, "train_loss", "-"),
+            (losses, "val_loss", "o--"),
+            (rates, "lr", "-"),
+            (speeds, "tokens_per_s", ":"),
+        )
         for n, folder in enumerate(folders):
-            for saved in checkpoint.every(folder)[-1:]:
+            for saved in checkpoint.list_checkpoints(folder)[-1:]:
                 with contextlib.suppress(ValueError):  # it is damaged, and not needed for this
                     texts.add((checkpoint.load_config(saved)["data"] or {}).get("val"))
             for panel, key, style in panels:
                 known = [line for line in records(folder) if line.get(key) is not None]
                 steps, values = [line["step"] for line in known], [line[key] for line in known]
-                panel.plot(steps, values, style, color=f"C{n}",
-                           label=heatmaps.plain(str(folder)) if key == "val_loss" else None)
+                panel.plot(
+                    steps,
+                    values,
+                    style,
+                    color=f"C{n}",
+                    label=heatmaps.plain(str(folder)) if key == "val_loss" else None,
+                )
         if len(texts) > 1:
             print("note: these runs were validated on different texts: their losses do not compare")
         losses.set(ylabel="loss (nats per token)", title="training (lines) and validation (dots)")
@@ -47,13 +63,17 @@ def records(folder):
         if lines := [*checkpoint.read_metrics(folder / "metrics.jsonl").values()]:
             return lines
     except FileNotFoundError:
-        raise ValueError(f"{folder} has no metrics.jsonl: which folder did train.py write?") from None
-    raise ValueError(f"{folder / 'metrics.jsonl'} is damaged, or empty: it is not what train.py writes")
+        raise ValueError(
+            f"{folder} has no metrics.jsonl: which folder did train.py write?"
+        ) from None
+    raise ValueError(
+        f"{folder / 'metrics.jsonl'} is damaged, or empty: it is not what train.py writes"
+    )
 
 
 def write(folder):
     """Draw a run into loss.png in its folder, where matplotlib is installed: training does not need it."""
     with contextlib.suppress(ImportError):
         figure = draw([Path(folder)])
-        with partial(Path(folder) / "loss.png") as unfinished:
+        with atomic_path(Path(folder) / "loss.png") as unfinished:
             figure.savefig(unfinished, format="png")

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 
-from engine.common.files import partial
+from engine.common.files import atomic_path
 
 SHORT = 14  # characters of a label
 SCALE = (0, 0.01, 0.1, 0.3, 0.6, 1)  # where the colour bar has numbers
@@ -24,7 +24,7 @@ def new_figure(width, height):
 
 def save(figure, path):
     """Write a PNG as a whole."""
-    with partial(path) as unfinished:
+    with atomic_path(path) as unfinished:
         figure.savefig(unfinished, format="png", dpi=110, bbox_inches="tight")
 
 
@@ -39,7 +39,10 @@ def short(label):
 
 def cells(panel, weights, rows, columns, most=128, size=8):
     """Weights (rows, columns), the darker the larger; at most about `most` labels of each side are written."""
-    for labels, write in ((rows, panel.set_yticks), (columns, functools.partial(panel.set_xticks, rotation=90))):
+    for labels, write in (
+        (rows, panel.set_yticks),
+        (columns, functools.partial(panel.set_xticks, rotation=90)),
+    ):
         shown = range(0, len(labels), math.ceil(len(labels) / most)) if most else ()
         write(shown, [short(labels[n]) for n in shown])
     panel.tick_params(length=0, labelsize=size)
@@ -56,7 +59,9 @@ def draw(panel, weights, labels, most, size=8):
 
 
 def scale(figure, image, panels):
-    bar = figure.colorbar(image, ax=panels, fraction=0.03, pad=0.02, shrink=0.8, ticks=np.sqrt(SCALE))
+    bar = figure.colorbar(
+        image, ax=panels, fraction=0.03, pad=0.02, shrink=0.8, ticks=np.sqrt(SCALE)
+    )
     bar.set_ticklabels([f"{weight:g}" for weight in SCALE])
     bar.set_label("weight (darkness: its square root)")
     bar.outline.set_visible(False)
@@ -108,16 +113,30 @@ def scores(kinds, far, title):
     for panel, (name, (found, chances, gains)) in zip(panels.flat, kinds.items()):
         panel.imshow(gains.clip(0, 1), cmap="Blues", vmin=0, vmax=1, aspect="auto")
         for layer, head in np.ndindex(L, H):
-            panel.text(head, layer, f"{found[layer, head]:.2f}", ha="center", va="center", fontsize=8,
-                       color="white" if gains[layer, head] > 0.55 else "#1c1e22")
+            panel.text(
+                head,
+                layer,
+                f"{found[layer, head]:.2f}",
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if gains[layer, head] > 0.55 else "#1c1e22",
+            )
             if gains[layer, head] >= far:
-                x, y = head + 0.47 * np.array([-1, 1, 1, -1, -1]), layer + 0.46 * np.array([-1, -1, 1, 1, -1])
+                x, y = (
+                    head + 0.47 * np.array([-1, 1, 1, -1, -1]),
+                    layer + 0.46 * np.array([-1, -1, 1, 1, -1]),
+                )
                 panel.plot(x, y, color="#be4614", linewidth=1.5)
         panel.set_xticks(range(H), range(1, H + 1))
-        panel.set_yticks(range(L), [f"{n + 1}  ({chance:.2f})" for n, chance in enumerate(chances[:, 0])])
+        panel.set_yticks(
+            range(L), [f"{n + 1}  ({chance:.2f})" for n, chance in enumerate(chances[:, 0])]
+        )
         panel.tick_params(length=0, labelsize=8)
         panel.set_title(name, fontsize=10, loc="left")
         panel.spines[:].set_visible(False)
-    legend = "row: layer, and in brackets the chance level · column: head · framed: far above chance"
+    legend = (
+        "row: layer, and in brackets the chance level · column: head · framed: far above chance"
+    )
     figure.suptitle(f"{plain(title)}\n{legend}", fontsize=10)
     return figure

@@ -14,7 +14,10 @@ def recording(model, attention_weights):
     no weights of its own: recorded are those that it implies, feature(q)·feature(k) divided by their sum over the past.
     """
     maps, layers = [], [module for module in model.modules() if hasattr(module, "attention")]
-    paths, features = [attn.attention for attn in layers], [getattr(attn, "feature", None) for attn in layers]
+    paths, features = (
+        [attn.attention for attn in layers],
+        [getattr(attn, "feature", None) for attn in layers],
+    )
 
     def recorder(path):
         def record(q, k, v, *how):
@@ -25,7 +28,9 @@ def recording(model, attention_weights):
 
     def implied(feature):
         def record(q, k, v, visible, *_):
-            maps.append(attention_weights(q, k, visible, lambda q, k: feature(q) @ feature(k).mT, shares))
+            maps.append(
+                attention_weights(q, k, visible, lambda q, k: feature(q) @ feature(k).mT, shares)
+            )
             return maps[-1] @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
         return record
@@ -52,7 +57,9 @@ def attention_maps(model, idx, attention_weights):
     The model is in evaluation mode afterwards.
     """
     with recording(model.eval(), attention_weights) as maps:
-        logits, _ = model(idx[None], idx[None])  # with targets, it keeps documents apart if it was trained so
+        logits, _ = model(
+            idx[None], idx[None]
+        )  # with targets, it keeps documents apart if it was trained so
     return [weights[0] for weights in maps], logits[0]
 
 

@@ -15,11 +15,20 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from engine import tokenizer
 from engine.common import workers
 from engine.common.files import (
-    Damaged, cannot_write, held, partial, publish, read_json, remove, sha256_of, sha256_of_file, sync,
+    DamagedFile,
+    atomic_path,
+    atomic_write,
+    folder_lock,
+    fsync_path,
+    read_json,
+    remove_path,
+    sha256_of,
+    sha256_of_file,
+    write_error,
 )
+from engine.text import tokenizer
 
 DATA = Path(__file__).parents[2] / "data"
 SPLITS = "train", "val"
@@ -29,6 +38,7 @@ BATCH = 2**18  # characters that are encoded at a time, which keeps memory small
 ALONE = 8  # batches that are encoded before it pays to start processes
 
 # ---- Splitting
+
 
 def spread_tenth(documents):
     """(train, val): about a tenth of the characters is for validation, spread over the text, since its end may be unlike it.
@@ -44,14 +54,23 @@ def spread_tenth(documents):
             chosen += len(document)
         else:
             train.append(document)
-    if len(documents) >= 20 and max(map(len, documents)) <= total / 10 and 0.05 < chosen / total < 0.15:
+    if (
+        len(documents) >= 20
+        and max(map(len, documents)) <= total / 10
+        and 0.05 < chosen / total < 0.15
+    ):
         return train, val
     size, train, val = max(1, total // 10), [], []
     for document in documents:
+
         def line_end(position):  # if it is near
             return document.find("\n", position, position + size // 20) + 1 or position
 
-        starts = [0, *(line_end(start) for start in range(size, len(document), size)), len(document)]
+        starts = [
+            0,
+            *(line_end(start) for start in range(size, len(document), size)),
+            len(document),
+        ]
         cuts = [line_end(end - (end - start) // 10) for start, end in zip(starts, starts[1:])]
         train.append("".join(document[start:cut] for start, cut in zip(starts, cuts)))
         val.append("".join(document[cut:end] for cut, end in zip(cuts, starts[1:])))
@@ -63,7 +82,9 @@ def pieces(text, size=1 << 20):
     start = 0
     while start < len(text):
         end = start + size
-        while (end := text.find("\n", end)) >= 0 and (text[end - 1].isspace() or text[end + 1 : end + 2].isspace()):
+        while (end := text.find("\n", end)) >= 0 and (
+            text[end - 1].isspace() or text[end + 1 : end + 2].isspace()
+        ):
             end += 1
         end = len(text) if end < 0 else end + 1
         yield text[start:end]
@@ -72,24 +93,32 @@ def pieces(text, size=1 << 20):
 
 # ---- Writing
 
+
 class Split:
     """The tokens of one split, which are added to the shards name_000000.bin, ... in folder; state is all it takes to go on."""
 
     def __init__(self, folder, name, dtype, tokens=0, characters=0, documents=0, hashes=()):
         self.folder, self.name, self.dtype = folder, name, np.dtype(dtype).newbyteorder("<")
-        self.tokens, self.characters, self.documents, self.hashes = tokens, characters, documents, [*hashes]
+        self.tokens, self.characters, self.documents, self.hashes = (
+            tokens,
+            characters,
+            documents,
+            [*hashes],
+        )
         self.file = None
         for path in sorted(folder.glob(f"{name}_*.bin"))[-(-tokens // SHARD) :]:
-            remove(path)  # what came after the state was noted
+            remove_path(path)  # what came after the state was noted
         for number in range(-(-tokens // SHARD)):
             size = min(SHARD, tokens - number * SHARD) * self.dtype.itemsize
             if not self.path(number).is_file() or self.path(number).stat().st_size < size:
-                raise Damaged(f"{self.path(number)} is not whole")
+                raise DamagedFile(f"{self.path(number)} is not whole")
             os.truncate(self.path(number), size)
 
     @property
     def state(self):
-        return {name: getattr(self, name) for name in ("tokens", "characters", "documents", "hashes")}
+        return {
+            name: getattr(self, name) for name in ("tokens", "characters", "documents", "hashes")
+        }
 
     def path(self, number):
         return self.folder / f"{self.name}_{number:06}.bin"
@@ -102,7 +131,7 @@ class Split:
                 self.file = self.file or open(self.path(number), "ab")
                 self.file.write(ids[: SHARD - there].astype(self.dtype).data)
             except OSError as error:
-                raise cannot_write(self.path(number), error) from error
+                raise write_error(self.path(number), error) from error
             self.tokens += len(ids[: SHARD - there])
             ids = ids[SHARD - there :]
             if self.tokens % SHARD == 0:
@@ -113,13 +142,16 @@ class Split:
         """Wait until all of it is on the disk."""
         if self.file:
             self.file.close()
-            sync(Path(self.file.name))
+            fsync_path(Path(self.file.name))
             self.file = None
 
     def finish(self):
         """Its entry in meta.json. With several shards, its sha256 is that of theirs."""
         self.close()
-        hashes = [*self.hashes, *([sha256_of_file(self.path(len(self.hashes)))] if self.tokens % SHARD else [])]
+        hashes = [
+            *self.hashes,
+            *([sha256_of_file(self.path(len(self.hashes)))] if self.tokens % SHARD else []),
+        ]
         sizes = [min(SHARD, self.tokens - start) for start in range(0, self.tokens, SHARD)]
         shards = [{"tokens": tokens, "sha256": sha256} for tokens, sha256 in zip(sizes, hashes)]
         whole = hashes[0] if len(hashes) == 1 else sha256_of(sha256.encode() for sha256 in hashes)
@@ -129,7 +161,9 @@ class Split:
 
 def shard_names(split, count):
     """The names of a split's files in a dataset."""
-    return [f"{split}.bin"] if count == 1 else [f"{split}_{number:06}.bin" for number in range(count)]
+    return (
+        [f"{split}.bin"] if count == 1 else [f"{split}_{number:06}.bin" for number in range(count)]
+    )
 
 
 def batches(documents, cut=True):
@@ -157,12 +191,20 @@ def encoded(encoding, separator, batch):
         try:
             ids = encoding.encode(text)
         except ValueError as error:  # as tiktoken has for a million spaces before a word
-            raise ValueError(f"the text that begins with {text[:40]!r} cannot be encoded: {error}") from None
-        if (largest := ids.max(initial=0)) >= encoding.vocab_size:  # so that reading need not look at all of them
-            raise ValueError(f"the tokenizer gives id {largest}, but has only {encoding.vocab_size}")
+            raise ValueError(
+                f"the text that begins with {text[:40]!r} cannot be encoded: {error}"
+            ) from None
+        if (
+            largest := ids.max(initial=0)
+        ) >= encoding.vocab_size:  # so that reading need not look at all of them
+            raise ValueError(
+                f"the tokenizer gives id {largest}, but has only {encoding.vocab_size}"
+            )
         found.setdefault(name, []).extend([separator, ids] if begins else [ids])
     dtype = np.uint16 if encoding.vocab_size <= 1 << 16 else np.uint32  # half as much to copy
-    return {name: np.concatenate(parts, dtype=dtype, casting="unsafe") for name, parts in found.items()}
+    return {
+        name: np.concatenate(parts, dtype=dtype, casting="unsafe") for name, parts in found.items()
+    }
 
 
 WORKER = []  # in a worker process: the tokenizer, and the ids between documents
@@ -170,7 +212,7 @@ WORKER = []  # in a worker process: the tokenizer, and the ids between documents
 
 def start_worker(spec, separator):
     """Load the tokenizer, in a worker process."""
-    WORKER[:] = tokenizer.from_spec(spec), separator
+    WORKER[:] = tokenizer.tokenizer_from_spec(spec), separator
 
 
 def work(batch):
@@ -184,7 +226,10 @@ def in_order(items, encoding, separator):
     or the text is small, no process starts.
     """
     cores = workers.cores()
-    fast, items = isinstance(encoding, tokenizer.ByteTokenizer | tokenizer.CharTokenizer), iter(items)
+    fast, items = (
+        isinstance(encoding, tokenizer.ByteTokenizer | tokenizer.CharTokenizer),
+        iter(items),
+    )
     first = [] if fast or cores == 1 else [*itertools.islice(items, ALONE + 1)]
     if len(first) <= ALONE:
         for item in itertools.chain(first, items):
@@ -212,7 +257,9 @@ def in_order(items, encoding, separator):
 def tokenize(documents, encoding, splits, separator):
     """Append documents (split, text, mark) to splits, a dict of Split; yields (characters, mark) after each batch of them."""
     separator = np.asarray(separator, np.uint32)
-    for (batch, mark), found in in_order(batches(documents, encoding.by_lines), encoding, separator):
+    for (batch, mark), found in in_order(
+        batches(documents, encoding.by_lines), encoding, separator
+    ):
         for name, ids in found.items():
             splits[name].append(ids if splits[name].tokens else ids[len(separator) :])
         for name, begins, text in batch:
@@ -221,7 +268,7 @@ def tokenize(documents, encoding, splits, separator):
         yield sum(len(text) for *_, text in batch), mark
 
 
-def seal(meta):
+def meta_digest(meta):
     """The sha256 of everything else in meta.json, since another character in a tokenizer is another tokenizer."""
     return sha256_of([json.dumps(meta, sort_keys=True).encode()])
 
@@ -235,31 +282,35 @@ def about(encoding):
 def finish(new, meta, splits):
     """Complete what is in new by its meta.json."""
     meta |= {name: split.finish() for name, split in splits.items()}
-    publish(new / "meta.json", json.dumps(meta | {"sha256": seal(meta)}, indent=1).encode())
+    atomic_write(
+        new / "meta.json", json.dumps(meta | {"sha256": meta_digest(meta)}, indent=1).encode()
+    )
 
 
-def settle(folder):
+def publish_dataset(folder):
     """Move what is complete in folder/new to folder, meta.json last; if that is interrupted, it can be done again."""
     meta, names = read_json(folder / "new" / "meta.json"), {}
     for split in SPLITS:
         for number, name in enumerate(shard_names(split, len(meta[split]["shards"]))):
             names[name] = folder / "new" / f"{split}_{number:06}.bin"
-    remove(folder / "meta.json")  # so that an interruption cannot leave it beside files that it does not describe
+    remove_path(
+        folder / "meta.json"
+    )  # so that an interruption cannot leave it beside files that it does not describe
     for name, path in names.items():
         if path.exists():
             os.replace(path, folder / name)
     for split in SPLITS:
         for path in (folder / f"{split}.bin", *folder.glob(f"{split}_{'[0-9]' * 6}.bin")):
             if path.name not in names:
-                remove(path)
+                remove_path(path)
     os.replace(folder / "new" / "meta.json", folder / "meta.json")
-    remove(folder / "new")
-    sync(folder)
+    remove_path(folder / "new")
+    fsync_path(folder)
     counts = ", ".join(f"{split} {meta[split]['tokens']:,}" for split in SPLITS)
     return f"tokens ({counts}; vocabulary {meta['vocab_size']:,})"
 
 
-def write(folder, documents, tokenizer_name, source, val=None, names=None):
+def write_dataset(folder, documents, tokenizer_name, source, val=None, names=None):
     """Tokenize documents (a list of str) into folder: train.bin, val.bin, and last meta.json. source: where they come from.
 
     val: documents for validation; None: about a tenth of documents. They are separated by the tokenizer's end-of-text id,
@@ -284,22 +335,33 @@ def write(folder, documents, tokenizer_name, source, val=None, names=None):
         raise ValueError(f"there is no text in {source}, or too little to split")
     share = sum(map(len, val)) / text_size
     if not 0.02 < share < 0.3:
-        print(f"note: the validation split has {share:.1%} of the characters; about a tenth is usual")
+        print(
+            f"note: the validation split has {share:.1%} of the characters; about a tenth is usual"
+        )
     several = "\n" if len(train) > 1 or len(val) > 1 else ""
-    encoding = encoding or tokenizer.create(tokenizer_name, [*documents, several])
+    encoding = encoding or tokenizer.create_tokenizer(tokenizer_name, [*documents, several])
     meta = about(encoding)
-    meta["source"] = {"name": source, "sha256": sha256_of(document.encode("utf-8") for document in documents)}
-    how = dict(total=text_size, unit="char", unit_scale=True, desc=f"preparing {folder.name}", leave=False)
-    with held(folder), tqdm(**how) as bar:
-        remove(folder / "new")
-        with partial(folder / "new") as unfinished:
+    meta["source"] = {
+        "name": source,
+        "sha256": sha256_of(document.encode("utf-8") for document in documents),
+    }
+    how = dict(
+        total=text_size, unit="char", unit_scale=True, desc=f"preparing {folder.name}", leave=False
+    )
+    with folder_lock(folder), tqdm(**how) as bar:
+        remove_path(folder / "new")
+        with atomic_path(folder / "new") as unfinished:
             unfinished.mkdir()
             splits = {name: Split(unfinished, name, meta["dtype"]) for name in SPLITS}
-            labelled = ((name, text, None) for name, part in zip(SPLITS, (train, val)) for text in part)
-            for characters, _ in tokenize(labelled, encoding, splits, separator_of(encoding, several)):
+            labelled = (
+                (name, text, None) for name, part in zip(SPLITS, (train, val)) for text in part
+            )
+            for characters, _ in tokenize(
+                labelled, encoding, splits, separator_of(encoding, several)
+            ):
                 bar.update(characters)
             finish(unfinished, meta, splits)
-        counts = settle(folder)
+        counts = publish_dataset(folder)
     print(f"{folder.name}: {text_size:,} characters as {tokenizer_name} {counts}")
 
 
@@ -309,8 +371,8 @@ def tokenizer_of_folder(name):
         return None
     from engine.weights import checkpoint, pretrained  # which need torch, as little else here does
 
-    if checkpoint.every(name) or Path(name, "manifest.json").exists():
-        return checkpoint.load_tokenizer(checkpoint.find(name))
+    if checkpoint.list_checkpoints(name) or Path(name, "manifest.json").exists():
+        return checkpoint.load_tokenizer(checkpoint.find_checkpoint(name))
     if Path(name, "tokenizer.json").exists():
         return pretrained.published_tokenizer(Path(name))
 

@@ -7,11 +7,11 @@ import time
 import numpy as np
 import torch
 
-from engine.common import configure
+from engine.common.errors import escape_control_characters
+from engine.common.hardware import measure_seconds, peak_bytes
+from engine.common.processes import all_reduce_max, print0, progress_bar
 from engine.plotting.inspection import attention_maps, entropy
-from engine.common.processes import bar, largest, print0
-from engine.common.roofline import peak_bytes, seconds_of
-from engine.training.sharding import local
+from engine.training.sharding import local_tensor
 
 STEPS = 3  # that are timed, of each length
 PATIENCE = 20  # seconds, after which one will do
@@ -24,23 +24,37 @@ def dry_run(model, optimizer, step, micros, tokens, steps, device):
     micro-batch adds is known from steps of one and of two, as a whole step may take minutes. Memory is that of one process, in
     bytes; activations are what a step needs beside weights and the optimizer's state.
     """
+
     def size(tensors):
-        return sum(local(tensor).nbytes for tensor in tensors)
+        return sum(local_tensor(tensor).nbytes for tensor in tensors)
 
     step(1)  # allocates what stays
-    activations, times, begun = peak_bytes(lambda: step(1), device) - size(model.parameters()), {1: [], 2: []}, time.monotonic()
-    for n in bar([1, 2][:micros] * STEPS, "timing steps", delay=2):
-        if not times[n] or not largest(int(time.monotonic() - begun >= PATIENCE)):  # all make as many steps
-            times[n].append(seconds_of(lambda: step(n), device))
+    activations, times, begun = (
+        peak_bytes(lambda: step(1), device) - size(model.parameters()),
+        {1: [], 2: []},
+        time.monotonic(),
+    )
+    for n in progress_bar([1, 2][:micros] * STEPS, "timing steps", delay=2):
+        if not times[n] or not all_reduce_max(
+            int(time.monotonic() - begun >= PATIENCE)
+        ):  # all make as many steps
+            times[n].append(measure_seconds(lambda: step(n), device))
     one, two = min(times[1]), min(times[2], default=0.0)
     costs = {
-        "parameters": model.num_params(), "weights": size(model.parameters()), "gradients": size(model.parameters()),
-        "optimizer": size(tensor for state in optimizer.state.values() for tensor in state.values()),
+        "parameters": model.num_params(),
+        "weights": size(model.parameters()),
+        "gradients": size(model.parameters()),
+        "optimizer": size(
+            tensor for state in optimizer.state.values() for tensor in state.values()
+        ),
         "activations": activations,
-        "flops_per_token": model.flops_per_token(), "tokens_per_step": tokens,
+        "flops_per_token": model.flops_per_token(),
+        "tokens_per_step": tokens,
         "seconds_per_step": one + (micros - 1) * max(0.0, two - one),
     }
-    megabytes = {name: costs[name] / 1e6 for name in ("weights", "gradients", "optimizer", "activations")}
+    megabytes = {
+        name: costs[name] / 1e6 for name in ("weights", "gradients", "optimizer", "activations")
+    }
     duration = datetime.timedelta(seconds=round(steps * costs["seconds_per_step"]))
     print0(
         f"a step: {tokens:,} tokens of {costs['flops_per_token']:,.0f} FLOP in {costs['seconds_per_step']:.3f} s\n"
@@ -55,11 +69,15 @@ def start_wandb(config):
     try:
         from wandb import init  # not in wandb/, the folder that an earlier run may have left here
 
-        return init(project=config["wandb_project"], name=config["wandb_run_name"] or None, config=config)
+        return init(
+            project=config["wandb_project"], name=config["wandb_run_name"] or None, config=config
+        )
     except ImportError:
         raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
     except Exception as error:  # wandb has several
-        raise ValueError(f"wandb: {' '.join(str(error).split())} (or set WANDB_MODE=offline)") from None
+        raise ValueError(
+            f"wandb: {' '.join(str(error).split())} (or set WANDB_MODE=offline)"
+        ) from None
 
 
 def log_evaluation(run, model, data, config, attention_weights, step):
@@ -70,11 +88,18 @@ def log_evaluation(run, model, data, config, attention_weights, step):
     """
     import wandb
 
-    idx = torch.from_numpy(data.val[: min(config.block_size, 128)].astype(np.int64)).to(next(model.parameters()).device)
+    idx = torch.from_numpy(data.val[: min(config.block_size, 128)].astype(np.int64)).to(
+        next(model.parameters()).device
+    )
     maps, _ = attention_maps(model, idx, attention_weights)
-    shades = [torch.nn.functional.pad(weights.sqrt(), (0, 2, 0, 2)) for weights in maps]  # a gap between two heads
+    shades = [
+        torch.nn.functional.pad(weights.sqrt(), (0, 2, 0, 2)) for weights in maps
+    ]  # a gap between two heads
     picture = torch.cat([torch.cat([*layer], dim=1) for layer in shades])
-    seen = {f"attention entropy/layer {n}": entropy(weights).mean().item() for n, weights in enumerate(maps, 1)}
+    seen = {
+        f"attention entropy/layer {n}": entropy(weights).mean().item()
+        for n, weights in enumerate(maps, 1)
+    }
     seen["attention"] = wandb.Image((255 * (1 - picture)).byte().cpu().numpy())
     if config.write_tokens:
         seen["sample"] = wandb.Html(f"<pre>{html.escape(sample_text(model, data, config))}</pre>")
@@ -84,7 +109,11 @@ def log_evaluation(run, model, data, config, attention_weights, step):
 
 def sample_text(model, data, config):
     """config.write_tokens tokens of the model's own, after the first token of the validation split."""
-    start = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(next(model.parameters()).device)
+    start = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(
+        next(model.parameters()).device
+    )
     generator, V = torch.Generator().manual_seed(config.seed), data.tokenizer.vocab_size
-    tokens = model.eval().generate(start, config.write_tokens, temperature=0.8, generator=generator, vocab_size=V)
-    return configure.for_terminal(data.tokenizer.decode(tokens[0].tolist()))
+    tokens = model.eval().generate(
+        start, config.write_tokens, temperature=0.8, generator=generator, vocab_size=V
+    )
+    return escape_control_characters(data.tokenizer.decode(tokens[0].tolist()))

@@ -10,13 +10,15 @@ import math
 import torch
 from torch.optim.adamw import adamw
 
-from engine.common import processes, roofline
-from engine.training import sharding
-from engine.training.sharding import local
+from engine.common import hardware, processes
 from engine.common.threads import ShortWaits
+from engine.training import sharding
+from engine.training.sharding import local_tensor
 
 WAITS = ShortWaits()
-SMALLEST_SCALE = 2.0**-10  # of float16's loss: after so many overflows in a row it is no longer the scale
+SMALLEST_SCALE = (
+    2.0**-10
+)  # of float16's loss: after so many overflows in a row it is no longer the scale
 # Polynomials a·x + b·x³ + c·x⁵ that drive singular values between 0.001 and 1 towards 1, each optimal for the interval
 # that the previous one leaves (Polar Express, Amsel et al. 2025, arXiv:2505.16932).
 POLAR_EXPRESS = (
@@ -26,7 +28,10 @@ POLAR_EXPRESS = (
     (3.3184196573706015, -2.488488024314874, 0.51004894012372),
     (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
 )
-MARGIN = {torch.bfloat16: 1.01, torch.float16: 1.002}  # a value rounded beyond its interval would explode
+MARGIN = {
+    torch.bfloat16: 1.01,
+    torch.float16: 1.002,
+}  # a value rounded beyond its interval would explode
 
 
 def orthogonalize(G, steps=5, dtype=None):
@@ -34,9 +39,11 @@ def orthogonalize(G, steps=5, dtype=None):
 
     No entry of a product exceeds its largest singular value, which stays below 24: float16 cannot overflow.
     """
-    dtype = dtype or (getattr(torch, roofline.half(G.device)) if G.is_cuda else torch.float32)
+    dtype = dtype or (getattr(torch, hardware.half_dtype(G.device)) if G.is_cuda else torch.float32)
     X = G.mT if (tall := G.shape[-2] > G.shape[-1]) else G
-    X = X / (1.01 * X.norm(dim=(-2, -1), keepdim=True) + 1e-30)  # no singular value above 1, with a margin for rounding
+    X = X / (
+        1.01 * X.norm(dim=(-2, -1), keepdim=True) + 1e-30
+    )  # no singular value above 1, with a margin for rounding
     X = X.to(dtype)  # only now, as a gradient of 1e-9 is nothing in float16
     for n, (a, b, c) in enumerate(POLAR_EXPRESS[:steps], 1):
         s = MARGIN.get(dtype, 1.0) if n < steps else 1.0
@@ -62,8 +69,12 @@ class Muon:
         for group in groups:
             for p in group["params"]:
                 names = ("momentum",) if group["kind"] == "muon" else ("exp_avg", "exp_avg_sq")
-                self.state[p] = {name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names}
-                self.state[p] |= {"step": torch.zeros((), device=p.device)} if group["kind"] == "adamw" else {}
+                self.state[p] = {
+                    name: torch.zeros_like(p, memory_format=torch.preserve_format) for name in names
+                }
+                self.state[p] |= (
+                    {"step": torch.zeros((), device=p.device)} if group["kind"] == "adamw" else {}
+                )
 
     def zero_grad(self):
         for p in self.state:
@@ -78,21 +89,27 @@ class Muon:
                 {"muon": self.muon_step, "adamw": self.adamw_step}[group["kind"]](group, params)
 
     def muon_step(self, group, params):
-        weights, grads = [local(p) for p in params], [local(p.grad) for p in params]
-        buffers = [local(self.state[p]["momentum"]) for p in params]
+        weights, grads = [local_tensor(p) for p in params], [local_tensor(p.grad) for p in params]
+        buffers = [local_tensor(self.state[p]["momentum"]) for p in params]
         torch._foreach_lerp_(buffers, grads, 1 - group["momentum"])
-        torch._foreach_lerp_(grads, buffers, group["momentum"])  # Nesterov: where the momentum will be
+        torch._foreach_lerp_(
+            grads, buffers, group["momentum"]
+        )  # Nesterov: where the momentum will be
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
-        with sharding.shared_out(params, grads) as mine:
+        with sharding.matrix_owners(params, grads) as mine:
             by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
             for p, target, grad in mine:
                 heights = self.parts.get(p, [len(p)])
                 if sum(heights) != len(p):
-                    raise ValueError(f"parts={heights} of a matrix do not add up to its {len(p)} rows")
+                    raise ValueError(
+                        f"parts={heights} of a matrix do not add up to its {len(p)} rows"
+                    )
                 for pair in zip(target.split(heights), grad.split(heights)):
                     height, width = pair[0].shape
                     to, matrix = pair if height <= width else (x.mT for x in pair)
-                    scale = max(1, height / width) ** 0.5  # a tall matrix changes its output as much as a square one
+                    scale = (
+                        max(1, height / width) ** 0.5
+                    )  # a tall matrix changes its output as much as a square one
                     by_shape.setdefault((*matrix.shape, scale), []).append((to, matrix))
             for (*_, scale), pairs in by_shape.items():
                 targets, matrices = zip(*pairs)
@@ -101,34 +118,58 @@ class Muon:
 
     def adamw_step(self, group, params):
         state = [self.state[p] for p in params]
-        averages, squares, steps = ([local(s[kind]) for s in state] for kind in ("exp_avg", "exp_avg_sq", "step"))
+        averages, squares, steps = (
+            [local_tensor(s[kind]) for s in state] for kind in ("exp_avg", "exp_avg_sq", "step")
+        )
         beta1, beta2 = group["betas"]
         adamw(
-            [local(p) for p in params], [local(p.grad) for p in params], averages, squares, [], steps, fused=True,
-            amsgrad=False, maximize=False, lr=group["lr"], weight_decay=group["weight_decay"], beta1=beta1, beta2=beta2,
+            [local_tensor(p) for p in params],
+            [local_tensor(p.grad) for p in params],
+            averages,
+            squares,
+            [],
+            steps,
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            beta1=beta1,
+            beta2=beta2,
             eps=1e-8,
         )
 
     def state_dict(self):
         """The state of each parameter by its name, or its number if it has none."""
-        return {"state": {self.names.get(p, str(n)): state for n, (p, state) in enumerate(self.state.items())}}
+        return {
+            "state": {
+                self.names.get(p, str(n)): state for n, (p, state) in enumerate(self.state.items())
+            }
+        }
 
     def load_state_dict(self, saved):
         """Continue from a state_dict of the same parameters; ValueError if it is another optimizer's."""
         mine, theirs = self.state_dict()["state"], saved.get("state")
         if shapes_of(mine) != shapes_of(theirs):
-            raise ValueError("the checkpoint is of another optimizer, or of an earlier version of this one: resume with the "
-                             "same --optimizer, or start from its weights with --init_from=FOLDER")
+            raise ValueError(
+                "the checkpoint is of another optimizer, or of an earlier version of this one: resume with the "
+                "same --optimizer, or start from its weights with --init_from=FOLDER"
+            )
         for name, state in mine.items():
             for kind, tensor in state.items():
-                sharding.load(tensor, theirs[name][kind])
+                sharding.load_shard(tensor, theirs[name][kind])
 
 
 def shapes_of(states):
     """{name of a parameter: {kind of state: shape}}, to be compared; None for what is no such states."""
-    if not isinstance(states, dict) or not all(isinstance(state, dict) for state in states.values()):
+    if not isinstance(states, dict) or not all(
+        isinstance(state, dict) for state in states.values()
+    ):
         return None
-    return {name: {kind: getattr(tensor, "shape", None) for kind, tensor in state.items()} for name, state in states.items()}
+    return {
+        name: {kind: getattr(tensor, "shape", None) for kind, tensor in state.items()}
+        for name, state in states.items()
+    }
 
 
 def make_optimizer(model, config):
@@ -143,13 +184,26 @@ def make_optimizer(model, config):
     vectors = [p for p in named.values() if p.dim() < 2]
     adamw = dict(kind="adamw", betas=(config.beta1, config.beta2))
     if config.optimizer == "adamw":
-        groups = [dict(params=list(matrices.values()), lr=config.learning_rate, weight_decay=config.weight_decay, **adamw),
-                  dict(params=vectors, lr=config.learning_rate, weight_decay=0.0, **adamw)]
+        groups = [
+            dict(
+                params=list(matrices.values()),
+                lr=config.learning_rate,
+                weight_decay=config.weight_decay,
+                **adamw,
+            ),
+            dict(params=vectors, lr=config.learning_rate, weight_decay=0.0, **adamw),
+        ]
     else:
         head = [matrices.pop("lm_head.weight")] if "lm_head.weight" in matrices else []
-        blocks = [matrices.pop(name) for name in list(matrices) if name.startswith("transformer.h.")]
-        if odd := [name for name, p in named.items() if p.dim() > 2 and any(p is block for block in blocks)]:
-            raise ValueError(f"Muon takes matrices, and {odd[0]} has more than two dimensions: split it, or --optimizer=adamw")
+        blocks = [
+            matrices.pop(name) for name in list(matrices) if name.startswith("transformer.h.")
+        ]
+        if odd := [
+            name for name, p in named.items() if p.dim() > 2 and any(p is block for block in blocks)
+        ]:
+            raise ValueError(
+                f"Muon takes matrices, and {odd[0]} has more than two dimensions: split it, or --optimizer=adamw"
+            )
         muon = dict(kind="muon", momentum=config.momentum, steps=config.muon_steps)
         groups = [
             dict(params=blocks, lr=config.learning_rate, weight_decay=config.weight_decay, **muon),
@@ -158,7 +212,11 @@ def make_optimizer(model, config):
             dict(params=vectors, lr=config.vector_lr, weight_decay=0.0, **adamw),
         ]
     parts = {module.weight: module.parts for module in model.modules() if hasattr(module, "parts")}
-    return Muon([dict(group, peak_lr=group["lr"]) for group in groups], parts, {p: name for name, p in named.items()})
+    return Muon(
+        [dict(group, peak_lr=group["lr"]) for group in groups],
+        parts,
+        {p: name for name, p in named.items()},
+    )
 
 
 def learning_rate_at(step, config):
@@ -172,7 +230,9 @@ def learning_rate_at(step, config):
         return config.min_lr
     begin = max(config.warmup_iters, config.hold * end)
     progress = max(0, step - begin) / (end - begin)  # 0 <= progress < 1
-    share = 1 - progress if config.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    share = (
+        1 - progress if config.lr_schedule == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    )
     return config.min_lr + share * (config.learning_rate - config.min_lr)
 
 
@@ -190,7 +250,7 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
     for n, (x, y, seed) in enumerate(batches):
         if seed is not None:
             torch.manual_seed(seed)
-        with sharding.exchanging(net, n == len(batches) - 1):  # once a step
+        with sharding.gradient_sync(net, n == len(batches) - 1):  # once a step
             with autocast:
                 micro_loss = net(x, y, only_loss=True)[1] / len(batches)
             scaler.scale(micro_loss).backward()
@@ -199,22 +259,31 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
     norm = None
     if grad_clip:
         scaler.unscale_(optimizer)
-        norm = sharding.full(torch.nn.utils.clip_grad_norm_(parameters, grad_clip))
+        norm = sharding.full_tensor(torch.nn.utils.clip_grad_norm_(parameters, grad_clip))
     elif not scaler.is_enabled():
-        norm = sharding.full(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
-    size = losses.sum() + (0 if scaler.is_enabled() else norm)  # a scaler skips steps whose gradients overflow
-    if processes.largest(int(not size.isfinite())):
+        norm = sharding.full_tensor(
+            torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        )
+    size = losses.sum() + (
+        0 if scaler.is_enabled() else norm
+    )  # a scaler skips steps whose gradients overflow
+    if processes.all_reduce_max(int(not size.isfinite())):
         if scaler.is_enabled():  # it must see the gradients before its next step
             if not grad_clip:
                 scaler.unscale_(optimizer)
             scaler.update()
         optimizer.zero_grad()
         wrong = (~losses.isfinite()).nonzero().flatten().tolist()
-        raise FloatingPointError(f"the loss of micro-batch {first + wrong[0]} is {losses[wrong[0]].item()}" if wrong
-                                 else "a gradient that is not finite")
+        raise FloatingPointError(
+            f"the loss of micro-batch {first + wrong[0]} is {losses[wrong[0]].item()}"
+            if wrong
+            else "a gradient that is not finite"
+        )
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
     if scaler.is_enabled() and scaler.get_scale() < SMALLEST_SCALE:
-        raise FloatingPointError("gradients that are not finite in float16, however small they are made")
+        raise FloatingPointError(
+            "gradients that are not finite in float16, however small they are made"
+        )
     return losses.sum(), norm

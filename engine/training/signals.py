@@ -21,7 +21,9 @@ class Requests:
 
     def __init__(self):
         self.stop, self.save, self.since = 0, False, None
-        self.patience = 1 if "TORCHELASTIC_RUN_ID" in os.environ else 0  # seconds; torchrun hands on what we have already
+        self.patience = (
+            1 if "TORCHELASTIC_RUN_ID" in os.environ else 0
+        )  # seconds; torchrun hands on what we have already
 
     def listen(self, names=ALL):
         """self, which notes these signals from now on, so that they no longer end the process at once.
@@ -29,20 +31,25 @@ class Requests:
         What is ignored stays so, as under nohup.
         """
         for name in names:
-            if hasattr(signal, name) and signal.getsignal(number := getattr(signal, name)) != signal.SIG_IGN:
+            if (
+                hasattr(signal, name)
+                and signal.getsignal(number := getattr(signal, name)) != signal.SIG_IGN
+            ):
                 signal.signal(number, self.note)
         return self
 
     def note(self, number, frame):
         if number == getattr(signal, "SIGUSR1", None):
             self.save = True
-        elif self.stop and number == signal.SIGINT and time.monotonic() - self.since >= self.patience:
+        elif (
+            self.stop and number == signal.SIGINT and time.monotonic() - self.since >= self.patience
+        ):
             raise KeyboardInterrupt
         elif not self.stop:
             self.stop, self.since = number, time.monotonic()
 
 
-class Nobody(Requests):
+class NoSignals(Requests):
     """For a run that is not a program of its own: signals stay what they are."""
 
     def listen(self, names=ALL):

@@ -25,33 +25,61 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from engine import tokenizer
 from engine.common import processes
 from engine.common.files import (
-    Damaged, here, partial, publish, quoted, read_json, read_pickle, read_tensors, regular, remove, sha256_of_file, sync,
+    DamagedFile,
+    atomic_path,
+    atomic_write,
+    fsync_path,
+    read_json,
+    read_pickle,
+    read_tensors,
+    remove_path,
+    require_regular_file,
+    sha256_of_file,
+    shell_path,
+    shell_quote,
 )
+from engine.text import tokenizer
 
-REMOVED = {"skip": False, "shift": False, "target_loss": 0.0}  # settings of earlier versions, with what stands for none
+REMOVED = {
+    "skip": False,
+    "shift": False,
+    "target_loss": 0.0,
+}  # settings of earlier versions, with what stands for none
 
 
-def save(out_dir, step, model, training, tokenizer_spec, trainer, data=None, record=None):
+def save_checkpoint(
+    out_dir, step, model, training, tokenizer_spec, trainer, data=None, record=None
+):
     """Publish out_dir/step_<step> and return it.
 
     training: the settings as a JSON dict. data: the hashes of the dataset. record: the step's line of metrics.jsonl.
     trainer: tensors and plain values. OSError if it cannot be written, as when the disk is full; what was there stays.
     """
     folder, metrics = Path(out_dir) / f"step_{step:06d}", Path(out_dir) / "metrics.jsonl"
-    config = {"step": step, "model": asdict(model.config), "training": training, "data": data, "record": record}
-    with partial(folder) as unfinished:
+    config = {
+        "step": step,
+        "model": asdict(model.config),
+        "training": training,
+        "data": data,
+        "record": record,
+    }
+    with atomic_path(folder) as unfinished:
         unfinished.mkdir(parents=True)
-        save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, unfinished / "model.safetensors")
+        save_file(
+            {name: p.detach().contiguous() for name, p in model.named_parameters()},
+            unfinished / "model.safetensors",
+        )
         torch.save(trainer, unfinished / "trainer.pt")
         (unfinished / "config.json").write_bytes(as_json(config | {"tokenizer": tokenizer_spec}))
-        shutil.copymode(unfinished / "config.json", unfinished / "model.safetensors")  # which safetensors makes private
+        shutil.copymode(
+            unfinished / "config.json", unfinished / "model.safetensors"
+        )  # which safetensors makes private
         hashes = {path.name: sha256_of_file(path) for path in sorted(unfinished.iterdir())}
         (unfinished / "manifest.json").write_bytes(as_json(hashes))
         if metrics.exists():
-            sync(metrics)  # a checkpoint must not outlive the lines before it
+            fsync_path(metrics)  # a checkpoint must not outlive the lines before it
     return folder
 
 
@@ -59,58 +87,75 @@ def as_json(content):
     return json.dumps(content, indent=1).encode()
 
 
-def every(out_dir, before=math.inf):
+def list_checkpoints(out_dir, before=math.inf):
     """The complete checkpoints in out_dir of steps before this one, oldest first."""
-    found = {int(path.name[5:]): path for path in Path(out_dir).glob("step_*") if re.fullmatch("[0-9]+", path.name[5:])}
+    found = {
+        int(path.name[5:]): path
+        for path in Path(out_dir).glob("step_*")
+        if re.fullmatch("[0-9]+", path.name[5:])
+    }
     return [found[step] for step in sorted(found) if step < before]
 
 
-def best(out_dir):
+def best_checkpoint(out_dir):
     """{"checkpoint": folder name, "val_loss": nats, "data": sha256 of val.bin} of the best evaluation so far, or None."""
     path = Path(out_dir) / "best.json"
     if not path.exists():
         return None
     try:
         found = read_json(path)
-        if not re.fullmatch("step_[0-9]{1,30}", found["checkpoint"]) or not is_number(found["val_loss"]):
+        if not re.fullmatch("step_[0-9]{1,30}", found["checkpoint"]) or not is_number(
+            found["val_loss"]
+        ):
             raise ValueError
-        return {"checkpoint": found["checkpoint"], "val_loss": found["val_loss"], "data": found.get("data")}
+        return {
+            "checkpoint": found["checkpoint"],
+            "val_loss": found["val_loss"],
+            "data": found.get("data"),
+        }
     except (ValueError, KeyError, TypeError):
-        raise ValueError(f"{path} is damaged: delete it, and the next evaluation writes it again") from None
+        raise ValueError(
+            f"{path} is damaged: delete it, and the next evaluation writes it again"
+        ) from None
 
 
 def record_best(folder, val_loss, data=None):
     """Remember folder's validation loss if it is the lowest so far on this validation data (its sha256)."""
-    before = best(folder.parent)
+    before = best_checkpoint(folder.parent)
     if before is None or before["data"] not in (None, data) or val_loss < before["val_loss"]:
-        publish(folder.parent / "best.json", as_json({"checkpoint": folder.name, "val_loss": val_loss, "data": data}))
+        atomic_write(
+            folder.parent / "best.json",
+            as_json({"checkpoint": folder.name, "val_loss": val_loss, "data": data}),
+        )
 
 
-def prune(newest, keep):
+def prune_checkpoints(newest, keep):
     """Of a checkpoint and those before it, remove all but the newest `keep` and the best; keep 0 removes none."""
-    spared = best(newest.parent)
-    for folder in every(newest.parent, before=int(newest.name[5:]) + 1)[:-keep] if keep else []:
+    spared = best_checkpoint(newest.parent)
+    for folder in (
+        list_checkpoints(newest.parent, before=int(newest.name[5:]) + 1)[:-keep] if keep else []
+    ):
         if spared is None or folder.name != spared["checkpoint"]:
-            discard(folder)
+            discard_checkpoint(folder)
 
 
-def discard(folder):
+def discard_checkpoint(folder):
     """Remove a checkpoint: at once, or what is half removed would look complete."""
     unfinished = folder.with_name(folder.name + ".partial")
     folder.rename(unfinished)
-    remove(unfinished)
+    remove_path(unfinished)
 
 
-def what_remains(out_dir, before=math.inf):
+def resume_hint(out_dir, before=math.inf):
     """In words, the newest checkpoint, from before a step if one is given, and how to continue from it."""
-    good = every(out_dir, before)
+    good = list_checkpoints(out_dir, before)
     if not good:
-        return f"nothing was saved{earlier(out_dir)}"
-    resume = f"python {here('train.py')} --init_from=resume --out_dir={quoted(out_dir)}"
+        return f"nothing was saved{earlier_run_hint(out_dir)}"
+    resume = f"python {shell_path('train.py')} --init_from=resume --out_dir={shell_quote(out_dir)}"
     return f"{good[-1]} is the last good checkpoint ({resume})"
 
 
-def earlier(out_dir):
+def earlier_run_hint(out_dir):
     """In words, where start_run has moved an earlier run."""
     moved = max(Path(out_dir).glob("previous-*"), key=os.path.getmtime, default=None)
     return f"; an earlier run is in {moved}" if moved else ""
@@ -126,35 +171,45 @@ def start_run(out_dir, step, resumed):
     if not os.access(out_dir, os.W_OK):
         raise ValueError(f"{out_dir} is not writable: allow it with chmod, or give another out_dir")
     for unfinished in out_dir.glob("*.partial"):  # of a run that was killed
-        remove(unfinished)
-    aside = [folder for folder in every(out_dir) if not resumed or int(folder.name[5:]) > step]
+        remove_path(unfinished)
+    aside = [
+        folder for folder in list_checkpoints(out_dir) if not resumed or int(folder.name[5:]) > step
+    ]
     records = [path for path in (out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
     if aside or records and not resumed:
-        folder = next(path for n in itertools.count(1) if not (path := out_dir / f"previous-{n}").exists())
+        folder = next(
+            path for n in itertools.count(1) if not (path := out_dir / f"previous-{n}").exists()
+        )
         folder.mkdir()
         for path in (*aside, *records):
             if resumed and path.name == "metrics.jsonl":  # whose beginning is this run's too
                 shutil.copy(path, folder)
             else:
                 path.rename(folder / path.name)
-        print(f"moved {'what came after this checkpoint' if resumed else 'the earlier run'} in {out_dir} to {folder}")
-    path, lines = out_dir / "metrics.jsonl", history(out_dir, step)
+        print(
+            f"moved {'what came after this checkpoint' if resumed else 'the earlier run'} in {out_dir} to {folder}"
+        )
+    path, lines = out_dir / "metrics.jsonl", metrics_up_to(out_dir, step)
     if lines and not (path.exists() and path.stat().st_size):
         print(f"note: {path} is lost: it begins again with what the checkpoints know")
     text = "".join(json.dumps(line) + "\n" for line in lines).encode()
     if path.exists() and path.read_bytes() != text or lines and not path.exists():
-        publish(path, text)
+        atomic_write(path, text)
     try:
-        known = best(out_dir)
+        known = best_checkpoint(out_dir)
     except ValueError:
         print(f"note: {out_dir / 'best.json'} is damaged: it is made again from {path}")
         known = None
-    if known is None or not (out_dir / known["checkpoint"]).is_dir():  # somebody may have moved it away
-        remove(out_dir / "best.json")
+    if (
+        known is None or not (out_dir / known["checkpoint"]).is_dir()
+    ):  # somebody may have moved it away
+        remove_path(out_dir / "best.json")
         for line in lines:
             if "val_loss" in line and (folder := out_dir / f"step_{line['step']:06d}").is_dir():
                 with suppress(ValueError):
-                    record_best(folder, line["val_loss"], (load_config(folder)["data"] or {}).get("val"))
+                    record_best(
+                        folder, line["val_loss"], (load_config(folder)["data"] or {}).get("val")
+                    )
     return lines[-1] if lines else {}
 
 
@@ -167,14 +222,18 @@ def is_record(found):
     if type(found) is not dict or type(found.get("step")) is not int or not found["step"] < 2**62:
         return False
     ours, perhaps = ("wall_s", "val_loss"), ("train_loss", "lr", "grad_norm", "tokens_per_s", "mfu")
-    return all(is_number(value) or name not in ours and (value is None or name not in perhaps and type(value) in (str, bool))
-               for name, value in found.items())
+    return all(
+        is_number(value)
+        or name not in ours
+        and (value is None or name not in perhaps and type(value) in (str, bool))
+        for name, value in found.items()
+    )
 
 
-def history(out_dir, step):
+def metrics_up_to(out_dir, step):
     """The lines of metrics.jsonl up to a step, as dicts; one that is missing or cannot be read comes from its checkpoint."""
     known = read_metrics(out_dir / "metrics.jsonl") if (out_dir / "metrics.jsonl").exists() else {}
-    for folder in every(out_dir, before=step):
+    for folder in list_checkpoints(out_dir, before=step):
         with suppress(ValueError):  # an older checkpoint may be damaged: nobody needs it now
             record = load_config(folder)["record"]
             if record.get("train_loss") is not None:
@@ -185,7 +244,7 @@ def history(out_dir, step):
 def read_metrics(path):
     """The lines of a metrics.jsonl by their steps, as dicts; a note says how many cannot be read."""
     known, unreadable = {}, 0
-    for line in regular(path).read_bytes().splitlines(keepends=True):
+    for line in require_regular_file(path).read_bytes().splitlines(keepends=True):
         try:
             found = json.loads(line)
             if not is_record(found):
@@ -198,58 +257,64 @@ def read_metrics(path):
     return known
 
 
-def find(out_dir, which="latest"):
+def find_checkpoint(out_dir, which="latest"):
     """The folder of a checkpoint: which is latest, best, or a folder name such as step_002000. ValueError if there is none."""
     out_dir = Path(out_dir)
     if (out_dir / "manifest.json").exists():  # a checkpoint folder itself
         if which not in ("latest", out_dir.name):
-            raise ValueError(f"{out_dir} is one checkpoint itself: for checkpoint={which}, give the folder that it is in")
+            raise ValueError(
+                f"{out_dir} is one checkpoint itself: for checkpoint={which}, give the folder that it is in"
+            )
         return out_dir
-    folders = every(out_dir)
+    folders = list_checkpoints(out_dir)
     if not folders and not is_ours(out_dir) and out_dir.is_dir():
-        raise ValueError(f"{out_dir} holds a model in another layout, Hugging Face's or nanoGPT's: give it as "
-                         f"--init_from={quoted(out_dir)}")
+        raise ValueError(
+            f"{out_dir} holds a model in another layout, Hugging Face's or nanoGPT's: give it as "
+            f"--init_from={shell_quote(out_dir)}"
+        )
     if out_dir.is_file():
         raise ValueError(f"{out_dir} is a file: give the folder of a run, or of a checkpoint")
     if not folders:
-        remedy = f"train one with python {here('train.py')} --out_dir={quoted(out_dir)}{earlier(out_dir)}"
+        remedy = f"train one with python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}{earlier_run_hint(out_dir)}"
         raise ValueError(f"there is no checkpoint in {out_dir}: {remedy}")
     if which == "latest":
         return folders[-1]
-    name = (best(out_dir) or {}).get("checkpoint") if which == "best" else which
+    name = (best_checkpoint(out_dir) or {}).get("checkpoint") if which == "best" else which
     if out_dir / str(name) not in folders:
-        raise ValueError(f"there is no checkpoint {which} in {out_dir}: there are {', '.join(f.name for f in folders)}")
+        raise ValueError(
+            f"there is no checkpoint {which} in {out_dir}: there are {', '.join(f.name for f in folders)}"
+        )
     return out_dir / name
 
 
-def sound(out_dir, which="latest"):
+def newest_valid(out_dir, which="latest"):
     """As find, but latest is the newest checkpoint that is as it was saved, and a note says which are not."""
-    folders = every(out_dir) if which == "latest" else []
+    folders = list_checkpoints(out_dir) if which == "latest" else []
     for folder in reversed(folders):
         try:
             for name in ("config.json", "model.safetensors", "trainer.pt"):
-                verify(folder, name)
+                verified_file(folder, name)
             if folder != folders[-1]:
                 lost = int(folders[-1].name[5:]) - int(folder.name[5:])
                 processes.print0(f"note: going on from {folder}, {lost:,} steps earlier")
             return folder
-        except Damaged as error:
+        except DamagedFile as error:
             if folder == folders[0]:
                 raise
             processes.print0(f"note: {str(error).partition(':')[0]}")
-    return find(out_dir, which)
+    return find_checkpoint(out_dir, which)
 
 
-def sound_if_any(out_dir, which="latest"):
+def newest_valid_or_none(out_dir, which="latest"):
     """As sound, or None if a run could not go on from what is in out_dir."""
     try:
-        return sound(out_dir, which) if every(out_dir) else None
-    except Damaged as error:
+        return newest_valid(out_dir, which) if list_checkpoints(out_dir) else None
+    except DamagedFile as error:
         processes.print0(f"note: {error}")
         return None
 
 
-def verify(folder, name):
+def verified_file(folder, name):
     """The path of one file of a checkpoint; ValueError unless it is what was saved."""
     wrong = "manifest.json"
     try:
@@ -261,78 +326,126 @@ def verify(folder, name):
         pass
     except OSError as error:  # as of a network drive: it may be sound
         raise ValueError(f"{folder / wrong} cannot be read: {error.strerror}") from None
-    raise Damaged(f"{folder / wrong} is missing or damaged: use another checkpoint, or move {folder} away to resume from "
-                     "the one before")
+    raise DamagedFile(
+        f"{folder / wrong} is missing or damaged: use another checkpoint, or move {folder} away to resume from "
+        "the one before"
+    )
 
 
 def load_config(folder):
     """config.json as a dict: step, model, training, tokenizer; data (None) and record ({}), which older ones lack."""
-    config = read_json(verify(folder, "config.json"))
-    kinds = {"step": int, "model": dict, "training": dict, "tokenizer": dict, "record": dict | None, "data": dict | None}
+    config = read_json(verified_file(folder, "config.json"))
+    kinds = {
+        "step": int,
+        "model": dict,
+        "training": dict,
+        "tokenizer": dict,
+        "record": dict | None,
+        "data": dict | None,
+    }
     for name, kind in kinds.items():
         if not isinstance(config.get(name), kind):
-            raise Damaged(f"{folder / 'config.json'} is damaged: {name}={str(config.get(name))[:40]}")
-    return config | {"data": config.get("data"), "record": config["record"] if is_record(config.get("record")) else {}}
+            raise DamagedFile(
+                f"{folder / 'config.json'} is damaged: {name}={str(config.get(name))[:40]}"
+            )
+    return config | {
+        "data": config.get("data"),
+        "record": config["record"] if is_record(config.get("record")) else {},
+    }
 
 
 def is_ours(folder):
     """Whether a folder is one that train.py wrote, and not nanoGPT's or a model in Hugging Face's layout."""
-    theirs = any((folder / name).exists() for name in ("config.json", "model.safetensors", "ckpt.pt"))
-    return folder.is_dir() and ((folder / "manifest.json").exists() or bool(every(folder)) or not theirs)
+    theirs = any(
+        (folder / name).exists() for name in ("config.json", "model.safetensors", "ckpt.pt")
+    )
+    return folder.is_dir() and (
+        (folder / "manifest.json").exists() or bool(list_checkpoints(folder)) or not theirs
+    )
 
 
-def load(folder):
+def load_checkpoint(folder):
     """The model of a checkpoint: its config as a dict, and its weights (name -> tensor) on the CPU."""
     config = load_config(folder)["model"]
     with ThreadPoolExecutor(1) as beside:  # hashing takes as long as reading
-        verified = beside.submit(verify, folder, "model.safetensors")
+        verified = beside.submit(verified_file, folder, "model.safetensors")
         try:
-            weights = {name: tensor.clone() for name, tensor in read_tensors(folder / "model.safetensors")}
+            weights = {
+                name: tensor.clone() for name, tensor in read_tensors(folder / "model.safetensors")
+            }
         finally:
             verified.result()
     return config, weights
 
 
-def restore(cls, saved, folder):
+def restore_settings(cls, saved, folder):
     """The settings of a checkpoint as a dataclass cls; ValueError names those that this version does not have."""
-    saved = {name: value for name, value in saved.items() if name not in REMOVED or value != REMOVED[name]}
+    saved = {
+        name: value
+        for name, value in saved.items()
+        if name not in REMOVED or value != REMOVED[name]
+    }
     unknown = saved.keys() - cls.__dataclass_fields__.keys()
     if unknown:
         names = ", ".join(sorted(unknown))
-        raise ValueError(f"{folder} was written by another version of this code, which has {names}: use that version")
+        raise ValueError(
+            f"{folder} was written by another version of this code, which has {names}: use that version"
+        )
     for name, value in saved.items():
-        if not fits(value, cls.__dataclass_fields__[name].type):
-            raise ValueError(f"{folder} is damaged: {name}={str(value)[:40]!r} has another type than it should")
+        if not matches_annotation(value, cls.__dataclass_fields__[name].type):
+            raise ValueError(
+                f"{folder} is damaged: {name}={str(value)[:40]!r} has another type than it should"
+            )
     return cls(**saved)
 
 
-def fits(value, annotation):
+def matches_annotation(value, annotation):
     """Whether a value from JSON is what a field's annotation says: a bool, an int, a float, a str, some of them, or None."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        return any(fits(value, part) for part in typing.get_args(annotation))
+        return any(matches_annotation(value, part) for part in typing.get_args(annotation))
     if typing.get_origin(annotation) is typing.Literal:
         return type(value) is str and value in typing.get_args(annotation)
-    return type(value) in ((int, float) if annotation is float else (type(None),) if annotation is None else (annotation,))
+    return type(value) in (
+        (int, float)
+        if annotation is float
+        else (type(None),)
+        if annotation is None
+        else (annotation,)
+    )
 
 
 def load_trainer(folder):
     """What save was given as trainer, on the CPU, and as record ({} if it was none); ValueError if it is anything else."""
-    saved, config = read_pickle(verify(folder, "trainer.pt"), mmap=True), load_config(folder)
-    kinds = {"step": int, "optimizer": dict, "scaler": dict | None, "dtype": str | None, "owed": bool | None}
-    whole = isinstance(saved, dict) and all(isinstance(saved.get(name), kind) for name, kind in kinds.items())
+    saved, config = read_pickle(verified_file(folder, "trainer.pt"), mmap=True), load_config(folder)
+    kinds = {
+        "step": int,
+        "optimizer": dict,
+        "scaler": dict | None,
+        "dtype": str | None,
+        "owed": bool | None,
+    }
+    whole = isinstance(saved, dict) and all(
+        isinstance(saved.get(name), kind) for name, kind in kinds.items()
+    )
     scaler = (saved.get("scaler") or {}) if whole else None
     like = torch.amp.GradScaler("cpu").state_dict() if scaler else {}
     if whole and (saved["step"] != config["step"] or folder.name != f"step_{saved['step']:06d}"):
-        raise Damaged(f"{folder} holds step {config['step']}, and for the optimizer {saved['step']}: was it renamed?")
-    if (not whole or saved.get("dtype") not in (None, "float32", "bfloat16", "float16")
-            or {name: type(value) for name, value in scaler.items()} != {name: type(value) for name, value in like.items()}):
-        raise Damaged(f"{folder / 'trainer.pt'} is damaged: it is not what train.py writes")
+        raise DamagedFile(
+            f"{folder} holds step {config['step']}, and for the optimizer {saved['step']}: was it renamed?"
+        )
+    if (
+        not whole
+        or saved.get("dtype") not in (None, "float32", "bfloat16", "float16")
+        or {name: type(value) for name, value in scaler.items()}
+        != {name: type(value) for name, value in like.items()}
+    ):
+        raise DamagedFile(f"{folder / 'trainer.pt'} is damaged: it is not what train.py writes")
     return saved | {"scaler": scaler, "record": config["record"]}
 
 
 def load_tokenizer(folder):
     """The tokenizer of a checkpoint."""
-    return tokenizer.from_spec(load_config(folder)["tokenizer"])
+    return tokenizer.tokenizer_from_spec(load_config(folder)["tokenizer"])
 
 
 def check_model(folder, wanted, equal_paths):
@@ -341,13 +454,17 @@ def check_model(folder, wanted, equal_paths):
         value = getattr(wanted, name, None)
         same_function = name == "attention" and {value, found} <= equal_paths
         if value != found and name != "dropout" and not same_function:
-            raise ValueError(f"{name}={value} does not fit {folder}, which has {name}={found}: leave it out to resume, or "
-                             "train from scratch in another out_dir")
+            raise ValueError(
+                f"{name}={value} does not fit {folder}, which has {name}={found}: leave it out to resume, or "
+                "train from scratch in another out_dir"
+            )
 
 
 def check_tokenizer(folder, wanted):
     """ValueError if a checkpoint was trained on another tokenizer's ids: each would mean something else."""
     if load_config(folder)["tokenizer"] != wanted.spec():
-        raise ValueError(f"{folder} was trained with another tokenizer: prepare the text with python "
-                         f"{here('data/text/prepare.py')} --tokenizer={quoted(folder)} --input ... (a char tokenizer cannot "
-                         "encode new characters, byte can)")
+        raise ValueError(
+            f"{folder} was trained with another tokenizer: prepare the text with python "
+            f"{shell_path('data/text/prepare.py')} --tokenizer={shell_quote(folder)} --input ... (a char tokenizer cannot "
+            "encode new characters, byte can)"
+        )

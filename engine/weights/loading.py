@@ -12,7 +12,9 @@ class WithoutInit(TorchFunctionMode):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         tensor = kwargs["tensor"] if "tensor" in kwargs else args[0] if args else None
-        if getattr(function, "__module__", "") == "torch.nn.init" and isinstance(tensor, nn.Parameter):
+        if getattr(function, "__module__", "") == "torch.nn.init" and isinstance(
+            tensor, nn.Parameter
+        ):
             return tensor
         return function(*args, **kwargs)
 
@@ -21,11 +23,19 @@ def checked(parameters, weights, source):
     """weights (name -> tensor), in float32; ValueError unless they have the names and shapes of parameters, and are finite."""
     for name in parameters.keys() | weights.keys():
         want = tuple(parameters[name].shape) if name in parameters else "no such tensor"
-        have = tuple(weights[name].shape) if hasattr(weights.get(name), "shape") else "no such tensor"
+        have = (
+            tuple(weights[name].shape) if hasattr(weights.get(name), "shape") else "no such tensor"
+        )
         if want != have:
-            raise ValueError(f"{source} does not fit this model: {name} is {have} there and {want} here")
+            raise ValueError(
+                f"{source} does not fit this model: {name} is {have} there and {want} here"
+            )
         weights[name] = weights[name].float()
-        low, high = weights[name].detach().aminmax() if weights[name].numel() else (0.0, 0.0)  # in one pass, without a copy
+        low, high = (
+            weights[name].detach().aminmax() if weights[name].numel() else (0.0, 0.0)
+        )  # in one pass, without a copy
         if not math.isfinite(low) or not math.isfinite(high):
-            raise ValueError(f"{source} has weights that are not finite, in {name}: use an earlier checkpoint")
+            raise ValueError(
+                f"{source} has weights that are not finite, in {name}: use an earlier checkpoint"
+            )
     return weights

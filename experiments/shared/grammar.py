@@ -9,42 +9,95 @@ import itertools
 import random
 
 NOUNS = [  # English and French, each one or many; feminine
-    (("cat", "cats"), ("chat", "chats"), 0), (("dog", "dogs"), ("chien", "chiens"), 0),
-    (("boy", "boys"), ("garçon", "garçons"), 0), (("girl", "girls"), ("fille", "filles"), 1),
+    (("cat", "cats"), ("chat", "chats"), 0),
+    (("dog", "dogs"), ("chien", "chiens"), 0),
+    (("boy", "boys"), ("garçon", "garçons"), 0),
+    (("girl", "girls"), ("fille", "filles"), 1),
     (("man", "men"), ("homme", "hommes"), 0),
-    (("woman", "women"), ("femme", "femmes"), 1), (("bird", "birds"), ("oiseau", "oiseaux"), 0),
-    (("horse", "horses"), ("cheval", "chevaux"), 0), (("cow", "cows"), ("vache", "vaches"), 1),
-    (("mouse", "mice"), ("souris", "souris"), 1), (("bear", "bears"), ("ours", "ours"), 0),
-    (("wolf", "wolves"), ("loup", "loups"), 0), (("queen", "queens"), ("reine", "reines"), 1),
-    (("king", "kings"), ("roi", "rois"), 0), (("friend", "friends"), ("amie", "amies"), 1),
-    (("teacher", "teachers"), ("professeur", "professeurs"), 0), (("neighbour", "neighbours"), ("voisine", "voisines"), 1),
-    (("child", "children"), ("enfant", "enfants"), 0), (("student", "students"), ("étudiante", "étudiantes"), 1),
-    (("singer", "singers"), ("chanteuse", "chanteuses"), 1), (("doctor", "doctors"), ("médecin", "médecins"), 0),
-    (("ant", "ants"), ("fourmi", "fourmis"), 1), (("bee", "bees"), ("abeille", "abeilles"), 1),
+    (("woman", "women"), ("femme", "femmes"), 1),
+    (("bird", "birds"), ("oiseau", "oiseaux"), 0),
+    (("horse", "horses"), ("cheval", "chevaux"), 0),
+    (("cow", "cows"), ("vache", "vaches"), 1),
+    (("mouse", "mice"), ("souris", "souris"), 1),
+    (("bear", "bears"), ("ours", "ours"), 0),
+    (("wolf", "wolves"), ("loup", "loups"), 0),
+    (("queen", "queens"), ("reine", "reines"), 1),
+    (("king", "kings"), ("roi", "rois"), 0),
+    (("friend", "friends"), ("amie", "amies"), 1),
+    (("teacher", "teachers"), ("professeur", "professeurs"), 0),
+    (("neighbour", "neighbours"), ("voisine", "voisines"), 1),
+    (("child", "children"), ("enfant", "enfants"), 0),
+    (("student", "students"), ("étudiante", "étudiantes"), 1),
+    (("singer", "singers"), ("chanteuse", "chanteuses"), 1),
+    (("doctor", "doctors"), ("médecin", "médecins"), 0),
+    (("ant", "ants"), ("fourmi", "fourmis"), 1),
+    (("bee", "bees"), ("abeille", "abeilles"), 1),
     (("lion", "lions"), ("lion", "lions"), 0),
 ]
 # French forms: masculine, feminine, and both of many.
 DETERMINERS = [
-    (("the", "the"), "le la les les"), (("a", "some"), "un une quelques quelques"), (("this", "these"), "ce cette ces ces"),
-    (("my", "my"), "mon ma mes mes"), (("every", "all the"), "chaque chaque tous_les toutes_les"),
+    (("the", "the"), "le la les les"),
+    (("a", "some"), "un une quelques quelques"),
+    (("this", "these"), "ce cette ces ces"),
+    (("my", "my"), "mon ma mes mes"),
+    (("every", "all the"), "chaque chaque tous_les toutes_les"),
 ]
-BEFORE = [("small", "petit petite petits petites"), ("big", "grand grande grands grandes"),
-          ("pretty", "joli jolie jolis jolies"), ("young", "jeune jeune jeunes jeunes")]
-AFTER = [("green", "vert verte verts vertes"), ("red", "rouge rouge rouges rouges"), ("blue", "bleu bleue bleus bleues"),
-         ("tired", "fatigué fatiguée fatigués fatiguées"), ("happy", "heureux heureuse heureux heureuses"),
-         ("funny", "drôle drôle drôles drôles"), ("hungry", "affamé affamée affamés affamées")]
-ALONE = [(("sleeps", "sleep"), ("dort", "dorment")), (("sings", "sing"), ("chante", "chantent")),
-         (("dances", "dance"), ("danse", "dansent")), (("laughs", "laugh"), ("rit", "rient")),
-         (("runs", "run"), ("court", "courent")), (("waits", "wait"), ("attend", "attendent"))]
-WITH_OBJECT = [(("sees", "see"), ("voit", "voient")), (("likes", "like"), ("aime", "aiment")),
-               (("watches", "watch"), ("regarde", "regardent")), (("follows", "follow"), ("suit", "suivent")),
-               (("hears", "hear"), ("entend", "entendent")), (("finds", "find"), ("trouve", "trouvent")),
-               (("looks for", "look for"), ("cherche", "cherchent")), (("knows", "know"), ("connaît", "connaissent"))]
+BEFORE = [
+    ("small", "petit petite petits petites"),
+    ("big", "grand grande grands grandes"),
+    ("pretty", "joli jolie jolis jolies"),
+    ("young", "jeune jeune jeunes jeunes"),
+]
+AFTER = [
+    ("green", "vert verte verts vertes"),
+    ("red", "rouge rouge rouges rouges"),
+    ("blue", "bleu bleue bleus bleues"),
+    ("tired", "fatigué fatiguée fatigués fatiguées"),
+    ("happy", "heureux heureuse heureux heureuses"),
+    ("funny", "drôle drôle drôles drôles"),
+    ("hungry", "affamé affamée affamés affamées"),
+]
+ALONE = [
+    (("sleeps", "sleep"), ("dort", "dorment")),
+    (("sings", "sing"), ("chante", "chantent")),
+    (("dances", "dance"), ("danse", "dansent")),
+    (("laughs", "laugh"), ("rit", "rient")),
+    (("runs", "run"), ("court", "courent")),
+    (("waits", "wait"), ("attend", "attendent")),
+]
+WITH_OBJECT = [
+    (("sees", "see"), ("voit", "voient")),
+    (("likes", "like"), ("aime", "aiment")),
+    (("watches", "watch"), ("regarde", "regardent")),
+    (("follows", "follow"), ("suit", "suivent")),
+    (("hears", "hear"), ("entend", "entendent")),
+    (("finds", "find"), ("trouve", "trouvent")),
+    (("looks for", "look for"), ("cherche", "cherchent")),
+    (("knows", "know"), ("connaît", "connaissent")),
+]
 WHERE = [("behind", "derrière"), ("with", "avec"), ("in front of", "devant"), ("without", "sans")]
-JOINED = [("and", "et"), ("but", "mais"), ("because", "parce que"), ("while", "pendant que"), ("when", "quand"), ("so", "donc"),
-          ("or", "ou"), ("if", "si"), ("since", "puisque")]
-BEFORE_VOWEL = {"le": "l'", "la": "l'", "ne": "n'", "de": "d'", "que": "qu'", "puisque": "puisqu'", "ce": "cet", "ma": "mon",
-                "a": "an"}
+JOINED = [
+    ("and", "et"),
+    ("but", "mais"),
+    ("because", "parce que"),
+    ("while", "pendant que"),
+    ("when", "quand"),
+    ("so", "donc"),
+    ("or", "ou"),
+    ("if", "si"),
+    ("since", "puisque"),
+]
+BEFORE_VOWEL = {
+    "le": "l'",
+    "la": "l'",
+    "ne": "n'",
+    "de": "d'",
+    "que": "qu'",
+    "puisque": "puisqu'",
+    "ce": "cet",
+    "ma": "mon",
+    "a": "an",
+}
 
 
 def noun_phrase(rng, nouns, denied=False):
@@ -58,9 +111,21 @@ def noun_phrase(rng, nouns, denied=False):
     determiner = rng.choice(DETERMINERS)
     before = [rng.choice(BEFORE)] * (rng.random() < 0.25)
     after = [rng.choice(AFTER)] * (rng.random() < 0.25)
-    article = "de" if denied and determiner[0][many] == "a" else determiner[1].split()[form].replace("_", " ")
-    return ([determiner[0][many], *(en for en, _ in before + after), english[many]],
-            [article, *(fr.split()[form] for _, fr in before), french[many], *(fr.split()[form] for _, fr in after)], form)
+    article = (
+        "de"
+        if denied and determiner[0][many] == "a"
+        else determiner[1].split()[form].replace("_", " ")
+    )
+    return (
+        [determiner[0][many], *(en for en, _ in before + after), english[many]],
+        [
+            article,
+            *(fr.split()[form] for _, fr in before),
+            french[many],
+            *(fr.split()[form] for _, fr in after),
+        ],
+        form,
+    )
 
 
 def predicate(rng, nouns, form):
@@ -68,7 +133,10 @@ def predicate(rng, nouns, form):
     many, denied, kind = form // 2, rng.random() < 0.25, rng.random()
     if kind < 0.2:
         adjective = rng.choice(AFTER)
-        verb, rest = (("is", "are"), ("est", "sont")), ([adjective[0]], [adjective[1].split()[form]])
+        verb, rest = (
+            (("is", "are"), ("est", "sont")),
+            ([adjective[0]], [adjective[1].split()[form]]),
+        )
         english = [verb[0][many], *["not"] * denied]
     else:
         verb, rest = rng.choice(ALONE if kind < 0.45 else WITH_OBJECT), ([], [])
@@ -100,7 +168,10 @@ def clause(rng, nouns):
 def written(phrases, vowels):
     """Phrases as a text, in which some words change before a vowel."""
     words = " ".join(phrases).split()
-    changed = [BEFORE_VOWEL.get(word, word) if after[0] in vowels else word for word, after in zip(words, words[1:])]
+    changed = [
+        BEFORE_VOWEL.get(word, word) if after[0] in vowels else word
+        for word, after in zip(words, words[1:])
+    ]
     return " ".join([*changed, *words[-1:]]).replace("' ", "'")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from engine.text import corpus
+from engine.text import documents
 
 WORDS, SENTENCES = 40, 60  # of a sentence, of a document, that are read
 TOPICS = {  # a sentence with words of one topic only is about that; a model is never told the words
@@ -31,16 +31,23 @@ def words_of(sentence):
 
 
 def sentences_of(text):
-    return [" ".join(part.split()) for part in re.split(r"(?<=[.!?])\s+|\n\s*\n", text) if words_of(part)]
+    return [
+        " ".join(part.split())
+        for part in re.split(r"(?<=[.!?])\s+|\n\s*\n", text)
+        if words_of(part)
+    ]
 
 
 # ---- From docstrings
+
 
 def docstrings():
     """The sentences of 6 to 16 words in the docstrings of Python's own library, each once (its words, whatever the signs)."""
     library, found = Path(sysconfig.get_path("stdlib")), {}
     for path in sorted(library.rglob("*.py")):
-        if {"test", "tests", "site-packages", "dist-packages", "lib2to3"} & {*path.relative_to(library).parts}:
+        if {"test", "tests", "site-packages", "dist-packages", "lib2to3"} & {
+            *path.relative_to(library).parts
+        }:
             continue
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -56,7 +63,10 @@ def composed(sentences, number, seed, crowded=False):
     crowded: sentences about all other topics may stand among them, and the one that counts is that which says what is returned.
     The sentences are shared out first, so that no document of the test holds one that was trained on.
     """
-    chance, words = random.Random(seed), {topic: {*words.split()} for topic, words in TOPICS.items()}
+    chance, words = (
+        random.Random(seed),
+        {topic: {*words.split()} for topic, words in TOPICS.items()},
+    )
     about = {(topic, returns): [] for topic in (*TOPICS, None) for returns in (False, True)}
     for sentence in sentences:
         found = {*words_of(sentence)}
@@ -66,7 +76,9 @@ def composed(sentences, number, seed, crowded=False):
     parts = {key: chance.sample(found, len(found)) for key, found in about.items()}
     for topic in TOPICS:
         if len(parts[topic, crowded]) < 2:  # tkinter, say, is not everywhere
-            raise ValueError(f"this Python's library says nothing about {topic}: give your own documents by --data=FILE.jsonl")
+            raise ValueError(
+                f"this Python's library says nothing about {topic}: give your own documents by --data=FILE.jsonl"
+            )
     splits = []
     for size, part in ((number, slice(0, None, 2)), (number // 4, slice(1, None, 2))):
         splits.append([])
@@ -87,14 +99,20 @@ def composed(sentences, number, seed, crowded=False):
 
 # ---- From a file
 
+
 def read(path):
     """The documents of a .jsonl file, a text and a label in each line; ValueError if there is nothing to learn from them."""
-    texts, labels = ([text for text, _ in corpus.json_lines(Path(path), name, 0)] for name in ("text", "label"))
+    texts, labels = (
+        [text for text, _ in documents.json_lines(Path(path), name, 0)]
+        for name in ("text", "label")
+    )
     documents = [(sentences_of(text), label, None) for text, label in zip(texts, labels)]
     documents = [document for document in documents if document[0]]
     labels = {label for _, label, _ in documents}
     if len(labels) < 2 or len(documents) < 10:
-        raise ValueError(f"{path} has {len(documents)} documents with {len(labels)} labels: give at least 10 with 2 of them")
+        raise ValueError(
+            f"{path} has {len(documents)} documents with {len(labels)} labels: give at least 10 with 2 of them"
+        )
     return documents
 
 
@@ -106,17 +124,32 @@ def shared_out(documents, seed):
 
 # ---- As numbers
 
+
 def vocabulary_of(documents):
     """{word: its number, from 2} of all words that occur more than once."""
-    counts = Counter(word for document, *_ in documents for sentence in document for word in words_of(sentence))
-    return {word: n for n, word in enumerate((word for word, count in counts.items() if count > 1), 2)}
+    counts = Counter(
+        word for document, *_ in documents for sentence in document for word in words_of(sentence)
+    )
+    return {
+        word: n for n, word in enumerate((word for word, count in counts.items() if count > 1), 2)
+    }
 
 
 def ids_of(documents, vocabulary):
     """Word ids (B, S, W), 0 where a document has no more words; a word that the vocabulary lacks is 1."""
-    ids = [[[vocabulary.get(word, 1) for word in words_of(sentence)[:WORDS]] for sentence in document[:SENTENCES]]
-           for document, *_ in documents]
-    padded = torch.zeros(len(ids), max(map(len, ids)), max(len(sentence) for d in ids for sentence in d), dtype=torch.int32)
+    ids = [
+        [
+            [vocabulary.get(word, 1) for word in words_of(sentence)[:WORDS]]
+            for sentence in document[:SENTENCES]
+        ]
+        for document, *_ in documents
+    ]
+    padded = torch.zeros(
+        len(ids),
+        max(map(len, ids)),
+        max(len(sentence) for d in ids for sentence in d),
+        dtype=torch.int32,
+    )
     for n, document in enumerate(ids):
         for m, sentence in enumerate(document):
             padded[n, m, : len(sentence)] = torch.tensor(sentence)

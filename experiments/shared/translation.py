@@ -12,17 +12,17 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from engine import tokenizer
-from engine.text import corpus
-from experiments.shared import grammar, trials
 from engine.common.checks import at_least
 from engine.plotting.inspection import recording
+from engine.text import documents, tokenizer
+from experiments.shared import grammar, trials
 
 END = 0  # of a sentence: what begins its translation, and the padding, too
 MOST_TESTED = 500
 
 
 # ---- Sentences
+
 
 @dataclass(kw_only=True)
 class Settings(trials.Settings):
@@ -46,7 +46,7 @@ def lines(path):
     """The lines of a text file, which may be compressed; ValueError if there are none."""
     try:
         with open(path, "rb") as file:
-            text = corpus.decoded(b"".join(corpus.unpacked(file, Path(path))), path)
+            text = documents.decoded(b"".join(documents.unpacked(file, Path(path))), path)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path} is damaged ({error})") from None
     if not text.strip():
@@ -65,16 +65,24 @@ def read_pairs(source, target):
 
 def sentences(config):
     """Pairs to train with, and others to test with; ValueError if what config names does not give them."""
-    if bool(config.source) != bool(config.target) or bool(config.test_source) != bool(config.test_target):
+    if bool(config.source) != bool(config.target) or bool(config.test_source) != bool(
+        config.test_target
+    ):
         raise ValueError("source and target belong together: give both or none")
-    pairs = read_pairs(config.source, config.target) if config.source else grammar.pairs(config.sentences, 0)
+    pairs = (
+        read_pairs(config.source, config.target)
+        if config.source
+        else grammar.pairs(config.sentences, 0)
+    )
     if config.test_source:
         return pairs, read_pairs(config.test_source, config.test_target)
     some = min(len(pairs) // 10, MOST_TESTED)
     seen = {source for source, _ in pairs[some:]}
     test = [pair for pair in pairs[:some] if pair[0] not in seen]
     if not test:
-        raise ValueError(f"{config.source} has too few sentences: a tenth, to test with, that is not in the rest, is needed")
+        raise ValueError(
+            f"{config.source} has too few sentences: a tenth, to test with, that is not in the rest, is needed"
+        )
     return pairs[some:], test
 
 
@@ -82,7 +90,7 @@ class Vocabulary:
     """Pieces of words in lower case, numbered from 1: those that occur in these texts. Others are left out."""
 
     def __init__(self, texts, size):
-        self.bpe = tokenizer.create(f"bpe:{size}", [text.lower() for text in texts])
+        self.bpe = tokenizer.create_tokenizer(f"bpe:{size}", [text.lower() for text in texts])
         used = np.unique(np.concatenate([self.bpe.encode(f" {text.lower()}") for text in texts]))
         self.number, self.piece = np.zeros(self.bpe.vocab_size, int), [END, *used]
         self.number[used] = np.arange(1, len(self.piece))
@@ -97,13 +105,17 @@ class Vocabulary:
 
     def decode(self, numbers):
         """Up to END."""
-        return self.bpe.decode([self.piece[n] for n in itertools.takewhile(lambda n: n != END, numbers)]).strip()
+        return self.bpe.decode(
+            [self.piece[n] for n in itertools.takewhile(lambda n: n != END, numbers)]
+        ).strip()
 
 
 def padded(rows):
     """Numbers (B, T), with END after each row's own, and which of them are its own."""
     lengths = torch.tensor([len(row) for row in rows])
-    numbers = pad_sequence([torch.as_tensor(row) for row in rows], batch_first=True, padding_value=END)
+    numbers = pad_sequence(
+        [torch.as_tensor(row) for row in rows], batch_first=True, padding_value=END
+    )
     return numbers, torch.arange(numbers.shape[1]) < lengths[:, None]
 
 
@@ -122,6 +134,7 @@ def batches(lengths, most, seed):
 
 
 # ---- Translations
+
 
 @torch.no_grad()
 def search(model, source, real, beam=1):
@@ -175,8 +188,13 @@ def alignment(model, vocabulary, text, beam, attention_weights):
     target, _ = search(model, *source, beam)
     target = target[:, : (target != END).sum() + 1]  # up to END
     with recording(model, attention_weights) as maps:
-        model.decode(F.pad(target, (1, -1), value=END), model.encode(*source))  # as in training, all of it at once
-    pieces = [[vocabulary.decode([n]) or "(end)" for n in side[0].tolist()] for side in (source[0], target)]
+        model.decode(
+            F.pad(target, (1, -1), value=END), model.encode(*source)
+        )  # as in training, all of it at once
+    pieces = [
+        [vocabulary.decode([n]) or "(end)" for n in side[0].tolist()]
+        for side in (source[0], target)
+    ]
     return [*pieces, maps[-1][0].mean(0).tolist() if maps else None]
 
 

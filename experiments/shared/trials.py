@@ -17,13 +17,14 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine.common import tables
-from engine.common import configure, workers
+from engine.common import workers
+from engine.common.checks import at_least
+from engine.common.device import pick_device
+from engine.common.files import atomic_write
+from engine.common.hardware import machine_line, machine_report
+from engine.common.tables import format_table
 from engine.plotting import heatmaps
 from engine.text import dataset
-from engine.common.checks import at_least
-from engine.common.files import publish
-from engine.common.roofline import machine, machine_line
 
 
 @dataclass(kw_only=True)
@@ -38,6 +39,7 @@ class Settings:
 
 
 # ---- Running
+
 
 def every(function, jobs):
     """[function(*job) for job in jobs], with a bar. Several jobs run at a time, each in a process of its own, on one thread.
@@ -67,10 +69,13 @@ def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0):
 
     The learning rate rises over the first tenth of the steps and then falls to 0; gradients are clipped to norm 1.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=weight_decay)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=weight_decay
+    )
     rise = max(1, steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / rise, (steps - step) / max(1, steps - rise)))
+        optimizer, lambda step: min((step + 1) / rise, (steps - step) / max(1, steps - rise))
+    )
     curve = []
     model.train()
     for step in range(steps):
@@ -97,9 +102,10 @@ def seconds_alone(function):
 
 # ---- Text
 
+
 def text():
     """The dataset of `python train.py`, which is made from Python's own library if it is not there yet."""
-    return dataset.load("stdlib", 1)
+    return dataset.load_dataset("stdlib", 1)
 
 
 def batch(tokens, batch_size, T, *seed):
@@ -110,10 +116,13 @@ def batch(tokens, batch_size, T, *seed):
 @torch.no_grad()
 def text_loss(model, tokens, T, batches=20, batch_size=16):
     """Mean loss of a GPT on the same windows of T tokens every time, in nats."""
-    return statistics.fmean(model(*batch(tokens, batch_size, T, n), only_loss=True)[1].item() for n in range(batches))
+    return statistics.fmean(
+        model(*batch(tokens, batch_size, T, n), only_loss=True)[1].item() for n in range(batches)
+    )
 
 
 # ---- Results
+
 
 def mean(values):
     """(mean, its standard error) of numbers; the error of one number is NaN."""
@@ -137,17 +146,25 @@ def figure(width, height, rows=1, columns=1, **how):
     return drawn, panels
 
 
-def store(config, tables, drawn, **more):
+def write_result(config, tables, drawn, **more):
     """Print tables {title: rows}, and write NAME.json and NAME.png, for `python -m experiments.NAME`, to out_dir."""
     name = Path(sys.argv[0]).stem
-    report = {"kind": "experiment", **machine(configure.pick_device("cpu")), "settings": vars(config), "tables": tables, **more}
+    report = {
+        "kind": "experiment",
+        **machine_report(pick_device("cpu")),
+        "settings": vars(config),
+        "tables": tables,
+        **more,
+    }
     print(machine_line(report))
     for title, rows in tables.items():
-        print(f"\n{title}\n\n{tables.table(rows)}")
+        print(f"\n{title}\n\n{format_table(rows)}")
     folder = Path(config.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(report, indent=1)
-    text = re.sub(r"\[\n[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)  # numbers of a list in one line
-    publish(folder / f"{name}.json", (text + "\n").encode())
+    text = re.sub(
+        r"\[\n[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text
+    )  # numbers of a list in one line
+    atomic_write(folder / f"{name}.json", (text + "\n").encode())
     heatmaps.save(drawn, folder / f"{name}.png")
     print(f"\n{folder / name}.png and .json written")

@@ -12,7 +12,10 @@ def labels(pieces):
     A character that several tokens share is shown whole in each, with the bytes that this one has: 😀¹⁻²⁄₄ are the first two
     of four. Bytes that belong to no character, as where a text was cut, are shown as ⟨f0 9f⟩; a token without any is ⟨⟩.
     """
-    data, owners = b"".join(pieces), []  # of each byte: where its character begins, the character (None: it has none), its size
+    data, owners = (
+        b"".join(pieces),
+        [],
+    )  # of each byte: where its character begins, the character (None: it has none), its size
     for character in data.decode("utf-8", errors="surrogateescape"):
         stray = "\udc80" <= character <= "\udcff"
         size = 1 if stray else len(character.encode("utf-8"))
@@ -20,12 +23,16 @@ def labels(pieces):
     found, end = [], 0
     for piece in pieces:
         start, end, label = end, end + len(piece), ""
-        for (first, character, size), places in itertools.groupby(range(start, end), owners.__getitem__):
+        for (first, character, size), places in itertools.groupby(
+            range(start, end), owners.__getitem__
+        ):
             places = [*places]
             if character is None:
                 label += f"⟨{data[places[0] : places[-1] + 1].hex(' ')}⟩"
             else:
-                label += seen(character) + share(places[0] - first + 1, places[-1] - first + 1, size)
+                label += seen(character) + share(
+                    places[0] - first + 1, places[-1] - first + 1, size
+                )
         found.append(label or "⟨⟩")
     return found
 
@@ -43,10 +50,20 @@ def share(first, last, of):
     if last - first + 1 == of:
         return ""
     up, down = str.maketrans("1234", "¹²³⁴"), str.maketrans("1234", "₁₂₃₄")
-    return (f"{first}" if first == last else f"{first}⁻{last}").translate(up) + "⁄" + f"{of}".translate(down)
+    return (
+        (f"{first}" if first == last else f"{first}⁻{last}").translate(up)
+        + "⁄"
+        + f"{of}".translate(down)
+    )
 
 
-WAY = {"L": "ltr", "EN": "ltr", "AN": "ltr", "R": "rtl", "AL": "rtl"}  # by Unicode's classes of characters
+WAY = {
+    "L": "ltr",
+    "EN": "ltr",
+    "AN": "ltr",
+    "R": "rtl",
+    "AL": "rtl",
+}  # by Unicode's classes of characters
 
 
 def direction(text):
@@ -63,6 +80,9 @@ def base_direction(labels):
 def directions(labels):
     """How each label stands in its line: as its letters, and without any as its neighbours, if they agree, or as the text."""
     known, base = [direction(label) for label in labels], base_direction(labels)
-    before, after = (itertools.accumulate(ways, lambda last, way: way or last, initial=base) for ways in (known, known[::-1]))
+    before, after = (
+        itertools.accumulate(ways, lambda last, way: way or last, initial=base)
+        for ways in (known, known[::-1])
+    )
     near = zip(known, [*before][1:], [*after][:0:-1])
     return [way or (left if left == right else base) for way, left, right in near]

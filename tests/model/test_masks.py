@@ -1,0 +1,129 @@
+"""Predicates: what they let a query see, pair by pair, and what they promise about it."""
+
+import pytest
+import torch
+
+from masks import (
+    after_padding,
+    alibi,
+    both,
+    causal,
+    everything,
+    full,
+    local_global,
+    mask_of,
+    positions,
+    present,
+    same_document,
+    sliding_window,
+    strided,
+)
+
+
+@pytest.mark.parametrize(
+    "visible, sees",
+    [
+        (causal, lambda i, j: j <= i),
+        (full, lambda i, j: True),
+        (sliding_window(3), lambda i, j: i - 3 < j <= i),
+        (local_global(3, 2), lambda i, j: j <= i and (i - j < 3 or j < 2)),
+        (strided(3), lambda i, j: j <= i and (i - j < 3 or (i - j) % 3 == 0)),
+        (
+            both(causal, same_document(torch.arange(9) // 4)),
+            lambda i, j: j <= i and i // 4 == j // 4,
+        ),
+        (present(torch.arange(9) != 5), lambda i, j: j != 5),
+        (after_padding(causal, torch.tensor([4])), lambda i, j: 4 <= j <= i or i == j),
+        (
+            after_padding(local_global(2, 1), torch.tensor([4])),
+            lambda i, j: 4 <= j <= i and (i - j < 2 or j == 4) or i == j,
+        ),
+    ],
+)
+@pytest.mark.parametrize("Tq", [9, 4])
+def test_pair_by_pair(visible, sees, Tq):
+    """Catches an off-by-one, and queries that are not the last of the positions."""
+    mask = mask_of(visible, *positions(Tq, 9))
+    assert mask.shape == (1, Tq, 9)
+    assert mask[0].tolist() == [[bool(sees(i, j)) for j in range(9)] for i in range(9 - Tq, 9)]
+
+
+def test_a_batch_whose_sequences_differ():
+    """Catches a mask of the first sequence that is applied to all."""
+    mask = mask_of(after_padding(causal, torch.tensor([0, 2])), *positions(3, 3), B=2)
+    assert mask.int().tolist() == [
+        [[1, 0, 0], [1, 1, 0], [1, 1, 1]],
+        [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    ]
+
+
+def test_the_narrower_promise():
+    """Catches a combination that promises the wider of two patterns, and so makes all pairs."""
+    visible = both(sliding_window(256), local_global(255, 4096))
+    assert (visible.window, visible.n_global) == (256, 0)
+
+
+def test_predicates_that_cannot_be():
+    """Catches a window that sees nothing, which would surface as NaN or zeros later."""
+    for make, message in (
+        (lambda: sliding_window(0), "W=0.*at least 1"),
+        (lambda: sliding_window(2.5), "whole number"),
+        (lambda: local_global(3, -1), "global positions must"),
+        (lambda: strided(0), "S=0.*at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+
+
+def test_two_names_for_full():
+    """Catches a shortcut for full that its other name misses."""
+    assert everything is full and full.across
+
+
+def test_alibi_is_its_definition():
+    """Catches slopes of the wrong heads, and a bias that grows with the distance."""
+    bias = alibi(8).bias(*positions(3, 5))
+    assert bias.shape == (8, 3, 5)
+    for h in range(8):
+        for a, i in enumerate((2, 3, 4)):
+            assert bias[h, a].tolist() == [-(2.0 ** -(h + 1)) * (i - j) for j in range(5)]
+    two = both(sliding_window(2), both(alibi(8), alibi(8)))
+    assert torch.equal(two.bias(*positions(3, 5)), 2 * bias) and two.window == 2
+
+
+def test_padding_of_a_strict_predicate():
+    """Catches padding that lets each token see itself, also where the predicate hides it."""
+
+    def visible(i, j):
+        return j < i
+
+    i, j = positions(7, 7)
+    padded = mask_of(after_padding(visible, torch.tensor([2])), i, j)[0]
+    assert torch.equal(padded[2:, 2:], mask_of(visible, *positions(5, 5))[0]) and padded[
+        :2, :2
+    ].equal(torch.eye(2).bool())
+    assert not padded[2:, :2].any()
+
+
+def test_promises_that_both_does_not_know():
+    """Catches a promise of a new predicate that is lost in silence when it is combined."""
+
+    def visible(i, j):
+        return j <= i
+
+    visible.sinks = 3
+    with pytest.raises(ValueError, match="sinks"):
+        both(causal, visible)
+
+
+def test_predicates_that_are_not_functions():
+    """Catches a predicate written as a class that cannot be combined."""
+
+    class Within:
+        __slots__ = ()
+
+        def __call__(self, i, j):
+            return i - j < 3
+
+    mask = mask_of(both(causal, Within()), *positions(5, 5))
+    assert torch.equal(mask, mask_of(sliding_window(3), *positions(5, 5)))

@@ -1,0 +1,540 @@
+"""What is left after a kill, a power cut, a full disk, damage or malice: something sound, or one line."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL, metrics, same_weights
+
+import train as train_module
+from engine.common import files
+from engine.text import dataset, preparation
+from engine.text import tokenizer as tokenizer_module
+from engine.weights import checkpoint
+from model import GPT, GPTConfig
+from train import TrainConfig, train
+
+SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
+
+
+def saved(out_dir, step=1):
+    torch.manual_seed(step)
+    model = GPT(GPTConfig(**SHAPE))
+    record, spec = (
+        {"step": step, "train_loss": 3.0 / step},
+        tokenizer_module.create_tokenizer("char", "abc").spec(),
+    )
+    return checkpoint.save_checkpoint(
+        out_dir,
+        step,
+        model,
+        {"seed": 1},
+        spec,
+        {"step": step, "optimizer": {}},
+        {"val": "x"},
+        record,
+    )
+
+
+def everything(folder):
+    """All that a checkpoint holds, to be compared."""
+    model = GPT.from_checkpoint(folder)
+    weights = {name: p.tolist() for name, p in model.named_parameters()}
+    return weights, checkpoint.load_trainer(folder), checkpoint.load_config(folder)
+
+
+# ---- kills
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.slow)])
+def test_killed_at_random_moments(poem, tmp_path, kills):
+    """Catches a kill after which a run cannot go on, or ends elsewhere than the undisturbed one."""
+    rng, killed, out = random.Random(kills), 0, tmp_path / "out"
+    settings = SMALL | dict(
+        dataset=poem, max_iters=40, eval_interval=4, eval_iters=1, dropout=0.1, write_tokens=0
+    )
+    begun = time.monotonic()
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "whole")))
+    seconds = time.monotonic() - begun
+    while killed < kills:
+        if (pid := os.fork()) == 0:
+            status = 1
+            try:
+                found = checkpoint.newest_valid_or_none(out)
+                train(
+                    TrainConfig(
+                        **settings, out_dir=str(out), init_from="resume" if found else "scratch"
+                    )
+                )
+                status = 0
+            finally:
+                os._exit(status)
+        time.sleep(rng.uniform(0, 0.6 * seconds))
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            killed += os.WIFSIGNALED(status)
+        if os.WIFEXITED(status):
+            assert os.WEXITSTATUS(status) == 0
+            assert same_weights(out, tmp_path / "whole")
+            ours, theirs = (
+                checkpoint.load_trainer(checkpoint.find_checkpoint(tmp_path / name))
+                for name in ("out", "whole")
+            )
+            assert (
+                str(ours["optimizer"]) == str(theirs["optimizer"])
+                and ours["step"] == theirs["step"] == 40
+            )
+            for key in "step", "train_loss", "val_loss", "lr":
+                assert [line.get(key) for line in metrics(out)] == [
+                    line.get(key) for line in metrics(tmp_path / "whole")
+                ]
+            shutil.rmtree(out)
+
+
+@pytest.mark.slow
+def test_twenty_thousand_steps(poem, tmp_path):
+    """Catches memory that each step, evaluation or checkpoint keeps a little of."""
+    from engine.training import optimizer
+
+    sizes, step = [], optimizer.training_step
+
+    def counted(*arguments):
+        sizes.append(int(Path("/proc/self/statm").read_text().split()[1]))
+        return step(*arguments)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(train_module, "training_step", counted)
+    settings = SMALL | dict(
+        n_layer=1, batch_size=1, eval_interval=1000, eval_iters=1, max_iters=20_000, write_tokens=0
+    )
+    train(TrainConfig(**settings, dataset=poem, out_dir=str(tmp_path)))
+    patch.undo()
+    assert len(sizes) == 20_000 and sizes[-1] < 1.02 * sizes[1000]
+
+
+# ---- damage
+
+
+@pytest.mark.parametrize(
+    "name", ["model.safetensors", "trainer.pt", "config.json", "manifest.json"]
+)
+def test_damaged_checkpoints(tmp_path, name):
+    """Catches damage that is loaded: each file cut off at twenty places, and with one bit changed at two hundred."""
+    folder = saved(tmp_path)
+    good, before, rng = (folder / name).read_bytes(), everything(folder), random.Random(name)
+    damaged = [good[: rng.randrange(len(good))] for _ in range(20)]
+    for position in (rng.randrange(8 * len(good)) for _ in range(200)):
+        content = bytearray(good)
+        content[position // 8] ^= 1 << position % 8
+        damaged.append(bytes(content))
+    caught = 0
+    for content in damaged:
+        (folder / name).write_bytes(content)
+        try:
+            assert (
+                everything(folder) == before
+            )  # a space of JSON became another, or the hash of no file
+        except ValueError as error:
+            caught += 1
+            assert name in str(error) or name == "manifest.json"
+    assert caught > 0.9 * len(damaged) or name == "manifest.json"
+
+
+@pytest.mark.parametrize("name", ["train.bin", "val.bin", "meta.json"])
+def test_datasets_that_are_cut_off(poem, tmp_path, name):
+    """Catches a part of a dataset that is taken for the whole."""
+    path, rng = tmp_path / "poem" / name, random.Random(name)
+    good = path.read_bytes()
+    for _ in range(20):
+        path.write_bytes(good[: rng.randrange(len(good))])
+        with pytest.raises(ValueError, match=name):
+            dataset.load_dataset(poem, 8)
+
+
+# ---- malice
+
+VALUES = [None, [], {}, "x", 3, -1, 0.5, True, float("nan"), 10**30, {"a": [1]}, "\ud800"]
+
+
+def every_change(content):
+    """A JSON object with one value changed or left out, at every place."""
+    for name in content:
+        yield {key: value for key, value in content.items() if key != name}
+        inner = every_change(content[name]) if isinstance(content[name], dict) else ()
+        for value in [*VALUES, *inner]:
+            yield content | {name: value}
+
+
+def written(path, content):
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+
+
+HOSTILE = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b"3",
+    b'"x"',
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"\xff\xfe",
+    b"\x00",
+    {},
+    {"step": {}},
+]
+
+
+def test_hostile_configs(tmp_path):
+    """Catches a config.json, with the right hash, that ends in a traceback, takes for ever, or fills the memory."""
+    folder = saved(tmp_path)
+    good = json.loads((folder / "config.json").read_text())
+    manifest, begun, refused = (
+        json.loads((folder / "manifest.json").read_text()),
+        time.monotonic(),
+        0,
+    )
+    more = (
+        {"n_layer": 10**9},
+        {"n_layer": "2"},
+        {"vocab_size": 10**15},
+        {"n_head": 10**9},
+        {"attention": "x"},
+        {"score": []},
+    )
+    more = [good | {"model": good["model"] | change} for change in more]
+    changes = [*HOSTILE, *more, *every_change(good)]
+    for content in changes:
+        written(folder / "config.json", content)
+        written(
+            folder / "manifest.json",
+            manifest | {"config.json": files.sha256_of_file(folder / "config.json")},
+        )
+        try:
+            GPT.from_checkpoint(folder)
+            checkpoint.load_tokenizer(folder)
+            checkpoint.restore_settings(
+                TrainConfig, checkpoint.load_config(folder)["training"], folder
+            )
+        except (ValueError, MemoryError, RuntimeError) as error:
+            refused += 1
+            assert isinstance(error, ValueError) or "memory" in str(error)
+    assert refused > 0.7 * len(changes) and time.monotonic() - begun < 0.2 * len(changes)
+
+
+def test_hostile_records(tmp_path, poem):
+    """Catches a manifest.json, best.json, metrics.jsonl or meta.json that ends in a traceback."""
+    for step in 1, 2:
+        folder = saved(tmp_path / "out", step)
+    checkpoint.record_best(folder, 2.0, "x")
+    (tmp_path / "out" / "metrics.jsonl").write_text('{"step": 2, "val_loss": 2.0, "wall_s": 1.0}\n')
+
+    def resumed():
+        checkpoint.start_run(tmp_path / "out", 2, resumed=True)
+        checkpoint.prune_checkpoints(folder, 2)
+
+    for path, use in (
+        (folder / "manifest.json", lambda: GPT.from_checkpoint(folder)),
+        (tmp_path / "out" / "best.json", resumed),
+        (
+            tmp_path / "out" / "best.json",
+            lambda: checkpoint.find_checkpoint(tmp_path / "out", "best"),
+        ),
+        (tmp_path / "out" / "metrics.jsonl", resumed),
+        (tmp_path / "poem" / "meta.json", lambda: dataset.load_dataset(poem, 8)),
+    ):
+        good = path.read_bytes()
+        for content in [
+            *HOSTILE,
+            *every_change(json.loads(good.splitlines()[-1] if path.suffix == ".jsonl" else good)),
+        ]:
+            written(path, content)
+            try:
+                use()
+            except ValueError as error:
+                assert (
+                    path.name in str(error)
+                    or "model.safetensors" in str(error)
+                    or "config.json" in str(error)
+                    or ("there is no checkpoint" in str(error))
+                )
+        path.write_bytes(good)
+
+
+def test_hostile_trainers(tmp_path, poem):
+    """Catches a trainer.pt, with the right hash, that ends in a traceback when its run is resumed."""
+    settings = SMALL | dict(
+        n_layer=1, n_embd=4, block_size=4, dataset=poem, write_tokens=0, eval_iters=1
+    )
+    train(TrainConfig(**settings, out_dir=str(tmp_path / "good"), max_iters=1))
+    folder, refused, rng = checkpoint.find_checkpoint(tmp_path / "good"), 0, random.Random(0)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    good = checkpoint.load_trainer(folder) | {"scaler": torch.amp.GradScaler("cpu").state_dict()}
+    changes = [*VALUES, *every_change(good)]
+    changes = rng.sample(changes, 20) + [
+        good | {"step": step} for step in (10**30, -(10**30), 2**62)
+    ]
+    for content in changes:
+        shutil.copytree(tmp_path / "good", tmp_path / "out")
+        there = tmp_path / "out" / folder.name
+        torch.save(content, there / "trainer.pt")
+        written(
+            there / "manifest.json",
+            manifest | {"trainer.pt": files.sha256_of_file(there / "trainer.pt")},
+        )
+        try:
+            train(
+                TrainConfig(
+                    **settings, out_dir=str(tmp_path / "out"), max_iters=2, init_from="resume"
+                )
+            )
+        except ValueError as error:
+            refused += 1
+            assert any(
+                words in str(error)
+                for words in ("trainer.pt", "--init_from=FOLDER", "was it renamed")
+            )
+        shutil.rmtree(tmp_path / "out")
+    assert refused > 0.5 * len(changes)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"kind": "char", "characters": characters}
+        for characters in ("ba", "aa", "\ud800", 5, ["a"], None)
+    ]
+    + [
+        {"kind": "tiktoken", "name": "x", "pattern": "a", "special_tokens": {}, "merges": merges}
+        for merges in (
+            "",
+            "YQ== 0",
+            "YQ== -1",
+            "YQ== 99999999999999999999",
+            "YQ==",
+            "!! 3",
+            "YQ== 0\nYQ== 1",
+            None,
+            5,
+            "YQ== 0 0",
+            "x" * 10**6,
+        )
+    ]
+    + [{"kind": kind} for kind in ("byte2", None, [], {})]
+    + [None, [], "byte"],
+)
+def test_hostile_tokenizers(spec):
+    """Catches a tokenizer that crashes, that encodes with other ids than it says, or that takes all memory."""
+    with pytest.raises(ValueError, match="not a tokenizer specification"):
+        tokenizer_module.tokenizer_from_spec(spec)
+
+
+def test_hostile_patterns_and_special_tokens(gpt2_files):
+    """Catches a pattern that is empty or searches for ever, and special tokens that are other tokens too."""
+    good = tokenizer_module.create_tokenizer("gpt2").spec()
+    special = {"": 50256}, {"x": 0}, {"x": -5}, {"x": 10**12}, {"x": "y"}, 3
+    patterns = "", "(", "a" * 10**6
+    for changes in [
+        *({"special_tokens": value} for value in special),
+        *({"pattern": value} for value in patterns),
+    ]:
+        with pytest.raises(ValueError, match="not a tokenizer specification"):
+            tokenizer_module.tokenizer_from_spec(good | changes)
+    slow = tokenizer_module.tokenizer_from_spec(good | {"pattern": r"(a|aa)+(?=b)$"})
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match="backtracking"):
+        slow.encode("a" * 2000)
+    assert time.monotonic() - begun < 20
+
+
+def test_a_pipe_in_place_of_a_file(tmp_path):
+    """Catches a program that waits for ever for what a pipe does not say."""
+    folder = saved(tmp_path)
+    for name in "config.json", "manifest.json", "model.safetensors", "trainer.pt":
+        content = (folder / name).read_bytes()
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+        with pytest.raises(ValueError, match=name):
+            everything(folder)
+        (folder / name).unlink()
+        (folder / name).write_bytes(content)
+    os.mkfifo(tmp_path / "best.json")
+    checkpoint.start_run(tmp_path, 1, resumed=True)  # makes it again
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    with pytest.raises(ValueError, match="metrics.jsonl is not a regular file: move it away"):
+        checkpoint.start_run(tmp_path, 1, resumed=True)
+    with pytest.raises(ValueError, match="metrics.jsonl is not a regular file: move it away"):
+        checkpoint.read_metrics(tmp_path / "metrics.jsonl")
+
+
+def test_weights_that_are_not_finite(tmp_path):
+    """Catches text from a model that has diverged, as if it were one."""
+    model = GPT(GPTConfig(**SHAPE))
+    model.transformer.h[1].mlp.c_fc.weight.data[3, 2] = float("nan")
+    folder = checkpoint.save_checkpoint(tmp_path, 1, model, {}, {"kind": "byte"}, {})
+    with pytest.raises(ValueError, match="not finite, in transformer.h.1.mlp.c_fc.weight"):
+        GPT.from_checkpoint(folder)
+
+
+# ---- a full disk, and a power cut
+
+
+def test_no_space_left(tmp_path, monkeypatch):
+    """Catches a save that fails at any of its writes and leaves the checkpoint before it damaged, or space that is taken."""
+    saved(tmp_path, 1)
+    for failing in range(100):
+        calls = iter(range(100))
+
+        def may_fail(function):
+            def call(*arguments, **settings):
+                if next(calls) == failing:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                return function(*arguments, **settings)
+
+            return call
+
+        with monkeypatch.context() as patch:
+            writers = (
+                (os, "fsync"),
+                (os, "replace"),
+                (torch, "save"),
+                (checkpoint, "save_file"),
+                (Path, "write_bytes"),
+            )
+            for owner, name in writers:
+                patch.setattr(owner, name, may_fail(getattr(owner, name)))
+            try:
+                folder = saved(tmp_path, 2)
+            except OSError as error:
+                assert str(error) == f"cannot write {tmp_path / 'step_000002'}: the disk is full"
+                left = sorted(path.name for path in tmp_path.iterdir())
+                assert left in (["step_000001"], ["step_000001", "step_000002"]) and everything(
+                    checkpoint.find_checkpoint(tmp_path)
+                )
+                shutil.rmtree(tmp_path / "step_000002", ignore_errors=True)
+                continue
+            break
+    assert failing > 10 and checkpoint.newest_valid(tmp_path) == folder
+
+
+class FullDisk:
+    """A file of which half of what is written fits."""
+
+    def __init__(self, *arguments, **settings):
+        self.file = open(*arguments, **settings)
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def write(self, content):
+        self.file.write(content[: len(content) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_no_space_for_other_files(poem, tmp_path, monkeypatch):
+    """Catches half a line of metrics.jsonl, half a dataset, half a picture, and a message that does not say which."""
+    from tools import plot
+
+    out, picture = tmp_path / "out", tmp_path / "x.png"
+    settings = SMALL | dict(dataset=poem, out_dir=str(out), eval_interval=4, eval_iters=1)
+    train(TrainConfig(**settings, max_iters=4))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for module in files, preparation:
+        monkeypatch.setattr(module, "open", FullDisk, raising=False)
+    monkeypatch.setattr(
+        plot.plt.Figure, "savefig", lambda figure, path, format: FullDisk(path, "w").write("png")
+    )
+    with pytest.raises(OSError, match=r"cannot write .*metrics.jsonl: the disk is full"):
+        train(TrainConfig(**settings | dict(max_iters=8, init_from="resume", log_interval=1)))
+    with pytest.raises(OSError, match="cannot write .*poem.*: the disk is full"):
+        dataset.write_dataset(poem, ["Little Lamb who made thee\n"] * 20, "char", "another poem")
+    with pytest.raises(OSError, match="cannot write .*x.png: the disk is full"):
+        plot.main(plot.PlotSettings((out,), str(picture)))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_a_power_cut(tmp_path, monkeypatch, renamed):
+    """Catches a file that is renamed before it is on the disk: after a power cut it would be there, and empty.
+
+    What a save and an evaluation write is replayed up to each point, without what was not synced. A rename that was not
+    synced either may have happened, or not.
+    """
+    disk, live, cuts, durable, promised = {}, tmp_path / "live", [], {}, 0
+
+    def note(*_):
+        """What the disk holds if the power is cut now."""
+        now = {}
+        for path in live.rglob("*"):
+            if path.is_file():
+                now[path] = (
+                    path.read_bytes()
+                    if durable.get(path.stat().st_ino) == path.stat().st_mtime_ns
+                    else b""
+                )
+        if not renamed:  # names are those of the last time that their folder was synced
+            now = {path: now.get(path, content) for path, content in disk.items()} if disk else now
+        cuts.append((promised, now))
+
+    def fsync(descriptor, really=os.fsync):
+        really(descriptor)
+        about = os.fstat(descriptor)
+        durable[about.st_ino] = about.st_mtime_ns
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.is_dir():
+            for known in [known for known in disk if known.is_relative_to(path)]:
+                del disk[known]
+            disk.update({file: file.read_bytes() for file in path.rglob("*") if file.is_file()})
+        note()
+
+    def replace(source, target, really=os.replace):
+        note()
+        really(source, target)
+        note()
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc to know what was synced")
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", replace)
+    for step in 1, 2, 3:
+        folder = saved(live, step)
+        promised = step
+        checkpoint.record_best(folder, 3.0 / step, "x")
+        checkpoint.prune_checkpoints(folder, 1)
+        with open(live / "metrics.jsonl", "a") as file:
+            file.write(
+                json.dumps({"step": step, "train_loss": 3.0 / step, "val_loss": 3.0 / step}) + "\n"
+            )
+        note()
+    monkeypatch.undo()
+    assert len(cuts) > 20
+    for n, (promised, cut) in enumerate(cuts):
+        there = tmp_path / f"cut-{n}"
+        for path, content in cut.items():
+            (there / path.relative_to(live)).parent.mkdir(parents=True, exist_ok=True)
+            (there / path.relative_to(live)).write_bytes(content)
+        if not checkpoint.list_checkpoints(there):
+            assert not promised
+            continue
+        step = everything(checkpoint.find_checkpoint(there))[1]["step"]
+        assert step >= promised  # it was said to be saved
+        checkpoint.start_run(there, step, resumed=True)
+        known = checkpoint.best_checkpoint(there)
+        assert known is None or known["val_loss"] >= 3.0 / step
+        shutil.rmtree(there)
