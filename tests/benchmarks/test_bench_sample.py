@@ -38,7 +38,7 @@ def test_bench_sample(poem, tmp_path, monkeypatch):
     peer = SimpleNamespace(GPT=Peer, GPTConfig=lambda **shape: shape)
     monkeypatch.setattr(sample.benchmark, "nanogpt_model", lambda folder: peer)
     monkeypatch.setattr(sample.quantization, "CACHE_BYTES", 0)
-    monkeypatch.setattr(sample.benchmark, "timed", timed_here)
+    monkeypatch.setattr(sample.benchmark, "run_timed", timed_here)
     main(
         SampleBench(
             shapes="small",
@@ -97,16 +97,16 @@ def test_the_share_of_guesses_that_were_right(monkeypatch):
     config, device = SampleBench(repeats=1), torch.device("cpu")
     model = GPT(GPTConfig(block_size=64, n_layer=1, n_head=2, n_embd=8, vocab_size=16)).eval()
     prompt = torch.arange(4)
-    session = sample.decoding.Session(model, [prompt], 32)
-    random = sample.decoding.RandomStream([None])
-    written = sample.decoding.stream(session, 32, sample.decoding.Sampling(temperature=0), random)
+    session = sample.generation.Session(model, [prompt], 32)
+    random = sample.generation.RandomStream([None])
+    written = sample.generation.stream(session, 32, sample.generation.Sampling(temperature=0), random)
     text = torch.cat([prompt, *(token for token, _ in written)]).tolist()
     assert write_text(model, prompt, 32, temperature=0) == 32
     right = lambda session, most: text[session.length : session.length + most]  # noqa: E731
-    monkeypatch.setattr(sample.decoding, "ngram", right)
+    monkeypatch.setattr(sample.generation, "ngram", right)
     assert ngram_gain(config, model, model, 0.0, [prompt], device)["accepted"] == 1
     wrong = lambda session, most: [(token + 1) % 16 for token in right(session, most)]  # noqa: E731
-    monkeypatch.setattr(sample.decoding, "ngram", wrong)
+    monkeypatch.setattr(sample.generation, "ngram", wrong)
     assert ngram_gain(config, model, model, 0.0, [prompt], device)["accepted"] == 0
 
 

@@ -16,7 +16,7 @@ from tools.shared.benchmark import SHAPES
 
 def test_bench_train(poem, tmp_path, capsys, monkeypatch):
     """Catches a benchmark that no longer runs, or that times something else than the preset it was given."""
-    monkeypatch.setattr(train.benchmark, "timed", timed_here)
+    monkeypatch.setattr(train.benchmark, "run_timed", timed_here)
     preset = tmp_path / "small.toml"
     settings = dict(
         block_size=16, n_layer=1, n_head=2, n_embd=16, batch_size=4, eval_iters=1, dataset=poem

@@ -134,15 +134,15 @@ def arguments(preset, *more):
 
 
 class FakeTraining:
-    """Stands for benchmark.timed: what train.py was asked for, and a loss that is the seed plus what --window is."""
+    """Stands for benchmark.run_timed: what train.py was asked for, and a loss that is the seed plus what --window is."""
 
     def __init__(self, monkeypatch):
         self.asked, self.stops_at = [], None
-        monkeypatch.setattr(compare.benchmark, "timed", self)
+        monkeypatch.setattr(compare.benchmark, "run_timed", self)
         monkeypatch.setattr(
-            compare.benchmark, "store", lambda report, config, tables: self.reports.append(report)
+            compare.benchmark, "write_report", lambda report, config, tables: self.reports.append(report)
         )
-        monkeypatch.setattr(compare, "machine", lambda device: {})
+        monkeypatch.setattr(compare, "machine_report", lambda device: {})
         monkeypatch.setattr(compare, "machine_line", lambda report: "a machine")
         self.reports = []
 
@@ -215,7 +215,7 @@ def test_code_that_changes_meanwhile(preset, monkeypatch):
 
 
 def train_here(command):
-    """benchmark.timed for train.py, without starting a process, which takes seconds."""
+    """benchmark.run_timed for train.py, without starting a process, which takes seconds."""
     try:
         train.train(train.settings(command[2:]))
     except FloatingPointError as error:
@@ -225,7 +225,7 @@ def train_here(command):
 
 def test_runs_of_train(preset, monkeypatch):
     """Catches flags that never reach train.py, a divergence that ends all or is taken for a failure, and missing files."""
-    monkeypatch.setattr(compare.benchmark, "timed", train_here)
+    monkeypatch.setattr(compare.benchmark, "run_timed", train_here)
     main(
         arguments(
             preset, "--change", "--learning_rate=1e9 --grad_clip=0", "--flags", "--log_interval=1"

@@ -194,7 +194,7 @@ def test_who_imports_matplotlib():
     sources = [
         *ROOT.glob("*.py"),
         *ROOT.glob("engine/**/*.py"),
-        *ROOT.glob("tools/bench_*.py"),
+        *ROOT.glob("benchmarks/*.py"),
         ROOT / "tools" / "compare.py",
     ]
     for path in sources:
