@@ -1,28 +1,18 @@
 """One process, or several that torchrun has started."""
 
-import atexit
 import datetime
 import functools
 import gc
 import os
 import sys
-import threading
-import time
 
 import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-BEAT, PATIENCE = (
-    2,
-    40,
-)  # seconds: how often each process says that it is there, and how long the others wait for it
-JOIN = 300  # seconds that they wait for it at the start: the nodes of a cluster import torch from a network drive
-TIMEOUT = datetime.timedelta(
-    days=7
-)  # of an exchange: one may prepare data or save for hours, and watch() sees who is gone
-
-finished = threading.Event()
+# The others wait this long for a process that prepares data or saves; then they end. torchrun ends
+# them at once when one of them fails.
+TIMEOUT = datetime.timedelta(hours=1)
 
 
 def rank():
@@ -39,6 +29,12 @@ def print0(*words):
     """Print in the first process only."""
     if rank() == 0:
         print(*words)
+
+
+def write0(text):
+    """Print above the progress bars, in the first process only."""
+    if rank() == 0:
+        tqdm.write(text)
 
 
 @functools.cache
@@ -60,81 +56,30 @@ def progress_bar(*args, **settings):
 
 
 def init_process_group(device):
-    """Join the other processes; returns this process's own device. ValueError if there is none for it."""
+    """Join the other processes. Return the own device of this one; ValueError without one."""
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
-        if device.index >= (count := torch.cuda.device_count()):
+        count = torch.cuda.device_count()
+        if device.index >= count:
             raise ValueError(
-                f"process {rank()} would need a GPU of its own, {device}, and finds {count}: give torchrun "
-                f"--nproc_per_node={count}, or train.py --device=cpu"
+                f"process {rank()} needs a GPU of its own, and this machine has {count}: give "
+                f"torchrun --nproc_per_node={count}, or train.py --device=cpu"
             )
         torch.cuda.set_device(device)
     if world_size() > 1:
-        if device.type not in ("cpu", "cuda"):
+        if device.type == "mps":
             raise ValueError(
-                f"device={device} is for one process: give --device=cpu, or leave torchrun out"
+                "device=mps is for one process: give --device=cpu, or leave torchrun out"
             )
-        alarm = threading.Timer(JOIN, end, [f"the others have not joined it for {JOIN} s"])
-        alarm.daemon = True
-        alarm.start()
-        cuda = device.type == "cuda"
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if cuda else "gloo",
-            timeout=TIMEOUT,
-            device_id=device if cuda else None,
-        )
-        alarm.cancel()
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
-        atexit.register(
-            lambda: (finished.set(), watcher.join(5))
-        )  # its connection must end before Python does
+        if device.type == "cuda":
+            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT, device_id=device)
+        else:
+            dist.init_process_group("gloo", timeout=TIMEOUT)
     return device
 
 
-def watch():
-    """End this process if another one stops, or torchrun, for which it would wait for days.
-
-    A process that is busy, with a large checkpoint for instance, still says that it is there.
-    """
-    store = dist.TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False
-    )
-    others = [other for other in range(world_size()) if other != rank()]
-    seen, when, beats, last = {}, {}, 0, time.monotonic()
-    try:
-        while True:
-            store.set(f"beat {rank()}", "done" if finished.is_set() else str(beats := beats + 1))
-            if finished.wait(BEAT):
-                return store.set(f"beat {rank()}", "done")
-            if (
-                time.monotonic() - last > 2 * BEAT + 5
-            ):  # all of them may have been stopped together, and go on now
-                when.clear()
-            last = time.monotonic()
-            for other in others:
-                beat = store.get(f"beat {other}") if store.check([f"beat {other}"]) else None
-                if beat != seen.get(other) or other not in when:
-                    seen[other], when[other] = beat, time.monotonic()
-                if beat != b"done" and time.monotonic() - when[other] > PATIENCE:
-                    end(f"process {other} has not answered for {PATIENCE} s")
-    except dist.DistError:
-        if not finished.is_set():
-            end("torchrun has ended")
-
-
-def end(why):
-    """At once, since the main thread may wait for what never comes."""
-    print(
-        f"\n{os.path.basename(sys.argv[0])}: process {rank()} ends: {why}",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)
-
-
 def main_process_first(function):
-    """function() in the first process, and then in the others."""
+    """Call function() in the first process, and then in the others."""
     result = function() if rank() == 0 else None
     if world_size() > 1:
         dist.barrier()
@@ -166,8 +111,7 @@ def all_reduce_max(number):
 
 
 def destroy_process_group():
-    """Leave the process group. What still holds it is collected first: gloo's threads must end before Python does."""
-    finished.set()
+    """Leave the process group. Its users are collected first, so that gloo's threads end first."""
     gc.collect()
     if world_size() > 1:
         dist.destroy_process_group()

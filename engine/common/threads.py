@@ -1,16 +1,15 @@
 """Sharing the cores with other programs, on a CPU.
 
-An operation that two threads share is done when both are. If another program has one of their cores, the first waits for
-the second at the end of each of a hundred operations, and it does so by spinning, on the core that the second could have:
-two threads are then three to five times slower than one. So this follows what the machine is doing, in two ways.
+An operation that two threads share is done when both are. If another program has one of their
+cores, the first waits for the second at the end of each of a hundred operations. It spins, on the
+core that the second could have: two threads are then three to five times slower than one.
 
-Decoding takes as many threads as there are free cores. With float16 and int8 weights it computes the same bits in any
-number of threads. Training does not, in general, and so keeps its number; there, threads that wait are sent to sleep.
+So decoding takes as many threads as there are free cores. With float16 and int8 weights it computes
+the same bits in any number of threads. Training does not, in general, and so keeps its number.
 """
 
 import contextlib
 import os
-import threading
 import time
 
 import torch
@@ -69,31 +68,3 @@ class FreeCores:
     def __exit__(self, *error):
         if torch.get_num_threads() != self.most:
             torch.set_num_threads(self.most)
-
-
-class ShortWaits:
-    """follow() lets waiting threads sleep at once while other programs need the cores, and spin while none does.
-
-    GNU's OpenMP, which PyTorch uses on Linux, spins for milliseconds, unless a process has more threads than cores. So it is
-    given one more to count: a thread that has shared an operation once, and from then on sleeps.
-    """
-
-    def __init__(self):
-        self.load, self.end = Load(), None
-
-    def follow(self):
-        free = self.load.look()
-        crowded = free is not None and free < torch.get_num_threads()
-        if crowded and self.end is None:
-            self.end, ready = threading.Event(), threading.Event()
-            threading.Thread(target=self.one_more, args=[ready, self.end], daemon=True).start()
-            ready.wait(1)  # Python must not end while it is inside torch
-        elif not crowded and self.end:
-            self.end.set()
-            self.end = None
-
-    @staticmethod
-    def one_more(ready, end):
-        torch.zeros(2**17).add_(1)
-        ready.set()
-        end.wait()

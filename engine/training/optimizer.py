@@ -11,11 +11,9 @@ import torch
 from torch.optim.adamw import adamw
 
 from engine.common import hardware, processes
-from engine.common.threads import ShortWaits
 from engine.training import sharding
 from engine.training.sharding import local_tensor
 
-WAITS = ShortWaits()
 SMALLEST_SCALE = (
     2.0**-10
 )  # of float16's loss: after so many overflows in a row it is no longer the scale
@@ -245,7 +243,6 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
     scaler: a GradScaler, which float16 needs. first: the number of the first micro-batch, for the FloatingPointError that
     is raised, in all processes and before anything is updated, if a loss or a gradient is not finite.
     """
-    WAITS.follow()
     losses, parameters = [], [p for group in optimizer.param_groups for p in group["params"]]
     for n, (x, y, seed) in enumerate(batches):
         if seed is not None:

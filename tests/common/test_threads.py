@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 import torch
@@ -108,16 +106,3 @@ def test_the_same_bits_in_any_number_of_threads(kind, rows):
     finally:
         torch.set_num_threads(most)
     assert all(torch.equal(found[0], other) for other in found[1:])
-
-
-def test_waits_follow_the_free_cores(four_cores):
-    """Catches training that waits by spinning beside other programs, or that goes on sleeping when it is alone again."""
-    clock, count = four_cores
-    waits, before = threads.ShortWaits(), threading.active_count()
-    for others, more in (0.0, 0), (1.0, 1), (1.2, 1), (0.1, 0), (3.0, 1), (0.0, 0):
-        clock[0], clock[1] = clock[0] + 1, clock[1] + others
-        waits.follow()
-        deadline = time.time() + 10
-        while threading.active_count() != before + more and time.time() < deadline:
-            pass
-        assert threading.active_count() == before + more and count == [4]

@@ -16,8 +16,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_what_nccl_is_told(monkeypatch):
-    """Catches a process that computes on another one's GPU, and NCCL's ten minutes while the first one prepares data; and a
-    traceback where there are more processes than GPUs, or on a Mac."""
+    """Catches a process on another one's GPU, and NCCL's ten minutes while the first prepares data."""
     told = {}
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name, value in dict(WORLD_SIZE="4", RANK="3", LOCAL_RANK="1").items():
@@ -26,17 +25,8 @@ def test_what_nccl_is_told(monkeypatch):
     monkeypatch.setattr(
         torch.distributed, "init_process_group", lambda backend, **settings: told.update(settings)
     )
-    for name in "watch", "atexit.register":
-        monkeypatch.setattr(f"engine.common.processes.{name}", lambda *_: None)
-    assert (
-        init_process_group(torch.device("cuda")) == told["device_id"] == torch.device("cuda:1")
-        and told["timeout"].days >= 1
-    )
-    assert (
-        init_process_group(torch.device("cpu")) == torch.device("cpu")
-        and told["device_id"] is None
-        and told["timeout"].days >= 1
-    )
+    assert init_process_group(torch.device("cuda")) == told["device_id"] == torch.device("cuda:1")
+    assert told["timeout"].total_seconds() >= 1800
     monkeypatch.setenv("LOCAL_RANK", "2")
     for kind, remedy in ("cuda", "--nproc_per_node=2"), ("mps", "--device=cpu"):
         with pytest.raises(ValueError, match=remedy):
@@ -50,7 +40,7 @@ import torch
 from engine.common import processes
 from engine.training import optimizer, sharding
 from test_sharding import muon_of
-device, (_, kind, path), counted, orthogonalize = processes.start(torch.device("cpu")), sys.argv, [], optimizer.orthogonalize
+device, (_, kind, path), counted, orthogonalize = processes.init_process_group(torch.device("cpu")), sys.argv, [], optimizer.orthogonalize
 optimizer.orthogonalize = lambda G, steps: counted.append(len(G)) or orthogonalize(G, steps)
 place = lambda x: x
 if kind == "fsdp":
@@ -60,12 +50,12 @@ if kind == "fsdp":
     place = lambda x: distribute_tensor(x, mesh, [Shard(0)])
 for few in False, True:
     params, state = muon_of(few, place)
-    found = {"params": [sharding.full(p.detach()) for p in params], "state": sharding.gathered(state), "counted": sum(counted)}
+    found = {"params": [sharding.full_tensor(p.detach()) for p in params], "state": sharding.gather_state(state), "counted": sum(counted)}
     torch.distributed.all_gather_object(every := [None] * processes.world_size(), found)
     counted.clear()
     if processes.rank() == 0:
         torch.save(every, f"{path}.{few}")
-processes.stop()
+processes.destroy_process_group()
 """
 
 
@@ -245,19 +235,19 @@ from engine.training import sharding
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, GPTConfig
 from train import TrainConfig
-device, (_, kind, path) = processes.start(torch.device("cpu")), sys.argv
+device, (_, kind, path) = processes.init_process_group(torch.device("cpu")), sys.argv
 torch.manual_seed(0)
 model = GPT(GPTConfig(block_size=8, vocab_size=11, n_layer=1, n_head=2, n_embd=8))
 for p in model.parameters():
     p.data = p.data.T.contiguous().T if p.dim() == 2 else p.data  # as GPT-2's published matrices come from their file
-net, trained = sharding.spread(model, device, kind, compiled=False)
+net, trained = sharding.parallelize(model, device, kind, compiled=False)
 optimizer, scaler = make_optimizer(model, TrainConfig()), torch.amp.GradScaler("cpu", enabled=False)
 x = torch.arange(8)[None]
 training_step(trained, [(x, x + 1, None)], optimizer, scaler, nullcontext())
-whole = sharding.assembled(model)
+whole = sharding.full_model(model)
 if processes.rank() == 0:
     torch.save(whole.state_dict(), path)
-processes.stop()
+processes.destroy_process_group()
 """
 
 
@@ -284,19 +274,19 @@ from engine.training import sharding
 from engine.training.optimizer import make_optimizer
 from model import GPT, GPTConfig
 from train import TrainConfig
-device = processes.start(torch.device("cpu"))
+device = processes.init_process_group(torch.device("cpu"))
 torch.manual_seed(0)
 model = GPT(GPTConfig(block_size=8, vocab_size=96, n_layer=2, n_head=2, n_embd=24, tie_weights=False))
 whole = model.num_params()
-net, trained = sharding.spread(model, device, "fsdp", compiled=False)
+net, trained = sharding.parallelize(model, device, "fsdp", compiled=False)
 optimizer, x = make_optimizer(model, TrainConfig(optimizer="adamw")), torch.arange(8)[None]
 with torch.no_grad():
     net(x, x + 1)  # an evaluation
-with sharding.exchanging(trained, last=False):
+with sharding.gradient_sync(trained, last=False):
     trained(x, x + 1)[1].backward()
 for kind in model.parameters(), (p.grad for p in model.parameters()), (state["exp_avg"] for state in optimizer.state.values()):
-    assert sum(sharding.local(tensor).numel() for tensor in kind) == whole / 2
-processes.stop()
+    assert sum(sharding.local_tensor(tensor).numel() for tensor in kind) == whole / 2
+processes.destroy_process_group()
 """
 
 
@@ -312,8 +302,8 @@ LATE = """
 import runpy, sys, time
 from engine.common import processes
 from engine.weights import checkpoint
-load = checkpoint.load
-checkpoint.load = lambda folder: time.sleep(2 * processes.rank()) or load(folder)
+load = checkpoint.load_checkpoint
+checkpoint.load_checkpoint = lambda folder: time.sleep(2 * processes.rank()) or load(folder)
 sys.argv[0] = "train.py"
 runpy.run_path("train.py", run_name="__main__")
 """
