@@ -42,7 +42,7 @@ from engine.common.settings import leading_presets, parse_settings, peek_setting
 from engine.plotting import curves
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
-from engine.training import sharding, signals
+from engine.training import run_folder, sharding, signals
 from engine.training.batches import document_separator, micro_batch, validation_loss
 from engine.training.monitor import dry_run, log_evaluation, sample_text, start_wandb
 from engine.training.optimizer import learning_rate_at, make_optimizer, training_step
@@ -307,13 +307,13 @@ def train(config, asked=None):
     # ---- what is written: checkpoints, metrics.jsonl, wandb
     out_dir, writes = Path(config.out_dir), rank == 0 and not config.eval_only
     wandb = start_wandb(asdict(config)) if config.wandb_log and rank == 0 else None
-    last_line = checkpoint.start_run(out_dir, step, resumed=trainer is not None) if writes else {}
+    last_line = run_folder.start_run(out_dir, step, resumed=trainer is not None) if writes else {}
     last_line = processes.broadcast_object(last_line)  # all must agree on what is left to do
     started -= last_line.get("wall_s", 0.0)
 
     def not_finite(what, before=math.inf):
         return FloatingPointError(
-            f"{what} at step {step}: stopped, {checkpoint.resume_hint(out_dir, before)}. Try a lower "
+            f"{what} at step {step}: stopped, {run_folder.resume_hint(out_dir, before)}. Try a lower "
             "learning_rate, more warmup_iters, grad_clip=1 or dtype=float32"
         )
 
@@ -341,14 +341,14 @@ def train(config, asked=None):
                 data.hashes,
                 record,
             )
-            checkpoint.prune_checkpoints(folder, config.keep_checkpoints)
+            run_folder.prune_checkpoints(folder, config.keep_checkpoints)
 
     def evaluate():
         folder = out_dir / f"step_{step:06d}"
         val_loss = validation_loss(net, data, config, device, autocast)
         if not math.isfinite(val_loss):
             if writes and step > begun:
-                checkpoint.discard_checkpoint(folder)  # resuming it would find the same
+                run_folder.discard_checkpoint(folder)  # resuming it would find the same
             raise not_finite(f"validation loss {val_loss}", step + (step == begun))
         bits = data.bits_per_character(val_loss)
         if rank == 0:
@@ -357,8 +357,8 @@ def train(config, asked=None):
                 + (f", {bits:.4f} bits per character" if bits else "")
             )
         if writes:
-            checkpoint.record_best(folder, val_loss, data.hashes["val"])
-            checkpoint.prune_checkpoints(folder, config.keep_checkpoints)
+            run_folder.record_best(folder, val_loss, data.hashes["val"])
+            run_folder.prune_checkpoints(folder, config.keep_checkpoints)
         return val_loss
 
     # ---- the loop
@@ -487,7 +487,7 @@ def train(config, asked=None):
     if stopped:
         asked.stop = stopped
         print0(
-            f"{signal.Signals(stopped).name}: stopped at step {step}; {checkpoint.resume_hint(out_dir)}"
+            f"{signal.Signals(stopped).name}: stopped at step {step}; {run_folder.resume_hint(out_dir)}"
         )
     elif writes:
         print(
@@ -636,7 +636,7 @@ if __name__ == "__main__":
                 train(config, asked)
                 processes.destroy_process_group()
         except KeyboardInterrupt:
-            print0(f"\ninterrupted: {checkpoint.resume_hint(config.out_dir)}")
+            print0(f"\ninterrupted: {run_folder.resume_hint(config.out_dir)}")
             raise
         if asked.stop:
             sys.exit(128 + asked.stop)

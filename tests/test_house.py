@@ -24,8 +24,8 @@ WINGS = {  # of engine/: which others each may import
     "text": {"common", "weights"},
     "weights": {"common", "text"},
     "decoding": {"common", "kernels"},
-    "plotting": {"common", "weights"},
-    "training": {"common", "plotting", "text"},
+    "plotting": {"common", "training", "weights"},
+    "training": {"common", "plotting", "text", "weights"},
 }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from engine.common.files import atomic_path
 from engine.plotting import heatmaps
+from engine.training import run_folder
 from engine.weights import checkpoint
 
 STYLE = {
@@ -60,7 +61,7 @@ def draw(folders):
 def records(folder):
     """The lines of a run's metrics.jsonl, as dicts."""
     try:
-        if lines := [*checkpoint.read_metrics(folder / "metrics.jsonl").values()]:
+        if lines := [*run_folder.read_metrics(folder / "metrics.jsonl").values()]:
             return lines
     except FileNotFoundError:
         raise ValueError(

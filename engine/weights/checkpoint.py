@@ -9,7 +9,6 @@
 A checkpoint is written under another name, and renamed once it is complete and on disk.
 """
 
-import itertools
 import json
 import math
 import os
@@ -18,7 +17,6 @@ import shutil
 import types
 import typing
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,19 +27,17 @@ from engine.common import processes
 from engine.common.files import (
     DamagedFile,
     atomic_path,
-    atomic_write,
     fsync_path,
     read_json,
     read_pickle,
     read_tensors,
-    remove_path,
-    require_regular_file,
     sha256_of_file,
     shell_path,
     shell_quote,
 )
 from engine.text import tokenizer
 
+CHECKPOINT = re.compile("step_[0-9]{1,30}")
 REMOVED = {
     "skip": False,
     "shift": False,
@@ -89,12 +85,13 @@ def as_json(content):
 
 def list_checkpoints(out_dir, before=math.inf):
     """The complete checkpoints in out_dir of steps before this one, oldest first."""
-    found = {
-        int(path.name[5:]): path
-        for path in Path(out_dir).glob("step_*")
-        if re.fullmatch("[0-9]+", path.name[5:])
-    }
-    return [found[step] for step in sorted(found) if step < before]
+    folders = [path for path in Path(out_dir).glob("step_*") if CHECKPOINT.fullmatch(path.name)]
+    return sorted((path for path in folders if step_of(path) < before), key=step_of)
+
+
+def step_of(folder):
+    """The step of a checkpoint, which its name holds."""
+    return int(folder.name.removeprefix("step_"))
 
 
 def best_checkpoint(out_dir):
@@ -104,9 +101,7 @@ def best_checkpoint(out_dir):
         return None
     try:
         found = read_json(path)
-        if not re.fullmatch("step_[0-9]{1,30}", found["checkpoint"]) or not is_number(
-            found["val_loss"]
-        ):
+        if not CHECKPOINT.fullmatch(found["checkpoint"]) or not is_number(found["val_loss"]):
             raise ValueError
         return {
             "checkpoint": found["checkpoint"],
@@ -119,142 +114,14 @@ def best_checkpoint(out_dir):
         ) from None
 
 
-def record_best(folder, val_loss, data=None):
-    """Remember folder's validation loss if it is the lowest so far on this validation data (its sha256)."""
-    before = best_checkpoint(folder.parent)
-    if before is None or before["data"] not in (None, data) or val_loss < before["val_loss"]:
-        atomic_write(
-            folder.parent / "best.json",
-            as_json({"checkpoint": folder.name, "val_loss": val_loss, "data": data}),
-        )
-
-
-def prune_checkpoints(newest, keep):
-    """Of a checkpoint and those before it, remove all but the newest `keep` and the best; keep 0 removes none."""
-    spared = best_checkpoint(newest.parent)
-    for folder in (
-        list_checkpoints(newest.parent, before=int(newest.name[5:]) + 1)[:-keep] if keep else []
-    ):
-        if spared is None or folder.name != spared["checkpoint"]:
-            discard_checkpoint(folder)
-
-
-def discard_checkpoint(folder):
-    """Remove a checkpoint: at once, or what is half removed would look complete."""
-    unfinished = folder.with_name(folder.name + ".partial")
-    folder.rename(unfinished)
-    remove_path(unfinished)
-
-
-def resume_hint(out_dir, before=math.inf):
-    """In words, the newest checkpoint, from before a step if one is given, and how to continue from it."""
-    good = list_checkpoints(out_dir, before)
-    if not good:
-        return f"nothing was saved{earlier_run_hint(out_dir)}"
-    resume = f"python {shell_path('train.py')} --init_from=resume --out_dir={shell_quote(out_dir)}"
-    return f"{good[-1]} is the last good checkpoint ({resume})"
-
-
 def earlier_run_hint(out_dir):
-    """In words, where start_run has moved an earlier run."""
+    """Return the end of a sentence: the newest folder to which an earlier run was moved, or ""."""
     moved = max(Path(out_dir).glob("previous-*"), key=os.path.getmtime, default=None)
     return f"; an earlier run is in {moved}" if moved else ""
 
 
-def start_run(out_dir, step, resumed):
-    """Prepare out_dir for a run from this step on; returns the last line of metrics.jsonl that stays, as a dict, or {}.
-
-    A run must neither mix with an earlier one nor destroy it: what is there, or is later than the step from which a run is
-    resumed, moves to out_dir/previous-N.
-    """
-    out_dir.mkdir(parents=True, exist_ok=True)
-    if not os.access(out_dir, os.W_OK):
-        raise ValueError(f"{out_dir} is not writable: allow it with chmod, or give another out_dir")
-    for unfinished in out_dir.glob("*.partial"):  # of a run that was killed
-        remove_path(unfinished)
-    aside = [
-        folder for folder in list_checkpoints(out_dir) if not resumed or int(folder.name[5:]) > step
-    ]
-    records = [path for path in (out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
-    if aside or records and not resumed:
-        folder = next(
-            path for n in itertools.count(1) if not (path := out_dir / f"previous-{n}").exists()
-        )
-        folder.mkdir()
-        for path in (*aside, *records):
-            if resumed and path.name == "metrics.jsonl":  # whose beginning is this run's too
-                shutil.copy(path, folder)
-            else:
-                path.rename(folder / path.name)
-        print(
-            f"moved {'what came after this checkpoint' if resumed else 'the earlier run'} in {out_dir} to {folder}"
-        )
-    path, lines = out_dir / "metrics.jsonl", metrics_up_to(out_dir, step)
-    if lines and not (path.exists() and path.stat().st_size):
-        print(f"note: {path} is lost: it begins again with what the checkpoints know")
-    text = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    if path.exists() and path.read_bytes() != text or lines and not path.exists():
-        atomic_write(path, text)
-    try:
-        known = best_checkpoint(out_dir)
-    except ValueError:
-        print(f"note: {out_dir / 'best.json'} is damaged: it is made again from {path}")
-        known = None
-    if (
-        known is None or not (out_dir / known["checkpoint"]).is_dir()
-    ):  # somebody may have moved it away
-        remove_path(out_dir / "best.json")
-        for line in lines:
-            if "val_loss" in line and (folder := out_dir / f"step_{line['step']:06d}").is_dir():
-                with suppress(ValueError):
-                    record_best(
-                        folder, line["val_loss"], (load_config(folder)["data"] or {}).get("val")
-                    )
-    return lines[-1] if lines else {}
-
-
 def is_number(value):
     return type(value) in (int, float) and abs(value) < 1e300
-
-
-def is_record(found):
-    """Whether this is what a line of metrics.jsonl holds: a step, numbers, and plain values of your own."""
-    if type(found) is not dict or type(found.get("step")) is not int or not found["step"] < 2**62:
-        return False
-    ours, perhaps = ("wall_s", "val_loss"), ("train_loss", "lr", "grad_norm", "tokens_per_s", "mfu")
-    return all(
-        is_number(value)
-        or name not in ours
-        and (value is None or name not in perhaps and type(value) in (str, bool))
-        for name, value in found.items()
-    )
-
-
-def metrics_up_to(out_dir, step):
-    """The lines of metrics.jsonl up to a step, as dicts; one that is missing or cannot be read comes from its checkpoint."""
-    known = read_metrics(out_dir / "metrics.jsonl") if (out_dir / "metrics.jsonl").exists() else {}
-    for folder in list_checkpoints(out_dir, before=step):
-        with suppress(ValueError):  # an older checkpoint may be damaged: nobody needs it now
-            record = load_config(folder)["record"]
-            if record.get("train_loss") is not None:
-                known.setdefault(record["step"], record)
-    return [known[n] for n in sorted(known) if n <= step]
-
-
-def read_metrics(path):
-    """The lines of a metrics.jsonl by their steps, as dicts; a note says how many cannot be read."""
-    known, unreadable = {}, 0
-    for line in require_regular_file(path).read_bytes().splitlines(keepends=True):
-        try:
-            found = json.loads(line)
-            if not is_record(found):
-                raise TypeError
-            known[found["step"]] = found
-        except (ValueError, TypeError, RecursionError):
-            unreadable += line.endswith(b"\n")  # or the run was killed while it wrote the last one
-    if unreadable:
-        print(f"note: {path} is damaged: {unreadable} of its lines cannot be read and are left out")
-    return known
 
 
 def find_checkpoint(out_dir, which="latest"):
@@ -295,7 +162,7 @@ def newest_valid(out_dir, which="latest"):
             for name in ("config.json", "model.safetensors", "trainer.pt"):
                 verified_file(folder, name)
             if folder != folders[-1]:
-                lost = int(folders[-1].name[5:]) - int(folder.name[5:])
+                lost = step_of(folders[-1]) - step_of(folder)
                 processes.print0(f"note: going on from {folder}, {lost:,} steps earlier")
             return folder
         except DamagedFile as error:
@@ -348,10 +215,7 @@ def load_config(folder):
             raise DamagedFile(
                 f"{folder / 'config.json'} is damaged: {name}={str(config.get(name))[:40]}"
             )
-    return config | {
-        "data": config.get("data"),
-        "record": config["record"] if is_record(config.get("record")) else {},
-    }
+    return config | {"data": config.get("data"), "record": config.get("record") or {}}
 
 
 def is_ours(folder):

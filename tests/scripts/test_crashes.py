@@ -17,6 +17,7 @@ import train as train_module
 from engine.common import files
 from engine.text import dataset, preparation
 from engine.text import tokenizer as tokenizer_module
+from engine.training import run_folder
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
 from train import TrainConfig, train
@@ -236,12 +237,12 @@ def test_hostile_records(tmp_path, poem):
     """Catches a manifest.json, best.json, metrics.jsonl or meta.json that ends in a traceback."""
     for step in 1, 2:
         folder = saved(tmp_path / "out", step)
-    checkpoint.record_best(folder, 2.0, "x")
+    run_folder.record_best(folder, 2.0, "x")
     (tmp_path / "out" / "metrics.jsonl").write_text('{"step": 2, "val_loss": 2.0, "wall_s": 1.0}\n')
 
     def resumed():
-        checkpoint.start_run(tmp_path / "out", 2, resumed=True)
-        checkpoint.prune_checkpoints(folder, 2)
+        run_folder.start_run(tmp_path / "out", 2, resumed=True)
+        run_folder.prune_checkpoints(folder, 2)
 
     for path, use in (
         (folder / "manifest.json", lambda: GPT.from_checkpoint(folder)),
@@ -369,12 +370,14 @@ def test_a_pipe_in_place_of_a_file(tmp_path):
         (folder / name).unlink()
         (folder / name).write_bytes(content)
     os.mkfifo(tmp_path / "best.json")
-    checkpoint.start_run(tmp_path, 1, resumed=True)  # makes it again
+    with pytest.raises(ValueError, match="best.json is damaged"):
+        run_folder.start_run(tmp_path, 1, resumed=True)
+    (tmp_path / "best.json").unlink()
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(ValueError, match="metrics.jsonl is not a regular file: move it away"):
-        checkpoint.start_run(tmp_path, 1, resumed=True)
+        run_folder.start_run(tmp_path, 1, resumed=True)
     with pytest.raises(ValueError, match="metrics.jsonl is not a regular file: move it away"):
-        checkpoint.read_metrics(tmp_path / "metrics.jsonl")
+        run_folder.read_metrics(tmp_path / "metrics.jsonl")
 
 
 def test_weights_that_are_not_finite(tmp_path):
@@ -515,8 +518,8 @@ def test_a_power_cut(tmp_path, monkeypatch, renamed):
     for step in 1, 2, 3:
         folder = saved(live, step)
         promised = step
-        checkpoint.record_best(folder, 3.0 / step, "x")
-        checkpoint.prune_checkpoints(folder, 1)
+        run_folder.record_best(folder, 3.0 / step, "x")
+        run_folder.prune_checkpoints(folder, 1)
         with open(live / "metrics.jsonl", "a") as file:
             file.write(
                 json.dumps({"step": step, "train_loss": 3.0 / step, "val_loss": 3.0 / step}) + "\n"
@@ -534,7 +537,7 @@ def test_a_power_cut(tmp_path, monkeypatch, renamed):
             continue
         step = everything(checkpoint.find_checkpoint(there))[1]["step"]
         assert step >= promised  # it was said to be saved
-        checkpoint.start_run(there, step, resumed=True)
+        run_folder.start_run(there, step, resumed=True)
         known = checkpoint.best_checkpoint(there)
         assert known is None or known["val_loss"] >= 3.0 / step
         shutil.rmtree(there)

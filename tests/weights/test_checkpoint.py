@@ -9,6 +9,7 @@ import torch
 
 from engine.text import dataset
 from engine.text import tokenizer as tokenizer_module
+from engine.training import run_folder
 from engine.weights import checkpoint
 from model import GPT, MODERN, GPTConfig
 
@@ -104,7 +105,7 @@ def test_finding(tmp_path):
     """Catches steps sorted as text, and best taken for latest."""
     folders = [saved(tmp_path, step)[1] for step in (999_999, 1_000_000, 30)]
     for folder, val_loss in zip(folders, (2.0, 1.0, 3.0)):
-        checkpoint.record_best(folder, val_loss)
+        run_folder.record_best(folder, val_loss)
     assert [f.name for f in checkpoint.list_checkpoints(tmp_path)] == [
         "step_000030",
         "step_999999",
@@ -121,27 +122,6 @@ def test_finding(tmp_path):
         checkpoint.find_checkpoint(tmp_path / "elsewhere")
 
 
-def test_pruning_spares_the_newest_and_the_best(tmp_path):
-    """Catches a best model that is thrown away, or a disk that fills up."""
-    for step, val_loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, 2.6)):
-        folder = saved(tmp_path, step)[1]
-        checkpoint.record_best(folder, val_loss)
-        checkpoint.prune_checkpoints(folder, keep=2)
-    assert [f.name for f in checkpoint.list_checkpoints(tmp_path)] == [
-        "step_000002",
-        "step_000004",
-        "step_000005",
-    ]
-    checkpoint.prune_checkpoints(folder, keep=0)
-    saved(tmp_path, 900)  # not of this run: whoever put it there
-    checkpoint.prune_checkpoints(folder, keep=1)
-    assert [f.name for f in checkpoint.list_checkpoints(tmp_path)] == [
-        "step_000002",
-        "step_000005",
-        "step_000900",
-    ]
-
-
 def test_a_checkpoint_that_was_renamed(tmp_path):
     """Catches a run that goes on at another step than its weights and its optimizer have reached."""
     saved(tmp_path, 10)[1].rename(tmp_path / "step_000500")
@@ -149,42 +129,6 @@ def test_a_checkpoint_that_was_renamed(tmp_path):
         ValueError, match="step_000500 holds step 10, and for the optimizer 10: was it renamed"
     ):
         checkpoint.load_trainer(tmp_path / "step_000500")
-
-
-def test_an_earlier_run_is_set_aside(tmp_path):
-    """Catches a new run that destroys an old one, or that later resumes from it; other files must stay where they are."""
-    for number in (1, 2):
-        saved(tmp_path, number)
-        (tmp_path / "metrics.jsonl").write_text("{}\n")
-        (tmp_path / "notes.txt").write_text("mine")
-        assert checkpoint.start_run(tmp_path, 0, resumed=False) == {}
-        assert (
-            checkpoint.find_checkpoint(tmp_path / f"previous-{number}").name
-            == f"step_00000{number}"
-        )
-        assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ["notes.txt"]
-    with pytest.raises(ValueError, match="no checkpoint in .*; an earlier run is in .*previous-2$"):
-        checkpoint.find_checkpoint(tmp_path)
-    assert (
-        checkpoint.resume_hint(tmp_path)
-        == f"nothing was saved; an earlier run is in {tmp_path / 'previous-2'}"
-    )
-    checkpoint.start_run(tmp_path, 0, resumed=False)
-    assert not (tmp_path / "previous-3").exists()
-
-
-def test_the_best_belongs_to_its_data(tmp_path):
-    """Catches losses of different datasets that are compared, so that an old checkpoint stays the best for ever."""
-    first, second, third = (saved(tmp_path, step)[1] for step in (1, 2, 3))
-    checkpoint.record_best(first, 1.0, "one")
-    checkpoint.record_best(second, 2.0, "one")
-    assert checkpoint.best_checkpoint(tmp_path)["checkpoint"] == first.name
-    checkpoint.record_best(third, 3.0, "other")
-    assert checkpoint.best_checkpoint(tmp_path) == {
-        "checkpoint": third.name,
-        "val_loss": 3.0,
-        "data": "other",
-    }
 
 
 @pytest.mark.parametrize(
@@ -206,62 +150,6 @@ def test_a_damaged_record_of_the_best(tmp_path, content):
     (tmp_path / "best.json").write_text(content)
     with pytest.raises(ValueError, match="best.json is damaged"):
         checkpoint.find_checkpoint(tmp_path, "best")
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]"])
-def test_a_record_of_the_best_is_made_again(tmp_path, content, capsys):
-    """Catches a run that cannot go on after a power cut that left best.json empty, or that forgets which was the best."""
-    losses = {1: 3.0, 2: 1.5, 3: 2.0}
-    for step in losses:
-        saved(tmp_path, step)
-    lines = [json.dumps({"step": step, "val_loss": loss}) for step, loss in losses.items()]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    (tmp_path / "best.json").write_text(content)
-    assert checkpoint.start_run(tmp_path, 3, resumed=True) == {"step": 3, "val_loss": 2.0}
-    assert (
-        checkpoint.best_checkpoint(tmp_path)["checkpoint"] == "step_000002"
-        and "best.json is damaged" in capsys.readouterr().out
-    )
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"\xff\xfe\n",
-        b"{\n",
-        b"[]\n",
-        b'"step"\n',
-        b'{"step": null}\n',
-        b'{"step": 2, "wall_s": null}\n',
-        b"[" * 100000 + b"\n",
-    ],
-)
-def test_damaged_metrics(tmp_path, content, capsys):
-    """Catches a run that cannot go on, or silence, where metrics.jsonl has been damaged."""
-    good = [b'{"step": 1, "lr": null, "mine": "x"}\n', b'{"step": 3, "lr": 0.5}\n']
-    (tmp_path / "metrics.jsonl").write_bytes(good[0] + content + good[1])
-    assert checkpoint.start_run(tmp_path, 2, resumed=True) == {"step": 1, "lr": None, "mine": "x"}
-    assert "metrics.jsonl is damaged: 1 of its lines" in capsys.readouterr().out
-    assert (tmp_path / "metrics.jsonl").read_bytes() == good[0]
-
-
-def test_metrics_that_are_lost(tmp_path, capsys):
-    """Catches a history that a power cut has emptied, although the checkpoints know some of it."""
-    for step in 1, 2:
-        saved(tmp_path, step, record={"step": step, "train_loss": 3.0 - step})
-    (tmp_path / "metrics.jsonl").write_bytes(b"")
-    assert checkpoint.start_run(tmp_path, 2, resumed=True) == {
-        "step": 1,
-        "train_loss": 2.0,
-    }  # the other is still owed
-    assert "metrics.jsonl is lost" in capsys.readouterr().out
-
-
-def test_a_folder_that_may_not_be_written_to(tmp_path, monkeypatch):
-    """Catches a run that finds out when it saves."""
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)  # root may write anywhere
-    with pytest.raises(ValueError, match="is not writable"):
-        checkpoint.start_run(tmp_path, 0, resumed=False)
 
 
 def test_the_files_have_the_mode_that_the_user_wants(tmp_path):
