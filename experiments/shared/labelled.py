@@ -4,6 +4,7 @@ A document is (its sentences, its label, the number of the sentence that carries
 """
 
 import ast
+import json
 import random
 import re
 import sysconfig
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from engine.text import documents
+from experiments.shared import trials
 
 WORDS, SENTENCES = 40, 60  # of a sentence, of a document, that are read
 TOPICS = {  # a sentence with words of one topic only is about that; a model is never told the words
@@ -101,18 +102,22 @@ def composed(sentences, number, seed, crowded=False):
 
 
 def read(path):
-    """The documents of a .jsonl file, a text and a label in each line; ValueError if there is nothing to learn from them."""
-    texts, labels = (
-        [text for text, _ in documents.json_lines(Path(path), name, 0)]
-        for name in ("text", "label")
-    )
-    documents = [(sentences_of(text), label, None) for text, label in zip(texts, labels)]
-    documents = [document for document in documents if document[0]]
+    """Return the documents of a .jsonl file; ValueError if there is nothing to learn from them."""
+    documents = []
+    for number, line in enumerate(trials.read_lines(path), 1):
+        try:
+            record = json.loads(line)
+            sentences = sentences_of(record["text"])
+            label = str(record["label"])
+        except (ValueError, KeyError, TypeError):
+            expected = '{"text": "...", "label": "..."}'
+            raise ValueError(f"{path}, line {number} is not {expected}") from None
+        if sentences:
+            documents.append((sentences, label, None))
     labels = {label for _, label, _ in documents}
     if len(labels) < 2 or len(documents) < 10:
-        raise ValueError(
-            f"{path} has {len(documents)} documents with {len(labels)} labels: give at least 10 with 2 of them"
-        )
+        counts = f"{path} has {len(documents)} documents with {len(labels)} labels"
+        raise ValueError(f"{counts}: give at least 10 with 2 of them")
     return documents
 
 

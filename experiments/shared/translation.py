@@ -1,11 +1,8 @@
 """What translating takes beside a model: pairs of sentences as pieces of words, batches, the search for a translation, BLEU."""
 
-import gzip
 import itertools
 import math
-import zlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine.common.checks import at_least
 from engine.plotting.inspection import recording
-from engine.text import documents, tokenizer
+from engine.text import tokenizer
 from experiments.shared import grammar, trials
 
 END = 0  # of a sentence: what begins its translation, and the padding, too
@@ -42,25 +39,16 @@ class Settings(trials.Settings):
         at_least(100, self, "sentences")
 
 
-def lines(path):
-    """The lines of a text file, which may be compressed; ValueError if there are none."""
-    try:
-        with open(path, "rb") as file:
-            text = documents.decoded(b"".join(documents.unpacked(file, Path(path))), path)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged ({error})") from None
-    if not text.strip():
-        raise ValueError(f"{path} holds no text")
-    return text.replace("\r\n", "\n").removesuffix("\n").split("\n")
-
-
 def read_pairs(source, target):
     """[(sentence, its translation)] from two files with a sentence on each line; ValueError if they do not fit together."""
-    both = lines(source), lines(target)
+    both = trials.read_lines(source), trials.read_lines(target)
     if len(both[0]) != len(both[1]):
         counts = f"{source} has {len(both[0]):,} lines, {target} {len(both[1]):,}"
         raise ValueError(f"{counts}: each line of one must be the translation of the other's")
-    return [pair for pair in zip(*both) if pair[0].strip() and pair[1].strip()]
+    pairs = [pair for pair in zip(*both) if pair[0].strip() and pair[1].strip()]
+    if not pairs:
+        raise ValueError(f"{source} and {target} hold no text")
+    return pairs
 
 
 def sentences(config):

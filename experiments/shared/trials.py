@@ -3,13 +3,17 @@
 A run is a function of its arguments and a seed, on one thread, and gives a dict of numbers.
 """
 
+import gzip
 import json
 import math
+import multiprocessing
 import re
+import signal
 import statistics
 import sys
 import time
-from concurrent.futures import as_completed
+import zlib
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +21,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine.common import workers
 from engine.common.checks import at_least
 from engine.common.device import pick_device
 from engine.common.files import atomic_write
@@ -41,19 +44,25 @@ class Settings:
 # ---- Running
 
 
-def every(function, jobs):
-    """[function(*job) for job in jobs], with a bar. Several jobs run at a time, each in a process of its own, on one thread.
+def begin_worker():
+    torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, without a traceback
 
-    So small models use all cores, and the numbers do not depend on how many there are. function: of a module, so that
-    another process finds it.
+
+def every(function, jobs):
+    """Return [function(*job) for job in jobs], with a bar. Each job runs in a process, on one thread.
+
+    The numbers do not depend on how many cores there are. The function stands in a module, so that another process finds it.
     """
-    jobs = [*jobs]
-    with workers.Pool(min(workers.cores(), len(jobs))) as pool:
-        for _ in pool.processes:
-            pool.submit(torch.set_num_threads, 1)
+    spawn = multiprocessing.get_context("spawn")  # a fork of a process that has threads may hang
+    with ProcessPoolExecutor(torch.get_num_threads(), spawn, begin_worker) as pool:
         futures = [pool.submit(function, *job) for job in jobs]
-        for done in tqdm(as_completed(futures), total=len(jobs), desc="runs", leave=False):
-            done.result()
+        try:
+            for done in tqdm(as_completed(futures), total=len(futures), desc="runs", leave=False):
+                done.result()
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     return [future.result() for future in futures]
 
 
@@ -119,6 +128,18 @@ def text_loss(model, tokens, T, batches=20, batch_size=16):
     return statistics.fmean(
         model(*batch(tokens, batch_size, T, n), only_loss=True)[1].item() for n in range(batches)
     )
+
+
+def read_lines(path):
+    """Return the lines of a UTF-8 text file, compressed if it is a .gz; ValueError if it cannot be read."""
+    opener = gzip.open if str(path).endswith(".gz") else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+            return [line.rstrip("\r\n") for line in file]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: convert it first ({error})") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
 
 
 # ---- Results

@@ -111,10 +111,9 @@ def test_own_documents(tmp_path):
     )
     assert documents.read(path)[1] == (["One here.", "And 1 more!"], "b", None)
     for content, message in (
-        ("{", "is not JSON"),
-        ('{"text": "a"}', "has no 'label'"),
-        ('{"label": "a"}', "has no 'text'"),
-        ('{"text": "a", "label": 1}', "'label' is a int"),
+        ("{", "line 1 is not {"),
+        ('{"text": "a", "label": "b"}\n{"text": "a"}', "line 2 is not {"),
+        ('{"text": null, "label": "a"}', "line 1 is not {"),
         ('{"text": "a", "label": "b"}\n' * 20, "20 documents with 1 label"),
     ):
         path.write_text(content)

@@ -258,7 +258,7 @@ def test_a_run(tmp_path, monkeypatch):
     [
         (["--source={}/none", "--target={}/two"], "none: No such file"),
         (["--source={}/one", "--target={}/two"], "one has 1 lines"),
-        (["--source={}/empty", "--target={}/two"], "holds no text"),
+        (["--source={}/empty", "--target={}/empty"], "hold no text"),
         (["--source={}/latin", "--target={}/two"], "is not UTF-8"),
         (["--source={}/fake.gz", "--target={}/two"], "is damaged"),
         (["--source={}/two"], "belong together"),
