@@ -23,7 +23,6 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     )  # Ctrl-C while torch is imported ends without a traceback
 
 import torch
-import tyro
 
 from attention import ATTENTION
 from engine.common import hardware
@@ -67,7 +66,7 @@ class SampleConfig(Sampling):
     """Tokens to write in each, at most."""
     temperature: float = 0.8
     top_k: int = 200
-    stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    stop: tuple[str, ...] = ()
     """End a text before this string; may be given several times."""
     seed: int = 1337
     """The same seed gives the same text, whatever is written beside it (but for rounding, which can differ with the length

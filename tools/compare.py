@@ -17,7 +17,6 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
 from tqdm import tqdm
 
 from engine.common import tables
@@ -57,7 +56,7 @@ T95 = (
 class CompareConfig(benchmark.BenchmarkSettings):
     preset: str = "config/minute.toml"
     """The baseline, a preset of train.py; may also be given first, without --preset=."""
-    change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    change: tuple[str, ...] = ()
     """Settings of train.py that differ from the baseline; may be given several times."""
     changes: str = ""
     """A TOML file with more changes, each a line: "what it is" = "--its --settings"."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
-import tyro
 
 matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt  # noqa: E402
@@ -27,7 +26,7 @@ COLORS = {"lookback": "#1f77b4", "nanoGPT": "#d62728", "better": "#2ca02c", "wor
 
 @dataclass
 class PlotSettings:
-    paths: tyro.conf.Positional[tuple[Path, ...]] = ()
+    paths: tuple[Path, ...] = ()
     """Measurements (.json), or folders that train.py wrote."""
     output: str = ""
     """Where the picture of the folders goes; default: loss.png in the first of them."""
@@ -221,4 +220,4 @@ DRAW = {"attention": attention, "train": train, "sample": sample, "compare": com
 
 if __name__ == "__main__":
     with one_line_errors():
-        main(parse_settings(PlotSettings, sys.argv[1:]))
+        main(parse_settings(PlotSettings, ["--paths", *sys.argv[1:]]))

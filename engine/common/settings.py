@@ -1,169 +1,213 @@
-"""Settings: a dataclass's defaults < config/x.toml < --key=value. Nothing is ever executed or unpickled.
+"""Settings: a dataclass's defaults < config/x.toml < --key=value. Nothing is executed or unpickled.
 
-The dataclass is the only list of settings: its fields are the keys, their annotations the types, the docstrings below
-them the help. Bad input is one line that names the key and the closest known one, and exit code 2.
+The dataclass is the only list of settings. Its fields are the keys, and their annotations the
+types: str, int, float, bool, Path, Literal, a union of these, or a tuple of any length. The
+docstrings below the fields are the help, and the comments between them its headings.
 """
 
+import argparse
+import ast
 import contextlib
 import difflib
-import io
+import inspect
 import itertools
-import os
-import re
-import sys
+import textwrap
 import tomllib
-from dataclasses import fields
+import types
+import typing
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
-import tyro
-
-from engine.common.files import shell_quote
+from engine.common.files import ROOT, shell_path, shell_quote
 
 
-def parse_settings(cls, argv, base=None):
-    """An instance of dataclass cls from a command line: [x.toml ...] [--key=value ...]; presets come first, later ones win.
+class Parser(argparse.ArgumentParser):
+    """The standard parser, but a mistake is a ValueError, and no key may be abbreviated."""
 
-    base: an instance whose values replace the defaults. ValueError in one line for an unknown key, a wrong type or an
-    impossible value. --help prints every setting and exits.
+    def __init__(self, **options):
+        super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **options)
+
+    def error(self, message):
+        raise ValueError(message)
+
+
+def parse_settings(cls, argv, base=None, hidden=()):
+    """Return an instance of the dataclass cls from a command line: [x.toml ...] [--key=value ...].
+
+    Later presets win, and the command line wins over them. base: an instance whose values replace
+    the defaults. hidden: fields that --help does not show. --help prints the settings and exits.
+    ValueError in one line for an unknown key, a wrong type or an impossible value.
     """
+    parser = make_parser(cls, base or cls, hidden)
     names = [field.name for field in fields(cls)]
-    flags = argv[len(leading_presets(argv)) :]
-    switches = {f"--{field.name}" for field in fields(cls) if field.type in (bool, "bool")}
-    for n, arg in enumerate(flags):  # --json is --json=True
-        if arg in switches and (n + 1 == len(flags) or flags[n + 1].startswith("--")):
-            flags[n] = f"{arg}=True"
-    from_presets, origin = {}, {}
-    for preset in leading_presets(argv):
-        found = read_preset(preset, names)
-        for key, value in found.items():
-            if key in from_presets and from_presets[key] != value:
-                print(
-                    f"note: {preset} changes {key} of {origin[key]} from {from_presets[key]} to {value}",
-                    file=sys.stderr,
-                )
-        from_presets |= found
-        origin |= dict.fromkeys(found, preset)
-    preset_flags = [f"--{key}={value}" for key, value in from_presets.items()]
-    errors = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(errors):
-            config, unknown = tyro.cli(
-                cls,
-                args=preset_flags + flags,
-                default=base,
-                prog=Path(sys.argv[0]).name,
-                return_unknown_args=True,
-                config=(tyro.conf.FlagConversionOff,),
-                use_underscores=True,
-            )
-    except SystemExit as stop:
-        if not stop.code:  # --help
-            raise
-        # tyro's message as one line: what stands between its title and the next rule, in a box or, without UTF-8, in none
-        lines = [line.strip("│ ") for line in errors.getvalue().splitlines()][1:]
-        after = itertools.dropwhile(lambda line: not line.strip("─-"), lines)
-        lines = itertools.takewhile(lambda line: line.strip("─-"), after)
-        message = re.sub(r"\s+", " ", " ".join(lines)).removeprefix(
-            f"Error parsing {cls.__name__}: "
-        )
-        message = re.sub(
-            r"no type matching (.*?) could be instantiated from \['(.*?)'\]\.?",
-            in_plain_words,
-            message,
-        )
-        where = [
-            f"{preset}: " for key, preset in origin.items() if re.search(rf"--{key}\b", message)
-        ]
-        raise ValueError("".join(where[:1]) + message) from None
-    if not unknown:
-        return config
-    if not unknown[0].startswith("--"):
-        what = (
-            "is neither a setting (--key=value) nor a preset (config/x.toml, before all settings)"
-        )
-        if Path(unknown[0]).is_dir() and "out_dir" in names:
-            what += f"; a folder is given as --out_dir={shell_quote(unknown[0])}"
-        globbed = any("glob" in arg for arg in flags) and Path(unknown[0]).exists()
-        pattern = (
-            '; a pattern, as "*.py", needs quotes, or the shell replaces it' if globbed else ""
-        )
-        raise ValueError(f"{unknown[0]!r} {what}{pattern}")
-    if unknown[0].endswith(".toml"):
-        raise ValueError(
-            f"{unknown[0]}: a preset has no dashes and stands before all settings: {unknown[0].lstrip('-')}"
-        )
-    raise ValueError(
-        unknown_key(unknown[0][2:].split("=")[0].replace("-", "_"), names, "the command line")
-    )
-
-
-def in_plain_words(match):
-    """tyro's words for a value that has none of several types."""
-    types = (
-        match[1]
-        .replace("{", "")
-        .replace("}", "")
-        .replace("INT", "a whole number")
-        .replace("FLOAT", "a number")
-    )
-    return f"{match[2]!r} is not {types.replace('|', ' or ')}"
+    presets = leading_presets(argv)
+    values = {}
+    for preset in presets:
+        flags = [f"--{key}={value}" for key, value in read_preset(preset, names).items()]
+        try:
+            values |= vars(parser.parse_args(flags))
+        except ValueError as error:
+            raise ValueError(f"{preset}: {error}") from None
+    given, unknown = parser.parse_known_args(argv[len(presets) :])
+    if unknown:
+        raise ValueError(unknown_word(unknown[0], names))
+    for key, value in vars(given).items():
+        values[key] = tuple(value) if isinstance(value, list) else value
+    return replace(base, **values) if base else cls(**values)
 
 
 def leading_presets(argv):
     """The presets at the beginning of a command line."""
-    return list(
-        itertools.takewhile(lambda arg: arg.endswith(".toml") and not arg.startswith("-"), argv)
-    )
+    return list(itertools.takewhile(lambda word: word.endswith(".toml") and word[0] != "-", argv))
 
 
 def peek_setting(argv, key, default):
-    """The value that a command line gives one setting, before the others are read, which may depend on it."""
-    for preset in leading_presets(argv):
+    """The value of one str setting, read before the others that depend on it."""
+    presets = leading_presets(argv)
+    for preset in presets:
         default = read_preset(preset).get(key, default)
-    for arg, following in itertools.zip_longest(argv, argv[1:]):
-        name, equals, value = arg.partition("=")
-        if name.startswith("--") and name[2:].replace("-", "_") == key:
-            default = value if equals else following
-            if not default or not equals and default.startswith("--"):
-                raise ValueError(f"--{key} has no value: write it as --{key}=...")
-    return default
+    parser = Parser(add_help=False)
+    parser.add_argument(f"--{key}")
+    given = vars(parser.parse_known_args(argv[len(presets) :])[0])
+    if given.get(key) == "":
+        raise ValueError(f"argument --{key}: expected one argument")
+    return given.get(key, default)
 
 
-def read_preset(path, names=None, followed=()):
+def unknown_word(word, names):
+    """The message for the first word of a command line that is not understood."""
+    if word.startswith("--"):
+        return unknown_key(word[2:].split("=")[0], names, "the command line")
+    forms = "neither a setting (--key=value) nor a preset (config/x.toml, before all settings)"
+    hint = f"; a folder is given as --out_dir={shell_quote(word)}" if Path(word).is_dir() else ""
+    return f"{word!r} is {forms}{hint}"
+
+
+def unknown_key(key, names, where):
+    """The message for a key that is no setting."""
+    hint = did_you_mean(key, names, "--help lists all settings")
+    return f"unknown setting {key!r} in {where}: {hint}"
+
+
+def did_you_mean(word, known, otherwise):
+    """A hint at the nearest of the known words, or another hint if none is near."""
+    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
+    return f"did you mean {nearest[0]}?" if nearest else otherwise
+
+
+# ---- Presets
+
+
+def read_preset(path, names=None):
     """The settings in a flat TOML file, over those of the preset that it names as its base.
 
     ValueError for anything else, and for a setting that is not in names, if they are given.
     """
+    settings = {}
+    seen = []
+    while path:
+        if path in seen:
+            raise ValueError(f"{path}: its base leads back to it")
+        seen.append(path)
+        found = read_toml(path)
+        base = found.pop("base", "")
+        if not isinstance(base, str):
+            raise ValueError(f"{path}: base = {base!r} must be the name of a preset")
+        for key, value in found.items():
+            if names is not None and key not in names:
+                raise ValueError(unknown_key(key, names, path))
+            if not isinstance(value, str | int | float):
+                kinds = "a number, a string, true or false"
+                raise ValueError(f"{path}: {key} = {value!r} must be {kinds}")
+        settings = found | settings
+        path = base and str(Path(path).parent / base)
+    return settings
+
+
+def read_toml(path):
+    """The content of a TOML file; ValueError if it is missing or is something else."""
     try:
-        settings = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        known = sorted(
-            os.path.relpath(preset)
-            for preset in (Path(__file__).parents[2] / "config").glob("*.toml")
-        )
-        meant = [preset for preset in known if Path(preset).name == Path(path).name]
-        hint = f"did you mean {meant[0]}?" if meant else f"there are {', '.join(known)}"
+        known = [shell_path(preset) for preset in sorted((ROOT / "config").glob("*.toml"))]
+        hint = did_you_mean(path, known, f"there are {', '.join(known)}")
         raise ValueError(f"there is no preset {path}: {hint}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
-    base = settings.pop("base", None)
-    if not isinstance(base, str | None):
-        raise ValueError(
-            f'{path}: base = {base!r} must be the name of a preset, such as "minute.toml"'
-        )
-    for key, value in settings.items():
-        if names is not None and key not in names:
-            raise ValueError(unknown_key(key, names, path))
-        if not isinstance(value, str | int | float):
-            raise ValueError(f"{path}: {key} = {value!r} must be a number, a string, true or false")
-    if base is None:
-        return settings
-    if (path := Path(path).resolve()) in followed:
-        raise ValueError(f"{path}: base = {base!r} leads back to itself")
-    return read_preset(path.parent / base, names, (*followed, path)) | settings
 
 
-def unknown_key(key, names, where):
-    nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.4)
-    hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all settings"
-    return f"unknown setting {key!r} in {where}: {hint}"
+# ---- The parser
+
+
+def make_parser(cls, defaults, hidden):
+    """A parser for the fields of a dataclass; defaults: what holds them, for --help."""
+    parser = Parser(usage="%(prog)s [config/x.toml ...] [--key=value ...]")
+    headings, texts = field_help(cls)
+    groups = {heading: parser.add_argument_group(heading) for heading in headings.values()}
+    kinds = typing.get_type_hints(cls)
+    for field in fields(cls):
+        key = field.name
+        options = argument_type(kinds[key])
+        default = getattr(defaults, key, "")
+        options["help"] = f"{texts.get(key, '')} (default: {default!r})".replace("%", "%%")
+        if key in hidden:
+            options["help"] = argparse.SUPPRESS
+        groups[headings[key]].add_argument(f"--{key}", **options)
+    return parser
+
+
+def argument_type(kind):
+    """Options of add_argument for a type: how often, its name, and how a word is read."""
+    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    kinds = typing.get_args(kind) if is_union else (kind,)
+    kinds = [kind for kind in kinds if kind is not types.NoneType]
+    options = {}
+    if typing.get_origin(kinds[0]) is tuple:
+        options = {"nargs": "*", "action": "extend"}
+        kinds = typing.get_args(kinds[0])[:1]
+    elif kinds[0] is bool:
+        options = {"nargs": "?", "const": True}  # --key alone
+    words = type_words(kinds)
+
+    def read_word(word):
+        for kind in kinds:
+            if kind is bool and word.lower() in ("true", "false"):
+                return word.lower() == "true"
+            if typing.get_origin(kind) is typing.Literal and word in typing.get_args(kind):
+                return word
+            if kind in (int, float, str, Path):
+                with contextlib.suppress(ValueError):
+                    return kind(word)
+        raise argparse.ArgumentTypeError(f"{word!r} is not {words}")
+
+    return options | {"type": read_word, "metavar": f"<{words}>"}
+
+
+def type_words(kinds):
+    """Types in plain words, such as: a whole number or full."""
+    plain = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+    words = []
+    for kind in kinds:
+        literals = [value or "empty" for value in typing.get_args(kind)]
+        words += literals or [plain.get(kind, "a path")]
+    return " or ".join(words)
+
+
+def field_help(cls):
+    """({field: heading}, {field: help}) from the source of a dataclass and its bases."""
+    headings = {}
+    texts = {}
+    for owner in filter(is_dataclass, cls.__mro__):
+        source = textwrap.dedent(inspect.getsource(owner))
+        lines = source.splitlines()
+        heading = owner.__name__
+        for node in ast.parse(source).body[0].body:
+            if isinstance(node, ast.AnnAssign):
+                name = node.target.id
+                above = lines[node.lineno - 2].strip()
+                if above.startswith("# "):
+                    heading = above[2:]
+                headings.setdefault(name, heading)
+            elif isinstance(node, ast.Expr):
+                texts.setdefault(name, node.value.value)
+    return headings, texts

@@ -2,19 +2,18 @@
 
 
 def format_table(rows):
-    """Dicts as a Markdown table with aligned columns, one for each key; numbers with five digits."""
-    lines = [list(dict.fromkeys(key for row in rows for key in row))]
-    for row in rows:
-        cells = [row.get(key, "") for key in lines[0]]
-        lines.append(
-            [
-                f"{cell:.5g}" if isinstance(cell, float) else "-" if cell is None else str(cell)
-                for cell in cells
-            ]
-        )
-    widths = [max(len(str(cell)) for cell in column) for column in zip(*lines)]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join(
-        f"| {' | '.join(str(cell).ljust(width) for cell, width in zip(line, widths))} |"
-        for line in lines
-    )
+    """Dicts as a Markdown table with aligned columns, one per key; numbers with five digits."""
+    names = dict.fromkeys(key for row in rows for key in row)
+    columns = []
+    for name in names:
+        cells = [name, *(format_cell(row.get(name, "")) for row in rows)]
+        width = max(map(len, cells))
+        cells.insert(1, "-" * width)
+        columns.append([cell.ljust(width) for cell in cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in zip(*columns))
+
+
+def format_cell(value):
+    if value is None:
+        return "-"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

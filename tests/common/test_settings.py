@@ -1,17 +1,19 @@
-"""Settings: which value wins, and one helpful line for what cannot be."""
+"""Settings: which value wins, and one helpful line for bad input."""
 
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, complaint, run, run_here
 
-from engine.common import device, processes
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
-from engine.common.settings import parse_settings
+from engine.common.settings import parse_settings, peek_setting
 from sample import SampleConfig
 from train import TrainConfig, settings
 
@@ -21,105 +23,89 @@ def parse(*argv, **options):
 
 
 def test_later_settings_win(tmp_path):
-    """Catches a wrong order of defaults, preset and command line."""
+    """Catches a wrong order of defaults, presets and command line."""
     preset = tmp_path / "x.toml"
-    preset.write_text(
-        'n_layer = 7\nn_head = 8\nlearning_rate = 1e-3\ncompile = false\neval_iters = "full"\nwandb_log = true\n'
-    )
-    config = parse(preset, "--n_head=2", "--dropout", "0.5")
-    assert (config.n_layer, config.n_head, config.dropout, config.learning_rate) == (
-        7,
-        2,
-        0.5,
-        1e-3,
-    )
-    assert config.compile is False and config.eval_iters == "full" and config.wandb_log is True
+    preset.write_text('n_layer = 7\nn_head = 8\nlearning_rate = 1e-3\neval_iters = "full"\n')
+    later = tmp_path / "y.toml"
+    later.write_text("n_layer = 5\ncompile = false\nwandb_log = true\n")
+    config = parse(preset, later, "--n_head=2", "--dropout", "0.5")
+    assert (config.n_layer, config.n_head, config.dropout) == (5, 2, 0.5)
+    assert config.learning_rate == 1e-3 and config.eval_iters == "full"
+    assert config.compile is False and config.wandb_log is True
     assert config.batch_size == TrainConfig().batch_size
     assert parse(preset, "--n_layer=9").n_layer == 9
-    assert parse("--n_head=1", base=config).n_layer == 7
+    assert parse("--n_head=1", base=config).n_layer == 5
 
 
 def test_a_preset_with_a_base(tmp_path):
-    """Catches a base that wins over the preset that names it, is looked for in another folder, or goes round in a circle."""
+    """Catches a base that wins over its preset, is sought in another folder, or is its own base."""
     (tmp_path / "base.toml").write_text("n_layer = 7\nn_head = 8\n")
     (tmp_path / "x.toml").write_text('base = "base.toml"\nn_layer = 5\n')
     (tmp_path / "y.toml").write_text('base = "x.toml"\nn_embd = 64\n')
     config = parse(tmp_path / "y.toml", "--n_head=4")
     assert (config.n_layer, config.n_head, config.n_embd) == (5, 4, 64)
     (tmp_path / "base.toml").write_text('base = "y.toml"')
-    with pytest.raises(ValueError, match="leads back to itself"):
+    with pytest.raises(ValueError, match="leads back to it"):
         parse(tmp_path / "x.toml")
-    for content, message in (
-        ("base = 3", "must be the name of a preset"),
-        ('base = "nowhere.toml"', "there is no preset"),
-    ):
-        (tmp_path / "z.toml").write_text(content)
-        with pytest.raises(ValueError, match=message):
-            parse(tmp_path / "z.toml")
+    (tmp_path / "base.toml").write_text("base = 3")
+    with pytest.raises(ValueError, match="must be the name of a preset"):
+        parse(tmp_path / "x.toml")
 
 
-def test_presets_that_disagree(tmp_path, capsys):
-    """Catches a preset that silently undoes what another one on the same command line sets."""
-    (tmp_path / "a.toml").write_text("n_layer = 7\nn_head = 8\n")
-    (tmp_path / "b.toml").write_text("n_layer = 5\nn_head = 8\n")
-    assert parse(tmp_path / "a.toml", tmp_path / "b.toml").n_layer == 5
-    note = f"note: {tmp_path / 'b.toml'} changes n_layer of {tmp_path / 'a.toml'} from 7 to 5"
-    assert capsys.readouterr().err.splitlines() == [note]
-
-
-def test_what_runs_without_settings(capsys):
-    """Catches a default recipe for one small model that reaches other models: windows of 8 in a context of 1024."""
-    minute = settings([])
-    assert minute == parse("config/minute.toml") and "config/minute.toml" in capsys.readouterr().out
+def test_settings_of_a_plain_run():
+    """Catches the recipe of one small model in others, and a rate for scratch in fine-tuning."""
+    assert settings([]) == parse("config/minute.toml")
     config = settings(["--n_layer=12", "--block_size=1024"])
     assert (config.window, config.rope_base, config.n_layer) == (0, 10000.0, 12)
-    assert settings(["--attention=linear"]).attention == "linear"
     tuned = settings(["--init_from=gpt2", "--dataset=mine"])
-    assert (tuned.learning_rate, tuned.dataset) == (
-        3e-5,
-        "mine",
-    ) and "config/finetune.toml" in capsys.readouterr().out
-    assert (
-        settings(["config/minute.toml", "--init_from=gpt2"]).learning_rate == 0.02
-    )  # which names a dataset
+    assert (tuned.learning_rate, tuned.dataset) == (3e-5, "mine")
+    assert settings(["config/minute.toml", "--init_from=gpt2"]).learning_rate == 0.02
 
 
-def test_both_spellings_of_a_flag():
-    """Catches a flag that works with = only, and booleans that need their own syntax."""
-    assert parse("--n_layer=3") == parse("--n_layer", "3")
-    assert parse("--compile=False").compile is False and parse("--compile=auto").compile == "auto"
-    assert (
-        parse("--eval_iters=0").eval_iters == 0 and parse("--eval_iters=full").eval_iters == "full"
-    )
-    assert parse("--wandb_run_name=").wandb_run_name == ""
+@dataclass
+class Kinds:
+    paths: tuple[Path, ...] = ()
+    """Percent signs, as in 100 %, are printed as they are."""
+    sizes: tuple[int, ...] | None = None
+    # Choices
+    flag: bool = False
+    share: float | None = None
+    mode: bool | Literal["auto"] = "auto"
+    secret: str = "x"
+    """Not shown."""
+
+
+def test_each_type():
+    """Catches a type that is read as another, and a list of which only the last word stays."""
+    config = parse_settings(Kinds, ["--paths", "a b", "c", "--paths=d", "--flag", "--sizes", "3"])
+    assert config.paths == (Path("a b"), Path("c"), Path("d"))
+    assert config.flag is True and config.sizes == (3,) and config.share is None
+    config = parse_settings(Kinds, ["--flag=False", "--mode=true", "--share=-1", "--secret="])
+    assert config.flag is False and config.mode is True
+    assert config.share == -1 and config.secret == "" and config.sizes is None
+    assert parse_settings(Kinds, ["--mode=auto", "--secret", "a=b"]).secret == "a=b"
 
 
 @pytest.mark.parametrize(
     "argument, message",
     [
-        (
-            "--learning_rat=3",
-            "unknown setting 'learning_rat' in the command line: did you mean learning_rate?",
-        ),
-        ("--n_layer=four", "n_layer"),
-        ("--n_layer=4.5", "n_layer"),
-        ("--wandb_log=maybe", "wandb_log"),
-        ("--dtype=float8", "dtype"),
+        ("--learning_rat=3", "unknown setting 'learning_rat' in the command line: did you mean"),
+        ("--learning=3", "unknown setting 'learning'"),
+        ("--n_layer=four", "--n_layer: 'four' is not a whole number"),
+        ("--n_layer=4.5", "--n_layer: '4.5' is not a whole number"),
+        ("--n_layer", "--n_layer: expected one argument"),
+        ("--eval_iters=x", "--eval_iters: 'x' is not a whole number or full"),
+        ("--wandb_log=maybe", "--wandb_log: 'maybe' is not True or False"),
+        ("--dtype=float8", "--dtype: 'float8' is not auto or float32"),
         ("--n_embd=130", "n_embd=130 is not divisible by n_head=4"),
-        ("--batch_size=0", "batch_size=0 must be at least 1"),
-        ("--max_iters=-1", "max_iters=-1 must be at least 0"),
-        ("--learning_rate=nan", "learning_rate=nan"),
-        ("--eval_iters=-2", "eval_iters=-2"),
-        ("--beta2=1", "beta2=1.0"),
+        ("--learning_rate=nan", "learning_rate=nan must be at least 0, and finite"),
         ("--out_dir=", "must not be empty"),
-        ("--init_from=", "must not be empty"),
-        ("config.toml", "there is no preset config.toml"),
         ("n_layer=3", "'n_layer=3' is neither a setting"),
-        ("--config/x.toml", "a preset has no dashes"),
-        ("minute.toml", "did you mean config/minute.toml?"),
+        ("config", "a folder is given as --out_dir=config"),
+        ("minute.toml", "there is no preset minute.toml: did you mean config/minute.toml?"),
     ],
 )
-def test_what_cannot_be(argument, message):
+def test_bad_settings(argument, message):
     """Catches a misspelt or impossible setting that is ignored, or answered with a page of text."""
     with pytest.raises(ValueError) as error:
         parse(argument)
@@ -129,211 +115,103 @@ def test_what_cannot_be(argument, message):
 @pytest.mark.parametrize(
     "line, message",
     [
-        ("\ufeffn_layr = 3", "unknown setting 'n_layr' in .*did you mean n_layer"),
-        ("n_layer = 'many'", "x.toml: .*n_layer"),
+        ("\ufeffn_layr = 3", r"unknown setting 'n_layr' in .*x.toml: did you mean n_layer\?"),
+        ("n_layer = 'many'", "x.toml: .*n_layer: 'many' is not a whole number"),
         ("n_layer = [3]", r"n_layer = \[3\] must be a number"),
-        ("n_layer", "is not TOML"),
-        ("learning_rate = nan", "^learning_rate=nan must be at least 0, and finite"),
+        ("n_layer", "x.toml is not TOML"),
     ],
 )
-def test_presets_that_cannot_be(tmp_path, line, message):
+def test_bad_presets(tmp_path, line, message):
     """Catches a preset whose mistake goes unnoticed."""
     (tmp_path / "x.toml").write_text(line, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         parse(tmp_path / "x.toml")
 
 
+def test_peek_setting(tmp_path):
+    """Catches a resumed run that looks for its checkpoint in another folder than it is given."""
+    (tmp_path / "x.toml").write_text('out_dir = "a"\n')
+    argv = [str(tmp_path / "x.toml"), "--n_layer=3"]
+    assert peek_setting(argv, "out_dir", "out") == "a"
+    assert peek_setting([*argv, "--out_dir", "b"], "out_dir", "out") == "b"
+    assert peek_setting(["--n_layer=3"], "out_dir", "out") == "out"
+    with pytest.raises(ValueError, match="--out_dir: expected one argument"):
+        peek_setting(["--out_dir="], "out_dir", "out")
+
+
 @pytest.mark.parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
-def test_presets_that_come_along(preset):
-    """Catches a preset that no longer fits the settings, or that does not say what it costs."""
+def test_included_presets(preset):
+    """Catches a preset that no longer fits the settings, or that does not say its cost."""
     parse(preset)
-    head = [line for line in preset.read_text().splitlines() if line.startswith("#")]
-    assert any(line.startswith("# Costs: ") for line in head) and any(
-        line.startswith("# Reaches: ") for line in head
-    )
+    text = preset.read_text()
+    assert "\n# Costs: " in text and "\n# Reaches: " in text
+
+
+def help_of(cls, capsys, **options):
+    with pytest.raises(SystemExit) as stop:
+        parse_settings(cls, ["--help"], **options)
+    assert not stop.value.code
+    return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("cls", [TrainConfig, SampleConfig])
 def test_help_documents_every_setting(cls, capsys, monkeypatch):
     """Catches a setting without a word of help."""
     monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as stop:
-        parse_settings(cls, ["--help"])
-    text = capsys.readouterr().out
-    assert not stop.value.code
+    text = help_of(cls, capsys)
     for name in cls.__dataclass_fields__:
-        described = (
-            text.split(f"--{name} ")[1]
-            .split("--")[0]
-            .replace("│", " ")
-            .split("(default")[0]
-            .split()[1:]
-        )
-        assert len(described) > 2, name
+        about = text.split(f"  --{name} ")[1].split("(default")[0].split(">")[-1]
+        assert len(about.split()) > 2, name
 
 
-def test_devices():
-    """Catches a device that is not there and is found out in the middle of the setup."""
+def test_help_with_headings(capsys, monkeypatch):
+    """Catches a heading, a type or a default that is lost, and a hidden setting that is shown."""
+    monkeypatch.setenv("COLUMNS", "200")
+    text = help_of(Kinds, capsys, hidden=["secret"], base=Kinds(share=0.25))
+    assert "100 %," in text and "--share <a number>" in text and "(default: 0.25)" in text
+    assert text.index("Kinds:") < text.index("--paths") < text.index("Choices:")
+    assert text.index("Choices:") < text.index("--flag") and "secret" not in text
+
+
+def test_devices(monkeypatch):
+    """Catches a missing device that is noticed in the middle of the setup, or without a reason."""
     assert pick_device("cpu").type == "cpu"
     for name in ("cuda:99", "tpu", "cuda:x", "cpu:"):
         with pytest.raises(ValueError, match=f"device={name}"):
             pick_device(name)
 
+    def init():
+        raise RuntimeError("The NVIDIA driver is too old (found version 11040). Please ...\n\n")
 
-@pytest.fixture
-def cuda(monkeypatch, tmp_path):
-    """A machine with NVIDIA GPUs, as PyTorch would describe them: cuda({name: compute capability}, built for, ...)."""
-
-    def describe(
-        gpus, built=("sm_75", "sm_80", "sm_90"), wheel="13.0", error=None, driver="535.183.01"
-    ):
-        def init():
-            raise RuntimeError(error)
-
-        names, capabilities = [*gpus], [*gpus.values()]
-        monkeypatch.setattr(torch.version, "cuda", wheel)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: wheel is not None and error is None)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: len(gpus))
-        monkeypatch.setattr(torch.cuda, "init", init)
-        monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: [*built])
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda n: capabilities[n])
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda n: names[n])
-        for n, name in enumerate(names):
-            (tmp_path / "gpus" / str(n)).mkdir(parents=True)
-            (tmp_path / "gpus" / str(n) / "information").write_text(
-                f"Model: \t\t {name}\nIRQ:   \t\t 63\n"
-            )
-        (tmp_path / "version").write_text(
-            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Sun May 12 19:39\n"
-        )
-
-    processes.warn0.cache_clear()
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(device, "DRIVER", tmp_path)
-    monkeypatch.setattr(device, "REACHED_BY", [tmp_path / "version"])
-    return describe
-
-
-TOO_OLD = (
-    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
-    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx Alternatively, go to: ..."
-)
-
-
-@pytest.mark.parametrize(
-    "machine, words",
-    [
-        (
-            dict(gpus={"Tesla T4": None}, wheel=None),
-            ["Tesla T4 (driver 535.183.01)", torch.__version__, "for the CPU only"],
-        ),
-        (
-            dict(gpus={"Tesla T4": None}, error=TOO_OLD),
-            ["Tesla T4 (driver 535.183.01)", "too old (found version 11040)", "newer driver"],
-        ),
-        (
-            dict(
-                gpus={"Tesla T4": None},
-                error="Unexpected error from cudaGetDeviceCount(). Did you?\nError 803: unsupported driver",
-            ),
-            ["Tesla T4", "(Error 803: unsupported driver)"],
-        ),
-        (
-            dict(gpus={"NVIDIA GeForce GTX 1080": (6, 1)}),
-            ["GTX 1080", "capability is 6.1", "built for sm_75, sm_80, sm_90"],
-        ),
-        (dict(gpus={"NVIDIA GeForce RTX 5090": (12, 0)}), ["RTX 5090", "capability is 12.0"]),
-        (dict(gpus={"Tesla V100": (7, 0)}), ["Tesla V100", "capability is 7.0"]),
-    ],
-)
-def test_a_gpu_that_cannot_be_used(machine, words, cuda, capsys, monkeypatch):
-    """Catches training on the CPU in silence, or a GPU whose first kernel fails, without the reason and the remedy."""
-    cuda(**machine)
-    for _ in range(2):
-        assert pick_device("auto").type != "cuda" and pick_device("cpu").type == "cpu"
-    notes = capsys.readouterr().err.splitlines()
-    assert len(notes) == 1 and all(
-        word in notes[0] for word in [*words, "pytorch.org/get-started", "device=cpu"]
-    )
-    with pytest.raises(ValueError) as error:
-        pick_device("cuda")
-    assert all(
-        word in str(error.value) for word in ["device=cuda: ", *words, "pytorch.org"]
-    ) and "\n" not in str(error.value)
-    processes.warn0.cache_clear()
-    monkeypatch.setenv("RANK", "1")
-    pick_device("auto")
-    assert not capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "capability, built",
-    [
-        ((8, 0), ["sm_75", "sm_80"]),
-        ((8, 6), ["sm_80"]),
-        ((12, 1), ["sm_90a", "sm_120"]),
-        ((12, 0), ["sm_80", "compute_90"]),
-        ((9, 0), ["gfx90a", "gfx942"]),
-    ],
-)
-def test_a_gpu_that_can_be_used(capability, built, cuda, capsys):
-    """Catches a GPU that is refused although a kernel of its generation, or PTX of an earlier one, is there; and AMD's."""
-    cuda({"a": capability}, built)
-    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda")
-    assert not capsys.readouterr().err
-
-
-def test_the_gpu_that_can_be_used(cuda, capsys):
-    """Catches a CPU beside a GPU that could be used, and a note about a second GPU that nobody needs."""
-    cuda({"old": (6, 1), "new": (8, 0)})
-    assert pick_device("auto") == pick_device("cuda:1") == torch.device("cuda:1")
-    assert "old cannot be used" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="device=cuda:0: old cannot be used"):
-        pick_device("cuda:0")
-
-
-def test_a_second_gpu_that_cannot_be_used(cuda, capsys):
-    """Catches a note at each start about a GPU that nobody asked for."""
-    cuda({"new": (8, 0), "old": (6, 1)})
-    assert pick_device("auto") == torch.device("cuda") and not capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "machine, hidden",
-    [
-        (dict(wheel=None), ""),
-        (dict(error="No CUDA GPUs are available"), "-1"),
-        (dict(error=TOO_OLD), "NoDevFiles"),
-        (dict(error="Found no NVIDIA driver on your system. Please check"), "0"),
-        (dict(error="No CUDA GPUs are available"), "7"),
-    ],
-)
-def test_gpus_that_are_hidden_on_purpose(machine, hidden, cuda, capsys, monkeypatch):
-    """Catches a note about what was meant: GPUs that are hidden from this process, or a machine without any."""
-    cuda({"Tesla T4": None}, **machine)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-    assert pick_device("auto").type != "cuda" and not capsys.readouterr().err
-    with pytest.raises(ValueError, match="device=cuda is not on this machine"):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    with pytest.raises(ValueError, match=r"driver is too old \(found version 11040\)\): try"):
         pick_device("cuda")
 
 
-def test_a_driver_that_this_process_cannot_reach(cuda, capsys, monkeypatch, tmp_path):
-    """Catches a note in a container that was given no GPU: /proc shows the host's driver all the same."""
-    cuda({"Tesla T4": None}, wheel=None)
-    monkeypatch.setattr(device, "REACHED_BY", [tmp_path / "nvidiactl"])
-    assert pick_device("auto").type != "cuda" and not capsys.readouterr().err
+def test_the_best_device(monkeypatch):
+    """Catches a CPU that is chosen beside a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("auto") == torch.device("cuda")
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ValueError, match="device=cuda:2 is not available"):
+        pick_device("cuda:2")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert pick_device("auto") == torch.device("cpu")
 
 
 def test_scripts_complain_in_one_line():
     """Catches a traceback or exit code 0 for a misspelt flag, at the command line itself."""
     for script in ("train.py", "sample.py"):
         assert f"{script}: unknown setting 'out_dri'" in complaint(run_here(script, "--out_dri=x"))
-    assert "device=cuda" in complaint(run_here("train.py", "--device=cuda:99"))
+    assert "Traceback" in run("-X", "dev", "sample.py", "--seed=x").stderr
 
 
 @pytest.mark.parametrize("allocate", [lambda: torch.empty(10**15), lambda: np.empty(10**15)])
-def test_memory_that_is_not_there(allocate, capsys):
-    """Catches a traceback where a batch or a model is too large for the machine, and a bug that passes for it."""
+def test_too_little_memory(allocate, capsys):
+    """Catches a traceback where memory is too small, and a bug that passes for it."""
     with pytest.raises(SystemExit) as stop, one_line_errors():
         allocate()
     errors = capsys.readouterr().err
@@ -342,65 +220,16 @@ def test_memory_that_is_not_there(allocate, capsys):
         torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 
-def test_a_hacker_can_see_where_it_was_raised():
-    """Catches an error handler that hides the traceback for good."""
-    assert "Traceback" in run("-X", "dev", "sample.py", "--seed=x").stderr
-
-
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_a_terminal_without_utf8(encoding):
-    """Catches a message that is lost, or a text that ends the program, because the terminal cannot show a character."""
+def test_a_terminal_without_utf8():
+    """Catches a text that ends the program because the terminal cannot show a character."""
     code = """
-import contextlib
 from engine.common.errors import one_line_errors
-from engine.common.settings import parse_settings
-from tools.shared import benchmark
-for argument in "--busy=abc", "--shapes=猫":
-    with contextlib.suppress(SystemExit), one_line_errors():
-        print("猫")
-        parse_settings(benchmark.ShapeSettings, [argument])
+with one_line_errors():
+    print("猫")
+    raise ValueError("猫")
 """
-    result = run("-c", code, PYTHONIOENCODING=encoding)
-    assert result.stdout.splitlines() == ["\\u732b"] * 2, result.stderr
-    wrong_type, unknown = (
-        result.stderr.splitlines()
-    )  # the first is tyro's message, which it puts into a box
-    assert (
-        "'abc'" in wrong_type
-        and "busy" in wrong_type
-        and "─" not in wrong_type
-        and "shapes='\\u732b'" in unknown
-    )
-
-
-def test_names_in_the_c_locale(tmp_path):
-    """Catches names outside ASCII that cannot be used, are shown as escapes, or end a program, where the locale is C."""
-    locale = dict(LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
-    text, out = tmp_path / "größe.txt", tmp_path / "läufe"
-    text.write_text("Größe und Übung\n" * 50, encoding="utf-8")
-    message = complaint(
-        run("data/text/prepare.py", "--input", str(text), "--name", "größe/ü", **locale)
-    )
-    assert "--name=größe/ü" in message  # and not its escapes
-    small = [
-        "--n_layer=1",
-        "--n_embd=16",
-        "--n_head=1",
-        "--max_iters=1",
-        "--batch_size=1",
-        "--eval_iters=1",
-    ]
-    result = run("train.py", f"--out_dir={out}", "--dataset=stdlib", *small, **locale)
-    assert (
-        result.returncode == 0
-        and f"--out_dir='{out}'" in result.stdout
-        and (out / "loss.png").exists()
-    ), result.stderr
-
-
-def test_an_argument_that_is_not_utf8():
-    """Catches characters without a meaning in file names and reports."""
-    assert "--start=caf\\udce9 is not UTF-8" in complaint(run("sample.py", "--start=caf\udce9"))
+    result = run("-c", code, PYTHONIOENCODING="cp1252")
+    assert result.stdout == "\\u732b\n" and result.stderr == "-c: \\u732b\n"
 
 
 def test_a_reader_that_has_seen_enough():

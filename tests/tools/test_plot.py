@@ -14,7 +14,7 @@ from tools.plot import PlotSettings, main
 
 
 def plot(*arguments):
-    main(parse_settings(PlotSettings, [str(argument) for argument in arguments]))
+    main(parse_settings(PlotSettings, ["--paths", *map(str, arguments)]))
 
 
 STORED = sorted(
