@@ -1,17 +1,19 @@
 """Chapter one: who may look. attention.py re-exports all of this.
 
-A mask is a predicate: visible(i, j) says whether the query at position i may see the key at position j. i and j are
-integer tensors that broadcast against each other; the result is a bool tensor of their common shape, with a batch
-dimension in front if the sequences of a batch differ.
+A mask is a predicate: visible(i, j) says whether the query at position i may see the key at
+position j. i and j are integer tensors that broadcast against each other; the result is a bool
+tensor of their common shape, with a batch dimension in front if the sequences of a batch differ.
 
-A predicate may carry promises as attributes, which the attention paths use to skip work:
+A predicate may carry promises as attributes, so that the attention paths can skip work:
 
-    window, n_global   query i sees nothing but the keys i - window < j <= i and, of those before i, the keys j < n_global
+    window, n_global   query i sees nothing but the keys i - window < j <= i and, of those before i,
+                       the keys j < n_global
     exact              and it does see all of these keys (without a window, the keys j <= i)
-    across             the predicate ignores the query position, so there may be more queries than keys
+    across             the predicate ignores the query position, so there may be more queries
+                       than keys
 
-and a bias, bias(i, j) -> (H, *common shape of i and j), a function of the distance i - j that the paths add to the scores
-of each head.
+and a bias, bias(i, j) -> (H, *common shape of i and j), a function of the distance i - j that the
+paths add to the scores of each head.
 """
 
 import inspect
@@ -40,21 +42,29 @@ everything = full
 
 
 def sliding_window(W):
-    """The last W positions, the token itself included (Longformer, arXiv:2004.05150; Mistral 7B, arXiv:2310.06825)."""
+    """The last W positions, the token itself included.
+
+    Longformer (arXiv:2004.05150); Mistral 7B (arXiv:2310.06825).
+    """
     if W < 1 or W != int(W):
         raise ValueError(
-            f"sliding_window(W={W}): a token always sees itself, so W must be a whole number and at least 1"
+            f"sliding_window(W={W}): a token always sees itself, "
+            "so W must be a whole number and at least 1"
         )
 
     def visible(i, j):
         return (j <= i) & (j > i - W)
 
-    visible.window, visible.exact = W, True
+    visible.window = W
+    visible.exact = True
     return visible
 
 
 def local_global(W, G):
-    """The last W positions and the first G: Longformer's pattern, and attention sinks (arXiv:2309.17453)."""
+    """The last W positions and the first G.
+
+    Longformer's pattern, and attention sinks (arXiv:2309.17453).
+    """
     if G < 0:
         raise ValueError(f"local_global(G={G}): the number of global positions must be 0 or more")
     local = sliding_window(W)
@@ -62,12 +72,16 @@ def local_global(W, G):
     def visible(i, j):
         return local(i, j) | ((j <= i) & (j < G))
 
-    visible.window, visible.n_global = W, G
+    visible.window = W
+    visible.n_global = G
     return visible
 
 
 def strided(S):
-    """The last S positions and every S-th before them: O(T·sqrt(T)) pairs if S = sqrt(T) (arXiv:1904.10509)."""
+    """The last S positions and every S-th before them (arXiv:1904.10509).
+
+    If S = sqrt(T), these are O(T·sqrt(T)) pairs.
+    """
     if S < 1:
         raise ValueError(f"strided(S={S}): the stride must be at least 1")
 
@@ -78,23 +92,30 @@ def strided(S):
 
 
 def alibi(H):
-    """The past, with scores that fall with the distance, at another rate in each of H heads (ALiBi, arXiv:2108.12409)."""
+    """The past, with scores that fall with the distance (ALiBi, arXiv:2108.12409).
+
+    They fall at another rate in each of H heads.
+    """
+    if H < 1:
+        raise ValueError(f"alibi(H={H}): the number of heads must be at least 1")
 
     def visible(i, j):
         return j <= i
 
     def bias(i, j):
         slopes = 2.0 ** (-8 * torch.arange(1, H + 1, device=j.device) / H)
-        return -slopes.view(-1, *[1] * max(i.dim(), j.dim())) * (i - j)
+        dims = max(i.dim(), j.dim())
+        return -slopes.view(-1, *[1] * dims) * (i - j)
 
-    if H < 1:
-        raise ValueError(f"alibi(H={H}): the number of heads must be at least 1")
     visible.bias = bias
     return visible
 
 
 def same_document(ids):
-    """Positions of the same document, ids (T,) or (B, T), where several are packed into one sequence: both(causal, ...)."""
+    """Positions of the same document, ids (T,) or (B, T), for both(causal, same_document(ids)).
+
+    Several documents are then packed into one sequence, and do not see each other.
+    """
 
     def visible(i, j):
         return ids[..., i] == ids[..., j]
@@ -103,10 +124,10 @@ def same_document(ids):
 
 
 class PackedDocuments:
-    """What attention must know of a batch idx (B, T) whose rows are documents one after the other: each sees only itself.
+    """A batch idx (B, T) whose rows are documents one after the other: each sees only itself.
 
-    A separator belongs to the document that it begins, so that a text sampled from it alone is what was trained. Asked as a
-    cache is (see KVCache), in the place of one, but without a memory: the batch is complete.
+    A separator belongs to the document that it begins, so that a text sampled from it alone is
+    what was trained. Has KVCache's interface, but stores nothing: the batch is complete.
     """
 
     def __init__(self, idx, separator):
@@ -142,36 +163,39 @@ VISIBLE = {  # name -> the predicate for some numbers; all of them causal
 
 
 def predicate(spec):
-    """The predicate that a setting names, such as causal or local_global:64,4; ValueError if there is none."""
+    """Return the predicate that a setting names, such as causal or local_global:64,4.
+
+    ValueError for an unknown name, or for numbers that it does not take.
+    """
     name, _, numbers = spec.partition(":")
     make = choose("visible", name, VISIBLE)
     try:
         return make(*(int(number) for number in numbers.split(",") if number))
-    except (TypeError, ValueError) as error:
-        wanted = ",".join(inspect.signature(make).parameters)
-        remedy = (
-            f"write it as {name}:{wanted}, in whole numbers" if wanted else f"{name} has no numbers"
-        )
-        why = "" if isinstance(error, TypeError) else f" ({error})"
-        raise ValueError(f"visible={spec}{why}: {remedy}") from None
+    except TypeError:  # too few numbers, or too many
+        reason = ""
+    except ValueError as error:
+        reason = f" ({error})"
+    parameters = ",".join(inspect.signature(make).parameters)
+    remedy = f"write it as {name}:{parameters}, in whole numbers"
+    if not parameters:
+        remedy = f"{name} has no numbers"
+    raise ValueError(f"visible={spec}{reason}: {remedy}")
+
+
+# --------------------------------------------------------------------------------------------------
+# Predicates made of predicates.
 
 
 def both(a, b):
-    """What predicate a and predicate b both allow. The narrower of their windows carries over, and the sum of their biases."""
+    """What predicate a and predicate b both allow.
+
+    Of their windows the narrower one carries over, and of their biases the sum.
+    """
+    check_promises(a, b)
 
     def visible(i, j):
         return a(i, j) & b(i, j)
 
-    if (
-        not torch.compiler.is_compiling()
-    ):  # which has no list of a function's attributes before PyTorch 2.13
-        promises = {name for p in (a, b) if isinstance(p, types.FunctionType) for name in vars(p)}
-        if unknown := sorted(
-            promises - {"window", "n_global", "exact", "across", "bias", "__wrapped__"}
-        ):
-            raise ValueError(
-                f"both() does not know what becomes of {', '.join(unknown)} when predicates are combined"
-            )
     biases = [p.bias for p in (a, b) if hasattr(p, "bias")]
     if biases:
         visible.bias = lambda i, j: sum(bias(i, j) for bias in biases)
@@ -182,80 +206,115 @@ def both(a, b):
     return visible
 
 
-def after_padding(visible, padding):
-    """visible for a batch whose sequences begin after padding (B,) positions that hold no token: it counts from there.
+def check_promises(*predicates):
+    """ValueError for an attribute of a predicate that would be lost when it is combined."""
+    if torch.compiler.is_compiling():  # cannot list a function's attributes before PyTorch 2.13
+        return
+    known = {"window", "n_global", "exact", "across", "bias", "__wrapped__"}
+    for p in predicates:
+        if not isinstance(p, types.FunctionType):
+            continue
+        if unknown := sorted(vars(p).keys() - known):
+            raise ValueError(
+                f"both() does not know what becomes of {', '.join(unknown)} "
+                "when predicates are combined"
+            )
 
-    A padding position sees itself, because some kernels return NaN for a query that sees nothing.
+
+def after_padding(visible, padding):
+    """visible for sequences that begin after padding (B,) positions without a token.
+
+    It counts from there. A padding position sees itself, because some kernels return NaN for a
+    query that sees nothing.
     """
 
-    def there(i, j):
+    def shifted(i, j):
         first = padding.view(-1, *[1] * j.dim())
-        return (visible(i - first, j - first) & (j >= first)) | ((i == j) & (j < first))
+        real = visible(i - first, j - first) & (j >= first)
+        return real | ((i == j) & (j < first))
 
     if hasattr(visible, "bias"):
-        there.bias = visible.bias
-    if hasattr(visible, "window") and not getattr(
-        visible, "n_global", 0
-    ):  # global keys stand elsewhere in each row
-        there.window = visible.window
-    return there
+        shifted.bias = visible.bias
+    # Global keys stand elsewhere in each row, so their promise is lost.
+    if hasattr(visible, "window") and not getattr(visible, "n_global", 0):
+        shifted.window = visible.window
+    return shifted
 
 
 def at_position(visible, at):
-    """visible for one query that stands at position `at`, a tensor (1,), among keys that reach beyond it."""
+    """visible for one query at position `at`, a tensor (1,), among keys that reach beyond it."""
 
-    def there(i, j):
+    def moved(i, j):
         return visible(at[:, None], j) & (i == i)
 
     if hasattr(visible, "bias"):
-        there.bias = lambda i, j: visible.bias(at[:, None], j)
-    return there
+        moved.bias = lambda i, j: visible.bias(at[:, None], j)
+    return moved
+
+
+# --------------------------------------------------------------------------------------------------
+# From a predicate to tensors.
 
 
 def positions(Tq, Tk, device=None):
-    """Query positions i (Tq, 1) and key positions j (1, Tk): the Tq queries are the last Tq of the Tk positions."""
-    return torch.arange(Tk - Tq, Tk, device=device)[:, None], torch.arange(Tk, device=device)[
-        None, :
-    ]
+    """Query positions i (Tq, 1) and key positions j (1, Tk).
+
+    The Tq queries are the last Tq of the Tk positions.
+    """
+    i = torch.arange(Tk - Tq, Tk, device=device)
+    j = torch.arange(Tk, device=device)
+    return i[:, None], j[None, :]
 
 
-def mean_keys(visible, T):
-    """How many of T positions a query sees, on average over at most 1,024 of them."""
-    i, j = torch.linspace(0, T - 1, min(T, 1024)).round().long(), torch.arange(T)
-    return sum(mask_of(visible, rows[:, None], j).sum().item() for rows in i.split(64)) / len(i)
+def common_shape(i, j):
+    """The shape of i and j broadcast against each other."""
+    # torch.broadcast_shapes would add half a second to the import.
+    return torch.broadcast_tensors(i, j)[0].shape
 
 
 def mask_of(visible, i, j, B=1):
-    """visible(i, j) as a bool tensor (1 or B, *common shape of i and j). ValueError if the predicate returns anything else."""
+    """visible(i, j) as a bool tensor (1 or B, *common shape of i and j).
+
+    ValueError if the predicate returns anything else.
+    """
     try:
         mask = visible(i, j)
     except IndexError as error:
+        Tk = int(j.max()) + 1
+        raise ValueError(f"the predicate does not know all {Tk} positions: {error}") from None
+    shape = common_shape(i, j)
+    is_mask = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
+    if not is_mask or mask.shape not in (shape, (1, *shape), (B, *shape)):
+        got = type(mask).__name__
+        if isinstance(mask, torch.Tensor):
+            got = f"{mask.dtype} {tuple(mask.shape)}"
         raise ValueError(
-            f"the predicate does not know all {int(j.max()) + 1} positions: {error}"
-        ) from None
-    shape = torch.broadcast_tensors(i, j)[
-        0
-    ].shape  # torch.broadcast_shapes would add half a second to the import
-    is_tensor = isinstance(mask, torch.Tensor)
-    if (
-        not is_tensor
-        or mask.dtype != torch.bool
-        or mask.shape not in (shape, (1, *shape), (B, *shape))
-    ):
-        got = f"{mask.dtype} {tuple(mask.shape)}" if is_tensor else type(mask).__name__
-        raise ValueError(
-            f"a predicate must return a bool tensor of shape {tuple(shape)}, or with B={B} in front, not {got}"
+            f"a predicate must return a bool tensor of shape {tuple(shape)}, "
+            f"or with B={B} in front, not {got}"
         )
     return mask.expand(1, *shape) if mask.dim() == len(shape) else mask
 
 
 def bias_of(visible, i, j, q):
-    """The predicate's bias for q (B, H, Tq, D) as (H, *common shape of i and j) in its dtype; None if it has none."""
+    """The predicate's bias for q (B, H, Tq, D), or None if it has none.
+
+    (H, *common shape of i and j) in the dtype of q. ValueError for another shape.
+    """
     if not hasattr(visible, "bias"):
         return None
-    bias, shape = visible.bias(i, j), (q.shape[1], *torch.broadcast_tensors(i, j)[0].shape)
+    bias = visible.bias(i, j)
+    n_head = q.shape[1]
+    shape = (n_head, *common_shape(i, j))
     if bias.shape != shape:
         raise ValueError(
-            f"the predicate's bias is {tuple(bias.shape)}; for n_head={q.shape[1]} it must be {shape}"
+            f"the predicate's bias is {tuple(bias.shape)}; for n_head={n_head} it must be {shape}"
         )
     return bias.to(q.dtype)
+
+
+def mean_keys(visible, T):
+    """Number of keys that a query sees, on average over at most 1,024 of T positions."""
+    i = torch.linspace(0, T - 1, min(T, 1024)).round().long()
+    j = torch.arange(T)
+    pairs = sum(mask_of(visible, rows[:, None], j).sum().item() for rows in i.split(64))
+    return pairs / len(i)
