@@ -1,6 +1,8 @@
-"""Time and peak memory of every attention path as the sequence grows: python -m benchmarks.attention [--max_length=2048] ...
+"""Time and peak memory of every attention path as the sequence grows.
 
-Leaves attention_<device>.json and .png in out_dir. Ratios are medians over rounds in which both took turns.
+    python -m benchmarks.attention [--max_length=2048] [--window=256] [--dtype=bfloat16]
+
+Leaves attention_<device>.json and .png in out_dir. Ratios are medians over interleaved rounds.
 """
 
 import functools
@@ -21,9 +23,10 @@ from engine.common.settings import parse_settings
 from masks import VISIBLE, sliding_window
 from tools.shared import benchmark
 
-B, H, D = 1, 8, 64  # sequences, heads, features of each
-LIMIT, ROUNDS = 10.0, 9  # seconds, what would take longer is skipped; and rounds of each comparison
-NAIVE_LENGTH = 512  # the longest sequence for naive, whose many small tensors would fill the memory of the profiler
+B, H, D = 1, 8, 64  # sequences, heads, head size
+LIMIT = 10.0  # seconds; what would take longer is skipped
+ROUNDS = 9  # of each comparison
+NAIVE_LENGTH = 512  # naive's many small tensors would fill the memory of the profiler
 
 
 @dataclass(kw_only=True)
@@ -34,21 +37,19 @@ class AttentionBench(benchmark.BenchmarkSettings):
     max_length: int = 16384
     """The longest sequence."""
     window: int = 256
-    """The number that predicates get: the window of sliding_window and local_global, the stride of strided."""
+    """The predicates' number: the window of sliding_window and local_global, strided's stride."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Of queries, keys and values."""
+    """The dtype of queries, keys and values."""
 
     def __post_init__(self):
-        if not 2 <= 2 * self.min_length <= self.max_length:
-            raise ValueError(
-                f"min_length={self.min_length} must be at least 1, max_length={self.max_length} twice that"
-            )
+        if self.min_length < 1 or self.max_length < 2 * self.min_length:
+            lengths = f"min_length={self.min_length}, max_length={self.max_length}"
+            raise ValueError(f"{lengths}: give at least 1, and at least twice that")
 
     def lengths(self):
         """min_length, doubled until max_length."""
-        return [
-            self.min_length << n for n in range((self.max_length // self.min_length).bit_length())
-        ]
+        doublings = (self.max_length // self.min_length).bit_length()
+        return [self.min_length << n for n in range(doublings)]
 
 
 def main(config):
@@ -56,15 +57,16 @@ def main(config):
     device = pick_device(config.device)
     settings = vars(config) | {"batch_size": B, "n_head": H, "head_size": D}
     report = {"kind": "attention", **machine_report(device), "settings": settings}
-    report |= {"rows": measure_paths(config, device), "ratios": compare_paths(config, device)}
+    report["rows"] = measure_paths(config, device)
+    report["ratios"] = compare_paths(config, device)
     benchmark.write_report(report, config, [report["rows"], report["ratios"]], device)
 
 
 def call_of(path, config, device, T):
-    """A function that calls a path forward and backward for random inputs of length T."""
+    """Return a function that calls a path forward and backward for random inputs of length T."""
     torch.manual_seed(0)
-    shape, dtype = (B, H, T, D), getattr(torch, config.dtype)
-    q, k, v = (torch.randn(shape, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    inputs = dict(device=device, dtype=getattr(torch, config.dtype), requires_grad=True)
+    q, k, v = (torch.randn(B, H, T, D, **inputs) for _ in range(3))
     return lambda: torch.autograd.grad(path(q, k, v), (q, k, v), q.detach())
 
 
@@ -76,23 +78,17 @@ def half_memory(device):
 
 
 def measure_paths(config, device):
-    """A row for each path, predicate and length: seconds and bytes, or why it was skipped."""
-    cases, rows = (
-        {
-            (name, "causal"): functools.partial(linear, feature=make(D))
-            for name, make in FEATURE.items()
-        },
-        [],
-    )
+    """Measure each path, predicate and length: a row with seconds and bytes, or "skipped"."""
+    cases = {}
+    for name, make in FEATURE.items():
+        cases[name, "causal"] = functools.partial(linear, feature=make(D))
     for about, visible in benchmark.mechanism_examples(VISIBLE, config.window, H).items():
-        cases |= {
-            (name, about): functools.partial(path, visible=visible)
-            for name, path in ATTENTION.items()
-        }
+        for name, path in ATTENTION.items():
+            cases[name, about] = functools.partial(path, visible=visible)
+
+    rows = []
     for (name, about), path in tqdm(cases.items(), unit="case"):
-        seconds = size = (
-            0.0  # of the length before; twice the length takes up to four times as much
-        )
+        seconds = size = 0.0  # of the length before; twice the length takes up to four times that
         for T in config.lengths():
             row = {"path": name, "predicate": about, "mode": "forward + backward", "T": T}
             rows.append(row)
@@ -103,47 +99,37 @@ def measure_paths(config, device):
             else:
                 call = call_of(path, config, device, T)
                 size = row["bytes"] = peak_bytes(call, device)  # also warms up
-                seconds = row["seconds"] = statistics.median(
-                    measure_seconds(call, device) for _ in range(3)
-                )
+                times = [measure_seconds(call, device) for _ in range(3)]
+                seconds = row["seconds"] = statistics.median(times)
     return rows
 
 
 def compare_paths(config, device):
-    """What the shortcuts gain at the two longest lengths: ratios of two figures."""
+    """Ratios of two figures at the two longest lengths: what the shortcuts gain."""
     long, longest = config.lengths()[-2:]
     windowed = functools.partial(fused, visible=sliding_window(config.window))
 
     def times(first, second, T):
-        return time_interleaved(
-            [call_of(path, config, device, T) for path in (first, second)], ROUNDS, device
-        )
+        calls = [call_of(path, config, device, T) for path in (first, second)]
+        return time_interleaved(calls, ROUNDS, device)
 
+    window = f"sliding_window({config.window})"
     rounds = {
-        f"time of fused / sliding_window({config.window}), T = {long}": times(
-            fused, windowed, long
-        ),
+        f"time of fused / {window}, T = {long}": times(fused, windowed, long),
         f"time of fused / linear, T = {longest}": times(fused, linear, longest),
     }
-    if 4 * 4 * B * H * long**2 < half_memory(
-        device
-    ):  # masked_fill's scores, weights and the gradients of both
-        memory = [
-            peak_bytes(call_of(path, config, device, long), device) for path in (masked_fill, tiled)
-        ]
+    # masked_fill keeps scores, weights and the gradients of both.
+    if 4 * 4 * B * H * long**2 < half_memory(device):
+        calls = [call_of(path, config, device, long) for path in (masked_fill, tiled)]
+        memory = [peak_bytes(call, device) for call in calls]
         rounds[f"memory of masked_fill / tiled, T = {long}"] = [memory]
-    found = []
+
+    rows = []
     for what, pairs in rounds.items():
         ratios = [first / second for first, second in pairs]
-        found.append(
-            {
-                "what": what,
-                "ratio": statistics.median(ratios),
-                "lowest": min(ratios),
-                "highest": max(ratios),
-            }
-        )
-    return found
+        row = {"what": what, "ratio": statistics.median(ratios)}
+        rows.append(row | {"lowest": min(ratios), "highest": max(ratios)})
+    return rows
 
 
 if __name__ == "__main__":

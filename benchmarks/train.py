@@ -1,8 +1,9 @@
 """Training: how long a step takes beside nanoGPT's, and how long a preset takes to its loss.
 
-    python -m benchmarks.train [--nanogpt=../nanoGPT] [--shapes=small,gpt2] [--preset=config/x.toml] [--key=value ...]
+    python -m benchmarks.train [--nanogpt=../nanoGPT] [--shapes=small,gpt2] [--preset=config/x.toml]
 
-Leaves <name>_<device>.json, and a .png of the losses, in out_dir. Steps are interleaved; whole processes run once a seed.
+Leaves <name>_<device>.json, and a .png of the losses, in out_dir. Steps are interleaved; whole
+processes run once a seed.
 """
 
 import functools
@@ -27,13 +28,15 @@ from engine.common.hardware import half_dtype, machine_report, peak_bytes, time_
 from engine.common.settings import parse_settings
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, GPTConfig
-from tools.shared import benchmark
+from tools.shared import benchmark, peers
 
-NANOGPT_COMMAND = {  # nanoGPT's README, "I only have a macbook" (it evaluates 20 batches every 250 steps) and "I have a GPU"
-    "cpu": "train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 --log_interval=100 "
-    "--block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0",
-    "cuda": "train.py config/train_shakespeare_char.py --device=cuda",
-}
+# nanoGPT's README: "I have a GPU", and "I only have a macbook".
+GPU_COMMAND = "train.py config/train_shakespeare_char.py --device=cuda"
+CPU_COMMAND = (
+    "train.py config/train_shakespeare_char.py --device=cpu --compile=False --eval_iters=20 "
+    "--log_interval=100 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 --n_embd=128 "
+    "--max_iters=2000 --lr_decay_iters=2000 --dropout=0.0"
+)
 
 
 @dataclass(kw_only=True)
@@ -45,136 +48,124 @@ class TrainBench(benchmark.ShapeSettings):
     flags: str = ""
     """Settings that change the preset, as "--n_embd=128 --max_iters=70"."""
     seeds: int = 10
-    """How many seeds."""
+    """Runs of the preset."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(1, self, "seeds")
 
 
 def main(config):
-    """Measure, print and store what the settings ask for."""
-    at_least(1, config, "seeds")
-    device, tables = pick_device(config.device), []
+    """Measure, print and store what the settings select."""
+    device = pick_device(config.device)
     report = {"kind": "train", **machine_report(device), "settings": vars(config)}
-    dtype = half_dtype(device) if device.type == "cuda" else "float32"  # nanoGPT's own choices
-    peak = report["gflops"][dtype] * 1e9
+    tables = []
     with benchmark.background_load(config.busy):
         if config.preset:
-            with tempfile.TemporaryDirectory() as folder:
-                report |= time_to_loss(config, device, Path(folder))
-            tables += report["runs"], [report["summary"]]
-        steps = [
-            compare_steps(config, name, device, dtype, peak)
-            for name in config.shapes.replace(",", " ").split()
-        ]
-    benchmark.write_report(report | {"throughput": steps}, config, tables + steps, device)
+            report |= time_to_loss(config, device)
+            tables += [report["runs"], [report["summary"]]]
+        report["throughput"] = []
+        for name in config.shape_names():
+            report["throughput"].append(compare_steps(config, name, device, report["gflops"]))
+    benchmark.write_report(report, config, tables + report["throughput"], device)
 
 
-def time_to_loss(config, device, folder):
-    """Whole processes: the preset for each seed, nanoGPT's command, and the preset with evaluations, for its curve."""
-    runs, peer = [], {}
-    preset = shlex.split(
-        f"train.py {config.preset} --draw_loss=False {config.flags} --device={config.device}"
-    )
-    preset.insert(0, sys.executable)
-    for seed in tqdm(range(config.seeds), "runs", unit="seed"):
-        seconds, _, _ = benchmark.run_timed(
-            [*preset, f"--seed={seed}", f"--out_dir={folder / str(seed)}"]
-        )
-        last = json.loads((folder / str(seed) / "metrics.jsonl").read_text().splitlines()[-1])
-        runs.append(
-            {
-                "seed": seed,
-                "seconds": seconds,
-                **{key: last[key] for key in ("step", "val_loss", "mfu")},
-            }
-        )
-        if (
-            config.nanogpt and seed == config.seeds // 2
-        ):  # in the middle, since the machine's speed may drift
-            theirs = shlex.split(NANOGPT_COMMAND.get(device.type, NANOGPT_COMMAND["cpu"]))
-            seconds, _, lines = benchmark.run_timed(
-                [sys.executable, *theirs, f"--out_dir={folder / 'nanogpt'}"], config.nanogpt
-            )
-            peer = {
-                "seconds": seconds,
-                "curve": curve_of(lines, "val loss"),
-                "command": shlex.join(theirs),
-            }
-    interval = max(1, last["step"] // 8)
-    _, _, lines = benchmark.run_timed(
-        [*preset, f"--eval_interval={interval}", f"--out_dir={folder / 'curve'}"]
-    )
-    report, median = (
-        {"runs": runs, "curve": curve_of(lines, "validation loss")},
-        statistics.median(r["seconds"] for r in runs),
-    )
+def time_to_loss(config, device):
+    """Time whole processes: the preset for each seed, and nanoGPT's command."""
+    runs = []
+    peer = None
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in tqdm(range(config.seeds), "runs", unit="seed"):
+            run = run_preset(config, Path(folder, str(seed)), f"--seed={seed}")
+            runs.append({"seed": seed, **run})
+            # In the middle, since the machine's speed may drift.
+            if config.nanogpt and seed == config.seeds // 2:
+                peer = run_nanogpt(config, device, folder)
+        # One run more, with evaluations, for its curve.
+        interval = max(1, runs[0]["step"] // 8)
+        flag = f"--eval_interval={interval}"
+        curve = run_preset(config, Path(folder, "curve"), flag)["curve"]
+
+    for run in runs:
+        del run["curve"]
+    seconds = statistics.median(run["seconds"] for run in runs)
+    report = {"runs": runs, "curve": curve, "summary": {"median seconds": seconds}}
     if peer:
-        report["nanogpt"], peer = (
-            peer,
-            {"nanoGPT's": peer["seconds"], "ratio": peer["seconds"] / median},
-        )
-    return report | {"summary": {"median seconds": median, **peer}}
+        report["nanogpt"] = peer
+        report["summary"] |= {"nanoGPT's": peer["seconds"], "ratio": peer["seconds"] / seconds}
+    return report
+
+
+def run_preset(config, out_dir, flag):
+    """Run train.py: its seconds, its last figures, and its losses on the way."""
+    command = [sys.executable, "train.py", config.preset, "--draw_loss=False"]
+    command += [*shlex.split(config.flags), f"--device={config.device}", flag]
+    seconds, _, lines = benchmark.run_timed([*command, f"--out_dir={out_dir}"])
+    last = json.loads((out_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    run = {key: last[key] for key in ("step", "val_loss", "mfu")}
+    return run | {"seconds": seconds, "curve": curve_of(lines, "validation loss")}
+
+
+def run_nanogpt(config, device, folder):
+    """Run nanoGPT's own command: its seconds, and its losses on the way."""
+    command = shlex.split(GPU_COMMAND if device.type == "cuda" else CPU_COMMAND)
+    out_dir = f"--out_dir={folder}/nanogpt"
+    seconds, _, lines = benchmark.run_timed([sys.executable, *command, out_dir], config.nanogpt)
+    curve = curve_of(lines, "val loss")
+    return {"seconds": seconds, "curve": curve, "command": shlex.join(command)}
 
 
 def curve_of(lines, name):
     """(second, loss) of each printed line that has a loss of this name."""
-    return [
-        (second, float(re.search(name + r" ([\d.]+)", line)[1]))
-        for second, line in lines
-        if name in line
-    ]
+    found = [(second, re.search(name + r" ([\d.]+)", line)) for second, line in lines]
+    return [(second, float(match[1])) for second, match in found if match]
 
 
-def compare_steps(config, name, device, dtype, peak):
-    """Rows with the cost of a training step in one of nanoGPT's shapes: ours, and that of nanoGPT's own model."""
-    torch._dynamo.reset()  # or from the second shape on, what is compiled is for any
+def compare_steps(config, name, device, gflops):
+    """Time a training step in one of nanoGPT's shapes: a row for our model, one for nanoGPT's."""
+    torch._dynamo.reset()  # or what is compiled from the second shape on is for any
     shape = dict(benchmark.SHAPES[name])
-    tokens = torch.randint(
-        shape["vocab_size"], (shape.pop("batch_size"), shape["block_size"] + 1), device=device
-    )
-    x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    compiled = torch.compile if device.type == "cuda" else lambda model: model
+    size = (shape.pop("batch_size"), shape["block_size"] + 1)
+    tokens = torch.randint(shape["vocab_size"], size, device=device)
+    x = tokens[:, :-1].contiguous()
+    y = tokens[:, 1:].contiguous()
+
+    # nanoGPT's own choices: half precision and compilation on a GPU.
+    on_gpu = device.type == "cuda"
+    dtype = half_dtype(device) if on_gpu else "float32"
+    autocast = torch.autocast("cuda", getattr(torch, dtype)) if on_gpu else nullcontext()
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == "float16")
-    autocast = (
-        torch.autocast(device.type, getattr(torch, dtype)) if dtype != "float32" else nullcontext()
-    )
+    compiled = torch.compile if on_gpu else lambda model: model
 
     def step(net, optimizer):
+        batches = [(x, y, None)]
         return functools.partial(
-            training_step, net, [(x, y, None)], optimizer, scaler, autocast, grad_clip=1.0
+            training_step, net, batches, optimizer, scaler, autocast, grad_clip=1.0
         )
 
     torch.manual_seed(0)
     model = GPT(GPTConfig(**shape, bias=False, mlp="gelu")).to(device)
-    adamw = SimpleNamespace(
-        optimizer="adamw", learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.99
-    )
-    steps = {"lookback": step(compiled(model), make_optimizer(model, adamw))}
+    adamw = dict(learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.99)
+    optimizer = make_optimizer(model, SimpleNamespace(optimizer="adamw", **adamw))
+    steps = {"lookback": step(compiled(model), optimizer)}
     if config.nanogpt:
-        module = benchmark.nanogpt_model(config.nanogpt)
-        peer = module.GPT(module.GPTConfig(**shape, bias=False, dropout=0.0)).to(device)
-        net, optimizer = (
-            compiled(peer),
-            peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type),
-        )
-        steps["nanoGPT"] = step(
-            lambda x, y, only_loss: net(x, y), optimizer
-        )  # it knows no only_loss
+        theirs = peers.nanogpt(config.nanogpt)
+        peer = theirs.GPT(theirs.GPTConfig(**shape, bias=False, dropout=0.0)).to(device)
+        optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
+        net = compiled(peer)
+        steps["nanoGPT"] = step(lambda x, y, only_loss: net(x, y), optimizer)
+
     memory = [peak_bytes(function, device) for function in steps.values()]
-    rounds, rows = time_interleaved(list(steps.values()), config.repeats, device), []
-    for who, size, times in zip(steps, memory, zip(*rounds)):
-        seconds = statistics.median(times)
-        ratio = statistics.median(own / lookback for own, (lookback, *_) in zip(times, rounds))
-        mfu = x.numel() / seconds * model.flops_per_token() / peak
-        rows.append(
-            {
-                "shape": name,
-                "model": who,
-                "tokens": x.numel(),
-                "ms": seconds * 1e3,
-                "MB": size / 1e6,
-                "MFU": mfu,
-                "time / ours": ratio,
-            }
-        )
+    rounds = time_interleaved([*steps.values()], config.repeats, device)
+    rows = []
+    for n, who in enumerate(steps):
+        seconds = statistics.median(times[n] for times in rounds)
+        flops = x.numel() / seconds * model.flops_per_token()
+        row = {"shape": name, "model": who, "tokens": x.numel(), "ms": seconds * 1e3}
+        row["MB"] = memory[n] / 1e6
+        row["MFU"] = flops / (gflops[dtype] * 1e9)
+        row["time / ours"] = statistics.median(times[n] / times[0] for times in rounds)
+        rows.append(row)
     return rows
 
 

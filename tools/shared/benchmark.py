@@ -1,17 +1,15 @@
-"""What the measuring tools share: settings, nanoGPT's shapes and model, timed processes, tables, and where results go."""
+"""Shared by all that measures: settings, nanoGPT's shapes, timed processes, and reports."""
 
 import contextlib
 import inspect
 import json
 import os
-import runpy
 import shlex
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 from engine.common.checks import at_least, choose
 from engine.common.files import atomic_write
@@ -20,15 +18,12 @@ from engine.common.tables import format_table
 
 ROOT = Path(__file__).parents[2]
 
-SHAPES = {  # of nanoGPT's CPU command, its shakespeare_char, GPT-2 (124M), and GPT-2 with nanoGPT's batch
+GPT2 = dict(block_size=1024, n_layer=12, n_head=12, n_embd=768, vocab_size=50304)
+SHAPES = {  # nanoGPT's CPU command, its shakespeare_char, GPT-2 (124M) with one and twelve texts
     "small": dict(batch_size=12, block_size=64, n_layer=4, n_head=4, n_embd=128, vocab_size=65),
     "baby": dict(batch_size=16, block_size=256, n_layer=6, n_head=6, n_embd=384, vocab_size=65),
-    "gpt2": dict(
-        batch_size=1, block_size=1024, n_layer=12, n_head=12, n_embd=768, vocab_size=50304
-    ),
-    "gpt2x12": dict(
-        batch_size=12, block_size=1024, n_layer=12, n_head=12, n_embd=768, vocab_size=50304
-    ),
+    "gpt2": dict(batch_size=1, **GPT2),
+    "gpt2x12": dict(batch_size=12, **GPT2),
 }
 
 
@@ -37,95 +32,96 @@ class BenchmarkSettings:
     device: str = "auto"
     """auto, cpu, cuda or mps."""
     out_dir: str = "benchmarks"
-    """Where the figures and the plot go."""
+    """The folder for the report and its plot."""
     name: str = ""
-    """What their files are called."""
+    """The name of these two files."""
 
 
 @dataclass(kw_only=True)
 class ShapeSettings(BenchmarkSettings):
     nanogpt: str = ""
-    """A clone of nanoGPT, with its data/shakespeare_char prepared, to compare with; empty: lookback alone."""
+    """A clone of nanoGPT to compare with, its data/shakespeare_char prepared; empty: none."""
     shapes: str = ""
-    """Which of nanoGPT's shapes, as small,gpt2: small (its CPU command's), baby (its shakespeare_char), gpt2, gpt2x12."""
+    """Some of small, baby, gpt2 and gpt2x12, nanoGPT's shapes, separated by commas."""
     repeats: int = 5
-    """Times that each is measured, interleaved."""
+    """Rounds of measurements, interleaved."""
     busy: bool = False
     """Measure while another program keeps one core busy."""
 
     def __post_init__(self):
         at_least(1, self, "repeats")
-        for shape in self.shapes.replace(",", " ").split():
-            choose("shapes", shape, SHAPES)
-        if (
-            self.nanogpt
-            and not (Path(self.nanogpt) / "data" / "shakespeare_char" / "meta.pkl").exists()
-        ):
-            raise ValueError(
-                f"nanogpt={self.nanogpt} has no data/shakespeare_char/meta.pkl: clone it, run its prepare.py"
-            )
+        for name in self.shape_names():
+            choose("shapes", name, SHAPES)
+        prepared = Path(self.nanogpt, "data", "shakespeare_char", "meta.pkl")
+        if self.nanogpt and not prepared.exists():
+            raise ValueError(f"nanogpt={self.nanogpt}: {prepared} is missing; run its prepare.py")
 
-
-def nanogpt_model(folder):
-    """What model.py of a clone of nanoGPT defines."""
-    return SimpleNamespace(**runpy.run_path(str(Path(folder) / "model.py")))
+    def shape_names(self):
+        return self.shapes.replace(",", " ").split()
 
 
 @contextlib.contextmanager
 def background_load(busy):
-    """While another program keeps one core busy, if asked for."""
-    other = subprocess.Popen([sys.executable, "-c", "while True: pass"]) if busy else None
+    """Keep one core busy by another program, if `busy`, until the end of the context."""
+    if not busy:
+        yield
+        return
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
     finally:
-        if other:
-            other.kill()
-            other.wait()
+        other.kill()
+        other.wait()
 
 
 def run_timed(command, cwd=ROOT):
-    """Run a command: its seconds, its peak memory in MB, and (second, line) of all it prints. ValueError if it fails."""
-    start, env = time.perf_counter(), os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    """Run a command. Returns seconds, peak MB, and (second, line) of all that it printed.
+
+    ValueError, with the last line of its output, if it fails.
+    """
+    start = time.perf_counter()
+    env = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
     with subprocess.Popen(command, cwd=cwd, env=env, **pipes) as process:
         lines = [(time.perf_counter() - start, line) for line in process.stdout]
-        _, status, usage = os.wait4(process.pid, 0)  # as process.wait(), and it tells the memory
+        _, status, usage = os.wait4(process.pid, 0)  # like process.wait(), and it reports memory
         process.returncode = os.waitstatus_to_exitcode(status)
+    seconds = time.perf_counter() - start
     if process.returncode:
-        words = [line.strip() for _, line in lines if line.strip()] or [
-            f"exit code {process.returncode}"
-        ]
-        raise ValueError(f"{shlex.join(map(str, command))} failed: {words[-1]}")
-    return (
-        time.perf_counter() - start,
-        usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e6 / 1024),
-        lines,
-    )
+        printed = [line.strip() for _, line in lines if line.strip()]
+        reason = printed[-1] if printed else f"exit code {process.returncode}"
+        raise ValueError(f"{shlex.join(map(str, command))} failed: {reason}")
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
+    return seconds, usage.ru_maxrss * unit / 1e6, lines
 
 
 def mechanism_examples(registry, number, H):
-    """name(numbers) -> predicate for all of a registry of predicates.
+    """Make one predicate of each kind in a registry: {"name(arguments)": predicate}.
 
-    A parameter called H is H; others are their defaults, if all have one, or else the number.
+    A parameter H gets the number of heads; the others get their defaults if all have one, else
+    this number.
     """
-    found = {}
+    examples = {}
     for name, make in registry.items():
         parameters = inspect.signature(make).parameters
-        numbers = [parameter.default for parameter in parameters.values()]
-        if inspect.Parameter.empty in numbers:
-            numbers = [H if parameter == "H" else number for parameter in parameters]
-        found[f"{name}({', '.join(map(str, numbers))})" if numbers else name] = make(*numbers)
-    return found
+        arguments = [parameter.default for parameter in parameters.values()]
+        if inspect.Parameter.empty in arguments:
+            arguments = [H if parameter == "H" else number for parameter in parameters]
+        label = f"{name}({', '.join(map(str, arguments))})" if arguments else name
+        examples[label] = make(*arguments)
+    return examples
 
 
 def write_report(report, config, tables, device=None):
-    """Print tables, write the report to out_dir/<name>_<device>.json, and have it drawn by a process that has matplotlib."""
+    """Print the tables, write out_dir/<name>_<device>.json, and draw it.
+
+    A process of its own draws, since matplotlib would take part in what is measured.
+    """
     print(machine_line(report))
     for rows in tables:
         print(f"\n{format_table(rows)}")
-    path = Path(config.out_dir) / (
-        f"{config.name}_{device.type}.json" if device else f"{config.name}.json"
-    )
+    suffix = f"_{device.type}" if device else ""
+    path = Path(config.out_dir, f"{config.name}{suffix}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, (json.dumps(report, indent=1) + "\n").encode())
     print(f"\n{path} written")
