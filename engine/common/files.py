@@ -1,7 +1,6 @@
-"""Files that are whole or not there, also after a power cut; folders that one process holds; hashes."""
+"""Files that are complete or not there, also after a power cut; locks of folders; hashes."""
 
 import contextlib
-import errno
 import hashlib
 import json
 import os
@@ -10,7 +9,6 @@ import pickletools
 import re
 import shlex
 import shutil
-import sys
 import zipfile
 from pathlib import Path
 
@@ -25,13 +23,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def shell_quote(text):
-    """A name as one types it in a shell, also where the terminal cannot show its letters."""
-    text = str(text)
-    try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")  # None: it is not a terminal
-        return shlex.quote(text)
-    except UnicodeEncodeError:
-        return "$'" + "".join(f"\\x{byte:02x}" for byte in text.encode()) + "'"
+    """A name as one types it in a shell."""
+    return shlex.quote(str(text))
 
 
 def shell_path(name):
@@ -40,7 +33,10 @@ def shell_path(name):
 
 
 def fsync_path(path):
-    """Wait until a file, or the names in a folder, are on the disk itself: a rename alone may be there before its file."""
+    """Wait until a file, or the names in a folder, are on the disk.
+
+    Without this a power cut may keep a rename and lose the content of the file.
+    """
     if path.is_dir() and os.name == "nt":  # Windows cannot open a folder
         return
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -60,32 +56,20 @@ def remove_path(path):
         path.unlink(missing_ok=True)
 
 
-WRITE_ERRORS = (
-    OSError,
-    SafetensorError,
-    RuntimeError,
-)  # each library has its own error for a full disk
-
-
 def write_error(path, error):
     """An OSError that names path, for an error that perhaps does not."""
-    signs = "No space left", "unexpected pos"  # the latter is PyTorch's
-    full = getattr(error, "errno", None) == errno.ENOSPC or any(
-        sign in str(error) for sign in signs
-    )
-    reason = (
-        "the disk is full"
-        if full
-        else getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
-    )
+    reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+    # PyTorch and safetensors have their own words for a full disk.
+    if re.search("No space left|unexpected pos", reason):
+        reason = "the disk is full"
     return OSError(f"cannot write {path}: {reason}")
 
 
 @contextlib.contextmanager
 def atomic_path(path):
-    """Write path as a whole: under another name, which this gives; it has its own name once it is complete and on the disk.
+    """Write a file or a folder under a temporary name, which this gives, and rename it at the end.
 
-    If that fails, what was there before stays, what was written is removed, and an OSError names path.
+    If that fails, the old content stays, the temporary is removed, and an OSError names path.
     """
     unfinished = path.with_name(path.name + ".partial")
     try:
@@ -95,23 +79,22 @@ def atomic_path(path):
             fsync_path(file)
         os.replace(unfinished, path)
         fsync_path(path.parent)
-    except WRITE_ERRORS as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):  # as on a read-only file system
             remove_path(unfinished)
-        raise write_error(path, error) from error
-    except BaseException:
-        remove_path(unfinished)
+        if isinstance(error, OSError | SafetensorError | RuntimeError):  # of different libraries
+            raise write_error(path, error) from error
         raise
 
 
 def atomic_write(path, content):
-    """Write bytes so that path holds all of them or what it held before."""
+    """Write bytes so that path holds all of them, or its old content."""
     with atomic_path(path) as unfinished:
         unfinished.write_bytes(content)
 
 
 def append_text(path, text):
-    """Add text to a file; if that fails, it keeps what it had, and an OSError names it."""
+    """Add text to a file; if that fails, its old content stays, and an OSError names it."""
     size = path.stat().st_size if path.exists() else 0
     try:
         with open(path, "a", encoding="utf-8") as file:
@@ -124,36 +107,31 @@ def append_text(path, text):
 
 @contextlib.contextmanager
 def folder_lock(folder):
-    """Hold a folder, which is made if it is missing, for this process alone; ValueError if another one holds it.
+    """Make a folder if it is missing, and lock it; ValueError if another process has locked it.
 
-    The system lets go of it when the process ends, however it ends. (Windows, and some network drives, cannot do this.)
+    The system releases the lock when the process ends, however it ends. Windows and some network
+    drives have no such locks: there nothing is checked.
     """
-    there = folder.exists()
-    while True:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):
-            raise ValueError(f"{folder} is a file, or in one: choose another folder") from None
-        descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
-        try:
-            if fcntl:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise ValueError(
-                f"{folder} is in use by another process: wait for it, or choose another folder"
-            ) from None
-        except OSError:  # the drive has no locks
-            pass
-        with contextlib.suppress(FileNotFoundError):
-            if not fcntl or os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-                break
-        os.close(descriptor)  # the one that held it has just removed it
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ValueError(f"{folder} is a file, or in one: choose another folder") from None
+    descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
+    try:
+        if fcntl:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        remedy = "wait for it, or choose another folder"
+        raise ValueError(f"{folder} is in use by another process: {remedy}") from None
+    except OSError:  # the drive has no locks
+        pass
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):
-            if not there:
+        if is_new:
+            with contextlib.suppress(OSError):
                 folder.rmdir()  # if it is still empty
         if fcntl:
             os.close(descriptor)
@@ -167,11 +145,11 @@ def sha256_of(chunks):
 
 
 class DamagedFile(ValueError):
-    """A file that is not what it should be."""
+    """A file whose content is not as expected."""
 
 
 def require_regular_file(path):
-    """path; ValueError if it is a folder, or a pipe or device, which could be read for ever."""
+    """Return path; DamagedFile if it is a folder, a pipe or a device, that never ends."""
     if path.exists() and not path.is_file():
         raise DamagedFile(f"{path} is not a regular file: move it away")
     return path
@@ -184,7 +162,7 @@ def sha256_of_file(path):
 
 
 def read_json(path):
-    """The object that a JSON file holds, as a dict; ValueError names a file that holds anything else."""
+    """The object in a JSON file, as a dict; DamagedFile if the file holds anything else."""
     try:
         content = json.loads(require_regular_file(path).read_text(encoding="utf-8"))
         if isinstance(content, dict):

@@ -39,19 +39,22 @@ def parse_settings(cls, argv, base=None, hidden=()):
     ValueError in one line for an unknown key, a wrong type or an impossible value.
     """
     parser = make_parser(cls, base or cls, hidden)
-    names = [field.name for field in fields(cls)]
     presets = leading_presets(argv)
-    values = {}
+    sources = {}
     for preset in presets:
-        flags = [f"--{key}={value}" for key, value in read_preset(preset, names).items()]
+        settings = read_preset(preset)
+        sources[f"{preset}: "] = [f"--{key}={value}" for key, value in settings.items()]
+    sources[""] = argv[len(presets) :]  # the command line
+    values = {}
+    for where, words in sources.items():
         try:
-            values |= vars(parser.parse_args(flags))
+            given, unknown = parser.parse_known_args(words)
         except ValueError as error:
-            raise ValueError(f"{preset}: {error}") from None
-    given, unknown = parser.parse_known_args(argv[len(presets) :])
-    if unknown:
-        raise ValueError(unknown_word(unknown[0], names))
-    for key, value in vars(given).items():
+            raise ValueError(f"{where}{error}") from None
+        if unknown:
+            raise ValueError(where + unknown_word(cls, unknown[0]))
+        values |= vars(given)
+    for key, value in values.items():
         values[key] = tuple(value) if isinstance(value, list) else value
     return replace(base, **values) if base else cls(**values)
 
@@ -74,19 +77,16 @@ def peek_setting(argv, key, default):
     return given.get(key, default)
 
 
-def unknown_word(word, names):
-    """The message for the first word of a command line that is not understood."""
+def unknown_word(cls, word):
+    """The message for a word that is not understood."""
     if word.startswith("--"):
-        return unknown_key(word[2:].split("=")[0], names, "the command line")
-    forms = "neither a setting (--key=value) nor a preset (config/x.toml, before all settings)"
+        key = word[2:].split("=")[0]
+        names = [field.name for field in fields(cls)]
+        hint = did_you_mean(key, names, "--help lists all settings")
+        return f"unknown setting {key!r}: {hint}"
     hint = f"; a folder is given as --out_dir={shell_quote(word)}" if Path(word).is_dir() else ""
+    forms = "neither a setting (--key=value) nor a preset (config/x.toml, before all settings)"
     return f"{word!r} is {forms}{hint}"
-
-
-def unknown_key(key, names, where):
-    """The message for a key that is no setting."""
-    hint = did_you_mean(key, names, "--help lists all settings")
-    return f"unknown setting {key!r} in {where}: {hint}"
 
 
 def did_you_mean(word, known, otherwise):
@@ -98,30 +98,18 @@ def did_you_mean(word, known, otherwise):
 # ---- Presets
 
 
-def read_preset(path, names=None):
-    """The settings in a flat TOML file, over those of the preset that it names as its base.
-
-    ValueError for anything else, and for a setting that is not in names, if they are given.
-    """
+def read_preset(path):
+    """The settings in a TOML file, over those of the preset that it names as its base."""
     settings = {}
     seen = []
-    while path:
-        if path in seen:
-            raise ValueError(f"{path}: its base leads back to it")
+    while path not in seen:
         seen.append(path)
         found = read_toml(path)
-        base = found.pop("base", "")
-        if not isinstance(base, str):
-            raise ValueError(f"{path}: base = {base!r} must be the name of a preset")
-        for key, value in found.items():
-            if names is not None and key not in names:
-                raise ValueError(unknown_key(key, names, path))
-            if not isinstance(value, str | int | float):
-                kinds = "a number, a string, true or false"
-                raise ValueError(f"{path}: {key} = {value!r} must be {kinds}")
         settings = found | settings
-        path = base and str(Path(path).parent / base)
-    return settings
+        if "base" not in found:
+            return settings
+        path = str(Path(path).parent / str(settings.pop("base")))
+    raise ValueError(f"{path}: its base leads back to it")
 
 
 def read_toml(path):
