@@ -324,7 +324,7 @@ def train(config, asked=None):
             raise not_finite("weights that are not finite", step)
         whole, state = (
             sharding.full_model(model),
-            {"step": step, "dtype": dtype, "owed": evaluating},
+            {"dtype": dtype, "evaluation_pending": evaluating},
         )
         state |= {
             "optimizer": sharding.gather_state(optimizer.state_dict()),
@@ -377,7 +377,7 @@ def train(config, asked=None):
     ):  # and not between two lines of metrics.jsonl
         record = trainer["record"]
     evaluated = last_line.get("step") == step and "val_loss" in last_line
-    owed = config.eval_only or trainer and trainer.get("owed", True) and not evaluated
+    owed = config.eval_only or trainer and trainer.get("evaluation_pending", True) and not evaluated
 
     def write_line():
         nonlocal tokens_seen, clock

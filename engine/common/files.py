@@ -4,15 +4,11 @@ import contextlib
 import hashlib
 import json
 import os
-import pickle
-import pickletools
-import re
 import shlex
 import shutil
-import zipfile
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 
 try:
     import fcntl
@@ -171,83 +167,3 @@ def read_json(path):
     except (ValueError, RecursionError) as error:
         reason = str(error) or "too deep"
     raise DamagedFile(f"{path} is damaged ({reason})")
-
-
-SAFE_GLOBALS = re.compile(
-    "collections OrderedDict|torch._utils _rebuild_(tensor_v2|parameter)|torch [A-Za-z0-9]+Storage"
-)
-
-
-def read_pickle(path, **how):
-    """What torch.save wrote: dense tensors and plain values, never code, and no more of them than the file has bytes.
-
-    ValueError for anything else.
-    """
-    import torch  # here, since it takes a second, and what prepares data has no need of it
-
-    try:
-        with zipfile.ZipFile(require_regular_file(path)) as archive:
-            entries = archive.infolist()
-            if sum(entry.file_size for entry in entries) > path.stat().st_size:
-                raise ValueError("it would inflate")
-            for entry in entries:
-                for opcode, name, _ in (
-                    pickletools.genops(archive.read(entry))
-                    if entry.filename.endswith("data.pkl")
-                    else ()
-                ):
-                    if (
-                        opcode.name in ("STACK_GLOBAL", "INST")
-                        or opcode.name == "GLOBAL"
-                        and not SAFE_GLOBALS.fullmatch(name)
-                    ):
-                        raise ValueError(f"it contains more than tensors and plain values: {name}")
-        content = torch.load(path, map_location="cpu", weights_only=True, **how)
-        check_tensors(content)
-        return content
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        EOFError,
-        RecursionError,
-        OverflowError,
-        zipfile.BadZipFile,
-        pickle.UnpicklingError,
-    ) as error:
-        raise DamagedFile(
-            f"{path} is damaged, or is something else ({type(error).__name__}: {str(error)[:80]})"
-        ) from None
-
-
-def check_tensors(content):
-    """ValueError for a tensor larger than its storage, as expanded views are: writing to it would be out of bounds."""
-    import torch
-
-    if torch.is_tensor(content) and content.untyped_storage().nbytes() < content.nbytes:
-        raise ValueError("a tensor is larger than its storage")
-    for value in (
-        content.values()
-        if isinstance(content, dict)
-        else content
-        if isinstance(content, list | tuple)
-        else ()
-    ):
-        check_tensors(value)
-
-
-def read_tensors(path):
-    """(name, tensor) of all tensors in a safetensors file, to be copied: they are the file's own pages. Damaged if it is.
-
-    The file is mapped into memory again for each tensor, so that the pages are let go of with it.
-    """
-    try:
-        with safe_open(require_regular_file(path), "pt") as file:
-            names = list(file.keys())
-        for name in names:
-            with safe_open(path, "pt") as file:
-                yield name, file.get_tensor(name)
-    except SafetensorError as error:
-        raise DamagedFile(f"{path} is damaged ({error})") from None

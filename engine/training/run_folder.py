@@ -98,6 +98,8 @@ def read_metrics(path):
     for line in require_regular_file(path).read_bytes().splitlines(keepends=True):
         try:
             record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError
             numbers = [record[name] for name in NUMBERS if record.get(name) is not None]
             if type(record["step"]) is not int or not all(map(is_number, numbers)):
                 raise ValueError

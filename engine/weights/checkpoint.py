@@ -1,10 +1,11 @@
 """Checkpoints: one folder per step, complete or absent, and nothing in it can run code.
 
-    out/step_002000/model.safetensors   the weights
-                    trainer.pt          what training needs to continue as if it had never stopped
-                    config.json         step, model, training settings, tokenizer
-                    manifest.json       sha256 of each of the other files
-    out/best.json                       which checkpoint had the lowest validation loss so far
+    out/step_002000/model.safetensors     the weights
+                    trainer.safetensors   the optimizer's tensors
+                    trainer.json          what else training needs to continue bit for bit
+                    config.json           step, model, training settings, tokenizer
+                    manifest.json         sha256 of each of the other files
+    out/best.json                         which checkpoint had the lowest validation loss so far
 
 A checkpoint is written under another name, and renamed once it is complete and on disk.
 """
@@ -13,12 +14,11 @@ import json
 import math
 import os
 import re
-import shutil
 import types
 import typing
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors.torch import save_file
@@ -29,89 +29,178 @@ from engine.common.files import (
     atomic_path,
     fsync_path,
     read_json,
-    read_pickle,
-    read_tensors,
     sha256_of_file,
     shell_path,
     shell_quote,
 )
 from engine.text import tokenizer
+from engine.weights.tensor_files import read_pickle, read_safetensors
 
-CHECKPOINT = re.compile("step_[0-9]{1,30}")
-REMOVED = {
-    "skip": False,
-    "shift": False,
-    "target_loss": 0.0,
-}  # settings of earlier versions, with what stands for none
+FOLDER_NAME = re.compile("step_[0-9]{1,30}")
+FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
+OLD_FILES = ("config.json", "model.safetensors", "trainer.pt")  # before trainer.safetensors
+# Settings of earlier versions, with the value that does nothing.
+REMOVED_SETTINGS = {"skip": False, "shift": False, "target_loss": 0.0}
+
+TRAINER_TYPES = {
+    "optimizer": dict,
+    "scaler": dict | None,
+    "dtype": Literal["float32", "bfloat16", "float16"] | None,
+    "evaluation_pending": bool | None,
+}
+SCALER_TYPES = {  # of torch.amp.GradScaler, in a float16 run
+    "scale": float,
+    "growth_factor": float,
+    "backoff_factor": float,
+    "growth_interval": int,
+    "_growth_tracker": int,
+}
+
+# ---- Saving
 
 
 def save_checkpoint(
-    out_dir, step, model, training, tokenizer_spec, trainer, data=None, record=None
+    out_dir, step, model, training, tokenizer_spec, trainer_state, data=None, record=None
 ):
-    """Publish out_dir/step_<step> and return it.
+    """Write the checkpoint of a step as a whole; return its folder, out_dir/step_<step>.
 
-    training: the settings as a JSON dict. data: the hashes of the dataset. record: the step's line of metrics.jsonl.
-    trainer: tensors and plain values. OSError if it cannot be written, as when the disk is full; what was there stays.
+    training: the settings as a dict. trainer_state: tensors and values of JSON in nested dicts,
+    whose names are strings. data: the hashes of the dataset. record: the step's line of
+    metrics.jsonl, a dict. OSError if it cannot be written, for example because the disk is full.
     """
-    folder, metrics = Path(out_dir) / f"step_{step:06d}", Path(out_dir) / "metrics.jsonl"
-    config = {
-        "step": step,
-        "model": asdict(model.config),
-        "training": training,
-        "data": data,
-        "record": record,
-    }
+    folder = Path(out_dir) / f"step_{step:06d}"
+    metrics = Path(out_dir) / "metrics.jsonl"
+    config = {"step": step, "model": asdict(model.config), "training": training}
+    config |= {"tokenizer": tokenizer_spec, "data": data, "record": record}
+    weights = dict(model.named_parameters())
+    tensors, values = split_tensors(trainer_state)
     with atomic_path(folder) as unfinished:
         unfinished.mkdir(parents=True)
-        save_file(
-            {name: p.detach().contiguous() for name, p in model.named_parameters()},
-            unfinished / "model.safetensors",
-        )
-        torch.save(trainer, unfinished / "trainer.pt")
-        (unfinished / "config.json").write_bytes(as_json(config | {"tokenizer": tokenizer_spec}))
-        shutil.copymode(
-            unfinished / "config.json", unfinished / "model.safetensors"
-        )  # which safetensors makes private
-        hashes = {path.name: sha256_of_file(path) for path in sorted(unfinished.iterdir())}
-        (unfinished / "manifest.json").write_bytes(as_json(hashes))
+        write_json(unfinished / "config.json", config)
+        write_json(unfinished / "trainer.json", values)
+        write_tensors(unfinished / "model.safetensors", weights)
+        write_tensors(unfinished / "trainer.safetensors", tensors)
+        hashes = {name: sha256_of_file(unfinished / name) for name in FILES}
+        write_json(unfinished / "manifest.json", hashes)
         if metrics.exists():
-            fsync_path(metrics)  # a checkpoint must not outlive the lines before it
+            fsync_path(metrics)  # its lines before this step must survive if the checkpoint does
     return folder
 
 
-def as_json(content):
-    return json.dumps(content, indent=1).encode()
+def split_tensors(content, prefix=""):
+    """Return the tensors of nested dicts, as path/of/names -> tensor, and the dicts without them."""
+    tensors = {}
+    values = {}
+    for name, value in content.items():
+        if isinstance(value, dict):
+            inner_tensors, inner_values = split_tensors(value, prefix + name + "/")
+            tensors |= inner_tensors
+            if inner_values or not inner_tensors:
+                values[name] = inner_values
+        elif torch.is_tensor(value):
+            tensors[prefix + name] = value
+        else:
+            values[name] = value
+    return tensors, values
 
 
-def list_checkpoints(out_dir, before=math.inf):
-    """The complete checkpoints in out_dir of steps before this one, oldest first."""
-    folders = [path for path in Path(out_dir).glob("step_*") if CHECKPOINT.fullmatch(path.name)]
-    return sorted((path for path in folders if step_of(path) < before), key=step_of)
+def join_tensors(tensors, values):
+    """Put tensors back into the nested dicts from which split_tensors took them."""
+    for path, tensor in tensors.items():
+        *names, last = path.split("/")
+        place = values
+        for name in names:
+            place = place.setdefault(name, {})
+        place[last] = tensor
+    return values
+
+
+def write_json(path, content):
+    path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def write_tensors(path, tensors):
+    """Write name -> tensor as safetensors, with the permissions that the user's umask gives."""
+    path.touch()
+    mode = path.stat().st_mode
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)  # safetensors makes its files private
+
+
+# ---- Finding
 
 
 def step_of(folder):
-    """The step of a checkpoint, which its name holds."""
+    """Return the step of a checkpoint, which is in the name of its folder."""
     return int(folder.name.removeprefix("step_"))
 
 
+def list_checkpoints(out_dir, before=math.inf):
+    """Return the folders of the complete checkpoints of steps before this one, oldest first."""
+    folders = [path for path in Path(out_dir).glob("step_*") if FOLDER_NAME.fullmatch(path.name)]
+    return sorted((path for path in folders if step_of(path) < before), key=step_of)
+
+
 def best_checkpoint(out_dir):
-    """{"checkpoint": folder name, "val_loss": nats, "data": sha256 of val.bin} of the best evaluation so far, or None."""
+    """Return best.json as a dict, or None if there is none; ValueError if it is damaged.
+
+    {"checkpoint": name of a folder, "val_loss": nats per token, "data": sha256 of val.bin or None}
+    """
     path = Path(out_dir) / "best.json"
     if not path.exists():
         return None
     try:
-        found = read_json(path)
-        if not CHECKPOINT.fullmatch(found["checkpoint"]) or not is_number(found["val_loss"]):
-            raise ValueError
-        return {
-            "checkpoint": found["checkpoint"],
-            "val_loss": found["val_loss"],
-            "data": found.get("data"),
-        }
+        best = read_json(path)
+        if FOLDER_NAME.fullmatch(best["checkpoint"]) and is_number(best["val_loss"]):
+            return {"data": None} | best
     except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{path} is damaged: delete it, and the next evaluation writes it again")
+
+
+def is_number(value):
+    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN
+
+
+def is_ours(folder):
+    """Return whether train.py wrote a folder, and not nanoGPT or a library of Hugging Face."""
+    foreign = ("config.json", "model.safetensors", "ckpt.pt")
+    if (folder / "manifest.json").exists() or list_checkpoints(folder):
+        return True
+    return folder.is_dir() and not any((folder / name).exists() for name in foreign)
+
+
+def find_checkpoint(out_dir, which="latest"):
+    """Return the folder of a checkpoint in out_dir; ValueError if there is none.
+
+    which: latest, best, or the name of a folder such as step_002000. out_dir may be a checkpoint
+    itself.
+    """
+    out_dir = Path(out_dir)
+    if (out_dir / "manifest.json").exists() and which in ("latest", out_dir.name):
+        return out_dir
+    if out_dir.is_dir() and not is_ours(out_dir):
         raise ValueError(
-            f"{path} is damaged: delete it, and the next evaluation writes it again"
-        ) from None
+            f"{out_dir} holds a model in another layout, Hugging Face's or nanoGPT's: give it as "
+            f"--init_from={shell_quote(out_dir)}"
+        )
+    folders = list_checkpoints(out_dir)
+    if not folders:
+        command = f"python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}"
+        raise ValueError(
+            f"there is no checkpoint in {out_dir}: train one with {command}"
+            f"{earlier_run_hint(out_dir)}"
+        )
+    if which == "latest":
+        return folders[-1]
+    name = which
+    if which == "best":
+        name = (best_checkpoint(out_dir) or {}).get("checkpoint")
+    if out_dir / str(name) not in folders:
+        names = ", ".join(folder.name for folder in folders)
+        raise ValueError(f"there is no checkpoint {which} in {out_dir}: there are {names}")
+    return out_dir / name
 
 
 def earlier_run_hint(out_dir):
@@ -120,60 +209,54 @@ def earlier_run_hint(out_dir):
     return f"; an earlier run is in {moved}" if moved else ""
 
 
-def is_number(value):
-    return type(value) in (int, float) and abs(value) < 1e300
+# ---- Verifying
 
 
-def find_checkpoint(out_dir, which="latest"):
-    """The folder of a checkpoint: which is latest, best, or a folder name such as step_002000. ValueError if there is none."""
-    out_dir = Path(out_dir)
-    if (out_dir / "manifest.json").exists():  # a checkpoint folder itself
-        if which not in ("latest", out_dir.name):
-            raise ValueError(
-                f"{out_dir} is one checkpoint itself: for checkpoint={which}, give the folder that it is in"
-            )
-        return out_dir
-    folders = list_checkpoints(out_dir)
-    if not folders and not is_ours(out_dir) and out_dir.is_dir():
-        raise ValueError(
-            f"{out_dir} holds a model in another layout, Hugging Face's or nanoGPT's: give it as "
-            f"--init_from={shell_quote(out_dir)}"
-        )
-    if out_dir.is_file():
-        raise ValueError(f"{out_dir} is a file: give the folder of a run, or of a checkpoint")
-    if not folders:
-        remedy = f"train one with python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}{earlier_run_hint(out_dir)}"
-        raise ValueError(f"there is no checkpoint in {out_dir}: {remedy}")
-    if which == "latest":
-        return folders[-1]
-    name = (best_checkpoint(out_dir) or {}).get("checkpoint") if which == "best" else which
-    if out_dir / str(name) not in folders:
-        raise ValueError(
-            f"there is no checkpoint {which} in {out_dir}: there are {', '.join(f.name for f in folders)}"
-        )
-    return out_dir / name
+def verified_file(folder, name):
+    """Return the path of a checkpoint's file; DamagedFile unless it has the sha256 of manifest.json.
+
+    ValueError for a file that cannot be read, for example on a network drive: it may be intact.
+    """
+    wrong = "manifest.json"
+    try:
+        hashes = read_json(folder / wrong)
+        wrong = name
+        if sha256_of_file(folder / name) == hashes.get(name):
+            return folder / name
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        pass
+    except OSError as error:
+        raise ValueError(f"{folder / wrong} cannot be read: {error.strerror}") from None
+    raise DamagedFile(
+        f"{folder / wrong} is missing or damaged: use another checkpoint, or move {folder} away to "
+        "resume from the one before"
+    )
 
 
 def newest_valid(out_dir, which="latest"):
-    """As find, but latest is the newest checkpoint that is as it was saved, and a note says which are not."""
+    """Return what find_checkpoint returns, but for latest the newest checkpoint that is not damaged.
+
+    Notes name those that are. DamagedFile if all are.
+    """
     folders = list_checkpoints(out_dir) if which == "latest" else []
     for folder in reversed(folders):
         try:
-            for name in ("config.json", "model.safetensors", "trainer.pt"):
+            for name in OLD_FILES if (folder / "trainer.pt").exists() else FILES:
                 verified_file(folder, name)
-            if folder != folders[-1]:
-                lost = step_of(folders[-1]) - step_of(folder)
-                processes.print0(f"note: going on from {folder}, {lost:,} steps earlier")
-            return folder
         except DamagedFile as error:
             if folder == folders[0]:
                 raise
             processes.print0(f"note: {str(error).partition(':')[0]}")
+            continue
+        if folder != folders[-1]:
+            lost = step_of(folders[-1]) - step_of(folder)
+            processes.print0(f"note: going on from {folder}, {lost:,} steps earlier")
+        return folder
     return find_checkpoint(out_dir, which)
 
 
 def newest_valid_or_none(out_dir, which="latest"):
-    """As sound, or None if a run could not go on from what is in out_dir."""
+    """Return newest_valid, or None if out_dir has no checkpoint from which a run could go on."""
     try:
         return newest_valid(out_dir, which) if list_checkpoints(out_dir) else None
     except DamagedFile as error:
@@ -181,154 +264,130 @@ def newest_valid_or_none(out_dir, which="latest"):
         return None
 
 
-def verified_file(folder, name):
-    """The path of one file of a checkpoint; ValueError unless it is what was saved."""
-    wrong = "manifest.json"
-    try:
-        manifest = read_json(folder / wrong)
-        wrong = name
-        if sha256_of_file(folder / name) == manifest.get(name):
-            return folder / name
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        pass
-    except OSError as error:  # as of a network drive: it may be sound
-        raise ValueError(f"{folder / wrong} cannot be read: {error.strerror}") from None
-    raise DamagedFile(
-        f"{folder / wrong} is missing or damaged: use another checkpoint, or move {folder} away to resume from "
-        "the one before"
-    )
+# ---- Loading
 
 
 def load_config(folder):
-    """config.json as a dict: step, model, training, tokenizer; data (None) and record ({}), which older ones lack."""
-    config = read_json(verified_file(folder, "config.json"))
-    kinds = {
-        "step": int,
-        "model": dict,
-        "training": dict,
-        "tokenizer": dict,
-        "record": dict | None,
-        "data": dict | None,
-    }
-    for name, kind in kinds.items():
-        if not isinstance(config.get(name), kind):
-            raise DamagedFile(
-                f"{folder / 'config.json'} is damaged: {name}={str(config.get(name))[:40]}"
-            )
+    """Return config.json as a dict: step, model, training, tokenizer, data (or None), record."""
+    path = verified_file(folder, "config.json")
+    config = read_json(path)
+    types_of_fields = {"step": int, "model": dict, "training": dict, "tokenizer": dict}
+    check_types(config, types_of_fields | {"data": dict | None, "record": dict | None}, path)
     return config | {"data": config.get("data"), "record": config.get("record") or {}}
 
 
-def is_ours(folder):
-    """Whether a folder is one that train.py wrote, and not nanoGPT's or a model in Hugging Face's layout."""
-    theirs = any(
-        (folder / name).exists() for name in ("config.json", "model.safetensors", "ckpt.pt")
-    )
-    return folder.is_dir() and (
-        (folder / "manifest.json").exists() or bool(list_checkpoints(folder)) or not theirs
-    )
-
-
-def load_checkpoint(folder):
-    """The model of a checkpoint: its config as a dict, and its weights (name -> tensor) on the CPU."""
-    config = load_config(folder)["model"]
-    with ThreadPoolExecutor(1) as beside:  # hashing takes as long as reading
-        verified = beside.submit(verified_file, folder, "model.safetensors")
-        try:
-            weights = {
-                name: tensor.clone() for name, tensor in read_tensors(folder / "model.safetensors")
-            }
-        finally:
-            verified.result()
-    return config, weights
-
-
-def restore_settings(cls, saved, folder):
-    """The settings of a checkpoint as a dataclass cls; ValueError names those that this version does not have."""
-    saved = {
-        name: value
-        for name, value in saved.items()
-        if name not in REMOVED or value != REMOVED[name]
-    }
-    unknown = saved.keys() - cls.__dataclass_fields__.keys()
-    if unknown:
-        names = ", ".join(sorted(unknown))
-        raise ValueError(
-            f"{folder} was written by another version of this code, which has {names}: use that version"
-        )
-    for name, value in saved.items():
-        if not matches_annotation(value, cls.__dataclass_fields__[name].type):
-            raise ValueError(
-                f"{folder} is damaged: {name}={str(value)[:40]!r} has another type than it should"
-            )
-    return cls(**saved)
+def check_types(content, types_of_fields, path):
+    """DamagedFile unless the fields of a JSON object have these types."""
+    for name, expected in types_of_fields.items():
+        value = content.get(name)
+        if not matches_annotation(value, expected):
+            raise DamagedFile(f"{path} is damaged: {name}={str(value)[:40]}")
 
 
 def matches_annotation(value, annotation):
-    """Whether a value from JSON is what a field's annotation says: a bool, an int, a float, a str, some of them, or None."""
+    """Return whether a value from JSON has the type of a dataclass field, such as int | None."""
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return any(matches_annotation(value, part) for part in typing.get_args(annotation))
     if typing.get_origin(annotation) is typing.Literal:
         return type(value) is str and value in typing.get_args(annotation)
-    return type(value) in (
-        (int, float)
-        if annotation is float
-        else (type(None),)
-        if annotation is None
-        else (annotation,)
-    )
+    if annotation is float:
+        return type(value) in (int, float)
+    return type(value) is annotation
+
+
+def load_checkpoint(folder):
+    """Return the config of a checkpoint's model, a dict, and its weights: name -> CPU tensor."""
+    return load_config(folder)["model"], load_tensors(folder, "model.safetensors")
+
+
+def load_tensors(folder, name):
+    """Return the tensors of one of a checkpoint's files: name -> CPU tensor."""
+    tensors = read_safetensors(verified_file(folder, name))
+    return {name: tensor.clone() for name, tensor in tensors}
 
 
 def load_trainer(folder):
-    """What save was given as trainer, on the CPU, and as record ({} if it was none); ValueError if it is anything else."""
-    saved, config = read_pickle(verified_file(folder, "trainer.pt"), mmap=True), load_config(folder)
-    kinds = {
-        "step": int,
-        "optimizer": dict,
-        "scaler": dict | None,
-        "dtype": str | None,
-        "owed": bool | None,
-    }
-    whole = isinstance(saved, dict) and all(
-        isinstance(saved.get(name), kind) for name, kind in kinds.items()
-    )
-    scaler = (saved.get("scaler") or {}) if whole else None
-    like = torch.amp.GradScaler("cpu").state_dict() if scaler else {}
-    if whole and (saved["step"] != config["step"] or folder.name != f"step_{saved['step']:06d}"):
-        raise DamagedFile(
-            f"{folder} holds step {config['step']}, and for the optimizer {saved['step']}: was it renamed?"
-        )
-    if (
-        not whole
-        or saved.get("dtype") not in (None, "float32", "bfloat16", "float16")
-        or {name: type(value) for name, value in scaler.items()}
-        != {name: type(value) for name, value in like.items()}
-    ):
-        raise DamagedFile(f"{folder / 'trainer.pt'} is damaged: it is not what train.py writes")
-    return saved | {"scaler": scaler, "record": config["record"]}
+    """Return the trainer_state of save_checkpoint, on the CPU, with "step" and "record".
+
+    DamagedFile if it is not what train.py writes.
+    """
+    config = load_config(folder)
+    if step_of(folder) != config["step"]:
+        raise DamagedFile(f"{folder} holds step {config['step']}: was it renamed?")
+    if (folder / "trainer.pt").exists():
+        path = verified_file(folder, "trainer.pt")
+        state = read_old_trainer(path)
+    else:
+        path = verified_file(folder, "trainer.json")
+        state = read_json(path)
+        try:
+            join_tensors(load_tensors(folder, "trainer.safetensors"), state)
+        except (AttributeError, TypeError):
+            raise DamagedFile(f"{path} does not fit trainer.safetensors") from None
+    check_types(state, TRAINER_TYPES, path)
+    scaler = state.get("scaler") or {}
+    if scaler:
+        check_types(scaler, SCALER_TYPES, path)
+    return state | {"scaler": scaler, "step": config["step"], "record": config["record"]}
+
+
+def read_old_trainer(path):
+    """Return the trainer_state of trainer.pt, as earlier versions wrote it."""
+    state = read_pickle(path)
+    if not isinstance(state, dict):
+        raise DamagedFile(f"{path} is damaged: it is not what train.py writes")
+    return state | {"evaluation_pending": state.get("owed", True)}
 
 
 def load_tokenizer(folder):
-    """The tokenizer of a checkpoint."""
+    """Return the tokenizer of a checkpoint."""
     return tokenizer.tokenizer_from_spec(load_config(folder)["tokenizer"])
 
 
-def check_model(folder, wanted, equal_paths):
-    """ValueError if a checkpoint's model is not the one of the config `wanted`; dropout and equal paths may differ."""
-    for name, found in load_config(folder)["model"].items():
-        value = getattr(wanted, name, None)
-        same_function = name == "attention" and {value, found} <= equal_paths
-        if value != found and name != "dropout" and not same_function:
+def restore_settings(cls, saved, source):
+    """Return saved settings (a dict from JSON) as a dataclass cls.
+
+    ValueError for one that this version does not have, or whose type is wrong. source: for errors.
+    """
+    fields = cls.__dataclass_fields__
+    settings = {}
+    for name, value in saved.items():
+        if name in REMOVED_SETTINGS and value == REMOVED_SETTINGS[name]:
+            continue
+        if name not in fields:
             raise ValueError(
-                f"{name}={value} does not fit {folder}, which has {name}={found}: leave it out to resume, or "
-                "train from scratch in another out_dir"
+                f"{source} was written by another version of this code, which has {name}: use that "
+                "version"
+            )
+        if not matches_annotation(value, fields[name].type):
+            raise ValueError(f"{source} is damaged: {name}={str(value)[:40]!r} has another type")
+        settings[name] = value
+    return cls(**settings)
+
+
+# ---- Comparing with a run that resumes
+
+
+def check_model(folder, config, equal_paths):
+    """ValueError if a checkpoint's model has another GPTConfig than config.
+
+    Dropout may differ, and attention where both are among equal_paths, which compute the same.
+    """
+    for name, saved in load_config(folder)["model"].items():
+        value = getattr(config, name, None)
+        same_function = name == "attention" and {value, saved} <= equal_paths
+        if value != saved and name != "dropout" and not same_function:
+            raise ValueError(
+                f"{name}={value} does not fit {folder}, which has {name}={saved}: leave it out to "
+                "resume, or train from scratch in another out_dir"
             )
 
 
-def check_tokenizer(folder, wanted):
-    """ValueError if a checkpoint was trained on another tokenizer's ids: each would mean something else."""
-    if load_config(folder)["tokenizer"] != wanted.spec():
+def check_tokenizer(folder, expected):
+    """ValueError if a checkpoint has another tokenizer: its ids would mean something else."""
+    if load_config(folder)["tokenizer"] != expected.spec():
         raise ValueError(
             f"{folder} was trained with another tokenizer: prepare the text with python "
-            f"{shell_path('data/text/prepare.py')} --tokenizer={shell_quote(folder)} --input ... (a char tokenizer cannot "
-            "encode new characters, byte can)"
+            f"{shell_path('data/text/prepare.py')} --tokenizer={shell_quote(folder)} --input ... "
+            "(a char tokenizer cannot encode new characters, byte can)"
         )

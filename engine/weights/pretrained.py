@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from engine.common.files import ROOT, read_json, read_pickle, read_tensors, shell_path, shell_quote
+from engine.common.files import ROOT, read_json, shell_path, shell_quote
 from engine.text import tokenizer
 from engine.weights import checkpoint, families
+from engine.weights.tensor_files import read_pickle, read_safetensors
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M, 350M, 774M, 1558M parameters
 VOCAB_SIZES, ENCODINGS = (
@@ -58,8 +59,8 @@ def load_pretrained(folder):
 def tensors(folder):
     """(name, tensor) of all tensors in a folder of Hugging Face's layout: one file of safetensors or many, or an old .bin."""
     readers = {
-        "model.safetensors": read_tensors,
-        "pytorch_model.bin": lambda path: read_pickle(path, mmap=True).items(),
+        "model.safetensors": read_safetensors,
+        "pytorch_model.bin": lambda path: read_pickle(path).items(),
     }
     for name, read in readers.items():
         index = folder / f"{name}.index.json"
@@ -162,7 +163,7 @@ def disassemble(weights, config, kind):
 def nanogpt(path):
     """What nanoGPT's train.py has saved: config, weights, and the name of the dataset. No code in it can run."""
     try:
-        saved = read_pickle(path, mmap=True)
+        saved = read_pickle(path)
         names = "block_size", "vocab_size", "n_layer", "n_head", "n_embd", "bias"
         config = {name: saved["model_args"][name] for name in names}
         weights = {

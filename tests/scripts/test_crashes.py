@@ -126,9 +126,7 @@ def test_twenty_thousand_steps(poem, tmp_path):
 # ---- damage
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "trainer.pt", "config.json", "manifest.json"]
-)
+@pytest.mark.parametrize("name", [*checkpoint.FILES, "manifest.json"])
 def test_damaged_checkpoints(tmp_path, name):
     """Catches damage that is loaded: each file cut off at twenty places, and with one bit changed at two hundred."""
     folder = saved(tmp_path)
@@ -273,25 +271,24 @@ def test_hostile_records(tmp_path, poem):
 
 
 def test_hostile_trainers(tmp_path, poem):
-    """Catches a trainer.pt, with the right hash, that ends in a traceback when its run is resumed."""
+    """Catches a trainer.json, with the right hash, that ends in a traceback when its run is resumed."""
     settings = SMALL | dict(
         n_layer=1, n_embd=4, block_size=4, dataset=poem, write_tokens=0, eval_iters=1
     )
     train(TrainConfig(**settings, out_dir=str(tmp_path / "good"), max_iters=1))
     folder, refused, rng = checkpoint.find_checkpoint(tmp_path / "good"), 0, random.Random(0)
     manifest = json.loads((folder / "manifest.json").read_text())
-    good = checkpoint.load_trainer(folder) | {"scaler": torch.amp.GradScaler("cpu").state_dict()}
+    good = json.loads((folder / "trainer.json").read_text())
+    good |= {"scaler": torch.amp.GradScaler("cpu").state_dict()}
     changes = [*VALUES, *every_change(good)]
-    changes = rng.sample(changes, 20) + [
-        good | {"step": step} for step in (10**30, -(10**30), 2**62)
-    ]
+    changes = rng.sample(changes, 20)
     for content in changes:
         shutil.copytree(tmp_path / "good", tmp_path / "out")
         there = tmp_path / "out" / folder.name
-        torch.save(content, there / "trainer.pt")
+        written(there / "trainer.json", content)
         written(
             there / "manifest.json",
-            manifest | {"trainer.pt": files.sha256_of_file(there / "trainer.pt")},
+            manifest | {"trainer.json": files.sha256_of_file(there / "trainer.json")},
         )
         try:
             train(
@@ -303,7 +300,7 @@ def test_hostile_trainers(tmp_path, poem):
             refused += 1
             assert any(
                 words in str(error)
-                for words in ("trainer.pt", "--init_from=FOLDER", "was it renamed")
+                for words in ("trainer.json", "--init_from=FOLDER", "was it renamed")
             )
         shutil.rmtree(tmp_path / "out")
     assert refused > 0.5 * len(changes)
@@ -361,7 +358,7 @@ def test_hostile_patterns_and_special_tokens(gpt2_files):
 def test_a_pipe_in_place_of_a_file(tmp_path):
     """Catches a program that waits for ever for what a pipe does not say."""
     folder = saved(tmp_path)
-    for name in "config.json", "manifest.json", "model.safetensors", "trainer.pt":
+    for name in *checkpoint.FILES, "manifest.json":
         content = (folder / name).read_bytes()
         (folder / name).unlink()
         os.mkfifo(folder / name)
@@ -410,9 +407,8 @@ def test_no_space_left(tmp_path, monkeypatch):
             writers = (
                 (os, "fsync"),
                 (os, "replace"),
-                (torch, "save"),
                 (checkpoint, "save_file"),
-                (Path, "write_bytes"),
+                (Path, "write_text"),
             )
             for owner, name in writers:
                 patch.setattr(owner, name, may_fail(getattr(owner, name)))

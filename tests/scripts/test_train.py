@@ -758,9 +758,7 @@ def fifteen_steps(tmp_path_factory):
     return folder / "out"
 
 
-@pytest.mark.parametrize(
-    "name", ["model.safetensors", "trainer.pt", "config.json", "manifest.json"]
-)
+@pytest.mark.parametrize("name", [*checkpoint.FILES, "manifest.json"])
 @pytest.mark.parametrize(
     "damage", [lambda path: path.unlink(), lambda path: path.write_bytes(path.read_bytes()[:-9])]
 )
@@ -887,7 +885,7 @@ def test_whatever_there_is(poem, tmp_path):
         tmp_path.glob("previous-*")
     )
     for folder in checkpoint.list_checkpoints(tmp_path):
-        (folder / "trainer.pt").unlink()
+        (folder / "trainer.json").unlink()
     assert settings_of([*flags, "--init_from=auto"]).init_from == "scratch"
 
 

@@ -1,0 +1,63 @@
+"""Files of tensors: safetensors, and the pickles that others have written."""
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from engine.common.files import DamagedFile, require_regular_file
+
+
+def read_safetensors(path):
+    """Yield (name, tensor) for each tensor in a file; DamagedFile if it is none of safetensors.
+
+    The tensors are the file's own pages: copy them. The file is mapped into memory again for each
+    tensor, so that its pages can be released with it.
+    """
+    try:
+        with safe_open(require_regular_file(path), "pt") as file:
+            names = list(file.keys())
+        for name in names:
+            with safe_open(path, "pt") as file:
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise DamagedFile(f"{path} is damaged ({error})") from None
+
+
+def read_pickle(path):
+    """Return the content of a file of torch.save: dense tensors and plain values, on the CPU.
+
+    DamagedFile for anything else. No code in it can run (weights_only), and its tensors are the
+    file's own pages (mmap), so that a small file cannot ask for much memory.
+    """
+    require_regular_file(path)
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        check_tensors(content)
+        return content
+    except OSError:
+        raise
+    except Exception as error:  # a hostile pickle can cause any
+        reason = f"{type(error).__name__}: {str(error)[:80]}"
+        raise DamagedFile(f"{path} is damaged, or is something else ({reason})") from None
+
+
+def check_tensors(content):
+    """ValueError for a tensor in nested dicts and lists that is not stored value by value.
+
+    weights_only=True lets pass what is sparse, what has no values (meta), and views that repeat
+    one value without end (expand).
+    """
+    waiting = [content]
+    seen = set()  # a list that contains one list many times is walked through once
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, list | tuple):
+            waiting.extend(value)
+        elif torch.is_tensor(value):
+            stored = value.layout is torch.strided and value.device.type == "cpu"
+            if not stored or value.untyped_storage().nbytes() < value.nbytes:
+                raise ValueError("a tensor is not stored value by value")

@@ -1,0 +1,55 @@
+"""Files of tensors from strangers: read without running code, without end, or named in one line."""
+
+import pytest
+import torch
+
+from engine.weights.tensor_files import read_pickle
+
+
+def test_dense_tensors_and_plain_values(tmp_path):
+    """Catches tensors that share memory, as tied weights do, or transposed ones, that are refused."""
+    weight = torch.rand(3, 4)
+    saved = {
+        "a": weight,
+        "b": [weight.t(), weight[1:]],
+        "c": {"step": 3, "name": "x", "none": None},
+    }
+    torch.save(saved, tmp_path / "x.pt")
+    found = read_pickle(tmp_path / "x.pt")
+    assert found["c"] == saved["c"]
+    assert torch.equal(found["a"], weight)
+    assert all(torch.equal(x, y) for x, y in zip(found["b"], saved["b"]))
+
+
+def test_a_pickle_does_not_run(tmp_path):
+    """Catches code in a downloaded file that runs, and tensors without the memory they claim."""
+
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "exploded"), "w"))
+
+    wide = torch.zeros(1).expand(2**40)
+    sparse = torch.eye(3).to_sparse()
+    meta = torch.zeros(2**40, device="meta")
+    for content in Bomb(), wide, [wide], (1, {"x": wide}), sparse, meta:
+        torch.save({"state": content}, tmp_path / "x.pt")
+        with pytest.raises(ValueError, match="x.pt is damaged, or is something else"):
+            read_pickle(tmp_path / "x.pt")
+    assert not (tmp_path / "exploded").exists()
+
+
+def test_lists_of_lists(tmp_path):
+    """Catches 560 bytes that keep the computer busy for years: a list of the same list ten times."""
+    content = []
+    for _ in range(20):
+        content = [content] * 10
+    torch.save(content, tmp_path / "x.pt")
+    assert len(read_pickle(tmp_path / "x.pt")) == 10
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"\x80\x02}q\x00.", b"x" * 1000])
+def test_what_is_no_pickle(tmp_path, content):
+    """Catches a traceback for a download that was interrupted."""
+    (tmp_path / "x.pt").write_bytes(content)
+    with pytest.raises(ValueError, match="x.pt is damaged, or is something else"):
+        read_pickle(tmp_path / "x.pt")
