@@ -1,24 +1,28 @@
 """Chapter two: causal multi-head attention, by every path.
 
-Attention is a soft look-up: each query compares itself with every key that it may see, turns the scores into weights
-that sum to one, and returns that weighted average of the values (Bahdanau et al. 2014, arXiv:1409.0473; Vaswani et al.
-2017, arXiv:1706.03762). The paths below compute the same function in different ways, so that the slow, obvious one
-proves the fast ones right. Read from top to bottom:
+Attention is a soft look-up: each query compares itself with every key that it may see, turns the
+scores into weights that sum to one, and returns that weighted average of the values (Bahdanau et
+al. 2014, arXiv:1409.0473; Vaswani et al. 2017, arXiv:1706.03762). The paths below compute the same
+function in different ways, so that the slow, obvious one proves the fast ones right. Read from top
+to bottom:
 
-    who may look (masks.py) · where tokens are · how alike · how to share · the paths: naive, masked_fill, tiled, fused ·
-    another function: linear attention · memory: the KV cache · the modules, which project, call a path, project back
+    who may look (masks.py) · where tokens are · how alike · how to share ·
+    the paths: naive, masked_fill, tiled, fused · another function: linear attention ·
+    memory: the KV cache · the modules, which project, call a path, project back
 
 `python attention.py` draws the masks, works an example by hand and compares the paths.
 
 Shapes, everywhere:
     B batch · H query heads · G key/value heads (H % G == 0, each shared by H/G query heads)
-    Tq queries · Tk keys · D head size       q (B, H, Tq, D)   k, v (B, G, Tk, D)   y (B, H, Tq, D)
+    Tq queries · Tk keys · D head size
+    q (B, H, Tq, D)   k, v (B, G, Tk, D)   y (B, H, Tq, D)
 
-One invariant makes training, prefill, chunked prefill and decoding a single case: the Tq queries are the last Tq of the
-Tk positions. Query row a stands at position Tk - Tq + a, so no path ever receives a position, and a path needs no code
-for the cache, which only makes Tk larger than Tq.
+One invariant makes training, prefill, chunked prefill and decoding a single case: the Tq queries
+are the last Tq of the Tk positions. Query row a stands at position Tk - Tq + a, so no path ever
+receives a position, and a path needs no code for the cache, which only makes Tk larger than Tq.
 
-Attention weights have no dropout, because it would make the paths unequal: dropout acts on the residual stream only.
+Attention weights have no dropout, because it would make the paths unequal: dropout acts on the
+residual stream only.
 """
 
 import math
@@ -64,10 +68,11 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
 def rope_table(T, D, base=10000.0, stretch=1.0, trained=8192):
     """Angles of rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 
-    Pair p of the D features turns by pos * base^(-2p/D) radians. stretch > 1 reads texts that much longer than the
-    `trained` positions, as Llama 3.1 does (arXiv:2407.21783): pairs that turn less than once within them turn slower by
-    that factor, pairs that turn more than four times are unchanged, and those between are blended. Returns cos and sin,
-    each (T, D//2), in float64; round them to float32 once, after that and not before.
+    Pair p of the D features turns by pos * base^(-2p/D) radians. stretch > 1 reads texts that much
+    longer than the `trained` positions, as Llama 3.1 does (arXiv:2407.21783): pairs that turn less
+    than once within them turn slower by that factor, pairs that turn more than four times are
+    unchanged, and those between are blended. Returns cos and sin, each (T, D//2), in float64; round
+    them to float32 once, after that and not before.
     """
     frequency = base ** (-torch.arange(D // 2, dtype=torch.float64) * 2 / D)
     turns = trained * frequency / (2 * math.pi)
@@ -78,10 +83,11 @@ def rope_table(T, D, base=10000.0, stretch=1.0, trained=8192):
 
 
 def rotate(x, cos, sin):
-    """Rotate each feature pair of x (..., T, D) by its position's angle; cos, sin are T rows of rope_table.
+    """Rotate each feature pair of x (..., T, D) by its position's angle.
 
-    Pairs are half-split, (p, p + D/2), as in Llama. The dot product of two rotated vectors depends on their distance
-    alone. The unpaired feature of an odd D is unchanged. Keeps the dtype of x.
+    cos and sin are T rows of rope_table. Pairs are half-split, (p, p + D/2), as in Llama. The dot
+    product of two rotated vectors depends on their distance alone. The unpaired feature of an odd D
+    is unchanged. Keeps the dtype of x.
     """
     half = cos.shape[-1]
     x1, x2, rest = x.split([half, half, x.shape[-1] - 2 * half], dim=-1)
@@ -89,7 +95,10 @@ def rotate(x, cos, sin):
 
 
 def sinusoidal(T, C):
-    """Fixed position vectors (T, C) of Vaswani et al. 2017, section 3.5: sin in even columns, cos in odd; float64."""
+    """Fixed position vectors (T, C) of Vaswani et al. 2017, section 3.5, in float64.
+
+    sin in even columns, cos in odd ones.
+    """
     frequency = 10000.0 ** (-torch.arange(0, C, 2, dtype=torch.float64) / C)
     angle = torch.outer(torch.arange(T, dtype=torch.float64), frequency)  # (T, ceil(C/2))
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :C]
@@ -101,7 +110,7 @@ def sinusoidal(T, C):
 
 def dot(q, k):
     """q·k (Luong et al. 2015, arXiv:1508.04025): for unit variance, a number of variance D."""
-    with torch.autocast(q.device.type, enabled=False):  # which would undo upcast
+    with torch.autocast(q.device.type, enabled=False):  # it would undo upcast
         q, k = upcast(q, k)
         return q @ k.mT
 
@@ -112,7 +121,10 @@ def upcast(*tensors):
 
 
 def scaled_dot(q, k):
-    """q·k / sqrt(D): back to variance 1, so that softmax is neither flat nor one-hot (Vaswani et al. 2017)."""
+    """q·k / sqrt(D): back to variance 1, so that softmax is neither flat nor one-hot.
+
+    Vaswani et al. 2017, section 3.2.1.
+    """
     return dot(q, k) / math.sqrt(q.shape[-1])
 
 
@@ -130,7 +142,10 @@ class General(nn.Module):
 
 
 class Additive(nn.Module):
-    """v^T tanh(W1 q + W2 k), a small network that scores each pair (Bahdanau et al. 2014). Memory O(Tq·Tk·hidden)."""
+    """v^T tanh(W1 q + W2 k), a small network that scores each pair (Bahdanau et al. 2014).
+
+    Memory O(Tq·Tk·hidden).
+    """
 
     def __init__(self, D, hidden):
         super().__init__()
@@ -150,7 +165,9 @@ SCORE = {  # name -> the score for heads of size D
     "additive": lambda D: Additive(D, D),
 }
 
-# How to share: normalize(scores) -> weights that sum to 1 along the last dimension, which may be empty; -inf gets 0.
+# --------------------------------------------------------------------------------------------------
+# How to share: normalize(scores) -> weights that sum to 1 along the last dimension, which may be
+# empty. A score of -inf gets weight 0.
 
 
 def softmax(scores):
@@ -159,27 +176,23 @@ def softmax(scores):
 
 
 def sparsemax(scores):
-    """The point of the simplex nearest to the scores: most keys get weight 0 (Martins & Astudillo 2016, arXiv:1602.02068).
+    """The point of the simplex nearest to the scores: most keys get weight 0.
 
-    weight = max(score - tau, 0), with the one tau for which they sum to 1, a mean over the support found by sorting.
+    weight = max(score - tau, 0), with the one tau for which they sum to 1, a mean over the support
+    found by sorting (Martins & Astudillo 2016, arXiv:1602.02068).
     """
     if not scores.shape[-1]:
         return scores
-    dtype, scores = (
-        scores.dtype,
-        scores.to(torch.promote_types(scores.dtype, torch.float32)),
-    )  # long sums need float32
-    scores = (
-        scores - scores.amax(-1, keepdim=True).detach()
-    )  # same weights; large scores would absorb the 1 below
-    near = scores.detach().clamp_min(
-        -2
-    )  # a score 1 below the largest is already outside the support
+    dtype = scores.dtype
+    scores = scores.to(torch.promote_types(dtype, torch.float32))  # long sums need float32
+    # The weights stay the same, and large scores do not absorb the 1 below.
+    scores = scores - scores.amax(-1, keepdim=True).detach()
+    # A score 1 below the largest is already outside the support.
+    near = scores.detach().clamp_min(-2)
     ranked = near.sort(dim=-1, descending=True).values
     rank = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    size = (
-        (1 + rank * ranked > ranked.cumsum(-1)).sum(-1, keepdim=True).clamp_min(1)
-    )  # holds for each rank of the support
+    in_support = 1 + rank * ranked > ranked.cumsum(-1)
+    size = in_support.sum(-1, keepdim=True).clamp_min(1)
     support = near >= ranked.gather(-1, size - 1)
     count = support.sum(-1, keepdim=True).clamp_min(1)
     tau = (scores.masked_fill(~support, 0).sum(-1, keepdim=True) - 1) / count
@@ -193,53 +206,74 @@ NORMALIZE = {"softmax": softmax, "sparsemax": sparsemax}
 # A query that may see nothing gets zeros.
 
 
+def share_heads(q, x):
+    """Repeat each of the G key/value heads for the H/G query heads that share it.
+
+    Grouped-query attention (GQA, arXiv:2305.13245).
+    """
+    if x.shape[1] == q.shape[1]:
+        return x
+    return x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
+
+
 def naive(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
-    """The specification: one query at a time, gathering only the keys that it may see. No mask, no -inf."""
+    """The specification: one query at a time, gathering only the keys that it may see.
+
+    No mask, no -inf.
+    """
     Tq, Tk = check_shapes(q, k, v, visible)
+    B = len(q)
     k, v = share_heads(q, k), share_heads(q, v)  # (B, H, Tk, D)
     i, j = positions(Tq, Tk, q.device)
     y = []
-    for b in range(len(q)):
+    for b in range(B):
         rows = []
         for a in range(Tq):
-            seen = mask_of(visible, i[a], j[0], len(q)).expand(len(q), Tk)[b]  # (Tk,)
-            scores = score(
-                q[b : b + 1, :, a : a + 1], k[b : b + 1, :, seen]
-            )  # (1, H, 1, number of keys seen)
+            seen = mask_of(visible, i[a], j[0], B).expand(B, Tk)[b]  # (Tk,)
+            query = q[b : b + 1, :, a : a + 1]  # (1, H, 1, D)
+            keys = k[b : b + 1, :, seen]  # (1, H, number of keys seen, D)
+            values = v[b : b + 1, :, seen]
+            scores = score(query, keys)
             bias = bias_of(visible, i[a : a + 1], j[:, seen], q)
             weights = normalize(scores if bias is None else scores + bias)
-            rows.append(weights.to(v.dtype) @ v[b : b + 1, :, seen])
+            rows.append(weights.to(v.dtype) @ values)
         y.append(torch.cat(rows, dim=2))
     return torch.cat(y)
 
 
 def attention_weights(q, k, visible=causal, score=scaled_dot, normalize=softmax):
-    """Who attends to whom: (B, H, Tq, Tk), rows that sum to one, exact zeros where a query may not look."""
+    """The map of who attends to whom, (B, H, Tq, Tk).
+
+    Rows sum to one, with exact zeros where a query may not look.
+    """
     i, j = positions(*check_shapes(q, k, k, visible), q.device)
-    mask, bias = (
-        mask_of(visible, i, j, len(q))[:, None],
-        bias_of(visible, i, j, q),
-    )  # (1 or B, 1, Tq, Tk), (H, Tq, Tk)
+    mask = mask_of(visible, i, j, len(q))[:, None]  # (1 or B, 1, Tq, Tk)
     scores = score(q, share_heads(q, k))
-    scores = (scores if bias is None else scores + bias).masked_fill(~mask, float("-inf"))
-    # Softmax of a row of nothing but -inf is NaN; the second fill makes it zeros.
-    return normalize(scores).masked_fill(~mask, 0.0)
+    bias = bias_of(visible, i, j, q)  # (H, Tq, Tk)
+    if bias is not None:
+        scores = scores + bias
+    weights = normalize(scores.masked_fill(~mask, float("-inf")))
+    # Softmax of a row of nothing but -inf is NaN: here it becomes zeros.
+    return weights.masked_fill(~mask, 0.0)
 
 
 def masked_fill(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
-    """The textbook: all scores at once, -inf where a query may not look, softmax, weighted sum. O(Tq·Tk) memory."""
+    """The textbook: all scores at once, -inf where a query may not look, softmax, weighted sum.
+
+    O(Tq·Tk) memory.
+    """
     check_shapes(q, k, v, visible)
     return attention_weights(q, k, visible, score, normalize).to(v.dtype) @ share_heads(q, v)
 
 
 def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
-    """FlashAttention (Dao et al. 2022, arXiv:2205.14135) in plain PyTorch: O(T) memory, forward and backward."""
+    """FlashAttention (Dao et al. 2022, arXiv:2205.14135) in plain PyTorch.
+
+    O(T) memory, forward and backward.
+    """
     check_shapes(q, k, v, visible)
-    check_standard(
-        "tiled",
-        score is scaled_dot and normalize is softmax,
-        bias_of(visible, *positions(1, 1, q.device), q),
-    )
+    bias = bias_of(visible, *positions(1, 1, q.device), q)
+    check_standard("tiled", score is scaled_dot and normalize is softmax, bias)
     with torch.autocast(q.device.type, enabled=False):  # its sums must stay float32
         return Tiled.apply(q, k, v, visible)
 
@@ -247,48 +281,45 @@ def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 class Tiled(torch.autograd.Function):
     """Softmax over one TILE x TILE block of scores at a time, never all of them.
 
-    Each query keeps its largest score so far and the sum of the exponentials relative to it, and rescales both when a
-    larger score appears. Tiles in which nothing is visible are skipped.
+    Each query keeps its largest score so far and the sum of the exponentials relative to it, and
+    rescales both when a larger score appears. Tiles in which nothing is visible are skipped.
     """
 
     TILE = 256
 
     @staticmethod
     def tiles(q, k, visible):
-        """(slice of queries, slice of keys, what to add to their scores) of each tile in which something is visible."""
+        """Yield each tile in which something is visible, for q (B, G, H/G, Tq, D).
+
+        It is a slice of queries, a slice of keys, and the numbers to add to their scores.
+        """
         i, j = positions(q.shape[-2], k.shape[-2], q.device)
         for a in range(0, q.shape[-2], Tiled.TILE):
             rows = slice(a, a + Tiled.TILE)
             for b in range(0, k.shape[-2], Tiled.TILE):
                 columns = slice(b, b + Tiled.TILE)
                 mask = mask_of(visible, i[rows], j[:, columns], len(q))
-                if mask.any():
-                    bias = bias_of(visible, i[rows], j[:, columns], q.flatten(1, 2))
-                    bias = (
-                        0.0 if bias is None else bias.unflatten(0, q.shape[1:3])
-                    )  # (G, H/G, rows, columns)
-                    yield rows, columns, torch.where(mask[:, None, None], bias, float("-inf"))
+                if not mask.any():
+                    continue
+                bias = bias_of(visible, i[rows], j[:, columns], q.flatten(1, 2))
+                # (G, H/G, rows, columns)
+                bias = 0.0 if bias is None else bias.unflatten(0, q.shape[1:3])
+                yield rows, columns, torch.where(mask[:, None, None], bias, float("-inf"))
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
         B, H, Tq, D = q.shape
-        q, k, v = (
-            q.unflatten(1, (k.shape[1], -1)),
-            k[:, :, None],
-            v[:, :, None],
-        )  # (B, G, H/G, Tq, D), (B, G, 1, Tk, D)
-        wide = (
-            torch.float64 if q.dtype == torch.float64 else torch.float32
-        )  # dtype of scores and sums
+        q = q.unflatten(1, (k.shape[1], -1))  # (B, G, H/G, Tq, D)
+        k, v = k[:, :, None], v[:, :, None]  # (B, G, 1, Tk, D)
+        wide = torch.promote_types(q.dtype, torch.float32)  # dtype of scores and sums
         y = torch.zeros_like(q, dtype=wide)
-        largest = torch.full(q.shape[:-1], torch.finfo(wide).min, dtype=wide, device=q.device)[
-            ..., None
-        ]
-        total = torch.zeros_like(largest)
+        total = torch.zeros(*q.shape[:-1], 1, dtype=wide, device=q.device)
+        largest = torch.full_like(total, torch.finfo(wide).min)
         for rows, columns, bias in Tiled.tiles(q, k, visible):
             scores = scaled_dot(q[..., rows, :].to(wide), k[..., columns, :].to(wide)) + bias
             new = torch.maximum(largest[..., rows, :], scores.amax(-1, keepdim=True))
-            weights, shrink = (scores - new).exp(), (largest[..., rows, :] - new).exp()
+            weights = (scores - new).exp()
+            shrink = (largest[..., rows, :] - new).exp()
             total[..., rows, :] = total[..., rows, :] * shrink + weights.sum(-1, keepdim=True)
             y[..., rows, :] = y[..., rows, :] * shrink + weights @ v[..., columns, :].to(wide)
             largest[..., rows, :] = new
@@ -301,64 +332,67 @@ class Tiled(torch.autograd.Function):
     @staticmethod
     @autograd.once_differentiable
     def backward(ctx, dy):
-        q, k, v, y, log_total = ctx.saved_tensors
+        q, k, *_ = ctx.saved_tensors
+        tiles = Tiled.tiles(q, k, ctx.visible)
         with torch.autocast(dy.device.type, enabled=False):
-            return *autograd.tiled_gradients(
-                dy, q, k, v, y, log_total, Tiled.tiles(q, k, ctx.visible)
-            ), None
+            return *autograd.tiled_gradients(dy, *ctx.saved_tensors, tiles), None
 
 
 def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """One kernel, F.scaled_dot_product_attention: FlashAttention where the device has it.
 
-    A predicate with a window W (and G global positions) costs O(T·(W + G)) time and memory, unless it has a bias too.
+    A predicate with a window W (and G global positions) costs O(T·(W + G)) time and memory, unless
+    it has a bias too.
     """
     Tq, Tk = check_shapes(q, k, v, visible)
     check_standard("fused", score is scaled_dot and normalize is softmax)
-    window, n_global = getattr(visible, "window", Tk), getattr(visible, "n_global", 0)
+    window = getattr(visible, "window", Tk)
+    n_global = getattr(visible, "n_global", 0)
     start = max(0, Tk - Tq + 1 - window)  # the first key within the first query's window
-    if visible is full or Tq == 1 and getattr(visible, "exact", False):  # nothing else is hidden
+
+    # One query sees all of its window: no mask.
+    is_last = Tq == 1 and getattr(visible, "exact", False)
+    if visible is full or is_last:
         return sdpa.attend(q, k[..., start:, :], v[..., start:, :])
-    # The kernel's own is_causal flag is aligned to the top left, which is our invariant only when Tq == Tk.
+    # The kernel's own is_causal flag is aligned to the top left: right only when Tq == Tk.
     if visible is causal and Tq == Tk:
         return sdpa.attend(q, k, v, causal=True)
 
     def seen(i, j):
         return mask_of(visible, i, j, len(q))
 
+    # Many queries with a window: skip the keys that none of them sees.
     if not hasattr(visible, "bias"):
-        if sparse := sdpa.sparse_on_gpu(q, k, visible):
-            return sparse(q, k, v, visible, seen)
-        if Tk - start > max(3 * window, 4 * sdpa.BLOCK):  # else a full mask, faster if short
+        if kernel := sdpa.sparse_on_gpu(q, k, visible):
+            return kernel(q, k, v, visible, seen)
+        if Tk - start > max(3 * window, 4 * sdpa.BLOCK):  # else a full mask is faster
             return sdpa.windowed(q, k, v, seen, window, min(n_global, Tk))
+
+    # All else gets a mask. Few queries of many keys reach only the global ones and the last.
     i, j = positions(Tq, Tk, q.device)
-    if (
-        n_global < start
-    ):  # few queries, many keys: only the global ones and the last are within reach
+    if n_global < start:
+        k = without(k, n_global, start)
+        v = without(v, n_global, start)
+        j = without(j.mT, n_global, start).mT
+    mask = seen(i, j)[:, None]  # (1 or B, 1, Tq, Tk)
+    bias = bias_of(visible, i, j, q)  # (H, Tq, Tk)
+    if bias is not None:
+        mask = torch.where(mask, bias, float("-inf"))
+    return sdpa.attend(q, k, v, mask)
 
-        def reached(x):
-            return (
-                torch.cat([x[..., :n_global, :], x[..., start:, :]], dim=-2)
-                if n_global
-                else x[..., start:, :]
-            )
 
-        k, v, j = reached(k), reached(v), reached(j.mT).mT
-    mask, bias = seen(i, j)[:, None], bias_of(visible, i, j, q)  # (1 or B, 1, Tq, Tk), (H, Tq, Tk)
-    return sdpa.attend(q, k, v, mask if bias is None else torch.where(mask, bias, float("-inf")))
+def without(x, first, end):
+    """x (..., T, D) without the positions from `first` to `end`, which is a view if first is 0."""
+    rest = x[..., end:, :]
+    return torch.cat([x[..., :first, :], rest], dim=-2) if first else rest
 
 
 ATTENTION = {"naive": naive, "masked_fill": masked_fill, "tiled": tiled, "fused": fused}
 
-
-def share_heads(q, x):
-    """Repeat each of the G key/value heads for the H/G query heads that share it (GQA, arXiv:2305.13245)."""
-    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], dim=1)
-
-
 # --------------------------------------------------------------------------------------------------
-# Another function: linear attention. Replace exp(q·k) by feature(q)·feature(k), and the sum over the past becomes a
-# matrix of constant size that each token adds to (Katharopoulos et al. 2020, arXiv:2006.16236).
+# Another function: linear attention. Replace exp(q·k) by feature(q)·feature(k), and the sum over
+# the past becomes a matrix of constant size that each token adds to (Katharopoulos et al. 2020,
+# arXiv:2006.16236).
 
 
 def elu1(x):
@@ -367,9 +401,10 @@ def elu1(x):
 
 
 def linear(q, k, v, feature=elu1, memory=None, chunk=128):
-    """Causal attention with weights feature(q)·feature(k), normalized: (B, H, Tq, D) in O(T) time and memory.
+    """Causal attention with weights feature(q)·feature(k), normalized: (B, H, Tq, D).
 
-    memory: a LinearState, which holds what came before k and v, and adds them.
+    O(T) time and memory. memory: a LinearState, the sum of all that came before k and v; it is
+    updated.
     """
     Tq, Tk = check_shapes(q, k, v, causal)
     past = memory.past(q, Tk) if memory is not None else None
@@ -381,47 +416,54 @@ def linear(q, k, v, feature=elu1, memory=None, chunk=128):
 
 
 def linear_step(q, k, v, state, feature=elu1):
-    """One token of linear, q, k, v (B, H or G, 1, D): its output and the next state. state None: nothing before."""
+    """One token of linear, q, k, v (B, H or G, 1, D): its output and the next state.
+
+    state None: nothing came before.
+    """
     Tq, Tk = check_shapes(q, k, v, causal)
     if Tk != 1:
         raise ValueError(f"linear_step takes one token, not {Tk}: use linear")
     dtype = v.dtype
     with torch.autocast(q.device.type, enabled=False):
-        q, k, v = featured(
-            q, share_heads(q, k), share_heads(q, v), feature
-        )  # v gets a column of ones
+        # v gets a column of ones, which sums the weights.
+        q, k, v = featured(q, share_heads(q, k), share_heads(q, v), feature)
         new = k.mT @ v  # (B, H, features, D + 1)
         if state is not None and state.shape != new.shape:
             raise ValueError(
-                f"a state {tuple(state.shape)} does not fit q, k, v, whose own is {tuple(new.shape)}"
+                f"a state {tuple(state.shape)} does not fit q, k, v: theirs is {tuple(new.shape)}"
             )
         state = new if state is None else state + new
         return normalized(q @ state).to(dtype), state
 
 
-FEATURE = {"linear": lambda D: elu1, "performer": lambda D: positive_random_features(D, 4 * D)}
-
+FEATURE = {  # name -> the feature for heads of size D
+    "linear": lambda D: elu1,
+    "performer": lambda D: positive_random_features(D, 4 * D),
+}
 
 # --------------------------------------------------------------------------------------------------
-# Memory: keys and values of the past, so that a new token costs one row of attention instead of all rows.
+# Memory: keys and values of the past, so that a new token costs one row of attention instead of all
+# rows.
 
 
 class KVCache:
-    """Keys and values of one layer for up to max_len positions, in memory that is allocated once. For inference.
+    """Keys and values of one layer for up to max_len positions. For inference.
 
-    append(k, v) with k, v (B, G, T, D) writes them after what is there and returns all of it as views (B, G, len, D):
-    the k and v that a path wants beside the T new queries. Rotate before caching.
+    append(k, v) with k, v (B, G, T, D) writes them after what is there and returns all of it as
+    views (B, G, len, D): the k and v that a path takes beside the T new queries. The memory is
+    allocated once. Rotate before caching.
 
-    It also knows what a decoding step must know about its batch: `padding` (B,), how many positions at the beginning of
-    each sequence hold no token; and `at` (1,), the next position as a tensor, during a compiled step. While `at` is set,
-    append returns all max_len positions, so that shapes never change and a step is compiled once (as in gpt-fast).
+    It also knows what a decoding step must know about its batch: `padding` (B,), how many positions
+    at the beginning of each sequence hold no token; and `at` (1,), the next position as a tensor,
+    during a compiled step. While `at` is set, append returns all max_len positions, so that shapes
+    never change and a step is compiled once (as in gpt-fast).
     """
 
     def __init__(self, batch_size, n_kv_head, max_len, head_size):
-        self.shape, self.max_len = (batch_size, n_kv_head, max_len, head_size), max_len
-        self.k = self.v = (
-            None  # allocated by the first append, which knows the dtype and the device
-        )
+        self.shape = (batch_size, n_kv_head, max_len, head_size)
+        self.max_len = max_len
+        self.k = None  # allocated by the first append, which knows the dtype and the device
+        self.v = None
         self.reset()
 
     def __len__(self):
@@ -429,12 +471,14 @@ class KVCache:
 
     @property
     def nbytes(self):
-        """Of all keys and values."""
+        """Bytes of all keys and values."""
         return 0 if self.k is None else 2 * self.k[:, :, : self.length].nbytes
 
     def reset(self, padding=None):
         """Forget everything; the next batch has this padding. The memory stays where it is."""
-        self.length, self.padding, self.at = 0, padding, None
+        self.length = 0
+        self.padding = padding
+        self.at = None
 
     def trim(self, length):
         """Forget the positions from length on."""
@@ -443,60 +487,69 @@ class KVCache:
         self.length = length
 
     def select(self, rows):
-        """A cache of these rows (N,) of the batch: a prompt that is read once continues in several ways."""
+        """A cache of these rows (N,) of the batch, to continue one prompt in several ways."""
         other = KVCache(len(rows), *self.shape[1:])
-        other.length, other.padding = (
-            self.length,
-            None if self.padding is None else self.padding[rows],
-        )
+        other.length = self.length
+        if self.padding is not None:
+            other.padding = self.padding[rows]
         if self.k is not None:
-            other.k, other.v = self.k[rows], self.v[rows]
+            other.k = self.k[rows]
+            other.v = self.v[rows]
         return other
 
     def positions(self, T):
-        """Where the next T tokens stand, as an index: a slice, `at`, or (B, T) counted from the end of the padding."""
+        """Positions of the next T tokens, as an index: a slice, `at`, or (B, T) after padding."""
         if self.at is None:
             self.check_room(T)
+        end = self.length + T
         if self.padding is None:
-            return slice(self.length, self.length + T) if self.at is None else self.at
-        column = (
-            torch.arange(self.length, self.length + T, device=self.padding.device)
-            if self.at is None
-            else self.at
-        )
-        return (column - self.padding[:, None]).clamp_min(0)
+            return slice(self.length, end) if self.at is None else self.at
+        columns = self.at
+        if columns is None:
+            columns = torch.arange(self.length, end, device=self.padding.device)
+        return (columns - self.padding[:, None]).clamp_min(0)
 
     def visible(self, predicate):
-        """predicate for what append returns: padding is hidden, and in a compiled step the query stands at `at`."""
-        seen = predicate if self.padding is None else after_padding(predicate, self.padding)
-        return seen if self.at is None else at_position(seen, self.at)
+        """predicate for what append returns.
+
+        Padding is hidden, and in a compiled step the query stands at `at`.
+        """
+        if self.padding is not None:
+            predicate = after_padding(predicate, self.padding)
+        if self.at is not None:
+            predicate = at_position(predicate, self.at)
+        return predicate
 
     def append(self, k, v):
         if self.at is not None:
             return self.k.index_copy_(2, self.at, k), self.v.index_copy_(2, self.at, v)
-        (B, G, _, D), T = self.shape, k.shape[2]
+        B, G, _, D = self.shape
+        T = k.shape[2]
         if k.shape != v.shape or k.shape != (B, G, T, D):
             raise ValueError(
-                f"this cache holds (B={B}, G={G}, T, D={D}), not k {tuple(k.shape)}, v {tuple(v.shape)}"
+                f"this cache holds (B={B}, G={G}, T, D={D}), "
+                f"not k {tuple(k.shape)}, v {tuple(v.shape)}"
             )
         self.check_room(T)
         if self.k is None:
-            self.k, self.v = k.new_zeros(self.shape), v.new_zeros(self.shape)
+            self.k = k.new_zeros(self.shape)
+            self.v = v.new_zeros(self.shape)
         if self.k.dtype != k.dtype or self.v.dtype != v.dtype or self.k.device != k.device:
             raise ValueError(
-                f"this cache holds {self.k.dtype} on {self.k.device}, not {k.dtype}, {v.dtype} on {k.device}"
+                f"this cache holds {self.k.dtype} on {self.k.device}, "
+                f"not {k.dtype}, {v.dtype} on {k.device}"
             )
-        start, self.length = self.length, self.length + T
-        self.k[:, :, start : self.length], self.v[:, :, start : self.length] = (
-            k.detach(),
-            v.detach(),
-        )
+        new = slice(self.length, self.length + T)
+        self.k[:, :, new] = k.detach()
+        self.v[:, :, new] = v.detach()
+        self.length += T
         return self.k[:, :, : self.length], self.v[:, :, : self.length]
 
     def check_room(self, T):
         if self.length + T > self.max_len:
             raise ValueError(
-                f"the cache is full: {self.length} of {self.max_len} positions used, {T} more wanted"
+                f"the cache is full: {self.length} of {self.max_len} positions used, "
+                f"no room for {T} more"
             )
 
 
@@ -512,26 +565,46 @@ def check_mechanism(
     choose("attention", attention, ATTENTION | FEATURE)
     choose("score", score, SCORE)
     choose("normalize", normalize, NORMALIZE)
-    if attention in ("tiled", "fused", *FEATURE) and (
-        score != "scaled_dot" or normalize != "softmax"
-    ):
-        wanted = f"score={score!r} with normalize={normalize!r}"
+    is_standard = score == "scaled_dot" and normalize == "softmax"
+    if attention not in ("naive", "masked_fill") and not is_standard:
         raise ValueError(
-            f"attention={attention!r} cannot do {wanted}: choose attention=masked_fill (or naive)"
+            f"attention={attention!r} cannot do score={score!r} with normalize={normalize!r}: "
+            "choose attention=masked_fill (or naive)"
         )
     if attention in FEATURE and (window or visible != "causal"):
         raise ValueError(
-            f"attention={attention!r} sees all of the past: leave window and visible out, or choose another"
+            f"attention={attention!r} sees all of the past: leave window and visible out, "
+            "or choose another"
         )
 
 
-class CausalSelfAttention(nn.Module):
-    """(B, T, n_embd) -> (B, T, n_embd): n_head query heads over n_kv_head key/value heads (default: as many).
+def layer_predicate(visible, window, n_head):
+    """The predicate that a setting names, limited to a window, if any.
 
-    attention names a path in ATTENTION, which all compute the same function, or linear attention with one of the features
-    in FEATURE. visible names a predicate in VISIBLE, and window, if any, limits it to the last `window` positions. qk_norm,
-    a function of all queries and keys (B, T, heads, D), such as kernels.rms_norm, bounds the scores at high learning rates
-    (Henry et al. 2020, arXiv:2010.04245). dropout acts on the output. head_size: D, if it is not n_embd / n_head.
+    ValueError if it has a bias for another number of heads, or one that is learned.
+    """
+    seen = predicate(visible)
+    bias = bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
+    if bias is not None and bias.requires_grad:
+        raise ValueError(
+            f"visible={visible} has a learned bias, "
+            "which no optimizer and no checkpoint would know of"
+        )
+    if not window:
+        return seen
+    return sliding_window(window) if seen is causal else both(seen, sliding_window(window))
+
+
+class CausalSelfAttention(nn.Module):
+    """(B, T, n_embd) -> (B, T, n_embd): n_head query heads over n_kv_head key/value heads.
+
+    n_kv_head: n_head if None. head_size: D, if it is not n_embd / n_head.
+    attention: a path in ATTENTION, which all compute the same function, or linear attention with
+        one of the features in FEATURE.
+    visible: a predicate in VISIBLE. window, if any, limits it to the last `window` positions.
+    qk_norm: a function of all queries and keys (B, T, heads, D), such as rms_norm, which bounds the
+        scores at high learning rates (Henry et al. 2020, arXiv:2010.04245).
+    dropout: acts on the output.
     """
 
     def __init__(
@@ -553,44 +626,35 @@ class CausalSelfAttention(nn.Module):
     ):
         super().__init__()
         check_heads(n_embd, n_head, n_kv_head, head_size)
-        n_kv_head, head_size = n_kv_head or n_head, head_size or n_embd // n_head
         check_mechanism(attention, score, normalize, window, visible)
-        self.n_head, self.n_kv_head, self.head_size = n_head, n_kv_head, head_size
-        self.c_attn = nn.Linear(n_embd, (n_head + 2 * n_kv_head) * head_size, bias=bias or qkv_bias)
-        self.c_attn.parts = [
-            heads * head_size for heads in (n_head, n_kv_head, n_kv_head)
-        ]  # three matrices: see Muon
-        self.c_proj = nn.Linear(n_head * head_size, n_embd, bias=bias)
+        self.n_head = n_head
+        self.n_kv_head = n_kv_head or n_head
+        self.head_size = head_size or n_embd // n_head
+        self.window = window
+        self.visible = layer_predicate(visible, window, n_head)
+
+        widths = [heads * self.head_size for heads in (n_head, self.n_kv_head, self.n_kv_head)]
+        self.c_attn = nn.Linear(n_embd, sum(widths), bias=bias or qkv_bias)
+        self.c_attn.parts = widths  # three matrices on top of each other: see Muon
+        self.c_proj = nn.Linear(widths[0], n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        self.qk_norm, self.window = qk_norm, window
-        self.visible = predicate(visible)
-        bias = bias_of(
-            self.visible, *positions(1, 1), torch.empty(1, n_head, 1, 1)
-        )  # ValueError if it is for other heads
-        if bias is not None and bias.requires_grad:
-            raise ValueError(
-                f"visible={visible} has a learned bias, which no optimizer and no checkpoint would know of"
-            )
-        if window:
-            self.visible = (
-                sliding_window(window)
-                if self.visible is causal
-                else both(self.visible, sliding_window(window))
-            )
+        self.qk_norm = qk_norm
+
         self.attention = ATTENTION.get(attention)
         self.feature = None if self.attention else FEATURE[attention](self.head_size)
-        self.score, self.normalize = SCORE[score](self.head_size), NORMALIZE[normalize]
+        self.score = SCORE[score](self.head_size)
+        self.normalize = NORMALIZE[normalize]
 
     def forward(self, x, rope=None, cache=None):
         """rope: (cos, sin) rows for these T positions, or None. cache: from new_cache, or None."""
         H, G, D = self.n_head, self.n_kv_head, self.head_size
-        qk, v = (
-            self.c_attn(x).unflatten(2, (H + 2 * G, D)).split([H + G, G], dim=2)
-        )  # (B, T, heads, D)
+        qkv = self.c_attn(x).unflatten(2, (H + 2 * G, D))  # (B, T, heads, D)
+        qk, v = qkv.split([H + G, G], dim=2)
         if self.qk_norm:
             qk = self.qk_norm(qk)
         if rope is not None:
-            qk = rotate(qk, *(table[..., None, :] for table in rope))
+            cos, sin = rope
+            qk = rotate(qk, cos[..., None, :], sin[..., None, :])
         q, k = qk.split([H, G], dim=2)
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
         if self.feature:
@@ -601,20 +665,22 @@ class CausalSelfAttention(nn.Module):
                 visible = cache.visible(visible)
                 k, v = cache.append(k, v)
             y = self.attention(q, k, v, visible, self.score, self.normalize)  # (B, H, T, D)
-        return self.dropout(self.c_proj(y.transpose(1, 2).flatten(2)))  # (B, T, n_embd)
+        y = y.transpose(1, 2).flatten(2)  # (B, T, H * D)
+        return self.dropout(self.c_proj(y))
 
     def new_cache(self, batch_size, max_len):
-        """What this layer remembers between calls, empty: a KVCache or a LinearState."""
+        """An empty memory of this layer: a KVCache or a LinearState."""
         if self.feature:
             return LinearState(batch_size, max_len)
         return KVCache(batch_size, self.n_kv_head, max_len, self.head_size)
 
 
 class CrossAttention(nn.Module):
-    """Queries from x (B, T, n_embd), keys and values from memory (B, S, n_embd): a decoder that looks at an encoder.
+    """Queries from x (B, T, n_embd), keys and values from memory (B, S, n_embd).
 
-    visible(i, j) says which position of the memory each query may see: full, or present(real) in a padded batch. Keys and
-    values of a memory that does not change are computed once, by project(memory), and given instead of it.
+    A decoder looks at an encoder through it. visible(i, j) says which position of the memory each
+    query may see: full, or present(real) in a padded batch. Keys and values of a memory that does
+    not change are computed once, by project(memory), and given instead of it.
     """
 
     def __init__(
@@ -622,25 +688,25 @@ class CrossAttention(nn.Module):
     ):
         super().__init__()
         check_heads(n_embd, n_head)
+        self.attention = choose("attention", attention, ATTENTION)
+        check_mechanism(attention, score)
         self.n_head = n_head
         self.c_q = nn.Linear(n_embd, n_embd, bias=bias)
         self.c_kv = nn.Linear(n_embd, 2 * n_embd, bias=bias)
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        self.attention = choose("attention", attention, ATTENTION)
-        check_mechanism(attention, score)
         self.score = SCORE[score](n_embd // n_head)
 
     def project(self, memory):
         """Keys and values (B, H, S, D) of a memory (B, S, n_embd)."""
-        return self.c_kv(memory).unflatten(2, (2 * self.n_head, -1)).transpose(1, 2).chunk(2, dim=1)
+        kv = self.c_kv(memory).unflatten(2, (2 * self.n_head, -1))  # (B, S, 2 * H, D)
+        return kv.transpose(1, 2).chunk(2, dim=1)
 
     def forward(self, x, memory, visible=full):
         k, v = memory if isinstance(memory, tuple) else self.project(memory)
         q = self.c_q(x).unflatten(2, (self.n_head, -1)).transpose(1, 2)  # (B, H, T, D)
-        return self.dropout(
-            self.c_proj(self.attention(q, k, v, visible, self.score).transpose(1, 2).flatten(2))
-        )
+        y = self.attention(q, k, v, visible, self.score)
+        return self.dropout(self.c_proj(y.transpose(1, 2).flatten(2)))
 
 
 if __name__ == "__main__":
