@@ -1,11 +1,11 @@
-"""Operations with a hand-written backward pass, where autograd's own would read and write memory too often.
+"""Operations with a hand-written backward pass. Skip this file at a first reading.
 
-A small model spends more time on moving numbers than on multiplying them. What each function computes is one line of its
-docstring; tests/test_kernels.py compares values and gradients with autograd's. Skip this file at a first reading.
+Autograd's own backward pass would read and write memory too often: a small model spends more time
+on moving numbers than on multiplying them. Each function computes one line of its docstring;
+tests/kernels compares values and gradients with autograd's.
 """
 
 import functools
-import itertools
 import math
 
 import torch
@@ -13,7 +13,10 @@ import torch.nn.functional as F
 
 
 def once_differentiable(backward):
-    """Refuse a second derivative, which would be silently wrong (torch's own decorator misses torch.autograd.grad)."""
+    """Refuse a second derivative, which would be silently wrong.
+
+    torch's own decorator of this name misses torch.autograd.grad.
+    """
 
     @functools.wraps(backward)
     def first_only(ctx, *gradients):
@@ -27,23 +30,25 @@ def once_differentiable(backward):
 
 
 def in_autocast(x):
-    """x in bfloat16 where autocast has that dtype: a residual stream of half the bytes. float16 has no room for its sums.
+    """x in bfloat16 where autocast has that dtype: a residual stream of half the bytes.
 
-    The default preset, with --dtype=bfloat16 on a CPU, loses nothing by it: 0.0005 ± 0.0025 nats, five seeds.
+    float16 has no room for its sums. The default preset, with --dtype=bfloat16 on a CPU, loses
+    nothing by it: 0.0005 ± 0.0025 nats, five seeds.
     """
-    kind = x.device.type
-    wanted = (
-        kind in ("cpu", "cuda")
-        and torch.is_autocast_enabled(kind)
-        and torch.get_autocast_dtype(kind) == torch.bfloat16
-    )
-    return x.bfloat16() if wanted else x
+    device = x.device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return x
+    return x.bfloat16() if torch.get_autocast_dtype(device) == torch.bfloat16 else x
+
+
+# --------------------------------------------------------------------------------------------------
+# Norm and activation
 
 
 def rms_norm(x, eps=0.0):
-    """x / rms(x) over the last dimension, as F.rms_norm (Zhang & Sennrich 2019, arXiv:1910.07467). Keeps the dtype of x.
+    """x / rms(x) over the last dimension (Zhang & Sennrich 2019, arXiv:1910.07467).
 
-    eps is added to the mean square; 0: the dtype's own, as F.rms_norm takes it.
+    eps is added to the mean square; 0: the dtype's own, as in F.rms_norm. Keeps the dtype of x.
     """
     if x.is_cuda or not torch.is_grad_enabled():  # on CUDA F.rms_norm is a single kernel
         return F.rms_norm(x, x.shape[-1:], eps=eps or None).type_as(x)
@@ -51,20 +56,17 @@ def rms_norm(x, eps=0.0):
 
 
 class RMSNorm(torch.autograd.Function):
-    """With r = 1 / rms(x): y = r·x and dx = r·(dy - y·mean(y·dy)). 2.5 times as fast as autograd on a CPU."""
+    """With r = 1 / rms(x): y = r·x and dx = r·(dy - y·mean(y·dy)).
+
+    2.5 times as fast as autograd on a CPU.
+    """
 
     @staticmethod
     def forward(ctx, x, eps):
-        norm = torch.linalg.vector_norm(
-            x, dim=-1, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32)
-        )
-        r = (
-            norm.square_()
-            .div_(x.shape[-1])
-            .add_(eps or torch.finfo(norm.dtype).eps)
-            .rsqrt_()
-            .to(x.dtype)
-        )
+        wide = torch.promote_types(x.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)
+        mean_square = norm.square_().div_(x.shape[-1])
+        r = mean_square.add_(eps or torch.finfo(wide).eps).rsqrt_().to(x.dtype)
         y = x * r
         ctx.save_for_backward(y, r)
         return y
@@ -83,7 +85,10 @@ def relu2(x):
 
 
 class ReLU2(torch.autograd.Function):
-    """With r = max(x, 0): y = r² and dx = 2·r·dy, in one pass. 1.5 to 3.5 times as fast as autograd on a CPU."""
+    """With r = max(x, 0): y = r² and dx = 2·r·dy, in one pass.
+
+    1.5 to 3.5 times as fast as autograd on a CPU.
+    """
 
     @staticmethod
     def forward(ctx, x):
@@ -98,60 +103,57 @@ class ReLU2(torch.autograd.Function):
         return torch.addcmul(dy.new_zeros(()), r, dy, value=2)
 
 
-MAX_LOGITS_CPU, MAX_LOGITS_GPU = (
-    2**24,
-    2**27,
-)  # that linear_cross_entropy holds at a time (64 and 512 MB in float32)
-LOSS_SCALE = 1024.0  # of the logits' gradients: avoids float16 underflow once they are divided by the number of tokens
+# --------------------------------------------------------------------------------------------------
+# The loss. PyTorch 2.13 has a chunked F.linear_cross_entropy too, but for half precision it rounds
+# the loss to bfloat16, takes 1.3 to 1.5 times as long on a CPU, and knows nothing of autocast.
+
+MAX_LOGITS_CPU = 2**24  # logits in a chunk: 64 MB in float32
+MAX_LOGITS_GPU = 2**27
+LOSS_SCALE = 1024.0  # of the logits' gradients: divided by the tokens, float16 would underflow
 
 
 def linear_cross_entropy(x, weight, targets):
-    """Mean cross-entropy in nats of the logits x @ weight^T, x (N, C), weight (V, C), at targets (N,); -1 is ignored.
+    """Mean cross-entropy in nats of the logits x @ weight^T at targets (N,), -1 to ignore.
 
-    Computed in chunks of rows, each with its gradient at once: for GPT-2's vocabulary, all N x V logits would be most of
-    the memory of a training step. Its backward pass can run only once. The same as F.linear_cross_entropy of PyTorch
-    2.13, for every version of PyTorch and under torch.compile.
+    x (N, C), weight (V, C). Computed in chunks of rows, each with its gradient at once: for
+    GPT-2's vocabulary, all N x V logits would be most of the memory of a training step. Its
+    backward pass can run only once.
     """
     return LinearCrossEntropy.apply(x, weight, targets, torch.is_grad_enabled())
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Gradients are computed in the forward pass, while the logits exist, and scaled in the backward pass."""
+    """Computes gradients in the forward pass, while the logits exist.
+
+    The backward pass only scales them.
+    """
 
     @staticmethod
     def forward(ctx, x, weight, targets, with_gradients):
-        wide = torch.promote_types(
-            x.dtype, torch.float32
-        )  # half precision is too coarse for a loss
-        total, count = torch.zeros((), dtype=wide, device=x.device), (targets >= 0).sum(dtype=wide)
-        dx, dweight = (
-            (torch.zeros_like(x), torch.zeros_like(weight)) if with_gradients else (None, None)
-        )
-        rows = max(1, MAX_LOGITS_CPU // len(weight))
-        if x.is_cuda:
-            rows = max(1, MAX_LOGITS_GPU // len(weight) // 128) * 128  # whole tiles of the products
-        dx_chunks = dx.split(rows) if with_gradients else itertools.repeat(None)
-        for x_chunk, target, dx_chunk in zip(x.split(rows), targets.split(rows), dx_chunks):
-            logits = F.linear(x_chunk, weight)
-            half, logits = logits.dtype, logits.to(wide)
-            ignored, target = (target < 0)[:, None], target.clamp_min(0)[:, None]
+        wide = torch.promote_types(x.dtype, torch.float32)  # half precision is too coarse
+        total = torch.zeros((), dtype=wide, device=x.device)
+        count = (targets >= 0).sum(dtype=wide)
+        if with_gradients:
+            dx = torch.zeros_like(x)
+            dweight = torch.zeros_like(weight)
+        size = rows_of_a_chunk(x, weight)
+        for start in range(0, len(x), size):
+            rows = slice(start, start + size)
+            logits = F.linear(x[rows], weight)
+            half = logits.dtype
+            logits = logits.to(wide)
+            target = targets[rows, None].clamp_min(0)
+            ignored = targets[rows, None] < 0
             log_sum = logits.logsumexp(-1, keepdim=True)
             total += (log_sum - logits.gather(1, target)).masked_fill(ignored, 0).sum()
             if with_gradients:
-                dlogits = logits.sub_(log_sum).exp_()  # softmax, minus 1 at the target
-                if x.is_cuda:  # compiled, all of it is one kernel that writes half precision alone
-                    dlogits = dlogits - (torch.arange(len(weight), device=x.device) == target).to(
-                        wide
-                    )
-                else:
-                    dlogits.scatter_add_(1, target, dlogits.new_full(target.shape, -1))
-                dlogits = dlogits.masked_fill_(ignored, 0)
+                dlogits = softmax_minus_target(logits, log_sum, target).masked_fill_(ignored, 0)
                 dlogits = dlogits.mul_(LOSS_SCALE / count).to(half)
-                dx_chunk.copy_(dlogits @ weight)
+                dx[rows] = dlogits @ weight
                 if half == dweight.dtype:
-                    dweight.addmm_(dlogits.mT, x_chunk)
-                else:
-                    dweight += dlogits.mT @ x_chunk
+                    dweight.addmm_(dlogits.mT, x[rows])
+                else:  # under autocast
+                    dweight += dlogits.mT @ x[rows]
         if with_gradients:
             ctx.save_for_backward(dx, dweight)
         return total / count
@@ -160,28 +162,49 @@ class LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dloss):
         dx, dweight = ctx.saved_tensors
-        return dx.mul_(dloss / LOSS_SCALE), dweight.mul_(dloss / LOSS_SCALE), None, None
+        scale = dloss / LOSS_SCALE
+        return dx.mul_(scale), dweight.mul_(scale), None, None
+
+
+def rows_of_a_chunk(x, weight):
+    """Rows of x whose logits are in memory at a time; on a GPU whole tiles of the products."""
+    if x.is_cuda:
+        return max(1, MAX_LOGITS_GPU // len(weight) // 128) * 128
+    return max(1, MAX_LOGITS_CPU // len(weight))
+
+
+def softmax_minus_target(logits, log_sum, target):
+    """The gradient of each row's loss: its softmax, minus 1 at the target. Overwrites logits."""
+    softmax = logits.sub_(log_sum).exp_()
+    if not logits.is_cuda:
+        return softmax.scatter_add_(1, target, softmax.new_full(target.shape, -1))
+    # Compiled, this is one kernel that writes half precision alone.
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    return softmax - (ids == target).to(logits.dtype)
+
+
+# --------------------------------------------------------------------------------------------------
+# attention.Tiled
 
 
 def tiled_gradients(dy, q, k, v, y, log_total, tiles):
-    """Gradients of q (B, H, Tq, D) and k, v (B, G, Tk, D) from the tensors that attention.Tiled.forward saved.
+    """Gradients of q (B, H, Tq, D) and k, v (B, G, Tk, D), from the tensors Tiled.forward saved.
 
     The weights of each tile are computed again, from the logarithm of their sum over all keys.
     """
     wide = log_total.dtype
     dy = dy.reshape(y.shape).to(wide)
     dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
-    mean = (dy * y).sum(-1, keepdim=True)  # what softmax subtracts from the gradient of each weight
+    mean = (dy * y).sum(-1, keepdim=True)  # softmax subtracts it from the gradient of each weight
     scale = 1 / math.sqrt(q.shape[-1])
     for rows, columns, bias in tiles:
-        q_tile, k_tile, v_tile = (
-            x.to(wide) for x in (q[..., rows, :], k[..., columns, :], v[..., columns, :])
-        )
+        q_tile = q[..., rows, :].to(wide)
+        k_tile = k[..., columns, :].to(wide)
+        v_tile = v[..., columns, :].to(wide)
         weights = (scale * q_tile @ k_tile.mT + bias - log_total[..., rows, :]).exp()
         dscores = weights * (dy[..., rows, :] @ v_tile.mT - mean[..., rows, :]) * scale
         dq[..., rows, :] += dscores @ k_tile
-        dk[..., columns, :] += (dscores.mT @ q_tile).sum(
-            2, keepdim=True
-        )  # over the query heads that share the key
+        # Summed over the query heads that share the key.
+        dk[..., columns, :] += (dscores.mT @ q_tile).sum(2, keepdim=True)
         dv[..., columns, :] += (weights.mT @ dy[..., rows, :]).sum(2, keepdim=True)
     return dq.flatten(1, 2).to(q.dtype), dk[:, :, 0].to(k.dtype), dv[:, :, 0].to(v.dtype)

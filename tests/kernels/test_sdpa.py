@@ -138,7 +138,7 @@ def test_windows_of_flash_attention(case, W):
     for visible in causal, sliding_window(W):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
-            got = value_and_gradients(lambda *x: sdpa.window(*x, None), q, k, v, visible)
+            got = value_and_gradients(lambda *x: sdpa.flash_window(*x, None), q, k, v, visible)
         same(got, value_and_gradients(naive, q, k, v, visible))
 
 
@@ -175,7 +175,7 @@ def test_which_kernel(monkeypatch, compiling, capability, dtype, Tq):
     q, k = (torch.empty(1, 2, T, 64, dtype=dtype).as_subclass(OnGPU) for T in (Tq, 512))
     flash, flex = dtype != torch.float32 and capability >= (8, 0), sdpa.flex if compiling else None
     wanted = {about: flex for about in named}
-    wanted["sliding_window(5)"] = wanted["causal"] = sdpa.window if flash else flex
+    wanted["sliding_window(5)"] = wanted["causal"] = sdpa.flash_window if flash else flex
     for about, visible in named.items():
         assert sdpa.sparse_on_gpu(q, k, visible) is (wanted[about] if Tq > 1 else None)
         assert sdpa.sparse_on_gpu(q.cpu().as_subclass(torch.Tensor), k, visible) is None
