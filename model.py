@@ -18,7 +18,9 @@ import torch.nn.functional as F
 
 from attention import CausalSelfAttention, check_mechanism, rope_table, sinusoidal
 from engine.common.checks import at_least, check_heads, choose
-from engine.decoding import generation
+from engine.decoding.generation import stream
+from engine.decoding.sampling import RandomStream, Sampling
+from engine.decoding.session import Session
 from engine.kernels.autograd import in_autocast, linear_cross_entropy, relu2, rms_norm
 from engine.weights import checkpoint, pretrained
 from engine.weights.loading import WithoutInit, checked
@@ -489,10 +491,10 @@ class GPT(nn.Module):
         """
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens={max_new_tokens} must be 0 or more")
-        settings = generation.Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
-        session = generation.Session(self, list(idx), max_new_tokens, use_cache)
-        random = generation.RandomStream([generator] * len(idx))
-        for _ in generation.stream(session, max_new_tokens, settings, random, vocab_size):
+        settings = Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
+        session = Session(self, list(idx), max_new_tokens, use_cache)
+        random = RandomStream([generator] * len(idx))
+        for _ in stream(session, max_new_tokens, settings, random, vocab_size):
             pass
         return session.ids
 

@@ -25,8 +25,12 @@ from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.hardware import half_dtype, machine_report, time_interleaved
 from engine.common.settings import parse_settings
-from engine.decoding import generation
+from engine.decoding.compiled import CompiledStep
+from engine.decoding.generation import stream
 from engine.decoding.quantization import CACHE_BYTES, prepare_for_inference, weight_bytes
+from engine.decoding.sampling import RandomStream, Sampling
+from engine.decoding.session import Session, prefill
+from engine.decoding.speculation import ngram
 from engine.text import dataset, tokenizer
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
@@ -145,23 +149,19 @@ def step_bytes(model, config):
 
 def our_writer(model, prompt, tokens):
     """Return a function that continues prompt (T,), on a GPU by a compiled step as sample.py."""
-    compiled = generation.compiled_decode(model) if prompt.is_cuda else None
-    last = [None]  # the session before: a compiled step knows the addresses of its cache
+    compiled = CompiledStep() if prompt.is_cuda else None
 
     def write():
-        after = last.pop()
-        session = generation.Session(model, [prompt], tokens, compiled=compiled, after=after)
-        last.append(session)
-        write_text(session, tokens)
+        write_text(Session(model, [prompt], tokens, compiled=compiled), tokens)
 
     return write
 
 
 def write_text(session, tokens, temperature=0.8, guess=None):
     """Continue the session's text by this number of tokens."""
-    sampling = generation.Sampling(temperature=temperature, top_k=200)
-    random = generation.RandomStream([torch.Generator().manual_seed(0)])
-    for _ in generation.stream(session, tokens, sampling, random, guess=guess):
+    sampling = Sampling(temperature=temperature, top_k=200)
+    random = RandomStream([torch.Generator().manual_seed(0)])
+    for _ in stream(session, tokens, sampling, random, guess=guess):
         pass
 
 
@@ -286,7 +286,7 @@ def loss_of(model, tokens, T, at_once, device):
         cache = model.new_cache(1)
         logits = []
         for part in x.to(device).split(at_once, dim=1):
-            logits.append(generation.prefill(model, part, cache, at_once))
+            logits.append(prefill(model, part, cache, at_once))
         logits = torch.cat(logits, dim=1)[0].float()
         losses.append(F.cross_entropy(logits, y[0].to(device)).item())
     return statistics.mean(losses)
@@ -297,11 +297,11 @@ def ngram_gain(config, plain, guessing, temperature, prompts, device):
     tokens = 8 * len(prompts[0])
 
     def write(model, prompt, guess):
-        session = generation.Session(model, [prompt], tokens)
+        session = Session(model, [prompt], tokens)
         write_text(session, tokens, temperature, guess)
 
     def guess(session, most):
-        return generation.ngram(session, min(GUESSES, most))
+        return ngram(session, min(GUESSES, most))
 
     gains = []
     for prompt in tqdm(prompts, "guessing", leave=False):

@@ -19,7 +19,12 @@ from attention import (
     sliding_window,
     strided,
 )
-from engine.decoding import generation, quantization
+from engine.decoding import quantization
+from engine.decoding.compiled import CompiledStep
+from engine.decoding.generation import stream
+from engine.decoding.sampling import RandomStream, Sampling
+from engine.decoding.session import Session
+from engine.decoding.speculation import ngram
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig, train
@@ -173,15 +178,13 @@ def test_a_decoding_step_is_one_cuda_graph(shape, rows, quantize, monkeypatch):
     model = quantization.prepare_for_inference(
         model_of(**SHAPES[shape]), torch.float32, quantize, None
     )
-    step, session = generation.compiled_decode(model), None
+    step = CompiledStep()
     for length, count in (9, 60), (30, 40):
         prompts, found = [torch.randint(300, (length,), device="cuda") for _ in range(rows)], []
-        session = generation.Session(model, prompts, count, compiled=step, after=session)
-        for now in generation.Session(model, prompts, count), session:
-            chance = generation.RandomStream(
-                [torch.Generator().manual_seed(n) for n in range(rows)]
-            )
-            found.append([*generation.stream(now, count, generation.Sampling(top_k=50), chance)])
+        session = Session(model, prompts, count, compiled=step)
+        for now in Session(model, prompts, count), session:
+            chance = RandomStream([torch.Generator().manual_seed(n) for n in range(rows)])
+            found.append([*stream(now, count, Sampling(top_k=50), chance)])
         same = [torch.equal(one[0], other[0]) for one, other in zip(*found)]
         first = (
             same.index(False) if False in same else count
@@ -198,10 +201,10 @@ def test_a_draft_of_a_hundred_tokens():
     """Catches guesses that change the text, on a device where they have another kernel than a single token."""
     model = model_of().float().eval()
     prompt, texts = torch.arange(20, device="cuda"), []
-    for guess in None, generation.ngram:
-        session = generation.Session(model, [prompt], 100)
-        settings, random = generation.Sampling(temperature=0), generation.RandomStream([None])
-        for _ in generation.stream(session, 100, settings, random, guess=guess):
+    for guess in None, ngram:
+        session = Session(model, [prompt], 100)
+        settings, random = Sampling(temperature=0), RandomStream([None])
+        for _ in stream(session, 100, settings, random, guess=guess, most_guesses=100):
             pass
         texts.append(session.text().tolist())
     assert texts[0][:70] == texts[1][:70] and len(texts[1]) == 120

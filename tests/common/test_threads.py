@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from engine.common import threads
-from engine.decoding import generation, quantization
+from engine.decoding import quantization
+from engine.decoding.session import decode_one_token, prefill
 from model import GPT, GPTConfig
 
 
@@ -97,10 +98,9 @@ def test_the_same_bits_in_any_number_of_threads(kind, rows):
             torch.set_num_threads(count)
             cache = model.new_cache(rows)
             with torch.inference_mode():
-                steps = [generation.prefill(model, ids[:, :190], cache)]
+                steps = [prefill(model, ids[:, :190], cache)]
                 steps += [
-                    generation.decode_one_token(model, ids[:, n : n + 1], cache)
-                    for n in range(190, 200)
+                    decode_one_token(model, ids[:, n : n + 1], cache) for n in range(190, 200)
                 ]
             found.append(torch.cat(steps))
     finally:

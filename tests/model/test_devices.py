@@ -8,7 +8,8 @@ from test_registries import MECHANISMS, new
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.decoding import generation
+from engine.decoding.sampling import Sampling, sample_next_token
+from engine.decoding.session import Session, decode_one_token, prefill
 from engine.kernels import autograd
 from engine.training.optimizer import make_optimizer
 from model import GPT, MODERN, GPTConfig
@@ -96,12 +97,12 @@ def test_tensors_that_say_they_are_on_a_gpu(change, capability, monkeypatch):
             assert model(idx, idx, only_loss=True)[1].device.type == "cuda"
             with torch.inference_mode():
                 logits = [
-                    generation.prefill(model, idx[:, :300], cache),
-                    generation.decode_one_token(model, idx[:, :1], cache),
+                    prefill(model, idx[:, :300], cache),
+                    decode_one_token(model, idx[:, :1], cache),
                 ]
                 for layer in cache:
                     layer.at = torch.zeros(1, dtype=torch.long, device="cuda")
-                logits += [generation.decode_one_token(model, idx[:, :1], cache)]
+                logits += [decode_one_token(model, idx[:, :1], cache)]
             assert {(x.device.type, x.dtype, x.shape) for x in logits} == {
                 ("cuda", dtype, (2, 1, 60))
             }
@@ -121,21 +122,18 @@ class Moves(TorchDispatchMode):
 @pytest.mark.parametrize("change", SPARSE, ids=str)
 def test_a_token_waits_for_nothing(change, monkeypatch):
     """Catches positions, padding or chance that each token brings from the CPU, which waits for all that a GPU has to do."""
-    sampling, u = (
-        generation.Sampling(top_k=9, repetition_penalty=1.2),
-        torch.rand(2, dtype=torch.float64),
-    )
+    sampling, u = (Sampling(top_k=9, repetition_penalty=1.2), torch.rand(2, dtype=torch.float64))
     with torch.device("meta"):
         model = GPT(GPTConfig(**{**MODERN, **LONG, **change}))
         cache, prompts = model.new_cache(2), [torch.zeros(T, dtype=torch.long) for T in (300, 290)]
-        session = generation.Session(model, prompts)
+        session = Session(model, prompts)
         for layer in cache:
             layer.reset(torch.zeros(2, dtype=torch.long))
     with torch.no_grad():
-        generation.prefill(model, session.ids[:, :300], cache)
+        prefill(model, session.ids[:, :300], cache)
         monkeypatch.setattr(torch, "tensor", None)  # numbers of Python are moved too
         with Moves():
-            logits = generation.decode_one_token(model, session.ids[:, :1], cache)[:, 0]
-            assert generation.sample_next_token(
-                logits, sampling, u, session.without_padding(300)
-            ).shape == (2,)
+            logits = decode_one_token(model, session.ids[:, :1], cache)[:, 0]
+            assert sample_next_token(logits, sampling, u, session.without_padding(300)).shape == (
+                2,
+            )

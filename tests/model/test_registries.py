@@ -24,8 +24,10 @@ from attention import (
     softmax,
 )
 from engine.common.checks import choose
-from engine.decoding.generation import Sampling, Session, decode_and_sample
+from engine.decoding.compiled import CompiledStep, decode_and_sample
 from engine.decoding.quantization import prepare_for_inference
+from engine.decoding.sampling import RandomStream, Sampling
+from engine.decoding.session import Session, next_token
 from engine.training.optimizer import make_optimizer
 from engine.weights import checkpoint
 from masks import full, mask_of, positions, predicate
@@ -446,15 +448,13 @@ def test_a_mechanism_with_a_key_for_each_query_head(mechanism):
 def test_a_mechanism_in_a_step_that_can_be_compiled(mechanism):
     """Catches a mechanism that takes its position for a number: torch.compile needs a tensor, whose value may change."""
     model, prompt = tiny(**mechanism), torch.randint(33, (5,))
-    one, other = (
-        Session(model, [prompt], 8),
-        Session(model, [prompt], 8, compiled=decode_and_sample),
-    )
-    for token in torch.randint(33, (8, 1, 1)):
-        _, logits = other.sample(Sampling(), torch.zeros(1))
-        torch.testing.assert_close(logits, one.logits(), rtol=0, atol=1e-12)
-        one.append(token)
-        other.append(token)
+    one = Session(model, [prompt], 8)
+    other = Session(model, [prompt], 8, compiled=CompiledStep(decode_and_sample))
+    random = RandomStream([torch.Generator().manual_seed(0)])
+    for _ in range(8):
+        token, logits = next_token(other, Sampling(), random)
+        torch.testing.assert_close(logits, one.logits()[:, -1], rtol=0, atol=1e-12)
+        one.append(token[:, None])
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,11 @@ from conftest import complaint, run_here  # noqa: E402
 transformers = pytest.importorskip("transformers")
 
 
-from engine.decoding.generation import RandomStream, Sampling, Session, ngram, stream  # noqa: E402
+from engine.decoding.generation import stream  # noqa: E402
 from engine.decoding.quantization import prepare_for_inference  # noqa: E402
+from engine.decoding.sampling import RandomStream, Sampling  # noqa: E402
+from engine.decoding.session import Session  # noqa: E402
+from engine.decoding.speculation import ngram  # noqa: E402
 from engine.text import (
     dataset,  # noqa: E402
     tokenizer,  # noqa: E402

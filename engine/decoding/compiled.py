@@ -1,0 +1,84 @@
+"""The decoding step by torch.compile: one graph, on a GPU one CUDA graph, for every token."""
+
+import torch
+
+from engine.common.hardware import worth_compiling
+from engine.decoding.sampling import sample_next_token, to_device
+from engine.decoding.session import decode_one_token
+
+
+def decode_and_sample(model, token, cache, sampling, u, text=None, vocab_size=None):
+    """Read one more token (B, 1).
+
+    Returns ids (B,) sampled from what follows it, as by sample_next_token, and its logits (B, V).
+    """
+    logits = decode_one_token(model, token, cache)[:, -1, :vocab_size]
+    return sample_next_token(logits, sampling, u, text), logits
+
+
+def compile_step(model, compile, tokens):
+    """Return a CompiledStep or None: compile is a bool, or "auto" if that depends on the tokens.
+
+    tokens: how many will be generated one after another. ValueError if attention is no one graph.
+    """
+    possible = model.config.attention in ("fused", "masked_fill")
+    if compile == "auto":
+        compile = worth_compiling(model.transformer.wte.weight.device, tokens) and possible
+    if compile and not possible:
+        raise ValueError(
+            f"compile=True: attention={model.config.attention} cannot be compiled: leave it out"
+        )
+    return CompiledStep() if compile else None
+
+
+class CompiledStep:
+    """decode_and_sample, compiled, and the cache of the last session that used it.
+
+    All shapes are those of the last step and the position is a tensor, so attention reads all of
+    the cache's memory, including what is still empty. A CUDA graph knows the addresses of that
+    memory: the next session takes it over.
+
+    function: decode_and_sample, if it is compiled in another way.
+    """
+
+    def __init__(self, function=None):
+        self.cache = None
+        # With this tuning the compiler generates the products of a single row itself,
+        # and reads int8 weights in them directly.
+        options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
+        self.function = function or torch.compile(
+            decode_and_sample, fullgraph=True, options=options
+        )
+
+    def empty_cache(self, model, batch_size, max_len):
+        """Return the last cache if it has this size, else a new one."""
+        size = (batch_size, max_len)
+        if not self.cache or (self.cache[0].shape[0], self.cache[0].max_len) != size:
+            self.cache = None  # never two in memory
+            self.cache = model.new_cache(*size)
+        return self.cache
+
+    def ready(self, session):
+        """Return whether the session has one token to read, for which its cache has room."""
+        one_more = session.read == session.length - 1
+        return one_more and session.context_starts() == session.starts
+
+    @torch.inference_mode()
+    def __call__(self, session, sampling, u, text, vocab_size):
+        """Return ids (B,) of the next column, and the logits (B, V) they were sampled from."""
+        token = session.unread_ids().clone()
+        u = to_device(u, token.device)
+        position = torch.full_like(token[0], len(session.cache[0]))
+        for layer in session.cache:
+            layer.at = position
+            torch._dynamo.mark_static_address(layer.k)  # or each step would copy it
+            torch._dynamo.mark_static_address(layer.v)
+        ids, logits = self.function(
+            session.model, token, session.cache, sampling, u, text, vocab_size
+        )
+        for layer in session.cache:
+            layer.length += 1
+            layer.at = None
+        session.read = session.length
+        session.passes += 1
+        return ids.clone(), logits.clone()  # the next step overwrites what the graph returns

@@ -1,0 +1,134 @@
+"""Sampling the next token: a small function for each setting, composed by sample_next_token."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from engine.common.checks import at_least
+
+
+@dataclass(kw_only=True)
+class Sampling:
+    """The settings of sampling the next token from the model's logits."""
+
+    temperature: float = 1.0
+    """Below 1 more predictable, above 1 more surprising; 0 always takes the most likely token."""
+    top_k: int = 0
+    """Sample from the k most likely tokens only; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the most likely tokens that together have this probability (nucleus sampling);
+    1: from all."""
+    min_p: float = 0.0
+    """Exclude tokens whose probability is below this share of the most likely one's; 0: none."""
+    repetition_penalty: float = 1.0
+    """Divides the logits of tokens that the text already has (multiplies negative ones);
+    1: none, 1.2: noticeable."""
+
+    def __post_init__(self):
+        at_least(0, self, "temperature", "top_k")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
+        at_least(0, self, "min_p", most=1)
+        if not 0 < self.repetition_penalty < math.inf:
+            raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0")
+
+
+def sample_next_token(logits, sampling, u, text=None):
+    """Return ids (B,), sampled from logits (B, V).
+
+    u (B,): numbers uniform in [0, 1), the only source of randomness. text: the ids (B, T) to
+    penalize; -1 stands for none.
+    """
+    logits = logits.float()
+    V = logits.shape[-1]
+    if sampling.repetition_penalty != 1 and text is not None:
+        logits = penalize_repetition(logits, text, sampling.repetition_penalty)
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1)
+    k = min(sampling.top_k or V, V)
+    if k == V and sampling.top_p == 1 and sampling.min_p == 0:
+        return inverse_cdf(softmax(logits, sampling.temperature), u)[:, 0]  # saves sorting
+    logits, ids = logits.topk(k)  # in descending order
+    p = softmax(logits, sampling.temperature)
+    p = keep_min_p(keep_top_p(p, sampling.top_p), sampling.min_p)
+    return ids.gather(1, inverse_cdf(p, u))[:, 0]
+
+
+def penalize_repetition(logits, text, penalty):
+    """Make the tokens of text less likely (Keskar et al. 2019, arXiv:1909.05858)."""
+    V = logits.shape[-1]
+    ids = torch.where((text < 0) | (text >= V), V, text)
+    seen = torch.zeros(len(logits), V + 1, dtype=torch.bool, device=logits.device)
+    seen = seen.scatter_(1, ids, True)[:, :V]
+    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
+    return torch.where(seen, penalized, logits)
+
+
+def softmax(logits, temperature):
+    """Return the probabilities at a temperature, in float64, but in float32 on MPS without it."""
+    wide = torch.float32 if logits.device.type == "mps" else torch.float64
+    logits = logits - logits.amax(dim=-1, keepdim=True)  # no overflow at a tiny temperature
+    return (logits.to(wide) / temperature).softmax(dim=-1)
+
+
+def keep_top_p(p, share):
+    """Keep the first of p, in descending order, that reach this share together.
+
+    Nucleus sampling: Holtzman et al. 2019, arXiv:1904.09751.
+    """
+    before = p.cumsum(dim=-1) - p
+    return p.masked_fill(before >= share, 0.0)
+
+
+def keep_min_p(p, share):
+    """Keep those of p, in descending order, that have this share of the first.
+
+    Nguyen et al. 2024, arXiv:2407.01082.
+    """
+    return p.masked_fill(p < share * p[:, :1], 0.0)
+
+
+def inverse_cdf(p, u):
+    """Return the index (B, 1) at which the cumulative sum of p (B, V) passes u (B,) of its end."""
+    ends = p.cumsum(dim=-1)
+    u = to_device(u.to(p.dtype), p.device)
+    index = torch.searchsorted(ends, u[:, None] * ends[:, -1:], right=True)
+    return index.clamp(max=p.shape[-1] - 1)
+
+
+def to_device(u, device):
+    """Copy u to a device without waiting until that has computed all it was given.
+
+    MPS waits: it may read u when that is gone.
+    """
+    return u.to(device, non_blocking=device.type != "mps")
+
+
+class RandomStream:
+    """The random numbers (B,) of each column of a batch of texts, one generator for each text.
+
+    The first column gets each generator's first number, the next column its second, whatever the
+    order of the calls. So a draft model that looks ahead samples with the same numbers.
+    """
+
+    def __init__(self, generators):
+        self.generators = generators
+        self.numbers = []
+        self.first_column = None
+
+    def at(self, column):
+        """Return the numbers of a column, (B,) float64. The first call names the first column."""
+        if self.first_column is None:
+            self.first_column = column
+        while len(self.numbers) <= column - self.first_column:
+            numbers = [uniform(generator) for generator in self.generators]
+            self.numbers.append(torch.stack(numbers))
+        return self.numbers[column - self.first_column]
+
+
+def uniform(generator):
+    """Return the next number of a generator, or of PyTorch's own for None."""
+    device = generator.device if generator else torch.device("cpu")
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    return torch.rand((), generator=generator, device=device, dtype=wide).cpu().double()

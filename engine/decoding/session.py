@@ -1,0 +1,186 @@
+"""Texts that grow together, and the cache of what the model has read: prefill, decode_one_token.
+
+It is fast because little is computed twice. Keys and values of the past stay in a cache; a prompt
+that several texts share is read once; and all texts are decoded as one batch, since reading a
+weight for ten rows costs little more than for one.
+"""
+
+import torch
+
+from engine.decoding.sampling import sample_next_token
+
+
+def prefill(model, idx, cache, count=1):
+    """Read idx (B, T) after what cache holds.
+
+    Returns the logits (B, count, V) of what follows each of the last count tokens.
+    """
+    return model.lm_head(model.hidden(idx, cache)[:, -count:])
+
+
+def decode_one_token(model, token, cache):
+    """Read one more token (B, 1). Returns the logits (B, 1, V) of what follows it."""
+    return model.lm_head(model.hidden(token, cache))
+
+
+def next_token(session, sampling, random, vocab_size=None):
+    """Add a token to each text. Returns their ids (B,) and the logits (B, V) of all."""
+    u = random.at(session.length)
+    text = text_to_penalize(session, sampling, session.length)
+    if session.compiled and session.compiled.ready(session):
+        ids, logits = session.compiled(session, sampling, u, text, vocab_size)
+        check_finite(logits)
+    else:
+        logits = session.logits()[:, -1, :vocab_size]
+        ids = sample_next_token(logits, sampling, u, text)
+    session.append(ids[:, None])
+    return ids, logits
+
+
+def text_to_penalize(session, sampling, end):
+    """Return the ids before column end for sample_next_token, or None without a penalty."""
+    return session.without_padding(end) if sampling.repetition_penalty != 1 else None
+
+
+def check_finite(logits):
+    """ValueError for an overflow of float16: one anywhere in the model ends up here."""
+    if logits.dtype == torch.float16 and not logits.isfinite().all():
+        raise ValueError(
+            "this model computes numbers that are too large for float16: try --dtype=float32"
+        )
+
+
+class Session:
+    """Tokens of a batch of texts, and the model's cache of them.
+
+    prompts: 1-D tensors of ids, one for each text. room: columns to add, at first. All texts end
+    at the same column of ids (B, T); a shorter one begins later, at begin[row], after padding. A
+    full context moves on at model.context_start, for each text by itself.
+
+    compiled: a CompiledStep, or None. The shapes of its session never change.
+    """
+
+    def __init__(self, model, prompts, room=256, use_cache=True, compiled=None):
+        self.model = model
+        self.use_cache = use_cache
+        self.compiled = compiled
+        self.length = max(map(len, prompts))
+        self.begin = [self.length - len(prompt) for prompt in prompts]
+        columns = self.length + room
+        if compiled:
+            columns += -columns % 256  # few sizes, for each of which the step is compiled
+        self.ids = torch.zeros(len(prompts), columns, dtype=torch.long, device=prompts[0].device)
+        self.padding = self.ids.new_tensor(self.begin)[:, None]  # on the device, for each step
+        for row, begin, prompt in zip(self.ids, self.begin, prompts):
+            row[begin : self.length] = prompt
+        self.cache = None
+        self.starts = None  # the columns where the cached contexts begin
+        self.read = 0  # columns that the cache has read
+        self.passes = 0  # times that the model's weights were read
+
+    def append(self, tokens):
+        """Add ids (B, T) to the texts; nothing is computed yet."""
+        B, T = tokens.shape
+        if self.length + T > self.ids.shape[1]:
+            more = self.ids.new_zeros(B, self.length + T)  # at least twice as long
+            self.ids = torch.cat([self.ids, more], dim=1)
+            self.forget()  # the cache must grow too
+        self.ids[:, self.length : self.length + T] = tokens
+        self.length += T
+
+    def trim(self, length):
+        """Remove the columns from length on."""
+        self.length = length
+        self.unread(length)
+
+    def unread(self, column):
+        """Remove the columns from this one on from the cache."""
+        if self.read <= column:
+            return
+        try:
+            for layer in self.cache or ():
+                layer.trim(len(layer) - (self.read - column))
+            self.read = column
+        except ValueError:  # linear attention, or a context that has moved on
+            self.forget()
+
+    def forget(self):
+        """Read all texts again next time."""
+        self.starts = None
+        self.read = 0
+
+    def text(self, row=0):
+        """Return the ids of one text, (T,)."""
+        return self.ids[row, self.begin[row] : self.length]
+
+    def without_padding(self, end):
+        """Return the ids of all texts before column end and -1 elsewhere, (B, columns)."""
+        columns = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return self.ids.masked_fill((columns < self.padding) | (columns >= end), -1)
+
+    def context_starts(self):
+        """Return the column where the context of each text begins."""
+        return [begin + self.model.context_start(self.length - begin) for begin in self.begin]
+
+    @torch.inference_mode()
+    def logits(self, count=1):
+        """Return the logits (B, count, V) of what follows each of the last count columns."""
+        starts = self.context_starts()
+        if starts == self.starts:
+            self.unread(self.length - count)
+        if starts != self.starts or not self.use_cache:
+            logits = self.read_all(starts, count)
+        elif self.length - self.read == 1:
+            logits = decode_one_token(self.model, self.unread_ids(), self.cache)
+        else:
+            logits = prefill(self.model, self.unread_ids(), self.cache, count)
+        check_finite(logits)
+        self.starts = starts
+        self.read = self.length
+        self.passes += 1
+        return logits
+
+    def unread_ids(self):
+        """Return the ids that the cache has not read, (B, T)."""
+        return self.ids[:, self.read : self.length]
+
+    def read_all(self, starts, count):
+        """Fill the cache from each text's start. Texts that are equal so far are read once."""
+        left = min(starts)
+        idx = self.ids[:, left : self.length]
+        padding = None
+        if max(starts) > left:
+            padding = idx.new_tensor([start - left for start in starts])
+
+        # Texts that are equal so far share a row. A compiled step wants the memory it knows.
+        keys = [(start, *ids) for start, ids in zip(starts, idx.tolist())]
+        unique = list(dict.fromkeys(keys))
+        shared = len(unique) < len(keys) and not self.compiled
+        if shared:
+            rows = [keys.index(key) for key in unique]
+            idx = idx[rows]
+            padding = None if padding is None else padding[rows]
+
+        # A cache hides padding, so a batch with padding has one in any case.
+        self.cache = None  # never two in memory
+        cache = None
+        if self.use_cache or padding is not None:
+            cache = self.empty_cache(len(idx))
+            for layer in cache:
+                layer.reset(padding)
+        logits = prefill(self.model, idx, cache, count)
+
+        if shared:
+            row_of = [unique.index(key) for key in keys]
+            logits = logits[row_of]
+            cache = cache and [layer.select(row_of) for layer in cache]
+        if self.use_cache:
+            self.cache = cache
+        return logits
+
+    def empty_cache(self, batch_size):
+        """Return a cache of a size that does not depend on the texts: a step is compiled once."""
+        max_len = min(self.model.config.block_size, self.ids.shape[1])
+        if self.compiled:
+            return self.compiled.empty_cache(self.model, batch_size, max_len)
+        return self.model.new_cache(batch_size, max_len)

@@ -1,0 +1,114 @@
+"""Texts that are being generated: from tokens to characters, and to the screen."""
+
+import codecs
+import json
+import sys
+
+from engine.common.errors import escape_control_characters
+
+
+class Text:
+    """One text as its tokens arrive: complete characters, and nothing from a stop string on.
+
+    prompt, ids, seed: the beginning of the text, the same as token ids, and the seed of its random
+    numbers. ended: None, or one of "end_of_text", "stop", "length", "interrupted".
+    """
+
+    def __init__(self, tokenizer, stop=(), prompt="", ids=None, seed=0):
+        self.tokenizer = tokenizer
+        self.stop = stop
+        self.prompt = prompt
+        self.ids = ids
+        self.seed = seed
+        # Holds back the bytes of an incomplete character.
+        self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.text = ""
+        self.shown = None  # characters of the text that were shown; None: nor was the prompt
+        self.ended = None
+        self.tokens = []
+        self.logprobs = []
+
+    def add(self, token, logprob=None):
+        """Append a token, unless the text has ended."""
+        if self.ended:
+            return
+        if token == self.tokenizer.end_of_text:
+            return self.end("end_of_text")
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        self.write(self.utf8.decode(self.tokenizer.token_bytes(token)))
+
+    def write(self, piece):
+        """Append characters, or end the text before the first stop string that they complete."""
+        before = len(self.text)
+        self.text += piece
+        places = [self.text.find(s, max(0, before - len(s) + 1)) for s in self.stop]
+        places = [place for place in places if place >= 0]
+        if places:
+            self.text = self.text[: min(places)]
+            self.ended = "stop"
+
+    def end(self, reason):
+        """No more tokens will arrive."""
+        if not self.ended:
+            self.write(self.utf8.decode(b"", final=True))
+            self.ended = self.ended or reason
+
+    def unshown(self):
+        """Return what can be shown now and has not been, beginning with the prompt.
+
+        What may be the beginning of a stop string is held back.
+        """
+        until = len(self.text)
+        if not self.ended:
+            until -= max((held_back(self.text, s) for s in self.stop), default=0)
+        piece = self.prompt if self.shown is None else ""
+        piece += self.text[self.shown or 0 : until]
+        self.shown = max(self.shown or 0, until)
+        return piece
+
+    def to_json(self):
+        """Return the text as one line of JSON."""
+        line = {"prompt": self.prompt, "text": self.text, "ended": self.ended}
+        line |= {"tokens": self.tokens, "logprobs": self.logprobs}
+        return json.dumps(line, ensure_ascii=sys.stdout.encoding.lower() != "utf-8")
+
+
+def held_back(text, stop):
+    """Return how many characters at the end of text may be the beginning of a stop string."""
+    for n in range(len(stop) - 1, 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0
+
+
+class Printer:
+    """Shows the texts in order: the first that has not ended as it grows, the others after it."""
+
+    def __init__(self, texts, as_json=False):
+        self.texts = list(texts)
+        self.as_json = as_json
+
+    def show(self):
+        """Print what can be shown now."""
+        while self.texts:
+            text = self.texts[0]
+            if not self.as_json:
+                self.print(text.unshown())
+            if not text.ended:
+                return
+            del self.texts[0]
+            if self.as_json:
+                self.print(text.to_json() + "\n")
+            else:
+                self.print("\n---------------\n" if self.texts else "\n")
+
+    def print(self, piece):
+        print(escape_control_characters(piece), end="", flush=True)
+
+    def interrupt(self):
+        """Show the texts that have begun, as far as they are."""
+        self.texts = [text for n, text in enumerate(self.texts) if n == 0 or text.tokens]
+        for text in self.texts:
+            text.end("interrupted")
+        self.show()
