@@ -21,7 +21,7 @@ TOP = {"masks", "attention", "model", "train", "sample"}
 WINGS = {  # of engine/: which others each may import
     "common": set(),
     "kernels": {"common"},
-    "text": {"common", "weights"},
+    "text": {"common"},
     "weights": {"common", "text"},
     "decoding": {"common", "kernels"},
     "plotting": {"common", "training", "weights"},

@@ -160,7 +160,7 @@ def hash_of_code(preset):
 
 def hash_of_data(config):
     """Of what all runs are trained on."""
-    folder, _ = dataset.find_dataset(
+    folder = dataset.find_dataset(
         peek_setting([config.preset, *shlex.split(config.flags)], "dataset", "stdlib")
     )  # its default
     return sha256_of_file(folder / ("meta.json" if (folder / "meta.json").exists() else "val.bin"))

@@ -20,7 +20,7 @@ from engine.common.checks import at_least
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
-from engine.text import dataset
+from engine.text import dataset, preparation
 from engine.weights import checkpoint, pretrained
 from model import GPT
 
@@ -67,7 +67,7 @@ def main(config):
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
     if config.text:
-        text, about = dataset.read_text(config.text), config.text
+        text, about = preparation.read_text(config.text), config.text
         tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)])
     elif name := config.dataset or training.get("dataset"):
         data = dataset.load_dataset(

@@ -185,24 +185,6 @@ def compare(report):
     )
 
 
-def data(report):
-    """Preparing the same text, beside the peer."""
-    yield (
-        f"{report['summary']['MB']:.0f} MB of text to tokens",
-        [
-            {
-                "whole process": way,
-                "seconds": spread([measured[way][0] for measured in report["rounds"]]),
-                "peak MB": max(measured[way][1] for measured in report["rounds"]),
-                "time / ours": statistics.median(
-                    measured[way][0] / measured["lookback"][0] for measured in report["rounds"]
-                ),
-            }
-            for way in ("lookback", "nanoGPT")
-        ],
-    )
-
-
 def experiment(report):
     """The tables that an experiment printed."""
     return report["tables"].items()
@@ -213,7 +195,6 @@ TABLES = {
     "train": train,
     "sample": sample,
     "compare": compare,
-    "data": data,
     "experiment": experiment,
 }
 

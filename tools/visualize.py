@@ -23,7 +23,7 @@ from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
 from engine.common.settings import parse_settings
 from engine.plotting import heatmaps, inspection
-from engine.text.dataset import read_text
+from engine.text.preparation import read_text
 from engine.weights import pretrained
 from model import GPT
 from tools.shared import labels

@@ -1,8 +1,4 @@
-"""Token files read as batches that depend on a seed and nothing else.
-
-A dataset is a folder that preparation.py has written. Without meta.json, the files are nanoGPT's, with GPT-2's ids, if the
-user says so; or a preparation has been interrupted.
-"""
+"""Token files read as batches that depend on a seed and nothing else."""
 
 import difflib
 import math
@@ -15,246 +11,198 @@ import numpy as np
 import torch
 
 from engine.common.files import read_json, sha256_of_file, shell_path, shell_quote
-from engine.text import tokenizer
-from engine.text.documents import read_text  # noqa: F401
-from engine.text.preparation import DATA, SMALL, SPLITS, meta_digest, shard_names, write_dataset  # noqa: F401
-from engine.weights import checkpoint
+from engine.text.preparation import DATA, SMALL, SPLITS, meta_digest, write_dataset  # noqa: F401
+from engine.text.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
 
-SHIPPED = (
-    "stdlib",
-    "shakespeare",
-    "shakespeare_char",
-)  # which prepare themselves; no other folder's code is ever run
+# They prepare themselves when they are first used; no other folder's code is ever run.
+INCLUDED = "stdlib", "shakespeare", "shakespeare_char"
 
 
 @dataclass
 class Dataset:
+    """The tokens of a text, and what they mean."""
+
     name: str
-    """As in data/, or of a folder elsewhere the whole path."""
-    train: "np.ndarray | Tokens"
-    """Token ids, mapped from disk."""
-    val: "np.ndarray | Tokens"
-    tokenizer: tokenizer.Tokenizer
+    """As in data/; the whole path of a folder elsewhere."""
+    train: np.memmap
+    """Token ids, mapped from disk, uint16 or uint32."""
+    val: np.memmap
+    tokenizer: Tokenizer
     hashes: dict
-    """sha256 of train and val (None if it was not computed): losses compare only if they are the same."""
+    """sha256 of train and val (None if unknown): losses compare only if they are the same."""
     tokens_per_character: float | None
-    """In the validation text, to convert nats per token into bits per character; None where it was not counted."""
+    """In the validation text; None where the characters were not counted."""
 
     def bits_per_character(self, loss):
-        """A loss in nats per token, comparable between tokenizers; None where the characters were not counted."""
-        return (
-            None
-            if self.tokens_per_character is None
-            else loss * self.tokens_per_character / math.log(2)
-        )
+        """Convert a loss in nats per token, to compare tokenizers; None where the characters were not counted."""
+        if self.tokens_per_character is None:
+            return None
+        return loss * self.tokens_per_character / math.log(2)
 
 
-class Tokens:
-    """Shards as one sequence of ids, indexed by a slice or an array of positions; what is read is checked, and no more."""
-
-    def __init__(self, shards, vocab_size, folder):
-        self.shards, self.vocab_size, self.folder = shards, vocab_size, folder
-        self.ends = np.cumsum([len(shard) for shard in shards])
-        self.dtype = shards[0].dtype
-
-    def __len__(self):
-        return int(self.ends[-1])
-
-    def __getitem__(self, index):
-        """ValueError for an id that is not in the vocabulary, before it is looked up in an embedding."""
-        index = (
-            np.arange(*index.indices(len(self))) if isinstance(index, slice) else np.asarray(index)
-        )
-        index = np.where(index < 0, index + len(self), index)
-        if index.size and not 0 <= index.min() <= index.max() < len(self):
-            raise IndexError(f"there are {len(self):,} tokens")
-        which, found = (
-            np.searchsorted(self.ends, index, side="right"),
-            np.empty(index.shape, self.dtype),
-        )
-        for n in np.flatnonzero(np.bincount(which.ravel())):
-            here, shard = which == n, self.shards[n]
-            found[here] = shard[index[here] - (self.ends[n] - len(shard))]
-        if (largest := found.max(initial=0)) >= self.vocab_size:
-            raise ValueError(
-                f"{self.folder} has token id {largest}; the vocabulary has {self.vocab_size}: prepare it again"
-            )
-        return found
-
-
-def files_of(folder, split):
-    """The files of a split, in order; none if it is not there."""
-    return (
-        [path]
-        if (path := folder / f"{split}.bin").is_file()
-        else sorted(folder.glob(f"{split}_{'[0-9]' * 6}.bin"))
-    )
+def is_prepared(folder):
+    return all((folder / f"{split}.bin").is_file() for split in SPLITS)
 
 
 def find_dataset(name):
-    """The folder of a dataset, data/<name> or a folder elsewhere, and whether it was prepared just now, as ours can be."""
+    """Return the folder of a dataset, data/<name> or one elsewhere; an included one is prepared if it is not yet."""
     folder = DATA / name
     if not folder.is_dir() and Path(name).is_dir():
         folder = Path(name)
-    if all(files_of(folder, split) for split in SPLITS) and (
-        name not in SHIPPED or (folder / "meta.json").is_file()
-    ):
-        return folder, False
-    if name not in SHIPPED:
-        if Path(name).is_file():
-            prepare = shell_path(DATA / "text" / "prepare.py")
-            raise ValueError(
-                f"dataset {name} is a text: python {prepare} --input {shell_quote(name)} --name mine, and then "
-                "--dataset=mine"
-            )
-        if folder.parent == DATA and (folder / "prepare.py").exists():
-            raise ValueError(
-                f"dataset {name} is not prepared yet: python {shell_path(folder / 'prepare.py')}"
-            )
-        known = sorted({*SHIPPED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
-        if checkpoint.list_checkpoints(name):
-            raise ValueError(
-                f"dataset {name} is the folder of a run, which is given as --out_dir: which text is it to read?"
-            )
-        nearest = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-        raise ValueError(
-            f"dataset {name!r} has no train.bin and val.bin, and is none of ours that could be prepared: {hint}"
+    if name in INCLUDED and not (is_prepared(folder) and (folder / "meta.json").is_file()):
+        print(f"preparing dataset {name}, once")
+        status = subprocess.run([sys.executable, str(folder / "prepare.py")]).returncode
+        if status:  # it has printed why, in one line
+            sys.exit(status)
+    elif not is_prepared(folder):
+        raise ValueError(not_prepared(name, folder))
+    return folder
+
+
+def not_prepared(name, folder):
+    """Return the message for a dataset without train.bin and val.bin."""
+    if Path(name).is_file():
+        prepare = shell_path(DATA / "text" / "prepare.py")
+        command = f"python {prepare} --input {shell_quote(name)} --name mine"
+        return f"dataset {name} is a text: {command}, and then --dataset=mine"
+    if list(folder.glob("train_0*.bin")):
+        return f"dataset {name} is in shards, as earlier versions wrote it: prepare it again"
+    if folder.parent == DATA and (folder / "prepare.py").exists():
+        return f"dataset {name} is not prepared yet: python {shell_path(folder / 'prepare.py')}"
+    if list(folder.glob("step_*")):
+        return (
+            f"dataset {name} is the folder of a run, given as --out_dir: which text is it to read?"
         )
-    print(f"preparing dataset {name}, once")
-    result = subprocess.run([sys.executable, str(folder / "prepare.py")])
-    if result.returncode:  # it has printed why, in one line
-        sys.exit(result.returncode)
-    return folder, True
+    known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
+    nearest = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
+    return (
+        f"dataset {name!r} has no train.bin and val.bin, and is none of the included ones: {hint}"
+    )
 
 
 def load_dataset(name, block_size, data_tokenizer="", verify="auto"):
-    """The Dataset called name, checked: whole, every id within the vocabulary, longer than block_size.
+    """Return the Dataset called name, checked: whole, ids within the vocabulary, longer than block_size.
 
-    data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them. verify: whether to compare all files with
-    their sha256; auto: a split where that takes less than a second. Of a larger one nothing is read before it is used, and
-    its ids are checked as they are drawn. ValueError for what is damaged, missing or too short.
+    data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them. verify: whether all of the files is
+    compared with their sha256; auto: of a file below 256 MB. ValueError for what is damaged, missing or too short.
     """
-    folder, prepared = find_dataset(name)
+    folder = find_dataset(name)
     if (folder / "meta.json").exists():
-        try:
-            meta = read_json(folder / "meta.json")
-            if meta.pop("sha256", None) not in (
-                None,
-                meta_digest(meta),
-            ):  # earlier versions wrote none
-                raise ValueError("its sha256 is not its own")
-            encoding, dtype = tokenizer.tokenizer_from_spec(meta["tokenizer"]), meta["dtype"]
-            hashes = {name: meta[name]["sha256"] for name in SPLITS}
-            shards = {
-                name: meta[name].get("shards", [meta[name]]) for name in SPLITS
-            }  # earlier versions had only one
-            sizes = {name: [shard["tokens"] for shard in shards[name]] for name in SPLITS}
-            counts = [
-                *sizes["train"],
-                *sizes["val"],
-                meta["train"]["tokens"],
-                meta["val"]["tokens"],
-                meta["val"]["characters"],
-            ]
-            if not all(type(count) is int and 0 < count < 2**62 for count in counts):
-                raise ValueError("its counts are not those of a text")
-            if any(sum(sizes[name]) != meta[name]["tokens"] for name in SPLITS):
-                raise ValueError("its shards are not the whole")
-            if dtype not in ("uint16", "uint32") or meta["vocab_size"] != encoding.vocab_size:
-                raise KeyError(f"dtype {dtype}, vocab_size {meta['vocab_size']}")
-            tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
-        except (ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-            raise ValueError(
-                f"{folder / 'meta.json'} is damaged ({error!r}): prepare the dataset again"
-            ) from None
-    elif (folder / "meta.pkl").exists():
+        meta, tokenizer = read_meta(folder / "meta.json")
+        tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
+    else:
+        meta = meta_of_nanogpt(folder, data_tokenizer)
+        tokenizer = create_tokenizer("gpt2")
+        tokens_per_character = None
+    splits = {}
+    for split in SPLITS:
+        path = folder / f"{split}.bin"
+        tokens = map_tokens(path, meta["dtype"], meta[split]["tokens"], block_size)
+        check_tokens(path, tokens, tokenizer.vocab_size, meta[split]["sha256"], verify)
+        splits[split] = tokens
+    hashes = {split: meta[split]["sha256"] for split in SPLITS}
+    name = name if folder.parent == DATA else str(folder.resolve())
+    return Dataset(name, splits["train"], splits["val"], tokenizer, hashes, tokens_per_character)
+
+
+def read_meta(path):
+    """Return the content of meta.json and its tokenizer; ValueError if it is damaged."""
+    try:
+        meta = read_json(path)
+        if meta.pop("sha256", None) not in (None, meta_digest(meta)):  # None: an earlier version's
+            raise ValueError("its sha256 is not its own")
+        tokenizer = tokenizer_from_spec(meta["tokenizer"])
+        if meta["dtype"] not in ("uint16", "uint32"):
+            raise ValueError(f"dtype {meta['dtype']}")
+        for split in SPLITS:
+            tokens = meta[split]["tokens"]
+            characters = meta[split]["characters"]
+            if not (type(tokens) is type(characters) is int and tokens > 0 and characters > 0):
+                raise ValueError(f"{tokens} tokens, {characters} characters")
+            meta[split]["sha256"]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}): prepare the dataset again") from None
+    if len(meta["train"].get("shards", [])) > 1 or len(meta["val"].get("shards", [])) > 1:
+        raise ValueError(
+            f"{path.parent} is in shards, as earlier versions wrote it: prepare it again"
+        )
+    return meta, tokenizer
+
+
+def meta_of_nanogpt(folder, data_tokenizer):
+    """Return what meta.json would say of nanoGPT's files, which have GPT-2's ids; ValueError if nobody says they have."""
+    if (folder / "meta.pkl").exists():
         raise ValueError(
             f"{folder} has a meta.pkl and no meta.json: a pickle can run any code, so it is never read; "
             "prepare the dataset again, or delete meta.pkl if the ids are GPT-2's"
         )
-    elif data_tokenizer != "gpt2":
+    if data_tokenizer != "gpt2":
         raise ValueError(
-            f"{folder} has no meta.json: its preparation was interrupted, so prepare it again; or if nanoGPT made "
-            "it, with GPT-2's tokens, say so by --data_tokenizer=gpt2"
+            f"{folder} has no meta.json: its preparation was interrupted, so prepare it again; or if nanoGPT "
+            "made it, with GPT-2's tokens, say so by --data_tokenizer=gpt2"
         )
-    else:
-        dtype, tokens_per_character, encoding = "uint16", None, tokenizer.create_tokenizer("gpt2")
-        shards = {
-            name: [{"tokens": path.stat().st_size // 2} for path in files_of(folder, name)]
-            for name in SPLITS
-        }
-        hashes = {"train": None, "val": sha256_of_file(folder / "val.bin")}
-    paths = {
-        split: [folder / file for file in shard_names(split, len(shards[split]))]
-        for split in SPLITS
-    }
-    if missing := [path for split in SPLITS for path in paths[split] if not path.is_file()]:
-        raise ValueError(f"{missing[0]} is missing: prepare the dataset again")
-    width, splits = np.dtype(dtype).itemsize, {}
+    meta = {"dtype": "uint16"}
     for split in SPLITS:
-        small = sum(path.stat().st_size for path in paths[split]) < SMALL
-        compare = prepared or (small if verify == "auto" else verify)
-        for path, shard in zip(paths[split], shards[split]):
-            size, expected = path.stat().st_size, shard["tokens"]
-            if size != expected * width:
-                raise ValueError(
-                    f"{path} has {size:,} bytes, not {width} for each of {expected:,} tokens: prepare it again"
-                )
-        if (tokens := sum(shard["tokens"] for shard in shards[split])) <= block_size:
-            raise ValueError(
-                f"{paths[split][0]} has {tokens:,} tokens, but block_size={block_size} needs at least "
-                f"{block_size + 1:,}: use more text or a smaller block_size"
-            )
-        mapped = [
-            np.memmap(path, dtype=np.dtype(dtype).newbyteorder("<"), mode="r")
-            for path in paths[split]
-        ]
-        for path, shard, ids in (
-            zip(paths[split], shards[split], mapped) if small or compare else ()
-        ):
-            if (largest := int(ids.max())) >= encoding.vocab_size:
-                raise ValueError(
-                    f"{path} has token id {largest}; the vocabulary has {encoding.vocab_size}: prepare it again"
-                )
-            if compare and shard.get("sha256") not in (None, sha256_of_file(path)):
-                raise ValueError(
-                    f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again"
-                )
-        splits[split] = (
-            mapped[0] if small and len(mapped) == 1 else Tokens(mapped, encoding.vocab_size, folder)
+        meta[split] = {"tokens": (folder / f"{split}.bin").stat().st_size // 2, "sha256": None}
+    meta["val"]["sha256"] = sha256_of_file(folder / "val.bin")
+    return meta
+
+
+def map_tokens(path, dtype, count, block_size):
+    """Map a file of count token ids, little-endian; ValueError if it has not this size, or is too short for block_size."""
+    dtype = np.dtype(dtype).newbyteorder("<")
+    size = path.stat().st_size
+    if size != count * dtype.itemsize:
+        raise ValueError(
+            f"{path} has {size:,} bytes, not {dtype.itemsize} for each of {count:,} tokens: prepare it again"
         )
-    name = name if folder.parent == DATA else str(folder.resolve())
-    return Dataset(
-        name, **splits, tokenizer=encoding, hashes=hashes, tokens_per_character=tokens_per_character
-    )
+    if count <= block_size:
+        raise ValueError(
+            f"{path} has {count:,} tokens, but block_size={block_size} needs at least {block_size + 1:,}: "
+            "use more text or a smaller block_size"
+        )
+    return np.memmap(path, dtype=dtype, mode="r")
+
+
+def check_tokens(path, tokens, vocab_size, sha256, verify):
+    """ValueError for an id outside the vocabulary, or another sha256; the first 256 MB are checked unless verify says more."""
+    small = tokens.nbytes < SMALL
+    checked = tokens if verify is True else tokens[: SMALL // tokens.itemsize]
+    largest = int(checked.max())
+    if largest >= vocab_size:
+        raise ValueError(
+            f"{path} has token id {largest}; the vocabulary has {vocab_size}: prepare it again"
+        )
+    compare = small if verify == "auto" else verify
+    if compare and sha256 not in (None, sha256_of_file(path)):
+        raise ValueError(
+            f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again"
+        )
 
 
 def random_batch(tokens, batch_size, block_size, rng):
-    """batch_size windows chosen by rng: inputs and targets (batch_size, block_size) int64, targets one token later."""
+    """Return inputs and targets (batch_size, block_size) int64: windows chosen by rng, targets one token later."""
     starts = rng.integers(len(tokens) - block_size, size=(batch_size, 1))
     windows = torch.from_numpy(tokens[starts + np.arange(block_size + 1)].astype(np.int64))
     return windows[:, :-1], windows[:, 1:]
 
 
 def sequential_batches(tokens, batch_size, block_size, stride=0):
-    """All tokens, in order, as batches of inputs and targets: each but the first is a target once; -1 where there is none.
+    """Yield all tokens, in order, as inputs and targets (batch_size, block_size) int64: each but the first is a target once.
 
-    stride: how many tokens one window begins after the other. Less than block_size (or 0, which stands for it) lets them
-    overlap, so that each target but the first ones has block_size - stride tokens before it, or more.
+    Targets are -1 where there is none. stride: how many tokens one window begins after the other; less than block_size
+    lets them overlap, so that each target but the first ones has at least block_size - stride tokens before it; 0 stands
+    for block_size.
     """
     stride = stride or block_size
     starts = range(0, max(1, len(tokens) - 1 - block_size + stride), stride)
     for first in range(0, len(starts), batch_size):
-        inputs, targets = (
-            np.zeros((batch_size, block_size), np.int64),
-            np.full((batch_size, block_size), -1),
-        )
+        inputs = np.zeros((batch_size, block_size), np.int64)
+        targets = np.full((batch_size, block_size), -1)
         for row, start in enumerate(starts[first : first + batch_size]):
-            span = tokens[start : start + block_size + 1].astype(np.int64)
-            known = block_size - stride if start else 0  # targets of the window before
-            inputs[row, : len(span) - 1], targets[row, known : len(span) - 1] = (
-                span[:-1],
-                span[known + 1 :],
-            )
+            window = tokens[start : start + block_size + 1].astype(np.int64)
+            seen = block_size - stride if start else 0  # targets of the window before
+            inputs[row, : len(window) - 1] = window[:-1]
+            targets[row, seen : len(window) - 1] = window[seen + 1 :]
         yield torch.from_numpy(inputs), torch.from_numpy(targets)

@@ -1,47 +1,53 @@
-"""Text to token ids and back. A tokenizer is one JSON specification, which is stored with data and checkpoints.
+"""Text to token ids and back. A tokenizer is one JSON specification, stored with datasets and checkpoints.
 
-encoding = create("char", texts)         char, byte, bpe:VOCAB, gpt2 or any other encoding of tiktoken
-encoding = from_spec(encoding.spec())    the same one on another machine: no file, no network
+    tokenizer = create_tokenizer("char", texts)          char, byte, bpe:VOCAB, gpt2 or another of tiktoken, a folder
+    tokenizer = tokenizer_from_spec(tokenizer.spec())    the same one on another machine: no file, no network
+
+Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) has the content of Hugging Face's tokenizer.json as its
+specification. tiktoken encodes what is learned here or published by OpenAI, the library tokenizers all others.
 """
 
 import base64
+import contextlib
+import functools
 import itertools
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 
+from engine.common.files import read_json
+
 END_OF_TEXT = "<|endoftext|>"
-MOST = 2**22  # more tokens than any vocabulary has
+MAX_VOCAB_SIZE = 2**22
 LEARNED_FROM = 2**30  # characters that bpe:VOCAB learns from, at most
 
-# What cuts text into words, which no token crosses. All kinds of words are in one atomic group, (?>...), which tiktoken's regex
-# library finds in one go rather than kind by kind: encoding takes 0.6 of the time. bpe:VOCAB has GPT-4's kinds of words:
-# numbers have at most three digits, lines end with a word. What GPT-2's encoding says, and the same words in less time:
+# The words that no token of bpe:VOCAB crosses, as GPT-4's: numbers have at most three digits, lines end with a word.
+# The atomic group (?>...) lets tiktoken's regex library find each word in one go: encoding takes 0.6 of the time.
 PATTERN = (
     r"(?>'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
-GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-GPT2_QUICKLY = r"(?> ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
 
 
 class Tokenizer:
-    """vocab_size, encode, decode, spec; token_bytes(id) is the UTF-8 text that one id stands for, perhaps half a character;
-    for_hub() is the same tokenizer as the content of a tokenizer.json, for the library tokenizers."""
+    """The interface: vocab_size, encode(text), decode(ids), spec(), and for_hub(), which tools.export writes.
 
-    end_of_text = None
-    """The id that separates documents, if there is one."""
-    begin = ()
-    """The ids with which each text begins, if there are any."""
-    by_lines = True
-    """Whether a text may be cut between lines, and its parts have the ids of the whole."""
+    token_bytes(id) is the UTF-8 text of one id, perhaps half a character.
+    """
+
+    end_of_text = None  # the id that separates documents, if there is one
+    begin = ()  # the ids with which each text begins, if there are any
+    cut_at_lines = True  # a text may be cut between lines: its pieces have the ids of the whole
 
     def decode(self, tokens):
-        """Ids to text; an incomplete character becomes U+FFFD."""
-        return b"".join(self.token_bytes(token) for token in tokens).decode(
-            "utf-8", errors="replace"
-        )
+        """Return the text of ids; an incomplete character becomes U+FFFD."""
+        content = b"".join(self.token_bytes(token) for token in tokens)
+        return content.decode("utf-8", errors="replace")
+
+    def __reduce__(self):  # how other processes receive it
+        return tokenizer_from_spec, (self.spec(),)
 
 
 class ByteTokenizer(Tokenizer):
@@ -50,6 +56,7 @@ class ByteTokenizer(Tokenizer):
     vocab_size = 256
 
     def encode(self, text, allow_special=False):
+        """Return the ids of text, a uint8 array."""
         return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
 
     def token_bytes(self, token):
@@ -59,11 +66,11 @@ class ByteTokenizer(Tokenizer):
         return {"kind": "byte"}
 
     def for_hub(self):
-        return byte_level({bytes([n]): n for n in range(256)})
+        return byte_level_json({bytes([n]): n for n in range(256)})
 
 
 class CharTokenizer(Tokenizer):
-    """One id for each character that the training text contains, in code point order, as nanoGPT's shakespeare_char."""
+    """One id for each character of the training text, in code point order, as nanoGPT's shakespeare_char."""
 
     def __init__(self, characters):
         self.characters = "".join(sorted(set(characters)))
@@ -71,15 +78,15 @@ class CharTokenizer(Tokenizer):
         self.vocab_size = len(self.characters)
 
     def encode(self, text, allow_special=False):
-        """ValueError names the first character that the tokenizer lacks, and where it stands."""
+        """Return the ids of text, an int64 array; ValueError names the first character that the tokenizer lacks."""
         points = code_points(text)
         ids = np.searchsorted(self.code_points, points)
         known = np.append(self.code_points, 0)[ids] == points
         if not known.all():
             where = int(known.argmin())
             raise ValueError(
-                f"character {text[where]!r} (U+{points[where]:04X}) at position {where} is not one of the "
-                f"{self.vocab_size} characters of this tokenizer's training text"
+                f"character {text[where]!r} (U+{points[where]:04X}) at position {where} of {text[:40]!r} is not one "
+                f"of the {self.vocab_size} characters of this tokenizer's training text"
             )
         return ids
 
@@ -89,18 +96,18 @@ class CharTokenizer(Tokenizer):
     def spec(self):
         return {"kind": "char", "characters": self.characters}
 
-    def for_hub(self):
-        """One that leaves out characters which it does not know, as there is no id for them."""
-        return bpe(
-            {character: n for n, character in enumerate(self.characters)}, decoder={"type": "Fuse"}
-        )
-
     @classmethod
     def from_spec(cls, spec):
-        found = cls(spec["characters"].encode("utf-8").decode("utf-8"))
+        """From what spec() returns."""
+        found = cls(spec["characters"])
         if found.characters != spec["characters"]:
             raise ValueError("its characters are not in order")
         return found
+
+    def for_hub(self):
+        """One that leaves out characters which it does not know: there is no id for them."""
+        vocabulary = {character: n for n, character in enumerate(self.characters)}
+        return bpe_json(vocabulary, [], {}, None, {"type": "Fuse"})
 
 
 def code_points(text):
@@ -108,25 +115,33 @@ def code_points(text):
 
 
 class TiktokenTokenizer(Tokenizer):
-    """Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) by tiktoken."""
+    """Byte-level byte-pair encoding by tiktoken.
 
-    def __init__(self, encoding):
+    ranks: {bytes: id}, in the order in which tokens are merged. special: {text: id}. pattern: what cuts a text into words.
+    """
+
+    def __init__(self, ranks, special, pattern):
         import tiktoken
 
-        self.encoding = self.encoder = encoding
-        if encoding._pat_str == GPT2_PATTERN:
-            ranks, special = encoding._mergeable_ranks, encoding._special_tokens
-            self.encoder = tiktoken.Encoding(
-                "", pat_str=GPT2_QUICKLY, mergeable_ranks=ranks, special_tokens=special
-            )
-        self.vocab_size = encoding.n_vocab
-        self.end_of_text = encoding._special_tokens.get(END_OF_TEXT)
+        check_vocabulary(ranks, special, pattern)
+        self.ranks = ranks
+        self.special = special
+        self.pattern = pattern
+        self.encoding = tiktoken.Encoding(
+            "bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
+        )
+        self.vocab_size = self.encoding.n_vocab
+        self.end_of_text = special.get(END_OF_TEXT)
 
     def encode(self, text, allow_special=False):
-        """Ids of text. What looks like a special token is one only if you allow it: in data it is just characters."""
-        return self.encoder.encode_to_numpy(
-            text, allowed_special="all" if allow_special else set(), disallowed_special=()
-        )
+        """Return the ids of text, a uint32 array. allow_special: special tokens are more than their characters."""
+        allowed = "all" if allow_special else set()
+        try:
+            return self.encoding.encode_to_numpy(
+                text, allowed_special=allowed, disallowed_special=()
+            )
+        except ValueError as error:  # as for a million spaces before a word
+            raise ValueError(f"the text {text[:40]!r} cannot be encoded: {error}") from None
 
     def token_bytes(self, token):
         try:
@@ -135,196 +150,169 @@ class TiktokenTokenizer(Tokenizer):
             return b""
 
     def spec(self):
-        """The whole encoding; `merges` is in tiktoken's own file format, a base64 token and its rank on each line."""
-        encoding = self.encoding
-        merges = (
-            f"{base64.b64encode(token).decode()} {rank}"
-            for token, rank in encoding._mergeable_ranks.items()
-        )
-        return {
-            "kind": "tiktoken",
-            "name": encoding.name,
-            "pattern": encoding._pat_str,
-            "special_tokens": encoding._special_tokens,
-            "merges": "\n".join(merges),
-        }
+        return {"kind": "bpe", "content": self.for_hub()}
 
     def for_hub(self):
-        split = {
-            "type": "Split",
-            "pattern": {"Regex": self.encoding._pat_str},
-            "behavior": "Isolated",
-            "invert": False,
-        }
-        return byte_level(self.encoding._mergeable_ranks, [split], self.encoding._special_tokens)
+        return self.content
+
+    @functools.cached_property
+    def content(self):
+        return byte_level_json(self.ranks, self.special, self.pattern)
 
     @classmethod
     def from_spec(cls, spec):
-        import tiktoken
+        """From what spec() returns."""
+        content = spec["content"]
+        special = {token["content"]: token["id"] for token in content["added_tokens"]}
+        ranks = {}
+        for token, rank in content["model"]["vocab"].items():
+            if token not in special:
+                ranks[bytes(map(BYTE_OF.__getitem__, token))] = rank
+        return cls(ranks, special, content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"])
 
-        merges = [line.split() for line in spec["merges"].splitlines()]
-        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in merges}
-        name, pattern, special = (
-            str(spec["name"]),
-            str(spec["pattern"]),
-            dict(spec["special_tokens"]),
-        )
-        ids = [*ranks.values(), *special.values()]
-        # What tiktoken takes for granted, and crashes without.
-        if not (
-            len(merges) == len(ranks)
-            and len(ids) == len(set(ids))
-            and all(type(n) is int and 0 <= n < MOST for n in ids)
-            and all(bytes([n]) in ranks for n in range(256))
-            and all(special)
-            and 0 < len(pattern) < 1000
-        ):
-            raise ValueError("its ids, its special tokens or its pattern cannot be right")
-        return cls(
-            tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
-        )
+    @classmethod
+    def from_tiktoken_spec(cls, spec):
+        """From the specification that earlier versions wrote, whose tokens are in the format of tiktoken's files."""
+        lines = [line.split() for line in spec["merges"].splitlines()]
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
+        if len(ranks) < len(lines):
+            raise ValueError("it has a token twice")
+        return cls(ranks, dict(spec["special_tokens"]), spec["pattern"])
 
     @classmethod
     def from_name(cls, name):
+        """One of tiktoken's encodings; ValueError if there is none of this name or its file cannot be loaded."""
         import tiktoken
 
         names = tiktoken.list_encoding_names()
         if name not in names:
-            raise ValueError(
-                f"unknown tokenizer {name!r}: choose char, byte, bpe:VOCAB, {', '.join(names)}, "
-                "or a model's folder"
-            )
+            known = ", ".join(["char", "byte", "bpe:VOCAB", *names])
+            raise ValueError(f"unknown tokenizer {name!r}: choose {known}, or a model's folder")
         try:
-            return cls(tiktoken.get_encoding(name))
+            found = tiktoken.get_encoding(name)
         except Exception as error:  # no network, a proxy, a damaged cache
             raise ValueError(
                 f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to the internet, "
                 "or set TIKTOKEN_CACHE_DIR to a folder that has its file"
             ) from error
+        return cls(found._mergeable_ranks, found._special_tokens, found._pat_str)
 
     @classmethod
     def learned(cls, texts, vocab_size):
-        """Byte-level BPE learned from texts: vocab_size tokens, the 256 bytes first and <|endoftext|> last.
+        """Learn a vocabulary from texts by the library tokenizers: the 256 bytes first and <|endoftext|> last.
 
-        Learned by the library tokenizers, which is fast at that, and used by tiktoken, which is fast at this: both join the
-        pair that was learned first. ValueError for a vocab_size that cannot be.
+        ValueError for an impossible vocab_size.
         """
-        import tiktoken
         import tokenizers
         from tokenizers import models, pre_tokenizers, trainers
 
-        if not 257 <= vocab_size < MOST:
+        if not 257 <= vocab_size < MAX_VOCAB_SIZE:
             raise ValueError(
                 f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: at least 257"
             )
+        split = pre_tokenizers.Split(tokenizers.Regex(PATTERN), "isolated")
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         learner = tokenizers.Tokenizer(models.BPE())
-        learner.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(tokenizers.Regex(PATTERN), "isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
+        learner.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size - 1,
+            min_frequency=2,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
         )
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        learner.train_from_iterator(
-            first(texts, LEARNED_FROM),
-            trainers.BpeTrainer(
-                vocab_size=vocab_size - 1,
-                min_frequency=2,
-                initial_alphabet=alphabet,
-                show_progress=False,
-            ),
-        )
+        learner.train_from_iterator(first_texts(texts, LEARNED_FROM), trainer)
         vocabulary = learner.get_vocab()
-        merged = sorted((token for token in vocabulary if len(token) > 1), key=vocabulary.get)
         ranks = {bytes([n]): n for n in range(256)}
-        ranks |= {
-            bytes(BYTE_OF[character] for character in token): 256 + n
-            for n, token in enumerate(merged)
-        }
-        if len(ranks) + 1 < vocab_size:
-            print(
-                f"note: the text is too small for bpe:{vocab_size}: it gives {len(ranks) + 1:,} tokens"
-            )
-        special = {END_OF_TEXT: len(ranks)}
-        return cls(
-            tiktoken.Encoding(
-                f"bpe:{len(ranks) + 1}",
-                pat_str=PATTERN,
-                mergeable_ranks=ranks,
-                special_tokens=special,
-            )
-        )
+        for token in sorted(vocabulary, key=vocabulary.get):
+            if len(token) > 1:
+                ranks[bytes(map(BYTE_OF.__getitem__, token))] = len(ranks)
+        found = len(ranks) + 1
+        if found < vocab_size:
+            print(f"note: the text is too small for bpe:{vocab_size}: it gives {found:,} tokens")
+        return cls(ranks, {END_OF_TEXT: len(ranks)}, PATTERN)
+
+
+def check_vocabulary(ranks, special, pattern):
+    """ValueError for a vocabulary that tiktoken would crash with."""
+    ids = [*ranks.values(), *special.values()]
+    if not (
+        all(type(n) is int and 0 <= n < MAX_VOCAB_SIZE for n in ids)
+        and len(ids) == len(set(ids))
+        and all(bytes([n]) in ranks for n in range(256))
+        and all(special)
+        and 0 < len(pattern) < 1000
+    ):
+        raise ValueError("its ids, its special tokens or its pattern cannot be right")
+
+
+def first_texts(texts, size):
+    """Yield the first texts, of size characters or a little more."""
+    total = 0
+    for text in texts:
+        if total >= size:
+            print(f"note: the tokenizer is learned from the first {total:,} characters")
+            return
+        yield text
+        total += len(text)
 
 
 class HubTokenizer(Tokenizer):
-    """A tokenizer.json of a published model, by the library tokenizers. end_of_text: a token's text, or its id.
+    """A published byte-pair encoding by the library tokenizers. content: its tokenizer.json.
 
-    begin: ids that its template puts before each text, as Llama's does. A text's first token may begin with a space that
-    the text has not, as SentencePiece adds it.
+    end_of_text: a token's text, or its id. A text's first token may begin with a space that the text has not, as
+    SentencePiece adds it.
     """
+
+    cut_at_lines = False
 
     def __init__(self, content, end_of_text=None):
         import tokenizers
 
         model = content["model"]
-        if (
-            model["type"] != "BPE"
-            or model.get("end_of_word_suffix")
-            or model.get("continuing_subword_prefix")
-        ):
-            raise ValueError(
-                f"a {model['type']}, or one that marks words, is not built here: BPE is"
-            )
-        self.content, self.encoding = content, tokenizers.Tokenizer.from_str(json.dumps(content))
+        if model["type"] != "BPE":
+            raise ValueError(f"a {model['type']} is not built here: BPE is")
+        if model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
+            raise ValueError("a BPE that marks words is not built here")
+        self.content = content
+        self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
         self.encoding.no_truncation()
         self.encoding.no_padding()
         self.vocab_size = max(self.encoding.get_vocab(with_added_tokens=True).values()) + 1
-        self.added = {
-            id: token.content for id, token in self.encoding.get_added_tokens_decoder().items()
-        }
-        self.end_of_text = (
-            self.encoding.token_to_id(end_of_text) if isinstance(end_of_text, str) else end_of_text
-        )
-        if self.end_of_text is not None and not 0 <= self.end_of_text < self.vocab_size:
+        self.added = self.encoding.get_added_tokens_decoder()
+        if isinstance(end_of_text, str):
+            end_of_text = self.encoding.token_to_id(end_of_text)
+        if end_of_text is not None and not 0 <= end_of_text < self.vocab_size:
             raise ValueError(f"its end of text, {end_of_text!r}, is no token")
+        self.end_of_text = end_of_text
 
-        def ids(text, special=False):
-            return self.encoding.encode(text, add_special_tokens=special).ids
-
-        whole, bare = ids("a", True), ids("a")
-        self.begin = whole[
-            : next((n for n in range(len(whole)) if whole[n : n + len(bare)] == bare), 0)
-        ]
+        whole = self.encoding.encode("a").ids  # with what the template adds
+        bare = self.encoding.encode("a", add_special_tokens=False).ids
+        starts = [n for n in range(len(whole)) if whole[n : n + len(bare)] == bare]
+        self.begin = whole[: starts[0]] if starts else []
         self.by_bytes = '"ByteLevel"' in json.dumps(content.get("decoder"))
         self.knows_all = self.by_bytes or model.get("byte_fallback")
-        self.by_lines = ids("a\nb c") == ids("a\n") + ids("b c")
 
     def encode(self, text, allow_special=False):
-        """Ids of text, without those that a template adds. Special tokens are ones only if you allow it.
+        """Return the ids of text, a uint32 array, without those that a template adds.
 
-        ValueError for a text with characters that the tokenizer lacks.
+        allow_special: special tokens are more than their characters. ValueError for a character that the tokenizer lacks.
         """
         self.encoding.encode_special_tokens = not allow_special
         ids = self.encoding.encode(text, add_special_tokens=False).ids
-        if not self.knows_all and (again := self.decode(ids)).strip() != text.strip():
-            where = next(
-                (n for n, (left, right) in enumerate(zip(text, again)) if left != right),
-                min(len(text), len(again)),
-            )
-            raise ValueError(
-                f"the tokenizer cannot write {text[where : where + 20]!r} at position {where}, or changes it"
-            )
+        if not self.knows_all and self.decode(ids).strip() != text.strip():
+            lost = next((c for c in text if c not in self.decode(ids)), "a part of it")
+            raise ValueError(f"the tokenizer cannot write {lost!r} of {text[:40]!r}")
         return np.array(ids, dtype=np.uint32)
 
     def token_bytes(self, token):
-        piece = self.added.get(token, self.encoding.id_to_token(token) or "")
         if token in self.added:
-            return piece.encode("utf-8")
+            return self.added[token].content.encode("utf-8")
+        piece = self.encoding.id_to_token(token) or ""
         if self.by_bytes:
-            return bytes(BYTE_OF[character] for character in piece)
+            return bytes(map(BYTE_OF.__getitem__, piece))
         if re.fullmatch("<0x[0-9A-F]{2}>", piece):
             return bytes([int(piece[1:5], 16)])
-        return piece.replace("\u2581", " ").encode("utf-8")  # as SentencePiece writes a space
+        return piece.replace("\u2581", " ").encode("utf-8")  # SentencePiece's way to write a space
 
     def spec(self):
         return {"kind": "tokenizers", "content": self.content, "end_of_text": self.end_of_text}
@@ -334,52 +322,55 @@ class HubTokenizer(Tokenizer):
 
     @classmethod
     def from_spec(cls, spec):
+        """From what spec() returns."""
         try:
             return cls(spec["content"], spec.get("end_of_text"))
         except ValueError:
             raise
-        except Exception as error:  # the library's own is the base of all
+        except Exception as error:  # the library raises this type itself
             raise ValueError(f"the library tokenizers says {error}") from None
 
 
-def bytes_that_can_be_seen():
-    """{character: byte}: GPT-2 writes a byte that is no visible character as one of the characters from U+0100 on."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return {chr(byte): byte for byte in seen} | {
-        chr(256 + n): byte for n, byte in enumerate(hidden)
-    }
+# ---- The content of tokenizer.json
 
 
-BYTE_OF = bytes_that_can_be_seen()
+def visible_bytes():
+    """Return {character: byte}: GPT-2 writes a byte that is no visible character as one from U+0100 on."""
+    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    found = {chr(byte): byte for byte in visible}
+    return found | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+
+
+BYTE_OF = visible_bytes()
 CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
 
 
-def byte_level(ranks, before=(), special=()):
-    """The tokenizer.json of a BPE over bytes: ranks, {bytes: id}; before, what cuts the text first; special, {text: id}."""
+def byte_level_json(ranks, special=None, pattern=None):
+    """The tokenizer.json of a TiktokenTokenizer; pattern None: the text is not cut into words."""
 
-    def seen(token):
-        return "".join(CHARACTER_OF[byte] for byte in token)
+    def visible(token):
+        return "".join(map(CHARACTER_OF.__getitem__, token))
 
-    bytes_ = {
+    vocabulary = {visible(token): rank for token, rank in ranks.items()}
+    merges = [f"{visible(left)} {visible(right)}" for left, right in merges_of(ranks)]
+    to_bytes = {
         "type": "ByteLevel",
         "add_prefix_space": False,
         "trim_offsets": False,
         "use_regex": False,
     }
-    merges = [[seen(left), seen(right)] for left, right in merges_of(ranks)]
-    cut = {"type": "Sequence", "pretokenizers": [*before, bytes_]}
-    return bpe(
-        {seen(token): rank for token, rank in ranks.items()}, merges, dict(special), cut, bytes_
-    )
+    steps = [to_bytes]
+    if pattern:
+        split = {"type": "Split", "pattern": {"Regex": pattern}}
+        steps.insert(0, split | {"behavior": "Isolated", "invert": False})
+    sequence = {"type": "Sequence", "pretokenizers": steps}
+    return bpe_json(vocabulary, merges, special or {}, sequence, to_bytes)
 
 
-def bpe(vocabulary, merges=(), special=None, pre_tokenizer=None, decoder=None):
+def bpe_json(vocabulary, merges, special, pre_tokenizer, decoder):
     """A tokenizer.json. A word that is in the vocabulary is one token, whatever the merges say, as in tiktoken."""
-    special, plain = (
-        special or {},
-        dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False),
-    )
+    plain = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
     return {
         "version": "1.0",
         "normalizer": None,
@@ -392,50 +383,41 @@ def bpe(vocabulary, merges=(), special=None, pre_tokenizer=None, decoder=None):
         "model": {
             "type": "BPE",
             "vocab": vocabulary | special,
-            "merges": list(merges),
+            "merges": merges,
             "ignore_merges": True,
         },
     }
 
 
 def merges_of(ranks):
-    """[(left, right)] for each token that is made of two, in order: tiktoken's files have only their ranks, {bytes: id}."""
-    found = []
+    """[(left, right)] for each token that is made of two, in order: tiktoken's files have only their ranks."""
+    merges = []
     for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
         parts = [token[n : n + 1] for n in range(len(token))]
         while len(parts) > 2:
-            nearest, n = min(
-                (ranks.get(left + right, rank), n)
-                for n, (left, right) in enumerate(zip(parts, parts[1:]))
-            )
+            pairs = enumerate(zip(parts, parts[1:]))
+            nearest, n = min((ranks.get(left + right, rank), n) for n, (left, right) in pairs)
             if nearest >= rank:
                 break
             parts[n : n + 2] = [parts[n] + parts[n + 1]]
         if len(parts) == 2:
-            found.append(parts)
-    return found
+            merges.append(parts)
+    return merges
 
 
-def alike(a, b):
-    """Whether each id stands for the same text in two tokenizers."""
-    ends = a.end_of_text, b.end_of_text
-    return (
-        a.vocab_size == b.vocab_size
-        and ends[0] == ends[1]
-        and all(a.token_bytes(n) == b.token_bytes(n) for n in range(a.vocab_size))
-    )
-
+# ---- Where tokenizers come from
 
 FROM_SPEC = {
     "byte": lambda spec: ByteTokenizer(),
     "char": CharTokenizer.from_spec,
-    "tiktoken": TiktokenTokenizer.from_spec,
+    "bpe": TiktokenTokenizer.from_spec,
+    "tiktoken": TiktokenTokenizer.from_tiktoken_spec,
     "tokenizers": HubTokenizer.from_spec,
 }
 
 
 def tokenizer_from_spec(spec):
-    """The tokenizer that a specification describes; ValueError if it describes none."""
+    """Return the tokenizer that a specification describes; ValueError if it describes none."""
     try:
         return FROM_SPEC[spec["kind"]](spec)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -445,26 +427,62 @@ def tokenizer_from_spec(spec):
         ) from None
 
 
-def first(texts, most):
-    """The first texts, of `most` characters or a little more."""
-    read = 0
-    for text in texts:
-        if read >= most:
-            print(f"note: the tokenizer is learned from the first {read:,} characters")
-            return
-        yield text
-        read += len(text)
-
-
 def create_tokenizer(name, texts=()):
-    """A tokenizer by its name: char or bpe:VOCAB (learned from texts), byte, or one of tiktoken's encodings, such as gpt2."""
+    """Return a tokenizer: char or bpe:VOCAB (learned from texts), byte, one of tiktoken's, or that of a folder."""
+    if name == "byte":
+        return ByteTokenizer()
     if name == "char":
         return CharTokenizer(itertools.chain.from_iterable(texts))
     if re.fullmatch(r"bpe:\d+", name):
         return TiktokenTokenizer.learned(texts, int(name[4:]))
-    return ByteTokenizer() if name == "byte" else TiktokenTokenizer.from_name(name)
+    if Path(name).is_dir():
+        return tokenizer_from_folder(Path(name))
+    return TiktokenTokenizer.from_name(name)
+
+
+def tokenizer_from_folder(folder):
+    """Return the tokenizer of a run, a checkpoint, an export or a published model in Hugging Face's layout."""
+    last_checkpoint = sorted(folder.glob("step_*/config.json"))[-1:]
+    for path in (*last_checkpoint, folder / "config.json", folder / "lookback.json"):
+        spec = read_json(path).get("tokenizer") if path.exists() else None
+        if spec is not None:
+            return tokenizer_from_spec(spec)
+    if not (folder / "tokenizer.json").exists():
+        if read_json(folder / "config.json").get("model_type") != "gpt2":
+            raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
+        return create_tokenizer("gpt2")
+    content = read_json(folder / "tokenizer.json")
+    found = HubTokenizer.from_spec({"content": content, "end_of_text": end_of_text_in(folder)})
+    if found.vocab_size == 50257:
+        with contextlib.suppress(ValueError):  # no network
+            gpt2 = create_tokenizer("gpt2")
+            if alike(found, gpt2):
+                return gpt2
+    return found
+
+
+def end_of_text_in(folder):
+    """Return the token's text, or its id, that ends a text of a published model; None if nothing says it."""
+    names = "tokenizer_config.json", "special_tokens_map.json", "config.json"
+    settings = [read_json(folder / name) for name in names if (folder / name).exists()]
+    for about in settings:
+        token = about.get("eos_token")
+        if token:
+            return token["content"] if isinstance(token, dict) else token
+    for about in settings:
+        number = about.get("eos_token_id")
+        if number is not None:
+            return number[0] if isinstance(number, list) else number  # the first ends a text
+    return None
+
+
+def alike(a, b):
+    """Return whether each id stands for the same text in two tokenizers."""
+    if (a.vocab_size, a.end_of_text) != (b.vocab_size, b.end_of_text):
+        return False
+    return all(a.token_bytes(n) == b.token_bytes(n) for n in range(a.vocab_size))
 
 
 def padded_vocab_size(vocab_size):
-    """A large vocabulary rounded up to a multiple of 64, which makes products faster; the ids added have no text."""
+    """A large vocabulary rounded up to a multiple of 64, for faster products; the ids added have no text."""
     return vocab_size if vocab_size < 1000 else -(-vocab_size // 64) * 64

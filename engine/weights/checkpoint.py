@@ -385,7 +385,7 @@ def check_model(folder, config, equal_paths):
 
 def check_tokenizer(folder, expected):
     """ValueError if a checkpoint has another tokenizer: its ids would mean something else."""
-    if load_config(folder)["tokenizer"] != expected.spec():
+    if load_tokenizer(folder).spec() != expected.spec():
         raise ValueError(
             f"{folder} was trained with another tokenizer: prepare the text with python "
             f"{shell_path('data/text/prepare.py')} --tokenizer={shell_quote(folder)} --input ... "

@@ -1,6 +1,5 @@
 """Other people's models as a config, tensors under our names and a tokenizer: Hugging Face's layout, and nanoGPT's ckpt.pt."""
 
-import contextlib
 import itertools
 import re
 from dataclasses import dataclass
@@ -14,10 +13,7 @@ from engine.weights import checkpoint, families
 from engine.weights.tensor_files import read_pickle, read_safetensors
 
 GPT2 = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M, 350M, 774M, 1558M parameters
-VOCAB_SIZES, ENCODINGS = (
-    (50257, 50304),
-    ("gpt2", "r50k_base"),
-)  # of all of them, as published and as nanoGPT pads them
+VOCAB_SIZES = 50257, 50304  # of all of them, as published and as nanoGPT pads them
 
 
 @dataclass(kw_only=True)
@@ -194,39 +190,13 @@ def load_tokenizer(folder, vocab_size):
         )
     else:
         try:
-            found = published_tokenizer(folder)
+            found = tokenizer.tokenizer_from_folder(folder)
         except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{folder}: {error}") from None
     if found.vocab_size > vocab_size:
         raise ValueError(
             f"{folder} has {vocab_size:,} token ids, and its tokenizer {found.vocab_size:,}"
         )
-    return found
-
-
-def published_tokenizer(folder):
-    """The tokenizer of a folder in Hugging Face's layout: GPT-2's by tiktoken, and others by the library tokenizers."""
-    if (folder / "lookback.json").exists():  # tools.export writes it
-        return tokenizer.tokenizer_from_spec(read_json(folder / "lookback.json")["tokenizer"])
-    if not (folder / "tokenizer.json").exists():
-        if read_json(folder / "config.json").get("model_type") != "gpt2":
-            raise ValueError("it has no tokenizer.json: which ids stand for which text?")
-        return tokenizer.create_tokenizer("gpt2")
-    names = "tokenizer_config.json", "special_tokens_map.json", "config.json"
-    said = [read_json(folder / name) for name in names if (folder / name).exists()]
-    end = next((about["eos_token"] for about in said if about.get("eos_token")), None)
-    end = end["content"] if isinstance(end, dict) else end
-    number = next(
-        (about["eos_token_id"] for about in said if about.get("eos_token_id") is not None), None
-    )
-    number = number[0] if isinstance(number, list) else number  # of several, the first ends a text
-    found = tokenizer.HubTokenizer.from_spec(
-        {"content": read_json(folder / "tokenizer.json"), "end_of_text": end or number}
-    )
-    if found.vocab_size in VOCAB_SIZES:
-        with contextlib.suppress(ValueError):  # no network
-            if tokenizer.alike(found, gpt2 := tokenizer.create_tokenizer("gpt2")):
-                return gpt2
     return found
 
 
@@ -248,7 +218,7 @@ def check_tokenizer(folder, vocab_size, data):
     if (
         vocab_size in VOCAB_SIZES and not (folder / "tokenizer.json").exists()
     ):  # GPT-2's, whose files may not be at hand
-        if data.tokenizer.spec().get("name") not in ENCODINGS:
+        if (data.tokenizer.vocab_size, data.tokenizer.end_of_text) != (50257, 50256):
             raise ValueError(
                 f"{folder} has GPT-2's tokens, and dataset {data.name} has others: prepare it with "
                 f"{shell_path('data/text/prepare.py')} --tokenizer gpt2"

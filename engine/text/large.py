@@ -1,0 +1,173 @@
+"""Texts of any size, by Hugging Face's library datasets: it reads them, maps with several processes, caches and resumes."""
+
+import contextlib
+import hashlib
+import itertools
+import os
+
+from engine.text.preparation import decode, token_dtype, write_tokens
+from engine.text.tokenizer import create_tokenizer
+
+BUILDERS = {  # of the library, by the end of a file's name
+    ".jsonl": "json",
+    ".jsonl.gz": "json",
+    ".jsonl.zst": "json",
+    ".parquet": "parquet",
+}
+SECTION = 2**18  # bytes of a long text that are one document
+ALONE = 10_000  # documents that are encoded before it pays to start processes
+
+
+def builder_of(path):
+    """Return the library's builder for a file of many documents; None for a text."""
+    name = path.name.lower()
+    return next((BUILDERS[end] for end in BUILDERS if name.endswith(end)), None)
+
+
+def check_text(path):
+    """ValueError for a file that has neither many documents nor UTF-8 text at its beginning."""
+    if not builder_of(path):
+        with open(path, "rb") as file:
+            decode(file.read(SECTION) + file.readline(), path)
+
+
+def check_val_share(val_share):
+    if not 0 < val_share < 1:
+        raise ValueError(f"val_share={val_share} must be between 0 and 1")
+
+
+@contextlib.contextmanager
+def datasets_library(source, remedy=""):
+    """Give the library datasets; its errors, of many types, become ValueError, which names source and the remedy."""
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError(
+            f"{source} needs the library datasets: pip install datasets==5.2.0"
+        ) from None
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield datasets
+    except Exception as error:
+        cause = error.__cause__ or error
+        if type(cause) is ValueError:  # our own
+            raise cause from None
+        reason = [*str(cause).strip().splitlines(), ""][0][:200]
+        raise ValueError(
+            f"cannot prepare {source} ({type(cause).__name__}: {reason}){remedy}"
+        ) from error
+
+
+def read_files(paths, column="text"):
+    """Return the documents in files as a datasets.Dataset with the one column text, read into the library's cache.
+
+    Texts are cut into documents of about SECTION bytes, at line ends. ValueError names a damaged file.
+    """
+    parts = []
+    for path in paths:
+        if builder_of(path):
+            with datasets_library(path) as datasets:
+                rows = datasets.load_dataset(builder_of(path), data_files=str(path), split="train")
+            parts.append(only_text(rows, column, path))
+    # Times of change: another text at the same path is not taken from the cache.
+    texts = [(str(path), path.stat().st_mtime_ns) for path in paths if not builder_of(path)]
+    with datasets_library(paths[0]) as datasets:
+        if texts:
+            rows = datasets.Dataset.from_generator(sections, gen_kwargs={"texts": texts})
+            parts.append(rows)
+        kind = parts[0].features
+        parts = [part if part.features == kind else part.cast(kind) for part in parts]
+        return datasets.concatenate_datasets(parts)
+
+
+def sections(texts):
+    """Yield {"text"} of each section of texts (path, time of change)."""
+    for path, _ in texts:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            try:
+                while block := file.read(SECTION):
+                    yield {"text": block + file.readline()}
+            except UnicodeDecodeError:
+                raise ValueError(f"{path} is not UTF-8 text: convert it first") from None
+
+
+def read_hub(name, config=None, column="text", streaming=False):
+    """Return the train split of a dataset on the hub, with the one column text; streaming: read it while it is used."""
+    remedy = (
+        ": connect to the internet, or get its files another way and give them as --input FILES"
+    )
+    with datasets_library(name, remedy) as datasets:
+        rows = datasets.load_dataset(name, config, split="train", streaming=streaming)
+    return only_text(rows, column, name)
+
+
+def only_text(rows, column, source):
+    """Return rows with the one column text; ValueError if they have no such column, or it is no text."""
+    if column not in rows.column_names:
+        known = ", ".join(rows.column_names)
+        raise ValueError(f"{source} has no column {column!r}: choose one by --column ({known})")
+    kind = rows.features[column].dtype
+    if kind not in ("string", "large_string"):
+        raise ValueError(
+            f"{source}: column {column!r} holds {kind}, not text: choose another by --column"
+        )
+    rows = rows.select_columns(column)
+    return rows if column == "text" else rows.rename_column(column, "text")
+
+
+def encode_batch(texts, tokenizer):
+    """Return the columns ids, characters and sha256 of a batch of documents, in a process of the library's."""
+    texts = [text for text in texts if text]
+    dtype = token_dtype(tokenizer)
+    return {
+        "ids": [tokenizer.encode(text).astype(dtype) for text in texts],
+        "characters": [len(text) for text in texts],
+        "sha256": [hashlib.sha256(text.encode()).hexdigest() for text in texts],
+    }
+
+
+def encode_rows(rows, tokenizer):
+    """Return rows encoded by encode_batch, by several processes if they are many; what they finish is cached."""
+    settings = {}
+    if hasattr(rows, "num_rows"):  # rows that are read while they are used have none
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        processes = cores if rows.num_rows > ALONE else None
+        settings = {"num_proc": processes, "desc": "encoding"}
+    return rows.map(
+        encode_batch,
+        batched=True,
+        batch_size=100,
+        input_columns="text",
+        remove_columns="text",
+        fn_kwargs={"tokenizer": tokenizer},
+        **settings,
+    )
+
+
+def split_of(sha256, val_share):
+    """Return train or val, by the hash of a document: all of its copies are in the same split."""
+    return "val" if int(sha256[:16], 16) < val_share * 2**64 else "train"
+
+
+def write_large_dataset(folder, rows, tokenizer_name, source, val_share=0.005, val=None, tokens=0):
+    """Tokenize documents that need not fit into memory into folder. rows: from read_files or read_hub.
+
+    val: rows for validation; None: val_share of the documents, chosen by a hash of each. tokens: stop after this number;
+    0: at the end.
+    """
+    texts = (row["text"] or "" for row in itertools.chain(rows, val or ()))
+    tokenizer = create_tokenizer(tokenizer_name, itertools.chain(["\n"], texts))
+    digest = hashlib.sha256()
+
+    def encoded():
+        parts = {"train": rows, "val": val} if val else {None: rows}
+        for split, part in parts.items():
+            for row in encode_rows(part, tokenizer).with_format("numpy"):
+                digest.update(row["sha256"].encode())
+                name = split or split_of(row["sha256"], val_share)
+                yield name, row["ids"], int(row["characters"]), True
+        about["sha256"] = digest.hexdigest()
+
+    about = {"name": source}
+    with datasets_library(source):
+        write_tokens(folder, tokenizer, about, encoded(), limit=tokens)

@@ -1,0 +1,188 @@
+"""Texts of any size by the library datasets, without a network: local files stand for the hub."""
+
+import gzip
+import json
+import runpy
+
+import numpy as np
+import pytest
+from conftest import POEM
+
+from engine.text import dataset, large, preparation, published
+
+datasets = pytest.importorskip("datasets")
+WORDS = (POEM * 3).split()
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """The library's cache, of this test alone."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+
+
+def documents(count, seed=0):
+    """Documents of many lengths, some of them empty or with what separates documents."""
+    rng = np.random.default_rng(seed)
+    found = ["", "<|endoftext|>", "Füße 猫 🐈\r\n"]
+    for _ in range(count):
+        found.append(" ".join(rng.choice(WORDS, size=rng.integers(1, 60))))
+    return found
+
+
+def jsonl(path, texts, key="text"):
+    lines = [json.dumps({key: text}) + "\n" for text in texts]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def parquet(path, texts, key="text"):
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({key: texts}), path)
+    return path
+
+
+def prepared(folder, paths, tokenizer="byte", **settings):
+    rows = large.read_files(paths)
+    large.write_large_dataset(folder, rows, tokenizer, "texts", **{"val_share": 0.2} | settings)
+    return dataset.load_dataset(str(folder), 8)
+
+
+def test_every_kind_of_file(tmp_path):
+    """Catches a kind of file that loses, reorders or changes texts."""
+    texts = documents(100)
+    path = jsonl(tmp_path / "a.jsonl", [*texts, None])
+    zstandard = pytest.importorskip("zstandard")
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    (tmp_path / "c.jsonl.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    parquet(tmp_path / "d.parquet", [*texts, None])
+    paths = sorted(tmp_path.glob("?.*"))
+    for path in paths:
+        assert large.read_files([path])["text"][:] == [*texts, None]
+    assert len(large.read_files(paths)) == 4 * (len(texts) + 1)
+    data = prepared(tmp_path / "x", paths[2:])
+    whole = data.tokenizer.decode([*data.train.tolist(), 10, *data.val.tolist()])
+    assert sorted(whole.split("\n")) == sorted("\n".join([*texts[1:], *texts[1:]]).split("\n"))
+
+
+def test_the_split(tmp_path, monkeypatch):
+    """Catches a split that depends on more than the document, on the order of files, or on how many processes encode."""
+    texts = documents(300)
+    paths = [jsonl(tmp_path / "a.jsonl", texts[:150]), jsonl(tmp_path / "b.jsonl", texts[150:])]
+    first = prepared(tmp_path / "x", paths, "bpe:300")
+    monkeypatch.setattr(large, "ALONE", 50)
+    again = prepared(tmp_path / "y", paths, "bpe:300")
+    assert first.hashes == again.hashes and first.tokens_per_character == again.tokens_per_character
+    again = prepared(tmp_path / "z", paths[::-1])
+    ours = first.tokenizer.decode(first.val.tolist()).split("<|endoftext|>")
+    theirs = again.tokenizer.decode(again.val.tolist())
+    assert 20 < len(ours) < 120 and all(text in theirs for text in ours)
+    meta = json.loads((tmp_path / "z" / "meta.json").read_text())
+    assert meta["val"]["characters"] == len(theirs) and len(meta["source"]["sha256"]) == 64
+
+
+def test_own_validation_files(tmp_path):
+    """Catches validation files that are mixed into training."""
+    rows = large.read_files([jsonl(tmp_path / "a.jsonl", ["abc"] * 30)])
+    val = large.read_files([parquet(tmp_path / "b.parquet", ["xyz"] * 30)])
+    large.write_large_dataset(tmp_path / "x", rows, "char", "texts", val=val)
+    data = dataset.load_dataset(str(tmp_path / "x"), 8)
+    assert data.tokenizer.decode(data.train.tolist()) == "\n".join(["abc"] * 30)
+    assert data.tokenizer.decode(data.val.tolist()) == "\n".join(["xyz"] * 30)
+
+
+def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
+    """Catches words or characters that a cut takes apart, and an old text out of the cache."""
+    monkeypatch.setattr(large, "SECTION", 100)
+    path = tmp_path / "a.txt"
+    for text in "Füße, ein Wort\r\n" * 200, "another\n" * 200:
+        path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+        sections = large.read_files([path])["text"][:]
+        assert "".join(sections) == text and len(sections) > 10
+        assert all(section.endswith("\n") for section in sections)
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.jsonl", b'{"text": "a"}\n{"text":', "a.jsonl"),
+        ("b.jsonl.gz", b"no gzip", "b.jsonl.gz"),
+        ("c.parquet", b"no parquet", "c.parquet"),
+        ("d.jsonl", b'{"content": "a"}\n', r"no column 'text': .* --column \(content\)"),
+        ("e.jsonl", b'{"text": 5}\n', "holds int64, not text"),
+        ("f.txt", b"Text \xff" * 9, "f.txt is not UTF-8 text"),
+        ("g.jsonl", b'{"text": "one"}\n', "texts has no text for"),
+    ],
+)
+def test_files_that_cannot_be_used(tmp_path, name, content, message):
+    """Catches a traceback that names no file, and a folder that is left behind."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        prepared(tmp_path / "x", [tmp_path / name])
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_script(tmp_path, monkeypatch):
+    """Catches a script that does not know jsonl, or forgets a text beside it."""
+    (tmp_path / "texts").mkdir()
+    jsonl(tmp_path / "texts" / "a.jsonl", [f"abc {n} " * 9 for n in range(99)], key="content")
+    (tmp_path / "texts" / "b.txt").write_text("hij " * 400)
+    prepare = runpy.run_path(str(dataset.DATA / "text" / "prepare.py"))
+    monkeypatch.setattr(preparation, "DATA", tmp_path)
+    settings = dict(input=(tmp_path / "texts",), name="mine", val_share=0.2)
+    with pytest.raises(ValueError, match="choose one by --column"):
+        prepare["prepare"](prepare["Settings"](**settings))
+    prepare["prepare"](prepare["Settings"](**settings, column="content"))
+    data = dataset.load_dataset(str(tmp_path / "mine"), 8)
+    assert set(data.tokenizer.characters) == set("abchij 0123456789\n")
+
+
+def test_the_hub(tmp_path, monkeypatch):
+    """Catches another dataset than its name, --tokens that reads on, and files that are read in another way."""
+    texts = documents(200)
+    path = jsonl(tmp_path / "a.jsonl", texts)
+    really = datasets.load_dataset
+    calls = []
+
+    def load_dataset(name, config=None, **how):
+        if name == "json":
+            return really(name, **how)
+        calls.append((name, config, how))
+        return really("json", data_files=str(path), **how)
+
+    def prepare_hub(name, *flags):
+        argv = ["prepare.py", "--tokenizer=byte", "--val_share=0.2", *map(str, flags)]
+        monkeypatch.setattr("sys.argv", argv)
+        published.prepare_hub(tmp_path / name, "someone/something", "sample")
+        return dataset.load_dataset(str(tmp_path / name), 8)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    whole = prepare_hub("hub")
+    assert calls == [("someone/something", "sample", {"split": "train", "streaming": False})]
+    assert prepare_hub("files", "--input", path).hashes == whole.hashes
+    part = prepare_hub("part", "--tokens=9000")
+    assert calls[-1][2]["streaming"] and 9000 <= len(part.train) + len(part.val) < 9500
+    with pytest.raises(ValueError, match="there is no file or folder"):
+        prepare_hub("x", "--input", tmp_path / "none")
+    assert np.array_equal(part.train, whole.train[: len(part.train)])
+
+    def no_route(*_, **__):
+        raise ConnectionError("no route to host\nmore about it")
+
+    monkeypatch.setattr(datasets, "load_dataset", no_route)
+    with pytest.raises(ValueError, match="cannot prepare someone/something .*no route.* --input FILES"):
+        prepare_hub("x")
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(ValueError, match="library datasets: pip install datasets==5.2.0"):
+        prepare_hub("x")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("name", ["openwebtext", "fineweb", "climbmix"])
+def test_the_scripts_of_the_hub(name, monkeypatch):
+    """Catches a script that does not start, or names no dataset."""
+    calls = []
+    monkeypatch.setattr(published, "prepare_hub", lambda *what: calls.append(what))
+    runpy.run_path(str(dataset.DATA / name / "prepare.py"), run_name="__main__")
+    assert calls[0][0] == dataset.DATA / name and "/" in calls[0][1]

@@ -1,0 +1,170 @@
+"""Documents to token files: nothing is lost, and an interruption leaves no mixture."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import POEM
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.common import files
+from engine.text import dataset, preparation, published
+from engine.text.tokenizer import create_tokenizer
+
+FILES = "train.bin", "val.bin", "meta.json"  # in the order in which they appear, but the first two
+
+
+def test_written_and_read_back(tmp_path):
+    """Catches lost or reordered text, a wrong split, and a meta.json that does not describe the files."""
+    text = POEM * 5 + "the end"
+    border = int(0.9 * len(text))
+    preparation.write_dataset(tmp_path, [text[:border]], "char", "poem.txt", val=[text[border:]])
+    data = dataset.load_dataset(str(tmp_path), 8)
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    assert data.tokenizer.decode(data.train.tolist()) == text[:border]
+    assert data.tokenizer.decode(data.val.tolist()) == text[border:]
+    assert meta["dtype"] == "uint16" and meta["vocab_size"] == len(set(text))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    assert meta["source"] == {"name": "poem.txt", "sha256": digest}
+    for split in "train", "val":
+        content = (tmp_path / f"{split}.bin").read_bytes()
+        assert meta[split]["sha256"] == hashlib.sha256(content).hexdigest()
+        assert meta[split]["tokens"] == meta[split]["characters"] == len(content) // 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+
+
+def test_whole_documents_validate(tmp_path):
+    """Catches validation text that is also trained on, and documents that run into each other."""
+    documents = [f"document {n:02}" for n in range(25)]
+    preparation.write_dataset(tmp_path, iter(["", *documents]), "byte", "documents")
+    data = dataset.load_dataset(str(tmp_path), 4)
+    assert data.tokenizer.decode(data.val.tolist()) == "document 04\ndocument 14\ndocument 24"
+    train = data.tokenizer.decode(data.train.tolist()).split("\n")
+    assert train == [document for document in documents if document[-1] != "4"]
+
+
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=60), st.integers(0, 2**31))
+def test_a_tenth_of_any_documents(lengths, seed):
+    """Catches a validation split that is one large file, nothing at all, or text that is lost."""
+    rng = np.random.default_rng(seed)
+    documents = ["".join(rng.choice(list("ab \n"), size=length)) for length in lengths]
+    train, val = preparation.split_documents(documents)
+    total = sum(lengths)
+    assert sum(map(len, train)) + sum(map(len, val)) == total
+    if total > 1000:
+        assert 0.04 < sum(map(len, val)) / total < 0.16
+    if len(train) + len(val) == len(documents) and len(documents) >= 20:
+        assert sorted(train + val) == sorted(documents)
+
+
+def test_validation_is_spread_over_the_text():
+    """Catches a validation split with nothing but the end of a sorted text, or without its longest document."""
+    words = "".join(f"{chr(97 + n // 100)}word{n}\n" for n in range(2600))
+    (train,), (val,) = preparation.split_documents([words])
+    assert len({line[0] for line in val.splitlines()}) >= 10
+    assert sorted((train + val).splitlines()) == sorted(words.splitlines())
+    long = "LONG\n" * 12_000
+    train, val = preparation.split_documents([*["short\n" * 300] * 40, long])
+    assert 0.3 < "".join(val).count("LONG") / 1200 < 3
+
+
+def test_texts_that_cannot_be_prepared(tmp_path):
+    """Catches a text that is taken for a list of characters, and a division by the length of nothing."""
+    for documents, val in ("abc\n" * 50, None), (["abc\n" * 50], "abc"):
+        with pytest.raises(ValueError, match="lists of texts"):
+            preparation.write_dataset(tmp_path / "new", documents, "char", "x", val)
+    with pytest.raises(ValueError, match="x has no text"):
+        preparation.write_dataset(tmp_path / "new", [""] * 30, "byte", "x")
+    assert not (tmp_path / "new").exists()
+
+
+def test_own_validation_text(tmp_path, capsys):
+    """Catches a split of one's own that is mixed with the rest, and notes that are missing."""
+    preparation.write_dataset(tmp_path, ["train " * 200], "char", "x", val=["valid " * 4])
+    data = dataset.load_dataset(str(tmp_path), 8)
+    assert data.tokenizer.decode(data.val.tolist()) == "valid " * 4
+    assert "\n" not in data.tokenizer.characters  # a separator that a single text does not need
+    assert "2.0% of the characters are for validation" in capsys.readouterr().out
+    copies = [f"A text, number {n % 4}" for n in range(40)]
+    preparation.write_dataset(tmp_path, copies, "char", "copies")
+    assert " of the documents are for training and for validation" in capsys.readouterr().out
+
+
+def test_documents_end_with_the_end_of_text(tmp_path):
+    """Catches documents of a BPE dataset that are not separated by the tokenizer's own mark."""
+    preparation.write_dataset(tmp_path, ["one"] * 30, "bpe:260", "ones")
+    data = dataset.load_dataset(str(tmp_path), 2)
+    separators = data.train == data.tokenizer.end_of_text
+    assert separators.sum() == 26 and not separators[[0, -1]].any()
+
+
+def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files, monkeypatch):
+    """Catches tokens that differ from those nanoGPT's own prepare.py writes for tiny Shakespeare."""
+    monkeypatch.setattr("sys.argv", ["prepare.py", f"--input={tiny_shakespeare}"])
+    for name, counts in (("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059))):
+        published.prepare_download(tmp_path / name, name, "https://nowhere", "")
+        data = dataset.load_dataset(str(tmp_path / name), 8)
+        assert (len(data.train), len(data.val)) == counts
+
+
+@given(st.text(alphabet="ab \r\n'1", max_size=90), st.integers(1, 30))
+def test_pieces_join_to_the_same_tokens(text, size):
+    """Catches a character between two pieces, and a cut that changes the tokens around it."""
+    parts = list(preparation.pieces(text, size))
+    assert "".join(parts) == text
+    tokenizer = create_tokenizer("bpe:300", [POEM, "aab\n\n\nb  \n \n a\r\n\r\nb" * 9])
+    ids = [tokenizer.encode(part) for part in parts]
+    assert np.array_equal(np.concatenate([[], *ids]), tokenizer.encode(text))
+
+
+def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):
+    """Catches a new train.bin beside an old val.bin that load as if they were one dataset."""
+    folder = tmp_path / "poem"
+    for file in FILES:
+
+        def replace(source, target, really=os.replace):
+            really(source, target)
+            if Path(target) == folder / file:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(os, "replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            preparation.write_dataset(folder, ["Another text. " * 200], "char", "another")
+        monkeypatch.undo()
+        if file == "meta.json":
+            assert "A" in dataset.load_dataset(poem, 8).tokenizer.characters
+        else:
+            with pytest.raises(ValueError, match="interrupted"):
+                dataset.load_dataset(poem, 8)
+        preparation.write_dataset(folder, [POEM * 30], "char", "a poem")
+        assert "T" in dataset.load_dataset(poem, 8).tokenizer.characters
+        assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+
+
+def test_a_preparation_that_fails(poem, tmp_path):
+    """Catches an old dataset that is lost because the new one could not be encoded, and two writers at once."""
+    folder = tmp_path / "poem"
+    preparation.write_dataset(tmp_path / "letters", ["abc\n" * 90], "char", "letters")
+    os.rename(tmp_path / "letters" / "meta.json", tmp_path / "letters" / "lookback.json")
+    with pytest.raises(ValueError, match="character 'T'"):
+        preparation.write_dataset(folder, [POEM * 9], str(tmp_path / "letters"), "x")
+    with files.folder_lock(folder), pytest.raises(ValueError, match="in use by another process"):
+        preparation.write_dataset(folder, ["Another text. " * 200], "char", "another")
+    assert "T" in dataset.load_dataset(poem, 8).tokenizer.characters
+
+
+def test_download_without_network_or_with_another_file(tmp_path):
+    """Catches a half-written or forged file that is kept, and a traceback without a network."""
+    good = tmp_path / "good.txt"
+    good.write_text("good")
+    with pytest.raises(ValueError, match="not the expected file"):
+        published.download(good.as_uri(), "0" * 64, tmp_path / "input.txt")
+    assert not (tmp_path / "input.txt").exists()
+    published.download(good.as_uri(), hashlib.sha256(b"good").hexdigest(), tmp_path / "input.txt")
+    assert (tmp_path / "input.txt").read_text() == "good"
+    with pytest.raises(ValueError, match="prepare.py --input FILE"):
+        published.download("http://127.0.0.1:9/none", "0" * 64, tmp_path / "other.txt")

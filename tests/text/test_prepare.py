@@ -1,0 +1,127 @@
+"""data/text/prepare.py, as a user calls it."""
+
+import errno
+import os
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import POEM, complaint, run_here
+
+from engine.text import dataset
+
+SCRIPT = "data/text/prepare.py"
+
+
+@pytest.fixture
+def name(tmp_path):
+    """The name of a dataset that is removed after the test."""
+    yield f"test-{tmp_path.name}"
+    shutil.rmtree(dataset.DATA / f"test-{tmp_path.name}", ignore_errors=True)
+
+
+def texts_in(folder, **texts):
+    folder.mkdir(parents=True)
+    for file, text in texts.items():
+        (folder / file.replace("_", ".")).write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_own_text_from_files_and_folders(tmp_path, name):
+    """Catches what people do most, train on their own text, failing for a folder, a language or a pattern."""
+    texts = texts_in(tmp_path / "texts", a_txt="Füße 猫\n" * 40, notes_md="not these", _hidden="#")
+    texts_in(texts / "deep", b_txt="ещё\n" * 40)
+    (texts / "picture.png").write_bytes(b"\x89PNG\x00")
+    flags = ["--input", texts, texts / "a.txt", f"--name={name}"]
+    result = run_here(SCRIPT, *flags)
+    assert result.returncode == 0, result.stderr
+    assert "skipped 1 that are not UTF-8 text: picture.png" in result.stdout
+    result = run_here(SCRIPT, *flags, "--glob", "*.txt")
+    assert result.returncode == 0 and "skipped" not in result.stdout, result.stderr
+    data = dataset.load_dataset(name, 8)
+    whole = data.tokenizer.decode([*data.train.tolist(), *data.val.tolist()])
+    assert sorted(whole.replace("\n", "")) == sorted("Füße 猫" * 40 + "ещё" * 40)
+
+
+def test_one_s_own_repository(tmp_path, name):
+    """Catches what git ignores, as virtual environments and builds, in a dataset, and what links lead to, once more."""
+    sources = dict(a_py="print(1)\n" * 50, b_py="b = 2\n" * 50, _gitignore="build/\n")
+    repository = texts_in(tmp_path / "repository", **sources)
+    texts_in(repository / "build", x_py="#\n" * 50)
+    subprocess.run(["git", "init", "-q", repository], check=True)
+    for link, target in ("loop", "."), ("up", ".."), ("again.py", "a.py"):
+        (repository / link).symlink_to(target)
+    result = run_here(SCRIPT, "--input", repository, f"--name={name}", "--tokenizer=byte")
+    assert result.returncode == 0, result
+    data = dataset.load_dataset(name, 8)
+    assert len(data.train) + len(data.val) == 50 * (9 + 6) + 2  # each file once, and two separators
+    (repository / ".git" / "HEAD").write_text("damaged")
+    result = run_here(SCRIPT, "--input", repository, f"--name={name}")
+    assert "note: git does not say what it ignores" in result.stdout, result
+
+
+def test_validation_text_that_is_also_input(tmp_path, name):
+    """Catches a validation loss of text that was trained on, because it lies in the same folder or has two names."""
+    texts = texts_in(tmp_path / "texts", a_txt="abcdefgh\n" * 200, val_txt="WXYZ\n" * 40)
+    (texts / "latest.txt").symlink_to("val.txt")
+    flags = ["--input", texts, "--val", texts / "val.txt", f"--name={name}"]
+    assert run_here(SCRIPT, *flags).returncode == 0
+    data = dataset.load_dataset(name, 8)
+    assert data.tokenizer.decode(data.train.tolist()) == "abcdefgh\n" * 200
+    assert data.tokenizer.decode(data.val.tolist()) == "WXYZ\n" * 40
+
+
+def test_own_text_that_cannot_be_used(tmp_path):
+    """Catches a traceback for text that is not UTF-8, empty or not there; nothing must be written."""
+    latin, utf16, empty = (tmp_path / file for file in ("latin.txt", "utf16.txt", "empty.txt"))
+    utf16.write_bytes("Text".encode("utf-16-le"))
+    latin.write_bytes("Füße".encode("latin-1"))
+    empty.write_text("")
+    for arguments, message in [
+        (["--input", latin, "--name=test-bad"], "latin.txt is not UTF-8 text (offset 1)"),
+        (["--input", utf16, "--name=test-bad"], "utf16.txt is not UTF-8 text (offset 1)"),
+        (["--input", empty, "--name=test-bad"], "empty.txt has no text"),
+        (["--input", tmp_path / "no", "--name=test-bad"], "there is no file or folder"),
+        (["--input", tmp_path, "--glob=*.md", "--name=test-bad"], "no text that matches --glob"),
+        (["--name=test-bad"], "--input is missing"),
+        (["--input", latin, "--input", empty, "--name=test-bad"], "--input: give it once"),
+        (["--input", latin, "--name=stdlib"], "--name=stdlib is one of the included"),
+        (["--input", latin, "--name=.."], "--name=.."),
+        (["--input", latin, "--name=a/b"], "--name=a/b"),
+        (["--input", latin, "--val_share=2"], "val_share=2.0 must be between 0 and 1"),
+    ]:
+        assert message in complaint(run_here(SCRIPT, *arguments))
+    assert not (dataset.DATA / "test-bad").exists()
+
+
+def test_folders_that_may_not_be_read(tmp_path, monkeypatch):
+    """Catches a part of one's text that is left out in silence."""
+    files_in = runpy.run_path(str(dataset.DATA / "text" / "prepare.py"))["files_in"]
+    scan = os.scandir
+    (tmp_path / "locked").mkdir()
+
+    def scandir(path):
+        if Path(path).name == "locked":  # root could read it
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(PermissionError, match="locked"):
+        files_in(tmp_path)
+
+
+def test_a_run_s_own_tokenizer(poem, tmp_path, name):
+    """Catches a text to tune a model on that has other ids than the model, and a character that nobody can find."""
+    (tmp_path / "run" / "step_000002").mkdir(parents=True)
+    config = (tmp_path / "poem" / "meta.json").read_text()
+    (tmp_path / "run" / "step_000002" / "config.json").write_text(config)
+    flags = [f"--tokenizer={tmp_path / 'run'}", f"--name={name}"]
+    texts = texts_in(tmp_path / "texts", a_txt=POEM * 30, b_txt="Little Lamb" * 9)
+    result = run_here(SCRIPT, "--input", texts / "a.txt", *flags)
+    assert result.returncode == 0, result.stderr
+    spec = dataset.load_dataset(poem, 8).tokenizer.spec()
+    assert dataset.load_dataset(name, 8).tokenizer.spec() == spec
+    line = complaint(run_here(SCRIPT, "--input", texts, *flags))
+    assert "character 'L' (U+004C) at position 0 of 'Little" in line
