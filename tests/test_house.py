@@ -1,22 +1,24 @@
-"""The shape of the repository: who may import whom, and how long a file may be."""
+"""The shape of the repository: who may import whom, and how much there is to read."""
 
 import ast
+import collections
+import functools
+import io
+import subprocess
+import sys
+import tokenize
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
 
-SOURCES = sorted(
-    path.relative_to(ROOT)
-    for pattern in (
-        "*.py",
-        "engine/**/*.py",
-        "tools/**/*.py",
-        "benchmarks/*.py",
-        "experiments/**/*.py",
-        "data/*/*.py",
-    )
-    for path in ROOT.glob(pattern)
-)
+PATTERNS = """
+*.py engine/**/*.py data/*/*.py tools/**/*.py benchmarks/*.py experiments/**/*.py
+""".split()
+SOURCES = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.glob(pattern))
+ENGINE = [path for path in SOURCES if path.parts[0] == "engine"]
+REWORK = pytest.mark.xfail(reason="the rooms are being reworked")
+TESTS = sorted(path.relative_to(ROOT) for path in ROOT.glob("tests/**/*.py"))
 TOP = {"masks", "attention", "model", "train", "sample"}
 WINGS = {  # of engine/: which others each may import
     "common": set(),
@@ -27,72 +29,184 @@ WINGS = {  # of engine/: which others each may import
     "plotting": {"common", "training", "weights"},
     "training": {"common", "plotting", "text", "weights"},
 }
+# What a reader reads, in Python's tokens without comments and docstrings. A limit is raised only
+# together with a sentence here on what was added, and why no library has it.
+READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP}
+BUDGET = {
+    (*(f"{name}.py" for name in TOP), "engine", "data"): 46_000,
+    ("tools", "benchmarks"): 13_000,
+    ("experiments",): 17_000,
+    ("tests",): 80_000,
+}
 
 
 def module_of(path):
     return ".".join(path.with_suffix("").parts)
 
 
-def imports(path, under_main=True):
-    """Modules of this repository that a file imports anywhere in it, also inside functions."""
-    tree, known, found = (
-        ast.parse((ROOT / path).read_text(encoding="utf-8")),
-        {module_of(p) for p in SOURCES},
-        set(),
-    )
-    if not under_main:
-        tree.body = [
-            node
-            for node in tree.body
-            if not (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
-        ]
+MODULES = {module_of(path): path for path in SOURCES}
+
+
+def parse(path):
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+
+
+def imported_names(tree):
+    """All names that a file imports, also inside functions."""
+    found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found & known
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
 
 
-def test_the_rooms():
+@functools.cache
+def imports(path):
+    """Modules of this repository that a file imports; what attention.py runs by itself is apart."""
+    tree = parse(path)
+    if path.name == "attention.py":
+        tree.body = [node for node in tree.body if not is_main_block(node)]
+    return imported_names(tree) & MODULES.keys()
+
+
+def is_main_block(node):
+    return isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
+
+
+# ---- Rooms
+
+
+def test_top_level():
     """Catches a new file on the top level, where only the lecture and the scripts stand."""
     assert {path.stem for path in ROOT.glob("*.py")} == TOP
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=str)
 def test_who_imports_whom(path):
-    """Catches an engine that reaches up, and a script or a tool that others come to depend on."""
-    found = imports(path, under_main=path.name != "attention.py")
+    """Catches an engine that imports what is above it, and a script that others depend on."""
+    found = imports(path)
     if path.parts[0] == "engine":
         assert all(name.startswith("engine.") for name in found), found
     room = "tools" if path.parts[0] == "benchmarks" else path.parts[0]
-    shared = f"{room}.shared."  # what tools and benchmarks share, and what experiments share
-    scripts = {"train", "sample"} | {
-        name for name in found if name.startswith(("tools.", "experiments.", "data."))
-    }
-    scripts = {name for name in scripts if not name.startswith(shared)}
-    assert not found & scripts, found & scripts
+    rooms = ("tools.", "benchmarks.", "experiments.", "data.")
+    own = (f"{room}.shared.", f"{path.parts[0]}.shared.", "benchmarks.peers")
+    scripts = {name for name in found if name.startswith(rooms) and not name.startswith(own)}
+    assert not scripts and not found & {"train", "sample"}, found
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if path.parts[0] == "engine"], ids=str)
+@pytest.mark.parametrize("path", ENGINE, ids=str)
 def test_the_wings(path):
-    """Catches an arrow between two wings of engine/ that the plan does not have."""
-    mine = path.with_suffix("").parts[1]
-    assert {name.split(".")[1] for name in imports(path)} <= WINGS[mine] | {mine}
+    """Catches an import between two wings of engine/ that the table does not have."""
+    wing = path.parts[1]
+    assert {name.split(".")[1] for name in imports(path)} <= WINGS[wing] | {wing}
 
 
 def test_no_import_runs_in_a_circle():
     """Catches a circle, also one that a late import inside a function hides."""
-    left = {
-        module_of(path): imports(path, under_main=path.name != "attention.py") for path in SOURCES
-    }
+    left = {name: imports(path) for name, path in MODULES.items()}
     while free := {name for name, needs in left.items() if not needs & left.keys()}:
         left = {name: needs for name, needs in left.items() if name not in free}
     assert not left
 
 
+def users(module):
+    """The scripts that import a module of engine/, or import what imports it."""
+    found = set()
+    for name, path in MODULES.items():
+        if module not in imports(path):
+            continue
+        if path.parts[0] == "engine":
+            found |= users(name)
+        else:
+            found.add("tools" if path.parts[0] in ("tools", "benchmarks") else name)
+    return found
+
+
+@pytest.mark.parametrize("path", ENGINE, ids=str)
+def test_the_engine_is_for_all(path):
+    """Catches a file in engine/ that only one experiment uses, or only tools and benchmarks."""
+    found = users(module_of(path))
+    top_level = {name for name in found if name in TOP or name.startswith("data.")}
+    assert top_level or len(found) > 1, found
+
+
+@REWORK
+@pytest.mark.parametrize("path", TESTS, ids=str)
+def test_tests_stand_alone(path):
+    """Catches a test that another one depends on: helpers stand in conftest.py."""
+    tests = {name for name in imported_names(parse(path)) if name.startswith("test")}
+    assert not tests, tests
+
+
+# ---- Reading
+
+
+def code_lines(path):
+    """{line: its tokens} of a file: names, numbers, strings and operators, without docstrings."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    docstrings = set()
+    for node in ast.walk(ast.parse(text)):
+        is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_text and isinstance(node.value.value, str):
+            docstrings |= set(range(node.lineno, node.end_lineno + 1))
+    counts = collections.Counter()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in READ and token.start[0] not in docstrings:
+            counts[token.start[0]] += 1
+    return counts
+
+
+def tokens(paths):
+    return sum(sum(code_lines(path).values()) for path in paths)
+
+
+@REWORK
+@pytest.mark.parametrize("rooms", BUDGET, ids=", ".join)
+def test_reading_budget(rooms):
+    """Catches a room that grows until nobody reads it."""
+    paths = [path for path in SOURCES + TESTS if path.parts[0] in rooms]
+    assert tokens(paths) <= BUDGET[rooms]
+
+
+@REWORK
+def test_density():
+    """Catches a budget that is met by denser lines."""
+    lines = sum(len(code_lines(path)) for path in SOURCES)
+    assert tokens(SOURCES) / lines <= 9.5
+    attention = Path("attention.py")
+    assert tokens([attention]) / len(code_lines(attention)) <= 12
+
+
+@REWORK
 @pytest.mark.parametrize("path", SOURCES, ids=str)
-def test_lines_that_fit(path):
-    """Catches a line that an editor beside another wraps: pyproject.toml has the limit, for ruff."""
-    lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
-    assert all(len(line) <= 128 for line in lines)
+def test_short_functions(path):
+    """Catches a function of more lines than a screen shows."""
+    counts = code_lines(path)
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.FunctionDef):
+            lines = [line for line in range(node.lineno, node.end_lineno + 1) if counts[line]]
+            assert len(lines) <= 60, node.name
+
+
+@REWORK
+def test_readme():
+    """Catches a README that takes longer than three minutes."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.split()) <= 900 and len(text.splitlines()) <= 120
+
+
+@REWORK
+@pytest.mark.parametrize(
+    "command", [["format", "--check"], ["check", "--output-format=concise"]], ids=" ".join
+)
+def test_ruff(command):
+    """Catches code in another format, an unused import, or a line of more than 100 characters."""
+    ruff = subprocess.run(
+        [sys.executable, "-m", "ruff", *command, "--no-cache", "."],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert ruff.returncode == 0, ruff.stdout

@@ -57,7 +57,7 @@ def check_shapes(q, k, v, visible):
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads cannot share key/value heads evenly: {shapes}")
     if q.shape[2] > k.shape[2] and not getattr(visible, "across", False):
-        raise ValueError(f"queries are the last of the keys' positions, so Tq <= Tk: {shapes}")
+        raise ValueError(f"queries are the last of the keys, so Tq must not exceed Tk: {shapes}")
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
         kinds = [(str(x.dtype), str(x.device)) for x in (q, k, v)]
         raise ValueError(f"q, k, v differ in dtype or device: {kinds}")

@@ -324,7 +324,9 @@ def test_resuming_needs_no_settings(poem, tmp_path):
 @pytest.mark.parametrize("flags", [["--out_dir"], ["--out_dir="], ["--out_dir", "--max_iters=9"]])
 def test_resuming_without_a_name(flags):
     """Catches a traceback, or another folder, where the value of --out_dir is missing."""
-    assert "--out_dir: expected one" in complaint(run_here("train.py", "--init_from=resume", *flags))
+    assert "--out_dir: expected one" in complaint(
+        run_here("train.py", "--init_from=resume", *flags)
+    )
 
 
 def test_help_on_resume(tmp_path):

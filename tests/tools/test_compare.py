@@ -140,7 +140,9 @@ class FakeTraining:
         self.asked, self.stops_at = [], None
         monkeypatch.setattr(compare.benchmark, "run_timed", self)
         monkeypatch.setattr(
-            compare.benchmark, "write_report", lambda report, config, tables: self.reports.append(report)
+            compare.benchmark,
+            "write_report",
+            lambda report, config, tables: self.reports.append(report),
         )
         monkeypatch.setattr(compare, "machine_report", lambda device: {})
         monkeypatch.setattr(compare, "machine_line", lambda report: "a machine")
