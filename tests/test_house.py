@@ -26,7 +26,7 @@ WINGS = {  # of engine/: which others each may import
     "text": {"common"},
     "weights": {"common", "text"},
     "decoding": {"common", "kernels"},
-    "plotting": {"common", "training", "weights"},
+    "plotting": {"common"},
     "training": {"common", "plotting", "text", "weights"},
 }
 # What a reader reads, in Python's tokens without comments and docstrings. A limit is raised only

@@ -19,7 +19,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from engine.common.errors import one_line_errors  # noqa: E402
 from engine.common.files import atomic_path  # noqa: E402
 from engine.common.settings import parse_settings  # noqa: E402
-from engine.plotting import curves  # noqa: E402
+from engine.training import curves  # noqa: E402
 
 COLORS = {"lookback": "#1f77b4", "nanoGPT": "#d62728", "better": "#2ca02c", "worse": "#d62728"}
 

@@ -13,55 +13,58 @@ from engine.common.processes import all_reduce_max, print0, progress_bar
 from engine.plotting.inspection import attention_maps, entropy
 from engine.training.sharding import local_tensor
 
-STEPS = 3  # that are timed, of each length
-PATIENCE = 20  # seconds, after which one will do
+REPEATS = 3  # of the steps that are timed
+PATIENCE = 20  # seconds, after which one repeat will do
 
 
-def dry_run(model, optimizer, step, micros, tokens, steps, device):
-    """Print what a run will cost, from a few short steps. Returns the figures.
+def dry_run(trainer):
+    """Print the memory and time that a run will take, from a few short steps; return the figures.
 
-    step(n) makes one of n micro-batches; a step of the run has `micros` in this process, and `tokens` in all. What each
-    micro-batch adds is known from steps of one and of two, as a whole step may take minutes. Memory is that of one process, in
-    bytes; activations are what a step needs beside weights and the optimizer's state.
+    Steps of one and of two micro-batches give the cost of each further one, since a whole step may
+    take minutes. Memory is that of one process, in bytes. Activations are the memory of a step
+    beside weights, gradients and the optimizer's state.
     """
-
-    def size(tensors):
-        return sum(local_tensor(tensor).nbytes for tensor in tensors)
-
-    step(1)  # allocates what stays
-    activations, times, begun = (
-        peak_bytes(lambda: step(1), device) - size(model.parameters()),
-        {1: [], 2: []},
-        time.monotonic(),
-    )
-    for n in progress_bar([1, 2][:micros] * STEPS, "timing steps", delay=2):
-        if not times[n] or not all_reduce_max(
-            int(time.monotonic() - begun >= PATIENCE)
-        ):  # all make as many steps
-            times[n].append(measure_seconds(lambda: step(n), device))
-    one, two = min(times[1]), min(times[2], default=0.0)
+    model = trainer.model
+    device = trainer.device
+    trainer.accumulate(1)  # allocates what stays
+    weights = size(model.parameters())
+    activations = peak_bytes(lambda: trainer.accumulate(1), device) - weights
+    times = {1: [], 2: []}
+    started = time.monotonic()
+    for count in progress_bar([1, 2][: trainer.micro_batches] * REPEATS, "timing steps", delay=2):
+        late = all_reduce_max(int(time.monotonic() - started >= PATIENCE))
+        if not (late and times[count]):
+            times[count].append(measure_seconds(lambda: trainer.accumulate(count), device))
+    one = min(times[1])
+    more = max(0.0, min(times[2], default=0.0) - one)
+    optimizer_state = [x for state in trainer.optimizer.state.values() for x in state.values()]
     costs = {
         "parameters": model.num_params(),
-        "weights": size(model.parameters()),
-        "gradients": size(model.parameters()),
-        "optimizer": size(
-            tensor for state in optimizer.state.values() for tensor in state.values()
-        ),
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": size(optimizer_state),
         "activations": activations,
         "flops_per_token": model.flops_per_token(),
-        "tokens_per_step": tokens,
-        "seconds_per_step": one + (micros - 1) * max(0.0, two - one),
+        "tokens_per_step": trainer.tokens_per_step,
+        "seconds_per_step": one + (trainer.micro_batches - 1) * more,
     }
-    megabytes = {
-        name: costs[name] / 1e6 for name in ("weights", "gradients", "optimizer", "activations")
-    }
+    steps = trainer.last_step - trainer.first_step
     duration = datetime.timedelta(seconds=round(steps * costs["seconds_per_step"]))
+    kinds = ("weights", "gradients", "optimizer", "activations")
+    megabytes = ", ".join(f"{kind} {costs[kind] / 1e6:,.0f}" for kind in kinds)
+    total = sum(costs[kind] for kind in kinds) / 1e6
     print0(
-        f"a step: {tokens:,} tokens of {costs['flops_per_token']:,.0f} FLOP in {costs['seconds_per_step']:.3f} s\n"
-        f"memory: {sum(megabytes.values()):,.0f} MB ({', '.join(f'{name} {mb:,.0f}' for name, mb in megabytes.items())})\n"
+        f"a step: {trainer.tokens_per_step:,} tokens of {costs['flops_per_token']:,.0f} FLOP "
+        f"in {costs['seconds_per_step']:.3f} s\n"
+        f"memory: {total:,.0f} MB ({megabytes})\n"
         f"{steps:,} steps would take about {duration}, without evaluations: nothing was written"
     )
     return costs
+
+
+def size(tensors):
+    """Return the bytes of tensors in this process."""
+    return sum(local_tensor(tensor).nbytes for tensor in tensors)
 
 
 def start_wandb(config):

@@ -13,7 +13,6 @@ import pytest
 import torch
 from conftest import SMALL, metrics, same_weights
 
-import train as train_module
 from engine.common import files
 from engine.text import dataset, preparation
 from engine.text import tokenizer as tokenizer_module
@@ -105,7 +104,7 @@ def test_killed_at_random_moments(poem, tmp_path, kills):
 @pytest.mark.slow
 def test_twenty_thousand_steps(poem, tmp_path):
     """Catches memory that each step, evaluation or checkpoint keeps a little of."""
-    from engine.training import optimizer
+    from engine.training import optimizer, trainer
 
     sizes, step = [], optimizer.training_step
 
@@ -114,7 +113,7 @@ def test_twenty_thousand_steps(poem, tmp_path):
         return step(*arguments)
 
     patch = pytest.MonkeyPatch()
-    patch.setattr(train_module, "training_step", counted)
+    patch.setattr(trainer, "training_step", counted)
     settings = SMALL | dict(
         n_layer=1, batch_size=1, eval_interval=1000, eval_iters=1, max_iters=20_000, write_tokens=0
     )

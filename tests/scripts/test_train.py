@@ -30,11 +30,12 @@ import train as train_module
 from engine.common import hardware
 from engine.common.settings import read_preset
 from engine.text import dataset
-from engine.training.batches import TRAIN
-from engine.training.optimizer import make_optimizer
+from engine.training import sharding, trainer
+from engine.training.batches import TRAIN, validation_loss
+from engine.training.optimizer import learning_rate_at, make_optimizer
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
-from train import TrainConfig, learning_rate_at, train, validation_loss
+from train import TrainConfig, train
 from train import settings as settings_of
 
 # ---- schedule and optimizer
@@ -139,7 +140,7 @@ def test_muon_takes_the_matrices_of_the_blocks():
 def test_mfu_of_a_fake_clock(poem, tmp_path, monkeypatch):
     """Catches a speed or a share of the roof that is not what was done over what passed: here one second at every look."""
     ticks = iter(range(1000))
-    monkeypatch.setattr(train_module.time, "perf_counter", lambda: float(next(ticks)))
+    monkeypatch.setattr(trainer.time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr(hardware, "peak_flops", lambda device, dtype: 1e9)
     settings = SMALL | dict(
         dataset=poem, max_iters=6, log_interval=3, eval_interval=6, eval_iters=1, write_tokens=0
@@ -451,7 +452,7 @@ def test_what_a_run_writes(poem, tmp_path):
 def test_a_checkpoint_is_saved_before_its_evaluation(poem, tmp_path, monkeypatch):
     """Catches an evaluation that fails and takes the steps since the last one with it."""
     monkeypatch.setattr(
-        train_module, "validation_loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        trainer, "validation_loss", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     with pytest.raises(KeyboardInterrupt):
         train(
@@ -478,7 +479,7 @@ def test_eval_only_changes_nothing(poem, tmp_path, monkeypatch):
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), eval_iters=0)
     trained = train(TrainConfig(**settings, max_iters=10))
     before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-    monkeypatch.setattr(train_module.sharding, "full_model", None)
+    monkeypatch.setattr(sharding, "full_model", None)
     for init_from in "resume", str(tmp_path):
         looked = train(
             TrainConfig(
@@ -648,7 +649,7 @@ def test_a_dry_run(poem, tmp_path, capsys):
 
 def test_a_dry_run_of_many_micro_batches(poem, tmp_path, monkeypatch):
     """Catches a dry run that makes the whole step, and one that counts the optimizer's time for each micro-batch."""
-    made, training_step = [], train_module.training_step
+    made, training_step = [], trainer.training_step
 
     def counted(net, batches, *rest):
         made.append(len(batches))
@@ -658,7 +659,7 @@ def test_a_dry_run_of_many_micro_batches(poem, tmp_path, monkeypatch):
         step()
         return 5 + 2 * made[-1]
 
-    monkeypatch.setattr(train_module, "training_step", counted)
+    monkeypatch.setattr(trainer, "training_step", counted)
     monkeypatch.setattr("engine.training.monitor.measure_seconds", seconds_of)
     settings = SMALL | dict(
         dataset=poem, out_dir=str(tmp_path / "out"), dry_run=True, gradient_accumulation_steps=40
@@ -688,7 +689,7 @@ def test_activation_checkpointing(poem, tmp_path):
 
 def ruined(monkeypatch, step, times=1):
     """Let the loss of a micro-batch of this step be infinite, so often."""
-    batch, left = train_module.micro_batch, iter(range(times))
+    batch, left = trainer.micro_batch, iter(range(times))
 
     def micro_batch(data, config, at, micro, device):
         x, y, seed = batch(data, config, at, micro, device)
@@ -698,7 +699,7 @@ def ruined(monkeypatch, step, times=1):
             else (x, torch.full_like(y, -1), seed)
         )
 
-    monkeypatch.setattr(train_module, "micro_batch", micro_batch)  # nothing to learn: 0/0
+    monkeypatch.setattr(trainer, "micro_batch", micro_batch)  # nothing to learn: 0/0
 
 
 def test_a_loss_that_is_not_finite_does_no_harm(poem, tmp_path, monkeypatch):
@@ -835,7 +836,7 @@ def test_a_loss_that_another_dtype_cannot_hold(poem, tmp_path, monkeypatch):
     """Catches an evaluation that deletes the checkpoint of an earlier run, because it was done in another dtype."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=5)
     train(TrainConfig(**settings))
-    monkeypatch.setattr(train_module, "validation_loss", lambda *_: math.nan)
+    monkeypatch.setattr(trainer, "validation_loss", lambda *_: math.nan)
     with pytest.raises(FloatingPointError, match="step_000005 is the last good"):
         train(TrainConfig(**settings | dict(init_from="resume", eval_only=False)))
     assert checkpoint.find_checkpoint(tmp_path).name == "step_000005"
@@ -1009,7 +1010,7 @@ def test_a_run_killed_before_its_evaluation(poem, tmp_path, monkeypatch):
     whole, undisturbed, evaluate = (
         train(TrainConfig(**settings)),
         metrics(tmp_path),
-        train_module.validation_loss,
+        trainer.validation_loss,
     )
     for evaluations in 0, 1:  # that come before the kill
 
@@ -1018,7 +1019,7 @@ def test_a_run_killed_before_its_evaluation(poem, tmp_path, monkeypatch):
                 raise KeyboardInterrupt
             return evaluate(*arguments)
 
-        monkeypatch.setattr(train_module, "validation_loss", killed)
+        monkeypatch.setattr(trainer, "validation_loss", killed)
         with pytest.raises(KeyboardInterrupt):
             train(TrainConfig(**settings))
         monkeypatch.undo()
@@ -1204,7 +1205,7 @@ def test_an_evaluation_that_is_owed_at_an_odd_step(poem, tmp_path, monkeypatch):
     settings = SMALL | dict(
         dataset=poem, out_dir=str(tmp_path), eval_interval=5, eval_iters=1, write_tokens=0
     )
-    calls, evaluate = [], train_module.validation_loss
+    calls, evaluate = [], trainer.validation_loss
 
     def killed(*arguments):
         calls.append(0)
@@ -1212,7 +1213,7 @@ def test_an_evaluation_that_is_owed_at_an_odd_step(poem, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return evaluate(*arguments)
 
-    monkeypatch.setattr(train_module, "validation_loss", killed)
+    monkeypatch.setattr(trainer, "validation_loss", killed)
     with pytest.raises(KeyboardInterrupt):
         train(TrainConfig(**settings, max_iters=12))
     train(TrainConfig(**settings, max_iters=14, init_from="resume"))

@@ -179,12 +179,12 @@ def test_fsdp_trains_the_same_model(poem, tmp_path, processes, settings):
 
 RUINED = """
 import runpy, sys, torch
-from engine.training import batches
-made = batches.micro_batch
+from engine.training import trainer
+made = trainer.micro_batch
 def micro_batch(data, config, step, micro, device):
     x, y, seed = made(data, config, step, micro, device)
     return x, torch.full_like(y, -1) if (step, micro) == (3, 3) else y, seed  # nothing to learn: 0/0
-batches.micro_batch = micro_batch
+trainer.micro_batch = micro_batch
 sys.argv[0] = "train.py"
 runpy.run_path("train.py", run_name="__main__")
 """

@@ -141,7 +141,7 @@ def test_a_second_ctrl_c_ends_at_once():
     asked.note(signal.SIGINT, None)
     asked.note(signal.SIGINT, None)  # torchrun hands on what the terminal has already sent
     assert asked.stop == signal.SIGINT
-    asked.since -= 2
+    asked.stopped_at -= 2
     with pytest.raises(KeyboardInterrupt):
         asked.note(signal.SIGINT, None)
 

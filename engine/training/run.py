@@ -1,0 +1,162 @@
+"""The record of a run: checkpoints, metrics, best.json and loss.png in its folder, and wandb."""
+
+import json
+import math
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from engine.common import processes
+from engine.common.files import append_text, shell_path, shell_quote
+from engine.training import curves, run_folder, sharding
+from engine.training.monitor import log_evaluation, sample_text, start_wandb
+from engine.weights.checkpoint import save_checkpoint
+
+
+class Run:
+    """Owns the folder of a Trainer's run, its metrics, wandb, and what is pending.
+
+    started: time.perf_counter() when the run began. All processes make a Run, and call its methods
+    together; the first one writes.
+    """
+
+    def __init__(self, trainer, started):
+        config = trainer.config
+        first = processes.rank() == 0
+        self.trainer = trainer
+        self.config = config
+        self.out_dir = Path(config.out_dir)
+        self.writes = first and not config.eval_only
+        self.wandb = start_wandb(asdict(config)) if first and config.wandb_log else None
+
+        # All processes must know the last line of an earlier part of this run.
+        line = {}
+        if self.writes:
+            line = run_folder.start_run(self.out_dir, trainer.step, bool(trainer.saved))
+        line = processes.broadcast_object(line)
+        self.started = started - line.get("wall_s", 0.0)
+
+        # Pending: an evaluation of the checkpoint that is resumed, and the next save.
+        self.evaluated_step = line["step"] if "val_loss" in line else None
+        evaluated = self.evaluated_step == trainer.step
+        self.evaluation_pending = config.eval_only
+        if trainer.saved and trainer.saved.get("owed", True) and not evaluated:
+            self.evaluation_pending = True
+        self.saved_step = trainer.step if trainer.saved else None
+        self.saved_at = time.monotonic()
+
+    def first_record(self):
+        """Return the newest line of metrics before any step of this run, as a dict."""
+        record = self.trainer.saved.get("record", {})
+        if record.get("step") == self.trainer.step:  # and not between two lines
+            return record
+        names = ("train_loss", "lr", "tokens_per_s", "mfu")
+        return {"step": self.trainer.step} | dict.fromkeys(names)
+
+    def log(self, record):
+        """Write a line of metrics.jsonl, and the same to wandb."""
+        record["wall_s"] = round(time.perf_counter() - self.started, 3)
+        if self.writes and record["step"] != self.evaluated_step:  # its line is there already
+            append_text(self.out_dir / "metrics.jsonl", json.dumps(record) + "\n")
+        if self.wandb:
+            self.wandb.log(record, step=record["step"])
+        self.trainer.speed.restart()
+
+    def save_is_due(self):
+        """Return whether the settings want a checkpoint now, by the clock of this process."""
+        step = self.trainer.step
+        if step == self.trainer.first_step:
+            return False
+        minutes = (time.monotonic() - self.saved_at) / 60
+        late = 0 < self.config.save_minutes <= minutes
+        interval = self.config.save_interval
+        return late or interval > 0 and step % interval == 0
+
+    def save(self, record, evaluation_pending):
+        """Save a checkpoint, unless this step has one.
+
+        evaluation_pending: whether an evaluation follows, which a resumed run must make up for.
+        """
+        trainer = self.trainer
+        if trainer.step == self.saved_step or self.config.eval_only:
+            return
+        state = trainer.state() | {"owed": evaluation_pending}
+        model = sharding.full_model(trainer.model)
+        if self.writes:
+            data = trainer.data
+            folder = save_checkpoint(
+                self.out_dir,
+                trainer.step,
+                model,
+                asdict(self.config),
+                data.tokenizer.spec(),
+                state,
+                data.hashes,
+                record,
+            )
+            run_folder.prune_checkpoints(folder, self.config.keep_checkpoints)
+        if not evaluation_pending:
+            processes.write0(f"step {trainer.step}: saved")
+        self.saved_step = trainer.step
+        self.saved_at = time.monotonic()
+
+    def evaluate(self):
+        """Return the validation loss of the checkpoint of this step, and keep the best one.
+
+        FloatingPointError if the loss is not finite.
+        """
+        trainer = self.trainer
+        folder = self.out_dir / f"step_{trainer.step:06d}"
+        loss = trainer.evaluate()
+        if not math.isfinite(loss):
+            if self.writes and trainer.step > trainer.first_step:
+                run_folder.discard_checkpoint(folder)  # a resumed run would find the same
+            raise trainer.not_finite(f"validation loss {loss}")
+        bits = trainer.data.bits_per_character(loss)
+        in_bits = f", {bits:.4f} bits per character" if bits else ""
+        processes.write0(f"step {trainer.step}: validation loss {loss:.4f}{in_bits}")
+        if self.writes:
+            run_folder.record_best(folder, loss, trainer.data.hashes["val"])
+            run_folder.prune_checkpoints(folder, self.config.keep_checkpoints)
+        self.evaluation_pending = False
+        return loss
+
+    def draw(self, attention_weights):
+        """Draw loss.png, and log a text and pictures of attention to wandb.
+
+        attention_weights: attention.py's, since nothing in engine/ imports a file above it.
+        """
+        trainer = self.trainer
+        if self.writes and self.config.draw_loss:
+            curves.write(self.out_dir)
+        if self.config.wandb_log:
+            model = sharding.full_model(trainer.model)
+            if self.wandb:
+                log_evaluation(
+                    self.wandb, model, trainer.data, self.config, attention_weights, trainer.step
+                )
+        trainer.speed.restart()
+
+    def finish(self, stop, record):
+        """Say how the run ended, and let the model write.
+
+        stop: the number of the signal that stopped it, or 0.
+        """
+        config = self.config
+        trainer = self.trainer
+        model = None
+        if config.write_tokens and not (stop or config.eval_only):
+            model = sharding.full_model(trainer.model)
+        if stop:
+            name = signal.Signals(stop).name
+            hint = run_folder.resume_hint(self.out_dir)
+            processes.print0(f"{name}: stopped at step {trainer.step}; {hint}")
+        elif self.writes:
+            command = f"python {shell_path('sample.py')} --out_dir={shell_quote(config.out_dir)}"
+            print(f"{record['wall_s']:.0f} s in all; next: {command}")
+        if model and self.writes:
+            text = sample_text(model, trainer.data, config)
+            print(f"Now it writes:\n---------------\n{text}\n---------------")
+        if self.wandb:
+            self.wandb.finish()

@@ -1,0 +1,181 @@
+"""A model in training: its optimizer, the machine that it runs on, and one step after another.
+
+Everything random in a step is a function of (seed, step, micro-batch). So a Trainer that is made
+from a checkpoint continues exactly where the one before stopped, and several processes compute what
+one would.
+"""
+
+import time
+from contextlib import nullcontext
+
+import torch
+
+from engine.common import hardware, processes
+from engine.training import sharding
+from engine.training.batches import micro_batch, validation_loss
+from engine.training.optimizer import make_optimizer, training_step
+from engine.training.run_folder import resume_hint
+
+
+class Trainer:
+    """Owns the model, the optimizer, the loss scaler, the step and the speed.
+
+    config: a train.TrainConfig. model: a GPT on the CPU. data: an engine.text.dataset.Dataset.
+    saved: the state() in the checkpoint that is resumed, or None. All processes make a Trainer, and
+    call its methods together.
+    """
+
+    def __init__(self, config, model, data, device, saved=None):
+        self.config = config
+        self.model = model
+        self.data = data
+        self.device = device
+        self.saved = saved or {}
+        self.step = self.saved.get("step", 0)  # the number of updates so far
+        self.first_step = self.step
+        self.last_step = self.step if config.eval_only else config.max_iters
+        self.learning_rate = None  # of the newest step, as its loss and the norm of its gradient
+        self.loss = None
+        self.norm = None
+        self.skipped = 0  # steps whose loss or gradient was not finite
+
+        # The dtype of products. A resumed run keeps what auto was, also on another processor.
+        self.dtype = config.dtype
+        if self.dtype == "auto":
+            self.dtype = self.saved.get("dtype") or hardware.best_dtype(device, config.n_embd)
+        self.autocast = nullcontext()
+        if self.dtype != "float32":
+            self.autocast = torch.autocast(device.type, getattr(torch, self.dtype))
+
+        # Micro-batches are numbered over all processes; each process has the same number of them.
+        self.micro_batches = config.gradient_accumulation_steps // processes.world_size()
+        self.first_micro_batch = processes.rank() * self.micro_batches
+        sequences = config.gradient_accumulation_steps * config.batch_size
+        self.tokens_per_step = sequences * config.block_size
+        self.speed = Speed(self.tokens_per_step, model.flops_per_token(), device, self.dtype)
+
+        # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer.
+        self.compiled = config.compile
+        if self.compiled == "auto":
+            steps = self.last_step - self.step
+            passes = steps * self.micro_batches
+            seconds = steps * self.speed.seconds_per_step_at_peak()
+            self.compiled = hardware.worth_compiling(device, passes, config.n_layer, seconds)
+        self.net, self.trained_net = sharding.parallelize(
+            model, device, config.parallel, self.compiled
+        )
+        self.optimizer = make_optimizer(model, config)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
+        if self.saved:
+            self.optimizer.load_state_dict(self.saved.pop("optimizer"))  # pop frees its memory
+            if self.saved["scaler"]:  # empty if the run was in another dtype
+                self.scaler.load_state_dict(self.saved["scaler"])
+
+    def update(self):
+        """Make one step with self.learning_rate.
+
+        FloatingPointError if its loss or gradient is not finite and no more steps may be skipped.
+        """
+        peak = self.config.learning_rate or 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * self.learning_rate / peak
+        try:
+            self.loss, self.norm = self.accumulate(self.micro_batches)
+        except FloatingPointError as error:
+            most = self.config.skip_nonfinite
+            if self.skipped == most:
+                raise self.not_finite(error) from None
+            self.skipped += 1
+            note = f"step {self.step}: {error}: skipped, {self.skipped} of at most {most}"
+            processes.write0(note)
+        self.step += 1
+        self.speed.steps += 1
+        if self.compiled and self.step == self.first_step + 1:  # it waited for the compiler
+            self.speed.restart()
+
+    def accumulate(self, count):
+        """Update the weights from `count` micro-batches of this process; return (loss, norm)."""
+        first = self.first_micro_batch
+        batches = [
+            micro_batch(self.data, self.config, self.step, n, self.device)
+            for n in range(first, first + count)
+        ]
+        clip = self.config.grad_clip
+        return training_step(
+            self.trained_net, batches, self.optimizer, self.scaler, self.autocast, clip, first
+        )
+
+    def measure(self):
+        """Return the newest step as a dict, one line of metrics.jsonl."""
+        loss = None  # if all steps were skipped
+        if self.loss is not None:  # a copy, since a skipped step leaves the loss as it is
+            total = processes.all_reduce_sum(self.loss.clone())
+            loss = (total / processes.world_size()).item()
+        finite = self.norm is not None and self.norm.isfinite()
+        tokens_per_s, mfu = self.speed.measure()
+        return {
+            "step": self.step,
+            "train_loss": loss,
+            "lr": self.learning_rate,
+            "grad_norm": self.norm.item() if finite else None,
+            "tokens_per_s": round(tokens_per_s, 1),
+            "mfu": round(mfu, 4),
+        }
+
+    def evaluate(self):
+        """Return the loss on the validation split, in nats per token."""
+        return validation_loss(self.net, self.data, self.config, self.device, self.autocast)
+
+    def state(self):
+        """Return what another Trainer needs to continue, beside the weights.
+
+        FloatingPointError if a weight is not finite.
+        """
+        finite = all(sharding.local_tensor(p).isfinite().all() for p in self.model.parameters())
+        if processes.all_reduce_max(int(not finite)):
+            raise self.not_finite("weights that are not finite")
+        return {
+            "step": self.step,
+            "dtype": self.dtype,
+            "optimizer": sharding.gather_state(self.optimizer.state_dict()),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def not_finite(self, what):
+        """Return the error that stops a run before it does harm."""
+        return FloatingPointError(
+            f"{what} at step {self.step}: stopped, {resume_hint(self.config.out_dir)}. "
+            "Try a lower learning_rate, more warmup_iters, grad_clip=1 or dtype=float32"
+        )
+
+
+class Speed:
+    """Tokens per second since restart(), and their share of the machine's peak (MFU)."""
+
+    def __init__(self, tokens_per_step, flops_per_token, device, dtype):
+        self.tokens_per_step = tokens_per_step
+        self.flops_per_token = flops_per_token
+        self.device = device
+        self.dtype = getattr(torch, dtype)
+        self.peak = self.measure_peak()
+        self.restart()
+
+    def restart(self):
+        self.steps = 0
+        self.since = time.perf_counter()
+
+    def measure_peak(self):
+        """Return the FLOP/s of all processes together at best."""
+        return hardware.peak_flops(self.device, self.dtype) * processes.world_size()
+
+    def seconds_per_step_at_peak(self):
+        return self.tokens_per_step * self.flops_per_token / self.peak
+
+    def measure(self):
+        """Return tokens per second, and model FLOPs utilization, from 0 to 1."""
+        seconds = time.perf_counter() - self.since
+        tokens_per_s = self.steps * self.tokens_per_step / seconds
+        flops = tokens_per_s * self.flops_per_token
+        if flops > self.peak:  # it was measured in a busy moment
+            self.peak = max(self.measure_peak(), flops)
+        return tokens_per_s, flops / self.peak
