@@ -41,7 +41,7 @@ class Run:
         self.evaluated_step = line["step"] if "val_loss" in line else None
         evaluated = self.evaluated_step == trainer.step
         self.evaluation_pending = config.eval_only
-        if trainer.saved and trainer.saved.get("owed", True) and not evaluated:
+        if trainer.saved and trainer.saved.get("evaluation_pending", True) and not evaluated:
             self.evaluation_pending = True
         self.saved_step = trainer.step if trainer.saved else None
         self.saved_at = time.monotonic()
@@ -81,7 +81,7 @@ class Run:
         trainer = self.trainer
         if trainer.step == self.saved_step or self.config.eval_only:
             return
-        state = trainer.state() | {"owed": evaluation_pending}
+        state = trainer.state() | {"evaluation_pending": evaluation_pending}
         model = sharding.full_model(trainer.model)
         if self.writes:
             data = trainer.data

@@ -104,7 +104,7 @@ def read_metrics(path):
             if type(record["step"]) is not int or not all(map(is_number, numbers)):
                 raise ValueError
             records[record["step"]] = record
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             unreadable += line.endswith(b"\n")  # without it, the run was killed while it wrote it
     if unreadable:
         print(f"note: {path} is damaged: {unreadable} of its lines cannot be read and are left out")

@@ -135,7 +135,6 @@ class Trainer:
         if processes.all_reduce_max(int(not finite)):
             raise self.not_finite("weights that are not finite")
         return {
-            "step": self.step,
             "dtype": self.dtype,
             "optimizer": sharding.gather_state(self.optimizer.state_dict()),
             "scaler": self.scaler.state_dict(),

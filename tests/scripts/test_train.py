@@ -304,7 +304,7 @@ def test_resuming_keeps_no_copy(poem, tmp_path, monkeypatch):
         checkpoint, "load_trainer", lambda folder: seen.append(load(folder)) or seen[-1]
     )
     train(TrainConfig(**settings, max_iters=2, init_from="resume"))
-    assert seen[0].keys() == {"step", "dtype", "owed", "scaler", "record"}
+    assert "optimizer" not in seen[0]
 
 
 def test_resuming_needs_no_settings(poem, tmp_path):
