@@ -1,6 +1,5 @@
-"""What several tests need: small datasets made here, and the real ones where they are at hand."""
+"""Helpers of several tests: small models and datasets, scripts in forks, and the real datasets."""
 
-import contextlib
 import gc
 import json
 import math
@@ -17,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-os.environ.setdefault(
-    "OMP_NUM_THREADS", "1"
-)  # one test on each core at a time; before anything imports torch
+# One test on each core at a time. This must stand before anything imports torch.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
@@ -29,15 +27,18 @@ from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
 
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # a shell's background job ignores it, and so would its children
+# A shell's background job ignores SIGINT, and nohup SIGHUP; the processes of the tests must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the same, after nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
-POEM = "Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal hand or eye,\nCould frame thy symmetry?\n"
+POEM = """Tyger Tyger, burning bright,
+In the forests of the night;
+What immortal hand or eye,
+Could frame thy symmetry?
+"""
 
 
 def pytest_collection_modifyitems(config, items):
@@ -47,7 +48,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Garbage need not be looked for among a hundred thousand modules and tests, nor forks copy their pages for it."""
+    """Leave modules and tests out of garbage collection, so that forks do not copy their pages."""
     gc.collect()
     gc.freeze()
 
@@ -77,7 +78,7 @@ def poem(tmp_path):
 
 
 def run(*command, typed="", **environment):
-    """Run a script of the repository as a user would; returns the finished process with its output as text."""
+    """Run a script of the repository as a user would; returns the finished process."""
     return subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=ROOT,
@@ -91,7 +92,7 @@ def run(*command, typed="", **environment):
 
 
 def forked(command, output, errors, typed=None, **environment):
-    """The number of a fork of this process that runs a script of the repository: it need not import torch again."""
+    """Run a script in a fork of this process, which has imported torch; returns its process id."""
     if pid := os.fork():
         return pid
     status = 1
@@ -100,9 +101,8 @@ def forked(command, output, errors, typed=None, **environment):
         for number, file in enumerate((typed or open(os.devnull), output, errors)):
             os.dup2(file.fileno(), number)
         sys.stdin = open(0, encoding="utf-8", closefd=False)
-        sys.stdout, sys.stderr = (
-            open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2)
-        )
+        sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)
+        sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)
         os.chdir(ROOT)
         sys.argv = [str(part) for part in command]
         if command[0] == "-m":
@@ -120,66 +120,59 @@ def forked(command, output, errors, typed=None, **environment):
         os._exit(status)
 
 
+def text_file():
+    return tempfile.TemporaryFile("w+", encoding="utf-8", newline="")
+
+
+def read_back(file):
+    file.seek(0)
+    return file.read()
+
+
+def exit_code(pid):
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 def run_here(*command, typed="", **environment):
-    """run, in a fork of this process where that is possible. typed: its standard input."""
-    if not hasattr(os, "fork"):
-        return run(*command, typed=typed, **environment)
-    with contextlib.ExitStack() as files:
-        content, output, errors = (
-            files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8", newline=""))
-            for _ in range(3)
-        )
+    """Run a script as run does, but in a fork, which is faster. typed: its standard input."""
+    with text_file() as content, text_file() as output, text_file() as errors:
         content.write(typed)
         content.seek(0)
-        status = os.waitstatus_to_exitcode(
-            os.waitpid(forked(command, output, errors, content, **environment), 0)[1]
-        )
-        texts = []
-        for file in output, errors:
-            file.seek(0)
-            texts.append(file.read())
-    return subprocess.CompletedProcess(command, status, *texts)
+        status = exit_code(forked(command, output, errors, content, **environment))
+        return subprocess.CompletedProcess(command, status, read_back(output), read_back(errors))
 
 
 def ranks_here(processes, *command):
-    """What torchrun does with a script of the repository, in forks; (exit code, output and errors) of each."""
-    import torch._dynamo
-    import torch.distributed.fsdp  # noqa: F401  here, since each fork would take two seconds for them
+    """[(exit code, output and errors)] of a script in several forks, as torchrun would start it."""
+    import torch._dynamo  # here, or each fork would take two seconds for it
+    import torch.distributed.fsdp  # noqa: F401
 
-    with socket.socket() as free, contextlib.ExitStack() as files:
+    with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        place = dict(
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(free.getsockname()[1]),
-            WORLD_SIZE=str(processes),
-        )
-        free.close()
-        outputs = [
-            files.enter_context(tempfile.TemporaryFile("w+", encoding="utf-8"))
-            for _ in range(processes)
-        ]
-        pids = [
-            forked(command, file, file, RANK=str(r), LOCAL_RANK=str(r), **place)
-            for r, file in enumerate(outputs)
-        ]
-        statuses = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
-        for file in outputs:
-            file.seek(0)
-        return [*zip(statuses, (file.read() for file in outputs))]
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
+    outputs = [text_file() for _ in range(processes)]
+    pids = []
+    for rank, file in enumerate(outputs):
+        pids.append(forked(command, file, file, RANK=str(rank), LOCAL_RANK=str(rank), **place))
+    codes = [exit_code(pid) for pid in pids]
+    return [(code, read_back(file)) for code, file in zip(codes, outputs)]
 
 
 def timed_here(command, cwd=ROOT):
-    """benchmark.timed in a fork, which need not import torch; what belongs to a peer is not run."""
+    """Replaces benchmark.run_timed by a fork; a command of another project is not run."""
     if Path(cwd) != ROOT:
         return 1.0, 100.0, []
-    begun, result = time.perf_counter(), run_here(*command[1:])
+    begun = time.perf_counter()
+    result = run_here(*command[1:])
     assert result.returncode == 0, result.stderr
-    seconds, lines = time.perf_counter() - begun, result.stdout.splitlines()
+    seconds = time.perf_counter() - begun
+    lines = result.stdout.splitlines()
     return seconds, 100.0, [(seconds * (n + 1) / len(lines), line) for n, line in enumerate(lines)]
 
 
 def complaint(result):
-    """The one line with which a script refused bad input; fails if there is more than that, or another exit code."""
+    """The one line with which a script refused bad input, with exit code 2."""
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
     lines = [line for line in result.stderr.splitlines() if line.strip()]
@@ -202,7 +195,7 @@ SMALL = dict(
     dtype="float32",
     log_interval=5,
     warmup_iters=2,
-    draw_loss=False,  # which takes longer than the run
+    draw_loss=False,  # it takes longer than the run
 )
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
@@ -212,11 +205,12 @@ def weights(out_dir, which="latest"):
 
 
 def same_weights(a, b):
-    return all(torch.equal(p, weights(b)[name]) for name, p in weights(a).items())
+    theirs = weights(b)
+    return all(torch.equal(p, theirs[name]) for name, p in weights(a).items())
 
 
 def tiny(**changes):
-    """A small model whose every tensor is random, so that nothing is hidden behind an initial zero."""
+    """A small model whose tensors are all random, so that no initial zero hides a mistake."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**TINY | changes)).eval()
     with torch.no_grad():
@@ -226,7 +220,7 @@ def tiny(**changes):
 
 
 def gpt2_logits(weights, idx, n_layer, n_head):
-    """GPT-2's forward pass from its paper and public weights layout, in plain functions: an independent second opinion."""
+    """GPT-2's forward pass from its paper and public weights layout: an independent oracle."""
     T = idx.shape[1]
     x = weights["transformer.wte.weight"][idx] + weights["transformer.wpe.weight"][:T]
 
@@ -252,15 +246,14 @@ def gpt2_logits(weights, idx, n_layer, n_head):
 
 
 def hugging_face_folder(folder, model, prefix="transformer.", **config):
-    """Write model as Hugging Face publishes a GPT-2: its names, its transposed matrices, its mask buffers."""
+    """Write a model as Hugging Face publishes GPT-2: transposed matrices and mask buffers."""
     folder.mkdir(exist_ok=True)
     tensors = {}
     for name, tensor in model.state_dict().items():
         if name != "lm_head.weight":
-            transposed = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
-            tensors[name.replace("transformer.", prefix)] = (
-                tensor.t() if transposed else tensor
-            ).contiguous()
+            if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+                tensor = tensor.t().contiguous()
+            tensors[name.replace("transformer.", prefix)] = tensor
     tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
     save_file(tensors, folder / "model.safetensors")
     settings = dict(
