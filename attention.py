@@ -332,10 +332,10 @@ class Tiled(torch.autograd.Function):
     @staticmethod
     @autograd.once_differentiable
     def backward(ctx, dy):
-        q, k, *_ = ctx.saved_tensors
+        q, k, *results = ctx.saved_tensors
         tiles = Tiled.tiles(q, k, ctx.visible)
         with torch.autocast(dy.device.type, enabled=False):
-            return *autograd.tiled_gradients(dy, *ctx.saved_tensors, tiles), None
+            return *autograd.tiled_gradients(dy, q, k, *results, tiles), None
 
 
 def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):

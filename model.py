@@ -1,8 +1,8 @@
 """Chapter three: the transformer, GPT-2 shaped or modern, chosen by data.
 
-A GPT is an embedding, a stack of blocks of attention and an MLP, and a head that scores every possible next token. What
-differs between GPT-2 (Radford et al. 2019) and today's models is a handful of choices, and each is a value in GPTConfig:
-the defaults are GPT-2, and MODERN is the other corner.
+A GPT is an embedding, a stack of blocks of attention and an MLP, and a head that scores every
+possible next token. GPT-2 (Radford et al. 2019) and today's models differ in a handful of choices,
+and each is a value in GPTConfig: the defaults are GPT-2, and MODERN is the other corner.
 
 nanoGPT's interface and tensor names are kept, so that habits and weights carry over.
 """
@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint as checkpoint_block
 
 from attention import CausalSelfAttention, check_mechanism, rope_table, sinusoidal
 from engine.common.checks import at_least, check_heads, choose
@@ -38,73 +39,74 @@ class GPTConfig:
     n_head: int = 12
     """Query heads in each block."""
     n_kv_head: int = 0
-    """Key/value heads, shared among the query heads (grouped-query attention); 0: as many as n_head."""
+    """Key/value heads, shared among the query heads (grouped-query attention); 0: n_head."""
     n_embd: int = 768
     """Width of the residual stream."""
     head_size: int = 0
     """Features of a head; 0: n_embd / n_head."""
     mlp_size: int = 0
-    """Width inside the MLP; 0: four times n_embd (swiglu: 8/3, which costs the same, rounded up to a multiple of 64)."""
+    """Width inside the MLP; 0: four times n_embd (swiglu: 8/3, in multiples of 64)."""
     dropout: float = 0.0
-    """Dropout on embeddings and on what each block adds; 0 for pretraining, try 0.1 or more for small data."""
+    """Dropout on embeddings and the output of each block; try 0.1 or more for small data."""
     bias: bool = True
     """Biases in the Linear layers and LayerNorms."""
     qkv_bias: bool = False
     """Biases of queries, keys and values, also where bias is False, as in Qwen 2."""
     attention: str = "fused"
-    """In attention.py: naive, masked_fill, tiled or fused, which give the same numbers; or linear or performer."""
+    """Path in attention.py: naive, masked_fill, tiled or fused (equal); linear or performer."""
     score: str = "scaled_dot"
-    """How alike a query and a key are: scaled_dot, dot, general (Luong) or additive (Bahdanau)."""
+    """Score of a query and a key: scaled_dot, dot, general (Luong) or additive (Bahdanau)."""
     normalize: str = "softmax"
-    """How scores become weights: softmax, or sparsemax (most weights are exactly zero)."""
+    """From scores to weights: softmax, or sparsemax (most weights are exactly zero)."""
     visible: str = "causal"
-    """Who may look at whom, in masks.py: causal, sliding_window:W, local_global:W,G, strided:S or alibi:H (H = n_head)."""
+    """Mask, in masks.py: causal, sliding_window:W, local_global:W,G, strided:S, alibi:n_head."""
     window: int = 0
     """Each token sees only the last `window` positions of what `visible` allows; 0: all of them."""
     window_pattern: str = "S"
-    """Which blocks have the window, repeated over the layers: S (short) layers have it, L (long) layers do not."""
+    """Layers with the window, repeated: S (short) layers have it, L (long) layers do not."""
     position: str = "learned"
-    """How the model knows where tokens are: learned, rope, sinusoidal or none."""
+    """Position encoding: learned, rope, sinusoidal or none."""
     rope_base: float = 10000.0
-    """rope: pair p of D features turns by base^(-2p/D) radians per token; a smaller base suits a short context."""
+    """rope: pair p of D features turns by base^(-2p/D) a token; smaller for a short context."""
     rope_stretch: float = 1.0
-    """rope: read texts this many times longer than rope_trained, as Llama 3.1 does; 1: no change."""
+    """rope: read texts this many times longer than rope_trained (Llama 3.1); 1: no change."""
     rope_trained: int = 8192
     """rope: the context that the weights were trained with, before rope_stretch."""
     rope_pattern: str = "R"
-    """rope: which blocks rotate, repeated over the layers: R does, N does not (SmolLM 3: RRRN)."""
+    """rope: layers that rotate, repeated: R does, N does not (SmolLM 3: RRRN)."""
     norm: str = "layernorm"
     """layernorm, rmsnorm (no learned scale) or rmsnorm_scale (a learned one, as in Llama)."""
     norm_eps: float = 0.0
-    """What a norm adds to the mean square; 0: PyTorch's own, 1e-5 for layernorm, about 1e-7 for rmsnorm."""
+    """Added to a norm's mean square; 0: 1e-5 for layernorm, about 1e-7 for rmsnorm."""
     norm_after: bool = False
-    """Norms act on what attention and MLP write (OLMo 2), not on what they read."""
+    """Normalize the output of attention and MLP (OLMo 2) instead of their input."""
     mlp: str = "gelu_tanh"
-    """The MLP, by its nonlinearity: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's), relu2 (ReLU squared) or swiglu."""
+    """MLP: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's), relu2 (ReLU squared) or swiglu."""
     qk_norm: bool | Literal["head", "width"] = False
-    """Give queries and keys unit RMS before they are compared; head: with a learned scale (Qwen 3); width: all heads
+    """Give queries and keys unit RMS; head: with a learned scale (Qwen 3); width: all heads
     together, with a learned scale (OLMo 2)."""
     tie_weights: bool = True
     """Use one matrix for token embedding and head."""
     init: str = "gpt2"
-    """Initial weights: gpt2 (std 0.02 everywhere) or zero_out (each block starts as the identity)."""
+    """Initial weights: gpt2 (std 0.02) or zero_out (each block starts as the identity)."""
 
     def __post_init__(self):
         at_least(1, self, "block_size", "vocab_size", "n_head", "n_embd", most=2**31)
         at_least(1, self, "n_layer", most=10_000)
         at_least(1, self, "rope_base", "rope_stretch", "rope_trained")
         at_least(0, self, "n_kv_head", "window", "head_size", "mlp_size", "norm_eps", most=2**31)
-        check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+        check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
-        for name, letters in ("window_pattern", "SL"), ("rope_pattern", "RN"):
-            if not getattr(self, name) or set(getattr(self, name)) - set(letters):
-                raise ValueError(
-                    f"{name}={getattr(self, name)!r} must be made of {' and '.join(letters)}"
-                )
-        for name, known in ("position", POSITION), ("norm", NORM), ("mlp", MLP), ("init", INIT):
-            choose(name, getattr(self, name), known)
+        if set(self.window_pattern) not in ({"S"}, {"L"}, {"S", "L"}):
+            raise ValueError(f"window_pattern={self.window_pattern!r} must be made of S and L")
+        if set(self.rope_pattern) not in ({"R"}, {"N"}, {"R", "N"}):
+            raise ValueError(f"rope_pattern={self.rope_pattern!r} must be made of R and N")
+        choose("position", self.position, POSITION)
+        choose("norm", self.norm, NORM)
+        choose("mlp", self.mlp, MLP)
+        choose("init", self.init, INIT)
 
     @property
     def D(self):
@@ -123,13 +125,17 @@ MODERN = dict(
     init="zero_out",
 )
 
+# --------------------------------------------------------------------------------------------------
+# Norms
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) over the last dimension, times a learned scale of this size, if it has one."""
 
     def __init__(self, eps=0.0, size=None):
         super().__init__()
-        self.eps, self.weight = eps, None if size is None else nn.Parameter(torch.ones(size))
+        self.eps = eps
+        self.weight = None if size is None else nn.Parameter(torch.ones(size))
 
     def forward(self, x):
         y = rms_norm(x, self.eps)
@@ -137,31 +143,50 @@ class RMSNorm(nn.Module):
 
 
 class QKNorm(nn.Module):
-    """RMSNorm of queries and keys (B, T, H + G, D): of each head, or of all heads together; with learned scales, or without."""
+    """RMSNorm of queries and keys (B, T, H + G, D): of each head, or of all heads together.
+
+    With learned scales, or without; see GPTConfig.qk_norm.
+    """
 
     def __init__(self, config):
         super().__init__()
         self.heads = [config.n_head, config.n_kv_head or config.n_head]
-        self.start = 2 if config.qk_norm == "width" else 3  # the first dimension that is normalized
-        sizes = [
-            heads * config.D if config.qk_norm == "width" else config.D for heads in self.heads
-        ]
-        self.q, self.k = (
-            RMSNorm(config.norm_eps, None if config.qk_norm is True else size) for size in sizes
-        )
+        all_heads = config.qk_norm == "width"
+        self.start = 2 if all_heads else 3  # the first dimension that is normalized
+        scales = []
+        for heads in self.heads:
+            size = heads * config.D if all_heads else config.D
+            scales.append(None if config.qk_norm is True else size)
+        self.q, self.k = (RMSNorm(config.norm_eps, size) for size in scales)
 
     def forward(self, qk):
         if self.q.weight is None:
             return self.q(qk)
         q, k = qk.split(self.heads, dim=2)
-        q, k = self.q(q.flatten(self.start)).view_as(q), self.k(k.flatten(self.start)).view_as(k)
+        q = self.q(q.flatten(self.start)).view_as(q)
+        k = self.k(k.flatten(self.start)).view_as(k)
         return torch.cat([q, k], dim=2)
+
+
+def layer_norm(config):
+    return nn.LayerNorm(config.n_embd, eps=config.norm_eps or 1e-5, bias=config.bias)
+
+
+NORM = {
+    "layernorm": layer_norm,
+    "rmsnorm": lambda config: RMSNorm(config.norm_eps),
+    "rmsnorm_scale": lambda config: RMSNorm(config.norm_eps, config.n_embd),
+}
+
+# --------------------------------------------------------------------------------------------------
+# Positions
 
 
 class NoPosition(nn.Module):
     """The interface of all position encodings. index: a slice or tensor of positions.
 
-    add(x, index) puts positions into embeddings x (B, T, n_embd); rope(index) is what attention gets: (cos, sin) or None.
+    add(x, index) puts positions into embeddings x (B, T, n_embd). rope(index) is for attention:
+    (cos, sin) or None.
     """
 
     def add(self, x, index):
@@ -183,13 +208,12 @@ class Learned(NoPosition):
 
 
 class Sinusoidal(NoPosition):
-    """A fixed vector for each position. Tables follow the model between devices, but are not saved."""
+    """A fixed vector for each position. The table follows the model, but is not saved."""
 
     def __init__(self, config):
         super().__init__()
-        self.register_buffer(
-            "table", sinusoidal(config.block_size, config.n_embd).float(), persistent=False
-        )
+        table = sinusoidal(config.block_size, config.n_embd).float()
+        self.register_buffer("table", table, persistent=False)
 
     def add(self, x, index):
         return x + self.table[index].to(x.dtype)
@@ -200,11 +224,11 @@ class Rotary(NoPosition):
 
     def __init__(self, config):
         super().__init__()
-        tables = rope_table(
+        cos, sin = rope_table(
             config.block_size, config.D, config.rope_base, config.rope_stretch, config.rope_trained
         )
-        for name, table in zip(("cos", "sin"), tables):
-            self.register_buffer(name, table.float(), persistent=False)
+        self.register_buffer("cos", cos.float(), persistent=False)
+        self.register_buffer("sin", sin.float(), persistent=False)
 
     def rope(self, index):
         return self.cos[index], self.sin[index]
@@ -216,95 +240,13 @@ POSITION = {
     "sinusoidal": Sinusoidal,
     "none": lambda config: NoPosition(),
 }
-NORM = {
-    "layernorm": lambda config: nn.LayerNorm(
-        config.n_embd, eps=config.norm_eps or 1e-5, bias=config.bias
-    ),
-    "rmsnorm": lambda config: RMSNorm(config.norm_eps),
-    "rmsnorm_scale": lambda config: RMSNorm(config.norm_eps, config.n_embd),
-}
-ACTIVATION = {
-    "gelu_tanh": functools.partial(F.gelu, approximate="tanh"),
-    "gelu": F.gelu,
-    "relu2": relu2,
-}
 
-
-def gpt2_std(config, layer, fan_in):
-    """0.02; less where a block writes: the 2·n_layer writes into the residual stream then add up to 0.02 (GPT-2)."""
-    return 0.02 / math.sqrt(2 * config.n_layer) if layer == "c_proj" else 0.02
-
-
-def zero_out_std(config, layer, fan_in):
-    """Zeros where blocks and head write: training starts at the identity, with loss ln(vocab_size).
-
-    Other matrices preserve the size of their input (as in modded-nanogpt and nanochat). A tied embedding also makes the
-    logits, and so must be small.
-    """
-    wte = 0.02 if config.tie_weights else 1.0
-    return {"wte": wte, "wpe": 0.02, "c_proj": 0.0, "lm_head": 0.0}.get(layer, fan_in**-0.5)
-
-
-INIT = {"gpt2": gpt2_std, "zero_out": zero_out_std}
-
-
-def init_weights(model):
-    """Initialize Linears, embeddings and learned positions: weights normal with the std that INIT gives them, biases 0.
-
-    All else starts as its module makes it: norms, scores, and what you add.
-    """
-    std = INIT[model.config.init]
-    for name, p in model.named_parameters():
-        module, _, kind = name.rpartition(".")
-        known = (
-            isinstance(model.get_submodule(module), nn.Linear | nn.Embedding | Learned)
-            and ".score." not in module
-        )
-        if known and kind == "weight":
-            nn.init.normal_(p, std=std(model.config, module.rpartition(".")[2], p.shape[1]))
-        elif known:
-            nn.init.zeros_(p)
-
-
-class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); or with norm_after, x + norm(attention(x)). n counts blocks from 0."""
-
-    def __init__(self, config, n):
-        super().__init__()
-        short = config.window_pattern[n % len(config.window_pattern)] == "S"
-        window = config.window if short and config.window < config.block_size else None
-        self.ln_1 = NORM[config.norm](config)
-        self.attn = CausalSelfAttention(
-            config.n_embd,
-            config.n_head,
-            config.n_kv_head,
-            head_size=config.D,
-            bias=config.bias,
-            qkv_bias=config.qkv_bias,
-            dropout=config.dropout,
-            qk_norm=QKNorm(config) if config.qk_norm else None,
-            window=window,
-            visible=config.visible,
-            attention=config.attention,
-            score=config.score,
-            normalize=config.normalize,
-        )
-        self.ln_2 = NORM[config.norm](config)
-        self.mlp = MLP[config.mlp](config)
-        self.rotates = config.rope_pattern[n % len(config.rope_pattern)] == "R"
-        self.norm_after = config.norm_after
-
-    def forward(self, x, rope=None, cache=None):
-        rope = rope if self.rotates else None
-        if self.norm_after:
-            x = x + self.ln_1(self.attn(x, rope, cache))
-            return x + self.ln_2(self.mlp(x))
-        x = x + self.attn(self.ln_1(x), rope, cache)
-        return x + self.mlp(self.ln_2(x))
+# --------------------------------------------------------------------------------------------------
+# MLPs: each position by itself
 
 
 class FeedForward(nn.Module):
-    """Each position by itself: widen four times, apply the nonlinearity, narrow."""
+    """Widen four times, apply the nonlinearity, narrow."""
 
     def __init__(self, config, activation):
         super().__init__()
@@ -319,7 +261,10 @@ class FeedForward(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """silu(gate) times up, two projections of the same x, narrowed again (Shazeer 2020, arXiv:2002.05202)."""
+    """silu(gate) times up, two projections of the same x, narrowed again.
+
+    Shazeer 2020, arXiv:2002.05202.
+    """
 
     def __init__(self, config):
         super().__init__()
@@ -334,25 +279,119 @@ class SwiGLU(nn.Module):
         return self.dropout(self.c_proj(F.silu(gate) * up))
 
 
+def feed_forward(activation):
+    return functools.partial(FeedForward, activation=activation)
+
+
 MLP = {
-    name: functools.partial(FeedForward, activation=function)
-    for name, function in ACTIVATION.items()
+    "gelu_tanh": feed_forward(functools.partial(F.gelu, approximate="tanh")),
+    "gelu": feed_forward(F.gelu),
+    "relu2": feed_forward(relu2),
+    "swiglu": SwiGLU,
 }
-MLP["swiglu"] = SwiGLU
+
+# --------------------------------------------------------------------------------------------------
+# Initial weights
+
+
+def gpt2_std(config, layer, fan_in):
+    """0.02; less where a block writes (GPT-2).
+
+    The 2·n_layer writes into the residual stream then add up to 0.02.
+    """
+    return 0.02 / math.sqrt(2 * config.n_layer) if layer == "c_proj" else 0.02
+
+
+def zero_out_std(config, layer, fan_in):
+    """Zeros where blocks and head write: training starts at the identity, with loss ln(vocab_size).
+
+    Other matrices preserve the size of their input (as in modded-nanogpt and nanochat). A tied
+    embedding also makes the logits, and so must be small.
+    """
+    wte = 0.02 if config.tie_weights else 1.0
+    stds = {"wte": wte, "wpe": 0.02, "c_proj": 0.0, "lm_head": 0.0}
+    return stds.get(layer, fan_in**-0.5)
+
+
+INIT = {"gpt2": gpt2_std, "zero_out": zero_out_std}
+
+
+def init_weights(model):
+    """Initialize Linears, embeddings and learned positions.
+
+    Weights are normal with the std that INIT gives them, biases 0. All else starts as its module
+    makes it: norms, scores, and your own modules.
+    """
+    std = INIT[model.config.init]
+    for name, p in model.named_parameters():
+        path, _, kind = name.rpartition(".")
+        module = model.get_submodule(path)
+        if not isinstance(module, nn.Linear | nn.Embedding | Learned) or ".score." in name:
+            continue
+        if kind == "weight":
+            layer = path.rpartition(".")[2]
+            nn.init.normal_(p, std=std(model.config, layer, p.shape[1]))
+        else:
+            nn.init.zeros_(p)
+
+
+# --------------------------------------------------------------------------------------------------
+# The transformer
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); with norm_after, x + norm(attention(x)).
+
+    n counts blocks from 0.
+    """
+
+    def __init__(self, config, n):
+        super().__init__()
+        has_window = config.window_pattern[n % len(config.window_pattern)] == "S"
+        self.rotates = config.rope_pattern[n % len(config.rope_pattern)] == "R"
+        self.norm_after = config.norm_after
+        self.ln_1 = NORM[config.norm](config)
+        self.attn = CausalSelfAttention(
+            config.n_embd,
+            config.n_head,
+            config.n_kv_head,
+            head_size=config.D,
+            bias=config.bias,
+            qkv_bias=config.qkv_bias,
+            dropout=config.dropout,
+            qk_norm=QKNorm(config) if config.qk_norm else None,
+            window=config.window if has_window and config.window < config.block_size else None,
+            visible=config.visible,
+            attention=config.attention,
+            score=config.score,
+            normalize=config.normalize,
+        )
+        self.ln_2 = NORM[config.norm](config)
+        self.mlp = MLP[config.mlp](config)
+
+    def forward(self, x, rope=None, cache=None):
+        if not self.rotates:
+            rope = None
+        if self.norm_after:
+            x = x + self.ln_1(self.attn(x, rope, cache))
+            return x + self.ln_2(self.mlp(x))
+        x = x + self.attn(self.ln_1(x), rope, cache)
+        return x + self.mlp(self.ln_2(x))
 
 
 class GPT(nn.Module):
-    """A decoder-only transformer. Its state_dict holds learned tensors only, the same whatever the attention path."""
+    """A decoder-only transformer.
+
+    Its state_dict holds learned tensors only, the same whatever the attention path.
+    """
 
     def __init__(self, config):
         super().__init__()
         self.config = config
-        self.activation_checkpointing = (
-            False  # True: training computes each block twice, and keeps its input only
-        )
-        self.separator = (
-            None  # the id that begins a document, if training is to keep documents apart
-        )
+        # True: training computes each block twice, and keeps its input only (arXiv:1604.06174).
+        self.activation_checkpointing = False
+        # The id that begins a document, if training is to keep documents apart.
+        self.separator = None
         self.transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(config.vocab_size, config.n_embd),
@@ -367,50 +406,53 @@ class GPT(nn.Module):
         init_weights(self)
 
     def tie_weights(self):
-        """Make head and embedding one matrix if the config says so (Press & Wolf 2017, arXiv:1608.05859)."""
+        """Make head and embedding one matrix if the config says so (arXiv:1608.05859)."""
         if self.config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight
 
     def forward(self, idx, targets=None, cache=None, only_loss=False):
         """Token ids (B, T) -> logits and loss.
 
-        With targets (B, T), ids to predict or -1 to ignore: logits (B, T, vocab_size) and their mean cross-entropy in
-        nats; only_loss: None and the loss, in less memory. Without targets: logits (B, 1, vocab_size) of the last
-        position, and None. With a cache from new_cache, idx continues what the cache holds. ValueError past block_size.
+        With targets (B, T), ids to predict or -1 to ignore: logits (B, T, vocab_size) and their
+        mean cross-entropy in nats; only_loss: None and the loss, in less memory.
+        Without targets: logits (B, 1, vocab_size) of the last position, and None.
+        With a cache from new_cache, idx continues what the cache holds.
+        ValueError past block_size.
         """
-        apart = targets is not None and self.separator is not None
-        x = self.hidden(idx, cache, PackedDocuments(idx, self.separator) if apart else None)
+        packed = None
+        if targets is not None and self.separator is not None:
+            packed = PackedDocuments(idx, self.separator)
+        x = self.hidden(idx, cache, packed)  # (B, T, n_embd)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
+        targets = targets.flatten()
         if only_loss:
-            return None, linear_cross_entropy(
-                x.flatten(0, 1), self.lm_head.weight, targets.flatten()
-            )
+            return None, linear_cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets)
         logits = self.lm_head(x)  # (B, T, vocab_size)
-        wide = logits.to(
-            torch.promote_types(logits.dtype, torch.float32)
-        )  # half precision is too coarse for a loss
-        return logits, F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=-1)
+        # Half precision is too coarse for a loss.
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits, F.cross_entropy(wide.flatten(0, 1), targets, ignore_index=-1)
 
     def hidden(self, idx, cache=None, packed=None):
-        """Token ids (B, T) -> what the head reads, (B, T, n_embd). cache as in forward; packed: its documents, if apart."""
+        """Token ids (B, T) -> the input of the head, (B, T, n_embd).
+
+        cache: as in forward. packed: PackedDocuments of idx, or None.
+        """
         T = idx.shape[1]
         if T > self.config.block_size:
             raise ValueError(f"{T} tokens do not fit into block_size={self.config.block_size}")
-        index = (
-            cache[0].positions(T) if cache else slice(0, T)
-        )  # all layers' caches hold the same positions
+        # The caches of all layers hold the same positions.
+        index = cache[0].positions(T) if cache else slice(0, T)
         rope = self.transformer.wpe.rope(index)
-        x = self.transformer.drop(
-            in_autocast(self.transformer.wpe.add(self.transformer.wte(idx), index))
-        )  # (B, T, n_embd)
+        x = self.transformer.wpe.add(self.transformer.wte(idx), index)  # (B, T, n_embd)
+        x = self.transformer.drop(in_autocast(x))
+        recompute = self.activation_checkpointing and torch.is_grad_enabled() and not cache
         for layer, block in enumerate(self.transformer.h):
-            if self.activation_checkpointing and torch.is_grad_enabled() and not cache:
-                x = torch.utils.checkpoint.checkpoint(
-                    block, x, rope, packed, use_reentrant=False
-                )  # arXiv:1604.06174
+            memory = cache[layer] if cache else packed
+            if recompute:
+                x = checkpoint_block(block, x, rope, memory, use_reentrant=False)
             else:
-                x = block(x, rope, cache[layer] if cache else packed)
+                x = block(x, rope, memory)
         return self.transformer.ln_f(x)
 
     def num_params(self):
@@ -418,59 +460,61 @@ class GPT(nn.Module):
         return sum(p.numel() for p in self.parameters())
 
     def flops_per_token(self):
-        """Floating-point operations of training on one token of a full context, whatever the implementation does.
+        """Floating-point operations of training on one token of a full context.
 
-        6 for each weight of a matrix product, 2 forward and 4 backward (Kaplan et al. 2020, arXiv:2001.08361), and
-        12·n_embd in each block for each key that a query sees, on average (Chowdhery et al. 2022, arXiv:2204.02311,
-        appendix B, but without what causality or a window hides). Linear attention reads as many features as it has.
+        6 for each weight of a matrix product, 2 forward and 4 backward (Kaplan et al. 2020,
+        arXiv:2001.08361), and 12·n_embd in each block for each key that a query sees, on average
+        (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, but without the pairs that causality
+        or a window hides). Linear attention reads its features instead of keys.
         """
-        T, C = self.config.block_size, self.config.n_head * self.config.D
-        weights, keys = self.lm_head.weight.numel(), 0.0
-        counted = {}  # window -> keys that a query sees
+        weights = self.lm_head.weight.numel()
+        keys = 0.0  # that a query sees, in all blocks
+        keys_in = {}  # window -> keys that a query sees in a block
         for block in self.transformer.h:
+            attn = block.attn
             weights += sum(p.numel() for p in block.parameters() if p.dim() >= 2)
-            if block.attn.feature:
-                keys += len(block.attn.feature(torch.zeros(1, block.attn.head_size))[0])
+            if attn.feature:
+                keys += attn.feature(torch.zeros(1, attn.head_size)).shape[1]
                 continue
-            if block.attn.window not in counted:
-                counted[block.attn.window] = mean_keys(block.attn.visible, T)
-            keys += counted[block.attn.window]
-        return 6 * weights + 12 * C * keys
+            if attn.window not in keys_in:
+                keys_in[attn.window] = mean_keys(attn.visible, self.config.block_size)
+            keys += keys_in[attn.window]
+        return 6 * weights + 12 * self.config.n_head * self.config.D * keys
 
     def new_cache(self, batch_size, max_len=None):
-        """One empty KVCache or LinearState per layer, for up to max_len positions (default: block_size)."""
-        max_len = max_len or self.config.block_size
-        if max_len > self.config.block_size:
-            raise ValueError(
-                f"max_len={max_len} is longer than block_size={self.config.block_size}"
-            )
+        """One empty KVCache or LinearState per layer.
+
+        For up to max_len positions (default: block_size).
+        """
+        block_size = self.config.block_size
+        max_len = max_len or block_size
+        if max_len > block_size:
+            raise ValueError(f"max_len={max_len} is longer than block_size={block_size}")
         return [block.attn.new_cache(batch_size, max_len) for block in self.transformer.h]
 
     def crop_block_size(self, block_size):
         """Shorten the context of a loaded model, to fine-tune it on shorter sequences."""
-        if block_size > self.config.block_size:
-            raise ValueError(
-                f"block_size={block_size} is longer than the model's {self.config.block_size}"
-            )
+        longest = self.config.block_size
+        if block_size > longest:
+            raise ValueError(f"block_size={block_size} is longer than the model's {longest}")
         self.config = replace(self.config, block_size=block_size)
-        wpe = (
-            POSITION[self.config.position](self.config)
-            .to(self.lm_head.weight.device)
-            .train(self.training)
-        )
+        wpe = POSITION[self.config.position](self.config)
+        wpe = wpe.to(self.lm_head.weight.device).train(self.training)
         for p, longer in zip(wpe.parameters(), self.transformer.wpe.parameters()):
-            p.data = longer.detach()[tuple(map(slice, p.shape))].clone()
+            first = tuple(slice(size) for size in p.shape)
+            p.data = longer.detach()[first].clone()
         self.transformer.wpe = wpe
 
     def context_start(self, T):
-        """Where the context of a text of T tokens begins.
+        """First position of the context of a text of T tokens.
 
-        A full context keeps its last half and is filled again. So it begins at the same place for half a window at a
-        time, which a cache can follow, and depends on T alone.
+        A full context keeps its last half and is filled again. So it begins at the same place for
+        half a window at a time, as a cache needs it, and depends on T alone.
         """
         size = self.config.block_size
         hop = size + 1 - max(1, size // 2)
-        return hop * -(-max(0, T - size) // hop)
+        hops = -(-max(0, T - size) // hop)
+        return hop * hops
 
     def generate(
         self,
@@ -486,8 +530,8 @@ class GPT(nn.Module):
     ):
         """idx (B, T) with max_new_tokens more: (B, T + max_new_tokens). Call eval() first.
 
-        temperature, top_k and other settings: see decoding.Sampling. generator: the only source of randomness. Ids from
-        vocab_size on are never sampled.
+        temperature, top_k and other settings: see generation.Sampling. generator: the only source
+        of randomness. Ids from vocab_size on are never sampled.
         """
         if max_new_tokens < 0:
             raise ValueError(f"max_new_tokens={max_new_tokens} must be 0 or more")
@@ -500,12 +544,14 @@ class GPT(nn.Module):
 
     @classmethod
     def from_pretrained(cls, name_or_folder, override_args=None, **changes):
-        """A model with weights that exist already: a folder that train.py wrote (its latest checkpoint), or a published one.
+        """A model with weights that exist already, in float32 on the CPU.
 
-        That is a folder in Hugging Face's layout (config.json and safetensors) of a family in weights/families.py, such as
-        GPT-2 or Llama, or its name, gpt2 or OWNER/NAME, downloaded by huggingface_hub. changes to its config: where weights
-        keep their shapes (dropout=0.1); override_args is nanoGPT's form of them, a dict. ValueError if there is nothing to
-        load, it is damaged, or does not fit.
+        name_or_folder: a folder that train.py wrote (its latest checkpoint); a folder in Hugging
+        Face's layout (config.json and safetensors) of a family in engine/weights/families.py, such
+        as GPT-2 or Llama; or its name, gpt2 or OWNER/NAME, downloaded by huggingface_hub.
+        changes: to its config, where weights keep their shapes (dropout=0.1). override_args is
+        nanoGPT's form of them, a dict.
+        ValueError for weights that are missing, damaged, or do not fit.
         """
         changes = (override_args or {}) | changes
         folder = pretrained.folder_of(name_or_folder)
@@ -515,17 +561,21 @@ class GPT(nn.Module):
 
     @classmethod
     def from_checkpoint(cls, folder, **changes):
-        """The model of one checkpoint of train.py, on the CPU. changes and errors as in from_pretrained."""
+        """The model of one checkpoint of train.py; changes and errors as in from_pretrained."""
         config, weights = checkpoint.load_checkpoint(folder)
         return cls.from_weights(config, weights, folder, **changes)
 
     @classmethod
     def from_weights(cls, config, weights, source, **changes):
-        """A model of a config (dict) and weights (name -> tensor), which it takes as they are: in float32, without a copy."""
+        """A model of a config (dict) and weights (name -> tensor), taken without a copy.
+
+        source: their name in errors.
+        """
         config = checkpoint.restore_settings(GPTConfig, config | changes, source)
-        if config.n_layer > len(weights):  # building it could take for ever
+        if config.n_layer > len(weights):  # building so many blocks could take for ever
             raise ValueError(
-                f"{source} does not fit this model: {len(weights)} tensors for n_layer={config.n_layer}"
+                f"{source} does not fit this model: "
+                f"{len(weights)} tensors for n_layer={config.n_layer}"
             )
         with WithoutInit():
             model = cls(config)
