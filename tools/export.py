@@ -1,28 +1,29 @@
-"""A trained model as a folder in Hugging Face's layout, which transformers, vLLM, llama.cpp and lm-eval read.
+"""A trained model as a folder in Hugging Face's layout: for transformers, vLLM, llama.cpp, lm-eval.
 
     python -m tools.export --out_dir=out --to=FOLDER [--checkpoint=best] [--dtype=bfloat16]
 
-It becomes a model of a standard family, GPT-2 or a relative of Llama, that computes the same function, with the tokenizer as
-tokenizer.json: no code of ours is needed to run it. Where no family computes the same, export says which setting is in the
-way. config/llama_small.toml and config/llama_125m.toml are made to be exported.
+It becomes a model of a standard family, GPT-2 or a relative of Llama, that computes the same
+function, with its tokenizer as tokenizer.json: no code of ours is needed to run it. Where no family
+computes the same, export names the setting that is in the way. config/llama_small.toml and
+config/llama_125m.toml are made to be exported.
 """
 
 import json
-import shutil
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import save_file
 
 from attention import ATTENTION
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_path, shell_path
 from engine.common.settings import parse_settings
-from engine.weights import checkpoint, families, pretrained
+from engine.weights import checkpoint, families
 from engine.weights.loading import WithoutInit
+from engine.weights.tensor_files import write_safetensors
+from engine.weights.tensor_names import to_hugging_face
 from model import GPT, GPTConfig
 
 
@@ -42,128 +43,24 @@ class ExportConfig:
             raise ValueError("--to is missing: which folder is to be written?")
 
 
-def spelled_out(model):
-    """The settings of a model that change what it computes, as a dict: equal for models that compute the same.
-
-    Numbers stand in place of defaults, each layer has its letter in a pattern, and what has no effect is left out. A norm
-    without a scale is one whose scale is one.
-    """
-    config = model.config
-    ours, letters = asdict(config), range(config.n_layer)
-    for name in ("dropout", "init"):
-        del ours[name]
-    ours["attention"] = (
-        "any" if config.attention in ATTENTION else config.attention
-    )  # the paths compute the same
-    ours["head_size"], ours["n_kv_head"] = config.D, config.n_kv_head or config.n_head
-    ours["mlp_size"] = model.transformer.h[0].mlp.c_proj.in_features
-    ours["norm_eps"] = config.norm_eps or (
-        1e-5 if config.norm == "layernorm" else torch.finfo(torch.float32).eps
-    )
-    ours["norm"] = {"rmsnorm": "rmsnorm_scale"}.get(config.norm, config.norm)
-    ours["qk_norm"] = "head" if config.qk_norm is True else config.qk_norm
-    ours["qkv_bias"] = config.qkv_bias or config.bias
-    if config.window >= config.block_size or "S" not in config.window_pattern:
-        ours["window"] = 0
-    pattern = config.window_pattern if ours["window"] else "L"
-    ours["window_pattern"] = "".join(pattern[n % len(pattern)] for n in letters)
-    ours["rope_pattern"] = "".join(
-        config.rope_pattern[n % len(config.rope_pattern)] for n in letters
-    )
-    if config.rope_stretch == 1:
-        ours["rope_trained"] = 0
-    if config.position != "rope":
-        ours |= dict(rope_base=0, rope_stretch=1, rope_trained=0, rope_pattern="")
-    return ours
-
-
-def bare(config):
-    """A GPT without values and without memory, to learn its shapes."""
-    with torch.device("meta"), WithoutInit():
-        return GPT(config)
-
-
-def standard(model):
-    """(config.json, its GPTConfig) of the family that computes what model does; ValueError says why none does."""
-    ours, nearest = spelled_out(model), None
-    for kind in families.FAMILIES:
-        try:
-            theirs = families.config_json(kind, ours)
-            config = GPTConfig(**families.config_from_hugging_face(theirs))
-        except (ValueError, TypeError):  # as rope where there is no rope
-            continue
-        read = spelled_out(bare(config))
-        zeros = [
-            name for name in ("bias", "qkv_bias") if read[name] and not ours[name]
-        ]  # are biases that it lacks
-        differs = {
-            name: read[name] for name in ours if ours[name] != read[name] and name not in zeros
-        }
-        if not differs:
-            return theirs, config
-        if nearest is None or len(differs) < len(nearest[1]):
-            nearest = kind, differs
-    kind, differs = nearest
-    asked = ", ".join(
-        f"{name}={getattr(model.config, name)} ({value})" for name, value in differs.items()
-    )
-    raise ValueError(
-        f"no standard family computes this model; nearest is {kind}, "
-        f"in which differ, with its own value: {asked}. "
-        f"Train what is to be exported with {shell_path('config/llama_small.toml')}, llama_125m.toml or gpt2_124m.toml"
-    )
-
-
-def filled(model, config):
-    """model's weights, name -> tensor, and those that it lacks in a family: scales that are one, biases that are zero."""
-    ours, theirs = dict(model.named_parameters()), dict(bare(config).named_parameters())
-    constant = {"weight": torch.ones, "bias": torch.zeros}
-    return {
-        name: ours[name].detach() if name in ours else constant[name.rpartition(".")[2]](p.shape)
-        for name, p in theirs.items()
-    }
-
-
-def notes(kind, config, tokenizer):
-    """What readers of an exported folder make of it otherwise than one expects."""
-    if kind == "qwen2" and tokenizer.spec()["kind"] != "tokenizers":
-        yield "for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: use PreTrainedTokenizerFast"
-    if config.window:
-        yield "llama.cpp does not know windows in this family: what it computes differs from the window's length on"
-    if config.rope_pattern.strip("R") and any(
-        letter != "RRRN"[n % 4] for n, letter in enumerate(config.rope_pattern)
-    ):
-        yield "llama.cpp takes every fourth layer of SmolLM 3 for the one without RoPE, whatever config.json says"
-    if tokenizer.spec()["kind"] == "char":
-        yield "transformers leaves out characters that this tokenizer lacks, without a word"
-    if tokenizer.end_of_text is None:
-        first = (
-            tokenizer.encode("\n")[0]
-            if "\n" in tokenizer.decode(range(tokenizer.vocab_size))
-            else 0
-        )
-        yield f"this tokenizer has no end of text, and lm_eval wants a token to begin with: prefix_token_id={first}"
-
-
 def export(config):
-    """Write the folder and return its path; ValueError for a model that cannot be exported, or a folder that is there."""
-    to, folder = Path(config.to), checkpoint.find_checkpoint(config.out_dir, config.checkpoint)
+    """Write the folder and return its path.
+
+    ValueError for a model that cannot be exported, or a folder that exists.
+    """
+    to = Path(config.to)
     if to.exists():
-        raise ValueError(f"--to={to} is there already: choose another folder, or remove it")
-    model, tokenizer = GPT.from_checkpoint(folder), checkpoint.load_tokenizer(folder)
+        raise ValueError(f"--to={to} exists: choose another folder, or remove it")
+    folder = checkpoint.find_checkpoint(config.out_dir, config.checkpoint)
+    model = GPT.from_checkpoint(folder)
+    tokenizer = checkpoint.load_tokenizer(folder)
     about, standard_config = standard(model)
+    kind = about["model_type"]
+
+    # What the readers need to know
     begin, end = (*tokenizer.begin, tokenizer.end_of_text)[0], tokenizer.end_of_text
-    about |= {
-        "torch_dtype": config.dtype,
-        "bos_token_id": begin,
-        "eos_token_id": end,
-        "pad_token_id": None,
-    }
-    dtype = getattr(torch, config.dtype)
-    tensors = pretrained.disassemble(
-        filled(model, standard_config), asdict(standard_config), about["model_type"]
-    )
-    begin, end = (None if token is None else tokenizer.decode([token]) for token in (begin, end))
+    about |= {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": None}
+    about["torch_dtype"] = config.dtype
     files = {
         "config.json": about,
         "tokenizer.json": tokenizer.for_hub(),
@@ -171,31 +68,151 @@ def export(config):
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": standard_config.block_size,
-            "eos_token": end,
-            "bos_token": begin,
+            "eos_token": None if end is None else tokenizer.decode([end]),
+            "bos_token": None if begin is None else tokenizer.decode([begin]),
             "clean_up_tokenization_spaces": False,
         },
     }
+
+    # The weights under the family's names
+    weights = with_constants(model, standard_config)
+    query_rows = standard_config.n_head * standard_config.D
+    tensors = {}
+    for name, tensor in to_hugging_face(weights, kind, query_rows):
+        tensors[name] = tensor.to(getattr(torch, config.dtype))
+        if not tensors[name].isfinite().all():
+            raise ValueError(
+                f"{name} has weights too large for {config.dtype}: choose --dtype=bfloat16"
+            )
+
+    # The folder, complete or not there
     to.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(to) as unfinished:
         unfinished.mkdir()
         for name, content in files.items():
             (unfinished / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-        found = {name: tensor.to(dtype).contiguous() for name, tensor in tensors}
-        if large := [name for name, tensor in found.items() if not tensor.isfinite().all()]:
-            raise ValueError(
-                f"{large[0]} has weights too large for {config.dtype}: choose --dtype=bfloat16"
-            )
-        save_file(found, unfinished / "model.safetensors", metadata={"format": "pt"})
-        shutil.copymode(
-            unfinished / "config.json", unfinished / "model.safetensors"
-        )  # which safetensors makes private
-    for note in notes(about["model_type"], standard_config, tokenizer):
+        write_safetensors(unfinished / "model.safetensors", tensors)
+    for note in notes(kind, standard_config, tokenizer):
         print(f"note: {note}")
-    print(
-        f"{to}: a {about['architectures'][0]} of {model.num_params():,} parameters in {config.dtype}, from {folder}"
-    )
+    size = f"{model.num_params():,} parameters in {config.dtype}"
+    print(f"{to}: a {about['architectures'][0]} of {size}, from {folder}")
     return to
+
+
+def standard(model):
+    """Return (config.json, its GPTConfig) of the family that computes what a model computes.
+
+    ValueError names what differs from the nearest family if none does.
+    """
+    ours = spelled_out(model)
+    nearest = None
+    for kind in families.FAMILIES:
+        try:
+            about = families.config_json(kind, ours)
+            config = GPTConfig(**families.config_from_hugging_face(about))
+        except (ValueError, TypeError):  # for example RoPE's settings where there is no RoPE
+            continue
+        theirs = spelled_out(without_values(config))
+        differs = {name: value for name, value in theirs.items() if value != ours[name]}
+        for name in ("bias", "qkv_bias"):  # a bias that we lack is one of zeros
+            if not ours[name]:
+                differs.pop(name, None)
+        if not differs:
+            return about, config
+        if nearest is None or len(differs) < len(nearest[1]):
+            nearest = kind, differs
+    kind, differs = nearest
+    settings = [f"{name}={getattr(model.config, name)} ({differs[name]})" for name in differs]
+    raise ValueError(
+        f"no standard family computes this model; nearest is {kind}, in which differ, with its own "
+        f"value: {', '.join(settings)}. Train what is to be exported with "
+        f"{shell_path('config/llama_small.toml')}, llama_125m.toml or gpt2_124m.toml"
+    )
+
+
+def spelled_out(model):
+    """Return a model's settings, as a dict that is equal for models that compute the same.
+
+    Numbers stand in place of defaults, each layer has its letter in a pattern, and settings without
+    effect have one value. A norm without a scale is one whose scale is one.
+    """
+    config = model.config
+    epsilon = 1e-5 if config.norm == "layernorm" else torch.finfo(torch.float32).eps
+    windowed = config.window < config.block_size and "S" in config.window_pattern
+    window = config.window if windowed else 0
+    ours = asdict(config) | {
+        "dropout": None,
+        "init": None,
+        "attention": "any path" if config.attention in ATTENTION else config.attention,
+        "head_size": config.D,
+        "n_kv_head": config.n_kv_head or config.n_head,
+        "mlp_size": model.transformer.h[0].mlp.c_proj.in_features,
+        "norm_eps": config.norm_eps or epsilon,
+        "norm": "rmsnorm_scale" if config.norm == "rmsnorm" else config.norm,
+        "qk_norm": "head" if config.qk_norm is True else config.qk_norm,
+        "qkv_bias": config.qkv_bias or config.bias,
+        "window": window,
+        "window_pattern": by_layer(config.window_pattern if window else "L", config.n_layer),
+        "rope_pattern": by_layer(config.rope_pattern, config.n_layer),
+    }
+    if config.rope_stretch == 1:
+        ours["rope_trained"] = 0
+    if config.position != "rope":
+        ours |= {"rope_base": 0, "rope_stretch": 1, "rope_trained": 0, "rope_pattern": ""}
+    return ours
+
+
+def by_layer(pattern, n_layer):
+    """Return a pattern with one letter for each layer."""
+    return "".join(pattern[n % len(pattern)] for n in range(n_layer))
+
+
+def without_values(config):
+    """Return a GPT that has shapes only, and takes no memory."""
+    with torch.device("meta"), WithoutInit():
+        return GPT(config)
+
+
+def with_constants(model, config):
+    """Return the weights (name -> tensor) that a model has under a family's config.
+
+    Those that it lacks are scales of one and biases of zero.
+    """
+    ours = dict(model.named_parameters())
+    weights = {}
+    for name, parameter in without_values(config).named_parameters():
+        if name in ours:
+            weights[name] = ours[name].detach()
+        else:
+            weights[name] = torch.full(parameter.shape, float(name.endswith("weight")))
+    return weights
+
+
+def notes(kind, config, tokenizer):
+    """Yield what readers of an exported folder make of it that one would not expect."""
+    spec = tokenizer.spec()["kind"]
+    if kind == "qwen2" and spec != "tokenizers":
+        yield (
+            "for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: use "
+            "PreTrainedTokenizerFast"
+        )
+    if config.window:
+        yield (
+            "llama.cpp does not know windows in this family: what it computes differs from the "
+            "window's length on"
+        )
+    if kind == "smollm3" and config.rope_pattern != by_layer("RRRN", config.n_layer):
+        yield (
+            "llama.cpp takes every fourth layer of SmolLM 3 for the one without RoPE, whatever "
+            "config.json says"
+        )
+    if spec == "char":
+        yield "transformers leaves out characters that this tokenizer lacks, without a word"
+    if tokenizer.end_of_text is None:
+        yield (
+            "this tokenizer has no end of text, and lm_eval needs a token to begin with: give it "
+            "prefix_token_id"
+        )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import save_file
 
 from engine.common import processes
 from engine.common.files import (
@@ -34,7 +33,7 @@ from engine.common.files import (
     shell_quote,
 )
 from engine.text import tokenizer
-from engine.weights.tensor_files import read_pickle, read_safetensors
+from engine.weights.tensor_files import read_pickle, read_safetensors, write_safetensors
 
 FOLDER_NAME = re.compile("step_[0-9]{1,30}")
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
@@ -78,8 +77,8 @@ def save_checkpoint(
         unfinished.mkdir(parents=True)
         write_json(unfinished / "config.json", config)
         write_json(unfinished / "trainer.json", values)
-        write_tensors(unfinished / "model.safetensors", weights)
-        write_tensors(unfinished / "trainer.safetensors", tensors)
+        write_safetensors(unfinished / "model.safetensors", weights)
+        write_safetensors(unfinished / "trainer.safetensors", tensors)
         hashes = {name: sha256_of_file(unfinished / name) for name in FILES}
         write_json(unfinished / "manifest.json", hashes)
         if metrics.exists():
@@ -88,7 +87,7 @@ def save_checkpoint(
 
 
 def split_tensors(content, prefix=""):
-    """Return the tensors of nested dicts, as path/of/names -> tensor, and the dicts without them."""
+    """Return the tensors of nested dicts (path/of/names -> tensor), and the dicts without them."""
     tensors = {}
     values = {}
     for name, value in content.items():
@@ -117,15 +116,6 @@ def join_tensors(tensors, values):
 
 def write_json(path, content):
     path.write_text(json.dumps(content, indent=1), encoding="utf-8")
-
-
-def write_tensors(path, tensors):
-    """Write name -> tensor as safetensors, with the permissions that the user's umask gives."""
-    path.touch()
-    mode = path.stat().st_mode
-    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, path, metadata={"format": "pt"})
-    path.chmod(mode)  # safetensors makes its files private
 
 
 # ---- Finding
@@ -213,7 +203,7 @@ def earlier_run_hint(out_dir):
 
 
 def verified_file(folder, name):
-    """Return the path of a checkpoint's file; DamagedFile unless it has the sha256 of manifest.json.
+    """Return the path of a checkpoint's file; DamagedFile unless its sha256 is in manifest.json.
 
     ValueError for a file that cannot be read, for example on a network drive: it may be intact.
     """
@@ -234,7 +224,7 @@ def verified_file(folder, name):
 
 
 def newest_valid(out_dir, which="latest"):
-    """Return what find_checkpoint returns, but for latest the newest checkpoint that is not damaged.
+    """Return the folder of find_checkpoint; latest is here the newest that is not damaged.
 
     Notes name those that are. DamagedFile if all are.
     """

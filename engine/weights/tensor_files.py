@@ -2,8 +2,18 @@
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from engine.common.files import DamagedFile, require_regular_file
+
+
+def write_safetensors(path, tensors):
+    """Write name -> tensor to a new file, with the permissions that the user's umask gives."""
+    path.touch()
+    mode = path.stat().st_mode
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)  # safetensors makes its files private
 
 
 def read_safetensors(path):

@@ -17,7 +17,7 @@ from engine.common import files
 from engine.text import dataset, preparation
 from engine.text import tokenizer as tokenizer_module
 from engine.training import run_folder
-from engine.weights import checkpoint
+from engine.weights import checkpoint, tensor_files
 from model import GPT, GPTConfig
 from train import TrainConfig, train
 
@@ -413,7 +413,7 @@ def test_no_space_left(tmp_path, monkeypatch):
             writers = (
                 (os, "fsync"),
                 (os, "replace"),
-                (checkpoint, "save_file"),
+                (tensor_files, "save_file"),
                 (Path, "write_text"),
             )
             for owner, name in writers:

@@ -193,7 +193,7 @@ def test_what_cannot_be_written(tmp_path):
     saved(tmp_path)
     (tmp_path / "there").mkdir()
     command = "-m", "tools.export", f"--out_dir={tmp_path / 'out'}"
-    assert "is there already" in complaint(run_here(*command, f"--to={tmp_path / 'there'}"))
+    assert "exists: choose another folder" in complaint(run_here(*command, f"--to={tmp_path / 'there'}"))
     assert "--to is missing" in complaint(run_here(*command))
     assert "there is no checkpoint in" in complaint(
         run_here("-m", "tools.export", "--to=x", f"--out_dir={tmp_path / 'there'}")

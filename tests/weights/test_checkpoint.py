@@ -10,7 +10,7 @@ import torch
 from engine.common.files import sha256_of_file
 from engine.text import tokenizer as tokenizer_module
 from engine.training import run_folder
-from engine.weights import checkpoint
+from engine.weights import checkpoint, tensor_files
 from model import GPT, MODERN, GPTConfig
 
 SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
@@ -104,7 +104,7 @@ def test_an_unfinished_checkpoint_is_not_seen(tmp_path, monkeypatch):
     """Catches a crash while saving that leaves a checkpoint which looks complete."""
     saved(tmp_path, 10)
     monkeypatch.setattr(
-        checkpoint, "save_file", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full"))
+        tensor_files, "save_file", lambda *_, **__: (_ for _ in ()).throw(OSError("disk full"))
     )
     with pytest.raises(OSError):
         saved(tmp_path, 20)
