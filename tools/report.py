@@ -1,9 +1,9 @@
-"""All stored measurements on one page: lookback beside its peers, the ratios between them, and the limits of the machine.
+"""All stored measurements on one page, which is one file that needs no network.
 
-    python -m tools.report [--folder=benchmarks] [--to=benchmarks/report.html]    --folder=experiments: those of the lectures
+    python -m tools.report [--folder=benchmarks] [--to=benchmarks/report.html]
 
-Reads every JSON in the folder that a benchmark wrote, and puts the PNG beside it (python -m tools.plot) into the page, which is
-one file that needs no network. Ratios to what was timed in turns with lookback are medians of the ratios of the rounds.
+Reads every JSON in the folder that a benchmark or an experiment wrote, and puts the PNG beside it
+into the page. --folder=experiments: the lectures' measurements.
 """
 
 import base64
@@ -20,275 +20,149 @@ from engine.common.files import atomic_write
 from engine.common.settings import parse_settings
 
 PAGE = Path(__file__).with_name("page")
+ABOUT = "What was compared was interleaved in one run: trust the ratios more than the seconds."
 
 
 @dataclass(kw_only=True)
 class ReportConfig:
     folder: str = "benchmarks"
-    """Where the measurements are."""
+    """The folder with the measurements."""
     to: str = ""
     """The file to write; empty: report.html in that folder."""
 
 
-def spread(values, digits=1):
-    """The median, and in brackets what lies at the ends."""
-    low, middle, high = (
-        f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values))
-    )
-    return middle if low == high else f"{middle} ({low} to {high})"
+def attention_tables(report):
+    """Each path at each length, and the ratios between paths."""
+    paths = {}
+    for row in report["rows"]:
+        if "seconds" in row:
+            name = f"{row['path']}, {row['predicate']}"
+            figures = f"{row['seconds']:.3f} s, {row['bytes'] / 1e6:,.0f} MB"
+            paths.setdefault(name, {"path": name})[f"T = {row['T']:,}"] = figures
+    return {"ratios": report["ratios"], "forward + backward": [*paths.values()]}
 
 
-def attention(report):
-    """Each path at each length."""
-    yield (
-        "ratios",
-        [
-            {
-                "what": row["what"],
-                "ratio": row["ratio"],
-                "lowest": row["lowest"],
-                "highest": row["highest"],
-            }
-            for row in report["ratios"]
-        ],
-    )
-    for mode in dict.fromkeys(row["mode"] for row in report["rows"]):
-        lines = {}
-        for row in report["rows"]:
-            if row["mode"] == mode and "seconds" in row:
-                line = lines.setdefault(
-                    (row["path"], row["predicate"]), {"path": f"{row['path']}, {row['predicate']}"}
-                )
-                line[f"T = {row['T']:,}"] = f"{row['seconds']:.3f} s, {row['bytes'] / 1e6:,.0f} MB"
-        yield mode, list(lines.values())
-
-
-def train(report):
-    """Whole runs beside the peer's, and single steps beside what the processor could do."""
-    runs = report.get("runs", [])
-    if runs:
-        seconds = [run["seconds"] for run in runs]
-        rows = [
-            {
-                "whole process": f"lookback, {len(runs)} seeds",
-                "seconds": spread(seconds),
-                "time / ours": 1.0,
-                "validation loss": spread([run["val_loss"] for run in runs], 4),
-            }
-        ]
+def train_tables(report):
+    """Whole runs beside the peer's, and single steps: ratios are medians of the rounds."""
+    tables = {}
+    if "runs" in report:
+        seconds = statistics.median(run["seconds"] for run in report["runs"])
+        rows = [{"process": f"lookback, seed {run['seed']}", **run} for run in report["runs"]]
         if peer := report.get("nanogpt"):
-            rows.append(
-                {
-                    "whole process": "nanoGPT",
-                    "seconds": spread([peer["seconds"]]),
-                    "time / ours": peer["seconds"] / statistics.median(seconds),
-                    "validation loss": f"{peer['curve'][-1][1]:.4f}",
-                }
-            )
-        yield "time to a loss", rows
+            row = {"process": "nanoGPT", "seconds": peer["seconds"]}
+            row["val_loss"] = peer["curve"][-1][1]
+            row["time / our median"] = peer["seconds"] / seconds
+            rows.append(row)
+        tables["time to a loss"] = rows
     steps = []
-    for shape in report.get("throughput", []):
-        if isinstance(shape, dict):  # an earlier version wrote a dict for each shape
-            flops = shape["tokens"] * shape["flops_per_token"]
-            shape = [
-                {
-                    "shape": shape["shape"],
-                    "model": who,
-                    "ms": 1e3 * shape[who]["seconds"],
-                    "MB": shape[who]["bytes"] / 1e6,
-                    "MFU": flops / shape[who]["seconds"] / report["roof"],
-                    "time / ours": ratio,
-                }
-                for who, ratio in (("lookback", 1.0), ("nanoGPT", shape["ratio"]))
-            ]
-        for row in shape:
-            steps.append(
-                {
-                    "step": f"{row['shape']}: {row['model']}",
-                    "ms": row["ms"],
-                    "MB": row["MB"],
-                    "time / ours": row["time / ours"],
-                    "of the limit": f"{row['MFU']:.0%}",
-                }
-            )
-    yield "a training step (ratios: medians of the rounds; limit: large matrix products)", steps
+    for shape in report["throughput"]:
+        steps += earlier_steps(shape) if isinstance(shape, dict) else shape
+    return tables | {"a training step": steps}
 
 
-def sample(report):
-    """One text, and the whole job, of each shape: tokens per second, or seconds, and the ratios to nanoGPT and to ours."""
+def earlier_steps(shape):
+    """The rows of a shape as earlier versions stored it."""
+    ratios = {"lookback": 1.0, "nanoGPT": shape["ratio"]}
+    rows = []
+    for who, ratio in ratios.items():
+        row = {"model": who, "shape": shape["shape"], "ms": 1e3 * shape[who]["seconds"]}
+        rows.append(row | {"MB": shape[who]["bytes"] / 1e6, "time / ours": ratio})
+    return rows
 
-    def to_ours(rows, who):
-        row, ours = (
-            rows[who],
-            rows.get(f"lookback {who.partition(' ')[2].removesuffix(', compiled')}"),
-        )
-        if ours in (None, row):
-            return None
-        if "times nanoGPT" in row:  # which is a median of ratios
-            return ours["times nanoGPT"] / row["times nanoGPT"]
-        return row["seconds"] / ours["seconds"]
 
+def sample_tables(report):
+    """One text and the whole job of each shape, and what a trained model gains and loses."""
+    tables = {}
     for shape in report["shapes"]:
-        yield (
-            f"{shape['shape']}: one text (ratios: medians of the rounds; limit: reading weights and cache)",
-            [
-                {
-                    "who": who,
-                    "tokens/s": row["tokens_per_s"],
-                    "times nanoGPT": row.get("times nanoGPT"),
-                    "time / ours, same dtype": to_ours(shape["single"], who),
-                    "of the limit": f"{row['of_the_bound']:.0%}"
-                    if row.get("of_the_bound")
-                    else None,
-                }
-                for who, row in shape["single"].items()
-            ],
-        )
-        yield (
-            f"{shape['shape']}: the whole job",
-            [
-                {
-                    "who": who,
-                    "seconds": row["seconds"],
-                    "times nanoGPT": row.get("times nanoGPT"),
-                    "time / ours, same dtype": to_ours(shape["job"], who),
-                }
-                for who, row in shape["job"].items()
-            ],
-        )
-    if trained := report.get("trained"):
-        rows = []
-        for name, value in trained.items():
-            several = value.items() if isinstance(value, dict) else [("", value)]
-            rows += [
-                {"what": f"{name} {part}".strip().replace("_", " "), "value": part_value}
-                for part, part_value in several
-            ]
-        yield "a trained model", rows
+        for key, what in ("single", "one text"), ("job", "the whole job"):
+            rows = [{"who": who, **row} for who, row in shape[key].items()]
+            tables[f"{shape['shape']}: {what}"] = rows
+    for name, value in report.get("trained", {}).items():
+        rows = value if isinstance(value, list) else [value]
+        if isinstance(rows[0], dict):
+            tables[name.replace("_", " ")] = rows
+        else:  # earlier versions stored single figures
+            tables.setdefault("a trained model", [{}])[0][name] = value
+    return tables
 
 
-def compare(report):
-    """Changes to a preset, what they do to its loss, and what they cost."""
-    yield (
-        f"changes to {report['settings']['preset']}",
-        [
-            {
-                "change": row["change"],
-                "loss": row.get("loss"),
-                "difference": row["difference"],
-                "95% ±": row["margin"],
-                "seconds": row.get("seconds"),
-                "verdict": row["verdict"],
-            }
-            for row in report["rows"]
-        ],
-    )
-
-
-def experiment(report):
-    """The tables that an experiment printed."""
-    return report["tables"].items()
-
-
-TABLES = {
-    "attention": attention,
-    "train": train,
-    "sample": sample,
-    "compare": compare,
-    "experiment": experiment,
+TABLES = {  # kind of measurement -> report -> {title: rows}
+    "attention": attention_tables,
+    "train": train_tables,
+    "sample": sample_tables,
+    "compare": lambda report: {f"changes to {report['settings']['preset']}": report["rows"]},
+    "data": lambda report: {"text to tokens": report["rows"], "summary": [report["summary"]]},
+    "experiment": lambda report: report["tables"],
 }
 
 
 def cell(value):
+    if value is None:
+        return "–"
     if isinstance(value, float):
-        value = (
-            f"{value:,.0f}"
-            if abs(value) >= 1000
-            else f"{value:.3g}"
-            if abs(value) < 1
-            else f"{value:.4g}"
-        )
-    return escape("–" if value is None else str(value))
+        value = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return escape(str(value))
 
 
 def table(title, rows):
     """Dicts as an HTML table, without columns of nothing; our own rows are set off."""
-    if not rows:
-        return ""
-    names = dict.fromkeys(name for row in rows for name in row)
-    names = [name for name in names if any(row.get(name) is not None for row in rows)]
+    names = {name for row in rows for name, value in row.items() if value is not None}
+    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name in names]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        f"<tr{' class=ours' if 'lookback' in str(row[names[0]]) else ''}>"
-        + "".join(f"<td>{cell(row.get(name))}</td>" for name in names)
-        + "</tr>\n"
-        for row in rows
-    )
-    whole = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
-    return f'<h3>{escape(title)}</h3>\n<div class="wide">{whole}</div>\n'
+    lines = []
+    for row in rows:
+        cells = "".join(f"<td>{cell(row.get(name))}</td>" for name in names)
+        ours = " class=ours" if "lookback" in str(row) else ""
+        lines.append(f"<tr{ours}>{cells}</tr>\n")
+    whole = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody></table>"
+    return f'<h3>{escape(title)}</h3>\n<div class="wide">{whole}</div>\n' if rows else ""
 
 
 def machine(report):
-    """Where and when, and the limits of that machine where they were measured."""
-    limits = [
-        f"{gflops:,} GFLOP/s in {dtype}" for dtype, gflops in report.get("gflops", {}).items()
-    ]
-    limits += [f"{report['gb_per_s']} GB/s"] if "gb_per_s" in report else []
-    where = [
-        report["device"],
-        f"{report['threads']} threads",
-        *limits,
-        f"PyTorch {report['torch']}",
-    ]
-    return escape(" · ".join([*where, report["date"]]))
+    """The machine, its limits where they were measured, and the date."""
+    words = [report["device"], f"{report['threads']} threads"]
+    for dtype, gflops in report.get("gflops", {}).items():
+        words.append(f"{gflops:,} GFLOP/s in {dtype}")
+    if "gb_per_s" in report:
+        words.append(f"{report['gb_per_s']} GB/s")
+    return escape(" · ".join([*words, f"PyTorch {report['torch']}", report["date"]]))
 
 
 def section(path):
-    """A measurement as HTML; ValueError if it is none."""
+    """A measurement as HTML; ValueError for another file."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        tables = "".join(table(*part) for part in TABLES[report["kind"]](report))
+        tables = TABLES[report["kind"]](report)
+        content = "".join(table(title, rows) for title, rows in tables.items())
         about = f"{machine(report)}<br><code>{escape(report['command'])}</code>"
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
-        remedy = "move it away, or measure again"
-        raise ValueError(
-            f"{path} is not a measurement that this version knows ({reason}): {remedy}"
-        ) from None
+        raise ValueError(f"{path} is not a measurement ({reason}): move it away") from None
+    name = escape(path.stem)
     picture = path.with_suffix(".png")
     if picture.exists():
-        content = base64.b64encode(picture.read_bytes()).decode()
-        tables += (
-            f'<img alt="{escape(picture.stem)}, drawn" src="data:image/png;base64,{content}">\n'
-        )
-    name = escape(path.stem)
-    return (
-        f'<section id="{name}">\n<h2>{name}</h2>\n<p class="soft">{about}</p>\n{tables}</section>\n'
-    )
+        data = base64.b64encode(picture.read_bytes()).decode()
+        content += f'<img alt="{name}, drawn" src="data:image/png;base64,{data}">\n'
+    head = f'<section id="{name}">\n<h2>{name}</h2>\n<p class="soft">{about}</p>\n'
+    return f"{head}{content}</section>\n"
 
 
 def main(config):
     """Write the page and return its path; ValueError if there is nothing to report."""
     folder = Path(config.folder)
-    if not (paths := sorted(folder.glob("*.json"))):
-        raise ValueError(
-            f"--folder={folder} has no measurements (*.json): make one with python -m benchmarks.attention"
-        )
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise ValueError(f"--folder={folder} has no measurements: python -m benchmarks.attention")
     links = " · ".join(f'<a href="#{escape(path.stem)}">{escape(path.stem)}</a>' for path in paths)
-    about = f"What was compared was interleaved in one run: trust the ratios more than the seconds. {links}"
-    style, template = (
-        (PAGE / name).read_text(encoding="utf-8") for name in ("style.css", "report.html")
-    )
-    parts = {"style": style, "about": about, "sections": "".join(map(section, paths))}
+    parts = {
+        "style": (PAGE / "style.css").read_text(encoding="utf-8"),
+        "about": f"{ABOUT} {links}",
+        "sections": "".join(map(section, paths)),
+    }
+    template = (PAGE / "report.html").read_text(encoding="utf-8")
+    page = re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], template)
     to = Path(config.to or folder / "report.html")
-    atomic_write(to, re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], template).encode())
+    atomic_write(to, page.encode())
     print(f"{to}: {len(paths)} measurements")
     return to
 

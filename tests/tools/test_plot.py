@@ -14,150 +14,99 @@ from tools.plot import PlotSettings, main
 
 
 def plot(*arguments):
-    main(parse_settings(PlotSettings, ["--paths", *map(str, arguments)]))
+    main(parse_settings(PlotSettings, [str(argument) for argument in arguments]))
 
 
-STORED = sorted(
-    path
-    for path in (ROOT / "benchmarks").glob("*.json")
-    if json.loads(path.read_text())["kind"] != "experiment"
-)
+def row(change, setting, difference, margin, verdict, diverged=0):
+    found = dict(change=change, setting=setting, difference=difference, margin=margin)
+    return found | dict(verdict=verdict, diverged=diverged)
+
+
 COMPARED = {
     "kind": "compare",
     "device": "a machine",
     "settings": {"preset": "x.toml", "seeds": 2},
     "rows": [
-        {
-            "change": "it diverges",
-            "setting": "--a=1",
-            "difference": None,
-            "margin": None,
-            "verdict": "worse",
-            "diverged": 1,
-        },
-        {
-            "change": "baseline",
-            "setting": "",
-            "difference": 0.0,
-            "margin": 0.0,
-            "verdict": "",
-            "diverged": 0,
-        },
-        {
-            "change": "it helps",
-            "setting": "--b=1",
-            "difference": -0.1,
-            "margin": 0.05,
-            "verdict": "better",
-            "diverged": 0,
-        },
+        row("it diverges", "--a=1", None, None, "worse", diverged=1),
+        row("baseline", "", 0.0, 0.0, ""),
+        row("it helps", "--b=1", -0.1, 0.05, "better"),
     ],
     "runs": [
-        {"change": change, "curve": [[10, 3.0, None], [20, 2.0 + seed, 2.5]][:length]}
-        for change, lengths in {
-            "it diverges": (0, 1),
-            "baseline": (2, 2),
-            "it helps": (2, 2),
-        }.items()
-        for seed, length in enumerate(lengths)
+        {"change": "it diverges", "curve": []},
+        {"change": "it diverges", "curve": [[10, 3.0, None]]},
+        {"change": "baseline", "curve": [[10, 3.0, None], [20, 2.0, 2.5]]},
+        {"change": "it helps", "curve": [[10, 3.0, None], [20, 1.0, 2.4]]},
     ],
 }
 
 
 def test_stored_measurements_are_drawn_again(tmp_path):
-    """Catches a stored JSON that no tool can draw any more, one without its kind, and runs that diverged."""
-    for path in STORED:
-        assert next(iter(json.loads(path.read_text()))) == "kind"
-        (tmp_path / path.name).write_text(path.read_text())
+    """Catches a stored JSON that no tool can draw any more, and runs that diverged."""
+    drawn = {"compared.png", "many.png"}
+    for path in (ROOT / "benchmarks").glob("*.json"):
+        report = json.loads(path.read_text())
+        if report["kind"] != "experiment":
+            (tmp_path / path.name).write_text(path.read_text())
+            drawn |= {f"{path.stem}.png"} if path.with_suffix(".png").exists() else set()
     (tmp_path / "compared.json").write_text(json.dumps(COMPARED))
     (tmp_path / "many.json").write_text(json.dumps(COMPARED | {"rows": COMPARED["rows"] * 4}))
     result = run_here("-m", "tools.plot", *sorted(tmp_path.glob("*.json")))
     assert result.returncode == 0, result.stderr
-    for path in tmp_path.glob("*.json"):
-        drawn = path.with_suffix(".png").exists()
-        assert drawn == (f"{path.with_suffix('.png')} written" in result.stdout)
-        assert (
-            drawn
-            or f"{path.with_suffix('.png')} not written: there is nothing to draw" in result.stdout
-        )
-    assert (tmp_path / "compared.png").exists() and (tmp_path / "many.png").exists()
-    assert len(list(tmp_path.glob("*.png"))) == 2 + sum(
-        path.with_suffix(".png").exists() for path in STORED
-    )
+    assert {path.name for path in tmp_path.glob("*.png")} == drawn
+    empty = f"{tmp_path / 'trained_cpu.png'} not written: there is nothing to draw"
+    assert empty in result.stdout
 
 
 @pytest.mark.parametrize("content", ["no JSON", "[]", "{}", '{"kind": "poem"}'])
-def test_what_is_no_measurement(content, tmp_path):
+def test_a_file_that_is_no_measurement(content, tmp_path):
     """Catches a traceback for a file that is not a measurement."""
     (tmp_path / "x.json").write_text(content)
-    with pytest.raises(
-        ValueError, match='x.json is not a measurement: it needs a "kind", one of attention, train'
-    ):
+    message = 'x.json is not a measurement: its "kind" is none of attention, train'
+    with pytest.raises(ValueError, match=message):
         plot(tmp_path / "x.json")
 
 
 @pytest.fixture
 def runs(tmp_path):
-    """Two folders as train.py writes them, one of a run that has been evaluated at its beginning."""
-    begin = {
-        "step": 0,
-        "train_loss": None,
-        "lr": None,
-        "tokens_per_s": None,
-        "mfu": None,
-        "val_loss": 5.0,
-        "wall_s": 0.1,
-    }
-    later = {
-        "step": 10,
-        "train_loss": 3.0,
-        "lr": 0.01,
-        "tokens_per_s": 100.0,
-        "mfu": 0.5,
-        "wall_s": 1.0,
-    }
-    for name, lines in {
-        "out": [later, later | {"step": 20, "val_loss": 2.5}],
-        "out-2": [begin, later],
-    }.items():
+    """Two folders as train.py writes them, one of a run that was evaluated at its beginning."""
+    begin = dict(step=0, train_loss=None, lr=None, tokens_per_s=None, mfu=None, val_loss=5.0)
+    first = dict(step=10, train_loss=3.0, lr=0.01, tokens_per_s=100.0, mfu=0.5)
+    second = first | {"step": 20, "val_loss": 2.5}
+    folders = []
+    for name, lines in ("out", [first, second]), ("out-2", [begin, first]):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text(
-            "".join(json.dumps(line) + "\n" for line in lines)
-        )
-    return [str(tmp_path / "out"), str(tmp_path / "out-2")]
+        content = "".join(json.dumps({**line, "wall_s": 1.0}) + "\n" for line in lines)
+        (tmp_path / name / "metrics.jsonl").write_text(content)
+        folders.append(str(tmp_path / name))
+    return folders
 
 
 def test_runs_in_one_picture(runs, tmp_path, monkeypatch):
-    """Catches a run that is missing in the picture, one without an evaluation, and a picture that is where nobody asked."""
+    """Catches a run or an evaluation that is missing, and a picture in another place."""
     plot(*runs)
     assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "out-2" / "loss.png").exists()
+
+    figures = {}
+
+    def savefig(figure, path, format):
+        path.touch()
+        figures[path.with_suffix("").name] = figure  # without .partial
+
     (tmp_path / "x.json").write_text(json.dumps(COMPARED))
-    figures = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        plt.Figure,
-        "savefig",
-        lambda figure, path, format: (path.touch(), figures.append((path, figure))),
-    )
+    monkeypatch.setattr(plt.Figure, "savefig", savefig)
     plot(*runs, tmp_path / "x.json", "--output=both")
-    pictures = {str(path.with_suffix("")): figure for path, figure in figures}  # without .partial
-    assert pictures.keys() == {"both.png", str(tmp_path / "x.png")}
-    losses, rates, speeds = pictures["both.png"].axes
+    assert figures.keys() == {"both.png", "x.png"}
+    losses, rates, speeds = figures["both.png"].axes
     assert [text.get_text() for text in losses.get_legend().get_texts()] == runs
-    assert [line.get_xydata().tolist() for line in losses.lines] == [
-        [[10, 3], [20, 3]],
-        [[20, 2.5]],
-        [[10, 3]],
-        [[0, 5]],
-    ]
-    assert (
-        len(rates.lines) == len(speeds.lines) == 2
-        and rates.lines[0].get_color() != rates.lines[1].get_color()
-    )
+    points = [line.get_xydata().tolist() for line in losses.lines]
+    assert points == [[[10, 3], [20, 3]], [[20, 2.5]], [[10, 3]], [[0, 5]]]
+    assert len(rates.lines) == len(speeds.lines) == 2
+    assert rates.lines[0].get_color() != rates.lines[1].get_color()
 
 
-def test_runs_on_different_texts(runs, tmp_path, capsys):
+def test_runs_on_different_texts(runs, capsys):
     """Catches losses of different texts that are compared in silence."""
     for folder, text in zip(runs, ("one", "another")):
         model = GPT(GPTConfig(block_size=8, vocab_size=9, n_layer=1, n_head=1, n_embd=8))
@@ -167,38 +116,32 @@ def test_runs_on_different_texts(runs, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["no JSON", "", "[]\n", '{"step": 1', '{"train_loss": 1}\n', '{"step": 1, "lr": "x"}\n', None],
+    "content, message",
+    [("no JSON", "is damaged, or empty"), ("[]\n", "is damaged"), (None, "has no metrics.jsonl")],
 )
-def test_a_damaged_run(content, runs, tmp_path):
+def test_a_damaged_run(content, message, runs, tmp_path):
     """Catches a traceback for a folder that is no run, or is one in part."""
     path = tmp_path / "out-2" / "metrics.jsonl"
     path.unlink() if content is None else path.write_text(content)
-    line = complaint(run_here("-m", "tools.plot", *runs))
-    assert (
-        "has no metrics.jsonl" if content is None else "metrics.jsonl is damaged, or empty"
-    ) in line
+    assert message in complaint(run_here("-m", "tools.plot", *runs))
 
 
-def test_which_measurements():
+def test_bad_input():
     """Catches a plotter that does nothing and says nothing, or that takes its settings for files."""
     assert "--output" in run_here("-m", "tools.plot", "--help").stdout
     with pytest.raises(ValueError, match="did you mean output"):
         plot("out", "--outptu=x.png")
-    with pytest.raises(ValueError, match="which measurements"):
+    with pytest.raises(ValueError, match="give FILE.json"):
         plot()
+    with pytest.raises(OSError, match="none.json"):
+        plot("none.json")
 
 
 def test_who_imports_matplotlib():
-    """Catches a measurement whose memory and time matplotlib takes a part of, and training that needs it."""
-    sources = [
-        *ROOT.glob("*.py"),
-        *ROOT.glob("engine/**/*.py"),
-        *ROOT.glob("benchmarks/*.py"),
-        ROOT / "tools" / "compare.py",
-    ]
-    for path in sources:
+    """Catches a measurement in whose memory and time matplotlib takes part."""
+    sources = [*ROOT.glob("*.py"), *ROOT.glob("engine/**/*.py"), *ROOT.glob("benchmarks/*.py")]
+    for path in [*sources, ROOT / "tools" / "compare.py"]:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:  # and not inside a function
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names = [alias.name for alias in getattr(node, "names", [])]
+            names.append(getattr(node, "module", None) or "")
             assert not any(name.split(".")[0] == "matplotlib" for name in names), path
