@@ -1,7 +1,7 @@
 """Draw measurements and training runs.
 
 python -m tools.plot benchmarks/train_cpu.json ...        a .png beside each .json
-python -m tools.plot out out-2 ... [--output=loss.png]    folders that train.py wrote, in one picture
+python -m tools.plot out out-2 ... [--output=loss.png]    runs of train.py, in one picture
 """
 
 import json
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib
-import tyro
 
 matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt  # noqa: E402
@@ -28,7 +27,7 @@ GRAY = "#bbbbbb"
 
 @dataclass
 class PlotSettings:
-    paths: tyro.conf.Positional[tuple[Path, ...]] = ()
+    paths: tuple[Path, ...] = ()
     """Measurements (.json), or folders that train.py wrote."""
     output: str = ""
     """The picture of the folders; empty: loss.png in the first of them."""
@@ -204,4 +203,4 @@ DRAW = {"attention": attention, "train": train, "sample": sample, "compare": com
 
 if __name__ == "__main__":
     with one_line_errors():
-        main(parse_settings(PlotSettings, sys.argv[1:]))
+        main(parse_settings(PlotSettings, ["--paths", *sys.argv[1:]]))

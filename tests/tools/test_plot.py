@@ -14,7 +14,7 @@ from tools.plot import PlotSettings, main
 
 
 def plot(*arguments):
-    main(parse_settings(PlotSettings, [str(argument) for argument in arguments]))
+    main(parse_settings(PlotSettings, ["--paths", *map(str, arguments)]))
 
 
 def row(change, setting, difference, margin, verdict, diverged=0):
@@ -116,8 +116,7 @@ def test_runs_on_different_texts(runs, capsys):
 
 
 @pytest.mark.parametrize(
-    "content, message",
-    [("no JSON", "is damaged, or empty"), ("[]\n", "is damaged"), (None, "has no metrics.jsonl")],
+    "content, message", [("no JSON", "is damaged, or empty"), (None, "has no metrics.jsonl")]
 )
 def test_a_damaged_run(content, message, runs, tmp_path):
     """Catches a traceback for a folder that is no run, or is one in part."""
@@ -127,7 +126,7 @@ def test_a_damaged_run(content, message, runs, tmp_path):
 
 
 def test_bad_input():
-    """Catches a plotter that does nothing and says nothing, or that takes its settings for files."""
+    """Catches a plotter that does nothing in silence, or takes its settings for files."""
     assert "--output" in run_here("-m", "tools.plot", "--help").stdout
     with pytest.raises(ValueError, match="did you mean output"):
         plot("out", "--outptu=x.png")
