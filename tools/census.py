@@ -2,18 +2,19 @@
 
     python -m tools.census [--out_dir=out | --init_from=FOLDER_OR_NAME] [--dataset=NAME]
 
-For each head, how much of its attention goes, on average, to the previous token, the first, earlier copies of the token, what
-followed them (induction), and punctuation; the average is over the tokens that have such a thing before them. Beside each score
-stands its chance level: what it would be if they looked at everything in their head's reach alike. A head counts where its
-score goes FAR of the way from there to 1.
+The score of a head is the share of its attention that goes, on average, to the previous token, the
+first, earlier copies of the token, or what followed them (induction). The average is over the
+queries that have such a key before them. Beside each score stands its chance level: the
+score of a head that looks at everything in its reach alike. A head counts where its score goes
+FAR of the way from there to 1.
 
-Natural text repeats itself in many ways, so that induction is also looked for where nothing else helps: in tokens in random
-order that come a second time (Olsson et al. 2022, arXiv:2209.11895). Only a head that counts there is an induction head. Where
-a token came more than once, what followed any of them is meant: of bytes few come only once.
+Natural text repeats itself in many ways. So induction is also looked for where nothing else helps:
+in tokens in random order that come a second time (Olsson et al. 2022, arXiv:2209.11895). Only a
+head that counts there is an induction head. A token may have come more than once, as bytes do:
+then what followed any of its copies counts.
 """
 
 import sys
-import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,6 @@ import torch
 
 from attention import attention_weights
 from engine.common import tables
-from engine.common.checks import at_least
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
 from engine.plotting import heatmaps
@@ -33,55 +33,105 @@ from masks import mask_of, positions
 from model import GPT
 
 FAR = 0.25
-
-KINDS = {  # name -> which keys j (1, T) are meant for the queries i (T, 1), in tokens ids (T,), some of which are punctuation
-    "previous token": lambda i, j, ids, punctuation: j == i - 1,
-    "first token": lambda i, j, ids, punctuation: (j == 0) & (i > 0),
-    "same token earlier": lambda i, j, ids, punctuation: (ids[j] == ids[i]) & (j < i),
-    "after an earlier copy": lambda i, j, ids, punctuation: (
-        (ids[(j - 1).clamp_min(0)] == ids[i]) & (j > 0) & (j < i)
-    ),
-    "punctuation": lambda i, j, ids, punctuation: punctuation[j] & (j <= i),
-}
+FOLLOWS_A_COPY = "after an earlier copy"
 INDUCTION = "induction, shuffled text"
+TEXTS = 32  # from all over the validation split
 
 
 @dataclass(kw_only=True)
 class CensusConfig(pretrained.ModelSettings):
     dataset: str = ""
-    """A prepared dataset, whose validation split is read; empty: the one that the model was trained on."""
-    windows: int = 32
-    """Texts to read, as long as the model's context, spread over the split."""
-    seed: int = 0
-    """Of the random order."""
-    to: str = ""
-    """The folder for census.png; empty: out_dir, or with init_from the present folder."""
-
-    def __post_init__(self):
-        at_least(1, self, "windows", most=100_000)
-        at_least(0, self, "seed", most=2**32 - 1)
+    """A prepared dataset, whose validation split is read; empty: the one of the training."""
 
 
-class Tally:
-    """Sums over the queries that have something that is meant, for each head of each layer."""
+def main(config):
+    """Print the table and draw census.png; ValueError for what cannot be counted."""
+    folder = config.folder()
+    model = GPT.from_pretrained(folder)
+    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
+    name, texts = read_texts(config, folder, model.config.block_size, tokenizer)
+    found = census(model, texts)
+    picture = Path("." if config.init_from else config.out_dir, "census.png")
+    heatmaps.save(draw(found, f"{folder} on {name}"), picture)
 
-    def __init__(self, layers, heads):
-        self.scores, self.chances, self.queries = (
-            torch.zeros(layers, heads),
-            torch.zeros(layers),
-            torch.zeros(layers),
-        )
+    rows = table(found)
+    size = f"{len(texts)} texts of {len(texts[0])} tokens"
+    print(f"{folder} on the validation split of {name}: {size}\n\n{tables.format_table(rows)}\n")
+    print(f"A head counts where its score goes {FAR:.0%} of the way from chance to 1.")
+    print(f"All heads: {picture}")
+    if not rows[-1]["heads"]:
+        print("No induction head here; a model with one: python train.py config/induction.toml")
 
-    def add(self, layer, weights, meant, visible):
-        """weights (H, T, T) of a layer; what is meant, and what may be seen: bool (T, T)."""
-        self.scores[layer] += (weights * meant).sum((1, 2))
-        self.chances[layer] += ((meant & visible).sum(-1) / visible.sum(-1)).sum()
-        self.queries[layer] += meant.any(-1).sum()
 
-    def result(self):
-        """Scores (L, H) and chance levels (L, 1), means over queries: 0 where there was none."""
-        queries = self.queries.clamp_min(1)[:, None]
-        return self.scores / queries, self.chances[:, None] / queries
+def read_texts(config, folder, T, tokenizer):
+    """Return the dataset's name, and texts of its validation split, ids (T,)."""
+    if T < 4:
+        raise ValueError(f"{folder} has a context of {T} tokens: heads need at least 4")
+    training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
+    name = config.dataset or training.get("dataset")
+    if not name:
+        raise ValueError("which text? give --dataset=NAME")
+    data = dataset.load_dataset(name, T, training.get("data_tokenizer", ""))
+    if data.tokenizer.spec() != tokenizer.spec():
+        remedy = f"prepare it with --tokenizer={folder}"
+        raise ValueError(f"dataset {name} has other tokens than {folder}: {remedy}")
+    texts = []
+    for start in np.linspace(0, len(data.val) - T, TEXTS).astype(int):
+        ids = np.append(tokenizer.begin, data.val[start : start + T])
+        texts.append(torch.from_numpy(ids[:T].astype(np.int64)))
+    return name, texts
+
+
+def keys_that_count(ids):
+    """Return {kind: bool (T, T)}: the keys (columns) that count for each query of ids (T,)."""
+    i, j = positions(len(ids), len(ids))
+    before = ids[(j - 1).clamp_min(0)]
+    return {
+        "previous token": j == i - 1,
+        "first token": (j == 0) & (i > 0),
+        "same token earlier": (ids[j] == ids[i]) & (j < i),
+        FOLLOWS_A_COPY: (before == ids[i]) & (j > 0) & (j < i),
+    }
+
+
+def census(model, texts):
+    """Return {kind: (scores (L, H), chance levels (L, 1))} over texts, a list of ids (T,)."""
+    generator = torch.Generator().manual_seed(0)
+    sums = {}
+
+    def add(kind, maps, keys):
+        """Add a text: the sums over queries, for all heads, and the number of queries with keys."""
+        attended = (torch.stack(maps) * keys).sum((2, 3))
+        chance = (keys & reach).sum(-1) / reach.sum(-1)
+        parts = attended, chance.sum(1, keepdim=True), keys.any(-1).sum()
+        sums[kind] = [old + new for old, new in zip(sums.get(kind, (0, 0, 0)), parts)]
+
+    half = len(texts[0]) // 2
+    for ids in texts:
+        reach = reach_of(model, len(ids))
+        maps, _ = attention_maps(model, ids, attention_weights)
+        for kind, keys in keys_that_count(ids).items():
+            add(kind, maps, keys)
+
+        # Half of the tokens in random order, twice.
+        twice = ids[torch.randperm(len(ids), generator=generator)[:half]].repeat(2)
+        reach = reach_of(model, len(twice))
+        maps, _ = attention_maps(model, twice, attention_weights)
+        keys = keys_that_count(twice)[FOLLOWS_A_COPY]
+        keys[:half] = False
+        add(INDUCTION, maps, keys)
+
+    found = {}
+    for kind, (scores, chances, queries) in sums.items():
+        queries = queries.clamp_min(1)  # scores of 0 where there was none
+        found[kind] = scores / queries, chances / queries
+    return found
+
+
+def reach_of(model, T):
+    """The keys that each query may see, bool (L, T, T)."""
+    i, j = positions(T, T)
+    return torch.stack([mask_of(block.attn.visible, i, j)[0] for block in model.transformer.h])
 
 
 def gain(score, chance):
@@ -89,101 +139,38 @@ def gain(score, chance):
     return (score - chance) / (1 - chance).clamp_min(1e-6)
 
 
-def is_punctuation(piece):
-    text = piece.decode("utf-8", errors="ignore").strip()
-    return bool(text) and all(unicodedata.category(character)[0] in "PS" for character in text)
-
-
-def census(model, texts, punctuation, generator):
-    """{kind: (scores (L, H), chance levels (L, 1))} over texts, a list of ids (T,). punctuation: bool (vocab_size,)."""
-    L, H, T = model.config.n_layer, model.config.n_head, len(texts[0])
-    i, j = positions(T, T)
-    reach = [mask_of(block.attn.visible, i, j)[0] for block in model.transformer.h]
-    tallies = {kind: Tally(L, H) for kind in (*KINDS, INDUCTION)}
-    half = T // 2
-    rows, columns = i[: 2 * half], j[:, : 2 * half]
-    for ids in texts:
-        for layer, weights in enumerate(attention_maps(model, ids, attention_weights)[0]):
-            for kind, meant in KINDS.items():
-                tallies[kind].add(layer, weights, meant(i, j, ids, punctuation[ids]), reach[layer])
-        twice = ids[torch.randperm(T, generator=generator)[:half]].repeat(2)
-        again = KINDS["after an earlier copy"](rows, columns, twice, None) & (rows >= half)
-        for layer, weights in enumerate(attention_maps(model, twice, attention_weights)[0]):
-            tallies[INDUCTION].add(layer, weights, again, reach[layer][: 2 * half, : 2 * half])
-    return {kind: tally.result() for kind, tally in tallies.items()}
-
-
 def table(found):
-    """A line for each kind: how many heads count, and the strongest, counted from 1."""
+    """A row for each kind: how many heads count, and the strongest, counted from 1."""
     rows = []
     for kind, (scores, chances) in found.items():
         gains = gain(scores, chances)
         layer, head = divmod(int(gains.argmax()), gains.shape[1])
-        rows.append(
-            {
-                "looks at": kind,
-                "heads": int((gains >= FAR).sum()),
-                "strongest": f"layer {layer + 1}, head {head + 1}",
-                "score": f"{scores[layer, head]:.2f}",
-                "chance": f"{chances[layer, 0]:.2f}",
-            }
-        )
+        row = {"looks at": kind, "heads": int((gains >= FAR).sum())}
+        row["strongest"] = f"layer {layer + 1}, head {head + 1}"
+        row["score"] = f"{scores[layer, head]:.2f}"
+        row["chance"] = f"{chances[layer, 0]:.2f}"
+        rows.append(row)
     return rows
 
 
-def main(config):
-    """Print the table, draw census.png, and return what census found; ValueError for what cannot be counted."""
-    folder = config.folder()
-    model, name = GPT.from_pretrained(folder), config.dataset
-    tokenizer, T = (
-        pretrained.load_tokenizer(folder, model.config.vocab_size),
-        model.config.block_size,
-    )
-    if T < 4:
-        raise ValueError(
-            f"{folder} has a context of {T} tokens: heads cannot be told apart in fewer than 4"
-        )
-    training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
-    if not (name := name or training.get("dataset")):
-        raise ValueError("which text? give --dataset=NAME")
-    data = dataset.load_dataset(name, T, training.get("data_tokenizer", ""))
-    if data.tokenizer.spec() != tokenizer.spec():
-        raise ValueError(
-            f"dataset {name} has other tokens than {folder}: prepare it with --tokenizer={folder}"
-        )
-    starts = np.linspace(0, len(data.val) - T, config.windows).astype(int)
-    texts = [
-        np.append(tokenizer.begin, data.val[start : start + T - len(tokenizer.begin)])
-        for start in starts
-    ]
-    texts = [torch.from_numpy(text.astype(np.int64)) for text in texts]
-    punctuation = torch.zeros(model.config.vocab_size, dtype=torch.bool)
-    for token in range(tokenizer.vocab_size):
-        punctuation[token] = is_punctuation(tokenizer.token_bytes(token))
-    found = census(model, texts, punctuation, torch.Generator().manual_seed(config.seed))
-    figure = heatmaps.scores(
-        {
-            kind: (scores.numpy(), chances.numpy(), gain(scores, chances).numpy())
-            for kind, (scores, chances) in found.items()
-        },
-        FAR,
-        f"{folder} on {name}",
-    )
-    to = Path(config.to or ("." if config.init_from else config.out_dir))
-    to.mkdir(parents=True, exist_ok=True)
-    heatmaps.save(figure, to / "census.png")
-    rows = table(found)
-    print(
-        f"{folder} on the validation split of {name}: {len(texts)} texts of {T} tokens\n\n{tables.format_table(rows)}\n"
-    )
-    print(
-        f"A head counts where its score goes {FAR:.0%} of the way from chance to 1. All heads: {to / 'census.png'}"
-    )
-    if not rows[-1]["heads"]:
-        print(
-            "This model has no induction head; one that has: python train.py config/induction.toml"
-        )
-    return found
+def draw(found, title):
+    """Draw the scores of all heads, the darker the farther from chance; returns a figure."""
+    L, H = found[INDUCTION][0].shape
+    figure = heatmaps.new_figure(0.62 * (H + 2) * 3, 2 * (0.4 * L + 1) + 0.6)
+    panels = figure.subplots(2, 3).flat
+    for panel, (kind, (scores, chances)) in zip(panels, found.items()):
+        gains = gain(scores, chances).clamp(0, 1).numpy()
+        panel.imshow(gains, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+        for layer, head in np.ndindex(L, H):
+            color = "white" if gains[layer, head] > 0.55 else "black"
+            style = dict(color=color, fontsize=8, ha="center", va="center")
+            panel.text(head, layer, f"{scores[layer, head]:.2f}", **style)
+        panel.set_xticks(range(H), range(1, H + 1))
+        panel.set_yticks(range(L), [f"{n + 1}  ({chances[n, 0]:.2f})" for n in range(L)])
+        panel.set_title(kind, fontsize=10, loc="left")
+    legend = "row: layer, and in brackets the chance level · column: head · dark: far above chance"
+    figure.suptitle(f"{heatmaps.plain(title)}\n{legend}", fontsize=10)
+    return figure
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What a trained model looks at while it reads a text: attention.html, which opens in a browser, and attention.png.
+"""The attention of a trained model while it reads a text: attention.html and attention.png.
 
-    python -m tools.visualize --text="The animal did not cross the street because it was" [--out_dir=out]
+    python -m tools.visualize --text="The animal did not cross the street because it was"
     python -m tools.visualize --text=FILE:story.txt --init_from=FOLDER_OR_NAME --layer=2 --head=3
 
-The page is one file that needs no network: tokens to click, all heads, what the model expects next, a playground and the
-paths. Layers and heads are counted from 1. The weights in it are those of attention.py, as bytes.
+The page is one file that needs no network: tokens to click, all heads, what the model expects
+next, a playground and the paths. Layers and heads are counted from 1. The weights in it are those
+of attention.py, as bytes.
 """
 
 import base64
@@ -16,13 +17,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from attention import attention_weights
 from engine.common.checks import at_least
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
 from engine.common.settings import parse_settings
-from engine.plotting import heatmaps, inspection
+from engine.plotting import heatmaps
+from engine.plotting.inspection import attention_maps, entropy
 from engine.text.preparation import read_text
 from engine.weights import pretrained
 from model import GPT
@@ -35,13 +38,11 @@ CANDIDATES = 10  # for the next token
 @dataclass(kw_only=True)
 class VisualizeConfig(pretrained.ModelSettings):
     text: str = ""
-    """What the model reads; FILE:name reads it from a file."""
+    """The text to read; FILE:name reads it from a file."""
     layer: int = 0
-    """With head: attention.png shows this one head, and the page begins with it; 0: attention.png shows all."""
+    """With head: the one head of attention.png, and the page's first; 0: all of them."""
     head: int = 0
     """See layer."""
-    to: str = ""
-    """The folder to write to; empty: out_dir, or with init_from the present folder."""
 
     def __post_init__(self):
         at_least(0, self, "layer", "head")
@@ -49,51 +50,79 @@ class VisualizeConfig(pretrained.ModelSettings):
             raise ValueError("give both --layer and --head, counted from 1, or neither")
 
 
+def main(config):
+    """Write both files and return their paths; ValueError for what cannot be shown."""
+    folder = config.folder()
+    model = GPT.from_pretrained(folder)
+    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
+    ids, note = read(tokenizer, config.text, model.config.block_size)
+    L = model.config.n_layer
+    H = model.config.n_head
+    if config.layer > L or config.head > H:
+        given = f"--layer={config.layer} --head={config.head}"
+        raise ValueError(f"{given}: this model has layers 1 to {L} and heads 1 to {H}")
+
+    maps, logits = attention_maps(model, ids, attention_weights)
+    data = describe(model, tokenizer, ids, maps, logits)
+    is_linear = model.transformer.h[0].attn.feature
+    data["model"] = (
+        f"{folder}: the weights that linear attention implies" if is_linear else str(folder)
+    )
+    data |= {"note": note, "layer": config.layer, "head": config.head}
+
+    to = Path("." if config.init_from else config.out_dir)
+    picture = to / "attention.png"
+    html = to / "attention.html"
+    heatmaps.save(draw(config, maps, data["labels"], str(folder)), picture)
+    atomic_write(html, page(data).encode())
+    if note:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"{html} and {picture}: {len(ids)} tokens, {L} layers x {H} heads")
+    return html, picture
+
+
 def read(tokenizer, text, most):
-    """(ids (T,), a note or "") of a text: at most the last `most` tokens. ValueError if it is empty or cannot be encoded."""
+    """Return the last `most` ids (T,) of a text, and a note if there are more.
+
+    ValueError if it is empty or cannot be encoded.
+    """
     if text.startswith("FILE:"):
         text = read_text(text.removeprefix("FILE:"))
-    if not text:
-        raise ValueError(
-            '--text is empty: what is the model to read? --text="..." or --text=FILE:name'
-        )
     try:
         ids = tokenizer.encode(text, allow_special=True).tolist()
     except ValueError as error:
         raise ValueError(f"--text: {error}") from None
     if not ids:
-        raise ValueError("--text has no tokens: this model's tokenizer leaves all of it out")
-    begin, note = [*tokenizer.begin], ""
-    ids = ids[len(begin) :] if ids[: len(begin)] == begin else ids  # the text may bring it along
+        raise ValueError('--text is empty, or has no tokens: --text="..." or --text=FILE:name')
+    begin = [*tokenizer.begin]
+    if ids[: len(begin)] == begin:  # the text brings it along
+        ids = ids[len(begin) :]
     room = most - len(begin)
+    note = ""
     if len(ids) > room:
-        note = f"The text has {len(ids):,} tokens, the model's context {most:,}: these are the last {room:,}."
+        size = f"The text has {len(ids):,} tokens, the model's context {most:,}"
+        note = f"{size}: these are the last {room:,}."
     return torch.tensor(begin + ids[-room:]), note
-
-
-def as_bytes(weights):
-    """The causal half of weights (T, T), row after row, as base64: bytes exact to 1/255, and 0 for nothing but 0."""
-    half = weights[np.tril_indices(len(weights))]
-    rounded = np.where(half > 0, np.maximum(1, np.rint(255 * half)), 0)
-    return base64.b64encode(rounded.astype(np.uint8).tobytes()).decode()
 
 
 def describe(model, tokenizer, ids, maps, logits):
     """All that the page knows about a text, as a dict for JSON."""
     pieces = [tokenizer.token_bytes(token) for token in ids.tolist()]
-    probabilities = logits.float().softmax(-1)[
-        :, : tokenizer.vocab_size
-    ]  # without the ids that pad a vocabulary
-    best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
-    came = [
-        row.index(token) if token in row else None
-        for row, token in zip(candidates.tolist(), ids[1:].tolist())
-    ]
-    known = {
-        token: labels.labels([tokenizer.token_bytes(token)])[0]
-        for token in set(candidates.flatten().tolist())
-    }
     names = labels.labels(pieces)
+    # What may come next; ids that pad a vocabulary have no text.
+    probabilities = logits.float().softmax(-1)[:, : tokenizer.vocab_size]
+    best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
+    candidates = candidates.tolist()
+    label_of = {}
+    for token in {token for row in candidates for token in row}:
+        label_of[token] = labels.labels([tokenizer.token_bytes(token)])[0]
+    expected = []
+    for row, values in zip(candidates, best):
+        expected.append([(label_of[token], p) for token, p in zip(row, rounded(values, 4))])
+    came = []
+    for row, token in zip(candidates, ids[1:].tolist()):
+        came.append(row.index(token) if token in row else None)
+    losses = F.cross_entropy(logits[:-1].float(), ids[1:], reduction="none")
     return {
         "layers": len(maps),
         "heads": len(maps[0]),
@@ -102,67 +131,85 @@ def describe(model, tokenizer, ids, maps, logits):
         "breaks": [b"\n" in piece for piece in pieces],
         "directions": labels.directions(names),
         "direction": labels.base_direction(names),
-        "losses": [None, *(round(loss, 4) for loss in inspection.losses(logits, ids).tolist())],
-        "next": [
-            [[known[token], round(p, 4)] for token, p in zip(*row)]
-            for row in zip(candidates.tolist(), best.tolist())
-        ],
+        "losses": [None, *rounded(losses, 4)],  # in nats; the first token has none
+        "next": expected,
         "came": came,
-        "entropy": [
-            [round(x, 3) for x in inspection.entropy(weights).mean(-1).tolist()] for weights in maps
-        ],
-        "distance": [
-            [round(x, 3) for x in inspection.distance(weights).mean(-1).tolist()]
-            for weights in maps
-        ],
-        "maps": [[as_bytes(weights) for weights in layer.double().numpy()] for layer in maps],
-        "rollout": [as_bytes(weights.double().numpy()) for weights in inspection.rollout(maps)],
+        "entropy": [rounded(entropy(weights).mean(-1), 3) for weights in maps],
+        "distance": [rounded(distance(weights).mean(-1), 3) for weights in maps],
+        "maps": [[as_bytes(weights) for weights in layer] for layer in maps],
+        "rollout": [as_bytes(weights) for weights in rollout(maps)],
     }
 
 
+def rounded(values, digits):
+    """A tensor (N,) as a list of numbers with this number of digits after the point."""
+    return [round(value, digits) for value in values.tolist()]
+
+
+def distance(weights):
+    """The mean distance that a query looks back, in tokens: (..., T, T) -> (..., T)."""
+    T = weights.shape[-1]
+    back = torch.arange(T)[:, None] - torch.arange(T)
+    return (weights * back.to(weights)).sum(-1)
+
+
+def rollout(maps):
+    """The tokens from which each position has its content after each layer: a list of (T, T).
+
+    Attention rollout (Abnar & Zuidema 2020, arXiv:2005.00928): a layer passes on half of what a
+    position had, the residual stream, and half of what its heads fetch on average.
+    """
+    rolled = torch.eye(maps[0].shape[-1]).to(maps[0])
+    found = []
+    for weights in maps:
+        rolled = (weights.mean(0) @ rolled + rolled) / 2
+        found.append(rolled)
+    return found
+
+
+def as_bytes(weights):
+    """The causal half of weights (T, T), row after row, as base64 of bytes exact to 1/255.
+
+    Only a weight of 0 becomes 0: the page shows it as a token that cannot be seen.
+    """
+    weights = weights.double().numpy()
+    half = weights[np.tril_indices(len(weights))]
+    values = np.where(half > 0, np.rint(255 * half).clip(1), 0)
+    return base64.b64encode(values.astype(np.uint8).tobytes()).decode()
+
+
+def draw(config, maps, labels, title):
+    """Draw layers x heads, counted from 1, or the one head that was chosen; returns a figure."""
+    layers = [config.layer] if config.layer else range(1, len(maps) + 1)
+    heads = [config.head] if config.head else range(1, len(maps[0]) + 1)
+    most_labels = 128
+    side = 4 + 0.08 * min(len(labels), most_labels)
+    if not config.head:
+        most_labels = 24 if len(labels) <= 24 else 0
+        side = 2.4
+    figure = heatmaps.new_figure(len(heads) * side + 2, len(layers) * side + 1.2)
+    panels = figure.subplots(len(layers), len(heads), squeeze=False)
+    for row, layer in zip(panels, layers):
+        for panel, head in zip(row, heads):
+            weights = maps[layer - 1][head - 1].float().numpy()
+            image = heatmaps.draw(panel, weights, labels, most_labels)
+            panel.set(ylabel=f"layer {layer}", title=f"head {head}")
+            panel.label_outer()
+    heatmaps.scale(figure, image, panels)
+    legend = "row: the token that looks · column: the token it looks at · hatched: the future"
+    figure.suptitle(f"{heatmaps.plain(title)}\n{legend}", fontsize=11)
+    return figure
+
+
 def page(data):
-    """The whole of attention.html. No text of the user can end the element that holds it: < is written as \\u003c."""
-    content = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
-    parts = {"data": content, "style": (PAGE / "style.css").read_text(encoding="utf-8")}
+    """The whole of attention.html. No text can end the element around it: < becomes \\u003c."""
+    content = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    parts = {"data": content.replace("<", "\\u003c")}
+    parts["style"] = (PAGE / "style.css").read_text(encoding="utf-8")
     for path in PAGE.glob("*.js"):
         parts[path.name] = path.read_text(encoding="utf-8")
     template = (PAGE / "index.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], template)
-
-
-def main(config):
-    """Write both files and return their paths; ValueError for a model or a text that cannot be shown."""
-    found = config.folder()
-    model = GPT.from_pretrained(found)
-    tokenizer = pretrained.load_tokenizer(found, model.config.vocab_size)
-    ids, note = read(tokenizer, config.text, model.config.block_size)
-    L, H = model.config.n_layer, model.config.n_head
-    if config.layer > L or config.head > H:
-        raise ValueError(
-            f"--layer={config.layer} --head={config.head}: this model has layers 1 to {L} and heads 1 to {H}"
-        )
-    maps, logits = inspection.attention_maps(model, ids, attention_weights)
-    data = describe(model, tokenizer, ids, maps, logits)
-    kind = (
-        ": the weights that linear attention implies" if model.transformer.h[0].attn.feature else ""
-    )
-    data |= {"model": f"{found}{kind}", "note": note, "layer": config.layer, "head": config.head}
-    arrays = [weights.float().numpy() for weights in maps]
-    if config.layer:
-        name = f"{found}: layer {config.layer}, head {config.head}"
-        figure = heatmaps.one_head(arrays[config.layer - 1][config.head - 1], data["labels"], name)
-    else:
-        figure = heatmaps.every_head(arrays, data["labels"], str(found))
-    to = Path(config.to or ("." if config.init_from else config.out_dir))
-    to.mkdir(parents=True, exist_ok=True)
-    heatmaps.save(figure, to / "attention.png")
-    atomic_write(to / "attention.html", page(data).encode())
-    if note:
-        print(f"note: {note}", file=sys.stderr)
-    print(
-        f"{to / 'attention.html'} and {to / 'attention.png'}: {len(ids)} tokens, {L} layers x {H} heads"
-    )
-    return to / "attention.html", to / "attention.png"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a model attends to: the weights of every head for one text, and what they come to in a number."""
+"""The attention weights of every head for a text, and their entropy."""
 
 import contextlib
 
@@ -7,17 +7,15 @@ import torch
 
 @contextlib.contextmanager
 def recording(model, attention_weights):
-    """While it lasts, each pass of the model appends a (B, H, Tq, Tk) for each of its layers to the list that this gives.
+    """Yield a list to which each pass of the model appends (B, H, Tq, Tk) for each of its layers.
 
-    A recorder stands in place of the path of each module that has one (its `attention`), so that model and paths need not
-    know of it; attention_weights is attention.py's, since nothing in engine/ imports a file above it. Linear attention has
-    no weights of its own: recorded are those that it implies, feature(q)·feature(k) divided by their sum over the past.
+    A recorder replaces the path of each module that has one (its `attention`), so that model and
+    paths need not know of it. attention_weights is attention.py's, since nothing in engine/
+    imports a file above it.
     """
-    maps, layers = [], [module for module in model.modules() if hasattr(module, "attention")]
-    paths, features = (
-        [attn.attention for attn in layers],
-        [getattr(attn, "feature", None) for attn in layers],
-    )
+    maps = []
+    layers = [module for module in model.modules() if hasattr(module, "attention")]
+    before = [(attn, attn.attention, getattr(attn, "feature", None)) for attn in layers]
 
     def recorder(path):
         def record(q, k, v, *how):
@@ -26,22 +24,27 @@ def recording(model, attention_weights):
 
         return record
 
-    def implied(feature):
+    def linear_recorder(feature):
+        """Record the weights that linear attention implies but never holds."""
+
+        def score(q, k):
+            return feature(q) @ feature(k).mT
+
         def record(q, k, v, visible, *_):
-            maps.append(
-                attention_weights(q, k, visible, lambda q, k: feature(q) @ feature(k).mT, shares)
-            )
+            maps.append(attention_weights(q, k, visible, score, shares))
             return maps[-1] @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
         return record
 
     try:
-        for attn, path, feature in zip(layers, paths, features):
-            attn.attention, attn.feature = implied(feature) if feature else recorder(path), None
+        for attn, path, feature in before:
+            attn.attention = linear_recorder(feature) if feature else recorder(path)
+            attn.feature = None
         yield maps
     finally:
-        for attn, path, feature in zip(layers, paths, features):
-            attn.attention, attn.feature = path, feature
+        for attn, path, feature in before:
+            attn.attention = path
+            attn.feature = feature
 
 
 def shares(scores):
@@ -52,42 +55,19 @@ def shares(scores):
 
 @torch.no_grad()
 def attention_maps(model, idx, attention_weights):
-    """The weights of each layer for token ids idx (T,), a list of (H, T, T), and the logits (T, vocab_size) of the same run.
+    """Read token ids idx (T,).
 
-    The model is in evaluation mode afterwards.
+    Returns the weights of each layer, a list of (H, T, T), and the logits (T, vocab_size) of the
+    same pass. The model is in evaluation mode afterwards.
     """
     with recording(model.eval(), attention_weights) as maps:
-        logits, _ = model(
-            idx[None], idx[None]
-        )  # with targets, it keeps documents apart if it was trained so
+        logits, _ = model(idx[None], idx[None])  # with targets, documents stay apart as in training
     return [weights[0] for weights in maps], logits[0]
 
 
-def losses(logits, idx):
-    """How unexpected each token of idx (T,) but the first was, in nats: (T - 1,)."""
-    return torch.nn.functional.cross_entropy(logits[:-1].float(), idx[1:], reduction="none")
-
-
 def entropy(weights):
-    """How widely a query spreads its attention, in bits: (..., T, T) -> (..., T). 0: one key; log2(n): n keys alike."""
-    return -torch.special.xlogy(weights, weights).sum(-1) / torch.log(torch.tensor(2.0))
+    """The entropy of each query's weights in bits: (..., T, T) -> (..., T).
 
-
-def distance(weights):
-    """How far back a query looks, the mean over what it sees: (..., T, T) -> (..., T), in tokens."""
-    T = weights.shape[-1]
-    back = torch.arange(T)[:, None] - torch.arange(T)
-    return (weights * back.to(weights)).sum(-1)
-
-
-def rollout(maps):
-    """From which tokens each position has its content after each layer: a list of (T, T).
-
-    Attention rollout (Abnar & Zuidema 2020, arXiv:2005.00928): a layer passes on half of what a position had, the residual
-    stream, and half of what its heads fetch on average.
+    0: it looks at one key; log2(n): at n keys alike.
     """
-    rolled, found = torch.eye(maps[0].shape[-1]).to(maps[0]), []
-    for weights in maps:
-        rolled = (weights.mean(0) @ rolled + rolled) / 2
-        found.append(rolled)
-    return found
+    return -torch.special.xlogy(weights, weights).sum(-1) / torch.log(torch.tensor(2.0))

@@ -9,14 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from attention import attention_weights, causal, everything, sliding_window, softmax, sparsemax
-from engine.plotting.inspection import attention_maps, distance, entropy, losses
+from engine.plotting.inspection import attention_maps, entropy
 from engine.text import tokenizer
 from engine.weights import checkpoint
 from masks import mask_of, positions
 from model import GPT, GPTConfig
-from tools.visualize import VisualizeConfig, describe, main, page
+from tools.visualize import VisualizeConfig, describe, distance, main, page
 
 pytestmark = pytest.mark.browser
 TEXT = 'it was </script><b>bold</b> & "so"\nשלום 😀 it was'
@@ -345,7 +346,7 @@ def test_reading_the_map(opened):
 def test_the_loss_is_the_shade_of_its_token(opened):
     """Catches the loss of a neighbour, and a mark at a candidate that did not come."""
     read = "return [...document.querySelectorAll('#tokens [data-n]')].map(e => +e.style.getPropertyValue('--loss-share'))"
-    want = losses(opened.logits, opened.ids)
+    want = F.cross_entropy(opened.logits[:-1], opened.ids[1:], reduction="none")
     assert (
         torch.tensor(opened.browser.execute_script(read)[1:]) - want / want.max()
     ).abs().max() < 1e-3

@@ -1,88 +1,92 @@
-"""Tokens as one can read them: what cannot be seen has a sign, and no label holds half a character."""
+"""Tokens as labels that can be read: no invisible signs, no half characters."""
 
 import itertools
 import unicodedata
 
 SIGNS = {" ": "·", "\n": "⏎", "\t": "⇥"}
+UP = str.maketrans("1234", "¹²³⁴")
+DOWN = str.maketrans("1234", "₁₂₃₄")
+DIRECTIONS = {"L": "ltr", "EN": "ltr", "AN": "ltr", "R": "rtl", "AL": "rtl"}  # Unicode's classes
 
 
 def labels(pieces):
-    """A label for each token, given as its bytes (tokenizer.token_bytes): a list of str.
+    """Return a label for each token, given as its bytes (tokenizer.token_bytes).
 
-    A character that several tokens share is shown whole in each, with the bytes that this one has: 😀¹⁻²⁄₄ are the first two
-    of four. Bytes that belong to no character, as where a text was cut, are shown as ⟨f0 9f⟩; a token without any is ⟨⟩.
+    A character that several tokens share is shown whole in each, with the bytes that this one has:
+    😀¹⁻²⁄₄ are the first two of four. Bytes of no character are shown as ⟨f0 9f⟩; ⟨⟩ has none.
     """
-    data, owners = (
-        b"".join(pieces),
-        [],
-    )  # of each byte: where its character begins, the character (None: it has none), its size
+    data = b"".join(pieces)
+    owners = []  # of each byte: the start, the text (None: no character) and the size of its unit
     for character in data.decode("utf-8", errors="surrogateescape"):
-        stray = "\udc80" <= character <= "\udcff"
-        size = 1 if stray else len(character.encode("utf-8"))
-        owners += [(0, None, 1) if stray else (len(owners), character, size)] * size
-    found, end = [], 0
+        if "\udc80" <= character <= "\udcff":  # a byte that is not UTF-8
+            owners.append((0, None, 1))
+        else:
+            size = len(character.encode("utf-8"))
+            owners += [(len(owners), character, size)] * size
+
+    found = []
+    end = 0
     for piece in pieces:
-        start, end, label = end, end + len(piece), ""
-        for (first, character, size), places in itertools.groupby(
-            range(start, end), owners.__getitem__
-        ):
+        start = end
+        end += len(piece)
+        label = ""
+        for owner, places in itertools.groupby(range(start, end), owners.__getitem__):
+            begin, character, size = owner
             places = [*places]
+            first = places[0]
+            last = places[-1]
             if character is None:
-                label += f"⟨{data[places[0] : places[-1] + 1].hex(' ')}⟩"
+                label += f"⟨{data[first : last + 1].hex(' ')}⟩"
             else:
-                label += seen(character) + share(
-                    places[0] - first + 1, places[-1] - first + 1, size
-                )
+                label += visible(character) + share(first - begin + 1, last - begin + 1, size)
         found.append(label or "⟨⟩")
     return found
 
 
-def seen(character):
-    """A character as something that can be seen: control characters, joiners and rare spaces by their number."""
+def visible(character):
+    """Replace spaces, control characters and joiners by something that can be seen."""
     kind = unicodedata.category(character)
     if kind in ("Mn", "Me"):  # an accent by itself needs something to stand on
         return "◌" + character
-    return SIGNS.get(character) or (f"⟨U+{ord(character):04X}⟩" if kind[0] in "CZ" else character)
+    number = f"⟨U+{ord(character):04X}⟩" if kind[0] in "CZ" else character
+    return SIGNS.get(character, number)
 
 
-def share(first, last, of):
-    """Bytes first to last of so many, as a small fraction; nothing for all of them."""
-    if last - first + 1 == of:
+def share(first, last, size):
+    """Bytes first to last of a character as a small fraction; nothing for all of them."""
+    if last - first + 1 == size:
         return ""
-    up, down = str.maketrans("1234", "¹²³⁴"), str.maketrans("1234", "₁₂₃₄")
-    return (
-        (f"{first}" if first == last else f"{first}⁻{last}").translate(up)
-        + "⁄"
-        + f"{of}".translate(down)
-    )
-
-
-WAY = {
-    "L": "ltr",
-    "EN": "ltr",
-    "AN": "ltr",
-    "R": "rtl",
-    "AL": "rtl",
-}  # by Unicode's classes of characters
+    part = f"{first}" if first == last else f"{first}⁻{last}"
+    return f"{part.translate(UP)}⁄{str(size).translate(DOWN)}"
 
 
 def direction(text):
-    """How the first letter or digit of a text is written: ltr or rtl; None if it has neither."""
-    return next((WAY[kind] for kind in map(unicodedata.bidirectional, text) if kind in WAY), None)
+    """Return ltr or rtl by the first letter or digit of a text; None without any."""
+    for character in text:
+        kind = unicodedata.bidirectional(character)
+        if kind in DIRECTIONS:
+            return DIRECTIONS[kind]
+    return None
 
 
 def base_direction(labels):
-    """How a text is written: as most of its labels that have letters, since the first may be a beginning or a part of one."""
+    """Return the direction of most labels: the first may be a mark, or half a character."""
     known = [direction(label) for label in labels]
     return "rtl" if known.count("rtl") > known.count("ltr") else "ltr"
 
 
 def directions(labels):
-    """How each label stands in its line: as its letters, and without any as its neighbours, if they agree, or as the text."""
-    known, base = [direction(label) for label in labels], base_direction(labels)
-    before, after = (
-        itertools.accumulate(ways, lambda last, way: way or last, initial=base)
-        for ways in (known, known[::-1])
-    )
-    near = zip(known, [*before][1:], [*after][:0:-1])
-    return [way or (left if left == right else base) for way, left, right in near]
+    """Return each label's direction: of its letters, or its neighbours if they agree, or all."""
+    known = [direction(label) for label in labels]
+    base = base_direction(labels)
+    before = filled(known, base)
+    after = filled(known[::-1], base)[::-1]
+    found = []
+    for way, left, right in zip(known, before, after):
+        found.append(way or (left if left == right else base))
+    return found
+
+
+def filled(ways, first):
+    """Replace each None by the value before it."""
+    return [*itertools.accumulate(ways, lambda last, way: way or last, initial=first)][1:]
