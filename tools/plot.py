@@ -5,7 +5,6 @@ python -m tools.plot out out-2 ... [--output=loss.png]    runs of train.py, in o
 """
 
 import json
-import statistics
 import sys
 import warnings
 from dataclasses import dataclass
@@ -121,84 +120,48 @@ def sample(report):
     """Tokens per second for one text and for the whole job of each shape."""
     settings = report["settings"]
     tokens = settings["samples"] * settings["length"]
-    jobs = []
+    jobs = {}
     for shape in report["shapes"]:
         speeds = {who: row["tokens_per_s"] for who, row in shape["single"].items()}
-        bounds = {}
-        for who, row in shape["single"].items():
-            if row.get("of_the_bound"):
-                bounds[who] = row["tokens_per_s"] / row["of_the_bound"]
-        jobs.append((f"{shape['shape']}: one text", speeds, bounds))
+        jobs[f"{shape['shape']}: one text"] = speeds
         speeds = {who: tokens / row["seconds"] for who, row in shape["job"].items()}
-        title = f"{shape['shape']}: {settings['samples']} texts, whole process"
-        jobs.append((title, speeds, {}))
+        jobs[f"{shape['shape']}: {settings['samples']} texts, whole process"] = speeds
     if not jobs:
         return None
 
     figure, panels = plt.subplots(len(jobs), 1, figsize=(8, 2.1 * len(jobs)))
-    for (title, speeds, bounds), panel in zip(jobs, panels):
+    for (title, speeds), panel in zip(jobs.items(), panels):
         colors = [COLORS.get(who.split()[0], "#999999") for who in speeds]
         bars = panel.barh([*speeds], [*speeds.values()], color=colors)
         panel.bar_label(bars, [f" {speed:,.1f}" for speed in speeds.values()])
-        panel.plot([*bounds.values()], [*bounds], "|", color="black", markersize=12)
         panel.invert_yaxis()
         panel.margins(x=0.12)
         panel.set_title(f"{title}, tokens per second", loc="left")
-    legend = "black: what reading weights and cache alone would allow"
-    figure.suptitle(f"{report['device']}, {legend}")
+    figure.suptitle(report["device"])
     return figure
 
 
 def compare(report):
-    """Losses against step, means over seeds, and the last differences with their 95% intervals."""
+    """The differences in loss from the baseline with their 95% intervals."""
     rows = report["rows"]
     settings = report["settings"]
-    figure, (losses, ends) = plt.subplots(1, 2, figsize=(13, max(4.4, 0.3 * len(rows))))
+    figure, panel = plt.subplots(figsize=(8, max(2.4, 0.3 * len(rows))))
     for n, row in enumerate(rows):
         color = COLORS.get(row["verdict"], GRAY)
-        if len(rows) <= 10:  # matplotlib's colors
-            color = f"C{n}"
-        if not row["setting"]:  # the baseline
-            color = "black"
-        points = []
-        for run in report["runs"]:
-            if run["change"] == row["change"]:
-                points += run["curve"]
-        for column, style in (1, "-"), (2, "o"):  # training loss, validation loss
-            values = {}
-            for point in points:
-                if point[column] is not None:
-                    values.setdefault(point[0], []).append(point[column])
-            steps = sorted(values)
-            means = [statistics.mean(values[step]) for step in steps]
-            losses.plot(steps, means, style, color=color, linewidth=1)
         if row["margin"] is None:
-            words = f" {row['verdict']}: {row['diverged']} diverged"
-            ends.text(0, n, words, va="center", color=color)
+            panel.text(0, n, f" {row['diverged']} diverged", va="center", color=color)
         else:
-            ends.errorbar(row["difference"], n, xerr=row["margin"], fmt="o", capsize=3, color=color)
-    ends.axvline(0, color="black", linewidth=0.8, zorder=0)
-    ends.set_yticks(range(len(rows)), [row["change"] for row in rows])
-    ends.set(ylim=(len(rows) - 0.5, -0.5), xlabel="difference in validation loss, 95% intervals")
-    losses.set(xlabel="step", ylabel="training loss (lines) and validation loss (dots)")
+            size = dict(xerr=row["margin"], capsize=3)
+            panel.errorbar(row["difference"], n, **size, fmt="o", color=color)
+    panel.axvline(0, color="black", linewidth=0.8, zorder=0)
+    panel.set_yticks(range(len(rows)), [row["change"] for row in rows])
+    panel.set(ylim=(len(rows) - 0.5, -0.5), xlabel="difference in validation loss, 95% intervals")
     about = f"changes to {settings['preset']}, {settings['seeds']} seeds"
     figure.suptitle(f"{about}, {report['device']}")
     return figure
 
 
-def data(report):
-    """Seconds of each way to prepare the same text, one dot for each time."""
-    figure, panel = plt.subplots(figsize=(8, 1.8))
-    for who in "lookback", "nanoGPT":
-        seconds = [measured[who][0] for measured in report["rounds"]]
-        panel.plot(seconds, [who] * len(seconds), "o", color=COLORS[who])
-    label = f"seconds for {report['summary']['MB']:.0f} MB of text"
-    panel.set(xlabel=label, xlim=(0, None), ylim=(-0.6, 1.6))
-    panel.set_title(report["device"])
-    return figure
-
-
-DRAW = {"attention": attention, "train": train, "sample": sample, "compare": compare, "data": data}
+DRAW = {"attention": attention, "train": train, "sample": sample, "compare": compare}
 
 
 if __name__ == "__main__":

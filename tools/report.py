@@ -9,7 +9,6 @@ into the page. --folder=experiments: the lectures' measurements.
 import base64
 import json
 import re
-import statistics
 import sys
 from dataclasses import dataclass
 from html import escape
@@ -43,31 +42,15 @@ def attention_tables(report):
 
 
 def train_tables(report):
-    """Whole runs beside the peer's, and single steps: ratios are medians of the rounds."""
-    tables = {}
-    if "runs" in report:
-        seconds = statistics.median(run["seconds"] for run in report["runs"])
-        rows = [{"process": f"lookback, seed {run['seed']}", **run} for run in report["runs"]]
-        if peer := report.get("nanogpt"):
-            row = {"process": "nanoGPT", "seconds": peer["seconds"]}
-            row["val_loss"] = peer["curve"][-1][1]
-            row["time / our median"] = peer["seconds"] / seconds
-            rows.append(row)
-        tables["time to a loss"] = rows
-    steps = []
-    for shape in report["throughput"]:
-        steps += earlier_steps(shape) if isinstance(shape, dict) else shape
-    return tables | {"a training step": steps}
-
-
-def earlier_steps(shape):
-    """The rows of a shape as earlier versions stored it."""
-    ratios = {"lookback": 1.0, "nanoGPT": shape["ratio"]}
-    rows = []
-    for who, ratio in ratios.items():
-        row = {"model": who, "shape": shape["shape"], "ms": 1e3 * shape[who]["seconds"]}
-        rows.append(row | {"MB": shape[who]["bytes"] / 1e6, "time / ours": ratio})
-    return rows
+    """Whole runs, the peer's, and single steps: ratios are medians of the rounds."""
+    tables = {"time to a loss": report.get("runs", [])}
+    if peer := report.get("nanogpt"):
+        row = {"seconds": peer["seconds"], "val_loss": peer["curve"][-1][1]}
+        tables["nanoGPT's own command"] = [row]
+    steps = tables["a training step"] = []
+    for step in report["throughput"]:
+        steps += step if isinstance(step, list) else [flat(step)]
+    return tables
 
 
 def sample_tables(report):
@@ -77,21 +60,28 @@ def sample_tables(report):
         for key, what in ("single", "one text"), ("job", "the whole job"):
             rows = [{"who": who, **row} for who, row in shape[key].items()]
             tables[f"{shape['shape']}: {what}"] = rows
-    for name, value in report.get("trained", {}).items():
-        rows = value if isinstance(value, list) else [value]
-        if isinstance(rows[0], dict):
-            tables[name.replace("_", " ")] = rows
-        else:  # earlier versions stored single figures
-            tables.setdefault("a trained model", [{}])[0][name] = value
-    return tables
+    trained = report.get("trained", {})
+    if "int8" in trained:
+        return tables | trained
+    return tables | {"a trained model": [flat(trained)] if trained else []}
+
+
+def flat(row):
+    """Join the names of a dict in a dict, which earlier versions stored."""
+    found = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            found |= {f"{name} {key}": part for key, part in value.items()}
+        else:
+            found[name] = value
+    return found
 
 
 TABLES = {  # kind of measurement -> report -> {title: rows}
     "attention": attention_tables,
     "train": train_tables,
     "sample": sample_tables,
-    "compare": lambda report: {f"changes to {report['settings']['preset']}": report["rows"]},
-    "data": lambda report: {"text to tokens": report["rows"], "summary": [report["summary"]]},
+    "compare": lambda report: {"changes": report["rows"]},
     "experiment": lambda report: report["tables"],
 }
 
@@ -105,27 +95,15 @@ def cell(value):
 
 
 def table(title, rows):
-    """Dicts as an HTML table, without columns of nothing; our own rows are set off."""
-    names = {name for row in rows for name, value in row.items() if value is not None}
-    names = [name for name in dict.fromkeys(name for row in rows for name in row) if name in names]
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    lines = []
+    """Dicts as an HTML table, a column for each name."""
+    if not rows:
+        return ""
+    names = dict.fromkeys(name for row in rows for name in row)
+    lines = ["".join(f"<th>{escape(name)}</th>" for name in names)]
     for row in rows:
-        cells = "".join(f"<td>{cell(row.get(name))}</td>" for name in names)
-        ours = " class=ours" if "lookback" in str(row) else ""
-        lines.append(f"<tr{ours}>{cells}</tr>\n")
-    whole = f"<table><thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody></table>"
-    return f'<h3>{escape(title)}</h3>\n<div class="wide">{whole}</div>\n' if rows else ""
-
-
-def machine(report):
-    """The machine, its limits where they were measured, and the date."""
-    words = [report["device"], f"{report['threads']} threads"]
-    for dtype, gflops in report.get("gflops", {}).items():
-        words.append(f"{gflops:,} GFLOP/s in {dtype}")
-    if "gb_per_s" in report:
-        words.append(f"{report['gb_per_s']} GB/s")
-    return escape(" · ".join([*words, f"PyTorch {report['torch']}", report["date"]]))
+        lines.append("".join(f"<td>{cell(row.get(name))}</td>" for name in names))
+    body = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<h3>{escape(title)}</h3>\n<div class="wide"><table>{body}</table></div>\n'
 
 
 def section(path):
@@ -134,7 +112,8 @@ def section(path):
         report = json.loads(path.read_text(encoding="utf-8"))
         tables = TABLES[report["kind"]](report)
         content = "".join(table(title, rows) for title, rows in tables.items())
-        about = f"{machine(report)}<br><code>{escape(report['command'])}</code>"
+        machine = f"{report['device']} · {report['threads']} threads · PyTorch {report['torch']}"
+        about = f"{escape(machine)} · {report['date']}<br><code>{escape(report['command'])}</code>"
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path} is not a measurement ({reason}): move it away") from None
