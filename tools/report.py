@@ -46,7 +46,7 @@ def train_tables(report):
     tables = {"time to a loss": report.get("runs", [])}
     if peer := report.get("nanogpt"):
         row = {"seconds": peer["seconds"], "val_loss": peer["curve"][-1][1]}
-        tables["nanoGPT's own command"] = [row]
+        tables["nanoGPT"] = [row]
     steps = tables["a training step"] = []
     for step in report["throughput"]:
         steps += step if isinstance(step, list) else [flat(step)]
