@@ -48,103 +48,96 @@ class Settings:
     def __post_init__(self):
         if not self.input:
             raise ValueError("--input is missing: which file or folder holds your text?")
-        plain = self.name == Path(self.name).name and not self.name.startswith((".", "-"))
-        if not self.name or not plain:
+        if self.name != Path(self.name).name or self.name[:1] in ("", ".", "-"):
             raise ValueError(
-                f"--name={self.name}: it must be a folder's name, without / and a leading . or -"
+                f"--name={self.name} must be a folder's name, without a leading . or -"
             )
         if (preparation.DATA / self.name / "prepare.py").exists():
-            raise ValueError(
-                f"--name={self.name} is one of the included datasets: choose another name"
-            )
-        if self.val_share:
-            large.check_val_share(self.val_share)
+            raise ValueError(f"--name={self.name} is one of the included datasets: choose another")
 
 
 def files_in(folder):
-    """Return the files in a folder, as relative paths: those that git does not ignore; without git, all but hidden ones."""
-    command = [
-        "git",
-        "-C",
-        str(folder),
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ]
-    listed = []
+    """Return the files in a folder, as sorted relative paths: all that git does not ignore; else all but hidden ones."""
+    names = []
     if any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)):
-        result = subprocess.run(command, capture_output=True)
-        listed = os.fsdecode(result.stdout).split("\0")[:-1]
+        flags = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        result = subprocess.run(["git", "-C", folder, *flags], capture_output=True)
         if result.returncode:
             reason = os.fsdecode(result.stderr).strip().splitlines()[0]
-            print(f"note: git does not say what it ignores in {folder}, so all is read: {reason}")
-    if not listed:
-        for where, _, names in os.walk(folder, onerror=raise_error):
-            listed += [os.path.relpath(os.path.join(where, name), folder) for name in names]
-    paths = sorted(map(Path, listed))
-    hidden = [path for path in paths if any(part.startswith(".") for part in path.parts)]
-    return [path for path in paths if path not in hidden and (folder / path).is_file()]
+            raise ValueError(f"git does not say what it ignores in {folder}: {reason}")
+        names = os.fsdecode(result.stdout).split("\0")[:-1]
+    if not names:
+        for where, _, files in os.walk(folder, onerror=raise_error):
+            names += [os.path.relpath(os.path.join(where, file), folder) for file in files]
+    return sorted(Path(name) for name in names if not name.startswith(".") and "/." not in name)
 
 
 def raise_error(error):
     raise error
 
 
-def find_texts(inputs, flag, glob, known):
-    """Return all files in inputs that are text or records, without those in known, a set that receives them.
+def is_text(path):
+    """Return whether a file has many documents, or begins with UTF-8 text."""
+    if large.builder_of(path):
+        return True
+    with open(path, "rb") as file:
+        beginning = file.read(2**18) + file.readline()
+    try:
+        return "\0" not in beginning.decode("utf-8")  # zeros, as in UTF-16
+    except UnicodeDecodeError:
+        return False
 
-    ValueError if there is none, and for a file named by the user that is not text; others are skipped, and named.
+
+def find_texts(inputs, flag, glob, known):
+    """Return the files of text in inputs, files or folders, but not those in known, a set of paths that grows.
+
+    ValueError if there is none, and for a file named by the user that is not text; in folders they are skipped.
     """
     found = []
-    left_out = []
+    skipped = []
     for path in inputs:
         if not path.exists():
             raise ValueError(f"{flag}: there is no file or folder {path}")
-        names = files_in(path) if path.is_dir() else [Path()]
-        for name in names:
+        for name in files_in(path) if path.is_dir() else [Path()]:
+            file = path / name
             matches = fnmatch.fnmatch(name.name, glob) or fnmatch.fnmatch(str(name), glob)
-            if path.is_dir() and not matches or (path / name).resolve() in known:
+            if path.is_dir() and not matches or file.resolve() in known or not file.is_file():
                 continue
-            known.add((path / name).resolve())
-            try:
-                large.check_text(path / name)
-                found.append(path / name)
-            except ValueError:
-                if not path.is_dir():
-                    raise
-                left_out.append(name.name)
-    if left_out:
-        more = f" and {len(left_out) - 5} more" if len(left_out) > 5 else ""
-        names = ", ".join(left_out[:5])
-        line = f"skipped {len(left_out)} that are not UTF-8 text: {names}{more}"
+            known.add(file.resolve())
+            if is_text(file):
+                found.append(file)
+            elif path.is_dir():
+                skipped.append(file.name)
+            else:
+                raise ValueError(f"{flag}: {file} is not UTF-8 text: convert it first")
+    if skipped:
+        names = ", ".join(skipped[:5]) + ", ..." * (len(skipped) > 5)
+        line = f"skipped {len(skipped)} that are not UTF-8 text: {names}"
         print(escape_control_characters(line))
     if inputs and not found:
-        raise ValueError(
-            f"{flag}: found no text" + f" that matches --glob={glob!r}" * (glob != "*")
-        )
+        raise ValueError(f"{flag}: found no text (--glob={glob!r})")
     return found
 
 
 def prepare(settings):
+    """Write the dataset."""
     folder = preparation.DATA / settings.name
     source = ", ".join(path.name or str(path) for path in settings.input)
     known = set()
-    # Files for validation first, so that they are not trained on if they lie in the same folder.
+    # Files for validation first: they are not trained on if they lie in the same folder.
     val = find_texts(settings.val, "--val", settings.glob, known)
     train = find_texts(settings.input, "--input", settings.glob, known)
-    files = [*train, *val]
 
+    files = [*train, *val]
     small = sum(path.stat().st_size for path in files) < preparation.SMALL
     if small and not any(map(large.builder_of, files)):
         train_texts = map(preparation.read_text, train)
         val_texts = map(preparation.read_text, val)
         preparation.write_dataset(folder, train_texts, settings.tokenizer, source, val_texts)
         return
-    val_share = settings.val_share or (0.1 if small else 0.005)
     rows = large.read_files(train, settings.column)
     val_rows = large.read_files(val, settings.column) if val else None
+    val_share = settings.val_share or (0.1 if small else 0.005)
     large.write_large_dataset(folder, rows, settings.tokenizer, source, val_share, val_rows)
 
 

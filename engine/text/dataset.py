@@ -69,10 +69,6 @@ def not_prepared(name, folder):
         return f"dataset {name} is in shards, as earlier versions wrote it: prepare it again"
     if folder.parent == DATA and (folder / "prepare.py").exists():
         return f"dataset {name} is not prepared yet: python {shell_path(folder / 'prepare.py')}"
-    if list(folder.glob("step_*")):
-        return (
-            f"dataset {name} is the folder of a run, given as --out_dir: which text is it to read?"
-        )
     known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
@@ -89,49 +85,45 @@ def load_dataset(name, block_size, data_tokenizer="", verify="auto"):
     """
     folder = find_dataset(name)
     if (folder / "meta.json").exists():
-        meta, tokenizer = read_meta(folder / "meta.json")
-        tokens_per_character = meta["val"]["tokens"] / meta["val"]["characters"]
+        about = read_meta(folder / "meta.json")
     else:
-        meta = meta_of_nanogpt(folder, data_tokenizer)
-        tokenizer = create_tokenizer("gpt2")
-        tokens_per_character = None
+        about = about_nanogpt(folder, data_tokenizer)
     splits = {}
     for split in SPLITS:
         path = folder / f"{split}.bin"
-        tokens = map_tokens(path, meta["dtype"], meta[split]["tokens"], block_size)
-        check_tokens(path, tokens, tokenizer.vocab_size, meta[split]["sha256"], verify)
-        splits[split] = tokens
-    hashes = {split: meta[split]["sha256"] for split in SPLITS}
-    name = name if folder.parent == DATA else str(folder.resolve())
-    return Dataset(name, splits["train"], splits["val"], tokenizer, hashes, tokens_per_character)
+        splits[split] = map_tokens(path, about["dtype"], about[split]["tokens"], block_size)
+        vocab_size = about["tokenizer"].vocab_size
+        check_tokens(path, splits[split], vocab_size, about[split]["sha256"], verify)
+    return Dataset(
+        name=name if folder.parent == DATA else str(folder.resolve()),
+        train=splits["train"],
+        val=splits["val"],
+        tokenizer=about["tokenizer"],
+        hashes={split: about[split]["sha256"] for split in SPLITS},
+        tokens_per_character=about["tokens_per_character"],
+    )
 
 
 def read_meta(path):
-    """Return the content of meta.json and its tokenizer; ValueError if it is damaged."""
+    """Return dtype, tokenizer, tokens_per_character, and tokens and sha256 of each split; ValueError if damaged."""
     try:
         meta = read_json(path)
         if meta.pop("sha256", None) not in (None, meta_digest(meta)):  # None: an earlier version's
             raise ValueError("its sha256 is not its own")
-        tokenizer = tokenizer_from_spec(meta["tokenizer"])
-        if meta["dtype"] not in ("uint16", "uint32"):
-            raise ValueError(f"dtype {meta['dtype']}")
+        found = {
+            "dtype": np.dtype(meta["dtype"]).newbyteorder("<"),
+            "tokenizer": tokenizer_from_spec(meta["tokenizer"]),
+            "tokens_per_character": meta["val"]["tokens"] / meta["val"]["characters"],
+        }
         for split in SPLITS:
-            tokens = meta[split]["tokens"]
-            characters = meta[split]["characters"]
-            if not (type(tokens) is type(characters) is int and tokens > 0 and characters > 0):
-                raise ValueError(f"{tokens} tokens, {characters} characters")
-            meta[split]["sha256"]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+            found[split] = {key: meta[split][key] for key in ("tokens", "sha256")}
+        return found
+    except (ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{path} is damaged ({error!r}): prepare the dataset again") from None
-    if len(meta["train"].get("shards", [])) > 1 or len(meta["val"].get("shards", [])) > 1:
-        raise ValueError(
-            f"{path.parent} is in shards, as earlier versions wrote it: prepare it again"
-        )
-    return meta, tokenizer
 
 
-def meta_of_nanogpt(folder, data_tokenizer):
-    """Return what meta.json would say of nanoGPT's files, which have GPT-2's ids; ValueError if nobody says they have."""
+def about_nanogpt(folder, data_tokenizer):
+    """Return what read_meta would for nanoGPT's files with GPT-2's ids; ValueError if data_tokenizer is not gpt2."""
     if (folder / "meta.pkl").exists():
         raise ValueError(
             f"{folder} has a meta.pkl and no meta.json: a pickle can run any code, so it is never read; "
@@ -142,16 +134,19 @@ def meta_of_nanogpt(folder, data_tokenizer):
             f"{folder} has no meta.json: its preparation was interrupted, so prepare it again; or if nanoGPT "
             "made it, with GPT-2's tokens, say so by --data_tokenizer=gpt2"
         )
-    meta = {"dtype": "uint16"}
-    for split in SPLITS:
-        meta[split] = {"tokens": (folder / f"{split}.bin").stat().st_size // 2, "sha256": None}
-    meta["val"]["sha256"] = sha256_of_file(folder / "val.bin")
-    return meta
+    train_size = (folder / "train.bin").stat().st_size
+    val_size = (folder / "val.bin").stat().st_size
+    return {
+        "dtype": np.dtype("<u2"),
+        "tokenizer": create_tokenizer("gpt2"),
+        "tokens_per_character": None,
+        "train": {"tokens": train_size // 2, "sha256": None},
+        "val": {"tokens": val_size // 2, "sha256": sha256_of_file(folder / "val.bin")},
+    }
 
 
 def map_tokens(path, dtype, count, block_size):
-    """Map a file of count token ids, little-endian; ValueError if it has not this size, or is too short for block_size."""
-    dtype = np.dtype(dtype).newbyteorder("<")
+    """Map a file of count token ids; ValueError for another size, or if it is too short for block_size."""
     size = path.stat().st_size
     if size != count * dtype.itemsize:
         raise ValueError(

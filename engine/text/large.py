@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import os
 
-from engine.text.preparation import decode, token_dtype, write_tokens
+from engine.text.preparation import token_dtype, write_tokens
 from engine.text.tokenizer import create_tokenizer
 
 BUILDERS = {  # of the library, by the end of a file's name
@@ -22,18 +22,6 @@ def builder_of(path):
     """Return the library's builder for a file of many documents; None for a text."""
     name = path.name.lower()
     return next((BUILDERS[end] for end in BUILDERS if name.endswith(end)), None)
-
-
-def check_text(path):
-    """ValueError for a file that has neither many documents nor UTF-8 text at its beginning."""
-    if not builder_of(path):
-        with open(path, "rb") as file:
-            decode(file.read(SECTION) + file.readline(), path)
-
-
-def check_val_share(val_share):
-    if not 0 < val_share < 1:
-        raise ValueError(f"val_share={val_share} must be between 0 and 1")
 
 
 @contextlib.contextmanager
@@ -102,15 +90,12 @@ def read_hub(name, config=None, column="text", streaming=False):
 
 
 def only_text(rows, column, source):
-    """Return rows with the one column text; ValueError if they have no such column, or it is no text."""
-    if column not in rows.column_names:
-        known = ", ".join(rows.column_names)
-        raise ValueError(f"{source} has no column {column!r}: choose one by --column ({known})")
-    kind = rows.features[column].dtype
-    if kind not in ("string", "large_string"):
-        raise ValueError(
-            f"{source}: column {column!r} holds {kind}, not text: choose another by --column"
-        )
+    """Return rows with the one column text; ValueError if they have no such column of text."""
+    kinds = {name: getattr(feature, "dtype", None) for name, feature in rows.features.items()}
+    texts = [name for name in kinds if kinds[name] in ("string", "large_string")]
+    if column not in texts:
+        known = ", ".join(texts)
+        raise ValueError(f"{source} has no text {column!r}: choose one by --column ({known})")
     rows = rows.select_columns(column)
     return rows if column == "text" else rows.rename_column(column, "text")
 
@@ -128,11 +113,10 @@ def encode_batch(texts, tokenizer):
 
 def encode_rows(rows, tokenizer):
     """Return rows encoded by encode_batch, by several processes if they are many; what they finish is cached."""
-    settings = {}
-    if hasattr(rows, "num_rows"):  # rows that are read while they are used have none
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        processes = cores if rows.num_rows > ALONE else None
-        settings = {"num_proc": processes, "desc": "encoding"}
+    many = (
+        getattr(rows, "num_rows", 0) > ALONE
+    )  # rows that are read while they are used have no number
+    processes = {"num_proc": os.cpu_count()} if many else {}
     return rows.map(
         encode_batch,
         batched=True,
@@ -140,7 +124,7 @@ def encode_rows(rows, tokenizer):
         input_columns="text",
         remove_columns="text",
         fn_kwargs={"tokenizer": tokenizer},
-        **settings,
+        **processes,
     )
 
 
@@ -155,6 +139,8 @@ def write_large_dataset(folder, rows, tokenizer_name, source, val_share=0.005, v
     val: rows for validation; None: val_share of the documents, chosen by a hash of each. tokens: stop after this number;
     0: at the end.
     """
+    if not 0 < val_share < 1:
+        raise ValueError(f"val_share={val_share} must be between 0 and 1")
     texts = (row["text"] or "" for row in itertools.chain(rows, val or ()))
     tokenizer = create_tokenizer(tokenizer_name, itertools.chain(["\n"], texts))
     digest = hashlib.sha256()

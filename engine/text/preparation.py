@@ -23,12 +23,8 @@ SMALL = (
 
 
 def read_text(path):
-    """A UTF-8 file as text, line ends unchanged; ValueError says where it is not UTF-8."""
-    return decode(Path(path).read_bytes(), path)
-
-
-def decode(content, path):
-    """Bytes from the beginning of a file as text; ValueError says where they are not UTF-8."""
+    """Return a UTF-8 file as text, line ends unchanged; ValueError says where it is not UTF-8."""
+    content = Path(path).read_bytes()
     try:
         text = content.decode("utf-8-sig")
         wrong = content.find(0)  # as in UTF-16
@@ -102,8 +98,8 @@ def pieces(text, size=2**18):
 class SplitWriter:
     """Writes the tokens of one split to a file as they come."""
 
-    def __init__(self, file, tokenizer):
-        self.file = file
+    def __init__(self, path, tokenizer):
+        self.file = open(path, "wb")
         self.tokenizer = tokenizer
         self.dtype = np.dtype(token_dtype(tokenizer)).newbyteorder("<")
         self.digest = hashlib.sha256()
@@ -111,24 +107,22 @@ class SplitWriter:
         self.characters = 0
 
     def append(self, ids, characters, begins):
-        """Write ids, an array for this number of characters of a document. begins: whether the document begins here."""
+        """Write ids, an array for this number of characters; begins: a document begins here."""
         if begins and self.tokens:
             end_of_text = self.tokenizer.end_of_text
             separator = self.tokenizer.encode("\n") if end_of_text is None else [end_of_text]
-            self.append(np.array(separator), 1, False)
+            self.append(np.array(separator), 1, begins=False)
         content = ids.astype(self.dtype).tobytes()
         self.file.write(content)
         self.digest.update(content)
         self.tokens += len(ids)
         self.characters += characters
 
-    def summary(self):
-        """Return the split's entry in meta.json."""
-        return {
-            "tokens": self.tokens,
-            "characters": self.characters,
-            "sha256": self.digest.hexdigest(),
-        }
+    def finish(self):
+        """Close the file, and return its entry in meta.json."""
+        self.file.close()
+        sha256 = self.digest.hexdigest()
+        return {"tokens": self.tokens, "characters": self.characters, "sha256": sha256}
 
 
 def token_dtype(tokenizer):
@@ -141,57 +135,41 @@ def meta_digest(meta):
     return sha256_of([json.dumps(meta, sort_keys=True).encode()])
 
 
-def write_tokens(folder, tokenizer, source, encoded, total=None, limit=0):
+def write_tokens(folder, tokenizer, source, encoded, limit=0):
     """Write train.bin and val.bin, which appear when they are complete, and last meta.json.
 
     source: its entry in meta.json, a dict with the name. encoded: yields (split, ids, characters, begins), as
-    SplitWriter.append takes them. total: the number of characters, if it is known. limit: stop after this number of
-    tokens; 0: never. ValueError if a split has no tokens.
+    SplitWriter.append takes them. limit: stop after this number of tokens; 0: never. ValueError if a split is empty.
     """
     folder = Path(folder)
-    bar = tqdm(
-        total=total,
-        unit="char",
-        unit_scale=True,
-        leave=False,
-        delay=1,
-        desc=f"writing {folder.name}",
-    )
+    train_path = folder / "train.bin"
+    val_path = folder / "val.bin"
+    meta = {
+        "dtype": token_dtype(tokenizer),
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.spec(),
+        "source": source,
+    }
     with folder_lock(folder):
-        train_path = folder / "train.bin"
-        val_path = folder / "val.bin"
         with atomic_path(train_path) as train_file, atomic_path(val_path) as val_file:
-            with bar, open(train_file, "wb") as train, open(val_file, "wb") as val:
-                writers = {
-                    "train": SplitWriter(train, tokenizer),
-                    "val": SplitWriter(val, tokenizer),
-                }
-                for split, ids, characters, begins in encoded:
-                    writers[split].append(ids, characters, begins)
-                    bar.update(characters)
-                    if limit and sum(writer.tokens for writer in writers.values()) >= limit:
-                        break
-            for split, writer in writers.items():
-                if not writer.tokens:
-                    raise ValueError(
-                        f"{source['name']} has no text for {split}, or too little to split"
-                    )
-            remove_path(
-                folder / "meta.json"
-            )  # it must not stand beside files of another preparation
-        meta = {
-            "dtype": token_dtype(tokenizer),
-            "vocab_size": tokenizer.vocab_size,
-            "tokenizer": tokenizer.spec(),
-            "source": source,
-        }
-        for split, writer in writers.items():
-            meta[split] = writer.summary()
+            train = SplitWriter(train_file, tokenizer)
+            val = SplitWriter(val_file, tokenizer)
+            for split, ids, characters, begins in tqdm(encoded, "writing", leave=False, delay=1):
+                writer = val if split == "val" else train
+                writer.append(ids, characters, begins)
+                if limit and train.tokens + val.tokens >= limit:
+                    break
+            meta["train"] = train.finish()
+            meta["val"] = val.finish()
+            if not train.tokens or not val.tokens:
+                raise ValueError(f"{source['name']}: there is no text, or too little to split it")
+            # An interruption must not leave meta.json beside files that it does not describe.
+            remove_path(folder / "meta.json")
         meta["sha256"] = meta_digest(meta)
         atomic_write(folder / "meta.json", json.dumps(meta, indent=1).encode())
     print(
-        f"{folder.name}: {source['name']} as tokens (train {meta['train']['tokens']:,}, "
-        f"val {meta['val']['tokens']:,}; vocabulary {tokenizer.vocab_size:,})"
+        f"{folder.name}: {source['name']} as tokens (train {train.tokens:,}, val {val.tokens:,}; "
+        f"vocabulary {tokenizer.vocab_size:,})"
     )
 
 
@@ -210,8 +188,6 @@ def write_dataset(folder, documents, tokenizer_name, source, val=None):
 
     val: documents for validation; None: about a tenth of documents. ValueError if there is no text.
     """
-    if isinstance(documents, str) or isinstance(val, str):
-        raise ValueError("documents and val are lists of texts: [text] for a single one")
     train = [document for document in documents if document]
     val = [document for document in val or () if document]
     if not val:
@@ -219,13 +195,8 @@ def write_dataset(folder, documents, tokenizer_name, source, val=None):
     copies = len({*train} & {*val})
     if copies:
         print(f"note: {copies} of the documents are for training and for validation")
-    total = sum(map(len, [*train, *val]))
-    share = sum(map(len, val)) / max(1, total)
-    if not 0.02 < share < 0.3:
-        print(f"note: {share:.1%} of the characters are for validation; about a tenth is usual")
-
     separator = "\n" if len(train) > 1 or len(val) > 1 else ""
     tokenizer = create_tokenizer(tokenizer_name, [*train, *val, separator])
     digest = sha256_of(document.encode("utf-8") for document in [*train, *val])
     encoded = encode_documents(tokenizer, train, val)
-    write_tokens(folder, tokenizer, {"name": source, "sha256": digest}, encoded, total)
+    write_tokens(folder, tokenizer, {"name": source, "sha256": digest}, encoded)

@@ -60,7 +60,6 @@ class HubSettings:
     def __post_init__(self):
         if self.tokens < 0:
             raise ValueError(f"tokens={self.tokens} must be 0 or more")
-        large.check_val_share(self.val_share)
 
 
 def prepare_hub(folder, name, config=None):

@@ -66,7 +66,7 @@ class ByteTokenizer(Tokenizer):
         return {"kind": "byte"}
 
     def for_hub(self):
-        return byte_level_json({bytes([n]): n for n in range(256)})
+        return byte_level_json({bytes([n]): n for n in range(256)}, {}, "")
 
 
 class CharTokenizer(Tokenizer):
@@ -96,18 +96,10 @@ class CharTokenizer(Tokenizer):
     def spec(self):
         return {"kind": "char", "characters": self.characters}
 
-    @classmethod
-    def from_spec(cls, spec):
-        """From what spec() returns."""
-        found = cls(spec["characters"])
-        if found.characters != spec["characters"]:
-            raise ValueError("its characters are not in order")
-        return found
-
     def for_hub(self):
         """One that leaves out characters which it does not know: there is no id for them."""
         vocabulary = {character: n for n, character in enumerate(self.characters)}
-        return bpe_json(vocabulary, [], {}, None, {"type": "Fuse"})
+        return bpe_json(vocabulary, decoder={"type": "Fuse"})
 
 
 def code_points(text):
@@ -163,21 +155,21 @@ class TiktokenTokenizer(Tokenizer):
     def from_spec(cls, spec):
         """From what spec() returns."""
         content = spec["content"]
+        vocabulary = content["model"]["vocab"]
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
-        ranks = {}
-        for token, rank in content["model"]["vocab"].items():
-            if token not in special:
-                ranks[bytes(map(BYTE_OF.__getitem__, token))] = rank
-        return cls(ranks, special, content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"])
+        ranks = {to_bytes(token): vocabulary[token] for token in vocabulary.keys() - special}
+        found = cls(
+            ranks, special, content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+        )
+        found.content = content
+        return found
 
     @classmethod
-    def from_tiktoken_spec(cls, spec):
-        """From the specification that earlier versions wrote, whose tokens are in the format of tiktoken's files."""
+    def from_earlier_spec(cls, spec):
+        """From what earlier versions wrote: a base64 token and its rank on each line, as in tiktoken's files."""
         lines = [line.split() for line in spec["merges"].splitlines()]
-        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
-        if len(ranks) < len(lines):
-            raise ValueError("it has a token twice")
-        return cls(ranks, dict(spec["special_tokens"]), spec["pattern"])
+        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+        return cls(ranks, spec["special_tokens"], spec["pattern"])
 
     @classmethod
     def from_name(cls, name):
@@ -211,9 +203,9 @@ class TiktokenTokenizer(Tokenizer):
                 f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: at least 257"
             )
         split = pre_tokenizers.Split(tokenizers.Regex(PATTERN), "isolated")
-        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         learner = tokenizers.Tokenizer(models.BPE())
-        learner.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+        learner.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - 1,
             min_frequency=2,
@@ -225,7 +217,7 @@ class TiktokenTokenizer(Tokenizer):
         ranks = {bytes([n]): n for n in range(256)}
         for token in sorted(vocabulary, key=vocabulary.get):
             if len(token) > 1:
-                ranks[bytes(map(BYTE_OF.__getitem__, token))] = len(ranks)
+                ranks[to_bytes(token)] = len(ranks)
         found = len(ranks) + 1
         if found < vocab_size:
             print(f"note: the text is too small for bpe:{vocab_size}: it gives {found:,} tokens")
@@ -247,13 +239,11 @@ def check_vocabulary(ranks, special, pattern):
 
 def first_texts(texts, size):
     """Yield the first texts, of size characters or a little more."""
-    total = 0
     for text in texts:
-        if total >= size:
-            print(f"note: the tokenizer is learned from the first {total:,} characters")
-            return
         yield text
-        total += len(text)
+        size -= len(text)
+        if size <= 0:
+            return
 
 
 class HubTokenizer(Tokenizer):
@@ -269,26 +259,23 @@ class HubTokenizer(Tokenizer):
         import tokenizers
 
         model = content["model"]
-        if model["type"] != "BPE":
-            raise ValueError(f"a {model['type']} is not built here: BPE is")
-        if model.get("end_of_word_suffix") or model.get("continuing_subword_prefix"):
-            raise ValueError("a BPE that marks words is not built here")
+        marks_words = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
+        if model["type"] != "BPE" or marks_words:
+            raise ValueError(
+                f"a {model['type']}, or one that marks words, is not built here: BPE is"
+            )
         self.content = content
         self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
         self.encoding.no_truncation()
         self.encoding.no_padding()
-        self.vocab_size = max(self.encoding.get_vocab(with_added_tokens=True).values()) + 1
+        self.vocab_size = max(self.encoding.get_vocab().values()) + 1
         self.added = self.encoding.get_added_tokens_decoder()
         if isinstance(end_of_text, str):
             end_of_text = self.encoding.token_to_id(end_of_text)
-        if end_of_text is not None and not 0 <= end_of_text < self.vocab_size:
-            raise ValueError(f"its end of text, {end_of_text!r}, is no token")
         self.end_of_text = end_of_text
-
         whole = self.encoding.encode("a").ids  # with what the template adds
         bare = self.encoding.encode("a", add_special_tokens=False).ids
-        starts = [n for n in range(len(whole)) if whole[n : n + len(bare)] == bare]
-        self.begin = whole[: starts[0]] if starts else []
+        self.begin = whole[: whole.index(bare[0])] if bare else []
         self.by_bytes = '"ByteLevel"' in json.dumps(content.get("decoder"))
         self.knows_all = self.by_bytes or model.get("byte_fallback")
 
@@ -300,8 +287,7 @@ class HubTokenizer(Tokenizer):
         self.encoding.encode_special_tokens = not allow_special
         ids = self.encoding.encode(text, add_special_tokens=False).ids
         if not self.knows_all and self.decode(ids).strip() != text.strip():
-            lost = next((c for c in text if c not in self.decode(ids)), "a part of it")
-            raise ValueError(f"the tokenizer cannot write {lost!r} of {text[:40]!r}")
+            raise ValueError(f"the tokenizer lacks a character of {text[:80]!r}")
         return np.array(ids, dtype=np.uint32)
 
     def token_bytes(self, token):
@@ -309,7 +295,7 @@ class HubTokenizer(Tokenizer):
             return self.added[token].content.encode("utf-8")
         piece = self.encoding.id_to_token(token) or ""
         if self.by_bytes:
-            return bytes(map(BYTE_OF.__getitem__, piece))
+            return to_bytes(piece)
         if re.fullmatch("<0x[0-9A-F]{2}>", piece):
             return bytes([int(piece[1:5], 16)])
         return piece.replace("\u2581", " ").encode("utf-8")  # SentencePiece's way to write a space
@@ -320,99 +306,69 @@ class HubTokenizer(Tokenizer):
     def for_hub(self):
         return self.content
 
-    @classmethod
-    def from_spec(cls, spec):
-        """From what spec() returns."""
-        try:
-            return cls(spec["content"], spec.get("end_of_text"))
-        except ValueError:
-            raise
-        except Exception as error:  # the library raises this type itself
-            raise ValueError(f"the library tokenizers says {error}") from None
-
 
 # ---- The content of tokenizer.json
 
 
-def visible_bytes():
-    """Return {character: byte}: GPT-2 writes a byte that is no visible character as one from U+0100 on."""
-    visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in visible]
-    found = {chr(byte): byte for byte in visible}
-    return found | {chr(256 + n): byte for n, byte in enumerate(hidden)}
+VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]  # GPT-2 writes them from U+0100 on
+CHARACTERS = [*map(chr, VISIBLE), *map(chr, range(256, 256 + len(HIDDEN)))]
+BYTE_OF = dict(zip(CHARACTERS, VISIBLE + HIDDEN))
+CHARACTER_OF = dict(zip(VISIBLE + HIDDEN, CHARACTERS))
 
 
-BYTE_OF = visible_bytes()
-CHARACTER_OF = {byte: character for character, byte in BYTE_OF.items()}
+def to_bytes(token):
+    """Return the bytes of a token as byte-level BPE writes it."""
+    return bytes(BYTE_OF[character] for character in token)
 
 
-def byte_level_json(ranks, special=None, pattern=None):
-    """The tokenizer.json of a TiktokenTokenizer; pattern None: the text is not cut into words."""
-
-    def visible(token):
-        return "".join(map(CHARACTER_OF.__getitem__, token))
-
-    vocabulary = {visible(token): rank for token, rank in ranks.items()}
-    merges = [f"{visible(left)} {visible(right)}" for left, right in merges_of(ranks)]
-    to_bytes = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": False,
-        "use_regex": False,
-    }
-    steps = [to_bytes]
-    if pattern:
-        split = {"type": "Split", "pattern": {"Regex": pattern}}
-        steps.insert(0, split | {"behavior": "Isolated", "invert": False})
-    sequence = {"type": "Sequence", "pretokenizers": steps}
-    return bpe_json(vocabulary, merges, special or {}, sequence, to_bytes)
+def to_characters(token):
+    """Return the token of bytes as byte-level BPE writes it."""
+    return "".join(CHARACTER_OF[byte] for byte in token)
 
 
-def bpe_json(vocabulary, merges, special, pre_tokenizer, decoder):
+def byte_level_json(ranks, special, pattern):
+    """The tokenizer.json of a TiktokenTokenizer. As in tiktoken, any two tokens that make a third one are merged."""
+    merges = []
+    for token in sorted(ranks, key=ranks.get):
+        for n in reversed(range(1, len(token))):
+            if token[:n] in ranks and token[n:] in ranks:
+                merges.append(f"{to_characters(token[:n])} {to_characters(token[n:])}")
+    vocabulary = {to_characters(token): rank for token, rank in ranks.items()}
+    split = {"type": "Split", "pattern": {"Regex": pattern}}
+    split |= {"behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False}
+    byte_level |= {"trim_offsets": False, "use_regex": False}
+    sequence = {"type": "Sequence", "pretokenizers": [split, byte_level]}
+    return bpe_json(vocabulary | special, merges, special, sequence, byte_level)
+
+
+def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None):
     """A tokenizer.json. A word that is in the vocabulary is one token, whatever the merges say, as in tiktoken."""
-    plain = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+    added = []
+    for text in special:
+        flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+        added.append({"id": vocabulary[text], "content": text, "special": True, **flags})
+    model = {"type": "BPE", "vocab": vocabulary, "merges": [*merges], "ignore_merges": True}
     return {
         "version": "1.0",
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
         "decoder": decoder,
-        "added_tokens": [
-            {"id": id, "content": text, "special": True, **plain} for text, id in special.items()
-        ],
-        "model": {
-            "type": "BPE",
-            "vocab": vocabulary | special,
-            "merges": merges,
-            "ignore_merges": True,
-        },
+        "added_tokens": added,
+        "model": model,
     }
-
-
-def merges_of(ranks):
-    """[(left, right)] for each token that is made of two, in order: tiktoken's files have only their ranks."""
-    merges = []
-    for token, rank in sorted(ranks.items(), key=lambda item: item[1]):
-        parts = [token[n : n + 1] for n in range(len(token))]
-        while len(parts) > 2:
-            pairs = enumerate(zip(parts, parts[1:]))
-            nearest, n = min((ranks.get(left + right, rank), n) for n, (left, right) in pairs)
-            if nearest >= rank:
-                break
-            parts[n : n + 2] = [parts[n] + parts[n + 1]]
-        if len(parts) == 2:
-            merges.append(parts)
-    return merges
 
 
 # ---- Where tokenizers come from
 
 FROM_SPEC = {
     "byte": lambda spec: ByteTokenizer(),
-    "char": CharTokenizer.from_spec,
+    "char": lambda spec: CharTokenizer(spec["characters"]),
     "bpe": TiktokenTokenizer.from_spec,
-    "tiktoken": TiktokenTokenizer.from_tiktoken_spec,
-    "tokenizers": HubTokenizer.from_spec,
+    "tiktoken": TiktokenTokenizer.from_earlier_spec,
+    "tokenizers": lambda spec: HubTokenizer(spec["content"], spec.get("end_of_text")),
 }
 
 
@@ -420,11 +376,9 @@ def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
     try:
         return FROM_SPEC[spec["kind"]](spec)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except Exception as error:  # the library tokenizers raises this type itself
         reason = f"{str(spec)[:80]} ({type(error).__name__}: {str(error)[:80]})"
-        raise ValueError(
-            f"not a tokenizer specification that this version knows: {reason}"
-        ) from None
+        raise ValueError(f"not a tokenizer specification of this version: {reason}") from None
 
 
 def create_tokenizer(name, texts=()):
@@ -452,28 +406,25 @@ def tokenizer_from_folder(folder):
             raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
         return create_tokenizer("gpt2")
     content = read_json(folder / "tokenizer.json")
-    found = HubTokenizer.from_spec({"content": content, "end_of_text": end_of_text_in(folder)})
+    spec = {"kind": "tokenizers", "content": content, "end_of_text": end_of_text_in(folder)}
+    found = tokenizer_from_spec(spec)
     if found.vocab_size == 50257:
         with contextlib.suppress(ValueError):  # no network
             gpt2 = create_tokenizer("gpt2")
-            if alike(found, gpt2):
-                return gpt2
+            return gpt2 if alike(found, gpt2) else found
     return found
 
 
 def end_of_text_in(folder):
     """Return the token's text, or its id, that ends a text of a published model; None if nothing says it."""
-    names = "tokenizer_config.json", "special_tokens_map.json", "config.json"
-    settings = [read_json(folder / name) for name in names if (folder / name).exists()]
-    for about in settings:
-        token = about.get("eos_token")
-        if token:
-            return token["content"] if isinstance(token, dict) else token
-    for about in settings:
-        number = about.get("eos_token_id")
-        if number is not None:
-            return number[0] if isinstance(number, list) else number  # the first ends a text
-    return None
+    for name, key in ("tokenizer_config.json", "eos_token"), ("config.json", "eos_token_id"):
+        token = read_json(folder / name).get(key) if (folder / name).exists() else None
+        if isinstance(token, dict):
+            token = token["content"]
+        if isinstance(token, list):
+            token = token[0]  # of several, the first ends a text
+        if token is not None:
+            return token
 
 
 def alike(a, b):

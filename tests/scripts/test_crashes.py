@@ -309,7 +309,7 @@ def test_hostile_trainers(tmp_path, poem):
     "spec",
     [
         {"kind": "char", "characters": characters}
-        for characters in ("ba", "aa", "\ud800", 5, ["a"], None)
+        for characters in ("\ud800", 5, None)
     ]
     + [
         {"kind": "tiktoken", "name": "x", "pattern": "a", "special_tokens": {}, "merges": merges}

@@ -109,10 +109,10 @@ def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
         ("a.jsonl", b'{"text": "a"}\n{"text":', "a.jsonl"),
         ("b.jsonl.gz", b"no gzip", "b.jsonl.gz"),
         ("c.parquet", b"no parquet", "c.parquet"),
-        ("d.jsonl", b'{"content": "a"}\n', r"no column 'text': .* --column \(content\)"),
-        ("e.jsonl", b'{"text": 5}\n', "holds int64, not text"),
+        ("d.jsonl", b'{"content": "a"}\n', r"no text 'text': .* --column \(content\)"),
+        ("e.jsonl", b'{"text": 5}\n', "e.jsonl has no text"),
         ("f.txt", b"Text \xff" * 9, "f.txt is not UTF-8 text"),
-        ("g.jsonl", b'{"text": "one"}\n', "texts has no text for"),
+        ("g.jsonl", b'{"text": "one"}\n', "texts: there is no text"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path, name, content, message):
@@ -163,6 +163,8 @@ def test_the_hub(tmp_path, monkeypatch):
     assert prepare_hub("files", "--input", path).hashes == whole.hashes
     part = prepare_hub("part", "--tokens=9000")
     assert calls[-1][2]["streaming"] and 9000 <= len(part.train) + len(part.val) < 9500
+    with pytest.raises(ValueError, match="val_share=2.0 must be between 0 and 1"):
+        prepare_hub("x", "--val_share=2")
     with pytest.raises(ValueError, match="there is no file or folder"):
         prepare_hub("x", "--input", tmp_path / "none")
     assert np.array_equal(part.train, whole.train[: len(part.train)])
@@ -171,7 +173,9 @@ def test_the_hub(tmp_path, monkeypatch):
         raise ConnectionError("no route to host\nmore about it")
 
     monkeypatch.setattr(datasets, "load_dataset", no_route)
-    with pytest.raises(ValueError, match="cannot prepare someone/something .*no route.* --input FILES"):
+    with pytest.raises(
+        ValueError, match="cannot prepare someone/something .*no route.* --input FILES"
+    ):
         prepare_hub("x")
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(ValueError, match="library datasets: pip install datasets==5.2.0"):
