@@ -1,16 +1,17 @@
 """How well a model predicts a text: loss, perplexity, bits per byte.
 
-    python -m tools.evaluate [--out_dir=out | --init_from=FOLDER_OR_NAME] [--dataset=NAME | --text=FILE] [--stride=256]
+    python -m tools.evaluate [--out_dir=out] [--dataset=NAME | --text=FILE] [--stride=256]
+    python -m tools.evaluate --init_from=FOLDER_OR_NAME --text=FILE
 
-Each token of the text but the first is predicted once. The text is read in windows of the model's context, one beginning
-`stride` tokens after the other: with stride 0 they follow each other, and the first token of each has no past at all; the
-smaller the stride, the more each token has seen, and the longer it takes.
+Each token of the text but the first is predicted once. The text is read in windows of the model's
+context, one beginning `stride` tokens after the other: with stride 0 they follow each other, and
+the first token of each has no past at all. The smaller the stride, the more each token has seen,
+and the longer it takes.
 """
 
 import math
 import sys
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -28,15 +29,13 @@ from model import GPT
 @dataclass(kw_only=True)
 class EvaluateConfig(pretrained.ModelSettings):
     dataset: str = ""
-    """A prepared dataset, whose validation split is read; empty: the one that the model was trained on."""
+    """A prepared dataset, whose validation split is read; empty: the one of the training."""
     text: str = ""
-    """In place of it: a text file."""
+    """A text file, in place of a dataset."""
     stride: int = 0
-    """Tokens between the beginnings of two windows; 0: as many as a window has."""
+    """Tokens between the beginnings of two windows; 0: the length of a window."""
     batch_size: int = 8
     """Windows at a time."""
-    data_tokenizer: Literal["", "gpt2"] = ""
-    """As in train.py: gpt2, if the dataset is nanoGPT's; empty: as the run had it."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best available."""
 
@@ -47,61 +46,64 @@ class EvaluateConfig(pretrained.ModelSettings):
             raise ValueError("give --text or --dataset, not both")
 
 
+def main(config):
+    """Print the figures and return them."""
+    device = pick_device(config.device)
+    folder = config.folder()
+    model = GPT.from_pretrained(folder)
+    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
+    tokens, source = read_tokens(config, folder, tokenizer)
+    if len(tokens) < 2:
+        raise ValueError(f"{source} has {len(tokens)} tokens: at least two are needed")
+
+    total, count = evaluate(model.to(device).eval(), tokens, config.stride, config.batch_size)
+    loss = total / count
+    bits = total / math.log(2)
+    result = {"tokens": count, "loss": loss, "perplexity": math.exp(min(loss, 700))}
+    result["bits_per_byte"] = bits / count_bytes(tokens[1:], tokenizer)
+    figures = f"loss {loss:.4f}, perplexity {result['perplexity']:.4g}"
+    figures += f", {result['bits_per_byte']:.4f} bits per byte"
+    print(f"{folder} on {source}: {count:,} tokens, {figures}")
+    return result
+
+
+def read_tokens(config, folder, tokenizer):
+    """Return the ids (T,) of the text that the settings name, and words for its source."""
+    if config.text:
+        ids = tokenizer.encode(preparation.read_text(config.text))
+        return np.array([*tokenizer.begin, *ids]), config.text
+    training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
+    name = config.dataset or training.get("dataset")
+    if not name:
+        raise ValueError("which text? give --text=FILE or --dataset=NAME")
+    data = dataset.load_dataset(name, 1, training.get("data_tokenizer", ""))
+    if data.tokenizer.spec() != tokenizer.spec():
+        remedy = "give its text by --text=FILE"
+        raise ValueError(f"dataset {name} has other tokens than {folder}: {remedy}")
+    return data.val, f"the validation split of {name}"
+
+
 @torch.no_grad()
 def evaluate(model, tokens, stride=0, batch_size=8):
-    """(sum of losses in nats, how many tokens were predicted): each token of tokens, an array of ids, but the first."""
-    size, device, total = model.config.block_size, model.transformer.wte.weight.device, 0.0
-    if not 0 <= stride <= size:
+    """Return the sum of losses in nats over ids (T,) but the first, and the number of losses."""
+    size = model.config.block_size
+    if stride > size:
         raise ValueError(f"stride={stride} must be at most the model's context of {size} tokens")
+    device = model.transformer.wte.weight.device
+    total = 0.0
     batches = dataset.sequential_batches(tokens, batch_size, size, stride)
-    count = -(-max(1, len(tokens) - 1) // ((stride or size) * batch_size))
-    for x, y in tqdm(batches, "evaluating", count, leave=False, delay=2):
-        total += model(x.to(device), y.to(device), only_loss=True)[1].item() * int((y >= 0).sum())
+    for x, y in tqdm(batches, "evaluating", unit="batch", leave=False, delay=2):
+        _, loss = model(x.to(device), y.to(device), only_loss=True)
+        total += loss.item() * int((y >= 0).sum())
     return total, len(tokens) - 1
 
 
-def main(config):
-    """Print what there is to say, and return it."""
-    device, folder = pick_device(config.device), config.folder()
-    model = GPT.from_pretrained(folder)
-    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
-    training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
-    if config.text:
-        text, about = preparation.read_text(config.text), config.text
-        tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)])
-    elif name := config.dataset or training.get("dataset"):
-        data = dataset.load_dataset(
-            name, 1, config.data_tokenizer or training.get("data_tokenizer", "")
-        )
-        if data.tokenizer.spec() != tokenizer.spec():
-            raise ValueError(
-                f"dataset {name} has other tokens than {folder}: give its text by --text=FILE"
-            )
-        tokens, about = data.val, f"the validation split of {name}"
-    else:
-        raise ValueError("which text? give --text=FILE or --dataset=NAME")
-    if len(tokens) < 2:
-        raise ValueError(f"{about} has {len(tokens)} tokens: at least two are needed")
-    total, predicted = evaluate(model.to(device).eval(), tokens, config.stride, config.batch_size)
-    if config.text:
-        size = len(text.encode("utf-8")) - (
-            0 if tokenizer.begin else len(tokenizer.token_bytes(int(tokens[0])))
-        )
-    else:
-        used, counts = np.unique(tokens[1:], return_counts=True)
-        size = sum(
-            count * len(tokenizer.token_bytes(int(token)))
-            for token, count in zip(used, counts)
-            if token != tokenizer.end_of_text
-        )  # it separates texts, and has no bytes in them
-    loss = total / predicted
-    result = {"tokens": predicted, "loss": loss, "perplexity": math.exp(min(loss, 700))}
-    result["bits_per_byte"] = total / math.log(2) / size
-    print(
-        f"{folder} on {about}: {predicted:,} tokens, loss {loss:.4f}, perplexity {result['perplexity']:.4g}, "
-        f"{result['bits_per_byte']:.4f} bits per byte"
-    )
-    return result
+def count_bytes(tokens, tokenizer):
+    """The bytes of a text; the token that separates texts has none."""
+    sizes = [len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)]
+    if tokenizer.end_of_text is not None:
+        sizes[tokenizer.end_of_text] = 0
+    return int(np.array(sizes)[tokens].sum())
 
 
 if __name__ == "__main__":
