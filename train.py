@@ -1,15 +1,16 @@
 """Train a GPT.
 
-    python train.py                                        config/minute.toml: a minute on two CPU cores
-    python train.py config/shakespeare_char.toml           another preset
-    python train.py config/x.toml --n_layer=8 --dropout=0.1    ... with changes
-    python train.py --dataset=mine --n_layer=6             no preset: the defaults below, for a GPT of any size
-    python train.py --init_from=resume --max_iters=2000    continue, with the settings of the checkpoint in out_dir
-    torchrun --standalone --nproc_per_node=4 train.py ...  the same run, shared by four processes
+    python train.py                                 config/minute.toml: a minute on two CPU cores
+    python train.py config/shakespeare_char.toml    another preset
+    python train.py config/x.toml --n_layer=8       ... with changes
+    python train.py --dataset=mine --n_layer=6      no preset: the defaults below
+    python train.py --init_from=resume --max_iters=2000     continue the run in out_dir
+    torchrun --standalone --nproc_per_node=4 train.py ...   the same run, shared by four processes
 
-Everything random is a function of (seed, step, micro-batch): which tokens a micro-batch holds, and its dropout. So an
-interrupted run that is resumed ends where an uninterrupted one does (bit for bit on a CPU; a GPU's kernels may add in a
-different order each time), and the number of processes does not matter, as long as they compute in the same dtype.
+Everything random is a function of (seed, step, micro-batch): the tokens of a micro-batch, and its
+dropout. So an interrupted run that is resumed ends where an uninterrupted one does (bit for bit on
+a CPU; a GPU's kernels may add in a different order each time). The number of processes does not
+matter, as long as they compute in the same dtype.
 """
 
 import os
@@ -47,7 +48,7 @@ from engine.weights import checkpoint, pretrained
 from model import GPT, MODERN, GPTConfig
 
 
-# Settings of models that others have published. --help leaves them out, since no new model needs them.
+# Settings that only models published by others need: not in --help.
 FOREIGN = ("rope_stretch", "rope_trained", "rope_pattern", "norm_eps", "norm_after", "qkv_bias")
 
 
@@ -59,31 +60,35 @@ class TrainConfig(GPTConfig):
     keep_checkpoints: int = 2
     """Keep this many of the newest checkpoints, and the best; 0: keep all."""
     init_from: str = "scratch"
-    """scratch; resume (from out_dir); auto (resume if there is what to, else scratch); or a folder or name to fine-tune."""
+    """scratch; resume (from out_dir); auto (resume if out_dir has a checkpoint, else scratch); or a
+    folder or name to fine-tune."""
     checkpoint: str = "latest"
-    """Where to resume or fine-tune: latest (that is sound), best, or a name as step_002000; resuming moves later ones aside."""
+    """Where to resume or fine-tune: latest (that is not damaged), best, or a name as step_002000.
+    Resuming moves later ones aside."""
     seed: int = 1337
     """Determines everything random in the run."""
     # Data
     dataset: str = "stdlib"
-    """A folder in data/, or any folder with train.bin and val.bin. One that comes with lookback is prepared if missing."""
+    """A folder in data/, or any folder with train.bin and val.bin. One that comes with lookback is
+    prepared if it is missing."""
     data_tokenizer: Literal["", "gpt2"] = ""
     """gpt2: the dataset has no meta.json, but was made by nanoGPT, with GPT-2's tokens."""
     verify_data: bool | Literal["auto"] = "auto"
     """Compare the dataset's files with their sha256; auto: those of a split that has less than 256 MB."""
     mask_documents: bool = False
-    """A token sees only its own document, which begins with the tokenizer's end-of-text token; False: all of the context."""
+    """A token sees only its own document, from the tokenizer's end-of-text token on; False: all of
+    the context."""
     batch_size: int = 8
     """Sequences in a micro-batch."""
     gradient_accumulation_steps: int = 1
     """Micro-batches in a step, over all processes."""
     # Evaluation and logging
     eval_interval: int = 300
-    """Save a checkpoint and evaluate every so many steps (and at the end)."""
+    """Save a checkpoint and evaluate every N steps, and at the end."""
     save_interval: int = 0
-    """Save a checkpoint every so many steps too; 0: only before an evaluation, and when a signal asks for it."""
+    """Save a checkpoint every N steps too; 0: only before an evaluation, and after a signal."""
     save_minutes: float = 0.0
-    """... and when so many minutes have passed since the last; 0: never for that reason."""
+    """Save a checkpoint also N minutes after the last; 0: never for that reason."""
     eval_iters: int | Literal["full"] = 50
     """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
     write_tokens: int = 300
@@ -91,9 +96,9 @@ class TrainConfig(GPTConfig):
     eval_only: bool = False
     """Evaluate, and stop."""
     dry_run: bool = False
-    """Say what the run would cost in memory and time, and stop."""
+    """Print the memory and time that the run would take, and stop."""
     log_interval: int = 10
-    """Write a line to metrics.jsonl every so many steps."""
+    """Write a line to metrics.jsonl every N steps."""
     draw_loss: bool = True
     """Draw out/loss.png at each evaluation, if matplotlib is installed."""
     wandb_log: bool = False
@@ -104,7 +109,8 @@ class TrainConfig(GPTConfig):
     """The run's name in wandb; empty: wandb chooses one."""
     # Model: what differs from GPTConfig's defaults
     vocab_size: int = 0
-    """Number of token ids; 0: as many as the dataset's tokenizer has, a large one rounded up to a multiple of 64 for speed."""
+    """Number of token ids; 0: the dataset's tokenizer's, a large one rounded up to a multiple of 64
+    for speed."""
     block_size: int = 128
     n_layer: int = 3
     n_head: int = 4
@@ -120,7 +126,8 @@ class TrainConfig(GPTConfig):
     optimizer: Literal["adamw", "muon"] = "muon"
     """muon: Muon for the matrices of the blocks and AdamW for everything else; or adamw."""
     learning_rate: float = 0.02
-    """The peak; with muon, that of the matrices (for adamw try 0.001 to 0.01). The other rates follow the same schedule."""
+    """The peak; with muon, that of the matrices (for adamw try 0.001 to 0.01). The other rates follow
+    the same schedule."""
     embedding_lr: float = 0.02
     """muon: AdamW's learning rate of the embeddings."""
     head_lr: float = 0.004
@@ -142,7 +149,7 @@ class TrainConfig(GPTConfig):
     grad_clip: float = 0.0
     """Largest norm of the gradient; 0: no limit, which suits muon; for adamw try 1."""
     skip_nonfinite: int = 0
-    """Skip up to so many steps whose loss or gradient is not finite; 0: the first stops the run, before it does harm."""
+    """Skip up to N steps whose loss or gradient is not finite; 0: the first one stops the run."""
     # Learning rate schedule
     decay_lr: bool = True
     """False keeps learning_rate after the warmup."""
@@ -160,13 +167,17 @@ class TrainConfig(GPTConfig):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best available."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of matrix products. auto: bfloat16 (or float16) on cuda, and for n_embd of 256 or more on a CPU with units for it."""
+    """Of matrix products. auto: bfloat16 (or float16) on cuda, and for n_embd of 256 or more on a CPU
+    with units for it; else float32."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile: a start of minutes, faster steps. auto: on cuda, for a run that is long enough to gain by it."""
+    """torch.compile: a start of minutes, faster steps. auto: on cuda, for a run that is long enough
+    to gain by it."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun: ddp, each process holds all of the model; fsdp, parts of it, if it is too large for one device."""
+    """Under torchrun: ddp, each process holds all of the model; fsdp, a part of it, for a model that
+    is too large for one device."""
     activation_checkpointing: bool = False
-    """Keep only each block's input for the backward pass and compute the rest again: less memory, slower steps."""
+    """Keep only each block's input for the backward pass and compute the rest again: less memory,
+    slower steps."""
 
     def __post_init__(self):
         self.model_config(self.vocab_size or 1)  # ValueError for an impossible model

@@ -1,4 +1,4 @@
-"""What a step is trained on, and the loss on the validation split: functions of the seed and the step, and nothing else."""
+"""The tokens of a step, and the loss on the validation split: functions of seed and step alone."""
 
 import numpy as np
 import torch
@@ -10,61 +10,75 @@ TRAIN, VAL = 0, 1  # random streams that must differ
 
 
 def micro_batch(data, config, step, micro, device):
-    """Inputs, targets and the seed of dropout (or None) of one micro-batch, a pure function of (seed, step, micro)."""
+    """Return inputs and targets (B, T), and the seed of dropout or None, of one micro-batch.
+
+    They are a pure function of (config.seed, step, micro).
+    """
     rng = np.random.default_rng((config.seed, TRAIN, step, micro))
     x, y = dataset.random_batch(data.train, config.batch_size, config.block_size, rng)
-    seed = (
-        int(rng.integers(1 << 63)) if config.dropout else None
-    )  # seeding takes half a millisecond
+    seed = int(rng.integers(1 << 63)) if config.dropout else None  # seeding takes 0.5 ms
     if device.type == "cuda":  # without waiting for the copy
-        x, y = (part.contiguous().pin_memory().to(device, non_blocking=True) for part in (x, y))
-    return x.to(device), y.to(device), seed
+        x = x.contiguous().pin_memory()
+        y = y.contiguous().pin_memory()
+    return x.to(device, non_blocking=True), y.to(device, non_blocking=True), seed
 
 
 def document_separator(data, model):
-    """The id that begins each document, for a model that is to keep documents apart; ValueError if that cannot be."""
+    """Return the id that begins each document, for a model that is to keep documents apart.
+
+    ValueError if the data has no such id, or the model's attention cannot do that.
+    """
+    blocks = [block.attn for block in model.transformer.h]
+    problem = None
     if data.tokenizer.end_of_text is None:
-        raise ValueError(
-            f"mask_documents=True: the tokenizer of dataset {data.name} has no end-of-text token: leave it out, "
+        problem = (
+            f"the tokenizer of dataset {data.name} has no end-of-text token: leave it out, "
             "or prepare the text with --tokenizer=gpt2 or bpe:8192"
         )
-    if any(block.attn.feature for block in model.transformer.h):
-        raise ValueError(
-            f"mask_documents=True: attention={model.config.attention!r} cannot keep documents apart: choose fused"
+    elif any(attn.feature for attn in blocks):
+        attention = model.config.attention
+        problem = f"attention={attention!r} cannot keep documents apart: choose fused"
+    elif any(getattr(attn.visible, "n_global", 0) for attn in blocks):
+        problem = (
+            f"the positions that all may see in visible={model.config.visible} would be those of "
+            "the first document: choose another"
         )
-    if any(getattr(block.attn.visible, "n_global", 0) for block in model.transformer.h):
-        raise ValueError(
-            f"mask_documents=True: the positions that all may see in visible={model.config.visible} would be "
-            "those of the first document: choose another"
-        )
+    if problem:
+        raise ValueError(f"mask_documents=True: {problem}")
     return data.tokenizer.end_of_text
+
+
+def validation_batches(data, config):
+    """Return the number of batches in a validation loss, and the batches, the same every time."""
+    if config.eval_iters in (0, "full"):
+        count = -(-(len(data.val) - 1) // (config.batch_size * config.block_size))
+        return count, dataset.sequential_batches(data.val, config.batch_size, config.block_size)
+    rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(config.eval_iters))
+    size = (config.batch_size, config.block_size)
+    return config.eval_iters, (dataset.random_batch(data.val, *size, rng) for rng in rngs)
 
 
 @torch.no_grad()
 def validation_loss(net, data, config, device, autocast):
-    """Mean loss in nats per token of the validation split: of all of it, or of the same eval_iters batches every time."""
-    if config.eval_iters in (0, "full"):
-        batches = dataset.sequential_batches(data.val, config.batch_size, config.block_size)
-        count = -(-(len(data.val) - 1) // (config.batch_size * config.block_size))
-    else:
-        count = config.eval_iters
-        rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(count))
-        batches = (
-            dataset.random_batch(data.val, config.batch_size, config.block_size, rng)
-            for rng in rngs
-        )
+    """Return the mean loss of the validation split, or of eval_iters batches, in nats per token.
+
+    Processes take turns. All make as many passes, as fsdp needs: what is left over at the end is
+    computed by all, and counted once.
+    """
+    rank = processes.rank()
+    count, batches = validation_batches(data, config)
+    losses = []
+    tokens = []
     net.eval()
-    losses, tokens = [], []
     for n, (x, y) in enumerate(processes.progress_bar(batches, "evaluating", count, delay=2)):
         turn = n % processes.world_size()
-        if (
-            turn == processes.rank() or turn < processes.rank() and n == count - 1
-        ):  # all make as many passes, as fsdp needs
+        if turn == rank or turn < rank and n == count - 1:
             with autocast:
                 losses.append(net(x.to(device), y.to(device), only_loss=True)[1])
-            tokens.append(int((y >= 0).sum()) if turn == processes.rank() else 0)
+            tokens.append(int((y >= 0).sum()) if turn == rank else 0)
     net.train()
     weights = torch.tensor(tokens, dtype=torch.float64)
     total = torch.stack([torch.stack(losses).cpu().double() @ weights, weights.sum()])
-    total = processes.all_reduce_sum(total.to(device) if processes.world_size() > 1 else total)
+    if processes.world_size() > 1:
+        total = processes.all_reduce_sum(total.to(device))
     return (total[0] / total[1]).item()

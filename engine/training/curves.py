@@ -1,11 +1,10 @@
 """Training runs as a picture: losses, learning rate and speed against steps, from their metrics.jsonl."""
 
 import contextlib
-from pathlib import Path
 
 from engine.common.files import atomic_path
 from engine.plotting import heatmaps
-from engine.training import run_folder
+from engine.training.run_folder import read_metrics
 from engine.weights import checkpoint
 
 STYLE = {
@@ -21,14 +20,17 @@ STYLE = {
 
 
 def draw(folders):
-    """A matplotlib Figure of every run: losses above, learning rate and speed below. ValueError for a folder without any."""
+    """Return a matplotlib Figure of runs: losses above, learning rate and speed below.
+
+    ValueError for a folder without metrics.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(9, 7))
         losses, rates = figure.subplots(2, 1, height_ratios=(2, 1), sharex=True)
-        speeds, texts = rates.twinx(), set()
+        speeds = rates.twinx()
         panels = (
             (losses, "train_loss", "-"),
             (losses, "val_loss", "o--"),
@@ -36,45 +38,43 @@ def draw(folders):
             (speeds, "tokens_per_s", ":"),
         )
         for n, folder in enumerate(folders):
-            for saved in checkpoint.list_checkpoints(folder)[-1:]:
-                with contextlib.suppress(ValueError):  # it is damaged, and not needed for this
-                    texts.add((checkpoint.load_config(saved)["data"] or {}).get("val"))
+            records = load_metrics(folder)
             for panel, key, style in panels:
-                known = [line for line in records(folder) if line.get(key) is not None]
-                steps, values = [line["step"] for line in known], [line[key] for line in known]
-                panel.plot(
-                    steps,
-                    values,
-                    style,
-                    color=f"C{n}",
-                    label=heatmaps.plain(str(folder)) if key == "val_loss" else None,
-                )
-        if len(texts) > 1:
-            print("note: these runs were validated on different texts: their losses do not compare")
+                known = [record for record in records if record.get(key) is not None]
+                steps = [record["step"] for record in known]
+                values = [record[key] for record in known]
+                label = heatmaps.plain(str(folder)) if key == "val_loss" else None
+                panel.plot(steps, values, style, color=f"C{n}", label=label)
         losses.set(ylabel="loss (nats per token)", title="training (lines) and validation (dots)")
         losses.legend()
         rates.set(xlabel="step", ylabel="learning rate (lines)")
         speeds.set(ylabel="tokens/s (dotted)", ylim=(0, None))
+    if len(set(map(validation_data, folders)) - {None}) > 1:
+        print("note: these runs were validated on different texts: their losses do not compare")
     return figure
 
 
-def records(folder):
-    """The lines of a run's metrics.jsonl, as dicts."""
-    try:
-        if lines := [*run_folder.read_metrics(folder / "metrics.jsonl").values()]:
-            return lines
-    except FileNotFoundError:
-        raise ValueError(
-            f"{folder} has no metrics.jsonl: which folder did train.py write?"
-        ) from None
-    raise ValueError(
-        f"{folder / 'metrics.jsonl'} is damaged, or empty: it is not what train.py writes"
-    )
+def load_metrics(folder):
+    """Return the lines of a run's metrics.jsonl, as dicts."""
+    path = folder / "metrics.jsonl"
+    if not path.exists():
+        raise ValueError(f"{folder} has no metrics.jsonl: which folder did train.py write?")
+    records = [*read_metrics(path).values()]
+    if not records:
+        raise ValueError(f"{path} is damaged, or empty: it is not what train.py writes")
+    return records
+
+
+def validation_data(folder):
+    """Return the sha256 of the text that a run was validated on, or None if it is not known."""
+    for saved in checkpoint.list_checkpoints(folder)[-1:]:
+        with contextlib.suppress(ValueError):  # a damaged checkpoint, not needed for this
+            return (checkpoint.load_config(saved)["data"] or {}).get("val")
 
 
 def write(folder):
-    """Draw a run into loss.png in its folder, where matplotlib is installed: training does not need it."""
+    """Draw a run into loss.png in its folder, if matplotlib is installed."""
     with contextlib.suppress(ImportError):
-        figure = draw([Path(folder)])
-        with atomic_path(Path(folder) / "loss.png") as unfinished:
+        figure = draw([folder])
+        with atomic_path(folder / "loss.png") as unfinished:
             figure.savefig(unfinished, format="png")

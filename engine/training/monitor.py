@@ -1,20 +1,18 @@
-"""What a run will cost, how it is watched from elsewhere, and what the model writes."""
+"""The cost of a run before it begins, wandb, and a text of the model's own."""
 
 import datetime
 import html
-import time
 
 import numpy as np
 import torch
 
 from engine.common.errors import escape_control_characters
 from engine.common.hardware import measure_seconds, peak_bytes
-from engine.common.processes import all_reduce_max, print0, progress_bar
+from engine.common.processes import print0, progress_bar
 from engine.plotting.inspection import attention_maps, entropy
 from engine.training.sharding import local_tensor
 
-REPEATS = 3  # of the steps that are timed
-PATIENCE = 20  # seconds, after which one repeat will do
+REPEATS = 2  # of the steps that are timed
 
 
 def dry_run(trainer):
@@ -29,14 +27,11 @@ def dry_run(trainer):
     trainer.accumulate(1)  # allocates what stays
     weights = size(model.parameters())
     activations = peak_bytes(lambda: trainer.accumulate(1), device) - weights
-    times = {1: [], 2: []}
-    started = time.monotonic()
-    for count in progress_bar([1, 2][: trainer.micro_batches] * REPEATS, "timing steps", delay=2):
-        late = all_reduce_max(int(time.monotonic() - started >= PATIENCE))
-        if not (late and times[count]):
-            times[count].append(measure_seconds(lambda: trainer.accumulate(count), device))
-    one = min(times[1])
-    more = max(0.0, min(times[2], default=0.0) - one)
+    seconds = {}
+    for count in progress_bar([1, 2][: trainer.micro_batches], "timing steps", delay=2):
+        times = [measure_seconds(lambda: trainer.accumulate(count), device) for _ in range(REPEATS)]
+        seconds[count] = min(times)
+    more = max(0.0, seconds.get(2, 0.0) - seconds[1])
     optimizer_state = [x for state in trainer.optimizer.state.values() for x in state.values()]
     costs = {
         "parameters": model.num_params(),
@@ -46,7 +41,7 @@ def dry_run(trainer):
         "activations": activations,
         "flops_per_token": model.flops_per_token(),
         "tokens_per_step": trainer.tokens_per_step,
-        "seconds_per_step": one + (trainer.micro_batches - 1) * more,
+        "seconds_per_step": seconds[1] + (trainer.micro_batches - 1) * more,
     }
     steps = trainer.last_step - trainer.first_step
     duration = datetime.timedelta(seconds=round(steps * costs["seconds_per_step"]))
@@ -68,42 +63,36 @@ def size(tensors):
 
 
 def start_wandb(config):
-    """A run of Weights & Biases, with wandb's own settings; ValueError if it is not installed."""
+    """Start a run of Weights & Biases with its own settings; ValueError if it cannot be used."""
     try:
-        from wandb import init  # not in wandb/, the folder that an earlier run may have left here
-
-        return init(
-            project=config["wandb_project"], name=config["wandb_run_name"] or None, config=config
-        )
+        from wandb import init  # not in wandb/, the folder that an offline run leaves here
     except ImportError:
         raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
+    name = config["wandb_run_name"] or None
+    try:
+        return init(project=config["wandb_project"], name=name, config=config)
     except Exception as error:  # wandb has several
-        raise ValueError(
-            f"wandb: {' '.join(str(error).split())} (or set WANDB_MODE=offline)"
-        ) from None
+        message = " ".join(str(error).split())
+        raise ValueError(f"wandb: {message} (or set WANDB_MODE=offline)") from None
 
 
 def log_evaluation(run, model, data, config, attention_weights, step):
-    """Log to a run of wandb what a number cannot say: a text of the model's, and where its heads look in the first validation
-    tokens, as one picture (a row for each layer) and as the mean entropy of each layer in bits.
+    """Log to a run of wandb a text of the model's, and where its heads look in validation tokens.
 
+    The heads are one picture, a row for each layer, and the mean entropy of each layer in bits.
     attention_weights: attention.py's, since nothing in engine/ imports a file above it.
     """
     import wandb
 
-    idx = torch.from_numpy(data.val[: min(config.block_size, 128)].astype(np.int64)).to(
-        next(model.parameters()).device
-    )
-    maps, _ = attention_maps(model, idx, attention_weights)
-    shades = [
-        torch.nn.functional.pad(weights.sqrt(), (0, 2, 0, 2)) for weights in maps
-    ]  # a gap between two heads
-    picture = torch.cat([torch.cat([*layer], dim=1) for layer in shades])
-    seen = {
-        f"attention entropy/layer {n}": entropy(weights).mean().item()
-        for n, weights in enumerate(maps, 1)
-    }
-    seen["attention"] = wandb.Image((255 * (1 - picture)).byte().cpu().numpy())
+    device = next(model.parameters()).device
+    tokens = data.val[: min(config.block_size, 128)].astype(np.int64)
+    maps, _ = attention_maps(model, torch.from_numpy(tokens).to(device), attention_weights)
+    gap = (0, 2, 0, 2)  # between two heads
+    rows = [torch.cat([*torch.nn.functional.pad(layer.sqrt(), gap)], dim=1) for layer in maps]
+    picture = (255 * (1 - torch.cat(rows))).byte().cpu().numpy()
+    seen = {"attention": wandb.Image(picture)}
+    for n, weights in enumerate(maps, 1):
+        seen[f"attention entropy/layer {n}"] = entropy(weights).mean().item()
     if config.write_tokens:
         seen["sample"] = wandb.Html(f"<pre>{html.escape(sample_text(model, data, config))}</pre>")
     run.log(seen, step=step)
@@ -111,12 +100,14 @@ def log_evaluation(run, model, data, config, attention_weights, step):
 
 
 def sample_text(model, data, config):
-    """config.write_tokens tokens of the model's own, after the first token of the validation split."""
-    start = torch.from_numpy(data.val[:1].astype(np.int64))[None].to(
-        next(model.parameters()).device
-    )
-    generator, V = torch.Generator().manual_seed(config.seed), data.tokenizer.vocab_size
+    """Return config.write_tokens tokens of the model's own, after the first validation token."""
+    device = next(model.parameters()).device
+    start = torch.tensor([[int(data.val[0])]], device=device)
     tokens = model.eval().generate(
-        start, config.write_tokens, temperature=0.8, generator=generator, vocab_size=V
+        start,
+        config.write_tokens,
+        temperature=0.8,
+        generator=torch.Generator().manual_seed(config.seed),
+        vocab_size=data.tokenizer.vocab_size,
     )
     return escape_control_characters(data.tokenizer.decode(tokens[0].tolist()))

@@ -1,9 +1,12 @@
-"""A model that several processes train: whole in each of them (ddp), or in parts (fsdp). Skip this file at a first reading.
+"""A model that several processes train: whole in each of them (ddp), or in shards (fsdp).
 
-ddp: each process holds all of the model, and they exchange gradients. fsdp: each holds some rows of every parameter, of its
-gradient and of the optimizer's state, and has the others' rows of a block only while it computes that block (Zhao et al.
-2023, arXiv:2304.11277). Such a tensor is PyTorch's DTensor, known here by its methods, because importing the class takes a
-second. Where a docstring ends with "All processes", each of them must make the call, or the others wait for ever.
+ddp: each process holds all of the model, and they exchange gradients. fsdp: each holds some rows of
+every parameter, of its gradient and of the optimizer's state, and has the others' rows of a block
+only while it computes that block (Zhao et al. 2023, arXiv:2304.11277). Such a tensor is PyTorch's
+DTensor. It is known here by its methods, because importing the class takes a second.
+
+Skip this file at a first reading. Where a docstring ends with "All processes", each of them must
+make the call, or the others wait.
 """
 
 import contextlib
@@ -17,32 +20,32 @@ from engine.common.processes import rank, world_size
 
 
 def parallelize(model, device, parallel, compiled):
-    """Bring a GPT to this process's device. Returns what evaluates it, and what trains it, with the mean of all gradients.
+    """Bring a GPT to this process's device; return (net to evaluate, net to train).
 
-    parallel: ddp or fsdp, which are the same for one process. Make the optimizer afterwards: fsdp replaces the parameters.
+    The gradient of the net to train is the mean over all processes. parallel: ddp or fsdp, which are
+    the same for one process. Make the optimizer afterwards, since fsdp replaces the parameters.
     """
-    for p in model.parameters() if world_size() > 1 else ():
-        p.data = (
-            p.data.contiguous()
-        )  # GPT-2's published matrices are transposed, which no exchange takes
-    if parallel == "fsdp" and world_size() > 1:
-        return (apply_fsdp(model, device, compiled),) * 2
-    net = (
-        torch.compile(model.to(device)) if compiled else model.to(device)
-    )  # they share weights; checkpoints are of model
+    if world_size() > 1:
+        for p in model.parameters():  # GPT-2's published matrices are transposed
+            p.data = p.data.contiguous()
+        if parallel == "fsdp":
+            net = apply_fsdp(model, device, compiled)
+            return net, net
+    net = model.to(device)
+    if compiled:
+        net = torch.compile(
+            net
+        )  # it shares its weights with the model; checkpoints are of the model
     if world_size() == 1:
         return net, net
-    with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", FutureWarning
-        )  # PyTorch 2.13 has another name for an argument that older ones need
-        return net, torch.nn.parallel.DistributedDataParallel(
-            net, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+    with warnings.catch_warnings():  # PyTorch 2.13 renames an argument that older ones need
+        warnings.simplefilter("ignore", FutureWarning)
+        ddp = torch.nn.parallel.DistributedDataParallel
+        return net, ddp(net, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def apply_fsdp(model, device, compiled):
-    """The model, of which this process keeps its own rows, on its device: it goes there block by block. All processes."""
+    """Return the model, of which this process keeps its own rows, on its device. All processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard  # here, since it takes a second
 
@@ -51,48 +54,50 @@ def apply_fsdp(model, device, compiled):
         if compiled:
             block.compile()
         fully_shard(block, mesh=mesh)
-    dist.barrier()  # as DistributedDataParallel has one: the first process may move what the others have just read
-    return fully_shard(
-        model, mesh=mesh, reshard_after_forward=True
-    )  # embeddings and head too, for what an evaluation leaves
+    dist.barrier()  # the first process may move the files that the others have just read
+    # Embeddings and head are shards again after a forward pass too, for example an evaluation's.
+    return fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+# ---- Tensors in shards
 
 
 def local_tensor(tensor):
-    """What this process holds of a tensor: its own rows, or all of it. To be changed in place, without autograd."""
+    """Return this process's rows of a tensor, or all of it, to be changed in place."""
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def full_tensor(tensor):
-    """All rows of a tensor. All processes."""
+    """Return all rows of a tensor. All processes."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def rows_per_rank(tensor):
-    """How many rows of a tensor each process holds in fsdp, which cuts as torch.chunk does."""
-    most = -(-len(tensor) // world_size())
-    return [max(0, min(most, len(tensor) - r * most)) for r in range(world_size())]
-
-
-def load_shard(tensor, values):
-    """Set a tensor, or the part of it that this process holds, to the values for all of it."""
-    local_tensor(tensor).copy_(
-        values.split(rows_per_rank(tensor))[rank()] if hasattr(tensor, "to_local") else values
-    )
+def shard_of(tensor, values):
+    """Return the rows of `values`, (rows, ...) on any device, that this process holds of a tensor."""
+    if not hasattr(tensor, "to_local"):
+        return values
+    most = -(-len(values) // world_size())  # fsdp cuts as torch.chunk does
+    return values[rank() * most :][:most]
 
 
 def gather_state(content):
-    """Tensors, alone or in dicts, to be saved by the first process: parts are put together on its CPU. All processes."""
+    """Return nested dicts with whole tensors, on the CPU of the first process. All processes.
+
+    One tensor after another is gathered, so that the device need not hold all of them.
+    """
     if isinstance(content, dict):
         return {name: gather_state(value) for name, value in content.items()}
     if not hasattr(content, "full_tensor"):
         return content
     tensor = content.detach().full_tensor()
-    # One after another: the device need not hold all of them. A copy also there, since the tensor may end in padding.
-    return tensor.to("cpu", copy=True) if rank() == 0 else None
+    return tensor.to("cpu", copy=True) if rank() == 0 else None  # a copy: it may end in padding
 
 
 def full_model(model):
-    """A GPT that the first process can use alone: the model itself, or with fsdp a copy on the CPU. All processes."""
+    """Return a GPT that the first process can use alone. All processes.
+
+    It is the model itself, or with fsdp a copy on the CPU; None in the other processes of fsdp.
+    """
     if not hasattr(model, "set_requires_gradient_sync"):
         return model
     weights = gather_state(dict(model.named_parameters()))
@@ -103,8 +108,11 @@ def full_model(model):
     return copy
 
 
+# ---- A step of several processes
+
+
 def gradient_sync(net, last):
-    """A context for the passes of one micro-batch, at whose end processes exchange gradients if it is the last of a step.
+    """Return a context for a micro-batch; ddp exchanges gradients only after the last of a step.
 
     fsdp exchanges them after each, since a process that waited would hold those of the whole model.
     """
@@ -112,53 +120,33 @@ def gradient_sync(net, last):
 
 
 @contextlib.contextmanager
-def matrix_owners(params, grads):
-    """Gives (p, target, gradient) of those matrices that this process updates, by adding to target.
+def matrix_owners(params):
+    """Give (p, target, gradient) of those matrices that this process updates, by adding to target.
 
-    Afterwards all processes have all updates. grads: those of params, or with fsdp this process's rows of them. The matrices
-    are dealt out by size, so that each has as much to do; one alone gets all, and each is its own target. All processes.
+    Afterwards all processes have all updates. The matrices are dealt out by size, so that each
+    process has as much to do. In one process, and with ddp, a matrix is its own target. With fsdp
+    its owner gets all rows of the gradient, and sends the update to the others. All processes.
     """
     if world_size() == 1:
-        yield zip(params, params, grads)
+        yield [(p, p, p.grad) for p in params]
         return
-    everybody = range(world_size())
-    pairs = sorted(zip(params, grads), key=lambda pair: -pair[0].numel())
-    shares = [pairs[r :: world_size()] for r in everybody]
-    mine = [p for p, _ in shares[rank()]]
-    if not hasattr(
-        params[0], "to_local"
-    ):  # ddp: in place, and then the new matrices are handed round
-        yield [(p, p, grad) for p, grad in shares[rank()]]
-        for work in [dist.broadcast(p, r, async_op=True) for r in everybody for p, _ in shares[r]]:
+    by_size = sorted(params, key=lambda p: -p.numel())
+    owner = {p: n % world_size() for n, p in enumerate(by_size)}
+    mine = [p for p in by_size if owner[p] == rank()]
+    if not hasattr(params[0], "to_local"):
+        yield [(p, p, p.grad) for p in mine]
+        works = [dist.broadcast(p, owner[p], async_op=True) for p in by_size]
+        for work in works:
             work.wait()
         return
-    found = all_to_all(
-        [[grad for _, grad in shares[r]] for r in everybody],
-        [[rows_per_rank(p)[r] * p.shape[1] for p in mine] for r in everybody],
-        grads[0],
-    )
-    wholes = [torch.cat(parts).view(p.shape) for p, parts in zip(mine, zip(*found))]
-    updates = [torch.zeros_like(grad) for grad in wholes]
-    yield zip(mine, updates, wholes)
-    found = all_to_all(
-        [[update.split(rows_per_rank(update))[r] for update in updates] for r in everybody],
-        [[grad.numel() for _, grad in shares[r]] for r in everybody],
-        grads[0],
-    )
-    for r in everybody:
-        for (p, grad), part in zip(shares[r], found[r]):
-            local_tensor(p).add_(part.view_as(grad))
-
-
-def all_to_all(tensors, sizes, like):
-    """Send the tensors in the list tensors[r] to process r. Returns what r sends, flat, of sizes[r], as a list for each r.
-
-    like: a tensor of their dtype and device, as a process may have nothing to send. All processes.
-    """
-    sent = torch.cat([like.new_empty(0), *(x.flatten() for of_one in tensors for x in of_one)])
-    received = like.new_empty(sum(map(sum, sizes)))
-    dist.all_to_all_single(
-        received, sent, [*map(sum, sizes)], [sum(x.numel() for x in of_one) for of_one in tensors]
-    )
-    parts = iter(received.split([n for of_one in sizes for n in of_one]))
-    return [[next(parts) for _ in of_one] for of_one in sizes]
+    gradients = {}
+    for p in by_size:
+        gradient = p.grad.full_tensor()
+        if owner[p] == rank():
+            gradients[p] = gradient
+    updates = {p: torch.zeros_like(gradients[p]) for p in mine}
+    yield [(p, updates[p], gradients[p]) for p in mine]
+    for p in by_size:
+        update = updates[p] if p in updates else local_tensor(p).new_empty(p.shape)
+        dist.broadcast(update, owner[p])
+        local_tensor(p).add_(shard_of(p, update))

@@ -52,14 +52,15 @@ class Trainer:
         self.first_micro_batch = processes.rank() * self.micro_batches
         sequences = config.gradient_accumulation_steps * config.batch_size
         self.tokens_per_step = sequences * config.block_size
-        self.speed = Speed(self.tokens_per_step, model.flops_per_token(), device, self.dtype)
+        peak = hardware.peak_flops(device, getattr(torch, self.dtype)) * processes.world_size()
+        self.speed = Speed(self.tokens_per_step, model.flops_per_token(), peak)
 
         # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer.
         self.compiled = config.compile
         if self.compiled == "auto":
             steps = self.last_step - self.step
             passes = steps * self.micro_batches
-            seconds = steps * self.speed.seconds_per_step_at_peak()
+            seconds = steps * self.tokens_per_step * model.flops_per_token() / peak
             self.compiled = hardware.worth_compiling(device, passes, config.n_layer, seconds)
         self.net, self.trained_net = sharding.parallelize(
             model, device, config.parallel, self.compiled
@@ -149,32 +150,25 @@ class Trainer:
 
 
 class Speed:
-    """Tokens per second since restart(), and their share of the machine's peak (MFU)."""
+    """Tokens per second since restart(), and their share of the machine's peak (MFU).
 
-    def __init__(self, tokens_per_step, flops_per_token, device, dtype):
+    peak: FLOP/s of all processes together.
+    """
+
+    def __init__(self, tokens_per_step, flops_per_token, peak):
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
-        self.device = device
-        self.dtype = getattr(torch, dtype)
-        self.peak = self.measure_peak()
+        self.peak = peak
         self.restart()
 
     def restart(self):
         self.steps = 0
         self.since = time.perf_counter()
 
-    def measure_peak(self):
-        """Return the FLOP/s of all processes together at best."""
-        return hardware.peak_flops(self.device, self.dtype) * processes.world_size()
-
-    def seconds_per_step_at_peak(self):
-        return self.tokens_per_step * self.flops_per_token / self.peak
-
     def measure(self):
         """Return tokens per second, and model FLOPs utilization, from 0 to 1."""
         seconds = time.perf_counter() - self.since
         tokens_per_s = self.steps * self.tokens_per_step / seconds
         flops = tokens_per_s * self.flops_per_token
-        if flops > self.peak:  # it was measured in a busy moment
-            self.peak = max(self.measure_peak(), flops)
+        self.peak = max(self.peak, flops)  # it may have been measured in a busy moment
         return tokens_per_s, flops / self.peak
