@@ -2,65 +2,58 @@
 
     python -m experiments.routing [--seeds=3]
 
-Claim (Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961): one MLP may be replaced by many, the
-experts, of which each token is sent to few. So a model has more parameters for the same number of FLOPs per token, and learns
-better. Left alone, the router sends most tokens to few experts; an auxiliary loss balances their load.
+Claim (Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961): one MLP may be
+replaced by many, the experts, of which each token is sent to few. So a model has more parameters
+for the same number of FLOPs per token, and learns better. Left alone, the router sends most tokens
+to few experts; an auxiliary loss balances their load.
 
-The router is attention here, in other words: tokens are queries, each expert has a learned key, and of the weights only the
-largest are kept, which then add up to 1, as in Shazeer et al. (but for their noise). The balancing loss is Fedus et al.'s. No
-token is dropped. To tell what the router does, the keys of one kind are random and stay so; and to tell what the parameters
-do, one dense MLP has as many as all experts together, and every token uses all of them.
+The router is attention here, in other words: tokens are queries, each expert has a learned key, and
+of the weights only the largest are kept, which then add up to 1, as in Shazeer et al. (but for
+their noise). The balancing loss is Fedus et al.'s. No token is dropped. To tell what the router
+does, the keys of one kind are random and stay so; and to tell what the parameters do, one dense MLP
+has as many as all experts together, and every token uses all of them.
 
-Found (--seeds=6; of 8 experts each token asks 2, at 1.01 times the FLOPs of the dense model): yes, routing learns better, by
-0.069 ± 0.005 nats of 2.097 ± 0.008. The large dense MLP has 2.074 ± 0.010, and comes as far by --learning_rate=0.012 (2.021 ±
-0.007, while routed stays at 2.036 ± 0.004), for 2.5 times the FLOPs: which suggests that it is the parameters that help. That
-the keys are learned helps little: random ones have 2.048 ± 0.012, and with twice the rate 2.023 ± 0.011. (The dense model does
-not bear that rate: 2.165 ± 0.038. With 0.003 all are worse; two other seeds.) Left alone, the router sends 0.695 ± 0.025 of
-all tokens to its favourite, where 0.25 would be balanced, and 0.057 ± 0.007 to the least asked; with the balancing loss 0.311
-and 0.176. The loss is not lower for it (2.028 ± 0.004, alone 2.020 ± 0.015). In the run that is drawn, all newlines are sent
-to one expert of each layer, and digits to another (0.74 and 0.97 of them). As a loop over experts on a CPU, routing takes 1.48
-times as long as the dense MLP, and the large one 2.15.
+Found (--seeds=6; of 8 experts each token asks 2, at 1.01 times the FLOPs of the dense model): yes,
+routing learns better, by 0.069 ± 0.005 nats of 2.097 ± 0.008. The large dense MLP has 2.074 ±
+0.010, and comes as far by --learning_rate=0.012 (2.021 ± 0.007, while routed stays at 2.036 ±
+0.004), for 2.5 times the FLOPs: which suggests that it is the parameters that help. That the keys
+are learned helps little: random ones have 2.048 ± 0.012, and with twice the rate 2.023 ± 0.011.
+(The dense model does not bear that rate: 2.165 ± 0.038. With 0.003 all are worse; two other seeds.)
+Left alone, the router sends 0.695 ± 0.025 of all tokens to its favourite, where 0.25 would be
+balanced, and 0.057 ± 0.007 to the least asked; with the balancing loss 0.311 and 0.176. The loss is
+not lower for it (2.028 ± 0.004, alone 2.020 ± 0.015). In the run that is drawn, all newlines are
+sent to one expert of each layer, and digits to another (0.74 and 0.97 of them). As a loop over
+experts on a CPU, routing takes 1.48 times as long as the dense MLP, and the large one 2.15.
 """
 
 import statistics
 import string
-import sys
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import attention_weights, dot
 from engine.common.checks import at_least
-from engine.common.errors import one_line_errors
 from engine.common.hardware import time_interleaved
-from engine.common.settings import parse_settings
 from engine.plotting import heatmaps
 from experiments.shared import trials
 from masks import full
-from model import GPT, MLP, GPTConfig, init_weights
+from model import MLP, init_weights
 
 T, WIDTH = 64, 64
 EXPERTS, CHOSEN = 8, 2  # in each layer; by each token
-LARGE = 4 * WIDTH * EXPERTS // CHOSEN  # the size of all experts together
 BALANCE = 0.01  # the weight of the load-balancing loss: Fedus et al. tried 0.1 to 0.00001
-
-
-class Kind(NamedTuple):
-    mlp_size: int = 4 * WIDTH  # of a dense MLP, or of the experts that a token asks
-    keys: str = ""  # of experts, if there are any: learned or random
-    balance: float = 0.0
-
-
-KINDS = {
-    "dense": Kind(),
-    "routed": Kind(keys="learned", balance=BALANCE),
-    "routed, not balanced": Kind(keys="learned"),
-    "routed by random keys": Kind(keys="random"),
-    "dense, as large as all experts": Kind(LARGE),
+KINDS = {  # (keys of the experts, weight of the balancing loss)
+    "dense": (None, 0),
+    "routed": ("learned", BALANCE),
+    "routed, not balanced": ("learned", 0),
+    "routed by random keys": ("random", 0),
+    "dense, as large as all experts": (None, 0),
 }
+DENSE, ROUTED, *_, LARGE = KINDS
 BYTES = {
     "a-z": string.ascii_lowercase,
     "A-Z": string.ascii_uppercase,
@@ -69,17 +62,32 @@ BYTES = {
     "newline": "\n",
     "signs": string.punctuation,
 }
+LOSS = "validation loss"
+MOST, LEAST = "ask the most asked expert", "ask the least asked expert"
+
+
+@dataclass(kw_only=True)
+class Settings(trials.Settings):
+    learning_rate: float = 0.006
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(0, self, "learning_rate")
+
+
+# ---- The models
 
 
 def load(chosen):
-    """The load of each expert, (EXPERTS,): the part of tokens that are sent to it. chosen: each token's experts (N, CHOSEN)."""
+    """Return the part of tokens that each expert gets, (EXPERTS,), from choices (N, CHOSEN)."""
     return torch.bincount(chosen.flatten(), minlength=EXPERTS) / max(1, len(chosen))
 
 
 class Routed(nn.Module):
-    """The experts that each token of x (B, T, C) asks, and the mean of their answers by the token's weights for them.
+    """Experts for tokens x (B, T, C): the mean of the chosen ones' outputs, by a token's weights.
 
-    Each token chooses for itself. (That experts choose tokens, which balances them too, would let these see the future.)
+    Each token chooses for itself. If experts chose tokens, which balances them too, a token could
+    see the future.
     """
 
     def __init__(self, config, keys):
@@ -88,20 +96,18 @@ class Routed(nn.Module):
             torch.randn(EXPERTS, config.n_embd) / config.n_embd**0.5,
             requires_grad=keys == "learned",
         )
-        expert = replace(
-            config, mlp_size=config.mlp_size // CHOSEN
-        )  # together, those chosen are as large as a dense MLP
+        # Together, the chosen experts are as large as a dense MLP.
+        expert = replace(config, mlp_size=config.mlp_size // CHOSEN)
         self.experts = nn.ModuleList(MLP[config.mlp](expert) for _ in range(EXPERTS))
 
     def forward(self, x):
-        weights = attention_weights(
-            x[:, None], self.keys.expand(len(x), 1, -1, -1), full, dot
-        ).flatten(0, 2)  # (B·T, EXPERTS)
+        keys = self.keys.expand(len(x), 1, -1, -1)
+        weights = attention_weights(x[:, None], keys, full, dot).flatten(0, 2)  # (B·T, EXPERTS)
         largest, self.chosen = weights.topk(CHOSEN)  # both (B·T, CHOSEN)
-        self.balance_loss = (
-            EXPERTS / CHOSEN * (load(self.chosen) * weights.mean(0)).sum()
-        )  # 1 if balanced (Fedus, equation 4)
-        largest, tokens = largest / largest.sum(1, keepdim=True), x.flatten(0, 1)
+        largest = largest / largest.sum(1, keepdim=True)
+        # Fedus et al., equation 4: 1 if balanced.
+        self.balance_loss = EXPERTS / CHOSEN * (load(self.chosen) * weights.mean(0)).sum()
+        tokens = x.flatten(0, 1)
         y = torch.zeros_like(tokens)
         for n, expert in enumerate(self.experts):
             rows, rank = (self.chosen == n).nonzero(as_tuple=True)
@@ -109,86 +115,78 @@ class Routed(nn.Module):
         return y.view_as(x)
 
 
-@dataclass(kw_only=True)
-class Settings(trials.Settings):
-    steps: int = 400
-    """Of training, for each model."""
-    learning_rate: float = 0.006
-    """Of all models."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        at_least(1, self, "steps")
-        at_least(0, self, "learning_rate")
-
-
 def new_model(kind, attention="fused"):
-    """A GPT of this kind, and its routed MLPs: none, or one in each layer."""
-    kind = KINDS[kind]
-    model = GPT(
-        GPTConfig(
-            block_size=T,
-            vocab_size=256,
-            n_layer=2,
-            n_head=4,
-            n_embd=WIDTH,
-            position="rope",
-            norm="rmsnorm",
-            mlp="relu2",
-            mlp_size=kind.mlp_size,
-            bias=False,
-            tie_weights=False,
-            init="zero_out",
-            attention=attention,
-        )
+    """Return a GPT of this kind, and its routed MLPs: none, or one in each layer."""
+    keys, _ = KINDS[kind]
+    model = trials.new_gpt(
+        block_size=T,
+        n_head=4,
+        n_embd=WIDTH,
+        position="rope",
+        mlp="relu2",
+        mlp_size=4 * WIDTH * (EXPERTS // CHOSEN if kind == LARGE else 1),
+        init="zero_out",
+        attention=attention,
     )
-    if not kind.keys:
+    if not keys:
         return model, []
     for block in model.transformer.h:
-        block.mlp = Routed(model.config, kind.keys)
+        block.mlp = Routed(model.config, keys)
     init_weights(model)  # of the experts, too
     return model, [block.mlp for block in model.transformer.h]
 
 
-def trained(kind, config, seed):
-    """A model's loss and, for each routed layer, the load of each expert, of all tokens and of the bytes of each kind."""
+# ---- Runs
+
+
+def run(kind, config, seed):
+    """Return a model's loss and, of each routed layer, the load by all tokens and by each kind."""
     torch.manual_seed(seed)
-    data, (model, routed) = trials.text(), new_model(kind)
+    data = trials.load_text()
+    model, routed = new_model(kind)
+    _, balance = KINDS[kind]
 
     def loss(step):
-        found = model(*trials.batch(data.train, 16, T, seed, step), only_loss=True)[1]
-        return found + KINDS[kind].balance * sum(mlp.balance_loss for mlp in routed)
+        x, y = trials.random_batch(data.train, 16, T, seed, step)
+        _, cross_entropy = model(x, y, only_loss=True)
+        return cross_entropy + balance * sum(mlp.balance_loss for mlp in routed)
 
     trials.fit(model, loss, config.steps, config.learning_rate)
-    found = {"loss": trials.text_loss(model, data.val, T)}
-    if routed:
-        x, _ = trials.batch(data.val, 256, T, 0)
-        with torch.no_grad():
-            model(x)
-        kinds = torch.tensor(
-            [[chr(byte) in of_kind for byte in x.flatten()] for of_kind in BYTES.values()]
-        )
-        found["load"] = [load(mlp.chosen).tolist() for mlp in routed]
-        found["bytes"] = [[load(mlp.chosen[rows]).tolist() for rows in kinds] for mlp in routed]
+    found = {LOSS: trials.text_loss(model, data.val, T)}
+    if not routed:
+        return found
+
+    x, _ = trials.random_batch(data.val, 256, T, 0)
+    with torch.no_grad():
+        model(x)
+    loads = [load(mlp.chosen).tolist() for mlp in routed]
+    found |= {"load": loads, "bytes": []}
+    found[MOST] = statistics.fmean(map(max, loads))  # the mean of the layers
+    found[LEAST] = statistics.fmean(map(min, loads))
+    for mlp in routed:
+        of_layer = []
+        for letters in BYTES.values():
+            rows = torch.isin(x.flatten(), torch.tensor([*letters.encode()]))
+            of_layer.append(load(mlp.chosen[rows]).tolist())
+        found["bytes"].append(of_layer)
     return found
 
 
 def costs():
-    """{kind: its parameters, FLOPs per token, and the time of a step's passes, as a multiple of the first kind's}."""
+    """Return {kind: its parameters, FLOPs per token, and the time of a step relative to DENSE}."""
     x, y = torch.randint(256, (2, 16, T))
-    models, found = {kind: new_model(kind)[0] for kind in KINDS}, {}
-    rounds = time_interleaved(
-        [lambda model=model: model(x, y)[1].backward() for model in models.values()],
-        15,
-        torch.device("cpu"),
-    )
-    for kind, times in zip(models, zip(*([time / each[0] for time in each] for each in rounds))):
+    models = {kind: new_model(kind)[0] for kind in KINDS}
+    steps = [lambda model=model: model(x, y)[1].backward() for model in models.values()]
+    rounds = time_interleaved(steps, 15, torch.device("cpu"))
+    relative = [[time / times[0] for time in times] for times in rounds]
+    found = {}
+    for (kind, model), times in zip(models.items(), zip(*relative)):
+        # The counter sees the products of this path, those with the future included.
+        counted, _ = new_model(kind, "masked_fill")
         with FlopCounterMode(display=False) as counter:
-            new_model(kind, "masked_fill")[0](
-                x, y
-            )  # whose products it sees, those with the future included
+            counted(x, y)
         found[kind] = {
-            "parameters": sum(p.numel() for p in models[kind].parameters()),
+            "parameters": sum(p.numel() for p in model.parameters()),
             "MFLOP of a token": counter.get_total_flops() / x.numel() / 1e6,
             "time": statistics.median(times),
         }
@@ -196,70 +194,42 @@ def costs():
 
 
 def draw(runs):
-    """Losses; the load of experts, the largest first; and in the first routed run, which bytes are sent to which expert."""
-    drawn, panels = trials.figure(14, 3.4, 1, 4, width_ratios=[1.2, 1, 1, 1])
+    """Draw losses, the load of experts, and which bytes are sent to which expert in one run."""
+    figure, panels = trials.make_figure(14, 3.4, 1, 4, width_ratios=[1.2, 1, 1, 1])
+    losses, loads, *layers = panels
     for n, (kind, found) in enumerate(runs.items()):
-        mean, error = trials.mean(run["loss"] for run in found)
-        panels[0].errorbar(mean, n, xerr=error, fmt="o", capsize=3)
-        if KINDS[kind].keys:
-            parts = (
-                torch.tensor([run["load"] for run in found])
-                .sort(descending=True)
-                .values.mean((0, 1))
-            )
-            panels[1].plot(
-                range(1, EXPERTS + 1), parts, "o-", color=f"C{n}", markersize=4, label=kind
-            )
-    panels[0].set_yticks(range(len(runs)), runs)
-    panels[0].invert_yaxis()
-    panels[0].set(title="validation loss (nats per byte)")
-    panels[1].axhline(CHOSEN / EXPERTS, color="#9a978f", linestyle=":", linewidth=1)
-    panels[1].set(
-        ylim=(0, None),
-        xlabel="expert, from the most to the least asked",
-        title="part of tokens that ask it",
-    )
-    panels[1].legend(frameon=False, fontsize=8)
-    for layer, panel in enumerate(panels[2:]):
-        heatmaps.cells(
-            panel,
-            runs["routed"][0]["bytes"][layer],
-            [*BYTES],
-            [str(n) for n in range(1, EXPERTS + 1)],
-        )
+        mean, error = trials.mean_and_error([run[LOSS] for run in found])
+        losses.errorbar(mean, n, xerr=error, fmt="o")
+        if "load" in found[0]:
+            ranked = np.sort([run["load"] for run in found])[..., ::-1]
+            loads.plot(range(1, EXPERTS + 1), ranked.mean((0, 1)), "o-", color=f"C{n}", label=kind)
+    losses.set_yticks(range(len(runs)), runs)
+    losses.invert_yaxis()
+    losses.set(title="validation loss (nats per byte)")
+    loads.axhline(CHOSEN / EXPERTS, color="grey", linestyle=":", linewidth=1)
+    loads.set(xlabel="expert, from the most to the least asked", title="part of tokens that ask it")
+    loads.set(ylim=(0, None))
+    loads.legend()
+    experts = [str(n) for n in range(1, EXPERTS + 1)]
+    for layer, panel in enumerate(layers):
+        heatmaps.cells(panel, runs[ROUTED][0]["bytes"][layer], [*BYTES], experts)
         panel.set(title=f"routed, layer {layer + 1}: who asks", xlabel="expert", aspect="auto")
-    return drawn
+    return figure
 
 
 def main(config):
-    trials.text()  # before several processes want to make it
-    [spent] = trials.every(costs, [()])  # before the other cores are busy
-    runs = trials.every(
-        trained, [(kind, config, seed) for kind in KINDS for seed in range(config.seeds)]
-    )
-    runs, rows = trials.by_kind(KINDS, runs), []
+    trials.load_text()  # before several processes make it
+    [spent] = trials.run_jobs(costs, [()])  # before the other cores are busy
+    runs = trials.run_seeds(run, KINDS, config)
     first, *_ = runs.values()
-    for kind, found in runs.items():
-        row = {
-            "MLP": kind,
-            "validation loss": trials.plus_minus(run["loss"] for run in found),
-            f"less than {[*KINDS][0]}": trials.plus_minus(
-                one["loss"] - run["loss"] for one, run in zip(first, found)
-            ),
-        }
-        for what, of in (("most", max), ("least", min)):  # the mean of the layers
-            parts = [statistics.fmean(map(of, run["load"])) for run in found if "load" in run]
-            row[f"ask the {what} asked expert"] = trials.plus_minus(parts) if parts else None
-        rows.append(row | spent[kind])
-    trials.write_result(
-        config,
-        {f"{EXPERTS} experts, of which each token asks {CHOSEN}": rows},
-        draw(runs),
-        runs=runs,
-    )
-    return runs
+    for found in runs.values():
+        for dense, run_ in zip(first, found):
+            run_[f"less than {DENSE}"] = dense[LOSS] - run_[LOSS]
+    rows = trials.make_table("MLP", runs)
+    rows = [row | spent[row["MLP"]] for row in rows]
+    tables = {f"{EXPERTS} experts, of which each token asks {CHOSEN}": rows}
+    trials.write_result("routing", config, tables, draw(runs), runs=runs)
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(parse_settings(Settings, sys.argv[1:]))
+    trials.run_script(main, Settings)

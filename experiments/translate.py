@@ -1,32 +1,38 @@
 """What attention was made for: translation that does not pass through one vector.
 
-    python -m experiments.translate                             English and French of a grammar; minutes on two cores
-    python -m experiments.translate --source=train.en.gz --target=train.fr.gz --test_source=test.en --test_target=test.fr
+    python -m experiments.translate [--seeds=3]
+    python -m experiments.translate --source=train.en.gz --target=train.fr.gz
 
-Claim (Bahdanau et al. 2014, arXiv:1409.0473, figure 2): a network that reads a sentence into one vector, and writes the
-translation from that, fails at long sentences; one that looks back at all states of the reader does not. Luong et al. 2015
-(arXiv:1508.04025): simpler scores do as well. Vaswani et al. 2017 (arXiv:1706.03762): with attention, no recurrence is needed.
+The first translates sentences of a grammar from English to French, in minutes on two cores.
 
-The recurrent networks differ in nothing but what the writer sees of the source: the same vector at each step, or an average
-of the reader's states with the weights of one of attention.py's scores. Unlike Bahdanau's and Luong's, they know positions
-(sinusoidal), without which they lose their place in long sentences for much longer, and begin with short sentences.
+Claim (Bahdanau et al. 2014, arXiv:1409.0473, figure 2): a network that reads a sentence into one
+vector, and writes the translation from that, fails at long sentences; one that looks back at all
+states of the reader does not. Luong et al. 2015 (arXiv:1508.04025): simpler scores do as well.
+Vaswani et al. 2017 (arXiv:1706.03762): with attention, no recurrence is needed.
 
-Found (--seeds=3): BLEU of sentences of 1 to 10 and of 41 to 50 words is 64.9 ± 0.3 and 8.2 ± 0.4 without attention; 99.6 and
-96.1 ± 0.6 with additive, 99.7 and 97.8 ± 0.1 with general, 98.3 and 96.3 ± 0.8 with dot scores, 100.0 and 97.7 ± 0.1 for the
-transformer, which has twice as many steps (without attention 2.5 times as many). Beam search gains 0.8 at most.
+The recurrent networks differ in nothing but what the writer sees of the source: the same vector at
+each step, or an average of the reader's states with the weights of one of attention.py's scores.
+Unlike Bahdanau's and Luong's, they know positions (sinusoidal), without which they lose their place
+in long sentences for much longer, and begin with short sentences.
 
-More training, on more sentences, moves the drop to longer ones: without attention each ten words more have 86.1, 50.9, 24.9,
-15.7 and 11.1 by --steps=1040 --sentences=20000 (with general 99.7 to 98.8), and 96.8, 84.3, 54.9, 36.3 and 22.1 by --steps=4160
---sentences=40000 (one seed each; whether a wider vector moves it is not measured).
+Found (--seeds=3): BLEU of sentences of 1 to 10 and of 41 to 50 words is 64.9 ± 0.3 and 8.2 ± 0.4
+without attention; 99.6 and 96.1 ± 0.6 with additive, 99.7 and 97.8 ± 0.1 with general, 98.3 and
+96.3 ± 0.8 with dot scores, 100.0 and 97.7 ± 0.1 for the transformer, which has twice as many steps
+(without attention 2.5 times as many). Beam search gains 0.8 at most.
 
-Multi30k, English to French, test 2016, 7,000 steps of both (one seed; benchmarks/translate_multi30k.json has the command): 34.2
-without attention, 47.3 with general; 44.2 and 52.4 for 6 to 10 words, 16.1 and 28.8 for 21 to 25. Here beam search gains 2.6
-and 2.1. (Lower case, tokenization 13a, beam 4.)
+More training, on more sentences, moves the drop to longer ones: without attention each ten words
+more have 86.1, 50.9, 24.9, 15.7 and 11.1 by --steps=1040 --sentences=20000 (with general 99.7 to
+98.8), and 96.8, 84.3, 54.9, 36.3 and 22.1 by --steps=4160 --sentences=40000 (one seed each; whether
+a wider vector moves it is not measured).
+
+Multi30k, English to French, test 2016, 7,000 steps of both (one seed;
+benchmarks/translate_multi30k.json has the command): 34.2 without attention, 47.3 with general; 44.2
+and 52.4 for 6 to 10 words, 16.1 and 28.8 for 21 to 25. Here beam search gains 2.6 and 2.1. (Lower
+case, tokenization 13a, beam 4.)
 """
 
 import functools
 import math
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,45 +42,49 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attention import (
-    ATTENTION,
     Additive,
     CrossAttention,
     General,
     attention_weights,
     dot,
+    masked_fill,
     present,
     sinusoidal,
 )
 from engine.common.checks import at_least, check_heads, choose
-from engine.common.errors import one_line_errors
-from engine.common.settings import parse_settings
 from engine.plotting import heatmaps
 from experiments.shared import translation, trials
-from experiments.shared.translation import (
-    END,
-    Vocabulary,
-    alignment,
-    batches,
-    bleu,
-    by_length,
-    padded,
-    sentences,
-    translated,
-)
+from experiments.shared.translation import bleu, padded, shifted
 from model import Block, GPTConfig
 
 HEADS = 4  # of the transformer
+SCORES = {
+    "none": None,
+    "additive": lambda C: Additive(C, C // 4),
+    "general": General,
+    "dot": lambda C: dot,
+}
 
 
 @dataclass(kw_only=True)
-class Settings(translation.Settings):
+class Settings(trials.Settings):
     seeds: int = 1
+    source: str = ""
+    """Sentences, one a line (also .gz); empty: those of experiments/shared/grammar.py, English."""
+    target: str = ""
+    """Their translations; empty: French."""
+    test_source: str = ""
+    """Sentences of the test; empty: a tenth of the others, at most 500, not used in training."""
+    test_target: str = ""
+    """Their translations."""
+    sentences: int = 8000
+    """From the grammar, those of the test included."""
     models: str = "none,additive,general,dot,transformer"
-    """What is trained: a recurrent network with attention of one kind, or none; a transformer."""
+    """Recurrent networks with attention by one of the scores, or without; a transformer."""
     steps: int = 600
-    """Of training, for each model; twice as many for the transformer."""
+    """Training steps of each model; twice as many for the transformer."""
     patience: float = 2.5
-    """Times the steps without attention, with which short sentences take longer to learn too."""
+    """A factor of the steps without attention, which takes longer to learn short sentences too."""
     batch_tokens: int = 1000
     """Pieces of the longer language in each step."""
     n_embd: int = 128
@@ -86,15 +96,16 @@ class Settings(translation.Settings):
     vocab_size: int = 830
     """Pieces of words (bpe:VOCAB) that are learned from both languages."""
     beam: int = 4
-    """Translations that are pursued at the same time."""
+    """Translations that beam search keeps at each step."""
     bin: int = 10
-    """Words by which the lengths of test sentences are told apart."""
+    """Lengths of test sentences are told apart in steps of this number of words."""
     example: str = "my young friend that the red dog follows does not like this horse"
     """A sentence whose alignments are drawn."""
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(1, self, "steps", "patience", "batch_tokens", "beam", "bin")
+        at_least(100, self, "sentences")
+        at_least(1, self, "patience", "batch_tokens", "beam", "bin")
         at_least(0, self, "learning_rate")
         at_least(0, self, "dropout", "label_smoothing", most=0.99)
         at_least(257, self, "vocab_size")
@@ -103,58 +114,53 @@ class Settings(translation.Settings):
             choose("models", name, MODELS)
 
 
-# ---- Models: encode(source, real) -> memory · decode(target, memory, past) -> logits of what follows each piece, and the past
+# ---- Models, with the methods that translation.search calls
 
 
 class Embedding(nn.Module):
-    """Vectors for pieces and where they stand, which also score the pieces that may follow. The first stands at `start`."""
+    """Vectors for pieces and their positions, from `start` on, and scores of the next pieces."""
 
     def __init__(self, vocab_size, config):
         super().__init__()
-        self.weight = nn.Parameter(
-            torch.randn(vocab_size, config.n_embd) / math.sqrt(config.n_embd)
-        )
+        C = config.n_embd
+        self.weight = nn.Parameter(torch.randn(vocab_size, C) / math.sqrt(C))
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, numbers, start=0):
-        T, C = start + numbers.shape[1], self.weight.shape[1]
-        return self.dropout(
-            F.embedding(numbers, self.weight) * math.sqrt(C) + sinusoidal(T, C)[start:].float()
-        )
+        T = start + numbers.shape[1]
+        C = self.weight.shape[1]
+        x = F.embedding(numbers, self.weight) * math.sqrt(C)
+        return self.dropout(x + sinusoidal(T, C)[start:].float())
 
     def scores(self, y):
         return self.dropout(y) @ self.weight.T
 
 
 class Recurrent(nn.Module):
-    """A GRU reads, in both directions, and another writes. score None: it knows of the source what one vector holds.
+    """A GRU reads, in both directions, and another writes. score None: it sees only one vector.
 
-    As in Luong et al., the writer looks after it has read a piece, so that for a known translation all its states look at
-    once. Bahdanau's looks before, and reads what it has seen too (Luong's input feeding), which takes a loop over pieces.
+    As in Luong et al., the writer looks after it has read a piece, so that for a known translation
+    all its states look at once. Bahdanau's looks before, and reads what it has seen too (Luong's
+    input feeding), which takes a loop over pieces.
     """
 
     def __init__(self, vocab_size, config, score=None):
         super().__init__()
         C = config.n_embd
-        self.patience = config.patience if score is None else 1  # times the steps
         self.embed = Embedding(vocab_size, config)
-        self.encoder, self.decoder = (
-            nn.GRU(C, C // 2, batch_first=True, bidirectional=True),
-            nn.GRU(C, C, batch_first=True),
-        )
-        self.begin, self.combine = nn.Linear(C, C), nn.Linear(2 * C, C)
-        self.attention, self.score = ATTENTION["masked_fill"], score and score(C)
+        self.encoder = nn.GRU(C, C // 2, batch_first=True, bidirectional=True)
+        self.decoder = nn.GRU(C, C, batch_first=True)
+        self.begin = nn.Linear(C, C)
+        self.combine = nn.Linear(2 * C, C)
+        self.attention = masked_fill
+        self.score = score and score(C)
 
     def encode(self, source, real):
-        packed = pack_padded_sequence(
-            self.embed(source), real.sum(1), batch_first=True, enforce_sorted=False
-        )
+        x = self.embed(source)
+        packed = pack_padded_sequence(x, real.sum(1), batch_first=True, enforce_sorted=False)
         states, last = self.encoder(packed)
-        return (
-            pad_packed_sequence(states, batch_first=True)[0][:, None],
-            last.transpose(0, 1).flatten(1),
-            real,
-        )  # (B, 1, S, C)
+        states, _ = pad_packed_sequence(states, batch_first=True)
+        return states[:, None], last.transpose(0, 1).flatten(1), real  # (B, 1, S, C), (B, C)
 
     def new_past(self, memory, longest):
         return torch.tanh(self.begin(memory[1]))[None], 0
@@ -169,13 +175,14 @@ class Recurrent(nn.Module):
         if self.score is None:
             seen = vector[:, None].expand_as(state)
         else:
-            seen = self.attention(state[:, None], states, states, present(real), self.score)[:, 0]
+            q = state[:, None]
+            seen = self.attention(q, states, states, present(real), self.score)[:, 0]
         y = torch.tanh(self.combine(torch.cat([state, seen], -1)))
         return self.embed.scores(y), (state[:, -1:].transpose(0, 1), start + target.shape[1])
 
 
 class Whole:
-    """What an encoder's block asks in the place of a cache: each piece sees all of its sentence."""
+    """Stands in the place of a cache in the reader: each piece sees all of its sentence."""
 
     def __init__(self, real):
         self.real = real
@@ -188,19 +195,17 @@ class Whole:
 
 
 class Transformer(nn.Module):
-    """No recurrence (Vaswani et al. 2017): one block of a GPT reads, another writes, and looks at what the first has read."""
-
-    patience = 2  # times the steps
+    """No recurrence (Vaswani et al. 2017): a block of a GPT reads, another writes and looks."""
 
     def __init__(self, vocab_size, config):
         super().__init__()
-        shape = GPTConfig(
-            n_embd=config.n_embd, n_head=HEADS, mlp_size=2 * config.n_embd, dropout=config.dropout
-        )
+        C = config.n_embd
+        shape = GPTConfig(n_embd=C, n_head=HEADS, mlp_size=2 * C, dropout=config.dropout)
         self.embed = Embedding(vocab_size, config)
-        self.reader, self.writer = Block(shape, 0), Block(shape, 0)
-        self.look = CrossAttention(config.n_embd, HEADS, dropout=config.dropout)
-        self.ln_memory, self.ln_look, self.ln = (nn.LayerNorm(config.n_embd) for _ in range(3))
+        self.reader = Block(shape, 0)
+        self.writer = Block(shape, 0)
+        self.look = CrossAttention(C, HEADS, dropout=config.dropout)
+        self.ln_memory, self.ln_look, self.ln = (nn.LayerNorm(C) for _ in range(3))
 
     def encode(self, source, real):
         return self.ln_memory(self.reader(self.embed(source), cache=Whole(real))), real
@@ -212,110 +217,83 @@ class Transformer(nn.Module):
         return past.select(rows)
 
     def decode(self, target, memory, past=None):
-        x = self.writer(self.embed(target, 0 if past is None else len(past)), cache=past)
-        x = x + self.look(self.ln_look(x), memory[0], present(memory[1]))
+        states, real = memory
+        start = 0 if past is None else len(past)
+        x = self.writer(self.embed(target, start), cache=past)
+        x = x + self.look(self.ln_look(x), states, present(real))
         return self.embed.scores(self.ln(x)), past
 
 
-SCORES = {
-    "none": None,
-    "additive": lambda C: Additive(C, C // 4),
-    "general": General,
-    "dot": lambda C: dot,
-}
-MODELS = {name: functools.partial(Recurrent, score=score) for name, score in SCORES.items()} | {
-    "transformer": Transformer
-}
-COLOR = dict(zip(MODELS, ("C3", "C0", "C9", "C2", "C4")))
+MODELS = {name: functools.partial(Recurrent, score=score) for name, score in SCORES.items()}
+MODELS["transformer"] = Transformer
 
 
-# ---- Training and testing
+# ---- Runs
 
 
-def trained(config, name, vocabulary, train, test, seed):
-    """BLEU of a model for all sentences of the test, greedily and by beam search, and for those of each length."""
+def run(name, config, vocabulary, train, test, seed):
+    """Train a model; return the BLEU of its translations of the test, in all and by length."""
     torch.manual_seed(seed)
     model = MODELS[name](len(vocabulary), config)
-    endless = batches(np.array([max(map(len, pair)) for pair in train]), config.batch_tokens, seed)
+    lengths = np.array([max(map(len, pair)) for pair in train])
+    rows_of_batches = translation.batches(lengths, config.batch_tokens, seed)
 
     def loss(step):
-        rows = next(endless)
-        (source, real), (target, known) = (
-            padded([train[n][side] for n in rows]) for side in (0, 1)
-        )
-        logits, _ = model.decode(F.pad(target, (1, -1), value=END), model.encode(source, real))
-        return F.cross_entropy(logits[known], target[known], label_smoothing=config.label_smoothing)
+        sources, targets = zip(*(train[n] for n in next(rows_of_batches)))
+        target, real = padded(targets)
+        logits, _ = model.decode(shifted(target), model.encode(*padded(sources)))
+        return F.cross_entropy(logits[real], target[real], label_smoothing=config.label_smoothing)
 
-    trials.fit(model, loss, round(config.steps * model.patience), config.learning_rate)
+    factor = {"none": config.patience, "transformer": 2}.get(name, 1)
+    trials.fit(model, loss, round(config.steps * factor), config.learning_rate)
     sources, right = zip(*test)
-    greedy, found = (translated(model, vocabulary, sources, beam) for beam in (1, config.beam))
-    return {
-        "greedy": bleu(greedy, right),
-        "beam": bleu(found, right),
-        "alignment": alignment(model, vocabulary, config.example, config.beam, attention_weights),
-        "lengths": {
-            length: bleu([found[n] for n in rows], [right[n] for n in rows])
-            for length, rows in by_length(sources, config.bin).items()
-        },
-    }
+    greedy = translation.translate(model, vocabulary, sources, 1)
+    best = translation.translate(model, vocabulary, sources, config.beam)
+    found = {"greedy": bleu(greedy, right), f"beam {config.beam}": bleu(best, right)}
+    for length, rows in translation.by_length(sources, config.bin).items():
+        title = f"{length - config.bin + 1}-{length} words"
+        found[title] = bleu([best[n] for n in rows], [right[n] for n in rows])
+    found["alignment"] = translation.alignment(
+        model, vocabulary, config.example, config.beam, attention_weights
+    )
+    return found
 
 
 def draw(config, runs):
-    """BLEU by length, and where the first run of each model that has attention looks."""
-    maps = {name: found[0]["alignment"] for name, found in runs.items() if found[0]["alignment"][2]}
-    drawn, panels = trials.figure(
-        5 + 3 * len(maps), 4, 1, 1 + len(maps), width_ratios=[1.6] + [1] * len(maps), squeeze=False
+    """Draw BLEU by length, and where the first run of each model that has attention looks."""
+    maps = {name: found[0]["alignment"] for name, found in runs.items()}
+    maps = {name: found for name, found in maps.items() if found[2]}
+    widths = [1.6] + [1] * len(maps)
+    figure, panels = trials.make_figure(
+        5 + 3 * len(maps), 4, 1, len(widths), width_ratios=widths, squeeze=False
     )
     first, *others = panels[0]
     for name, found in runs.items():
-        lengths = [*found[0]["lengths"]]
-        means, errors = zip(
-            *(trials.mean(run["lengths"][length] for run in found) for length in lengths)
-        )
-        middles = [length - (config.bin - 1) / 2 for length in lengths]
-        first.errorbar(
-            middles, means, errors, fmt="o-", color=COLOR[name], markersize=4, capsize=3, label=name
-        )
+        titles = [title for title in found[0] if title.endswith(" words")]
+        middles = [int(title.split("-")[0]) + (config.bin - 1) / 2 for title in titles]
+        values = [[run[title] for run in found] for title in titles]
+        first.errorbar(middles, *trials.mean_and_error(values), fmt="o-", label=name)
     first.set(xlabel="words of the sentence", ylabel="BLEU", ylim=(0, None))
-    first.legend(frameon=False)
+    first.legend()
     for panel, (name, (source, target, weights)) in zip(others, maps.items()):
         heatmaps.cells(panel, weights, target, source)
         panel.set(title=name, aspect="auto")
-    return drawn
+    return figure
 
 
 def main(config):
     bleu(["a"], ["a"])  # before anything is trained
-    train, test = sentences(config)
-    vocabulary = Vocabulary([text for pair in train for text in pair], config.vocab_size)
+    train, test = translation.load_pairs(config)
+    texts = [text for pair in train for text in pair]
+    vocabulary = translation.Vocabulary(texts, config.vocab_size)
     numbers = [[vocabulary.encode(text) for text in pair] for pair in train]
     names = config.models.split(",")
-    jobs = [
-        (config, name, vocabulary, numbers, test, seed)
-        for name in names
-        for seed in range(config.seeds)
-    ]
-    found = trials.every(trained, jobs)
-    runs = trials.by_kind(names, found)
+    runs = trials.run_seeds(run, names, config, vocabulary, numbers, test)
 
-    rows = []
-    for name, found in runs.items():
-        row = {
-            "greedy": [run["greedy"] for run in found],
-            f"beam {config.beam}": [run["beam"] for run in found],
-        }
-        row |= {
-            f"{n - config.bin + 1}-{n} words": [run["lengths"][n] for run in found]
-            for n in found[0]["lengths"]
-        }
-        rows.append(
-            {"attention": name}
-            | {column: trials.plus_minus(values, 1) for column, values in row.items()}
-        )
     title = f"BLEU of {len(test):,} sentences, and by their length, with beam {config.beam}"
-    trials.write_result(config, {title: rows}, draw(config, runs), runs=runs)
+    tables = {title: trials.make_table("attention", runs, digits=1)}
+    trials.write_result("translate", config, tables, draw(config, runs), runs=runs)
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(parse_settings(Settings, sys.argv[1:]))
+    trials.run_script(main, Settings)

@@ -260,3 +260,24 @@ def hugging_face_folder(folder, model, prefix="transformer.", **config):
         model_type="gpt2", n_positions=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16
     )
     (folder / "config.json").write_text(json.dumps(settings | config))
+
+
+@pytest.fixture
+def small_experiment(monkeypatch, tmp_path):
+    """A function that runs an experiment in this process, for one seed, and returns its report."""
+    from experiments.shared import trials
+
+    def run_jobs(function, jobs):
+        return [function(*job) for job in jobs]
+
+    def run_main(module, **settings):
+        name = module.__name__.removeprefix("experiments.")
+        config = getattr(module, "Settings", trials.Settings)
+        module.main(config(seeds=1, out_dir=str(tmp_path), **settings))
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+        return json.loads((tmp_path / f"{name}.json").read_text())
+
+    monkeypatch.setattr(trials, "run_jobs", run_jobs)
+    dataset.write_dataset(tmp_path / "poem", [POEM * 30], "byte", "a poem")
+    monkeypatch.setattr(trials, "DATASET", str(tmp_path / "poem"))
+    return run_main

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits, real data that needs no download, and what there is to say about each."""
+"""Handwritten digits of scikit-learn, real data that needs no download, and captions for them."""
 
 import torch
 import torch.nn.functional as F
@@ -10,45 +10,42 @@ LENGTH = 5  # words of a caption
 
 
 def images(seed):
-    """1,797 handwritten digits (N, 8, 8), ink from 0 to 1, and what they are (N,): a quarter is for the test."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise ValueError("this needs scikit-learn: pip install scikit-learn") from None
+    """Return (images, digits) for training and for the test, a quarter of 1,797.
+
+    Images are (N, 8, 8), ink from 0 to 1; digits are (N,).
+    """
+    from sklearn.datasets import load_digits
+
     data = load_digits()
     order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(seed))
-    x, y = (
-        torch.tensor(data.images / 16, dtype=torch.float32)[order],
-        torch.tensor(data.target)[order],
-    )
-    return (x[len(x) // 4 :], y[len(x) // 4 :]), (x[: len(x) // 4], y[: len(x) // 4])
+    x = torch.tensor(data.images / 16, dtype=torch.float32)[order]
+    y = torch.tensor(data.target)[order]
+    tested = len(x) // 4
+    return (x[tested:], y[tested:]), (x[:tested], y[:tested])
 
 
 def captions(x, y):
-    """What there is to see: a thin or thick digit that leans to the left or right, as ids of WORDS (N, 1 + LENGTH)."""
+    """Return captions of images x that show digits y, as ids of WORDS (N, 1 + LENGTH).
+
+    They say whether a digit is thin or thick, and whether it leans to the left or right.
+    """
     place = torch.arange(SIDE) - (SIDE - 1) / 2
     ink = x.sum((1, 2))
-    down, right = (x.sum(2) @ place) / ink, (x.sum(1) @ place) / ink  # the centre of the ink
-    across = (
-        torch.einsum("nij,i,j->n", x, place, place) / ink - down * right
-    )  # below 0: the top is to the right
-    start, one, thin, zero, leaning, left = (
-        WORDS.index(word) for word in ("<start>", "a", "thin", "zero", "leaning", "left")
-    )
-    words = [
-        0 * y + start,
-        0 * y + one,
-        thin + (ink > 0.3 * SIDE**2),
-        zero + y,
-        0 * y + leaning,
-        left + (across < 0),
-    ]
-    return torch.stack(words, dim=1)
+    down = (x.sum(2) @ place) / ink  # the centre of the ink
+    right = (x.sum(1) @ place) / ink
+    covariance = torch.einsum("nij,i,j->n", x, place, place) / ink - down * right
+    words = torch.zeros(len(x), 1 + LENGTH, dtype=torch.long)
+    words[:, 1] = WORDS.index("a")
+    words[:, 2] = WORDS.index("thin") + (ink > 0.3 * SIDE**2)
+    words[:, 3] = WORDS.index("zero") + y
+    words[:, 4] = WORDS.index("leaning")
+    words[:, 5] = WORDS.index("left") + (covariance < 0)  # its top is to the right
+    return words
 
 
 def augmented(x):
-    """Images (B, 8, 8), each stretched, slanted and shifted a little at random."""
-    change = torch.eye(2, 3) + torch.randn(len(x), 2, 3) * torch.tensor([0.1, 0.1, 0.15])
-    return F.grid_sample(
-        x[:, None], F.affine_grid(change, [len(x), 1, SIDE, SIDE], False), align_corners=False
-    )[:, 0]
+    """Return images (B, 8, 8), each stretched, slanted and shifted a little at random."""
+    scale = torch.tensor([0.1, 0.1, 0.15])
+    change = torch.eye(2, 3) + torch.randn(len(x), 2, 3) * scale
+    grid = F.affine_grid(change, [len(x), 1, SIDE, SIDE], align_corners=False)
+    return F.grid_sample(x[:, None], grid, align_corners=False)[:, 0]

@@ -1,6 +1,7 @@
-"""Documents with labels: of a file, or made of docstrings of Python's own library, so that one sentence carries the label.
+"""Documents with labels: from a file, or made of docstrings of Python's own library.
 
-A document is (its sentences, its label, the number of the sentence that carries it, or None).
+A document is (its sentences, its label, the number of the sentence that carries the label).
+That number is None for documents from a file.
 """
 
 import ast
@@ -15,16 +16,20 @@ import torch
 
 from experiments.shared import trials
 
-WORDS, SENTENCES = 40, 60  # of a sentence, of a document, that are read
-TOPICS = {  # a sentence with words of one topic only is about that; a model is never told the words
+WORDS, SENTENCES = 40, 60  # the most that is read of a sentence, and of a document
+# A sentence with words of only one topic is about that topic. Models are not told these words.
+TOPICS = {
     "windows": "widget window menu button canvas mouse scrollbar listbox cursor",
     "network": "socket server client network address host connection url proxy port",
     "tasks": "process thread loop coroutine lock threads task processes scheduled semaphore",
     "mail": "header headers email mime mailbox smtp mail imap folder recipient",
     "time": "time date timeout year month day seconds timezone timestamp calendar clock hour",
-    "numbers": "integer decimal digits sign exponent rounding fraction median variance probability logarithm",
+    "numbers": "integer decimal digits sign exponent rounding fraction median variance"
+    " probability logarithm",
 }
 RETURNS = {"return", "returns", "returned", "returning"}
+NOT_READ = {"test", "tests", "site-packages", "dist-packages", "lib2to3"}  # folders
+DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
 
 
 def words_of(sentence):
@@ -32,69 +37,81 @@ def words_of(sentence):
 
 
 def sentences_of(text):
-    return [
-        " ".join(part.split())
-        for part in re.split(r"(?<=[.!?])\s+|\n\s*\n", text)
-        if words_of(part)
-    ]
+    parts = re.split(r"(?<=[.!?])\s+|\n\s*\n", text)
+    return [" ".join(part.split()) for part in parts if words_of(part)]
 
 
 # ---- From docstrings
 
 
 def docstrings():
-    """The sentences of 6 to 16 words in the docstrings of Python's own library, each once (its words, whatever the signs)."""
-    library, found = Path(sysconfig.get_path("stdlib")), {}
+    """Return the sentences of 6 to 16 words in the docstrings of Python's library, each once."""
+    library = Path(sysconfig.get_path("stdlib"))
+    found = {}
     for path in sorted(library.rglob("*.py")):
-        if {"test", "tests", "site-packages", "dist-packages", "lib2to3"} & {
-            *path.relative_to(library).parts
-        }:
+        if NOT_READ.intersection(path.relative_to(library).parts):
             continue
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                for sentence in sentences_of(ast.get_docstring(node) or ""):
-                    if 6 <= len(words_of(sentence)) <= 16 and ">>>" not in sentence:
-                        found.setdefault((*words_of(sentence),), sentence)
+            if not isinstance(node, DOCUMENTED):
+                continue
+            for sentence in sentences_of(ast.get_docstring(node) or ""):
+                words = tuple(words_of(sentence))
+                if 6 <= len(words) <= 16 and ">>>" not in sentence:
+                    found.setdefault(words, sentence)
     return [*found.values()]
 
 
-def composed(sentences, number, seed, crowded=False):
-    """Documents for training and for testing: 20 to 40 sentences about nothing in particular, and among them one about a topic.
+def group_by_topic(sentences, crowded):
+    """Return {(topic or None, whether it says what is returned): sentences}.
 
-    crowded: sentences about all other topics may stand among them, and the one that counts is that which says what is returned.
-    The sentences are shared out first, so that no document of the test holds one that was trained on.
+    Sentences about two topics are left out. Not crowded: what is returned makes no difference.
     """
-    chance, words = (
-        random.Random(seed),
-        {topic: {*words.split()} for topic, words in TOPICS.items()},
-    )
-    about = {(topic, returns): [] for topic in (*TOPICS, None) for returns in (False, True)}
+    topics = {topic: set(words.split()) for topic, words in TOPICS.items()}
+    groups = {(topic, returns): [] for topic in (*TOPICS, None) for returns in (False, True)}
     for sentence in sentences:
-        found = {*words_of(sentence)}
-        topics = [topic for topic in TOPICS if words[topic] & found]
-        if len(topics) < 2:
-            about[topics[0] if topics else None, crowded and bool(RETURNS & found)].append(sentence)
-    parts = {key: chance.sample(found, len(found)) for key, found in about.items()}
+        words = set(words_of(sentence))
+        about = [topic for topic in TOPICS if topics[topic] & words] or [None]
+        if len(about) == 1:
+            groups[about[0], crowded and bool(RETURNS & words)].append(sentence)
+    return groups
+
+
+def compose_document(chance, groups, topic, crowded):
+    """Return 20 to 40 sentences about nothing in particular, and among them one about a topic."""
+    sentences = chance.sample(groups[None, False], chance.randint(19, 39))
+    if crowded:  # half of these, in place of others
+        keys = [(None, True)]
+        keys += [(other, False) for other in TOPICS if other != topic]
+        others = [chance.choice(groups[key]) for key in keys]
+        others = [sentence for sentence in others if chance.random() < 0.5]
+        sentences[: len(others)] = others
+        chance.shuffle(sentences)
+    place = chance.randrange(len(sentences) + 1)
+    sentences.insert(place, chance.choice(groups[topic, crowded]))
+    return sentences, topic, place
+
+
+def compose(sentences, number, seed, crowded=False):
+    """Return documents for training, and a quarter as many for the test.
+
+    crowded: sentences about all other topics may stand in a document, and the one that counts is
+    the one that says what is returned. Both splits have sentences of their own.
+    """
+    chance = random.Random(seed)
+    groups = group_by_topic(sentences, crowded)
+    groups = {key: chance.sample(group, len(group)) for key, group in groups.items()}
     for topic in TOPICS:
-        if len(parts[topic, crowded]) < 2:  # tkinter, say, is not everywhere
-            raise ValueError(
-                f"this Python's library says nothing about {topic}: give your own documents by --data=FILE.jsonl"
-            )
+        if len(groups[topic, crowded]) < 2:  # some systems leave out tkinter
+            reason = f"this Python's library says nothing about {topic}"
+            raise ValueError(f"{reason}: give your own documents by --data=FILE.jsonl")
     splits = []
-    for size, part in ((number, slice(0, None, 2)), (number // 4, slice(1, None, 2))):
-        splits.append([])
+    for first, size in enumerate((number, number // 4)):
+        own = {key: group[first::2] for key, group in groups.items()}
+        documents = []
         for n in range(size):
             topic = [*TOPICS][n % len(TOPICS)]
-            document = chance.sample(parts[None, False][part], chance.randint(19, 39))
-            if crowded:  # half of these, in place of others
-                keys = [(None, True), *((other, False) for other in TOPICS if other != topic)]
-                others = [chance.choice(parts[key][part]) for key in keys]
-                others = [sentence for sentence in others if chance.random() < 0.5]
-                document[: len(others)] = others
-                chance.shuffle(document)
-            at = chance.randrange(len(document) + 1)
-            document.insert(at, chance.choice(parts[topic, crowded][part]))
-            splits[-1].append((document, topic, at))
+            documents.append(compose_document(chance, own, topic, crowded))
+        splits.append(documents)
     return splits
 
 
@@ -121,41 +138,32 @@ def read(path):
     return documents
 
 
-def shared_out(documents, seed):
-    """Four fifths for training, the others for testing."""
+def split(documents, seed):
+    """Return four fifths of the documents for training, the others for the test."""
     mixed = random.Random(seed).sample(documents, len(documents))
-    return mixed[len(mixed) // 5 :], mixed[: len(mixed) // 5]
+    tested = len(mixed) // 5
+    return mixed[tested:], mixed[:tested]
 
 
 # ---- As numbers
 
 
 def vocabulary_of(documents):
-    """{word: its number, from 2} of all words that occur more than once."""
-    counts = Counter(
-        word for document, *_ in documents for sentence in document for word in words_of(sentence)
-    )
-    return {
-        word: n for n, word in enumerate((word for word, count in counts.items() if count > 1), 2)
-    }
+    """Return {word: its number, from 2} of all words that occur more than once."""
+    counts = Counter()
+    for sentences, *_ in documents:
+        for sentence in sentences:
+            counts.update(words_of(sentence))
+    frequent = [word for word, count in counts.items() if count > 1]
+    return {word: n for n, word in enumerate(frequent, 2)}
 
 
 def ids_of(documents, vocabulary):
-    """Word ids (B, S, W), 0 where a document has no more words; a word that the vocabulary lacks is 1."""
-    ids = [
-        [
-            [vocabulary.get(word, 1) for word in words_of(sentence)[:WORDS]]
-            for sentence in document[:SENTENCES]
-        ]
-        for document, *_ in documents
-    ]
-    padded = torch.zeros(
-        len(ids),
-        max(map(len, ids)),
-        max(len(sentence) for d in ids for sentence in d),
-        dtype=torch.int32,
-    )
-    for n, document in enumerate(ids):
-        for m, sentence in enumerate(document):
-            padded[n, m, : len(sentence)] = torch.tensor(sentence)
-    return padded
+    """Return word ids (B, S, W): 0 is padding, 1 a word that the vocabulary lacks."""
+    ids = torch.zeros(len(documents), SENTENCES, WORDS, dtype=torch.int32)
+    for n, (sentences, *_) in enumerate(documents):
+        for m, sentence in enumerate(sentences[:SENTENCES]):
+            words = [vocabulary.get(word, 1) for word in words_of(sentence)[:WORDS]]
+            ids[n, m, : len(words)] = torch.tensor(words)
+    used = (ids > 0).any(0)  # (SENTENCES, WORDS)
+    return ids[:, used.any(1)][:, :, used.any(0)]

@@ -1,124 +1,103 @@
-"""What translating takes beside a model: pairs of sentences as pieces of words, batches, the search for a translation, BLEU."""
+"""What translation needs beside a model: pairs of sentences, pieces of words, beam search, BLEU."""
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from engine.common.checks import at_least
 from engine.plotting.inspection import recording
 from engine.text import tokenizer
 from experiments.shared import grammar, trials
 
-END = 0  # of a sentence: what begins its translation, and the padding, too
+END = 0  # of a sentence. It also begins its translation, and is the padding
 MOST_TESTED = 500
 
 
 # ---- Sentences
 
 
-@dataclass(kw_only=True)
-class Settings(trials.Settings):
-    source: str = ""
-    """Sentences, one a line (also .gz); empty: those of experiments/shared/grammar.py, English."""
-    target: str = ""
-    """Their translations; empty: French."""
-    test_source: str = ""
-    """Sentences to test with; empty: a tenth of the others, 500 at most, which is left out of training."""
-    test_target: str = ""
-    """Their translations."""
-    sentences: int = 8000
-    """From the grammar, those to test with included."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        at_least(100, self, "sentences")
-
-
 def read_pairs(source, target):
-    """[(sentence, its translation)] from two files with a sentence on each line; ValueError if they do not fit together."""
-    both = trials.read_lines(source), trials.read_lines(target)
-    if len(both[0]) != len(both[1]):
-        counts = f"{source} has {len(both[0]):,} lines, {target} {len(both[1]):,}"
-        raise ValueError(f"{counts}: each line of one must be the translation of the other's")
-    pairs = [pair for pair in zip(*both) if pair[0].strip() and pair[1].strip()]
-    if not pairs:
-        raise ValueError(f"{source} and {target} hold no text")
-    return pairs
-
-
-def sentences(config):
-    """Pairs to train with, and others to test with; ValueError if what config names does not give them."""
-    if bool(config.source) != bool(config.target) or bool(config.test_source) != bool(
-        config.test_target
-    ):
+    """Return [(sentence, its translation)] from two files with a sentence on each line."""
+    if not (source and target):
         raise ValueError("source and target belong together: give both or none")
-    pairs = (
-        read_pairs(config.source, config.target)
-        if config.source
-        else grammar.pairs(config.sentences, 0)
-    )
-    if config.test_source:
+    sentences = trials.read_lines(source)
+    translations = trials.read_lines(target)
+    if len(sentences) != len(translations):
+        counts = f"{source} has {len(sentences):,} lines, {target} {len(translations):,}"
+        raise ValueError(f"{counts}: each line of one must be the translation of the other's")
+    pairs = zip(sentences, translations)
+    return [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
+
+
+def load_pairs(config):
+    """Return pairs for training and for the test, from the files of the settings or the grammar."""
+    if config.source or config.target:
+        pairs = read_pairs(config.source, config.target)
+    else:
+        pairs = grammar.pairs(config.sentences, 0)
+    if config.test_source or config.test_target:
         return pairs, read_pairs(config.test_source, config.test_target)
-    some = min(len(pairs) // 10, MOST_TESTED)
-    seen = {source for source, _ in pairs[some:]}
-    test = [pair for pair in pairs[:some] if pair[0] not in seen]
+    tested = min(len(pairs) // 10, MOST_TESTED)
+    known = {source for source, _ in pairs[tested:]}
+    test = [pair for pair in pairs[:tested] if pair[0] not in known]
     if not test:
-        raise ValueError(
-            f"{config.source} has too few sentences: a tenth, to test with, that is not in the rest, is needed"
-        )
-    return pairs[some:], test
+        raise ValueError(f"{config.source} has too few sentences to set a tenth aside for the test")
+    return pairs[tested:], test
 
 
 class Vocabulary:
-    """Pieces of words in lower case, numbered from 1: those that occur in these texts. Others are left out."""
+    """Pieces of words in lower case, numbered from 1. Those that these texts lack are left out."""
 
     def __init__(self, texts, size):
         self.bpe = tokenizer.create_tokenizer(f"bpe:{size}", [text.lower() for text in texts])
         used = np.unique(np.concatenate([self.bpe.encode(f" {text.lower()}") for text in texts]))
-        self.number, self.piece = np.zeros(self.bpe.vocab_size, int), [END, *used]
+        self.piece = [END, *used]
+        self.number = np.zeros(self.bpe.vocab_size, int)
         self.number[used] = np.arange(1, len(self.piece))
 
     def __len__(self):
         return len(self.piece)
 
     def encode(self, text):
-        """With END, which is a place to look at when all else is translated."""
+        """Return the numbers of a text and END, where a model may look when all is translated."""
         numbers = self.number[self.bpe.encode(f" {text.lower()}")]
         return np.append(numbers[numbers != END], END)
 
     def decode(self, numbers):
-        """Up to END."""
-        return self.bpe.decode(
-            [self.piece[n] for n in itertools.takewhile(lambda n: n != END, numbers)]
-        ).strip()
+        """Return the text of the numbers up to END."""
+        own = itertools.takewhile(lambda n: n != END, numbers)
+        return self.bpe.decode([self.piece[n] for n in own]).strip()
 
 
 def padded(rows):
-    """Numbers (B, T), with END after each row's own, and which of them are its own."""
+    """Return numbers (B, T), END after each row's own, and which of them are its own."""
     lengths = torch.tensor([len(row) for row in rows])
-    numbers = pad_sequence(
-        [torch.as_tensor(row) for row in rows], batch_first=True, padding_value=END
-    )
+    rows = [torch.as_tensor(row) for row in rows]
+    numbers = pad_sequence(rows, batch_first=True, padding_value=END)
     return numbers, torch.arange(numbers.shape[1]) < lengths[:, None]
 
 
-def batches(lengths, most, seed):
-    """For ever, the rows of a batch: sentences about as long as each other, about `most` pieces in all.
+def shifted(target):
+    """Return what a model reads while it writes target (B, T): END, and all pieces but the last."""
+    return F.pad(target, (1, -1), value=END)
 
-    The first epoch goes from short sentences to long ones, from which a model learns sooner where to look; others are in a
-    random order.
+
+def batches(lengths, tokens, seed):
+    """Yield the rows of a batch without end: sentences of similar length, about `tokens` in all.
+
+    The first epoch goes from short sentences to long ones, from which a model learns sooner where
+    to look. The others are in a random order.
     """
     for epoch in itertools.count():
         rng = np.random.default_rng((seed, epoch))
         order = np.argsort(lengths + rng.random(len(lengths)))
-        number = np.cumsum(lengths[order]) // most  # of the batch that a sentence belongs to
-        found = np.split(order, np.flatnonzero(np.diff(number)) + 1)
-        yield from (found[n] for n in (rng.permutation(len(found)) if epoch else range(len(found))))
+        batch = np.cumsum(lengths[order]) // tokens  # the number of each sentence's batch
+        found = np.split(order, np.flatnonzero(np.diff(batch)) + 1)
+        for n in rng.permutation(len(found)) if epoch else range(len(found)):
+            yield found[n]
 
 
 # ---- Translations
@@ -126,78 +105,90 @@ def batches(lengths, most, seed):
 
 @torch.no_grad()
 def search(model, source, real, beam=1):
-    """The translation of each sentence, numbers (B, T), that beam search finds, and the mean log-probability of its pieces.
+    """Return the translations (B, T) that beam search finds, and the mean log-probability of each.
 
-    Of all continuations, the best `beam` are kept at each step, until all have ended. beam=1 is greedy. What a model must have:
+    Of all continuations, the best `beam` are kept at each step, until all have ended. beam=1 is
+    greedy. The model has four methods:
 
-        encode(source, real) -> memory, tensors (B, ...)        new_past(memory, longest) -> past, before the first piece
-        decode(target, memory, past) -> logits of what follows each piece, and the past        select(past, rows) -> past
+        encode(source, real) -> memory, tensors (B, ...)
+        new_past(memory, longest) -> past, before the first piece
+        decode(target, memory, past) -> logits of the next pieces, and the past
+        select(past, rows) -> past
     """
-    B, longest = len(source), 2 * source.shape[1] + 10
+    B = len(source)
+    longest = 2 * source.shape[1] + 10
     memory = [x.repeat_interleave(beam, 0) for x in model.encode(source, real)]
     past = model.new_past(memory, longest)
-    tokens, ended = torch.full((B * beam, 1), END), torch.zeros(B * beam, dtype=torch.bool)
-    scores = torch.tensor([0.0] + [-math.inf] * (beam - 1)).repeat(B)  # at first, all are the same
-    first = torch.arange(0, B * beam, beam)[:, None]  # each sentence's first row
+    tokens = torch.full((B * beam, 1), END)
+    ended = torch.zeros(B * beam, dtype=torch.bool)
     length = torch.zeros(B * beam)
+    # At first, all translations of a sentence are the same, and only one of them counts.
+    scores = torch.tensor([0.0] + [-math.inf] * (beam - 1)).repeat(B)
+    first_row = torch.arange(0, B * beam, beam)[:, None]
     for _ in range(longest):
         logits, past = model.decode(tokens[:, -1:], memory, past)
         more = logits[:, -1].log_softmax(-1)
-        more[ended] = -math.inf  # but for one more END, which costs nothing
-        more[ended, END] = 0.0
+        more[ended] = -math.inf
+        more[ended, END] = 0.0  # one more END costs nothing
         V = more.shape[1]
         scores, best = (scores[:, None] + more).view(B, -1).topk(beam)
-        rows, scores = (first + best // V).flatten(), scores.flatten()
+        scores = scores.flatten()
+        rows = (first_row + best // V).flatten()
         tokens = torch.cat([tokens[rows], (best % V).view(-1, 1)], 1)
         length = length[rows] + ~ended[rows]
-        ended, past = tokens[:, -1] == END, model.select(past, rows)
+        ended = tokens[:, -1] == END
+        past = model.select(past, rows)
         if ended.all():
             break
     best, which = (scores / length).view(B, beam).max(1)
-    return tokens[first[:, 0] + which, 1:], best
+    return tokens[first_row[:, 0] + which, 1:], best
 
 
-def translated(model, vocabulary, texts, beam, most=100):
-    """Translations, found for `most` sentences of about the same length at a time."""
-    numbers, found = [vocabulary.encode(text) for text in texts], {}
-    for rows in torch.tensor([len(row) for row in numbers]).argsort(stable=True).split(most):
+def translate(model, vocabulary, texts, beam):
+    """Return translations of texts, found for 100 of similar length at a time."""
+    numbers = [vocabulary.encode(text) for text in texts]
+    lengths = torch.tensor([len(row) for row in numbers])
+    found = {}
+    for rows in lengths.argsort(stable=True).split(100):
         tokens, _ = search(model, *padded([numbers[n] for n in rows]), beam)
-        found |= {n: vocabulary.decode(row) for n, row in zip(rows.tolist(), tokens.tolist())}
+        for n, row in zip(rows.tolist(), tokens.tolist()):
+            found[n] = vocabulary.decode(row)
     return [found[n] for n in range(len(texts))]
 
 
 @torch.no_grad()
 def alignment(model, vocabulary, text, beam, attention_weights):
-    """Where a model looks while it translates a text: pieces of both, and the last layer's weights, their heads' mean.
+    """Return pieces of a text, of its translation, and the weights between them, lists of rows.
 
-    The weights are a list of rows, or None of a model that does not look; attention_weights is attention.py's.
+    Weights are the mean of the last layer's heads, and None for a model without attention;
+    attention_weights is attention.py's.
     """
-    source = padded([vocabulary.encode(text)])
-    target, _ = search(model, *source, beam)
-    target = target[:, : (target != END).sum() + 1]  # up to END
+    source, real = padded([vocabulary.encode(text)])
+    found, _ = search(model, source, real, beam)
+    target = found[:, : (found != END).sum() + 1]
     with recording(model, attention_weights) as maps:
-        model.decode(
-            F.pad(target, (1, -1), value=END), model.encode(*source)
-        )  # as in training, all of it at once
-    pieces = [
-        [vocabulary.decode([n]) or "(end)" for n in side[0].tolist()]
-        for side in (source[0], target)
-    ]
-    return [*pieces, maps[-1][0].mean(0).tolist() if maps else None]
+        model.decode(shifted(target), model.encode(source, real))
+    weights = maps[-1][0].mean(0).tolist() if maps else None
+    pieces = []
+    for numbers in source[0].tolist(), target[0].tolist():
+        pieces.append([vocabulary.decode([n]) or "(end)" for n in numbers])
+    return [*pieces, weights]
 
 
 def bleu(found, right):
-    """BLEU of texts in lower case, as sacrebleu computes it for its tokenization 13a."""
-    try:
-        import sacrebleu
-    except ImportError:
-        raise ValueError("BLEU needs sacrebleu: pip install sacrebleu") from None
+    """Return the BLEU of texts in lower case, by sacrebleu and its tokenization 13a."""
+    import sacrebleu
+
     return sacrebleu.corpus_bleu(found, [right], lowercase=True).score
 
 
 def by_length(texts, step):
-    """{words: rows of the texts with so many, or up to step - 1 fewer}, without lengths that fewer than 2% have."""
+    """Return {words: rows of the texts with this number of words, or up to step - 1 fewer}.
+
+    Lengths that fewer than 2% of the texts have are left out.
+    """
     found = {}
     for n, text in enumerate(texts):
-        found.setdefault(-(-len(text.split()) // step) * step, []).append(n)
+        length = math.ceil(len(text.split()) / step) * step
+        found.setdefault(length, []).append(n)
     return {length: rows for length, rows in sorted(found.items()) if len(rows) >= len(texts) / 50}

@@ -1,6 +1,7 @@
-"""What experiments share: runs of several seeds in several processes, one training loop, means with errors, where results go.
+"""The frame of each experiment: settings, runs of several seeds, one training loop, results.
 
-A run is a function of its arguments and a seed, on one thread, and gives a dict of numbers.
+A run is a function of a kind of model, the settings and a seed. It uses one thread and returns a
+dict of numbers.
 """
 
 import gzip
@@ -23,22 +24,46 @@ from tqdm import tqdm
 
 from engine.common.checks import at_least
 from engine.common.device import pick_device
+from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
 from engine.common.hardware import machine_line, machine_report
+from engine.common.settings import parse_settings
 from engine.common.tables import format_table
 from engine.plotting import heatmaps
 from engine.text import dataset
+from model import GPT, GPTConfig
+
+DATASET = "stdlib"  # source code of Python's own library, as bytes
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "errorbar.capsize": 2,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.markersize": 4,
+}
 
 
 @dataclass(kw_only=True)
 class Settings:
     seeds: int = 3
-    """Runs of each kind, from whose spread the standard errors are computed."""
+    """Runs of each kind. Their differences give the standard errors."""
+    steps: int = 400
+    """Training steps of each model."""
     out_dir: str = "experiments"
-    """Where NAME.png and NAME.json go."""
+    """The folder for NAME.png and NAME.json."""
 
     def __post_init__(self):
-        at_least(1, self, "seeds", most=1000)
+        at_least(1, self, "seeds", "steps", most=1_000_000)
+
+
+def run_script(main, settings):
+    """Call main with the settings of the command line. Bad input ends the script with one line."""
+    with one_line_errors():
+        try:
+            main(parse_settings(settings, sys.argv[1:]))
+        except ImportError as error:
+            raise ValueError(f"{error}: pip install -r requirements-dev.txt") from None
 
 
 # ---- Running
@@ -49,10 +74,11 @@ def begin_worker():
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, without a traceback
 
 
-def every(function, jobs):
-    """Return [function(*job) for job in jobs], with a bar. Each job runs in a process, on one thread.
+def run_jobs(function, jobs):
+    """Return [function(*job) for job in jobs]. Each job runs in a process, on one thread.
 
-    The numbers do not depend on how many cores there are. The function stands in a module, so that another process finds it.
+    The numbers do not depend on how many cores there are. The function must stand in a module,
+    where processes find it.
     """
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has threads may hang
     with ProcessPoolExecutor(torch.get_num_threads(), spawn, begin_worker) as pool:
@@ -66,17 +92,41 @@ def every(function, jobs):
     return [future.result() for future in futures]
 
 
-def by_kind(kinds, found):
-    """{kind: its results}, of what every() found for all seeds of the first kind, then all of the second, and so on."""
-    kinds = [*kinds]
-    each = len(found) // len(kinds)
-    return {kind: found[n * each : (n + 1) * each] for n, kind in enumerate(kinds)}
+def run_seeds(function, kinds, config, *data):
+    """Return {kind: [function(kind, config, *data, seed) for each seed]}, computed by run_jobs."""
+    seeds = range(config.seeds)
+    jobs = [(kind, config, *data, seed) for kind in kinds for seed in seeds]
+    results = iter(run_jobs(function, jobs))
+    return {kind: [next(results) for _ in seeds] for kind in kinds}
+
+
+def seconds_alone(function):
+    """Return the processor seconds of a call: the least of all calls that fit into 0.1 s.
+
+    Processor time does not count what other programs use.
+    """
+    times = []
+    while sum(times) < 0.1:
+        start = time.process_time()
+        function()
+        times.append(time.process_time() - start)
+    return min(times)
+
+
+# ---- Training
+
+
+def new_gpt(**settings):
+    """Return a GPT of two layers for bytes. Settings of GPTConfig complete or change its shape."""
+    shape = dict(vocab_size=256, n_layer=2, norm="rmsnorm", bias=False, tie_weights=False)
+    return GPT(GPTConfig(**shape | settings))
 
 
 def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0):
-    """Train model by AdamW for loss(step), a scalar tensor: the loss of each step, as a list.
+    """Train a model by AdamW and return its losses, a list. loss(step) gives a scalar tensor.
 
-    The learning rate rises over the first tenth of the steps and then falls to 0; gradients are clipped to norm 1.
+    The learning rate rises over the first tenth of the steps and then falls to 0. Gradients are
+    clipped to norm 1.
     """
     optimizer = torch.optim.AdamW(
         model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=weight_decay
@@ -99,93 +149,109 @@ def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0):
     return curve
 
 
-def seconds_alone(function):
-    """Processor seconds of a call on one thread, the least of as many as fit into a tenth of a second: others do not count."""
-    times = []
-    while sum(times) < 0.1:
-        start = time.process_time()
-        function()
-        times.append(time.process_time() - start)
-    return min(times)
-
-
 # ---- Text
 
 
-def text():
-    """The dataset of `python train.py`, which is made from Python's own library if it is not there yet."""
-    return dataset.load_dataset("stdlib", 1)
+def load_text():
+    """Return the dataset of `python train.py`, and make it first if it is not there yet."""
+    return dataset.load_dataset(DATASET, 1)
 
 
-def batch(tokens, batch_size, T, *seed):
-    """Inputs and targets (batch_size, T), a function of the seed alone."""
+def random_batch(tokens, batch_size, T, *seed):
+    """Return inputs and targets (batch_size, T), a function of the seed alone."""
     return dataset.random_batch(tokens, batch_size, T, np.random.default_rng(seed))
 
 
+def fit_text(model, tokens, T, config, seed, learning_rate, batch_size=16):
+    """Train a GPT on windows of T tokens, as fit() does, and return its losses."""
+
+    def loss(step):
+        x, y = random_batch(tokens, batch_size, T, seed, step)
+        return model(x, y, only_loss=True)[1]
+
+    return fit(model, loss, config.steps, learning_rate)
+
+
 @torch.no_grad()
-def text_loss(model, tokens, T, batches=20, batch_size=16):
-    """Mean loss of a GPT on the same windows of T tokens every time, in nats."""
-    return statistics.fmean(
-        model(*batch(tokens, batch_size, T, n), only_loss=True)[1].item() for n in range(batches)
-    )
+def text_loss(model, tokens, T, batches=20):
+    """Return the mean loss of a GPT in nats, always for the same windows of T tokens."""
+    losses = []
+    for n in range(batches):
+        x, y = random_batch(tokens, 16, T, n)
+        losses.append(model(x, y, only_loss=True)[1].item())
+    return statistics.fmean(losses)
 
 
 def read_lines(path):
-    """Return the lines of a UTF-8 text file, compressed if it is a .gz; ValueError if it cannot be read."""
+    """Return the lines of a UTF-8 text file, compressed if it is a .gz."""
     opener = gzip.open if str(path).endswith(".gz") else open
     try:
         with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
             return [line.rstrip("\r\n") for line in file]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: convert it first ({error})") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged ({error})") from None
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not UTF-8 text, or damaged: {error}") from None
 
 
 # ---- Results
 
 
-def mean(values):
-    """(mean, its standard error) of numbers; the error of one number is NaN."""
-    values = [*values]
-    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return statistics.fmean(values), error
+def mean_and_error(values):
+    """Return the means of values (..., seeds) and their standard errors, NaN for one seed."""
+    values = np.array(values)
+    means = values.mean(-1)
+    seeds = values.shape[-1]
+    if seeds == 1:
+        return means, np.nan * means
+    return means, values.std(-1, ddof=1) / math.sqrt(seeds)
 
 
 def plus_minus(values, digits=3):
-    """Numbers as their mean ± its standard error."""
-    middle, error = mean(values)
-    return f"{middle:.{digits}f}" + ("" if math.isnan(error) else f" ± {error:.{digits}f}")
+    """Return a text with the mean of a list ± its standard error."""
+    mean, error = mean_and_error(values)
+    text = f"{mean:.{digits}f}"
+    return text if math.isnan(error) else f"{text} ± {error:.{digits}f}"
 
 
-def figure(width, height, rows=1, columns=1, **how):
-    """A matplotlib figure of this size in inches, and its panels: one, or an array of them."""
-    drawn = heatmaps.new_figure(width, height)
-    panels = drawn.subplots(rows, columns, **how)
-    for panel in np.ravel(panels):
-        panel.spines[["top", "right"]].set_visible(False)
-    return drawn, panels
+def make_table(label, runs, digits=3):
+    """Return a row for each kind of runs: its name, and plus_minus of every float in its dicts."""
+    rows = []
+    for kind, found in runs.items():
+        row = {label: kind}
+        for title, value in found[0].items():
+            if isinstance(value, float):
+                row[title] = plus_minus([run[title] for run in found], digits)
+        rows.append(row)
+    return rows
 
 
-def write_result(config, tables, drawn, **more):
-    """Print tables {title: rows}, and write NAME.json and NAME.png, for `python -m experiments.NAME`, to out_dir."""
-    name = Path(sys.argv[0]).stem
-    report = {
-        "kind": "experiment",
-        **machine_report(pick_device("cpu")),
-        "settings": vars(config),
-        "tables": tables,
-        **more,
-    }
+def make_figure(width, height, rows=1, columns=1, **layout):
+    """Return a matplotlib figure of this size in inches, and its panels: one, or an array."""
+    import matplotlib
+
+    matplotlib.rcParams.update(STYLE)
+    figure = heatmaps.new_figure(width, height)
+    return figure, figure.subplots(rows, columns, **layout)
+
+
+def log_axis(panel, label, ticks):
+    """Give a panel a logarithmic x-axis with these ticks."""
+    panel.set(xscale="log", xlabel=label)
+    panel.set_xticks(ticks, ticks, fontsize=8)
+    panel.minorticks_off()
+
+
+def write_result(name, config, tables, figure, **more):
+    """Print tables {title: rows}. Write NAME.json, with more in it, and NAME.png to out_dir."""
+    report = {"kind": "experiment", **machine_report(pick_device("cpu"))}
+    report |= {"settings": vars(config), "tables": tables, **more}
     print(machine_line(report))
     for title, rows in tables.items():
         print(f"\n{title}\n\n{format_table(rows)}")
+    text = json.dumps(report, indent=1)
+    # The numbers of a list stand in one line.
+    text = re.sub(r"\[\n[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
     folder = Path(config.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(report, indent=1)
-    text = re.sub(
-        r"\[\n[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text
-    )  # numbers of a list in one line
     atomic_write(folder / f"{name}.json", (text + "\n").encode())
-    heatmaps.save(drawn, folder / f"{name}.png")
+    heatmaps.save(figure, folder / f"{name}.png")
     print(f"\n{folder / name}.png and .json written")

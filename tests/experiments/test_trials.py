@@ -1,4 +1,4 @@
-"""What experiments share: processes, the training loop, means with errors."""
+"""What all experiments share: runs in processes, training, means with errors, settings."""
 
 import math
 import os
@@ -11,10 +11,9 @@ from conftest import complaint, run_here
 from experiments.shared import trials
 
 
-def power(base, seed):
-    torch.manual_seed(seed)
+def power(base, config, seed):
     time.sleep(0.3 * (seed == 0))
-    return {"value": base**seed, "process": os.getpid(), "threads": torch.get_num_threads()}
+    return base**seed, os.getpid(), torch.get_num_threads()
 
 
 def fails(seed, folder):
@@ -25,30 +24,25 @@ def fails(seed, folder):
 
 
 def test_runs_in_processes():
-    """Catches results in the order in which they were ready, runs in this process, and threads that fight for cores."""
-    found = trials.every(power, [(2, seed) for seed in range(5)])
-    assert [run["value"] for run in found] == [1, 2, 4, 8, 16]
-    assert os.getpid() not in {run["process"] for run in found} and {
-        run["threads"] for run in found
-    } == {1}
+    """Catches results in the order of their end, runs in this process, threads that compete."""
+    runs = trials.run_seeds(power, [2, 3], trials.Settings(seeds=3))
+    values = {base: [value for value, *_ in found] for base, found in runs.items()}
+    assert values == {2: [1, 2, 4], 3: [1, 3, 9]}
+    for _, process, threads in runs[2] + runs[3]:
+        assert process != os.getpid() and threads == 1
 
 
 def test_runs_that_fail(tmp_path):
     """Catches a failure that is lost, and runs that go on although it has made them useless."""
     with pytest.raises(ValueError, match="no run for seed 0"):
-        trials.every(fails, [(seed, tmp_path) for seed in range(20)])
+        trials.run_jobs(fails, [(seed, tmp_path) for seed in range(20)])
     assert len([*tmp_path.iterdir()]) < 15
-
-
-def test_results_by_kind():
-    """Catches seeds that are given to another kind."""
-    assert trials.by_kind("ab", [1, 2, 3, 4]) == {"a": [1, 2], "b": [3, 4]}
 
 
 def test_means():
     """Catches a standard deviation in place of a standard error."""
-    middle, error = trials.mean([1.0, 2.0, 3.0, 4.0])
-    assert middle == 2.5 and math.isclose(error, math.sqrt(5 / 3) / 2)
+    means, errors = trials.mean_and_error([[1.0, 2.0, 3.0, 4.0], [5.0] * 4])
+    assert [*means] == [2.5, 5] and errors == pytest.approx([math.sqrt(5 / 3) / 2, 0])
     assert trials.plus_minus([1.0, 3.0]) == "2.000 ± 1.000" and trials.plus_minus([1.0]) == "1.000"
 
 
@@ -59,21 +53,35 @@ def test_fit():
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 1)
         x = torch.randn(64, 4)
-        return trials.fit(
-            model, lambda step: (model(x) - x.sum(1, keepdim=True)).square().mean(), 200, 0.05
-        )
+        y = x.sum(1, keepdim=True)
+        return trials.fit(model, lambda step: (model(x) - y).square().mean(), 200, 0.05)
 
     first = curve()
     assert len(first) == 200 and first[-1] < 1e-3 * first[0] and first == curve()
 
 
-def test_bad_settings():
-    """Catches a traceback for what cannot be."""
-    assert "seeds=0 must be at least 1" in complaint(
-        run_here("-m", "experiments.scaling", "--seeds=0")
-    )
-
-
 def test_seconds_alone():
     """Catches time in which another program had the processor, or that a call only waited."""
     assert trials.seconds_alone(lambda: (time.sleep(0.05), sum(range(1_000_000)))) < 0.05
+
+
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        ("scaling --seeds=0", "seeds=0 must be at least 1"),
+        ("recall --steps=0", "steps=0 must be at least 1"),
+        ("scaling --sizes 16 48", "sizes=48 must divide 128"),
+        ("positions --T=1", "T=1 must be at least 16"),
+        ("efficient --longest=512", "longest=512 must be at least 1024"),
+        ("documents --documents=3", "documents=3 must be at least 50"),
+        ("translate --models=none,bahdanau", "models='bahdanau' is unknown"),
+        ("translate --beam=0", "beam=0 must be at least 1"),
+        ("translate --dropout=1", "dropout=1.0"),
+        ("translate --n_embd=30", "n_embd=30"),
+        ("translate --vocab_size=3", "vocab_size=3"),
+    ],
+)
+def test_bad_settings(flags, message):
+    """Catches a traceback for a setting that is impossible."""
+    name, *flags = flags.split()
+    assert message in complaint(run_here("-m", f"experiments.{name}", *flags))
