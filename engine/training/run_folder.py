@@ -6,7 +6,6 @@ out/step_002000/    a checkpoint (engine/weights/checkpoint.py)
     previous-1/     an earlier run, or the steps after the one from which this run was resumed
 """
 
-import itertools
 import json
 import math
 import os
@@ -24,18 +23,14 @@ from engine.common.files import (
 from engine.weights.checkpoint import (
     best_checkpoint,
     earlier_run_hint,
-    is_number,
     list_checkpoints,
     load_config,
     step_of,
 )
 
-# Of metrics.jsonl, where each may be null; a line may hold other values of your own.
-NUMBERS = ("step", "train_loss", "val_loss", "lr", "grad_norm", "tokens_per_s", "mfu", "wall_s")
-
 
 def start_run(out_dir, step, resumed):
-    """Prepare out_dir for a run that begins at this step; return the last line of its metrics, or {}.
+    """Prepare out_dir for a run that begins at this step; return the last of its metrics, or {}.
 
     A run neither mixes with an earlier one nor destroys it: an earlier run, or what came after the
     step from which a run is resumed, moves to out_dir/previous-N. ValueError if out_dir is not
@@ -62,10 +57,10 @@ def move_aside(out_dir, step, resumed):
     records = [path for path in (out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
     if not checkpoints and (resumed or not records):
         return
-    numbers = itertools.count(1)
-    aside = next(
-        out_dir / f"previous-{n}" for n in numbers if not (out_dir / f"previous-{n}").exists()
-    )
+    number = 1
+    while (out_dir / f"previous-{number}").exists():
+        number += 1
+    aside = out_dir / f"previous-{number}"
     aside.mkdir()
     for path in (*checkpoints, *records):
         if resumed and path.name == "metrics.jsonl":  # its beginning belongs to this run too
@@ -98,10 +93,7 @@ def read_metrics(path):
     for line in require_regular_file(path).read_bytes().splitlines(keepends=True):
         try:
             record = json.loads(line)
-            if not isinstance(record, dict):
-                raise ValueError
-            numbers = [record[name] for name in NUMBERS if record.get(name) is not None]
-            if type(record["step"]) is not int or not all(map(is_number, numbers)):
+            if type(record["step"]) is not int:
                 raise ValueError
             records[record["step"]] = record
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -127,7 +119,7 @@ def restore_best(out_dir, records):
     remove_path(out_dir / "best.json")
     for record in records:
         folder = out_dir / f"step_{record['step']:06d}"
-        if record.get("val_loss") is not None and folder.is_dir():
+        if "val_loss" in record and folder.is_dir():
             with suppress(DamagedFile):  # nobody needs an older one
                 data = load_config(folder)["data"] or {}
                 record_best(folder, record["val_loss"], data.get("val"))
@@ -154,7 +146,7 @@ def discard_checkpoint(folder):
 
 
 def resume_hint(out_dir, before=math.inf):
-    """Return one sentence: the newest checkpoint of a step before this one, and the command to resume."""
+    """Return one sentence: the newest checkpoint before this step, and the command to resume."""
     folders = list_checkpoints(out_dir, before)
     if not folders:
         return f"nothing was saved{earlier_run_hint(out_dir)}"

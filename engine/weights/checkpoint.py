@@ -140,17 +140,9 @@ def best_checkpoint(out_dir):
     path = Path(out_dir) / "best.json"
     if not path.exists():
         return None
-    try:
-        best = read_json(path)
-        if FOLDER_NAME.fullmatch(best["checkpoint"]) and is_number(best["val_loss"]):
-            return {"data": None} | best
-    except (ValueError, KeyError, TypeError):
-        pass
-    raise ValueError(f"{path} is damaged: delete it, and the next evaluation writes it again")
-
-
-def is_number(value):
-    return type(value) in (int, float) and abs(value) < 1e300  # false for NaN
+    best = read_json(path)
+    check_types(best, {"checkpoint": str, "val_loss": float, "data": str | None}, path)
+    return best
 
 
 def is_ours(folder):

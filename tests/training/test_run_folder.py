@@ -1,4 +1,4 @@
-"""The folder of a run: nothing of an earlier run is mixed in or destroyed, and the best stays known."""
+"""The folder of a run: no earlier run is mixed in or destroyed, and the best stays known."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def steps(out_dir):
 
 
 def test_pruning(tmp_path):
-    """Catches a best model that is thrown away, a disk that fills up, and the loss of later steps."""
+    """Catches a best model that is thrown away, a disk that fills up, and later steps removed."""
     for step, val_loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, 2.5), (5, 2.6)):
         folder = saved(tmp_path, step)
         run_folder.record_best(folder, val_loss)
@@ -83,9 +83,7 @@ def test_the_best_belongs_to_its_data(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"\xff\xfe\n", b"{\n", b"[]\n", b'{"step": null}\n', b'{"step": 2, "wall_s": "x"}\n']
-    + [b"[" * 100000 + b"\n"],
+    "content", [b"\xff\xfe\n", b"{\n", b"[]\n", b'{"step": null}\n', b"[" * 100000 + b"\n"]
 )
 def test_damaged_metrics(tmp_path, content, capsys):
     """Catches a run that cannot go on, or silence, where metrics.jsonl has been damaged."""

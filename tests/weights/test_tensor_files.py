@@ -7,7 +7,7 @@ from engine.weights.tensor_files import read_pickle
 
 
 def test_dense_tensors_and_plain_values(tmp_path):
-    """Catches tensors that share memory, as tied weights do, or transposed ones, that are refused."""
+    """Catches tensors that share memory, like tied weights, or are transposed, and are refused."""
     weight = torch.rand(3, 4)
     saved = {
         "a": weight,
