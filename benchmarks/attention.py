@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from attention import ATTENTION, FEATURE, fused, linear, masked_fill, tiled
+from attention import ATTENTION, FEATURE, fused, linear
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.hardware import machine_report, measure_seconds, peak_bytes, time_interleaved
@@ -105,7 +105,7 @@ def measure_paths(config, device):
 
 
 def compare_paths(config, device):
-    """Ratios of two figures at the two longest lengths: what the shortcuts gain."""
+    """Ratios of interleaved times at the two longest lengths: what the shortcuts gain."""
     long, longest = config.lengths()[-2:]
     windowed = functools.partial(fused, visible=sliding_window(config.window))
 
@@ -118,12 +118,6 @@ def compare_paths(config, device):
         f"time of fused / {window}, T = {long}": times(fused, windowed, long),
         f"time of fused / linear, T = {longest}": times(fused, linear, longest),
     }
-    # masked_fill keeps scores, weights and the gradients of both.
-    if 4 * 4 * B * H * long**2 < half_memory(device):
-        calls = [call_of(path, config, device, long) for path in (masked_fill, tiled)]
-        memory = [peak_bytes(call, device) for call in calls]
-        rounds[f"memory of masked_fill / tiled, T = {long}"] = [memory]
-
     rows = []
     for what, pairs in rounds.items():
         ratios = [first / second for first, second in pairs]

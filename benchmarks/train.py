@@ -60,13 +60,12 @@ def main(config):
     device = pick_device(config.device)
     report = {"kind": "train", **machine_report(device), "settings": vars(config)}
     tables = []
-    with benchmark.background_load(config.busy):
-        if config.preset:
-            report |= time_to_loss(config, device)
-            tables += [report["runs"], [report["summary"]]]
-        report["throughput"] = []
-        for name in config.shape_names():
-            report["throughput"].append(compare_steps(config, name, device, report["gflops"]))
+    if config.preset:
+        report |= time_to_loss(config, device)
+        tables += [report["runs"], [report["summary"]]]
+    report["throughput"] = []
+    for name in config.shape_names():
+        report["throughput"].append(compare_steps(config, name, device, report["gflops"]))
     benchmark.write_report(report, config, tables + report["throughput"], device)
 
 

@@ -28,10 +28,10 @@ def test_bench_attention(tmp_path, capsys, monkeypatch):
         left_out = row["path"] == "naive" and row["T"] > 16
         assert ("skipped" in row) == left_out, row
         assert left_out or (row["seconds"] > 0 and row["bytes"] > 0)
-    assert len(report["ratios"]) == 3
+    assert len(report["ratios"]) == 2
     assert all(row["ratio"] > 0 for row in report["ratios"])
     assert (tmp_path / "attention_cpu.png").read_bytes().startswith(b"\x89PNG")
-    for text in ("sliding_window(4)", "my_mask(4)", "| mine ", "T = 64", "masked_fill / tiled"):
+    for text in ("sliding_window(4)", "my_mask(4)", "| mine ", "T = 64", "fused / linear"):
         assert text in printed
 
 

@@ -1,6 +1,5 @@
 """Shared by all that measures: settings, nanoGPT's shapes, timed processes, and reports."""
 
-import contextlib
 import inspect
 import json
 import os
@@ -45,8 +44,6 @@ class ShapeSettings(BenchmarkSettings):
     """Some of small, baby, gpt2 and gpt2x12, nanoGPT's shapes, separated by commas."""
     repeats: int = 5
     """Rounds of measurements, interleaved."""
-    busy: bool = False
-    """Measure while another program keeps one core busy."""
 
     def __post_init__(self):
         at_least(1, self, "repeats")
@@ -58,20 +55,6 @@ class ShapeSettings(BenchmarkSettings):
 
     def shape_names(self):
         return self.shapes.replace(",", " ").split()
-
-
-@contextlib.contextmanager
-def background_load(busy):
-    """Keep one core busy by another program, if `busy`, until the end of the context."""
-    if not busy:
-        yield
-        return
-    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        yield
-    finally:
-        other.kill()
-        other.wait()
 
 
 def run_timed(command, cwd=ROOT):
