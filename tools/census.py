@@ -16,7 +16,6 @@ then what followed any of its copies counts.
 
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -25,12 +24,11 @@ from attention import attention_weights
 from engine.common import tables
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
-from engine.plotting import heatmaps
 from engine.plotting.inspection import attention_maps
-from engine.text import dataset
-from engine.weights import checkpoint, pretrained
+from engine.weights import pretrained
 from masks import mask_of, positions
 from model import GPT
+from tools.shared.validation import validation_tokens
 
 FAR = 0.25
 FOLLOWS_A_COPY = "after an earlier copy"
@@ -45,41 +43,27 @@ class CensusConfig(pretrained.ModelSettings):
 
 
 def main(config):
-    """Print the table and draw census.png; ValueError for what cannot be counted."""
+    """Print the table; ValueError for what cannot be counted."""
     folder = config.folder()
     model = GPT.from_pretrained(folder)
-    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
-    name, texts = read_texts(config, folder, model.config.block_size, tokenizer)
-    found = census(model, texts)
-    picture = Path("." if config.init_from else config.out_dir, "census.png")
-    heatmaps.save(draw(found, f"{folder} on {name}"), picture)
-
-    rows = table(found)
-    size = f"{len(texts)} texts of {len(texts[0])} tokens"
-    print(f"{folder} on the validation split of {name}: {size}\n\n{tables.format_table(rows)}\n")
-    print(f"A head counts where its score goes {FAR:.0%} of the way from chance to 1.")
-    print(f"All heads: {picture}")
-    if not rows[-1]["heads"]:
-        print("No induction head here; a model with one: python train.py config/induction.toml")
-
-
-def read_texts(config, folder, T, tokenizer):
-    """Return the dataset's name, and texts of its validation split, ids (T,)."""
+    T = model.config.block_size
     if T < 4:
         raise ValueError(f"{folder} has a context of {T} tokens: heads need at least 4")
-    training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
-    name = config.dataset or training.get("dataset")
-    if not name:
-        raise ValueError("which text? give --dataset=NAME")
-    data = dataset.load_dataset(name, T, training.get("data_tokenizer", ""))
-    if data.tokenizer.spec() != tokenizer.spec():
-        remedy = f"prepare it with --tokenizer={folder}"
-        raise ValueError(f"dataset {name} has other tokens than {folder}: {remedy}")
+    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
+    name, tokens = validation_tokens(folder, config.dataset, tokenizer, T)
     texts = []
-    for start in np.linspace(0, len(data.val) - T, TEXTS).astype(int):
-        ids = np.append(tokenizer.begin, data.val[start : start + T])
-        texts.append(torch.from_numpy(ids[:T].astype(np.int64)))
-    return name, texts
+    for start in np.linspace(0, len(tokens) - T, TEXTS).astype(int):
+        ids = np.append(tokenizer.begin, tokens[start : start + T])[:T]
+        texts.append(torch.from_numpy(ids.astype(np.int64)))
+
+    found = census(model, texts)
+
+    rows = table(found)
+    size = f"{TEXTS} texts of {T} tokens"
+    print(f"{folder} on the validation split of {name}: {size}\n\n{tables.format_table(rows)}\n")
+    print(f"A head counts where its score goes {FAR:.0%} of the way from chance to 1.")
+    if not rows[-1]["heads"]:
+        print("No induction head here; a model with one: python train.py config/induction.toml")
 
 
 def keys_that_count(ids):
@@ -151,26 +135,6 @@ def table(found):
         row["chance"] = f"{chances[layer, 0]:.2f}"
         rows.append(row)
     return rows
-
-
-def draw(found, title):
-    """Draw the scores of all heads, the darker the farther from chance; returns a figure."""
-    L, H = found[INDUCTION][0].shape
-    figure = heatmaps.new_figure(0.62 * (H + 2) * 3, 2 * (0.4 * L + 1) + 0.6)
-    panels = figure.subplots(2, 3).flat
-    for panel, (kind, (scores, chances)) in zip(panels, found.items()):
-        gains = gain(scores, chances).clamp(0, 1).numpy()
-        panel.imshow(gains, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-        for layer, head in np.ndindex(L, H):
-            color = "white" if gains[layer, head] > 0.55 else "black"
-            style = dict(color=color, fontsize=8, ha="center", va="center")
-            panel.text(head, layer, f"{scores[layer, head]:.2f}", **style)
-        panel.set_xticks(range(H), range(1, H + 1))
-        panel.set_yticks(range(L), [f"{n + 1}  ({chances[n, 0]:.2f})" for n in range(L)])
-        panel.set_title(kind, fontsize=10, loc="left")
-    legend = "row: layer, and in brackets the chance level · column: head · dark: far above chance"
-    figure.suptitle(f"{heatmaps.plain(title)}\n{legend}", fontsize=10)
-    return figure
 
 
 if __name__ == "__main__":

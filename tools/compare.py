@@ -1,6 +1,6 @@
 """Is a change to the settings better? The same training with and without it, for several seeds.
 
-    python -m tools.compare [config/x.toml] --change "--qk_norm=False" --change "--mlp=gelu"
+    python -m tools.compare [config/x.toml] --change="--qk_norm=False" --change="--mlp=gelu"
     python -m tools.compare config/speedrun_cpu.toml --changes=benchmarks/ablations.toml --seeds=3
 
 Leaves <name>.json, .md and .png in out_dir, and the result of each run in out_dir/runs: a
@@ -56,15 +56,10 @@ class CompareConfig(benchmark.BenchmarkSettings):
 
 
 def read_arguments(argv):
-    """A CompareConfig from a command line, where the value of --change begins with --."""
-    words = iter(argv)
-    joined = []
-    for word in words:
-        takes_flags = word in ("--change", "--flags")
-        joined.append(f"{word}={next(words, '')}" if takes_flags else word)
-    presets = leading_presets(joined)
+    """A CompareConfig from a command line that may begin with the preset."""
+    presets = leading_presets(argv)
     flags = [f"--preset={preset}" for preset in presets]
-    return parse_settings(CompareConfig, flags + joined[len(presets) :])
+    return parse_settings(CompareConfig, flags + argv[len(presets) :])
 
 
 def main(config):
@@ -109,7 +104,7 @@ def read_changes(config):
     for flags in config.change:
         changes[flags.replace("--", "")] = flags
     if len(changes) == 1:
-        raise ValueError('nothing to compare: give --change "--key=value" or --changes=FILE.toml')
+        raise ValueError('nothing to compare: give --change="--key=value" or --changes=FILE.toml')
     for flags in changes.values():
         for flag in shlex.split(f"{config.flags} {flags}"):
             if flag.startswith(OWN_FLAGS):

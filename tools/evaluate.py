@@ -22,8 +22,9 @@ from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
 from engine.text import dataset, preparation
-from engine.weights import checkpoint, pretrained
+from engine.weights import pretrained
 from model import GPT
+from tools.shared.validation import validation_tokens
 
 
 @dataclass(kw_only=True)
@@ -72,15 +73,8 @@ def read_tokens(config, folder, tokenizer):
     if config.text:
         ids = tokenizer.encode(preparation.read_text(config.text))
         return np.array([*tokenizer.begin, *ids]), config.text
-    training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
-    name = config.dataset or training.get("dataset")
-    if not name:
-        raise ValueError("which text? give --text=FILE or --dataset=NAME")
-    data = dataset.load_dataset(name, 1, training.get("data_tokenizer", ""))
-    if data.tokenizer.spec() != tokenizer.spec():
-        remedy = "give its text by --text=FILE"
-        raise ValueError(f"dataset {name} has other tokens than {folder}: {remedy}")
-    return data.val, f"the validation split of {name}"
+    name, tokens = validation_tokens(folder, config.dataset, tokenizer)
+    return tokens, f"the validation split of {name}"
 
 
 @torch.no_grad()

@@ -30,60 +30,38 @@ class ReportConfig:
     """The file to write; empty: report.html in that folder."""
 
 
-def attention_tables(report):
-    """Each path at each length, and the ratios between paths."""
-    paths = {}
-    for row in report["rows"]:
-        if "seconds" in row:
-            name = f"{row['path']}, {row['predicate']}"
-            figures = f"{row['seconds']:.3f} s, {row['bytes'] / 1e6:,.0f} MB"
-            paths.setdefault(name, {"path": name})[f"T = {row['T']:,}"] = figures
-    return {"ratios": report["ratios"], "forward + backward": [*paths.values()]}
-
-
-def train_tables(report):
-    """Whole runs, the peer's, and single steps: ratios are medians of the rounds."""
-    tables = {"time to a loss": report.get("runs", [])}
-    if peer := report.get("nanogpt"):
-        row = {"seconds": peer["seconds"], "val_loss": peer["curve"][-1][1]}
-        tables["nanoGPT"] = [row]
-    steps = tables["a training step"] = []
-    for step in report["throughput"]:
-        steps += step if isinstance(step, list) else [flat(step)]
-    return tables
-
-
-def sample_tables(report):
-    """One text and the whole job of each shape, and what a trained model gains and loses."""
-    tables = {}
+def tables_of(report):
+    """Return {title: rows} of a measurement; KeyError for another file."""
+    kind = report["kind"]
+    if kind == "experiment":
+        return report["tables"]
+    if kind == "compare":
+        return {"changes": report["rows"]}
+    if kind == "attention":
+        return {"ratios": report["ratios"], "paths": report["rows"]}
+    if kind == "train":
+        steps = []
+        for step in report["throughput"]:
+            steps += step if isinstance(step, list) else [flat(step)]
+        runs = report.get("runs", [])
+        if peer := report.get("nanogpt"):
+            runs.append({"seed": "nanoGPT", "seconds": peer["seconds"]})
+        return {"time to a loss": runs, "a training step": steps}
+    tables = {"a trained model": [flat(report["trained"])]} if "trained" in report else {}
     for shape in report["shapes"]:
         for key, what in ("single", "one text"), ("job", "the whole job"):
             rows = [{"who": who, **row} for who, row in shape[key].items()]
             tables[f"{shape['shape']}: {what}"] = rows
-    trained = report.get("trained", {})
-    if "int8" in trained:
-        return tables | trained
-    return tables | {"a trained model": [flat(trained)] if trained else []}
+    return tables
 
 
 def flat(row):
     """Join the names of a dict in a dict, which earlier versions stored."""
     found = {}
     for name, value in row.items():
-        if isinstance(value, dict):
-            found |= {f"{name} {key}": part for key, part in value.items()}
-        else:
-            found[name] = value
+        parts = value if isinstance(value, dict) else {"": value}
+        found |= {f"{name} {part}".strip(): figure for part, figure in parts.items()}
     return found
-
-
-TABLES = {  # kind of measurement -> report -> {title: rows}
-    "attention": attention_tables,
-    "train": train_tables,
-    "sample": sample_tables,
-    "compare": lambda report: {"changes": report["rows"]},
-    "experiment": lambda report: report["tables"],
-}
 
 
 def cell(value):
@@ -110,8 +88,7 @@ def section(path):
     """A measurement as HTML; ValueError for another file."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
-        tables = TABLES[report["kind"]](report)
-        content = "".join(table(title, rows) for title, rows in tables.items())
+        content = "".join(table(title, rows) for title, rows in tables_of(report).items())
         machine = f"{report['device']} · {report['threads']} threads · PyTorch {report['torch']}"
         about = f"{escape(machine)} · {report['date']}<br><code>{escape(report['command'])}</code>"
     except (ValueError, LookupError, TypeError, AttributeError) as error:

@@ -1,7 +1,7 @@
 """The attention of a trained model while it reads a text: attention.html and attention.png.
 
     python -m tools.visualize --text="The animal did not cross the street because it was"
-    python -m tools.visualize --text=FILE:story.txt --init_from=FOLDER_OR_NAME --layer=2 --head=3
+    python -m tools.visualize --text=FILE:story.txt --init_from=FOLDER_OR_NAME
 
 The page is one file that needs no network: tokens to click, all heads, what the model expects
 next, a playground and the paths. Layers and heads are counted from 1. The weights in it are those
@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 
 from attention import attention_weights
-from engine.common.checks import at_least
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
 from engine.common.settings import parse_settings
@@ -39,15 +38,6 @@ CANDIDATES = 10  # for the next token
 class VisualizeConfig(pretrained.ModelSettings):
     text: str = ""
     """The text to read; FILE:name reads it from a file."""
-    layer: int = 0
-    """With head: the one head of attention.png, and the page's first; 0: all of them."""
-    head: int = 0
-    """See layer."""
-
-    def __post_init__(self):
-        at_least(0, self, "layer", "head")
-        if bool(self.layer) != bool(self.head):
-            raise ValueError("give both --layer and --head, counted from 1, or neither")
 
 
 def main(config):
@@ -58,22 +48,18 @@ def main(config):
     ids, note = read(tokenizer, config.text, model.config.block_size)
     L = model.config.n_layer
     H = model.config.n_head
-    if config.layer > L or config.head > H:
-        given = f"--layer={config.layer} --head={config.head}"
-        raise ValueError(f"{given}: this model has layers 1 to {L} and heads 1 to {H}")
-
     maps, logits = attention_maps(model, ids, attention_weights)
     data = describe(model, tokenizer, ids, maps, logits)
     is_linear = model.transformer.h[0].attn.feature
     data["model"] = (
         f"{folder}: the weights that linear attention implies" if is_linear else str(folder)
     )
-    data |= {"note": note, "layer": config.layer, "head": config.head}
+    data["note"] = note
 
     to = Path("." if config.init_from else config.out_dir)
     picture = to / "attention.png"
     html = to / "attention.html"
-    heatmaps.save(draw(config, maps, data["labels"], str(folder)), picture)
+    heatmaps.save(draw(maps, data["labels"], str(folder)), picture)
     atomic_write(html, page(data).encode())
     if note:
         print(f"note: {note}", file=sys.stderr)
@@ -178,23 +164,19 @@ def as_bytes(weights):
     return base64.b64encode(values.astype(np.uint8).tobytes()).decode()
 
 
-def draw(config, maps, labels, title):
-    """Draw layers x heads, counted from 1, or the one head that was chosen; returns a figure."""
-    layers = [config.layer] if config.layer else range(1, len(maps) + 1)
-    heads = [config.head] if config.head else range(1, len(maps[0]) + 1)
-    most_labels = 128
-    side = 4 + 0.08 * min(len(labels), most_labels)
-    if not config.head:
-        most_labels = 24 if len(labels) <= 24 else 0
-        side = 2.4
-    figure = heatmaps.new_figure(len(heads) * side + 2, len(layers) * side + 1.2)
-    panels = figure.subplots(len(layers), len(heads), squeeze=False)
-    for row, layer in zip(panels, layers):
-        for panel, head in zip(row, heads):
-            weights = maps[layer - 1][head - 1].float().numpy()
-            image = heatmaps.draw(panel, weights, labels, most_labels)
-            panel.set(ylabel=f"layer {layer}", title=f"head {head}")
-            panel.label_outer()
+def draw(maps, labels, title):
+    """Draw layers x heads, counted from 1; returns a figure."""
+    L = len(maps)
+    H = len(maps[0])
+    figure = heatmaps.new_figure(2.4 * H + 2, 2.4 * L + 1.2)
+    panels = figure.subplots(L, H, squeeze=False)
+    most_labels = 24 if len(labels) <= 24 else 0
+    for layer, head in np.ndindex(L, H):
+        panel = panels[layer, head]
+        weights = maps[layer][head].float().numpy()
+        image = heatmaps.draw(panel, weights, labels, most_labels)
+        panel.set(ylabel=f"layer {layer + 1}", title=f"head {head + 1}")
+        panel.label_outer()
     heatmaps.scale(figure, image, panels)
     legend = "row: the token that looks · column: the token it looks at · hatched: the future"
     figure.suptitle(f"{heatmaps.plain(title)}\n{legend}", fontsize=11)

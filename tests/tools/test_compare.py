@@ -133,7 +133,7 @@ class FakeTraining:
 def test_each_run_once(preset, monkeypatch):
     """Catches changes that are not interleaved, and a finished run that is run again, or not."""
     training = FakeTraining(monkeypatch)
-    changes = ["--change", "--window=8", "--change", "--window=2"]
+    changes = ["--change=--window=8", "--change=--window=2"]
     training.stops_at = 5
     with pytest.raises(KeyboardInterrupt):
         main(arguments(preset, *changes))
@@ -190,7 +190,7 @@ def test_runs_of_train(preset, monkeypatch):
     """Catches flags that never reach train.py, and a divergence that is taken for a failure."""
     monkeypatch.setattr(compare.benchmark, "run_timed", train_here)
     change = "--learning_rate=1e9 --grad_clip=0"
-    main(arguments(preset, "--change", change, "--flags", "--log_interval=1"))
+    main(arguments(preset, f"--change={change}", "--flags=--log_interval=1"))
     out = preset.parent / "out"
     report = json.loads((out / "compare.json").read_text())
     worse, baseline = report["rows"]
@@ -217,7 +217,7 @@ def test_a_run_in_a_process(preset):
 def test_a_setting_that_does_not_exist(preset, monkeypatch):
     """Catches a mistake that is found after hours, or is taken for a divergence."""
     with pytest.raises(ValueError, match="did you mean n_head"):
-        main(arguments(preset, "--change", "--n_heads=3"))
+        main(arguments(preset, "--change=--n_heads=3"))
     assert not [*(preset.parent / "out" / "runs").iterdir()]
 
 
@@ -226,9 +226,9 @@ def test_a_setting_that_does_not_exist(preset, monkeypatch):
     [
         (["--change=--window=8", "--seeds=0"], "seeds=0"),
         (["--changes=none.toml"], "none.toml"),
-        (["--change", "--dataset=stdlib"], "losses of different texts do not compare"),
-        (["--change", "--seed=3"], "for the comparison to set"),
-        (["--change", "--start='a"], "quotation"),
+        (["--change=--dataset=stdlib"], "losses of different texts do not compare"),
+        (["--change=--seed=3"], "for the comparison to set"),
+        (["--change=--start='a"], "quotation"),
     ],
 )
 def test_bad_input(more, message, preset, monkeypatch):

@@ -533,7 +533,7 @@ def test_512_tokens_of_12_layers_of_12_heads(chromium, tmp_path):
     encoding = tokenizer.create_tokenizer("byte")
     data = describe(model, encoding, ids, *attention_maps(model, ids, attention_weights))
     (tmp_path / "large.html").write_text(
-        page(data | {"model": "large", "note": "", "layer": 1, "head": 1}), encoding="utf-8"
+        page(data | {"model": "large", "note": ""}), encoding="utf-8"
     )
     chromium.get((tmp_path / "large.html").as_uri())
     drawn(chromium)

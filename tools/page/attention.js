@@ -5,12 +5,9 @@
   const T = labels.length;
   const ALL = -1, ROLLOUT = -2; // in place of the number of a head; ALL also of a layer
   const rtl = data.direction === "rtl";
-  const state = { token: T - 1, layer: Math.max(0, data.layer - 1), head: Math.max(0, data.head - 1), ahead: false, held: false };
-  if (!data.layer) { // begin with the head that points most clearly
-    const flat = data.entropy.flat();
-    const clearest = flat.indexOf(Math.min(...flat));
-    [state.layer, state.head] = [Math.floor(clearest / H), clearest % H];
-  }
+  const flat = data.entropy.flat();
+  const clearest = flat.indexOf(Math.min(...flat)); // begin with the head that points most clearly
+  const state = { token: T - 1, layer: Math.floor(clearest / H), head: clearest % H, ahead: false, held: false };
 
   // ---- Weights: the causal half, row after row; row i has i + 1 of them. Decoded when they are first needed.
   const start = (i) => (i * (i + 1)) / 2;

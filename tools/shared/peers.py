@@ -20,8 +20,8 @@ def transformers_writer(model, dtype, prompt, tokens):
 
     names = ("vocab_size", "n_layer", "n_head", "n_embd")
     shape = {name: getattr(model.config, name) for name in names}
-    theirs = GPT2LMHeadModel(GPT2Config(**shape, n_positions=model.config.block_size))
-    theirs = theirs.to(prompt.device, dtype).eval()
+    shape |= dict(n_positions=model.config.block_size, activation_function="gelu")
+    theirs = GPT2LMHeadModel(GPT2Config(**shape)).to(prompt.device, dtype).eval()
     settings = dict(do_sample=True, pad_token_id=0, attention_mask=torch.ones_like(prompt))
     settings |= dict(max_new_tokens=tokens, min_new_tokens=tokens, **SAMPLING)
     return lambda: theirs.generate(prompt, **settings)
