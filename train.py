@@ -56,7 +56,7 @@ FOREIGN = ("rope_stretch", "rope_trained", "rope_pattern", "norm_eps", "norm_aft
 class TrainConfig(GPTConfig):
     # Where things go
     out_dir: str = "out"
-    """Checkpoints and metrics.jsonl go here; an earlier run in it is moved to out_dir/previous-N."""
+    """Checkpoints and metrics.jsonl go here; an earlier run moves to out_dir/previous-N."""
     keep_checkpoints: int = 2
     """Keep this many of the newest checkpoints, and the best; 0: keep all."""
     init_from: str = "scratch"
@@ -74,7 +74,7 @@ class TrainConfig(GPTConfig):
     data_tokenizer: Literal["", "gpt2"] = ""
     """gpt2: the dataset has no meta.json, but was made by nanoGPT, with GPT-2's tokens."""
     verify_data: bool | Literal["auto"] = "auto"
-    """Compare the dataset's files with their sha256; auto: those of a split that has less than 256 MB."""
+    """Compare the dataset's files with their sha256; auto: those of a split below 256 MB."""
     mask_documents: bool = False
     """A token sees only its own document, from the tokenizer's end-of-text token on; False: all of
     the context."""
@@ -102,7 +102,7 @@ class TrainConfig(GPTConfig):
     draw_loss: bool = True
     """Draw out/loss.png at each evaluation, if matplotlib is installed."""
     wandb_log: bool = False
-    """Log to Weights & Biases too (pip install wandb; WANDB_MODE=offline or disabled as wandb documents it)."""
+    """Log to Weights & Biases too (pip install wandb; see its WANDB_MODE)."""
     wandb_project: str = "lookback"
     """The project in wandb that the run belongs to."""
     wandb_run_name: str = ""
@@ -126,8 +126,8 @@ class TrainConfig(GPTConfig):
     optimizer: Literal["adamw", "muon"] = "muon"
     """muon: Muon for the matrices of the blocks and AdamW for everything else; or adamw."""
     learning_rate: float = 0.02
-    """The peak; with muon, that of the matrices (for adamw try 0.001 to 0.01). The other rates follow
-    the same schedule."""
+    """The peak; with muon, of the matrices (for adamw try 0.001 to 0.01). Other rates follow the same
+    schedule."""
     embedding_lr: float = 0.02
     """muon: AdamW's learning rate of the embeddings."""
     head_lr: float = 0.004
@@ -139,7 +139,7 @@ class TrainConfig(GPTConfig):
     muon_steps: int = 3
     """muon: iterations of the orthogonalization, at most 5; each costs three matrix products."""
     max_iters: int = 900
-    """Steps to train in all. The learning rate decays towards this step, unless lr_decay_iters names another."""
+    """Steps to train in all. The learning rate decays until this step, or until lr_decay_iters."""
     weight_decay: float = 0.1
     """Of matrices (with muon: those of the blocks), not of biases and norms."""
     beta1: float = 0.8
@@ -167,14 +167,14 @@ class TrainConfig(GPTConfig):
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best available."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Of matrix products. auto: bfloat16 (or float16) on cuda, and for n_embd of 256 or more on a CPU
-    with units for it; else float32."""
+    """Of matrix products. auto: bfloat16 (or float16) on cuda, and for n_embd of 256 or more on a
+    CPU with units for it; else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile: a start of minutes, faster steps. auto: on cuda, for a run that is long enough
     to gain by it."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """Under torchrun: ddp, each process holds all of the model; fsdp, a part of it, for a model that
-    is too large for one device."""
+    """Under torchrun: ddp, each process holds all of the model; fsdp, a part of it, for one that is
+    too large for one device."""
     activation_checkpointing: bool = False
     """Keep only each block's input for the backward pass and compute the rest again: less memory,
     slower steps."""
@@ -347,7 +347,7 @@ def resume_model(config, data):
 
 
 def pretrained_model(config, data):
-    """Return the model of a folder or a published name, with this run's dropout, path and context."""
+    """Return the model of a folder or a published name, with this run's dropout and context."""
     source = config.init_from
     attention = config.attention
     ours = checkpoint.is_ours(Path(source))

@@ -1,4 +1,4 @@
-"""Training runs as a picture: losses, learning rate and speed against steps, from their metrics.jsonl."""
+"""Training runs as a picture: losses, learning rate and speed, from their metrics.jsonl."""
 
 import contextlib
 

@@ -22,8 +22,8 @@ from engine.common.processes import rank, world_size
 def parallelize(model, device, parallel, compiled):
     """Bring a GPT to this process's device; return (net to evaluate, net to train).
 
-    The gradient of the net to train is the mean over all processes. parallel: ddp or fsdp, which are
-    the same for one process. Make the optimizer afterwards, since fsdp replaces the parameters.
+    The gradient of the net to train is the mean over all processes. parallel: ddp or fsdp, the same
+    for one process. Make the optimizer afterwards, since fsdp replaces the parameters.
     """
     if world_size() > 1:
         for p in model.parameters():  # GPT-2's published matrices are transposed
@@ -33,9 +33,7 @@ def parallelize(model, device, parallel, compiled):
             return net, net
     net = model.to(device)
     if compiled:
-        net = torch.compile(
-            net
-        )  # it shares its weights with the model; checkpoints are of the model
+        net = torch.compile(net)  # with the model's own weights
     if world_size() == 1:
         return net, net
     with warnings.catch_warnings():  # PyTorch 2.13 renames an argument that older ones need
@@ -73,7 +71,7 @@ def full_tensor(tensor):
 
 
 def shard_of(tensor, values):
-    """Return the rows of `values`, (rows, ...) on any device, that this process holds of a tensor."""
+    """Return the rows of `values` (rows, ...) that this process holds of a tensor."""
     if not hasattr(tensor, "to_local"):
         return values
     most = -(-len(values) // world_size())  # fsdp cuts as torch.chunk does
