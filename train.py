@@ -126,7 +126,7 @@ class TrainConfig(GPTConfig):
     optimizer: Literal["adamw", "muon"] = "muon"
     """muon: Muon for the matrices of the blocks and AdamW for everything else; or adamw."""
     learning_rate: float = 0.02
-    """The peak; with muon, of the matrices (for adamw try 0.001 to 0.01). Other rates follow the same
+    """The peak; with muon, of the matrices (for adamw try 0.001 to 0.01). Others follow the same
     schedule."""
     embedding_lr: float = 0.02
     """muon: AdamW's learning rate of the embeddings."""

@@ -185,6 +185,12 @@ def metrics(out_dir):
     return [json.loads(line) for line in (Path(out_dir) / "metrics.jsonl").read_text().splitlines()]
 
 
+def losses(out_dir):
+    """metrics.jsonl as a list of dicts, without the figures that depend on the clock."""
+    clock = {"wall_s", "tokens_per_s", "mfu"}
+    return [{k: v for k, v in line.items() if k not in clock} for line in metrics(out_dir)]
+
+
 SMALL = dict(
     block_size=16,
     n_layer=2,
