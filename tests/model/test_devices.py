@@ -1,10 +1,13 @@
-"""What a GPU would do with a model, as far as a machine without one can tell: shapes, devices, graphs. See test_gpu.py."""
+"""A model on a GPU, as far as a machine without one can tell: shapes, devices, graphs.
+
+tests/test_gpu.py runs the real thing.
+"""
 
 import contextlib
 
 import pytest
 import torch
-from test_registries import MECHANISMS, new
+from mechanisms import MECHANISMS, new_model
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -16,11 +19,10 @@ from model import GPT, MODERN, GPTConfig
 from tools.shared.benchmark import SHAPES
 from train import TrainConfig
 
-TRAINABLE = [m for m in MECHANISMS if m.get("attention") not in ("naive", "tiled")]
-LONG = dict(block_size=400, vocab_size=60, n_layer=2, n_head=4, n_embd=32)
+TRAINABLE = {str(m): m for m in MECHANISMS if m.get("attention") not in ("naive", "tiled")}
+LONG = MODERN | dict(block_size=400, vocab_size=60, n_layer=2, n_head=4, n_embd=32)
 SPARSE = [
     dict(),
-    dict(window=30),
     dict(window=30, n_kv_head=2),
     dict(visible="strided:20"),
     dict(visible="local_global:30,3"),
@@ -30,19 +32,19 @@ SPARSE = [
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("shape", [*SHAPES, *map(str, TRAINABLE)])
+@pytest.mark.parametrize("shape", [*SHAPES, *TRAINABLE])
 def test_a_step_of_shapes_only(shape, optimizer, monkeypatch):
-    """Catches a tensor of the wrong device or shape anywhere in a training step, in sizes that no test could compute."""
-    monkeypatch.setattr(
-        torch, "autocast", lambda *_, **settings: contextlib.nullcontext()
-    )  # meta knows none
+    """Catches a wrong device or shape in a training step, in sizes that no test could compute."""
+    # The meta device has no autocast.
+    monkeypatch.setattr(torch, "autocast", lambda *_, **settings: contextlib.nullcontext())
     if shape in SHAPES:
-        changes = {**MODERN, **SHAPES[shape]}
+        changes = MODERN | SHAPES[shape]
         B = changes.pop("batch_size")
         with torch.device("meta"):
             model = GPT(GPTConfig(**changes))
     else:
-        B, model = 2, new(**TRAINABLE[[*map(str, TRAINABLE)].index(shape)]).to("meta")
+        B = 2
+        model = new_model(**TRAINABLE[shape]).to("meta")
     idx = torch.zeros(B, model.config.block_size, dtype=torch.long, device="meta")
     try:
         loss = model(idx, idx, only_loss=True)[1]
@@ -50,69 +52,65 @@ def test_a_step_of_shapes_only(shape, optimizer, monkeypatch):
         pytest.skip("its shapes depend on data, as those of sparse experts")
     loss.backward()
     make_optimizer(model, TrainConfig(optimizer=optimizer)).step()
-    assert all(p.grad.device.type == "meta" and p.grad.shape == p.shape for p in model.parameters())
+    for p in model.parameters():
+        assert p.grad.device.type == "meta" and p.grad.shape == p.shape
 
 
 @pytest.mark.parametrize(
-    "change, documents",
-    [({}, False), (dict(window=30, n_kv_head=2), True), (dict(visible="strided:20"), False)],
+    "change, separator",
+    [({}, None), (dict(window=30, n_kv_head=2), 7), (dict(visible="strided:20"), None)],
 )
-def test_a_training_step_is_one_graph(change, documents, monkeypatch):
-    """Catches a graph that breaks with a loss in chunks, in half precision, with windows and documents; and other numbers."""
+def test_a_training_step_is_one_graph(change, separator, monkeypatch):
+    """Catches a graph break of loss, half precision, windows or documents; and other numbers."""
     monkeypatch.setattr(autograd, "MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**{**MODERN, **LONG, **change, "n_layer": 1, "init": "gpt2"}))
-    model.separator = 7 if documents else None
-    idx, found = torch.randint(60, (2, 400)), []
+    model = GPT(GPTConfig(**LONG | change | dict(n_layer=1, init="gpt2")))
+    model.separator = separator
+    idx = torch.randint(60, (2, 400))
+    results = []
     torch._dynamo.reset()
     for net in model, torch.compile(model, backend="aot_eager", fullgraph=True):
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             loss = net(idx, idx, only_loss=True)[1]
         loss.backward()
-        found.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
-    for eager, compiled in zip(*found):
-        torch.testing.assert_close(compiled, eager, rtol=0.02, atol=0.02 * eager.abs().max().item())
+        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    for eager, compiled in zip(*results):
+        error = 0.02 * eager.abs().max().item()
+        torch.testing.assert_close(compiled, eager, rtol=0.02, atol=error)
 
 
-@pytest.mark.skipif(
-    torch.version.cuda is None, reason="needs PyTorch with CUDA (a GPU is not needed)"
-)
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs PyTorch with CUDA, but no GPU")
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
 @pytest.mark.parametrize("change", SPARSE, ids=str)
 def test_tensors_that_say_they_are_on_a_gpu(change, capability, monkeypatch):
-    """Catches a tensor that is made on the CPU, and a call that a GPU's kernel does not take, without computing anything."""
+    """Catches a tensor that is made on the CPU, and a call that a GPU's kernel does not take."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
     monkeypatch.setattr(autograd, "MAX_LOGITS_GPU", 60 * 128)
-    with FakeTensorMode():
-        idx = torch.randint(60, (2, 400), device="cuda")
-        for dtype in torch.float32, torch.bfloat16 if capability >= (8, 0) else torch.float16:
-            torch.set_default_dtype(dtype)
-            try:
-                with torch.device("cuda"):
-                    model = GPT(GPTConfig(**{**MODERN, **LONG, **change}))
-            finally:
-                torch.set_default_dtype(torch.float32)
-            model.separator, cache = 7, model.new_cache(2)
+    half = torch.bfloat16 if capability >= (8, 0) else torch.float16
+    for dtype in torch.float32, half:
+        with FakeTensorMode(), torch.device("cuda"):
+            model = GPT(GPTConfig(**LONG | change)).to(dtype)
+            model.separator = 7
+            idx = torch.randint(60, (2, 400))
             assert model(idx, idx, only_loss=True)[1].device.type == "cuda"
             with torch.inference_mode():
-                logits = [
-                    prefill(model, idx[:, :300], cache),
-                    decode_one_token(model, idx[:, :1], cache),
-                ]
+                cache = model.new_cache(2)
+                logits = [prefill(model, idx[:, :300], cache)]
+                logits.append(decode_one_token(model, idx[:, :1], cache))
                 for layer in cache:
-                    layer.at = torch.zeros(1, dtype=torch.long, device="cuda")
-                logits += [decode_one_token(model, idx[:, :1], cache)]
-            assert {(x.device.type, x.dtype, x.shape) for x in logits} == {
-                ("cuda", dtype, (2, 1, 60))
-            }
+                    layer.at = torch.zeros(1, dtype=torch.long)
+                logits.append(decode_one_token(model, idx[:, :1], cache))
+        for x in logits:
+            assert (x.device.type, x.dtype, x.shape) == ("cuda", dtype, (2, 1, 60))
 
 
-class Moves(TorchDispatchMode):
-    """Refuses what makes a GPU and the program wait for each other: a number that is read, a tensor that is moved."""
+class NoWaiting(TorchDispatchMode):
+    """Refuses an operation for which a GPU and the program would wait for each other."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        y, kwargs = function(*args, **kwargs or {}), kwargs or {}
+        kwargs = kwargs or {}
+        y = function(*args, **kwargs)
         devices = {x.device for x in (*args, y) if isinstance(x, torch.Tensor) and x.dim()}
         assert len(devices) < 2 or kwargs.get("non_blocking"), function
         assert function != torch.ops.aten._local_scalar_dense.default, function
@@ -121,19 +119,19 @@ class Moves(TorchDispatchMode):
 
 @pytest.mark.parametrize("change", SPARSE, ids=str)
 def test_a_token_waits_for_nothing(change, monkeypatch):
-    """Catches positions, padding or chance that each token brings from the CPU, which waits for all that a GPU has to do."""
-    sampling, u = (Sampling(top_k=9, repetition_penalty=1.2), torch.rand(2, dtype=torch.float64))
+    """Catches positions, padding or chance that each token brings from the CPU."""
+    sampling = Sampling(top_k=9, repetition_penalty=1.2)
+    u = torch.rand(2, dtype=torch.float64)
     with torch.device("meta"):
-        model = GPT(GPTConfig(**{**MODERN, **LONG, **change}))
-        cache, prompts = model.new_cache(2), [torch.zeros(T, dtype=torch.long) for T in (300, 290)]
-        session = Session(model, prompts)
+        model = GPT(GPTConfig(**LONG | change))
+        session = Session(model, [torch.zeros(T, dtype=torch.long) for T in (300, 290)])
+        cache = model.new_cache(2)
         for layer in cache:
             layer.reset(torch.zeros(2, dtype=torch.long))
     with torch.no_grad():
         prefill(model, session.ids[:, :300], cache)
         monkeypatch.setattr(torch, "tensor", None)  # numbers of Python are moved too
-        with Moves():
+        with NoWaiting():
             logits = decode_one_token(model, session.ids[:, :1], cache)[:, 0]
-            assert sample_next_token(logits, sampling, u, session.without_padding(300)).shape == (
-                2,
-            )
+            text = session.without_padding(300)
+            assert sample_next_token(logits, sampling, u, text).shape == (2,)

@@ -1,0 +1,165 @@
+"""Backward passes by hand against autograd: the same values and gradients, in any dtype."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mechanisms import assert_same
+
+from engine.common.hardware import peak_bytes
+from engine.kernels import autograd
+from engine.kernels.autograd import linear_cross_entropy, relu2, rms_norm
+from model import GPT, MODERN, GPTConfig
+
+SHAPE = MODERN | dict(init="gpt2", block_size=8, vocab_size=30, n_layer=2, n_head=2, n_embd=8)
+
+
+def plain_loss(x, weight, targets):
+    return F.cross_entropy(x @ weight.T, targets, ignore_index=-1)
+
+
+def loss_and_gradients(function, x, weight, targets, scale=1.0):
+    """[loss, dx, dweight] of scale times the loss."""
+    x, weight = x.detach().clone().requires_grad_(), weight.detach().clone().requires_grad_()
+    loss = function(x, weight, targets)
+    return [loss.detach(), *torch.autograd.grad(scale * loss, (x, weight))]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    shape=st.lists(st.integers(1, 7), min_size=1, max_size=4),
+    size=st.sampled_from([1e-6, 1.0, 1e4]),
+    seed=st.integers(0, 99),
+)
+def test_rms_norm_and_relu2_are_what_they_say(shape, size, seed):
+    """Catches a wrong derivative, and one that is right for contiguous tensors alone."""
+    torch.manual_seed(seed)
+    x = (size * torch.randn(*shape, 2, dtype=torch.float64))[..., 0].requires_grad_()  # strided
+    dy = torch.randn(*shape, dtype=torch.float64)
+    eps = torch.finfo(torch.float64).eps
+    for ours, plain in (
+        (rms_norm, lambda x: x / (x.square().mean(-1, keepdim=True) + eps).sqrt()),
+        (relu2, lambda x: x.clamp_min(0) ** 2),
+    ):
+        y, z = ours(x), plain(x)
+        torch.testing.assert_close(y, z, rtol=1e-12, atol=1e-12)
+        (dx,), (dz,) = torch.autograd.grad(y, x, dy), torch.autograd.grad(z, x, dy)
+        torch.testing.assert_close(dx, dz, rtol=1e-8, atol=1e-12 * max(1.0, size, 1 / size))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rms_norm_in_every_dtype(dtype):
+    """Catches NaN for zeros, squares that overflow, another dtype, and an epsilon that is too
+    large for small vectors."""
+    x = torch.tensor([[0.0, 0.0], [300.0, -400.0], [3e4, 3e4]]).to(dtype).requires_grad_()
+    y = rms_norm(x)
+    y.sum().backward()
+    assert y.dtype == dtype and x.grad.isfinite().all()
+    want = torch.tensor([[0.0, 0.0], [300.0 / 353.553, -400.0 / 353.553], [1.0, 1.0]])
+    torch.testing.assert_close(y.float(), want, rtol=1e-2, atol=1e-6)
+    for small in 0.05, 1e-3:
+        x = (small * torch.randn(50, 64)).to(dtype)
+        want = F.rms_norm(x, (64,)).to(dtype)
+        torch.testing.assert_close(rms_norm(x), want, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [rms_norm, relu2, lambda x: linear_cross_entropy(x, x, torch.zeros(3, dtype=torch.long))],
+)
+def test_a_second_derivative_is_refused(function):
+    """Catches a Hessian that silently leaves out the curvature of these functions."""
+    x = torch.randn(3, 4, requires_grad=True)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(function(x).sum(), x, create_graph=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    N=st.integers(1, 40),
+    V=st.integers(1, 30),
+    chunk=st.integers(1, 600),
+    ignored=st.floats(0, 0.9),
+    seed=st.integers(0, 99),
+)
+def test_the_chunked_loss_is_the_plain_one(N, V, chunk, ignored, seed):
+    """Catches a chunk lost or counted twice, ignored targets that weigh, a wrong gradient."""
+    torch.manual_seed(seed)
+    x, weight = torch.randn(N, 5, dtype=torch.float64), torch.randn(V, 5, dtype=torch.float64)
+    targets = torch.randint(V, (N,)).masked_fill(torch.rand(N) < ignored, -1)
+    targets[0] = 0  # at least one
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(autograd, "MAX_LOGITS_CPU", chunk)
+        ours = loss_and_gradients(linear_cross_entropy, x, weight, targets, scale=3)
+    assert_same(ours, loss_and_gradients(plain_loss, x, weight, targets, scale=3))
+
+
+def test_the_chunked_loss_runs_backward_once():
+    """Catches a second backward pass that scales twice, and an evaluation that makes gradients."""
+    x, weight = torch.randn(6, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
+    targets = torch.randint(9, (6,))
+    loss = linear_cross_entropy(x, weight, targets)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
+    with torch.no_grad():
+        assert not linear_cross_entropy(x, weight, targets).requires_grad
+
+
+@pytest.mark.parametrize("dtype, error", [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
+def test_the_chunked_loss_under_autocast(dtype, error):
+    """Catches a softmax in half precision, other dtypes, and small gradients lost in float16."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(2048, 16), 0.1 * torch.randn(9000, 16)
+    targets = torch.randint(100, (2048,))
+    wide = loss_and_gradients(linear_cross_entropy, x, weight, targets, scale=65536)
+    with torch.autocast("cpu", dtype):
+        half = loss_and_gradients(linear_cross_entropy, x, weight, targets, scale=65536)
+    assert all(tensor.dtype == torch.float32 for tensor in half)
+    never_a_target = slice(100, None)
+    for a, b in [*zip(wide, half), (wide[2][never_a_target], half[2][never_a_target])]:
+        assert (a - b).norm() < error * a.norm()
+
+
+def test_the_memory_of_a_large_vocabulary(monkeypatch):
+    """Catches all logits in memory at once: N x V of them, where a chunk is a tenth."""
+    monkeypatch.setattr(autograd, "MAX_LOGITS_CPU", 200_000)
+    x, weight = torch.randn(1000, 8), torch.randn(2000, 8)
+    targets = torch.randint(2000, (1000,))
+    peak = peak_bytes(
+        lambda: loss_and_gradients(linear_cross_entropy, x, weight, targets), torch.device("cpu")
+    )
+    assert peak < 4 * 200_000 * 6  # all logits in float32 alone are 8 MB
+
+
+@pytest.mark.parametrize("tie_weights", [False, True])
+def test_a_model_without_logits_has_the_same_loss_and_gradients(tie_weights):
+    """Catches a tied embedding that loses one of its two gradients."""
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(**SHAPE | dict(tie_weights=tie_weights))).double()
+    idx, targets = torch.randint(30, (3, 8)), torch.randint(-1, 30, (3, 8))
+    results = []
+    for only_loss in False, True:
+        model.zero_grad()
+        logits, loss = model(idx, targets, only_loss=only_loss)
+        assert (logits is None) == only_loss
+        loss.backward()
+        results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
+    assert_same(*results)
+
+
+def test_the_modern_model_compiles_as_a_whole():
+    """Catches a backward pass that torch.compile cannot follow in one graph."""
+    torch.manual_seed(0)
+    model, idx = GPT(GPTConfig(**SHAPE, window=3)), torch.randint(30, (3, 8))
+    results = []
+    for net in model, torch.compile(model, backend="aot_eager", fullgraph=True):
+        model.zero_grad()
+        loss = net.train()(idx, idx, only_loss=True)[1]
+        loss.backward()
+        with torch.no_grad():
+            evaluated = net.eval()(idx, idx, only_loss=True)[1]
+        results.append([loss.detach(), evaluated, *(p.grad.clone() for p in model.parameters())])
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b)

@@ -1,0 +1,159 @@
+"""Inputs that several tests share: every mechanism of a model, and random cases of attention."""
+
+import inspect
+import itertools
+
+import torch
+from hypothesis import strategies as st
+
+from attention import ATTENTION, FEATURE, NORMALIZE, SCORE
+from masks import (
+    VISIBLE,
+    alibi,
+    both,
+    causal,
+    full,
+    local_global,
+    present,
+    same_document,
+    sliding_window,
+    strided,
+)
+from model import GPT, INIT, MLP, NORM, POSITION, GPTConfig
+
+
+def predicates(*numbers):
+    """Each predicate as a setting, with these numbers and 4 heads, or with its defaults."""
+    specs = []
+    for name, make in VISIBLE.items():
+        parameters = inspect.signature(make).parameters.values()
+        if all(p.default is not p.empty for p in parameters):
+            specs.append(name)
+            continue
+        rest = itertools.chain(numbers, itertools.repeat(2))
+        values = ["4" if p.name == "H" else str(next(rest)) for p in parameters]
+        specs.append(f"{name}:{','.join(values)}")
+    return specs
+
+
+def mechanisms():
+    """Settings of a model that bring in each entry of each registry, and each option."""
+    found = [{"attention": name} for name in [*ATTENTION, *FEATURE]]
+    found += [{"visible": spec} for spec in predicates(4, 2, 1)]
+    # Only paths that compute all scores can use another score or normalizer.
+    found += [{"score": name, "attention": "masked_fill"} for name in SCORE]
+    found += [{"normalize": name, "attention": "masked_fill"} for name in NORMALIZE]
+    found += [{"position": name} for name in POSITION]
+    found += [{"norm": name} for name in NORM]
+    found += [{"mlp": name} for name in MLP]
+    found += [{"init": name} for name in INIT]
+    return found + [
+        {"qk_norm": True},
+        {"qk_norm": "head", "position": "rope"},
+        {"position": "rope", "rope_pattern": "RN"},
+        {"qk_norm": "width", "norm_after": True, "norm": "rmsnorm_scale"},
+        {"head_size": 12, "mlp": "swiglu", "mlp_size": 40, "qkv_bias": True, "bias": False},
+    ]
+
+
+MECHANISMS = mechanisms()
+
+
+def new_model(**settings):
+    """A small model with its initial weights."""
+    shape = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_kv_head=2, n_embd=32)
+    torch.manual_seed(0)
+    torch.use_deterministic_algorithms(True)  # memory that nothing has filled holds nan
+    try:
+        model = GPT(GPTConfig(**shape | settings))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name, p in model.named_parameters():
+        assert p.isfinite().all(), f"{name} has no initial value"
+    return model.eval()
+
+
+def random_model(dtype=torch.float64, **settings):
+    """A small model with weights so large that each part of it matters."""
+    model = new_model(**settings)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if ".score." not in name:
+                p.normal_(std=0.3)
+    return model.to(dtype)
+
+
+def qkv(B, heads, lengths, D, dtype=torch.float64):
+    """Random q (B, H, Tq, D) and k, v (B, G, Tk, D) for heads (H, G) and lengths (Tq, Tk)."""
+    torch.manual_seed(sum(lengths))
+    H, G = heads
+    Tq, Tk = lengths
+    shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, D)
+    return [torch.randn(shape, dtype=dtype) for shape in shapes]
+
+
+def past_only_even(i, j):
+    """A predicate without a shortcut in any path, with gaps, that leaves no query blind."""
+    return (j <= i) & ((j % 2 == 0) | (j == i))
+
+
+def nobody_before_three(i, j):
+    """Queries before position 3 may see nothing at all."""
+    return (j <= i) & (i >= 3)
+
+
+@st.composite
+def cases(draw):
+    """(q, k, v, visible): any shape with Tq <= Tk and H % G == 0, any predicate."""
+    B = draw(st.integers(1, 3))
+    G = draw(st.integers(1, 3))
+    H = G * draw(st.integers(1, 3))
+    D = draw(st.integers(1, 9))
+    Tq = draw(st.integers(1, 12))
+    Tk = Tq + draw(st.one_of(st.just(0), st.integers(0, 60)))
+    n_global = draw(st.integers(0, 5))
+    S = draw(st.integers(1, 9))
+    W = draw(st.integers(1, 2 * Tk))
+    position = torch.arange(B * Tk).view(B, Tk)
+    real = position % (S + 1) > 0
+    predicates = [
+        causal,
+        full,
+        sliding_window(W),
+        both(causal, past_only_even),
+        both(sliding_window(W), past_only_even),
+        both(sliding_window(W), sliding_window(3)),
+        nobody_before_three,
+        both(sliding_window(W), nobody_before_three),
+        local_global(W, n_global),
+        strided(S),
+        both(causal, same_document(torch.arange(Tk) // S)),
+        both(local_global(W, n_global), same_document(position // S)),
+        both(local_global(W, n_global), local_global(S, 2)),
+        both(sliding_window(W), local_global(S, 2)),
+        both(causal, present(real)),
+        both(local_global(W, n_global), present(real)),
+        alibi(H),
+        both(alibi(H), sliding_window(W)),
+        both(alibi(H), nobody_before_three),
+        both(alibi(H), both(causal, present(real))),
+    ]
+    visible = draw(st.sampled_from(predicates))
+    torch.manual_seed(draw(st.integers(0, 2**31)))
+    shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, D)
+    return *(torch.randn(shape, dtype=torch.float64) for shape in shapes), visible
+
+
+def value_and_gradients(path, q, k, v, *how):
+    """[y, dq, dk, dv] of a path, for a gradient of y that differs everywhere."""
+    inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    y = path(*inputs, *how)
+    dy = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    return [y, *torch.autograd.grad((y * dy).sum(), inputs)]
+
+
+def assert_same(got, want, error=1e-12):
+    """Compare two lists of tensors, such as those of value_and_gradients."""
+    for a, b in zip(got, want, strict=True):
+        assert b.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=0, atol=error)
