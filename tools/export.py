@@ -63,7 +63,7 @@ def export(config):
     about["torch_dtype"] = config.dtype
     files = {
         "config.json": about,
-        "tokenizer.json": tokenizer.for_hub(),
+        "tokenizer.json": tokenizer.tokenizer_json,
         "lookback.json": {"tokenizer": tokenizer.spec()},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",

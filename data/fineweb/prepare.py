@@ -1,9 +1,12 @@
-"""FineWeb-Edu, its sample of 10 billion tokens: web pages that a classifier finds educational (arXiv:2406.17557).
+"""FineWeb-Edu, its sample of 10 billion tokens: web pages that a classifier finds educational
+(arXiv:2406.17557).
 
-    python data/fineweb/prepare.py [--tokens=1000000000] [--tokenizer=gpt2|bpe:32768] [--input FILES]
+    python data/fineweb/prepare.py [--tokens=N] [--tokenizer=gpt2|bpe:32768] [--input FILES]
 
-Downloaded from Hugging Face as it is read (pip install datasets); interrupted, the same command goes on. --input: its parquet
-files, if you have them. The pages are in no special order, so that --tokens takes a sample.
+Downloaded by Hugging Face's library (pip install datasets==5.2.0), whose cache keeps what is
+complete: run the same command again after an interruption. --tokens reads only as much as it
+needs, without the cache. --input: its parquet files, if you have them. A hash of each page decides
+whether it is for validation. The pages are in no special order: --tokens takes a sample.
 """
 
 import sys

@@ -1,4 +1,5 @@
-"""Tiny Shakespeare by characters, token for token as nanoGPT prepares it: 1,003,854 to train, 111,540 to validate.
+"""Tiny Shakespeare by characters, token for token as nanoGPT prepares it: 1,003,854 to train,
+111,540 to validate.
 
 python data/shakespeare_char/prepare.py [--input FILE]
 """

@@ -1,9 +1,10 @@
-"""The Python standard library's own source, as it stands on this machine: real text in every Python, no download.
+"""The Python standard library's own source, as it stands on this machine: real text in every
+Python, no download.
 
     python data/stdlib/prepare.py
 
-About 660 files and 12 MB, as bytes. Without tests and installed packages; about a tenth, in whole files, is for validation.
-The text differs a little between Python versions, and so do losses.
+About 660 files and 12 MB, as bytes. Without tests and installed packages; about a tenth, in whole
+files, is for validation. The text differs a little between Python versions, and so do losses.
 """
 
 import os

@@ -1,18 +1,19 @@
-"""Your own text, in any language: files, folders, a repository; also .jsonl, .jsonl.gz, .jsonl.zst and .parquet.
+"""Your own text, in any language: files, folders, a repository; also .jsonl, .jsonl.gz, .jsonl.zst
+and .parquet.
 
-    python data/text/prepare.py --input FILE_OR_FOLDER ... --name mine [--glob "*.py"] [--tokenizer char|byte|gpt2|bpe:8192]
+    python data/text/prepare.py --input FILE_OR_FOLDER ... --name mine [--glob "*.py"]
+                                [--tokenizer char|byte|gpt2|bpe:8192]
     python train.py --dataset=mine
 
-A folder means all text files in it, at any depth, but hidden ones; in a git repository, those that git does not ignore.
-What is not UTF-8 text in it is left out and named. About a tenth of the characters, spread over the text, is for
-validation, unless --val names files for it.
+A folder means all text files in it, at any depth, but hidden ones; in a git repository, those that
+git does not ignore. What is not UTF-8 text in it is left out and named. About a tenth of the
+characters, spread over the text, is for validation, unless --val names files for it.
 
-Files of many documents, and texts of 256 MB or more, are read by Hugging Face's library datasets (pip install
-datasets==5.2.0): they may be of any size. A hash of each document decides whether it is for validation; a long text is
-cut into documents.
+Files of many documents, and texts of 256 MB or more, are read by Hugging Face's library datasets
+(pip install datasets==5.2.0): they may be of any size. A hash of each document decides whether it
+is for validation; a long text is cut into documents.
 """
 
-import fnmatch
 import os
 import subprocess
 import sys
@@ -33,17 +34,22 @@ class Settings:
     val: tuple[Path, ...] = ()
     """Files or folders for validation, if you have your own split."""
     glob: str = "*"
-    """Of a folder, only files whose name or path in it matches this pattern, such as *.py or docs/*.md."""
+    """Of a folder, only files whose name or path in it matches this pattern, such as *.py or
+    docs/*.md.
+    """
     name: str = "mine"
     """The dataset's name: it is written to data/<name>."""
     tokenizer: str = "char"
-    """char (the text's own characters), byte (256, any text), bpe:VOCAB (learned from the text), gpt2 or another of tiktoken,
-    or the folder of a model (to tune it)."""
+    """char (the text's own characters), byte (256, any text), bpe:VOCAB (learned from the text),
+    gpt2 or another of tiktoken, or the folder of a model (to tune it).
+    """
     column: str = "text"
     """The column or key that holds the text, in parquet and jsonl files."""
     val_share: float = 0.0
-    """Of texts that the library datasets reads: the share of the documents for validation; 0: a tenth, or 0.005 if all files
-    have 256 MB or more."""
+    """Of texts that the library datasets reads: the share of the documents for validation.
+
+    0: a tenth, or 0.005 if all files have 256 MB or more.
+    """
 
     def __post_init__(self):
         if not self.input:
@@ -57,7 +63,7 @@ class Settings:
 
 
 def files_in(folder):
-    """Return the files in a folder, as sorted relative paths: all that git does not ignore; else all but hidden ones."""
+    """Return the files in a folder that are not hidden, nor ignored by git, as relative paths."""
     names = []
     if any((parent / ".git").exists() for parent in (folder.resolve(), *folder.resolve().parents)):
         flags = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -89,19 +95,19 @@ def is_text(path):
 
 
 def find_texts(inputs, flag, glob, known):
-    """Return the files of text in inputs, files or folders, but not those in known, a set of paths that grows.
+    """Return the files of text in inputs, files or folders, that are not in known, a growing set.
 
-    ValueError if there is none, and for a file named by the user that is not text; in folders they are skipped.
+    ValueError if there is none, and for a file named by the user that is not text; in folders they
+    are skipped.
     """
     found = []
     skipped = []
     for path in inputs:
         if not path.exists():
             raise ValueError(f"{flag}: there is no file or folder {path}")
-        for name in files_in(path) if path.is_dir() else [Path()]:
-            file = path / name
-            matches = fnmatch.fnmatch(name.name, glob) or fnmatch.fnmatch(str(name), glob)
-            if path.is_dir() and not matches or file.resolve() in known or not file.is_file():
+        names = [name for name in files_in(path) if name.match(glob)] if path.is_dir() else [""]
+        for file in (path / name for name in names):
+            if file.resolve() in known or not file.is_file():
                 continue
             known.add(file.resolve())
             if is_text(file):
@@ -111,9 +117,8 @@ def find_texts(inputs, flag, glob, known):
             else:
                 raise ValueError(f"{flag}: {file} is not UTF-8 text: convert it first")
     if skipped:
-        names = ", ".join(skipped[:5]) + ", ..." * (len(skipped) > 5)
-        line = f"skipped {len(skipped)} that are not UTF-8 text: {names}"
-        print(escape_control_characters(line))
+        names = escape_control_characters(", ".join(skipped[:5]))
+        print(f"skipped {len(skipped)} that are not UTF-8 text, such as {names}")
     if inputs and not found:
         raise ValueError(f"{flag}: found no text (--glob={glob!r})")
     return found
@@ -143,7 +148,4 @@ def prepare(settings):
 
 if __name__ == "__main__":
     with one_line_errors():
-        for flag in "--input", "--val":
-            if sum(argument.partition("=")[0] == flag for argument in sys.argv) > 1:
-                raise ValueError(f"{flag}: give it once, and after it all files and folders")
         prepare(parse_settings(Settings, sys.argv[1:]))

@@ -1,6 +1,5 @@
 """Token files read as batches that depend on a seed and nothing else."""
 
-import difflib
 import math
 import subprocess
 import sys
@@ -34,7 +33,10 @@ class Dataset:
     """In the validation text; None where the characters were not counted."""
 
     def bits_per_character(self, loss):
-        """Convert a loss in nats per token, to compare tokenizers; None where the characters were not counted."""
+        """Convert a loss in nats per token, to compare tokenizers.
+
+        None where the characters were not counted.
+        """
         if self.tokens_per_character is None:
             return None
         return loss * self.tokens_per_character / math.log(2)
@@ -45,7 +47,10 @@ def is_prepared(folder):
 
 
 def find_dataset(name):
-    """Return the folder of a dataset, data/<name> or one elsewhere; an included one is prepared if it is not yet."""
+    """Return the folder of a dataset, data/<name> or one elsewhere.
+
+    An included one is prepared if it is not yet.
+    """
     folder = DATA / name
     if not folder.is_dir() and Path(name).is_dir():
         folder = Path(name)
@@ -70,18 +75,14 @@ def not_prepared(name, folder):
     if folder.parent == DATA and (folder / "prepare.py").exists():
         return f"dataset {name} is not prepared yet: python {shell_path(folder / 'prepare.py')}"
     known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
-    nearest = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(known)}"
-    return (
-        f"dataset {name!r} has no train.bin and val.bin, and is none of the included ones: {hint}"
-    )
+    return f"dataset {name!r} has no train.bin and val.bin: there are {', '.join(known)}"
 
 
 def load_dataset(name, block_size, data_tokenizer="", verify="auto"):
-    """Return the Dataset called name, checked: whole, ids within the vocabulary, longer than block_size.
+    """Return the Dataset called name; ValueError if it is damaged, missing or not longer than block_size.
 
-    data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them. verify: whether all of the files is
-    compared with their sha256; auto: of a file below 256 MB. ValueError for what is damaged, missing or too short.
+    data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them. verify: whether all
+    of the files is compared with their sha256; auto: of a file below 256 MB.
     """
     folder = find_dataset(name)
     if (folder / "meta.json").exists():
@@ -105,7 +106,10 @@ def load_dataset(name, block_size, data_tokenizer="", verify="auto"):
 
 
 def read_meta(path):
-    """Return dtype, tokenizer, tokens_per_character, and tokens and sha256 of each split; ValueError if damaged."""
+    """Return dtype, tokenizer, tokens_per_character, and tokens and sha256 of each split.
+
+    ValueError if damaged.
+    """
     try:
         meta = read_json(path)
         if meta.pop("sha256", None) not in (None, meta_digest(meta)):  # None: an earlier version's
@@ -123,16 +127,19 @@ def read_meta(path):
 
 
 def about_nanogpt(folder, data_tokenizer):
-    """Return what read_meta would for nanoGPT's files with GPT-2's ids; ValueError if data_tokenizer is not gpt2."""
+    """Return what read_meta would for nanoGPT's files with GPT-2's ids.
+
+    ValueError if data_tokenizer is not gpt2.
+    """
     if (folder / "meta.pkl").exists():
         raise ValueError(
-            f"{folder} has a meta.pkl and no meta.json: a pickle can run any code, so it is never read; "
-            "prepare the dataset again, or delete meta.pkl if the ids are GPT-2's"
+            f"{folder} has a meta.pkl and no meta.json: a pickle can run any code, so it is never "
+            "read; prepare the dataset again, or delete meta.pkl if the ids are GPT-2's"
         )
     if data_tokenizer != "gpt2":
         raise ValueError(
-            f"{folder} has no meta.json: its preparation was interrupted, so prepare it again; or if nanoGPT "
-            "made it, with GPT-2's tokens, say so by --data_tokenizer=gpt2"
+            f"{folder} has no meta.json: its preparation was interrupted, so prepare it again; or "
+            "if nanoGPT made it, with GPT-2's tokens, say so by --data_tokenizer=gpt2"
         )
     train_size = (folder / "train.bin").stat().st_size
     val_size = (folder / "val.bin").stat().st_size
@@ -146,22 +153,29 @@ def about_nanogpt(folder, data_tokenizer):
 
 
 def map_tokens(path, dtype, count, block_size):
-    """Map a file of count token ids; ValueError for another size, or if it is too short for block_size."""
+    """Map a file of count token ids.
+
+    ValueError for another size, or if it is too short for block_size.
+    """
     size = path.stat().st_size
     if size != count * dtype.itemsize:
         raise ValueError(
-            f"{path} has {size:,} bytes, not {dtype.itemsize} for each of {count:,} tokens: prepare it again"
+            f"{path} has {size:,} bytes, not {dtype.itemsize} for each of {count:,} tokens: "
+            "prepare it again"
         )
     if count <= block_size:
         raise ValueError(
-            f"{path} has {count:,} tokens, but block_size={block_size} needs at least {block_size + 1:,}: "
-            "use more text or a smaller block_size"
+            f"{path} has {count:,} tokens, but block_size={block_size} needs at least "
+            f"{block_size + 1:,}: use more text or a smaller block_size"
         )
     return np.memmap(path, dtype=dtype, mode="r")
 
 
 def check_tokens(path, tokens, vocab_size, sha256, verify):
-    """ValueError for an id outside the vocabulary, or another sha256; the first 256 MB are checked unless verify says more."""
+    """ValueError for an id outside the vocabulary, or another sha256.
+
+    The first 256 MB are checked unless verify says more.
+    """
     small = tokens.nbytes < SMALL
     checked = tokens if verify is True else tokens[: SMALL // tokens.itemsize]
     largest = int(checked.max())
@@ -177,18 +191,23 @@ def check_tokens(path, tokens, vocab_size, sha256, verify):
 
 
 def random_batch(tokens, batch_size, block_size, rng):
-    """Return inputs and targets (batch_size, block_size) int64: windows chosen by rng, targets one token later."""
+    """Return inputs and targets (batch_size, block_size) int64.
+
+    Windows chosen by rng, targets one token later.
+    """
     starts = rng.integers(len(tokens) - block_size, size=(batch_size, 1))
     windows = torch.from_numpy(tokens[starts + np.arange(block_size + 1)].astype(np.int64))
     return windows[:, :-1], windows[:, 1:]
 
 
 def sequential_batches(tokens, batch_size, block_size, stride=0):
-    """Yield all tokens, in order, as inputs and targets (batch_size, block_size) int64: each but the first is a target once.
+    """Yield all tokens, in order, as inputs and targets (batch_size, block_size) int64.
 
-    Targets are -1 where there is none. stride: how many tokens one window begins after the other; less than block_size
-    lets them overlap, so that each target but the first ones has at least block_size - stride tokens before it; 0 stands
-    for block_size.
+    Each token but the first is a target once.
+
+    Targets are -1 where there is none. stride: how many tokens one window begins after the other;
+    less than block_size lets them overlap, so that each target but the first ones has at least
+    block_size - stride tokens before it; 0 stands for block_size.
     """
     stride = stride or block_size
     starts = range(0, max(1, len(tokens) - 1 - block_size + stride), stride)

@@ -1,4 +1,6 @@
-"""Texts of any size, by Hugging Face's library datasets: it reads them, maps with several processes, caches and resumes."""
+"""Texts of any size, by Hugging Face's library datasets: it reads them, maps with several
+processes, caches and resumes.
+"""
 
 import contextlib
 import hashlib
@@ -26,7 +28,10 @@ def builder_of(path):
 
 @contextlib.contextmanager
 def datasets_library(source, remedy=""):
-    """Give the library datasets; its errors, of many types, become ValueError, which names source and the remedy."""
+    """Give the library datasets.
+
+    Its errors, of many types, become ValueError, which names source and the remedy.
+    """
     try:
         import datasets
     except ImportError:
@@ -47,9 +52,11 @@ def datasets_library(source, remedy=""):
 
 
 def read_files(paths, column="text"):
-    """Return the documents in files as a datasets.Dataset with the one column text, read into the library's cache.
+    """Return the documents in files as a datasets.Dataset with the one column text, read into the
+    library's cache.
 
-    Texts are cut into documents of about SECTION bytes, at line ends. ValueError names a damaged file.
+    Texts are cut into documents of about SECTION bytes, at line ends. ValueError names a damaged
+    file.
     """
     parts = []
     for path in paths:
@@ -63,8 +70,6 @@ def read_files(paths, column="text"):
         if texts:
             rows = datasets.Dataset.from_generator(sections, gen_kwargs={"texts": texts})
             parts.append(rows)
-        kind = parts[0].features
-        parts = [part if part.features == kind else part.cast(kind) for part in parts]
         return datasets.concatenate_datasets(parts)
 
 
@@ -80,7 +85,10 @@ def sections(texts):
 
 
 def read_hub(name, config=None, column="text", streaming=False):
-    """Return the train split of a dataset on the hub, with the one column text; streaming: read it while it is used."""
+    """Return the train split of a dataset on the hub, with the one column text.
+
+    Streaming: read it while it is used.
+    """
     remedy = (
         ": connect to the internet, or get its files another way and give them as --input FILES"
     )
@@ -101,7 +109,9 @@ def only_text(rows, column, source):
 
 
 def encode_batch(texts, tokenizer):
-    """Return the columns ids, characters and sha256 of a batch of documents, in a process of the library's."""
+    """Return the columns ids, characters and sha256 of a batch of documents, in a process of the
+    library's.
+    """
     texts = [text for text in texts if text]
     dtype = token_dtype(tokenizer)
     return {
@@ -112,7 +122,10 @@ def encode_batch(texts, tokenizer):
 
 
 def encode_rows(rows, tokenizer):
-    """Return rows encoded by encode_batch, by several processes if they are many; what they finish is cached."""
+    """Return rows encoded by encode_batch, by several processes if they are many.
+
+    What they finish is cached.
+    """
     many = (
         getattr(rows, "num_rows", 0) > ALONE
     )  # rows that are read while they are used have no number
@@ -134,10 +147,11 @@ def split_of(sha256, val_share):
 
 
 def write_large_dataset(folder, rows, tokenizer_name, source, val_share=0.005, val=None, tokens=0):
-    """Tokenize documents that need not fit into memory into folder. rows: from read_files or read_hub.
+    """Tokenize documents that need not fit into memory into folder. rows: from read_files or
+    read_hub.
 
-    val: rows for validation; None: val_share of the documents, chosen by a hash of each. tokens: stop after this number;
-    0: at the end.
+    val: rows for validation; None: val_share of the documents, chosen by a hash of each. tokens:
+    stop after this number; 0: at the end.
     """
     if not 0 < val_share < 1:
         raise ValueError(f"val_share={val_share} must be between 0 and 1")

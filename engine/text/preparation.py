@@ -1,8 +1,9 @@
 """Documents to token files.
 
-A dataset is a folder with train.bin and val.bin: little-endian uint16 or uint32 ids, documents separated by the
-tokenizer's end-of-text id or else a newline. meta.json has the whole tokenizer, and the counts and hashes of the files.
-write_dataset() takes documents that fit into memory; large.py has the rest.
+A dataset is a folder with train.bin and val.bin: little-endian uint16 or uint32 ids, documents
+separated by the tokenizer's end-of-text id or else a newline. meta.json has the whole tokenizer,
+and the counts and hashes of the files. write_dataset() takes documents that fit into memory;
+large.py has the rest.
 """
 
 import hashlib
@@ -39,10 +40,11 @@ def read_text(path):
 
 
 def split_documents(documents):
-    """Split documents into (train, val), two lists: about a tenth of the characters is for validation.
+    """Split documents into (train, val), two lists: about a tenth of the characters is for
+    validation.
 
-    Whole documents if there are at least twenty and none is longer than a tenth of all; else the last tenth of each of
-    ten parts, cut at line ends: the end of a text may be unlike the rest.
+    Whole documents if there are at least twenty and none is longer than a tenth of all; else the
+    last tenth of each of ten parts, cut at line ends: the end of a text may be unlike the rest.
     """
     train = []
     val = []
@@ -65,7 +67,10 @@ def split_documents(documents):
 
 
 def split_parts(document, size):
-    """Cut a text into parts of about size characters, and return (train, val): the last tenth of each part is val."""
+    """Cut a text into parts of about size characters, and return (train, val).
+
+    The last tenth of each part is val.
+    """
 
     def line_end(position):  # the next one, if it is near
         return document.find("\n", position, position + size // 20) + 1 or position
@@ -81,7 +86,10 @@ def split_parts(document, size):
 
 
 def pieces(text, size=2**18):
-    """Yield text in pieces of about size characters, cut at line ends between words: no token crosses them."""
+    """Yield text in pieces of about size characters, cut at line ends between words.
+
+    No token crosses them.
+    """
     start = 0
     while start < len(text):
         end = text.find("\n", start + size)
@@ -131,15 +139,19 @@ def token_dtype(tokenizer):
 
 
 def meta_digest(meta):
-    """The sha256 of everything else in meta.json: another character in a tokenizer is another tokenizer."""
+    """The sha256 of everything else in meta.json.
+
+    Another character in a tokenizer is another tokenizer.
+    """
     return sha256_of([json.dumps(meta, sort_keys=True).encode()])
 
 
 def write_tokens(folder, tokenizer, source, encoded, limit=0):
     """Write train.bin and val.bin, which appear when they are complete, and last meta.json.
 
-    source: its entry in meta.json, a dict with the name. encoded: yields (split, ids, characters, begins), as
-    SplitWriter.append takes them. limit: stop after this number of tokens; 0: never. ValueError if a split is empty.
+    source: its entry in meta.json, a dict with the name. encoded: yields (split, ids, characters,
+    begins), as SplitWriter.append takes them. limit: stop after this number of tokens; 0: never.
+    ValueError if a split is empty.
     """
     folder = Path(folder)
     train_path = folder / "train.bin"
@@ -184,7 +196,8 @@ def encode_documents(tokenizer, train, val):
 
 
 def write_dataset(folder, documents, tokenizer_name, source, val=None):
-    """Tokenize documents, an iterable of str that fit into memory, into folder. source: the name of where they come from.
+    """Tokenize documents, an iterable of str that fit into memory, into folder. source: the name of
+    where they come from.
 
     val: documents for validation; None: about a tenth of documents. ValueError if there is no text.
     """

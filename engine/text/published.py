@@ -1,4 +1,6 @@
-"""The whole of a prepare.py for a published text: one file on the web, or a dataset of Hugging Face's hub."""
+"""The whole of a prepare.py for a published text: one file on the web, or a dataset of Hugging
+Face's hub.
+"""
 
 import sys
 import urllib.request
@@ -12,7 +14,10 @@ from engine.text.preparation import read_text, write_dataset
 
 
 def download(url, sha256, path):
-    """Download url to path, if it is not there; ValueError if that fails or the file has another sha256."""
+    """Download url to path, if it is not there.
+
+    ValueError if that fails or the file has another sha256.
+    """
     if path.exists():
         return
     script = shell_path(path.parent / "prepare.py")
@@ -36,7 +41,10 @@ class DownloadSettings:
 
 
 def prepare_download(folder, tokenizer_name, url, sha256):
-    """Prepare a text that is one file on the web: [--input FILE]. Its last tenth is for validation, as in nanoGPT."""
+    """Prepare a text that is one file on the web: [--input FILE].
+
+    Its last tenth is for validation, as in nanoGPT.
+    """
     path = parse_settings(DownloadSettings, sys.argv[1:]).input
     if path is None:
         path = folder / "input.txt"
@@ -49,11 +57,16 @@ def prepare_download(folder, tokenizer_name, url, sha256):
 @dataclass
 class HubSettings:
     input: tuple[Path, ...] = ()
-    """Its parquet or jsonl files, or folders of them, if you have them already; otherwise it is downloaded."""
+    """Its parquet or jsonl files, or folders of them, if you have them already.
+
+    Otherwise it is downloaded.
+    """
     tokens: int = 0
     """Stop after this number of tokens, and download no more than they need; 0: all of it."""
     tokenizer: str = "gpt2"
-    """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), char, byte, or the folder of a model."""
+    """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), char, byte, or the folder of
+    a model.
+    """
     val_share: float = 0.005
     """The share of the documents that is for validation, chosen by a hash of each."""
 
@@ -63,7 +76,10 @@ class HubSettings:
 
 
 def prepare_hub(folder, name, config=None):
-    """Prepare a dataset on the hub, or a variant of it (config): [--input FILES] [--tokens=N] ..."""
+    """Prepare a dataset on the hub, or a variant of it (config).
+
+    [--input FILES] [--tokens=N] ...
+    """
     settings = parse_settings(HubSettings, sys.argv[1:])
     files = []
     for path in settings.input:

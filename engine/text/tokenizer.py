@@ -1,10 +1,12 @@
-"""Text to token ids and back. A tokenizer is one JSON specification, stored with datasets and checkpoints.
+"""Text to token ids and back. A tokenizer is one JSON specification, stored with datasets and
+checkpoints.
 
-    tokenizer = create_tokenizer("char", texts)          char, byte, bpe:VOCAB, gpt2 or another of tiktoken, a folder
-    tokenizer = tokenizer_from_spec(tokenizer.spec())    the same one on another machine: no file, no network
+    tokenizer = create_tokenizer("char", texts)          or byte, bpe:VOCAB, gpt2, a folder
+    tokenizer = tokenizer_from_spec(tokenizer.spec())    the same one: no file, no network
 
-Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) has the content of Hugging Face's tokenizer.json as its
-specification. tiktoken encodes what is learned here or published by OpenAI, the library tokenizers all others.
+Byte-pair encoding (Sennrich et al. 2016, arXiv:1508.07909) has the content of Hugging Face's
+tokenizer.json as its specification. tiktoken encodes what is learned here or published by OpenAI,
+the library tokenizers all others.
 """
 
 import base64
@@ -22,9 +24,11 @@ from engine.common.files import read_json
 END_OF_TEXT = "<|endoftext|>"
 MAX_VOCAB_SIZE = 2**22
 LEARNED_FROM = 2**30  # characters that bpe:VOCAB learns from, at most
+BYTES = {bytes([n]): n for n in range(256)}
 
-# The words that no token of bpe:VOCAB crosses, as GPT-4's: numbers have at most three digits, lines end with a word.
-# The atomic group (?>...) lets tiktoken's regex library find each word in one go: encoding takes 0.6 of the time.
+# The words that no token of bpe:VOCAB crosses, as GPT-4's: numbers have at most three digits,
+# lines end with a word. The atomic group (?>...) lets tiktoken's regex library find each word in
+# one go: encoding takes 0.6 of the time.
 PATTERN = (
     r"(?>'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
@@ -32,9 +36,10 @@ PATTERN = (
 
 
 class Tokenizer:
-    """The interface: vocab_size, encode(text), decode(ids), spec(), and for_hub(), which tools.export writes.
+    """The interface: vocab_size, encode(text), decode(ids), spec() and token_bytes(id), perhaps
+    half a character.
 
-    token_bytes(id) is the UTF-8 text of one id, perhaps half a character.
+    tokenizer_json is the same tokenizer for other libraries: the content of a tokenizer.json.
     """
 
     end_of_text = None  # the id that separates documents, if there is one
@@ -65,12 +70,15 @@ class ByteTokenizer(Tokenizer):
     def spec(self):
         return {"kind": "byte"}
 
-    def for_hub(self):
-        return byte_level_json({bytes([n]): n for n in range(256)}, {}, "")
+    @property
+    def tokenizer_json(self):
+        return byte_level_json(BYTES, {}, "")
 
 
 class CharTokenizer(Tokenizer):
-    """One id for each character of the training text, in code point order, as nanoGPT's shakespeare_char."""
+    """One id for each character of the training text, in code point order, as nanoGPT's
+    shakespeare_char.
+    """
 
     def __init__(self, characters):
         self.characters = "".join(sorted(set(characters)))
@@ -78,15 +86,19 @@ class CharTokenizer(Tokenizer):
         self.vocab_size = len(self.characters)
 
     def encode(self, text, allow_special=False):
-        """Return the ids of text, an int64 array; ValueError names the first character that the tokenizer lacks."""
+        """Return the ids of text, an int64 array.
+
+        ValueError names the first character that the tokenizer lacks.
+        """
         points = code_points(text)
         ids = np.searchsorted(self.code_points, points)
         known = np.append(self.code_points, 0)[ids] == points
         if not known.all():
             where = int(known.argmin())
             raise ValueError(
-                f"character {text[where]!r} (U+{points[where]:04X}) at position {where} of {text[:40]!r} is not one "
-                f"of the {self.vocab_size} characters of this tokenizer's training text"
+                f"character {text[where]!r} (U+{points[where]:04X}) at position {where} of "
+                f"{text[:40]!r} is not one of the {self.vocab_size} characters of this "
+                "tokenizer's training text"
             )
         return ids
 
@@ -96,8 +108,9 @@ class CharTokenizer(Tokenizer):
     def spec(self):
         return {"kind": "char", "characters": self.characters}
 
-    def for_hub(self):
-        """One that leaves out characters which it does not know: there is no id for them."""
+    @property
+    def tokenizer_json(self):
+        """Leaves out the characters that it does not know."""
         vocabulary = {character: n for n, character in enumerate(self.characters)}
         return bpe_json(vocabulary, decoder={"type": "Fuse"})
 
@@ -109,7 +122,8 @@ def code_points(text):
 class TiktokenTokenizer(Tokenizer):
     """Byte-level byte-pair encoding by tiktoken.
 
-    ranks: {bytes: id}, in the order in which tokens are merged. special: {text: id}. pattern: what cuts a text into words.
+    ranks: {bytes: id}, in the order in which tokens are merged. special: {text: id}. pattern: what
+    cuts a text into words.
     """
 
     def __init__(self, ranks, special, pattern):
@@ -126,7 +140,10 @@ class TiktokenTokenizer(Tokenizer):
         self.end_of_text = special.get(END_OF_TEXT)
 
     def encode(self, text, allow_special=False):
-        """Return the ids of text, a uint32 array. allow_special: special tokens are more than their characters."""
+        """Return the ids of text, a uint32 array.
+
+        Allow_special: special tokens are more than their characters.
+        """
         allowed = "all" if allow_special else set()
         try:
             return self.encoding.encode_to_numpy(
@@ -142,13 +159,10 @@ class TiktokenTokenizer(Tokenizer):
             return b""
 
     def spec(self):
-        return {"kind": "bpe", "content": self.for_hub()}
-
-    def for_hub(self):
-        return self.content
+        return {"kind": "bpe", "content": self.tokenizer_json}
 
     @functools.cached_property
-    def content(self):
+    def tokenizer_json(self):
         return byte_level_json(self.ranks, self.special, self.pattern)
 
     @classmethod
@@ -158,22 +172,27 @@ class TiktokenTokenizer(Tokenizer):
         vocabulary = content["model"]["vocab"]
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
         ranks = {to_bytes(token): vocabulary[token] for token in vocabulary.keys() - special}
-        found = cls(
-            ranks, special, content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
-        )
-        found.content = content
+        split = content["pre_tokenizer"]["pretokenizers"][0]
+        found = cls(ranks, special, split["pattern"]["Regex"])
+        found.tokenizer_json = content
         return found
 
     @classmethod
     def from_earlier_spec(cls, spec):
-        """From what earlier versions wrote: a base64 token and its rank on each line, as in tiktoken's files."""
+        """From what earlier versions wrote.
+
+        A base64 token and its rank on each line, as in tiktoken's files.
+        """
         lines = [line.split() for line in spec["merges"].splitlines()]
         ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
         return cls(ranks, spec["special_tokens"], spec["pattern"])
 
     @classmethod
     def from_name(cls, name):
-        """One of tiktoken's encodings; ValueError if there is none of this name or its file cannot be loaded."""
+        """One of tiktoken's encodings.
+
+        ValueError if there is none of this name or its file cannot be loaded.
+        """
         import tiktoken
 
         names = tiktoken.list_encoding_names()
@@ -184,28 +203,27 @@ class TiktokenTokenizer(Tokenizer):
             found = tiktoken.get_encoding(name)
         except Exception as error:  # no network, a proxy, a damaged cache
             raise ValueError(
-                f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to the internet, "
-                "or set TIKTOKEN_CACHE_DIR to a folder that has its file"
+                f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to "
+                "the internet, or set TIKTOKEN_CACHE_DIR to a folder that has its file"
             ) from error
         return cls(found._mergeable_ranks, found._special_tokens, found._pat_str)
 
     @classmethod
     def learned(cls, texts, vocab_size):
-        """Learn a vocabulary from texts by the library tokenizers: the 256 bytes first and <|endoftext|> last.
+        """Learn a vocabulary from texts by the library tokenizers: the 256 bytes first and
+        <|endoftext|> last.
 
         ValueError for an impossible vocab_size.
         """
         import tokenizers
-        from tokenizers import models, pre_tokenizers, trainers
+        from tokenizers import pre_tokenizers, trainers
 
         if not 257 <= vocab_size < MAX_VOCAB_SIZE:
             raise ValueError(
-                f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: at least 257"
+                f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
+                "at least 257"
             )
-        split = pre_tokenizers.Split(tokenizers.Regex(PATTERN), "isolated")
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        learner = tokenizers.Tokenizer(models.BPE())
-        learner.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+        learner = tokenizers.Tokenizer.from_str(json.dumps(byte_level_json(BYTES, {}, PATTERN)))
         trainer = trainers.BpeTrainer(
             vocab_size=vocab_size - 1,
             min_frequency=2,
@@ -214,7 +232,7 @@ class TiktokenTokenizer(Tokenizer):
         )
         learner.train_from_iterator(first_texts(texts, LEARNED_FROM), trainer)
         vocabulary = learner.get_vocab()
-        ranks = {bytes([n]): n for n in range(256)}
+        ranks = {**BYTES}
         for token in sorted(vocabulary, key=vocabulary.get):
             if len(token) > 1:
                 ranks[to_bytes(token)] = len(ranks)
@@ -230,7 +248,7 @@ def check_vocabulary(ranks, special, pattern):
     if not (
         all(type(n) is int and 0 <= n < MAX_VOCAB_SIZE for n in ids)
         and len(ids) == len(set(ids))
-        and all(bytes([n]) in ranks for n in range(256))
+        and BYTES.keys() <= ranks.keys()
         and all(special)
         and 0 < len(pattern) < 1000
     ):
@@ -249,8 +267,8 @@ def first_texts(texts, size):
 class HubTokenizer(Tokenizer):
     """A published byte-pair encoding by the library tokenizers. content: its tokenizer.json.
 
-    end_of_text: a token's text, or its id. A text's first token may begin with a space that the text has not, as
-    SentencePiece adds it.
+    end_of_text: a token's text, or its id. A text's first token may begin with a space that the
+    text has not, as SentencePiece adds it.
     """
 
     cut_at_lines = False
@@ -264,7 +282,7 @@ class HubTokenizer(Tokenizer):
             raise ValueError(
                 f"a {model['type']}, or one that marks words, is not built here: BPE is"
             )
-        self.content = content
+        self.tokenizer_json = content
         self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
         self.encoding.no_truncation()
         self.encoding.no_padding()
@@ -282,7 +300,8 @@ class HubTokenizer(Tokenizer):
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array, without those that a template adds.
 
-        allow_special: special tokens are more than their characters. ValueError for a character that the tokenizer lacks.
+        allow_special: special tokens are more than their characters. ValueError for a character
+        that the tokenizer lacks.
         """
         self.encoding.encode_special_tokens = not allow_special
         ids = self.encoding.encode(text, add_special_tokens=False).ids
@@ -301,10 +320,8 @@ class HubTokenizer(Tokenizer):
         return piece.replace("\u2581", " ").encode("utf-8")  # SentencePiece's way to write a space
 
     def spec(self):
-        return {"kind": "tokenizers", "content": self.content, "end_of_text": self.end_of_text}
-
-    def for_hub(self):
-        return self.content
+        content = self.tokenizer_json
+        return {"kind": "tokenizers", "content": content, "end_of_text": self.end_of_text}
 
 
 # ---- The content of tokenizer.json
@@ -328,7 +345,10 @@ def to_characters(token):
 
 
 def byte_level_json(ranks, special, pattern):
-    """The tokenizer.json of a TiktokenTokenizer. As in tiktoken, any two tokens that make a third one are merged."""
+    """The tokenizer.json of a TiktokenTokenizer.
+
+    As in tiktoken, any two tokens that make a third one are merged.
+    """
     merges = []
     for token in sorted(ranks, key=ranks.get):
         for n in reversed(range(1, len(token))):
@@ -344,7 +364,9 @@ def byte_level_json(ranks, special, pattern):
 
 
 def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None):
-    """A tokenizer.json. A word that is in the vocabulary is one token, whatever the merges say, as in tiktoken."""
+    """A tokenizer.json. A word that is in the vocabulary is one token, whatever the merges say, as
+    in tiktoken.
+    """
     added = []
     for text in special:
         flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
@@ -382,7 +404,9 @@ def tokenizer_from_spec(spec):
 
 
 def create_tokenizer(name, texts=()):
-    """Return a tokenizer: char or bpe:VOCAB (learned from texts), byte, one of tiktoken's, or that of a folder."""
+    """Return a tokenizer: char or bpe:VOCAB (learned from texts), byte, one of tiktoken's, or that
+    of a folder.
+    """
     if name == "byte":
         return ByteTokenizer()
     if name == "char":
@@ -395,7 +419,9 @@ def create_tokenizer(name, texts=()):
 
 
 def tokenizer_from_folder(folder):
-    """Return the tokenizer of a run, a checkpoint, an export or a published model in Hugging Face's layout."""
+    """Return the tokenizer of a run, a checkpoint, an export or a published model in Hugging Face's
+    layout.
+    """
     last_checkpoint = sorted(folder.glob("step_*/config.json"))[-1:]
     for path in (*last_checkpoint, folder / "config.json", folder / "lookback.json"):
         spec = read_json(path).get("tokenizer") if path.exists() else None
@@ -416,7 +442,10 @@ def tokenizer_from_folder(folder):
 
 
 def end_of_text_in(folder):
-    """Return the token's text, or its id, that ends a text of a published model; None if nothing says it."""
+    """Return the token's text, or its id, that ends a text of a published model.
+
+    None if nothing says it.
+    """
     for name, key in ("tokenizer_config.json", "eos_token"), ("config.json", "eos_token_id"):
         token = read_json(folder / name).get(key) if (folder / name).exists() else None
         if isinstance(token, dict):
@@ -435,5 +464,8 @@ def alike(a, b):
 
 
 def padded_vocab_size(vocab_size):
-    """A large vocabulary rounded up to a multiple of 64, for faster products; the ids added have no text."""
+    """A large vocabulary rounded up to a multiple of 64, for faster products.
+
+    The ids added have no text.
+    """
     return vocab_size if vocab_size < 1000 else -(-vocab_size // 64) * 64

@@ -67,7 +67,9 @@ def test_every_kind_of_file(tmp_path):
 
 
 def test_the_split(tmp_path, monkeypatch):
-    """Catches a split that depends on more than the document, on the order of files, or on how many processes encode."""
+    """Catches a split that depends on more than the document, on the order of files, or on how many
+    processes encode.
+    """
     texts = documents(300)
     paths = [jsonl(tmp_path / "a.jsonl", texts[:150]), jsonl(tmp_path / "b.jsonl", texts[150:])]
     first = prepared(tmp_path / "x", paths, "bpe:300")
@@ -139,7 +141,9 @@ def test_the_script(tmp_path, monkeypatch):
 
 
 def test_the_hub(tmp_path, monkeypatch):
-    """Catches another dataset than its name, --tokens that reads on, and files that are read in another way."""
+    """Catches another dataset than its name, --tokens that reads on, and files that are read in
+    another way.
+    """
     texts = documents(200)
     path = jsonl(tmp_path / "a.jsonl", texts)
     really = datasets.load_dataset

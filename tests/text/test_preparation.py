@@ -19,7 +19,9 @@ FILES = "train.bin", "val.bin", "meta.json"  # in the order in which they appear
 
 
 def test_written_and_read_back(tmp_path):
-    """Catches lost or reordered text, a wrong split, and a meta.json that does not describe the files."""
+    """Catches lost or reordered text, a wrong split, and a meta.json that does not describe the
+    files.
+    """
     text = POEM * 5 + "the end"
     border = int(0.9 * len(text))
     preparation.write_dataset(tmp_path, [text[:border]], "char", "poem.txt", val=[text[border:]])
@@ -62,7 +64,9 @@ def test_a_tenth_of_any_documents(lengths, seed):
 
 
 def test_validation_is_spread_over_the_text():
-    """Catches a validation split with nothing but the end of a sorted text, or without its longest document."""
+    """Catches a validation split with nothing but the end of a sorted text, or without its longest
+    document.
+    """
     words = "".join(f"{chr(97 + n // 100)}word{n}\n" for n in range(2600))
     (train,), (val,) = preparation.split_documents([words])
     assert len({line[0] for line in val.splitlines()}) >= 10
@@ -142,7 +146,9 @@ def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):
 
 
 def test_a_preparation_that_fails(poem, tmp_path):
-    """Catches an old dataset that is lost because the new one could not be encoded, and two writers at once."""
+    """Catches an old dataset that is lost because the new one could not be encoded, and two writers
+    at once.
+    """
     folder = tmp_path / "poem"
     preparation.write_dataset(tmp_path / "letters", ["abc\n" * 90], "char", "letters")
     os.rename(tmp_path / "letters" / "meta.json", tmp_path / "letters" / "lookback.json")

@@ -35,7 +35,10 @@ def small_bpe():
 
 
 def trained(pre_tokenizer, decoder, **trainer):
-    """A tokenizer.json made here, as Llama's are: a text begins with <s>, and <think> is added but not special."""
+    """A tokenizer.json made here, as Llama's are.
+
+    A text begins with <s>, and <think> is added but not special.
+    """
     found = tokenizers.Tokenizer(tokenizers.models.BPE(byte_fallback=True))
     found.pre_tokenizer = pre_tokenizer
     found.decoder = decoder
@@ -94,7 +97,7 @@ def test_the_same_ids_by_the_library_tokenizers(name):
     ours = ALL[name]
     text = TEXT * 2 + " the the<s></s>\n\n  \t cat<|endoftext|>" * (name != "char")
     end = None if ours.end_of_text is None else ours.decode([ours.end_of_text])
-    theirs = HubTokenizer(json.loads(json.dumps(ours.for_hub())), end)
+    theirs = HubTokenizer(json.loads(json.dumps(ours.tokenizer_json)), end)
     assert tokenizer_module.alike(ours, theirs)
     for special in True, False:
         assert np.array_equal(ours.encode(text, special), theirs.encode(text, special))
@@ -114,7 +117,9 @@ def test_published_tokenizers(name):
 
 @given(st.text(min_size=1))
 def test_bytes_and_characters(text):
-    """Catches characters that a byte tokenizer loses, and an order that differs from nanoGPT's sorted(set(text))."""
+    """Catches characters that a byte tokenizer loses, and an order that differs from nanoGPT's
+    sorted(set(text)).
+    """
     tokenizer = create_tokenizer("byte")
     assert tokenizer.decode(tokenizer.encode(text).tolist()) == text
     characters = sorted(set(text))
@@ -130,7 +135,9 @@ def test_unknown_character_is_named_with_its_position(text, where):
 
 
 def test_special_tokens_only_when_allowed():
-    """Catches data that can inject an end of text, a prompt that cannot, and broken characters that raise."""
+    """Catches data that can inject an end of text, a prompt that cannot, and broken characters that
+    raise.
+    """
     tokenizer = small_bpe()
     assert tokenizer.end_of_text == 300
     assert 300 not in tokenizer.encode("a<|endoftext|>b")
@@ -153,7 +160,9 @@ def test_gpt2_is_gpt2(gpt2_files):
 
 
 def test_what_an_earlier_version_wrote():
-    """Catches a dataset or checkpoint whose tokenizer is no longer read, or is taken for another one."""
+    """Catches a dataset or checkpoint whose tokenizer is no longer read, or is taken for another
+    one.
+    """
     tokenizer = small_bpe()
     merges = [f"{base64.b64encode(t).decode()} {rank}" for t, rank in tokenizer.ranks.items()]
     old = {"kind": "tiktoken", "name": "small", "pattern": tokenizer.pattern}
@@ -174,7 +183,7 @@ def test_no_network_and_no_file(monkeypatch):
 
 def changed(**model):
     """The spec of a published tokenizer that cannot be used."""
-    content = like_llama_3().content
+    content = like_llama_3().tokenizer_json
     return {"kind": "tokenizers", "content": content | {"model": content["model"] | model}}
 
 
@@ -186,7 +195,7 @@ def changed(**model):
         (changed(type="WordPiece"), "not built here"),
         (changed(end_of_word_suffix="</w>"), "not built here"),
         ({"kind": "tokenizers", "content": {"model": {"type": "BPE"}}}, "not a tokenizer"),
-        ({"kind": "bpe", "content": like_llama_3().content}, "not a tokenizer"),
+        ({"kind": "bpe", "content": like_llama_3().tokenizer_json}, "not a tokenizer"),
     ],
 )
 def test_specifications_that_cannot_be_used(spec, message):
@@ -196,14 +205,16 @@ def test_specifications_that_cannot_be_used(spec, message):
 
 
 def test_a_large_vocabulary_is_padded():
-    """Catches a head of 50,257 rows, an odd number that products are slow for, and a small vocabulary made larger."""
+    """Catches a head of 50,257 rows, an odd number that products are slow for, and a small
+    vocabulary made larger.
+    """
     sizes = [tokenizer_module.padded_vocab_size(size) for size in (65, 256, 1024, 50257)]
     assert sizes == [65, 256, 1024, 50304]
 
 
 def test_characters_that_a_published_tokenizer_lacks():
     """Catches characters that the library leaves out without a word."""
-    found = HubTokenizer(create_tokenizer("char", "abc \n").for_hub())
+    found = HubTokenizer(create_tokenizer("char", "abc \n").tokenizer_json)
     assert found.decode(found.encode("ab c\n")) == "ab c\n"
     with pytest.raises(ValueError, match="lacks a character of 'abé'"):
         found.encode("abé")
@@ -250,7 +261,9 @@ def same_tokens(text):
 
 
 def test_a_learned_vocabulary():
-    """Catches a vocabulary of another size, merges that differ from run to run, and special tokens that data can inject."""
+    """Catches a vocabulary of another size, merges that differ from run to run, and special tokens
+    that data can inject.
+    """
     tokenizer = learned()
     assert tokenizer.vocab_size == 1000 and tokenizer.end_of_text == 999
     assert tokenizer.spec() == create_tokenizer("bpe:1000", iter(some_text())).spec()
@@ -264,14 +277,18 @@ def test_a_learned_vocabulary():
 @given(st.text() | st.text(alphabet="ab 1.,\n\r\t'sSéя猫", max_size=80))
 @settings(deadline=None)
 def test_both_libraries_agree(text):
-    """Catches a pattern that one library splits at in another way, or merges that it makes in another order."""
+    """Catches a pattern that one library splits at in another way, or merges that it makes in
+    another order.
+    """
     # Not every version of Unicode has all characters.
     hypothesis.assume(all(unicodedata.category(character) != "Cn" for character in text))
     assert same_tokens(text) and learned().decode(learned().encode(text).tolist()) == text
 
 
 def test_a_vocabulary_that_cannot_be_learned(capsys, monkeypatch):
-    """Catches a vocabulary without all bytes, one that promises more than the text has, and a text without end."""
+    """Catches a vocabulary without all bytes, one that promises more than the text has, and a text
+    without end.
+    """
     for size in 0, 256, 2**22:
         with pytest.raises(ValueError, match=f"bpe:{size}: VOCAB counts"):
             create_tokenizer(f"bpe:{size}", ["text"])

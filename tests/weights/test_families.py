@@ -243,7 +243,7 @@ def test_fine_tuning_a_published_model(tmp_path):
     text = "first line\nsecond line\n" * 60
     model = tmp_path / "model"
     transformers_model(random_config("qwen3", 0)).save_pretrained(model)
-    content = create_tokenizer("char", "abcdefghijklmnopqrstuvwxyz \n").for_hub()
+    content = create_tokenizer("char", "abcdefghijklmnopqrstuvwxyz \n").tokenizer_json
     (model / "tokenizer.json").write_text(json.dumps(content))
     dataset.write_dataset(tmp_path / "data", [text], str(model), "a text")
     flags = ["--max_iters=2", "--eval_iters=1", "--write_tokens=5", "--block_size=32"]
@@ -261,6 +261,6 @@ def test_gpt2_as_it_is_published(tmp_path, gpt2_files):
     """Catches GPT-2's tokens that are not known as such: no file there names the end of a text."""
     gpt2 = create_tokenizer("gpt2")
     transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(gpt2.for_hub()))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(gpt2.tokenizer_json))
     (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1024}')
     assert pretrained.load_tokenizer(tmp_path, 50257).spec() == gpt2.spec()

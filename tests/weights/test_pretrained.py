@@ -224,11 +224,11 @@ def test_a_tokenizer_that_does_not_fit(tmp_path):
     command = "sample.py", f"--init_from={tmp_path / 'llama'}", "--max_new_tokens=5", "--start=a"
     path = tmp_path / "llama" / "tokenizer.json"
     assert "has no tokenizer.json" in complaint(run_here(*command))
-    path.write_text(json.dumps(create_tokenizer("byte").for_hub()))
+    path.write_text(json.dumps(create_tokenizer("byte").tokenizer_json))
     assert "33 token ids, and its tokenizer 256" in complaint(run_here(*command))
     path.write_text('{"model": {"type": "BPE"}}')
     assert "Missing vocab" in complaint(run_here(*command))
-    path.write_text(json.dumps(create_tokenizer("char", "abcdef\n").for_hub()))
+    path.write_text(json.dumps(create_tokenizer("char", "abcdef\n").tokenizer_json))
     result = run_here(*command)
     assert result.stdout.startswith("a"), result.stderr
 
