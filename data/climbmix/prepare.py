@@ -5,9 +5,9 @@ as nanochat reads it.
 
 Downloaded by Hugging Face's library (pip install datasets==5.2.0), whose cache keeps what is
 complete: run the same command again after an interruption. --tokens reads only as much as it
-needs, without the cache. --input: its parquet files, if you have them. A hash of each document decides
-whether it is for validation. All of it would be 800 GB: give --tokens.
-(NVIDIA's own files hold GPT-2's tokens, and no text.)
+needs, without the cache. --input: its parquet files, if you have them. A hash of each document
+decides whether it is for validation. All of it would be 800 GB: give --tokens. (NVIDIA's own files
+hold GPT-2's tokens, and no text.)
 """
 
 import sys

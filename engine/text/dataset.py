@@ -79,7 +79,7 @@ def not_prepared(name, folder):
 
 
 def load_dataset(name, block_size, data_tokenizer="", verify="auto"):
-    """Return the Dataset called name; ValueError if it is damaged, missing or not longer than block_size.
+    """Return the Dataset called name; ValueError if it is damaged, missing or too short.
 
     data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them. verify: whether all
     of the files is compared with their sha256; auto: of a file below 256 MB.

@@ -80,7 +80,7 @@ def test_validation_text_that_is_also_input(tmp_path, name):
 
 
 def test_own_text_that_cannot_be_used(tmp_path):
-    """Catches a traceback for text that is not UTF-8, empty or not there; nothing must be written."""
+    """Catches a traceback for text that is not UTF-8, empty or not there, and a dataset."""
     latin, utf16, empty = (tmp_path / file for file in ("latin.txt", "utf16.txt", "empty.txt"))
     utf16.write_bytes("Text".encode("utf-16-le"))
     latin.write_bytes("Füße".encode("latin-1"))
