@@ -103,7 +103,7 @@ def test_documents_end_with_the_end_of_text(tmp_path):
 
 
 def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files, monkeypatch):
-    """Catches tokens that differ from those nanoGPT's own prepare.py writes for tiny Shakespeare."""
+    """Catches other tokens than those nanoGPT writes for tiny Shakespeare."""
     monkeypatch.setattr("sys.argv", ["prepare.py", f"--input={tiny_shakespeare}"])
     for name, counts in (("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059))):
         published.prepare_download(tmp_path / name, name, "https://nowhere", "")
