@@ -28,6 +28,7 @@ from engine.plotting.inspection import attention_maps
 from engine.weights import pretrained
 from masks import mask_of, positions
 from model import GPT
+from tools.shared.model_settings import ModelSettings
 from tools.shared.validation import validation_tokens
 
 FAR = 0.25
@@ -37,7 +38,7 @@ TEXTS = 32  # from all over the validation split
 
 
 @dataclass(kw_only=True)
-class CensusConfig(pretrained.ModelSettings):
+class CensusConfig(ModelSettings):
     dataset: str = ""
     """A prepared dataset, whose validation split is read; empty: the one of the training."""
 

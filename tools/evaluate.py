@@ -24,11 +24,12 @@ from engine.common.settings import parse_settings
 from engine.text import dataset, preparation
 from engine.weights import pretrained
 from model import GPT
+from tools.shared.model_settings import ModelSettings
 from tools.shared.validation import validation_tokens
 
 
 @dataclass(kw_only=True)
-class EvaluateConfig(pretrained.ModelSettings):
+class EvaluateConfig(ModelSettings):
     dataset: str = ""
     """A prepared dataset, whose validation split is read; empty: the one of the training."""
     text: str = ""

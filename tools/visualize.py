@@ -29,13 +29,14 @@ from engine.text.preparation import read_text
 from engine.weights import pretrained
 from model import GPT
 from tools.shared import labels
+from tools.shared.model_settings import ModelSettings
 
 PAGE = Path(__file__).with_name("page")
 CANDIDATES = 10  # for the next token
 
 
 @dataclass(kw_only=True)
-class VisualizeConfig(pretrained.ModelSettings):
+class VisualizeConfig(ModelSettings):
     text: str = ""
     """The text to read; FILE:name reads it from a file."""
 

@@ -18,7 +18,6 @@ import types
 import typing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -40,20 +39,6 @@ FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensor
 OLD_FILES = ("config.json", "model.safetensors", "trainer.pt")  # before trainer.safetensors
 # Settings of earlier versions, with the value that does nothing.
 REMOVED_SETTINGS = {"skip": False, "shift": False, "target_loss": 0.0}
-
-TRAINER_TYPES = {
-    "optimizer": dict,
-    "scaler": dict | None,
-    "dtype": Literal["float32", "bfloat16", "float16"] | None,
-    "evaluation_pending": bool | None,
-}
-SCALER_TYPES = {  # of torch.amp.GradScaler, in a float16 run
-    "scale": float,
-    "growth_factor": float,
-    "backoff_factor": float,
-    "growth_interval": int,
-    "_growth_tracker": int,
-}
 
 # ---- Saving
 
@@ -104,14 +89,13 @@ def split_tensors(content, prefix=""):
 
 
 def join_tensors(tensors, values):
-    """Put tensors back into the nested dicts from which split_tensors took them."""
+    """Put tensors into the nested dicts from which split_tensors took them."""
     for path, tensor in tensors.items():
         *names, last = path.split("/")
         place = values
         for name in names:
             place = place.setdefault(name, {})
         place[last] = tensor
-    return values
 
 
 def write_json(path, content):
@@ -133,16 +117,12 @@ def list_checkpoints(out_dir, before=math.inf):
 
 
 def best_checkpoint(out_dir):
-    """Return best.json as a dict, or None if there is none; ValueError if it is damaged.
+    """Return best.json as a dict, or None if there is none.
 
     {"checkpoint": name of a folder, "val_loss": nats per token, "data": sha256 of val.bin or None}
     """
     path = Path(out_dir) / "best.json"
-    if not path.exists():
-        return None
-    best = read_json(path)
-    check_types(best, {"checkpoint": str, "val_loss": float, "data": str | None}, path)
-    return best
+    return read_json(path) if path.exists() else None
 
 
 def is_ours(folder):
@@ -253,17 +233,12 @@ def load_config(folder):
     """Return config.json as a dict: step, model, training, tokenizer, data (or None), record."""
     path = verified_file(folder, "config.json")
     config = read_json(path)
-    types_of_fields = {"step": int, "model": dict, "training": dict, "tokenizer": dict}
-    check_types(config, types_of_fields | {"data": dict | None, "record": dict | None}, path)
-    return config | {"data": config.get("data"), "record": config.get("record") or {}}
-
-
-def check_types(content, types_of_fields, path):
-    """DamagedFile unless the fields of a JSON object have these types."""
-    for name, expected in types_of_fields.items():
-        value = content.get(name)
-        if not matches_annotation(value, expected):
+    kinds = {"step": int, "model": dict, "training": dict, "tokenizer": dict}
+    for name, kind in (kinds | {"data": dict | None, "record": dict | None}).items():
+        value = config.get(name)
+        if not isinstance(value, kind):
             raise DamagedFile(f"{path} is damaged: {name}={str(value)[:40]}")
+    return config | {"data": config.get("data"), "record": config.get("record") or {}}
 
 
 def matches_annotation(value, annotation):
@@ -289,36 +264,17 @@ def load_tensors(folder, name):
 
 
 def load_trainer(folder):
-    """Return the trainer_state of save_checkpoint, on the CPU, with "step" and "record".
-
-    DamagedFile if it is not what train.py writes.
-    """
+    """Return the trainer_state of save_checkpoint, on the CPU, with "step" and "record"."""
     config = load_config(folder)
     if step_of(folder) != config["step"]:
         raise DamagedFile(f"{folder} holds step {config['step']}: was it renamed?")
     if (folder / "trainer.pt").exists():
-        path = verified_file(folder, "trainer.pt")
-        state = read_old_trainer(path)
+        state = read_pickle(verified_file(folder, "trainer.pt"))
+        state["evaluation_pending"] = state.pop("owed")
     else:
-        path = verified_file(folder, "trainer.json")
-        state = read_json(path)
-        try:
-            join_tensors(load_tensors(folder, "trainer.safetensors"), state)
-        except (AttributeError, TypeError):
-            raise DamagedFile(f"{path} does not fit trainer.safetensors") from None
-    check_types(state, TRAINER_TYPES, path)
-    scaler = state.get("scaler") or {}
-    if scaler:
-        check_types(scaler, SCALER_TYPES, path)
-    return state | {"scaler": scaler, "step": config["step"], "record": config["record"]}
-
-
-def read_old_trainer(path):
-    """Return the trainer_state of trainer.pt, as earlier versions wrote it."""
-    state = read_pickle(path)
-    if not isinstance(state, dict):
-        raise DamagedFile(f"{path} is damaged: it is not what train.py writes")
-    return state | {"evaluation_pending": state.get("owed", True)}
+        state = read_json(verified_file(folder, "trainer.json"))
+        join_tensors(load_tensors(folder, "trainer.safetensors"), state)
+    return state | {"step": config["step"], "record": config["record"]}
 
 
 def load_tokenizer(folder):

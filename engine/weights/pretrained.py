@@ -2,7 +2,6 @@
 
 import itertools
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from engine.common.files import ROOT, read_json, shell_path, shell_quote
@@ -12,24 +11,6 @@ from engine.weights.tensor_files import read_pickle, read_safetensors
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M to 1.5B parameters
 GPT2_VOCAB_SIZES = (50257, 50304)  # as published, and as nanoGPT pads them
-
-
-@dataclass(kw_only=True)
-class ModelSettings:
-    """Which model a tool reads."""
-
-    out_dir: str = "out"
-    """A folder that train.py wrote."""
-    checkpoint: str = "latest"
-    """Which checkpoint: latest, best, or a name such as step_002000."""
-    init_from: str = ""
-    """In place of it: a published model, as a folder or by its name."""
-
-    def folder(self):
-        """Return the folder of the model; ValueError if there is none."""
-        if self.init_from:
-            return folder_of(self.init_from, self.checkpoint)
-        return checkpoint.find_checkpoint(self.out_dir, self.checkpoint)
 
 
 # ---- Finding
@@ -57,12 +38,8 @@ def folder_of(name, which="latest"):
 
 def download(name):
     """Return the folder in huggingface_hub's cache with a published model, OWNER/NAME."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise ValueError(
-            f"downloading {name} needs huggingface_hub: pip install huggingface_hub"
-        ) from None
+    from huggingface_hub import snapshot_download  # it comes with tokenizers
+
     try:
         patterns = ["*.json", "model*.safetensors"]
         folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
@@ -178,16 +155,9 @@ def nanogpt_tokenizer(path, vocab_size):
 
 def check_tokenizer(folder, vocab_size, data):
     """ValueError if the model in a folder was trained on other tokens than those of a Dataset."""
-    prepare = shell_path("data/text/prepare.py")
-    if vocab_size in GPT2_VOCAB_SIZES and not (folder / "tokenizer.json").exists():
-        same = (data.tokenizer.vocab_size, data.tokenizer.end_of_text) == (50257, 50256)
-        remedy = f"{prepare} --tokenizer gpt2"
-    else:
-        found = load_tokenizer(folder, vocab_size)
-        same = found.spec() == data.tokenizer.spec() or tokenizer.alike(found, data.tokenizer)
-        remedy = f"{prepare} --tokenizer={shell_quote(folder)}"
-    if not same:
+    found = load_tokenizer(folder, vocab_size)
+    if found.spec() != data.tokenizer.spec() and not tokenizer.alike(found, data.tokenizer):
         raise ValueError(
             f"{folder} was trained on other tokens than those of dataset {data.name}: prepare it "
-            f"with {remedy}"
+            f"with {shell_path('data/text/prepare.py')} --tokenizer={shell_quote(folder)}"
         )

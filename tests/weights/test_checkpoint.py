@@ -20,7 +20,7 @@ def saved(out_dir, step=10, trainer_state=None, **changes):
     """Save an untrained model; return its folder."""
     model = GPT(GPTConfig(**SHAPE | changes))
     trainer_state = trainer_state or {"optimizer": {}}
-    return checkpoint.save_checkpoint(out_dir, step, model, {"seed": 1}, SPEC, trainer_state)
+    return checkpoint.save_checkpoint(out_dir, step, model, {}, SPEC, trainer_state)
 
 
 def update_manifest(folder):
@@ -98,7 +98,7 @@ def test_one_flipped_bit(tmp_path, name):
 
 
 def test_nothing_valid_is_left(tmp_path):
-    """Catches --init_from=auto that goes on from a damaged checkpoint, or ends instead of starting."""
+    """Catches --init_from=auto that resumes damage, or ends where it should start."""
     assert checkpoint.newest_valid_or_none(tmp_path) is None
     (saved(tmp_path) / "trainer.json").unlink()
     assert checkpoint.newest_valid_or_none(tmp_path) is None
@@ -106,25 +106,15 @@ def test_nothing_valid_is_left(tmp_path):
         checkpoint.newest_valid(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name, change",
-    [
-        ("config.json", {"step": "10"}),
-        ("config.json", {"model": []}),
-        ("trainer.json", {"dtype": "hub"}),
-        ("trainer.json", {"scaler": {"scale": 1.0}}),
-        ("trainer.json", {"optimizer": 3}),
-    ],
-)
-def test_other_content_with_the_right_hash(tmp_path, name, change):
+@pytest.mark.parametrize("change", [{"step": "10"}, {"model": []}, {"record": 3}])
+def test_other_content_with_the_right_hash(tmp_path, change):
     """Catches a traceback for a checkpoint that somebody has changed, hash and all."""
-    state = {"optimizer": {"state": {"a": {"exp_avg": torch.rand(2)}}}}
-    folder = saved(tmp_path, trainer_state=state)
-    content = json.loads((folder / name).read_text())
-    (folder / name).write_text(json.dumps(content | change))
+    folder = saved(tmp_path)
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | change))
     update_manifest(folder)
-    with pytest.raises(ValueError, match=f"{name} (is damaged|does not fit)"):
-        checkpoint.load_trainer(folder)
+    with pytest.raises(ValueError, match="config.json is damaged"):
+        GPT.from_checkpoint(folder)
 
 
 def test_an_unfinished_checkpoint_is_not_seen(tmp_path, monkeypatch):
@@ -169,15 +159,6 @@ def test_a_folder_in_another_layout(tmp_path):
         checkpoint.find_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"checkpoint": "step_000010"}'])
-def test_a_damaged_record_of_the_best(tmp_path, content):
-    """Catches a message of the JSON parser that names no file, and a traceback."""
-    saved(tmp_path)
-    (tmp_path / "best.json").write_text(content)
-    with pytest.raises(ValueError, match="best.json is damaged"):
-        checkpoint.find_checkpoint(tmp_path, "best")
-
-
 def test_a_checkpoint_that_was_renamed(tmp_path):
     """Catches a run that goes on at another step than its weights have reached."""
     folder = saved(tmp_path, 10).rename(tmp_path / "step_000500")
@@ -208,7 +189,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
 
 
 def test_settings_of_earlier_versions(tmp_path):
-    """Catches weights refused for a removed setting that was off, and one that was on and ignored."""
+    """Catches a removed setting that was off and is refused, or that was on and is ignored."""
     config = GPTConfig(**SHAPE)
     settings = config.__dict__ | {"skip": False, "shift": False}
     assert checkpoint.restore_settings(GPTConfig, settings, "x") == config

@@ -113,7 +113,7 @@ def assert_same_logits(model, ours, idx, tolerance):
 @pytest.mark.parametrize("kind", FAMILIES)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_family_computes_the_same(kind, seed, tmp_path):
-    """Catches a matrix, a norm, a window, an angle or a bias that is not where the family has it."""
+    """Catches a matrix, norm, window, angle or bias that is not where the family has it."""
     model = transformers_model(random_config(kind, seed), seed)
     model.save_pretrained(tmp_path, max_shard_size=["5GB", "30KB"][seed % 2])
     ours = GPT.from_pretrained(tmp_path).eval()
@@ -188,7 +188,7 @@ def known_fields(kind):
 
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_fields(kind):
-    """Catches a field that changes the model and is ignored, or that transformers has and not we."""
+    """Catches a field that changes the model and is ignored, or one that the table lacks."""
     known = known_fields(kind)
     assert {*config_class(kind)().to_dict()} <= known | families.IGNORED
     assert not known & families.IGNORED
@@ -239,7 +239,7 @@ def test_a_head_of_its_own(tmp_path):
 
 
 def test_fine_tuning_a_published_model(tmp_path):
-    """Catches a dataset in a published model's tokens that does not fit it, or other tokens that do."""
+    """Catches a dataset in a published model's tokens that is refused, or other tokens."""
     text = "first line\nsecond line\n" * 60
     model = tmp_path / "model"
     transformers_model(random_config("qwen3", 0)).save_pretrained(model)

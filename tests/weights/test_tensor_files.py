@@ -39,7 +39,7 @@ def test_a_pickle_does_not_run(tmp_path):
 
 
 def test_lists_of_lists(tmp_path):
-    """Catches 560 bytes that keep the computer busy for years: a list of the same list ten times."""
+    """Catches 560 bytes that take years to read: a list of the same list ten times, and so on."""
     content = []
     for _ in range(20):
         content = [content] * 10
