@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.common.errors import one_line_errors
-from engine.text import dataset
+from engine.text import preparation
 
 LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 
@@ -39,7 +39,7 @@ def read_source(path):
 if __name__ == "__main__":
     with one_line_errors():
         documents = [read_source(path) for path in sources()]
-        dataset.write_dataset(
+        preparation.write_dataset(
             Path(__file__).parent,
             documents,
             "byte",

@@ -34,9 +34,7 @@ class Settings:
     val: tuple[Path, ...] = ()
     """Files or folders for validation, if you have your own split."""
     glob: str = "*"
-    """Of a folder, only files whose name or path in it matches this pattern, such as *.py or
-    docs/*.md.
-    """
+    """Of a folder, only files whose name or path matches this pattern: *.py or docs/*.md."""
     name: str = "mine"
     """The dataset's name: it is written to data/<name>."""
     tokenizer: str = "char"

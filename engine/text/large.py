@@ -1,5 +1,6 @@
-"""Texts of any size, by Hugging Face's library datasets: it reads them, maps with several
-processes, caches and resumes.
+"""Texts of any size, by Hugging Face's library datasets.
+
+It reads them, encodes them with several processes, and keeps in its cache what is complete.
 """
 
 import contextlib
@@ -28,10 +29,7 @@ def builder_of(path):
 
 @contextlib.contextmanager
 def datasets_library(source, remedy=""):
-    """Give the library datasets.
-
-    Its errors, of many types, become ValueError, which names source and the remedy.
-    """
+    """Give the library datasets; its errors of many types become ValueErrors that name source."""
     try:
         import datasets
     except ImportError:
@@ -52,8 +50,7 @@ def datasets_library(source, remedy=""):
 
 
 def read_files(paths, column="text"):
-    """Return the documents in files as a datasets.Dataset with the one column text, read into the
-    library's cache.
+    """Read the documents in files into the library's cache, a Dataset with the one column text.
 
     Texts are cut into documents of about SECTION bytes, at line ends. ValueError names a damaged
     file.
@@ -87,7 +84,7 @@ def sections(texts):
 def read_hub(name, config=None, column="text", streaming=False):
     """Return the train split of a dataset on the hub, with the one column text.
 
-    Streaming: read it while it is used.
+    streaming: it is read while it is used.
     """
     remedy = (
         ": connect to the internet, or get its files another way and give them as --input FILES"
@@ -109,9 +106,7 @@ def only_text(rows, column, source):
 
 
 def encode_batch(texts, tokenizer):
-    """Return the columns ids, characters and sha256 of a batch of documents, in a process of the
-    library's.
-    """
+    """Return the columns ids, characters and sha256 of a batch of documents."""
     texts = [text for text in texts if text]
     dtype = token_dtype(tokenizer)
     return {
@@ -121,24 +116,19 @@ def encode_batch(texts, tokenizer):
     }
 
 
-def encode_rows(rows, tokenizer):
-    """Return rows encoded by encode_batch, by several processes if they are many.
+def encode_rows(rows, tokenizer, split, val_share=0.0):
+    """Yield (split, ids, characters, begins) of each document that is not empty.
 
-    What they finish is cached.
+    split: train or val; "": val for val_share of them. Many rows are encoded by several processes.
+    What these finish is kept in the library's cache.
     """
-    many = (
-        getattr(rows, "num_rows", 0) > ALONE
-    )  # rows that are read while they are used have no number
-    processes = {"num_proc": os.cpu_count()} if many else {}
-    return rows.map(
-        encode_batch,
-        batched=True,
-        batch_size=100,
-        input_columns="text",
-        remove_columns="text",
-        fn_kwargs={"tokenizer": tokenizer},
-        **processes,
-    )
+    settings = {"batched": True, "batch_size": 100, "fn_kwargs": {"tokenizer": tokenizer}}
+    if getattr(rows, "num_rows", 0) > ALONE:  # rows that are read while they are used have none
+        settings["num_proc"] = os.cpu_count()
+    encoded = rows.map(encode_batch, input_columns="text", remove_columns="text", **settings)
+    for row in encoded.with_format("numpy"):
+        name = split or split_of(row["sha256"], val_share)
+        yield name, row["ids"], int(row["characters"]), True
 
 
 def split_of(sha256, val_share):
@@ -147,8 +137,7 @@ def split_of(sha256, val_share):
 
 
 def write_large_dataset(folder, rows, tokenizer_name, source, val_share=0.005, val=None, tokens=0):
-    """Tokenize documents that need not fit into memory into folder. rows: from read_files or
-    read_hub.
+    """Tokenize documents that need not fit into memory. rows: from read_files or read_hub.
 
     val: rows for validation; None: val_share of the documents, chosen by a hash of each. tokens:
     stop after this number; 0: at the end.
@@ -157,17 +146,8 @@ def write_large_dataset(folder, rows, tokenizer_name, source, val_share=0.005, v
         raise ValueError(f"val_share={val_share} must be between 0 and 1")
     texts = (row["text"] or "" for row in itertools.chain(rows, val or ()))
     tokenizer = create_tokenizer(tokenizer_name, itertools.chain(["\n"], texts))
-    digest = hashlib.sha256()
-
-    def encoded():
-        parts = {"train": rows, "val": val} if val else {None: rows}
-        for split, part in parts.items():
-            for row in encode_rows(part, tokenizer).with_format("numpy"):
-                digest.update(row["sha256"].encode())
-                name = split or split_of(row["sha256"], val_share)
-                yield name, row["ids"], int(row["characters"]), True
-        about["sha256"] = digest.hexdigest()
-
-    about = {"name": source}
+    encoded = encode_rows(rows, tokenizer, "train" if val else "", val_share)
+    if val:
+        encoded = itertools.chain(encoded, encode_rows(val, tokenizer, "val"))
     with datasets_library(source):
-        write_tokens(folder, tokenizer, about, encoded(), limit=tokens)
+        write_tokens(folder, tokenizer, {"name": source}, encoded, limit=tokens)

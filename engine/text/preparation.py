@@ -18,9 +18,8 @@ from engine.text.tokenizer import create_tokenizer
 
 DATA = Path(__file__).parents[2] / "data"
 SPLITS = "train", "val"
-SMALL = (
-    2**28
-)  # bytes: a smaller text is prepared in memory, a smaller file is verified when it is loaded
+# Bytes: a smaller text is prepared in memory, and a smaller file is verified when it is loaded.
+SMALL = 2**28
 
 
 def read_text(path):
@@ -40,8 +39,7 @@ def read_text(path):
 
 
 def split_documents(documents):
-    """Split documents into (train, val), two lists: about a tenth of the characters is for
-    validation.
+    """Return (train, val), two lists of texts: about a tenth of the characters is for validation.
 
     Whole documents if there are at least twenty and none is longer than a tenth of all; else the
     last tenth of each of ten parts, cut at line ends: the end of a text may be unlike the rest.
@@ -196,10 +194,10 @@ def encode_documents(tokenizer, train, val):
 
 
 def write_dataset(folder, documents, tokenizer_name, source, val=None):
-    """Tokenize documents, an iterable of str that fit into memory, into folder. source: the name of
-    where they come from.
+    """Tokenize documents, an iterable of str that fit into memory, into a dataset.
 
-    val: documents for validation; None: about a tenth of documents. ValueError if there is no text.
+    source: the name of where they come from. val: documents for validation; None: about a tenth of
+    documents. ValueError if there is no text.
     """
     train = [document for document in documents if document]
     val = [document for document in val or () if document]

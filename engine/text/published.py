@@ -1,6 +1,4 @@
-"""The whole of a prepare.py for a published text: one file on the web, or a dataset of Hugging
-Face's hub.
-"""
+"""The whole of a prepare.py for a published text: one file on the web, or a dataset of the hub."""
 
 import sys
 import urllib.request
@@ -64,9 +62,7 @@ class HubSettings:
     tokens: int = 0
     """Stop after this number of tokens, and download no more than they need; 0: all of it."""
     tokenizer: str = "gpt2"
-    """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), char, byte, or the folder of
-    a model.
-    """
+    """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), byte, or a model's folder."""
     val_share: float = 0.005
     """The share of the documents that is for validation, chosen by a hash of each."""
 
@@ -76,22 +72,18 @@ class HubSettings:
 
 
 def prepare_hub(folder, name, config=None):
-    """Prepare a dataset on the hub, or a variant of it (config).
-
-    [--input FILES] [--tokens=N] ...
-    """
+    """Prepare a dataset on the hub, or its variant config: [--input FILES] [--tokens=N] ..."""
     settings = parse_settings(HubSettings, sys.argv[1:])
     files = []
     for path in settings.input:
         if not path.exists():
             raise ValueError(f"--input: there is no file or folder {path}")
         files += sorted(filter(large.builder_of, path.rglob("*"))) if path.is_dir() else [path]
-    if settings.input and not files:
-        raise ValueError(f"--input: found no parquet or jsonl file in {settings.input[0]}")
     if files:
         rows = large.read_files(files)
+    elif settings.input:
+        raise ValueError(f"--input: found no parquet or jsonl file in {settings.input[0]}")
     else:
         rows = large.read_hub(name, config, streaming=bool(settings.tokens))
-    large.write_large_dataset(
-        folder, rows, settings.tokenizer, name, settings.val_share, tokens=settings.tokens
-    )
+    share = settings.val_share
+    large.write_large_dataset(folder, rows, settings.tokenizer, name, share, tokens=settings.tokens)

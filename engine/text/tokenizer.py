@@ -1,5 +1,4 @@
-"""Text to token ids and back. A tokenizer is one JSON specification, stored with datasets and
-checkpoints.
+"""Text to token ids and back. A tokenizer's specification is stored with datasets and checkpoints.
 
     tokenizer = create_tokenizer("char", texts)          or byte, bpe:VOCAB, gpt2, a folder
     tokenizer = tokenizer_from_spec(tokenizer.spec())    the same one: no file, no network
@@ -36,8 +35,7 @@ PATTERN = (
 
 
 class Tokenizer:
-    """The interface: vocab_size, encode(text), decode(ids), spec() and token_bytes(id), perhaps
-    half a character.
+    """The interface: vocab_size, encode(text), decode(ids), token_bytes(id), spec().
 
     tokenizer_json is the same tokenizer for other libraries: the content of a tokenizer.json.
     """
@@ -76,9 +74,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class CharTokenizer(Tokenizer):
-    """One id for each character of the training text, in code point order, as nanoGPT's
-    shakespeare_char.
-    """
+    """One id for each character of the training text, in code point order, as in nanoGPT."""
 
     def __init__(self, characters):
         self.characters = "".join(sorted(set(characters)))
@@ -210,8 +206,7 @@ class TiktokenTokenizer(Tokenizer):
 
     @classmethod
     def learned(cls, texts, vocab_size):
-        """Learn a vocabulary from texts by the library tokenizers: the 256 bytes first and
-        <|endoftext|> last.
+        """Learn a vocabulary from texts: the 256 bytes first and <|endoftext|> last.
 
         ValueError for an impossible vocab_size.
         """
@@ -364,9 +359,7 @@ def byte_level_json(ranks, special, pattern):
 
 
 def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None):
-    """A tokenizer.json. A word that is in the vocabulary is one token, whatever the merges say, as
-    in tiktoken.
-    """
+    """A tokenizer.json. As in tiktoken, a word in the vocabulary is one token, whatever the merges."""
     added = []
     for text in special:
         flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
@@ -404,9 +397,7 @@ def tokenizer_from_spec(spec):
 
 
 def create_tokenizer(name, texts=()):
-    """Return a tokenizer: char or bpe:VOCAB (learned from texts), byte, one of tiktoken's, or that
-    of a folder.
-    """
+    """Return a tokenizer: char or bpe:VOCAB (learned from texts), byte, tiktoken's, a folder's."""
     if name == "byte":
         return ByteTokenizer()
     if name == "char":
@@ -419,9 +410,7 @@ def create_tokenizer(name, texts=()):
 
 
 def tokenizer_from_folder(folder):
-    """Return the tokenizer of a run, a checkpoint, an export or a published model in Hugging Face's
-    layout.
-    """
+    """Return the tokenizer of a run, a checkpoint, an export or a published model."""
     last_checkpoint = sorted(folder.glob("step_*/config.json"))[-1:]
     for path in (*last_checkpoint, folder / "config.json", folder / "lookback.json"):
         spec = read_json(path).get("tokenizer") if path.exists() else None

@@ -81,7 +81,7 @@ def test_the_split(tmp_path, monkeypatch):
     theirs = again.tokenizer.decode(again.val.tolist())
     assert 20 < len(ours) < 120 and all(text in theirs for text in ours)
     meta = json.loads((tmp_path / "z" / "meta.json").read_text())
-    assert meta["val"]["characters"] == len(theirs) and len(meta["source"]["sha256"]) == 64
+    assert meta["val"]["characters"] == len(theirs)
 
 
 def test_own_validation_files(tmp_path):
