@@ -111,11 +111,9 @@ class SampleConfig(Sampling):
 
 def read_text(name, flag):
     """Return the text of a file, or of the standard input (-), without a byte order mark."""
+    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     try:
-        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         return content.decode("utf-8-sig").replace("\r\n", "\n")
-    except OSError as error:
-        raise ValueError(f"{flag}: cannot read {error.filename} ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{flag}: {name} is not UTF-8 text (offset {error.start})") from None
 
@@ -145,8 +143,6 @@ def encode_prompt(tokenizer, text, most, flag, begin=()):
     """
     try:
         ids = tokenizer.encode(text, allow_special=True).tolist()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{flag} is not valid Unicode text (position {error.start})") from None
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
     begin = list(begin)

@@ -8,63 +8,59 @@ So decoding takes as many threads as there are free cores. With float16 and int8
 the same bits in any number of threads. Training does not, in general, and so keeps its number.
 """
 
-import contextlib
 import os
 import time
+from pathlib import Path
 
 import torch
 
-EVERY = 0.1  # seconds; the system counts in hundredths
+INTERVAL = 0.1  # seconds; the system counts in hundredths
+BUSY = (1, 2, 3, 6, 7, 8)  # user, nice, system, irq, softirq, steal in a line of /proc/stat
 
 
 def seconds_elsewhere():
-    """Seconds that our cores have worked for others than this process, since they started; None where Linux does not say."""
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/stat", encoding="ascii") as file:
-            lines = [line.split() for line in file if line.startswith("cpu")][
-                1:
-            ]  # the first is the sum
-        ours = os.sched_getaffinity(0)
-        seconds = -time.process_time()
-        for core, user, nice, system, _, _, irq, softirq, steal, *_ in lines:
-            if int(core[3:]) in ours:
-                seconds += sum(map(int, (user, nice, system, irq, softirq, steal))) / os.sysconf(
-                    "SC_CLK_TCK"
-                )
-        return seconds
-    return None
+    """Return the seconds that our cores have worked for other processes since they started.
 
-
-class Load:
-    """What other programs leave free: look() is the number of cores, or None where that is not known. It is cheap."""
-
-    def __init__(self):
-        self.then, self.elsewhere, self.free = time.monotonic(), seconds_elsewhere(), None
-
-    def look(self):
-        now = time.monotonic()
-        if self.elsewhere is not None and now - self.then >= EVERY:
-            elsewhere = seconds_elsewhere()
-            busy = (elsewhere - self.elsewhere) / (now - self.then)
-            self.free, self.then, self.elsewhere = (
-                max(1, round(len(os.sched_getaffinity(0)) - busy)),
-                now,
-                elsewhere,
-            )
-        return self.free
+    None where Linux does not say.
+    """
+    try:
+        lines = Path("/proc/stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    cores = {f"cpu{n}" for n in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in lines:
+        words = line.split()
+        if words[0] in cores:
+            ticks += sum(int(words[n]) for n in BUSY)
+    return ticks / os.sysconf("SC_CLK_TCK") - time.process_time()
 
 
 class FreeCores:
-    """`with cores:` computes with as many threads as there are free cores, at most torch's own number."""
+    """`with cores:` computes with one thread for each free core, at most torch's own number."""
 
     def __init__(self):
-        self.load = Load()
+        self.free = None  # not known yet
+        self.time = time.monotonic()
+        self.elsewhere = seconds_elsewhere()
+
+    def look(self):
+        """Count the free cores, if the last time is long enough ago."""
+        seconds = time.monotonic() - self.time
+        if self.elsewhere is None or seconds < INTERVAL:
+            return
+        elsewhere = seconds_elsewhere()
+        busy = (elsewhere - self.elsewhere) / seconds
+        self.free = max(1, round(len(os.sched_getaffinity(0)) - busy))
+        self.time += seconds
+        self.elsewhere = elsewhere
 
     def __enter__(self):
-        self.most, free = torch.get_num_threads(), self.load.look()
-        if free is not None and free < self.most:
-            torch.set_num_threads(free)
+        self.look()
+        self.threads = torch.get_num_threads()
+        if self.free is not None and self.free < self.threads:
+            torch.set_num_threads(self.free)
 
     def __exit__(self, *error):
-        if torch.get_num_threads() != self.most:
-            torch.set_num_threads(self.most)
+        if torch.get_num_threads() != self.threads:
+            torch.set_num_threads(self.threads)

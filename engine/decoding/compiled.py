@@ -66,7 +66,7 @@ class CompiledStep:
     @torch.inference_mode()
     def __call__(self, session, sampling, u, text, vocab_size):
         """Return ids (B,) of the next column, and the logits (B, V) they were sampled from."""
-        token = session.unread_ids().clone()
+        token = session.unread().clone()
         u = to_device(u, token.device)
         position = torch.full_like(token[0], len(session.cache[0]))
         for layer in session.cache:
@@ -80,5 +80,4 @@ class CompiledStep:
             layer.length += 1
             layer.at = None
         session.read = session.length
-        session.passes += 1
         return ids.clone(), logits.clone()  # the next step overwrites what the graph returns

@@ -1,6 +1,5 @@
 """Sampling the next token: a small function for each setting, composed by sample_next_token."""
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -27,11 +26,9 @@ class Sampling:
 
     def __post_init__(self):
         at_least(0, self, "temperature", "top_k")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p={self.top_p} must be above 0 and at most 1")
+        at_least(1e-9, self, "top_p", most=1)
         at_least(0, self, "min_p", most=1)
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(f"repetition_penalty={self.repetition_penalty} must be above 0")
+        at_least(1e-9, self, "repetition_penalty")
 
 
 def sample_next_token(logits, sampling, u, text=None):

@@ -76,7 +76,6 @@ class Session:
         self.cache = None
         self.starts = None  # the columns where the cached contexts begin
         self.read = 0  # columns that the cache has read
-        self.passes = 0  # times that the model's weights were read
 
     def append(self, tokens):
         """Add ids (B, T) to the texts; nothing is computed yet."""
@@ -89,18 +88,14 @@ class Session:
         self.length += T
 
     def trim(self, length):
-        """Remove the columns from length on."""
+        """Remove the columns from length on, from the cache too."""
         self.length = length
-        self.unread(length)
-
-    def unread(self, column):
-        """Remove the columns from this one on from the cache."""
-        if self.read <= column:
+        if self.read <= length:
             return
         try:
-            for layer in self.cache or ():
-                layer.trim(len(layer) - (self.read - column))
-            self.read = column
+            for layer in self.cache:
+                layer.trim(len(layer) - (self.read - length))
+            self.read = length
         except ValueError:  # linear attention, or a context that has moved on
             self.forget()
 
@@ -124,62 +119,51 @@ class Session:
 
     @torch.inference_mode()
     def logits(self, count=1):
-        """Return the logits (B, count, V) of what follows each of the last count columns."""
+        """Return the logits (B, count, V) of what follows each of the last count columns.
+
+        The cache has read none of these.
+        """
         starts = self.context_starts()
-        if starts == self.starts:
-            self.unread(self.length - count)
         if starts != self.starts or not self.use_cache:
             logits = self.read_all(starts, count)
         elif self.length - self.read == 1:
-            logits = decode_one_token(self.model, self.unread_ids(), self.cache)
+            logits = decode_one_token(self.model, self.unread(), self.cache)
         else:
-            logits = prefill(self.model, self.unread_ids(), self.cache, count)
+            logits = prefill(self.model, self.unread(), self.cache, count)
         check_finite(logits)
         self.starts = starts
         self.read = self.length
-        self.passes += 1
         return logits
 
-    def unread_ids(self):
+    def unread(self):
         """Return the ids that the cache has not read, (B, T)."""
         return self.ids[:, self.read : self.length]
 
     def read_all(self, starts, count):
-        """Fill the cache from each text's start. Texts that are equal so far are read once."""
+        """Fill an empty cache from each text's start. Texts that are equal are read once."""
         left = min(starts)
-        idx = self.ids[:, left : self.length]
-        padding = None
-        if max(starts) > left:
-            padding = idx.new_tensor([start - left for start in starts])
+        ids = self.ids[:, left : self.length].tolist()
+        texts = [(start - left, *row) for start, row in zip(starts, ids)]
+        # A compiled step knows the memory of the cache, in which each text has its row.
+        unique = texts if self.compiled else list(dict.fromkeys(texts))
+        table = self.ids.new_tensor(unique)
+        padding = table[:, 0] if max(starts) > left else None
 
-        # Texts that are equal so far share a row. A compiled step wants the memory it knows.
-        keys = [(start, *ids) for start, ids in zip(starts, idx.tolist())]
-        unique = list(dict.fromkeys(keys))
-        shared = len(unique) < len(keys) and not self.compiled
-        if shared:
-            rows = [keys.index(key) for key in unique]
-            idx = idx[rows]
-            padding = None if padding is None else padding[rows]
+        cache = self.empty_cache(len(unique))
+        for layer in cache:
+            layer.reset(padding)
+        logits = prefill(self.model, table[:, 1:], cache, count)
 
-        # A cache hides padding, so a batch with padding has one in any case.
-        self.cache = None  # never two in memory
-        cache = None
-        if self.use_cache or padding is not None:
-            cache = self.empty_cache(len(idx))
-            for layer in cache:
-                layer.reset(padding)
-        logits = prefill(self.model, idx, cache, count)
-
-        if shared:
-            row_of = [unique.index(key) for key in keys]
-            logits = logits[row_of]
-            cache = cache and [layer.select(row_of) for layer in cache]
-        if self.use_cache:
-            self.cache = cache
+        if len(unique) < len(texts):
+            rows = [unique.index(text) for text in texts]
+            logits = logits[rows]
+            cache = [layer.select(rows) for layer in cache]
+        self.cache = cache
         return logits
 
     def empty_cache(self, batch_size):
         """Return a cache of a size that does not depend on the texts: a step is compiled once."""
+        self.cache = None  # never two in memory
         max_len = min(self.model.config.block_size, self.ids.shape[1])
         if self.compiled:
             return self.compiled.empty_cache(self.model, batch_size, max_len)
