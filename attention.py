@@ -499,14 +499,14 @@ class KVCache:
 
     def positions(self, T):
         """Positions of the next T tokens, as an index: a slice, `at`, or (B, T) after padding."""
-        if self.at is None:
-            self.check_room(T)
-        end = self.length + T
-        if self.padding is None:
-            return slice(self.length, end) if self.at is None else self.at
         columns = self.at
-        if columns is None:
-            columns = torch.arange(self.length, end, device=self.padding.device)
+        if columns is None:  # else the length is no part of the compiled step
+            self.check_room(T)
+            columns = slice(self.length, self.length + T)
+        if self.padding is None:
+            return columns
+        if self.at is None:
+            columns = torch.arange(columns.start, columns.stop, device=self.padding.device)
         return (columns - self.padding[:, None]).clamp_min(0)
 
     def visible(self, predicate):

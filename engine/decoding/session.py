@@ -147,7 +147,7 @@ class Session:
         # A compiled step knows the memory of the cache, in which each text has its row.
         unique = texts if self.compiled else list(dict.fromkeys(texts))
         table = self.ids.new_tensor(unique)
-        padding = table[:, 0] if max(starts) > left else None
+        padding = table[:, 0].contiguous() if max(starts) > left else None
 
         cache = self.empty_cache(len(unique))
         for layer in cache:
