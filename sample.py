@@ -143,6 +143,8 @@ def encode_prompt(tokenizer, text, most, flag, begin=()):
     """
     try:
         ids = tokenizer.encode(text, allow_special=True).tolist()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{flag} is not valid Unicode text (position {error.start})") from None
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
     begin = list(begin)

@@ -15,7 +15,7 @@ import types
 
 import pytest
 import torch
-from conftest import POEM, ROOT, complaint, forked, hugging_face_folder, run_here, tiny
+from conftest import POEM, ROOT, SMALL, complaint, forked, hugging_face_folder, run_here, tiny
 
 from engine.common.settings import parse_settings
 from engine.decoding import compiled
@@ -24,141 +24,90 @@ from engine.decoding.generator import Generator
 from engine.decoding.meter import Meter
 from engine.decoding.text import Text
 from engine.text import dataset
-from engine.text import tokenizer as tokenizer_module
+from engine.text.tokenizer import Tokenizer, create_tokenizer
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
 from sample import SampleConfig, sample
 from train import TrainConfig, train
 
+LIKELIEST = dict(start="Tyger Tyger, ", temperature=0.0)
+
+
+def train_on(text, kind, folder, **changes):
+    """Train on a text, remove the text, and return the folder of the run."""
+    dataset.write_dataset(folder / "data", [text], kind, "a text")
+    run = dict(dataset=str(folder / "data"), out_dir=str(folder / "out"))
+    train(TrainConfig(**SMALL | run | changes))
+    shutil.rmtree(folder / "data")
+    return str(folder / "out")
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A checkpoint folder, far away from the data that it was trained on (which is deleted)."""
-    folder = tmp_path_factory.mktemp("trained")
-    dataset.write_dataset(folder / "poem", [POEM * 30], "char", "a poem")
-    train(
-        TrainConfig(
-            block_size=32,
-            n_layer=2,
-            n_head=2,
-            n_embd=32,
-            batch_size=8,
-            max_iters=300,
-            warmup_iters=5,
-            learning_rate=1e-2,
-            vocab_size=64,
-            device="cpu",
-            dataset=str(folder / "poem"),
-            out_dir=str(folder / "out"),
-        )
-    )
-    shutil.rmtree(folder / "poem")
-    return folder / "out"
+    """A run that knows the poem by heart. Its model has 64 ids, its tokenizer about 30."""
+    shape = dict(block_size=32, n_embd=32, vocab_size=64)
+    rate = dict(batch_size=8, max_iters=300, learning_rate=1e-2)
+    return train_on(POEM * 30, "char", tmp_path_factory.mktemp("trained"), **shape, **rate)
 
 
-def written(capsys, trained, **changes):
-    capsys.readouterr()
-    sample(SampleConfig(**dict(out_dir=str(trained), device="cpu", max_new_tokens=80) | changes))
-    return capsys.readouterr().out
+@pytest.fixture
+def written(trained, capsys):
+    """What sample.py prints with these settings."""
+
+    def run(**changes):
+        capsys.readouterr()
+        settings = dict(out_dir=trained, device="cpu", max_new_tokens=80)
+        sample(SampleConfig(**settings | changes))
+        return capsys.readouterr().out
+
+    return run
 
 
-def test_it_writes_what_it_learned(trained, capsys):
-    """Catches a checkpoint that does not hold the model or its tokenizer: the poem must come back from memory."""
-    assert "In the forests of the night;" in written(
-        capsys, trained, start="Tyger Tyger, ", temperature=0
-    )
+def ids_and_logprobs(model, tokenizer, line):
+    """Recompute the log-probabilities of a line of JSON from its tokens."""
+    prompt = tokenizer.encode(line["prompt"]).tolist()
+    idx = torch.tensor([prompt + line["tokens"]])
+    logits = model.eval()(idx, idx)[0][0, len(prompt) - 1 : -1, : tokenizer.vocab_size]
+    return logits.log_softmax(-1).gather(1, idx[0, len(prompt) :, None])[:, 0]
 
 
-def test_the_same_seed_writes_the_same_text(trained, capsys):
-    """Catches chance from anywhere but the seed, and samples that depend on how many there are."""
-    one = written(capsys, trained, seed=3, temperature=2.0)
-    torch.rand(5)
-    assert (
-        written(capsys, trained, seed=3, temperature=2.0)
-        == one
-        != written(capsys, trained, seed=4, temperature=2.0)
-    )
-    two = written(capsys, trained, seed=3, temperature=2.0, num_samples=2)
-    assert (
-        two.startswith(one.rstrip("\n"))
-        and written(capsys, trained, seed=4, temperature=2.0).strip() in two
-    )
+def test_it_writes_what_it_learned(written):
+    """Catches a model or tokenizer that is lost on the way, and quantized weights that forgot."""
+    assert "In the forests of the night;" in written(**LIKELIEST)
+    poems = written(**LIKELIEST, quantize="int8", num_samples=6)
+    assert poems.count("In the forests of the night;") == 6
 
 
-def test_padded_ids_are_never_drawn(trained, capsys):
-    """Catches ids that have no text: the model has 64, the tokenizer about 30."""
-    text = written(capsys, trained, temperature=1e4, top_k=0, max_new_tokens=500)
-    assert len(text) >= 500
-    assert GPT.from_checkpoint(checkpoint.find_checkpoint(trained)).config.vocab_size == 64
-
-
-def test_top_k(trained, capsys):
-    """Catches top_k=0 that means none: with 1 it is greedy, with 0 every character is possible."""
-    greedy = written(capsys, trained, temperature=0)
-    assert (
-        written(capsys, trained, top_k=1, temperature=5.0)
-        == greedy
-        != written(capsys, trained, top_k=0, temperature=5.0)
-    )
-
-
-def test_the_command_line(trained, tmp_path):
-    """Catches a script that needs anything but the folder, or that does not print the prompt as given."""
-    (tmp_path / "prompt.txt").write_text("What immortal", encoding="utf-8")
-    result = run_here(
-        "sample.py",
-        f"--out_dir={trained}",
-        f"--start=FILE:{tmp_path / 'prompt.txt'}",
-        "--max_new_tokens=9",
-    )
-    assert result.returncode == 0 and result.stdout.startswith("What immortal"), result.stderr
-    assert len(result.stdout.rstrip("\n")) == len("What immortal") + 9
-
-
-def test_a_text_does_not_depend_on_its_neighbours(trained, tmp_path, capsys):
-    """Catches batches in which a text changes with how many there are, their order, their prompts or the batch size."""
+def test_a_text_depends_on_its_prompt_and_seed_alone(written, tmp_path):
+    """Catches chance from elsewhere, and a text that depends on its batch or its neighbours."""
     prompts = ["Tyger", "In the forests of the night", "C"]
-    alone = {prompt: [] for prompt in prompts}
+    alone = {}
     for prompt in prompts:
         for seed in (5, 6):
-            text = written(capsys, trained, start=prompt, seed=seed, temperature=1.5)
-            assert text.startswith(prompt)
-            alone[prompt].append(text.removesuffix("\n").removeprefix(prompt))
-    for order, batch_size in ((prompts, 64), (prompts[::-1], 4), (prompts, 1)):
-        (tmp_path / "prompts.txt").write_text("\n".join(order), encoding="utf-8")
-        lines = [
-            json.loads(line)
-            for line in written(
-                capsys,
-                trained,
-                prompts=str(tmp_path / "prompts.txt"),
-                num_samples=2,
-                seed=5,
-                temperature=1.5,
-                json=True,
-                batch_size=batch_size,
-            ).splitlines()
-        ]
-        assert len(lines) == 6
-        for n, line in enumerate(lines):
-            assert line["text"] == alone[line["prompt"]][n % 2]
-    short = [
-        json.loads(line)["text"]
-        for line in written(  # prompts of all lengths in one batch: none outgrows the context
-            capsys,
-            trained,
-            prompts=str(tmp_path / "prompts.txt"),
-            seed=5,
-            temperature=1.5,
-            json=True,
-            max_new_tokens=4,
-        ).splitlines()
-    ]
-    assert short == [alone[prompt][0][:4] for prompt in prompts]
+            torch.rand(5)
+            text = written(start=prompt, seed=seed, temperature=1.5)
+            alone[prompt, seed] = text.removesuffix("\n").removeprefix(prompt)
+    assert alone["Tyger", 5] != alone["Tyger", 6]
+    file = tmp_path / "prompts.txt"
+    options = dict(prompts=str(file), seed=5, temperature=1.5, json=True)
+    for order, batch_size in ((prompts, 64), (prompts[::-1], 4)):
+        file.write_text("\n".join(order), encoding="utf-8")
+        lines = written(**options, num_samples=2, batch_size=batch_size).splitlines()
+        expected = [alone[prompt, seed] for prompt in order for seed in (5, 6)]
+        assert [json.loads(line)["text"] for line in lines] == expected
+    # No text outgrows the context: prompts of all lengths are one batch.
+    lines = written(**options, max_new_tokens=4).splitlines()
+    expected = [alone[prompt, 5][:4] for prompt in order]
+    assert [json.loads(line)["text"] for line in lines] == expected
 
 
-def test_the_first_text_is_written_first():
-    """Catches a screen that stands still while texts that come later are written."""
+def test_padded_ids_are_never_sampled(written):
+    """Catches ids that have no text."""
+    assert len(written(temperature=1e4, top_k=0, max_new_tokens=500)) >= 500
+
+
+def test_batches():
+    """Catches a first text that waits for others, and lengths that a full context would mix."""
     config = SampleConfig(batch_size=2, max_new_tokens=4)
     generator = Generator(tiny(), None, config)
     texts = [Text(None, ids=range(length)) for length in (9, 2, 9, 2, 9)]
@@ -168,54 +117,31 @@ def test_the_first_text_is_written_first():
     assert generator.batches(texts) == [[first, third], [fifth], [second, fourth]]
 
 
-def test_json_lines(trained, capsys):
-    """Catches log-probabilities of another token or another distribution, and a text that is not that of its tokens."""
-    line = json.loads(
-        written(
-            capsys, trained, start="Tyger", json=True, max_new_tokens=9, top_k=3, temperature=2.0
-        )
-    )
-    model, tokenizer = (
-        GPT.from_checkpoint(checkpoint.find_checkpoint(trained)),
-        checkpoint.load_tokenizer(checkpoint.find_checkpoint(trained)),
-    )
-    ids = torch.tensor([*tokenizer.encode("Tyger").tolist(), *line["tokens"]])[None]
-    expected = model.eval()(ids, ids)[0][0, 4:-1, : tokenizer.vocab_size].log_softmax(-1)
-    expected = expected.gather(1, ids[0, 5:, None])[:, 0]
+def test_json_lines(written, trained):
+    """Catches log-probabilities of another token or distribution, and another token's text."""
+    line = json.loads(written(start="Tyger", json=True, max_new_tokens=9, top_k=3, temperature=2.0))
+    folder = checkpoint.find_checkpoint(trained)
+    tokenizer = checkpoint.load_tokenizer(folder)
+    expected = ids_and_logprobs(GPT.from_checkpoint(folder), tokenizer, line)
     torch.testing.assert_close(torch.tensor(line["logprobs"]), expected, rtol=0, atol=1e-4)
-    assert (
-        line["prompt"] == "Tyger"
-        and line["ended"] == "length"
-        and tokenizer.decode(line["tokens"]) == line["text"]
-    )
+    assert line["ended"] == "length" and tokenizer.decode(line["tokens"]) == line["text"]
 
 
-def test_stop_strings(trained, capsys):
-    """Catches a stop string that is printed, in part or as a whole, or that is missed across tokens."""
-    likeliest = dict(start="Tyger Tyger, ", temperature=0)
-    text = written(capsys, trained, **likeliest)
-    assert (
-        written(capsys, trained, **likeliest, stop=("of the", "zzz"))
-        == text.split("of the")[0] + "\n"
-    )
-    two = written(capsys, trained, **likeliest, num_samples=2, stop=("of the",))
+def test_stop_strings(written):
+    """Catches a stop string that is printed, that is missed across tokens, or that replaces one."""
+    text = written(**LIKELIEST)
+    assert written(**LIKELIEST, stop=("of the", "zzz")) == text.split("of the")[0] + "\n"
+    two = written(**LIKELIEST, num_samples=2, stop=("of the",))
     assert two.count("---------------") == 1 and two.count("forests") == 2 and "of t" not in two
-    line = json.loads(written(capsys, trained, **likeliest, stop=("of the",), json=True))
-    assert line["ended"] == "stop" and line["text"].endswith("forests ")
+    assert parse_settings(SampleConfig, ["--stop=a", "--stop=b c"]).stop == ("a", "b c")
 
 
-class Pieces(tokenizer_module.Tokenizer):
+class Pieces(Tokenizer):
     """Tokens of any bytes; 9 ends a text."""
 
-    vocab_size, end_of_text = 10, 9
-    pieces = {
-        0: b"a",
-        1: b"ab",
-        2: b"b",
-        3: "\u00e9".encode()[:1],
-        4: "\u00e9".encode()[1:],
-        5: b"xyz",
-    }
+    vocab_size = 10
+    end_of_text = 9
+    pieces = [b"a", b"ab", b"b", "é".encode()[:1], "é".encode()[1:], b"xyz"]
 
     def token_bytes(self, token):
         return self.pieces[token]
@@ -228,84 +154,78 @@ class Pieces(tokenizer_module.Tokenizer):
         (("aab",), [0, 0, 1, 5], ["", "", "a", ""], "stop"),
         (("abb",), [1, 0, 5, 1, 2, 5], ["", "ab", "axyz", "", "", ""], "stop"),
         (("yz", "y"), [0, 5, 0], ["a", "x", ""], "stop"),
-        ((), [3, 4, 3], ["", "\u00e9", ""], None),
-        (("\u00e9",), [0, 3, 4, 0], ["a", "", "", ""], "stop"),
+        ((), [3, 4, 3], ["", "é", ""], None),
+        (("é",), [0, 3, 4, 0], ["a", "", "", ""], "stop"),
         (("ab",), [0, 9, 0], ["", "a", ""], "end_of_text"),
         ((), [3, 9], ["", "\ufffd"], "end_of_text"),
     ],
 )
 def test_what_is_shown_when(stop, tokens, shown, ended):
-    """Catches half a character, the beginning of a stop string, or text after the end, at the moment it could be seen."""
-    writer = Text(Pieces(), stop)
-    for token, shown_now in zip(tokens, shown):
-        writer.add(token)
-        assert writer.unshown() == shown_now
-    assert writer.ended == ended
+    """Catches half a character, the beginning of a stop string, and text after the end."""
+    text = Text(Pieces(), stop)
+    for token, piece in zip(tokens, shown):
+        text.add(token)
+        assert text.unshown() == piece
+    assert text.ended == ended
 
 
-@pytest.mark.parametrize(
-    "change", [dict(draft="ngram"), dict(draft="itself"), dict(draft="ngram", num_samples=3)]
-)
-def test_drafts_change_the_speed_only(trained, capsys, change):
-    """Catches guesses that reach the text, with chance and without."""
-    change = change | {"draft": str(trained)} if change["draft"] == "itself" else change
+def test_drafts_change_the_speed_only(written, trained):
+    """Catches guesses that reach the text."""
     for temperature in (0.0, 1.0):
-        plain = written(
-            capsys, trained, temperature=temperature, num_samples=change.get("num_samples", 1)
-        )
-        assert written(capsys, trained, temperature=temperature, **change) == plain
+        plain = written(temperature=temperature, num_samples=2)
+        for draft in "ngram", trained:
+            assert written(temperature=temperature, num_samples=2, draft=draft) == plain
 
 
-def test_prompts_from_a_pipe_and_a_summary(trained):
-    """Catches a standard input that is not read, and figures that mix with the text."""
-    command = [
-        "sample.py",
-        f"--out_dir={trained}",
-        "--temperature=0",
-        "--max_new_tokens=8",
-        "--device=cpu",
-    ]
-    for flag, text, begin in (
-        ("--start=-", "What immortal", "What immortal"),
-        ("--prompts=-", "What\nCould frame", "What"),
-    ):
-        result = run_here(*command, flag, typed=text)
-        assert result.returncode == 0 and result.stdout.startswith(begin), result.stderr
-        assert "tokens/s" in result.stderr and "tokens/s" not in result.stdout
-        assert result.stdout.count("---------------") == text.count("\n")
+def test_a_draft_in_other_words(written, tmp_path):
+    """Catches guesses of another vocabulary."""
+    other = train_on("what else " * 300, "byte", tmp_path, max_iters=0)
+    with pytest.raises(ValueError, match="another tokenizer"):
+        written(draft=other)
+    with pytest.raises(ValueError, match="draft=nowhere is neither ngram nor the folder"):
+        written(draft="nowhere")
+
+
+def test_prompts_from_files_and_pipes(trained, tmp_path):
+    """Catches a byte order mark, a carriage return, and figures that mix with the text."""
+    command = ["sample.py", f"--out_dir={trained}", "--max_new_tokens=9", "--device=cpu"]
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_bytes("\ufeffTyger\r\nTyger".encode())
+    for flag in f"--start=FILE:{prompt}", "--start=-":
+        result = run_here(*command, flag, typed="\ufeffTyger\r\nTyger")
+        assert result.returncode == 0 and result.stdout.startswith("Tyger\nTyger"), result.stderr
+        assert len(result.stdout.rstrip("\n")) == len("Tyger\nTyger") + 9
+    result = run_here(*command, "--prompts=-", typed="What\nCould frame\n")
+    assert result.stdout.startswith("What") and result.stdout.count("---------------") == 1
+    assert "tokens/s" in result.stderr and "tokens/s" not in result.stdout
 
 
 def test_a_conversation(trained):
-    """Catches a session that forgets the turns before, dies of a bad line, does not end with its input, or says no speed."""
-    command = [
-        "sample.py",
-        f"--out_dir={trained}",
-        "--interactive=True",
-        "--temperature=0",
-        "--stop=\n",
-    ]
-    turns = (
-        "Tyger Tyger, burning bright,\n\u00df\nWhat immortal hand or eye,\n" + "Could frame\n" * 6
-    )
-    command += ["--max_new_tokens=28", "--draft=ngram"]
-    result = run_here(*command, typed=turns)
-    assert result.returncode == 0, result.stderr
+    """Catches turns that are forgotten, a bad line that ends it, and no end with its input."""
+    flags = ["--interactive=True", "--temperature=0", "--stop=\n", "--draft=ngram"]
+    command = ["sample.py", f"--out_dir={trained}", "--max_new_tokens=28", *flags]
+    turns = ["Tyger Tyger, burning bright,", "ß", "What immortal hand or eye,"]
+    result = run_here(*command, typed="\n".join(turns) + "\nCould frame" * 6)
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
     lines = result.stdout.splitlines()
-    assert (
-        lines[0] == "In the forests of the night;"
-        and lines[1] == "Could frame thy symmetry?"
-        and len(lines) == 9
-    )
-    assert (
-        "U+00DF" in result.stderr
-        and "tokens/s" in result.stderr
-        and "Traceback" not in result.stderr
-    )
+    assert lines[:2] == ["In the forests of the night;", "Could frame thy symmetry?"]
+    assert len(lines) == 9 and "U+00DF" in result.stderr and "tokens/s" in result.stderr
 
 
-def test_a_conversation_is_read_once(trained, monkeypatch):
-    """Catches turns that read again what the cache holds, and an answer that, interrupted, takes the next turns with it."""
-    reads, hidden = [], GPT.hidden
+def test_a_line_that_is_not_text(trained):
+    """Catches a conversation that is lost because of one line that is not UTF-8."""
+    flags = ["--interactive=True", "--temperature=0", "--stop=\n", "--max_new_tokens=1000000000000"]
+    command = [sys.executable, "sample.py", f"--out_dir={trained}", *flags]
+    typed = b"\xef\xbb\xbfcaf\xe9\r\nWhat immortal\r\n"
+    result = subprocess.run(command, cwd=ROOT, input=typed, capture_output=True)
+    assert result.returncode == 0 and result.stdout.strip(), result.stderr.decode()
+    assert b"what you typed is not valid Unicode text (position 3)" in result.stderr
+
+
+def test_a_conversation_is_read_once(written, monkeypatch):
+    """Catches turns that are read again, and an interrupted answer that takes the next with it."""
+    reads = []
+    hidden = GPT.hidden
 
     def typed(prompt=""):
         if line := next(lines, None):
@@ -320,26 +240,19 @@ def test_a_conversation_is_read_once(trained, monkeypatch):
 
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setattr(GPT, "hidden", counted)
-    interrupted, options = (
-        None,
-        dict(
-            out_dir=str(trained), device="cpu", interactive=True, temperature=0.0, max_new_tokens=4
-        ),
-    )
+    interrupted = None
+    options = dict(interactive=True, temperature=0.0, max_new_tokens=4)
     lines = iter(["Ty", "In", "What"])
-    sample(SampleConfig(**options))
+    written(**options)
     assert sum(reads) == (3 + 4) + (3 + 4) + (5 + 4) - 1  # the last token of all is never read
-    lines, interrupted = iter(["Ty", "In", "What"]), len(reads) + 6
-    sample(SampleConfig(**options))
-    assert reads[interrupted:] == [
-        (3 + 4) + (3 + 1) + 5,
-        1,
-        1,
-        1,
-    ]  # of the second answer one token stays, and all is read anew
+    lines = iter(["Ty", "In", "What"])
+    interrupted = len(reads) + 6
+    written(**options)
+    # One token of the second answer stays, and all is read anew.
+    assert reads[interrupted:] == [(3 + 4) + (3 + 1) + 5, 1, 1, 1]
 
 
-def test_the_summary_is_arithmetic(monkeypatch):
+def test_the_speed(monkeypatch):
     """Catches a speed that counts the wait for the prompt."""
     clock = iter([0.0, 2.0, 3.0, 4.0])
     monkeypatch.setattr(meter_module.time, "perf_counter", lambda: next(clock))
@@ -350,180 +263,66 @@ def test_the_summary_is_arithmetic(monkeypatch):
     assert meter.summary(texts) == "first token after 2.00 s, then 2.0 tokens/s"
 
 
-def test_a_line_that_is_not_text(trained):
-    """Catches a conversation that loses all that was typed because of one line that is not UTF-8."""
-    command = [
-        sys.executable,
-        "sample.py",
-        f"--out_dir={trained}",
-        "--interactive=True",
-        "--temperature=0",
-        "--stop=\n",
-    ]
-    command += ["--max_new_tokens=1000000000000"]
-    result = subprocess.run(
-        command, cwd=ROOT, input=b"caf\xe9\nWhat immortal\n", capture_output=True, env=os.environ
-    )
-    assert result.returncode == 0 and result.stdout.strip(), result.stderr.decode()
-    assert b"what you typed: 'utf-8' codec" in result.stderr
-
-
 def test_a_closed_pipe_and_ctrl_c(trained):
-    """Catches a traceback when the reader has seen enough, and text that is lost when the writer has."""
-    command = [
-        sys.executable,
-        "-u",
-        "sample.py",
-        f"--out_dir={trained}",
-        "--max_new_tokens=100000",
-        "--device=cpu",
-    ]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    """Catches a traceback when the reader has seen enough, and text that an interrupt loses."""
+    command = [sys.executable, "-u", "sample.py", f"--out_dir={trained}", "--device=cpu"]
+    command += ["--max_new_tokens=100000", "--num_samples=2", "--start=Tyger"]
+    pipes = dict(cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, **pipes) as process:
         assert process.stdout.read(20)
         process.stdout.close()
         errors = process.stderr.read()
     assert process.returncode == 0 and "Traceback" not in errors and "BrokenPipe" not in errors
-    more = ["--num_samples=2", "--start=Tyger"]
-    with subprocess.Popen(
-        [*command, *more], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        begin = process.stdout.read(20)
+    with subprocess.Popen(command, **pipes) as process:
+        text = process.stdout.read(20)
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate()
     assert process.returncode == 130 and "Traceback" not in errors
-    assert (begin + rest).startswith("Tyger") and rest.count("---------------") == 1
-    assert (
-        len(rest.split("---------------")[1].strip()) > 5
-    )  # the second text too, as far as it came
+    first, second = (text + rest).split("---------------")
+    assert first.startswith("Tyger") and len(second.strip()) > 5  # as far as it came
 
 
-@pytest.fixture
-def other_words(tmp_path):
-    """A checkpoint with another vocabulary."""
-    dataset.write_dataset(tmp_path / "other", ["what else " * 300], "byte", "other words")
-    train(
-        TrainConfig(
-            block_size=16,
-            n_layer=1,
-            n_head=1,
-            n_embd=16,
-            batch_size=2,
-            max_iters=0,
-            device="cpu",
-            draw_loss=False,
-            dataset=str(tmp_path / "other"),
-            out_dir=str(tmp_path / "out"),
-        )
-    )
-    return str(tmp_path / "out")
-
-
-def test_a_draft_with_another_vocabulary(trained, other_words):
-    """Catches guesses in other words."""
-    with pytest.raises(ValueError, match="another tokenizer"):
-        sample(SampleConfig(out_dir=str(trained), device="cpu", draft=other_words))
-    with pytest.raises(ValueError, match="draft=nowhere is neither ngram nor the folder"):
-        sample(SampleConfig(out_dir=str(trained), device="cpu", draft="nowhere"))
-
-
-def test_linear_attention_neither_guesses_nor_compiles(tmp_path, poem):
-    """Catches a state that guesses have spoiled, and a step that was asked to be compiled and silently is not."""
-    train(
-        TrainConfig(
-            attention="linear",
-            window=0,
-            block_size=16,
-            n_layer=1,
-            n_head=1,
-            n_embd=16,
-            max_iters=0,
-            device="cpu",
-            draw_loss=False,
-            dataset=poem,
-            out_dir=str(tmp_path / "out"),
-        )
-    )
-    with pytest.raises(ValueError, match="cannot be compiled"):
-        sample(SampleConfig(out_dir=str(tmp_path / "out"), device="cpu", compile=True))
-
-
-def test_when_sampling_compiles(trained, capsys, monkeypatch):
-    """Catches a rule that counts texts that are written together as if they came one after another, or overrules a setting."""
-    asked = []
-    monkeypatch.setattr(compiled, "worth_compiling", lambda device, passes: asked.append(passes))
-    written(capsys, trained, num_samples=5, batch_size=2, max_new_tokens=3)
-    written(capsys, trained, num_samples=2, draft="ngram", max_new_tokens=3)
-    written(capsys, trained, compile=False, max_new_tokens=3)
+def test_when_sampling_compiles(written, monkeypatch):
+    """Catches a rule that counts texts written together as if one after another."""
+    counts = []
+    monkeypatch.setattr(compiled, "worth_compiling", lambda device, count: counts.append(count))
+    written(num_samples=5, batch_size=2, max_new_tokens=3)
+    written(num_samples=2, draft="ngram", max_new_tokens=3)
+    written(compile=False, max_new_tokens=3)
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    written(capsys, trained, interactive=True)
-    assert asked == [9, 6, math.inf]
+    written(interactive=True)
+    assert counts == [9, 6, math.inf]
 
 
-def test_published_weights(trained, tmp_path, gpt2_files, capsys):
-    """Catches weights in Hugging Face's layout that cannot be sampled as they are, or with a tokenizer that is not theirs."""
-    model = GPT(GPTConfig(block_size=16, vocab_size=50257, n_layer=1, n_head=1, n_embd=8))
-    hugging_face_folder(tmp_path, model, vocab_size=50257, n_layer=1, n_head=1, n_embd=8)
-    line = json.loads(
-        written(
-            capsys, "nowhere", init_from=str(tmp_path), start="What is", json=True, max_new_tokens=5
-        )
-    )
-    idx = torch.tensor(
-        [tokenizer_module.create_tokenizer("gpt2").encode("What is").tolist() + line["tokens"]]
-    )
-    expected = model(idx, idx)[0][0, 1:-1].log_softmax(-1).gather(1, idx[0, 2:, None])[:, 0]
+def test_published_weights(written, trained, tmp_path, gpt2_files):
+    """Catches weights in Hugging Face's layout that are not sampled as they are."""
+    shape = dict(vocab_size=50257, n_layer=1, n_head=1, n_embd=8)
+    model = GPT(GPTConfig(block_size=16, **shape))
+    hugging_face_folder(tmp_path, model, **shape)
+    options = dict(out_dir="nowhere", init_from=str(tmp_path))
+    line = json.loads(written(**options, start="What is", json=True, max_new_tokens=5))
+    expected = ids_and_logprobs(model, create_tokenizer("gpt2"), line)
     torch.testing.assert_close(torch.tensor(line["logprobs"]), expected, rtol=0, atol=1e-4)
     hugging_face_folder(tmp_path, tiny())
     with pytest.raises(ValueError, match="33 token ids, and its tokenizer 50,257"):
-        sample(SampleConfig(init_from=str(tmp_path), device="cpu"))
-    same = dict(start="Tyger", max_new_tokens=5)
-    assert written(capsys, "nowhere", init_from=str(trained), **same) == written(
-        capsys, trained, **same
-    )
+        written(**options)
+    assert written(out_dir="nowhere", init_from=trained) == written()
 
 
 def test_a_prompt_longer_than_the_context(trained, capsys):
-    """Catches a long prompt that is refused, where generate accepts it, or cut in silence."""
+    """Catches a long prompt that is refused, or cut in silence."""
     long = "Tyger Tyger, burning bright,\nIn the forests of the night;\nWhat immortal "
-    out = written(capsys, trained, start=long, temperature=0, max_new_tokens=12)
+    sample(SampleConfig(out_dir=trained, device="cpu", start=long, max_new_tokens=12))
+    out, errors = capsys.readouterr()
     assert out.startswith(long) and len(out) > len(long)
-    sample(SampleConfig(out_dir=str(trained), device="cpu", start=long, max_new_tokens=2))
-    assert f"--start has {len(long)} tokens; the model reads the last 32" in capsys.readouterr().err
-
-
-def test_a_prompt_from_windows(trained, tmp_path):
-    """Catches a byte order mark or a carriage return that the tokenizer does not know."""
-    (tmp_path / "prompt.txt").write_bytes("\ufeffTyger\r\nTyger".encode())
-    command = ["sample.py", f"--out_dir={trained}", "--max_new_tokens=3", "--device=cpu"]
-    typed = (tmp_path / "prompt.txt").read_bytes().decode()
-    for flag in f"--start=FILE:{tmp_path / 'prompt.txt'}", "--start=-":
-        result = run_here(*command, flag, typed=typed)
-        assert result.returncode == 0 and result.stdout.startswith("Tyger\nTyger"), result.stderr
-    result = run_here(*command, "--interactive", typed=typed)
-    assert result.returncode == 0 and "character" not in result.stderr, result.stderr
+    assert f"--start has {len(long)} tokens; the model reads the last 32" in errors
 
 
 def test_a_default_prompt_that_the_tokenizer_knows(tmp_path, capsys):
-    """Catches the suggested command failing for a text of one line."""
-    dataset.write_dataset(tmp_path / "line", ["abcabcbca" * 60], "char", "a line")
-    train(
-        TrainConfig(
-            block_size=16,
-            n_layer=1,
-            n_head=1,
-            n_embd=16,
-            batch_size=2,
-            max_iters=0,
-            device="cpu",
-            write_tokens=0,
-            dataset=str(tmp_path / "line"),
-            out_dir=str(tmp_path / "my out"),
-        )
-    )
-    assert f"python sample.py --out_dir='{tmp_path / 'my out'}'" in capsys.readouterr().out
-    sample(SampleConfig(out_dir=str(tmp_path / "my out"), device="cpu", max_new_tokens=3))
+    """Catches a text of one line, whose tokenizer has no line break."""
+    out_dir = train_on("abcabcbca" * 60, "char", tmp_path, max_iters=0)
+    capsys.readouterr()
+    sample(SampleConfig(out_dir=out_dir, device="cpu", max_new_tokens=3))
     assert capsys.readouterr().out.startswith("a")
 
 
@@ -545,31 +344,20 @@ def on_a_terminal(*command):
 
 def test_control_characters_on_a_terminal(tmp_path):
     """Catches bytes that a terminal would obey, and files that are not exact."""
-    dataset.write_dataset(
-        tmp_path / "data", ["".join(map(chr, range(256))) * 40], "char", "all of them"
-    )
-    flags, tiny_run = (
-        ["--device=cpu", f"--out_dir={tmp_path / 'out'}"],
-        ["--max_iters=0", "--n_layer=1", "--n_embd=16"],
-    )
-    training = on_a_terminal("train.py", *flags, f"--dataset={tmp_path / 'data'}", *tiny_run)
-    texts = (
-        training[training.index("Now it writes") :],
-        *(
-            on_a_terminal("sample.py", *flags, "--start=a\x1b[2J\tb\n\x07", *more)
-            for more in ([], ["--json"])
-        ),
-    )
-    for text in texts:
-        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", text) and re.search(
-            r"\\u00[019]", text
-        )
-    assert (
-        texts[1].startswith("a\\u001b[2J\tb\n\\u0007")
-        and json.loads(texts[2])["prompt"] == "a\x1b[2J\tb\n\x07"
-    )
-    exact = run_here("sample.py", *flags, "--start=a\x1b[2J\tb\n\x07").stdout
-    assert exact.startswith("a\x1b[2J\tb\n\x07") and len(exact) < len(texts[1])
+    text = "".join(map(chr, range(256))) * 40
+    dataset.write_dataset(tmp_path / "data", [text], "char", "all of them")
+    flags = ["--device=cpu", f"--out_dir={tmp_path / 'out'}"]
+    run = [f"--dataset={tmp_path / 'data'}", "--max_iters=0", "--n_layer=1", "--n_embd=16"]
+    training = on_a_terminal("train.py", *flags, *run)
+    command = ["sample.py", *flags, "--start=a\x1b[2J\tb\n\x07"]
+    plain = on_a_terminal(*command)
+    line = on_a_terminal(*command, "--json")
+    for shown in training[training.index("Now it writes") :], plain, line:
+        assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", shown)
+        assert re.search(r"\\u00[019]", shown)
+    assert plain.startswith("a\\u001b[2J\tb\n\\u0007")
+    assert json.loads(line)["prompt"] == "a\x1b[2J\tb\n\x07"
+    assert run_here(*command).stdout.startswith("a\x1b[2J\tb\n\x07")
 
 
 @pytest.mark.parametrize(
@@ -578,18 +366,17 @@ def test_control_characters_on_a_terminal(tmp_path):
         (dict(start="Tyger ß"), "'ß' .* at position 6"),
         (dict(start=""), "no tokens"),
         (dict(start="FILE:nowhere.txt"), "nowhere.txt"),
-        (dict(prompts="nowhere.txt"), "nowhere.txt"),
         (dict(prompts=os.devnull), "--prompts, line 1 has no tokens"),
         (dict(prompts=__file__), "--prompts, line 1"),
-        (dict(start="\udcff"), "surrogates not allowed"),
+        (dict(start="\udcff"), "--start is not valid Unicode"),
         (dict(out_dir="nowhere"), "no checkpoint in nowhere"),
         (dict(checkpoint="step_5"), "no checkpoint step_5"),
     ],
 )
-def test_what_cannot_be_sampled(trained, change, message):
-    """Catches a traceback, or text that is made up, for a prompt or a folder that cannot be used."""
+def test_what_cannot_be_sampled(written, change, message):
+    """Catches a traceback, or text that is made up, for a prompt or a folder."""
     with pytest.raises((ValueError, OSError), match=message):
-        sample(SampleConfig(**dict(out_dir=str(trained), device="cpu") | change))
+        written(**change)
 
 
 @pytest.mark.parametrize(
@@ -597,16 +384,10 @@ def test_what_cannot_be_sampled(trained, change, message):
     [
         dict(num_samples=0),
         dict(max_new_tokens=0),
-        dict(max_new_tokens=-3),
-        dict(temperature=-1.0),
-        dict(top_k=-1),
-        dict(top_p=0.0),
-        dict(top_p=1.1),
-        dict(min_p=-1.0),
-        dict(repetition_penalty=0.0),
-        dict(stop=("",)),
-        dict(guesses=0),
         dict(batch_size=0),
+        dict(guesses=0),
+        dict(top_p=0.0),
+        dict(stop=("",)),
         dict(interactive=True, json=True),
         dict(interactive=True, start="a"),
         dict(prompts="a", start="b"),
@@ -614,15 +395,10 @@ def test_what_cannot_be_sampled(trained, change, message):
         dict(seed=2**32),
     ],
 )
-def test_settings_that_cannot_be(change):
-    """Catches impossible settings that surface as an error of torch."""
+def test_impossible_settings(change):
+    """Catches settings that surface as an error of torch."""
     with pytest.raises(ValueError, match=next(iter(change))):
         SampleConfig(**change)
-
-
-def test_several_stop_strings():
-    """Catches --stop that keeps the last one only."""
-    assert parse_settings(SampleConfig, ["--stop=a", "--stop=b c"]).stop == ("a", "b c")
 
 
 def test_one_line_at_the_command_line(trained):
