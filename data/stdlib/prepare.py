@@ -7,7 +7,6 @@ About 660 files and 12 MB, as bytes. Without tests and installed packages; about
 files, is for validation. The text differs a little between Python versions, and so do losses.
 """
 
-import os
 import platform
 import sys
 import sysconfig
@@ -23,12 +22,10 @@ LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 
 
 def sources():
-    """The source files of the standard library, in an order that depends on their names alone."""
-    library, paths = Path(sysconfig.get_path("stdlib")), []
-    for folder, subfolders, names in os.walk(library):
-        subfolders[:] = [name for name in subfolders if name not in LEFT_OUT]  # do not even enter
-        paths += [Path(folder, name) for name in names if name.endswith(".py")]
-    return sorted(paths, key=lambda path: path.relative_to(library).as_posix())
+    """Return the source files of the standard library, ordered by their names."""
+    library = Path(sysconfig.get_path("stdlib"))
+    names = sorted(path.relative_to(library).as_posix() for path in library.rglob("*.py"))
+    return [library / name for name in names if LEFT_OUT.isdisjoint(name.split("/"))]
 
 
 def read_source(path):

@@ -7,24 +7,19 @@ import contextlib
 import hashlib
 import itertools
 import os
+from pathlib import Path
 
 from engine.text.preparation import token_dtype, write_tokens
 from engine.text.tokenizer import create_tokenizer
 
-BUILDERS = {  # of the library, by the end of a file's name
-    ".jsonl": "json",
-    ".jsonl.gz": "json",
-    ".jsonl.zst": "json",
-    ".parquet": "parquet",
-}
 SECTION = 2**18  # bytes of a long text that are one document
 ALONE = 10_000  # documents that are encoded before it pays to start processes
 
 
 def builder_of(path):
     """Return the library's builder for a file of many documents; None for a text."""
-    name = path.name.lower()
-    return next((BUILDERS[end] for end in BUILDERS if name.endswith(end)), None)
+    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+    return {".jsonl": "json", ".parquet": "parquet"}.get(Path(name).suffix)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""The whole of a prepare.py for a published text: one file on the web, or a dataset of the hub."""
+"""The whole of a prepare.py for a published text: tiny Shakespeare, or a dataset of the hub."""
 
 import sys
 import urllib.request
@@ -9,6 +9,11 @@ from engine.common.files import atomic_write, sha256_of, shell_path
 from engine.common.settings import parse_settings
 from engine.text import large
 from engine.text.preparation import read_text, write_dataset
+
+SHAKESPEARE = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 
 def download(url, sha256, path):
@@ -38,15 +43,12 @@ class DownloadSettings:
     """The text, if you have it already; otherwise it is downloaded, and its sha256 is checked."""
 
 
-def prepare_download(folder, tokenizer_name, url, sha256):
-    """Prepare a text that is one file on the web: [--input FILE].
-
-    Its last tenth is for validation, as in nanoGPT.
-    """
+def prepare_shakespeare(folder, tokenizer_name):
+    """Prepare tiny Shakespeare: [--input FILE]. Its last tenth is for validation, as in nanoGPT."""
     path = parse_settings(DownloadSettings, sys.argv[1:]).input
     if path is None:
         path = folder / "input.txt"
-        download(url, sha256, path)
+        download(SHAKESPEARE, SHA256, path)
     text = read_text(path)
     end = int(len(text) * 0.9)
     write_dataset(folder, [text[:end]], tokenizer_name, path.name, val=[text[end:]])

@@ -359,7 +359,7 @@ def byte_level_json(ranks, special, pattern):
 
 
 def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None):
-    """A tokenizer.json. As in tiktoken, a word in the vocabulary is one token, whatever the merges."""
+    """A tokenizer.json. As in tiktoken, a word in the vocabulary is one token."""
     added = []
     for text in special:
         flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)

@@ -101,16 +101,14 @@ def test_what_an_earlier_version_wrote(poem, tmp_path):
         ("meta.json", lambda good: b"{}", "meta.json is damaged"),
         ("meta.json", lambda good: b"\xff\xfe", "meta.json is damaged"),
         ("meta.json", lambda good: good.replace(b"uint16", b"int16"), "meta.json is damaged"),
-        ("meta.json", lambda good: good.replace(b"Tyger", b"Lambs"), ""),
     ],
 )
 def test_damaged_datasets(poem, tmp_path, name, damage, message):
     """Catches damage that would train on nonsense or crash in the middle of a run."""
     path = tmp_path / "poem" / name
     path.write_bytes(damage(path.read_bytes()))
-    if message:
-        with pytest.raises(ValueError, match=message):
-            dataset.load_dataset(poem, 8)
+    with pytest.raises(ValueError, match=message):
+        dataset.load_dataset(poem, 8)
 
 
 def test_a_flipped_bit_in_meta_json(poem, tmp_path):

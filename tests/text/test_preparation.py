@@ -106,7 +106,7 @@ def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files, monkeypatch):
     """Catches other tokens than those nanoGPT writes for tiny Shakespeare."""
     monkeypatch.setattr("sys.argv", ["prepare.py", f"--input={tiny_shakespeare}"])
     for name, counts in (("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059))):
-        published.prepare_download(tmp_path / name, name, "https://nowhere", "")
+        published.prepare_shakespeare(tmp_path / name, name)
         data = dataset.load_dataset(str(tmp_path / name), 8)
         assert (len(data.train), len(data.val)) == counts
 
