@@ -126,14 +126,6 @@ def test_machine_report():
     assert report["device"] in hardware.machine_line(report)
 
 
-def test_time_interleaved():
-    """Catches functions that run one after the other, and a warm-up that counts."""
-    calls = []
-    functions = [lambda: calls.append("a"), lambda: calls.append("b")]
-    rounds = hardware.time_interleaved(functions, 2, CPU)
-    assert [len(times) for times in rounds] == [2, 2] and calls == ["a", "b"] * 3
-
-
 def test_peak_bytes():
     """Catches memory that is counted after it was freed, or before it was allocated."""
 
