@@ -4,24 +4,18 @@ import math
 
 import pytest
 import torch
+from conftest import tiny
 
 from attention import FEATURE, NORMALIZE, SCORE, VISIBLE, attention_weights
 from engine.plotting.inspection import attention_maps, entropy, recording
-from model import GPT, GPTConfig
 
 H, T = 4, 24
 MASKS = ["causal", "sliding_window:5", "local_global:4,2", "strided:3", f"alibi:{H}"]
 
 
 def model_of(**changes):
-    torch.manual_seed(0)
-    shape = dict(block_size=32, n_layer=2, n_head=H, n_embd=32, vocab_size=13)
-    settings = shape | dict(position="rope", attention="masked_fill") | changes
-    model = GPT(GPTConfig(**settings)).double().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(std=0.3)
-    return model
+    shape = dict(block_size=32, vocab_size=13, position="rope", attention="masked_fill")
+    return tiny(**shape | changes).double()
 
 
 def idx_of():

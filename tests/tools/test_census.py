@@ -4,13 +4,12 @@ import math
 
 import pytest
 import torch
-from conftest import POEM, complaint, run_here
+from conftest import POEM, complaint, run_here, tiny
 
 from attention import attention_weights
 from engine.plotting.inspection import attention_maps
 from engine.text import dataset, tokenizer
 from engine.weights import checkpoint
-from model import GPT, GPTConfig
 from tools import census as tool
 from tools.census import FAR, INDUCTION, CensusConfig, census, gain, keys_that_count, main, table
 
@@ -19,14 +18,8 @@ KINDS = [*keys_that_count(torch.arange(T))]
 
 
 def model_of(**changes):
-    torch.manual_seed(0)
-    shape = dict(block_size=T, vocab_size=13, n_layer=2, n_head=2, n_embd=16)
-    mask = dict(position="rope", window=4, window_pattern="SL")
-    model = GPT(GPTConfig(**shape | mask | changes)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(std=0.4)
-    return model
+    shape = dict(block_size=T, vocab_size=13, n_head=2)
+    return tiny(**shape | dict(position="rope", window=4, window_pattern="SL") | changes)
 
 
 def texts_of(count=3):

@@ -5,24 +5,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import POEM, complaint, run_here
+from conftest import POEM, complaint, run_here, tiny
 
 from engine.text import tokenizer
 from engine.weights import checkpoint
-from model import GPT, GPTConfig
 from tools.evaluate import EvaluateConfig, evaluate, main
-from tools.export import ExportConfig, export
 from train import TrainConfig, train
 
 
-def model_of(vocab_size, **changes):
-    torch.manual_seed(0)
-    shape = dict(block_size=16, n_layer=2, n_head=2, n_embd=16, position="rope")
-    model = GPT(GPTConfig(**shape | changes, vocab_size=vocab_size)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(std=0.3)
-    return model
+def model_of(vocab_size):
+    return tiny(vocab_size=vocab_size, position="rope")
 
 
 @pytest.mark.parametrize("length", [2, 16, 17, 18, 50])
@@ -45,43 +37,24 @@ def test_each_token_is_predicted_once_with_its_window(length, stride):
         assert math.isclose(total, expected, rel_tol=1e-9)
 
 
-def saved(folder, text=POEM, **changes):
-    encoding = tokenizer.create_tokenizer("char", text)
-    model = model_of(encoding.vocab_size, **changes)
-    checkpoint.save_checkpoint(folder / "out", 1, model, {}, encoding.spec(), {})
-    (folder / "text.txt").write_text(text, encoding="utf-8")
-    return model, encoding
-
-
-def evaluate_text(folder, **settings):
-    return main(EvaluateConfig(**settings, text=str(folder / "text.txt"), device="cpu"))
-
-
 def test_bits_per_byte(tmp_path):
     """Catches characters taken for bytes: without knowledge each costs log2(vocabulary) bits."""
     text = "ää猫b" * 30
-    model, encoding = saved(tmp_path, text)
+    spec = tokenizer.create_tokenizer("char", text).spec()
+    model = model_of(3)
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
-    checkpoint.save_checkpoint(tmp_path / "zero", 1, model, {}, encoding.spec(), {})
-    found = evaluate_text(tmp_path, out_dir=str(tmp_path / "zero"))
+    checkpoint.save_checkpoint(tmp_path / "out", 1, model, {}, spec, {})
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    files = dict(out_dir=str(tmp_path / "out"), text=str(tmp_path / "text.txt"))
+    found = main(EvaluateConfig(**files, device="cpu"))
     bits = math.log2(3) * (len(text) - 1)
     size = len(text.encode()) - len("ä".encode())
     assert found["tokens"] == len(text) - 1
     assert math.isclose(found["bits_per_byte"], bits / size, rel_tol=1e-6)
     assert math.isclose(found["loss"], math.log(3), rel_tol=1e-6)
     assert math.isclose(found["perplexity"], 3, rel_tol=1e-6)
-
-
-def test_the_same_of_a_published_folder(tmp_path):
-    """Catches an export that gives another figure than the checkpoint it was made from."""
-    pytest.importorskip("tokenizers")
-    saved(tmp_path, norm="rmsnorm_scale", mlp="swiglu", bias=False)
-    out = str(tmp_path / "out")
-    folder = export(ExportConfig(out_dir=out, to=str(tmp_path / "to")))
-    ours = evaluate_text(tmp_path, out_dir=out, stride=4)
-    assert evaluate_text(tmp_path, init_from=str(folder), stride=4) == ours
 
 
 def test_the_dataset_of_the_run(tmp_path, poem):
@@ -107,9 +80,11 @@ def test_the_dataset_of_the_run(tmp_path, poem):
 )
 def test_bad_input(flags, message, tmp_path):
     """Catches a traceback, or a figure for another text."""
-    saved(tmp_path)
-    (tmp_path / "short.txt").write_text("T")
-    (tmp_path / "other.txt").write_text("ß" * 9, encoding="utf-8")
+    encoding = tokenizer.create_tokenizer("char", POEM)
+    model = model_of(encoding.vocab_size)
+    checkpoint.save_checkpoint(tmp_path / "out", 1, model, {}, encoding.spec(), {})
+    for name, text in ("text", POEM), ("short", "T"), ("other", "ß" * 9):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
     flags = [f"--out_dir={tmp_path / 'out'}", *(flag.format(tmp_path) for flag in flags)]
     assert message in complaint(run_here("-m", "tools.evaluate", "--device=cpu", *flags))
 

@@ -11,26 +11,21 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import POEM, ROOT, complaint, run_here
+from conftest import POEM, ROOT, complaint, run_here, tiny
 
 from attention import attention_weights
 from engine.plotting.inspection import attention_maps, entropy
 from engine.text import tokenizer
 from engine.weights import checkpoint
-from model import GPT, GPTConfig
 from tools.visualize import VisualizeConfig, as_bytes, distance, draw, main, page, read, rollout
 
 NASTY = '</script><img src=x onerror=alert(1)><!-- {{style}} & "quoted" \u2028'
 
 
 def saved(folder, kind="byte", text=POEM, **changes):
-    torch.manual_seed(0)
     encoding = tokenizer.create_tokenizer(kind, text)
-    shape = dict(block_size=32, n_layer=2, n_head=2, n_embd=16, vocab_size=encoding.vocab_size)
-    model = GPT(GPTConfig(**shape | dict(position="rope") | changes)).eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(std=0.4)
+    shape = dict(block_size=32, vocab_size=encoding.vocab_size, n_head=2, position="rope")
+    model = tiny(**shape | changes)
     checkpoint.save_checkpoint(folder / "out", 1, model, {}, encoding.spec(), {})
     return model
 
@@ -77,7 +72,11 @@ def test_the_page_has_what_the_model_does(tmp_path, changes):
         found = weights_of(data["rollout"][layer], T)
         assert np.abs(found - rollout(maps)[layer].numpy()).max() <= 1 / 255
 
-    assert data["labels"][4:7] == ["r", "·", "T"] and data["breaks"].index(True) == 11
+    assert (
+        data["direction"] == "ltr"
+        and data["labels"][4:7] == ["r", "·", "T"]
+        and data["breaks"].index(True) == 11
+    )
     losses = F.cross_entropy(logits[:-1], ids[1:], reduction="none")
     assert data["losses"][0] is None and np.allclose(data["losses"][1:], losses, atol=1e-4)
     best, tops = logits.softmax(-1).topk(10)
@@ -150,18 +149,6 @@ def test_a_token_for_the_beginning(text, kept):
     assert encoding.decode(ids.tolist()) == kept
     cut = "The text has 5 tokens, the model's context 4: these are the last 3."
     assert note == (cut if "Tyger" in text else "")
-
-
-@pytest.mark.parametrize(
-    "text, way, labels", [("שלום", "rtl", ["ש¹⁄₂", "ש²⁄₂"]), ("日本", "ltr", ["日¹⁄₃"])]
-)
-def test_other_scripts(tmp_path, text, way, labels):
-    """Catches half a character, by bytes, and a line that runs the wrong way."""
-    saved(tmp_path)
-    data = shown(tmp_path, text)
-    assert data["direction"] == way and data["labels"][: len(labels)] == labels
-    saved(tmp_path / "char", "char", text)
-    assert shown(tmp_path / "char", text)["labels"][0] == text[0]
 
 
 def test_a_text_longer_than_the_context(tmp_path, capsys):
