@@ -29,6 +29,7 @@ with the most sentences, would be right for 0.33. There it looks most at the car
 import itertools
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -46,6 +47,7 @@ READERS = {  # (whether words make sentences first, whether the query is learned
     "average of sentences": (True, False),
     HIERARCHICAL: (True, True),
 }
+ACCURACY, FIRST = "test accuracy", "largest weight on the carrying sentence"
 BAYES = "naive Bayes on counts"
 MODELS = [BAYES, "linear regression on counts", *READERS]
 CROWDED = {"one sentence is about a topic": False, "others are about other topics": True}
@@ -53,10 +55,8 @@ CROWDED = {"one sentence is about a topic": False, "others are about other topic
 
 @dataclass(kw_only=True)
 class Settings(trials.Settings):
-    data: str = ""
-    """Your own documents: a .jsonl file with {"text": ..., "label": ...} in each line."""
     documents: int = 4000
-    """Built-in documents for training. A quarter as many more are for the test."""
+    """Documents for training. A quarter as many more are for the test."""
     steps: int = 500
 
     def __post_init__(self):
@@ -115,13 +115,6 @@ class Reader(nn.Module):
 # ---- Runs
 
 
-def split(kind, config, source, seed):
-    """Return documents for training and for the test. source: own documents, or sentences."""
-    if config.data:
-        return labelled.split(source, seed)
-    return labelled.compose(source, config.documents, seed, CROWDED[kind])
-
-
 def count_words(name, train, test):
     """Return the accuracy of a model that knows only how often a document has each word."""
     from sklearn.feature_extraction.text import CountVectorizer
@@ -130,46 +123,43 @@ def count_words(name, train, test):
 
     count = CountVectorizer(analyzer=lambda document: labelled.words_of(" ".join(document[0])))
     model = ComplementNB() if name == BAYES else RidgeClassifier(alpha=30)
-    model.fit(count.fit_transform(train), [label for _, label, _ in train])
-    labels = [label for _, label, _ in test]
-    return {"test accuracy": model.score(count.transform(test), labels)}
+    model.fit(count.fit_transform(train), [topic for _, topic, _ in train])
+    return model.score(count.transform(test), [topic for _, topic, _ in test])
 
 
-def run(kind_and_name, config, source, seed):
+def run(kind_and_name, config, sentences, seed):
     """Train a model; return its accuracy, and its weights of the test's first document."""
     kind, name = kind_and_name
-    train, test = split(kind, config, source, seed)
+    train, test = labelled.compose(sentences, config.documents, seed, CROWDED[kind])
     if name not in READERS:
-        return count_words(name, train, test)
+        return {ACCURACY: count_words(name, train, test)}
 
     torch.manual_seed(seed)
     vocabulary = labelled.vocabulary_of(train)
-    labels = sorted({label for _, label, _ in train})
+    topics = sorted(labelled.TOPICS)
     x = labelled.ids_of(train, vocabulary)
-    y = torch.tensor([labels.index(label) for _, label, _ in train])
-    model = Reader(len(vocabulary) + 2, len(labels), *READERS[name])
+    y = torch.tensor([topics.index(topic) for _, topic, _ in train])
+    model = Reader(len(vocabulary) + 2, len(topics), *READERS[name])
 
     def loss(step):
         rows = torch.randint(len(x), (32,))
-        return F.cross_entropy(model(x[rows])[0], y[rows])
+        scores, _, _ = model(x[rows])
+        return F.cross_entropy(scores, y[rows])
 
     trials.fit(model, loss, config.steps, 0.03, weight_decay=0.3)
+    batches = labelled.ids_of(test, vocabulary).split(100)
     with torch.no_grad():
-        parts = [model(ids) for ids in labelled.ids_of(test, vocabulary).split(100)]
-    scores, weights = (torch.cat([part[n] for part in parts]) for n in (0, 1))
-    right = [labels[n] == label for n, (_, label, _) in zip(scores.argmax(1), test)]
-    found = {
-        "test accuracy": sum(right) / len(right),
+        parts = zip(*(model(ids) for ids in batches))
+    scores, weights, of_words = map(torch.cat, parts)
+    right = torch.tensor([topics.index(topic) for _, topic, _ in test])
+    place = torch.tensor([place for *_, place in test])
+    return {
+        ACCURACY: (scores.argmax(1) == right).double().mean().item(),
+        FIRST: (weights.argmax(1) == place).float().mean().item(),
+        "its weight": weights.gather(1, place[:, None]).mean().item(),
         "sentences": weights[0].tolist(),
-        "words": parts[0][2][0].tolist(),
+        "words": of_words[0].tolist(),
     }
-    if not config.data:
-        carriers = torch.tensor([place for *_, place in test])
-        first = (weights.argmax(1) == carriers).float().mean()
-        weight = weights[torch.arange(len(test)), carriers].mean()
-        found["largest weight on the carrying sentence"] = first.item()
-        found["its weight"] = weight.item()
-    return found
 
 
 # ---- The picture
@@ -177,56 +167,51 @@ def run(kind_and_name, config, source, seed):
 
 def draw(runs, document):
     """Draw accuracies, and the weights of a document's sentences, and of one sentence's words."""
-    sentences, label, carrier = document
-    sentences = sentences[: labelled.SENTENCES]
+    sentences, topic, place = document
     height = 0.19 * len(sentences) + 1.2
     figure, panels = trials.make_figure(14, height, 1, 3, width_ratios=[1, 1.2, 1])
-
-    width = 0.8 / len(runs)
+    left, middle, right = panels
     for n, (kind, of_kind) in enumerate(runs.items()):
-        accuracies = [[run["test accuracy"] for run in found] for found in of_kind.values()]
-        means, errors = trials.mean_and_error(accuracies)
-        places = [m + (n + 0.5) * width - 0.4 for m in range(len(means))]
-        panels[0].barh(places, means, width, xerr=errors, label=kind)
-    panels[0].set_yticks(range(len(MODELS)), MODELS)
-    panels[0].set(xlim=(0, 1), title="test accuracy")
-    panels[0].legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=2.5)
+        values = [[run[ACCURACY] for run in found] for found in of_kind.values()]
+        means, errors = trials.mean_and_error(values)
+        rows = np.arange(len(means)) + 0.4 * n - 0.2
+        left.barh(rows, means, 0.4, xerr=errors, label=kind)
+    left.set_yticks(range(len(MODELS)), MODELS)
+    left.set(title=ACCURACY)
+    left.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=2.5)
 
     first, *_ = runs.values()
     shown = first[HIERARCHICAL][0]
-    weights = shown["sentences"][: len(sentences)]
-    heaviest = weights.index(max(weights))
-    words = labelled.words_of(sentences[heaviest])[: labelled.WORDS]
-    short = [text if len(text) < 60 else text[:59] + "…" for text in sentences]
-    draw_weights(panels[1], short, weights, f"a document about {label}")
-    draw_weights(panels[2], words, shown["words"][heaviest], "its heaviest sentence")
-    if carrier is not None:
-        panels[1].get_yticklabels()[carrier].set(color="C3", weight="bold")
+    heaviest = np.argmax(shown["sentences"])
+    words = labelled.words_of(sentences[heaviest])
+    short = [text if len(text) < 60 else f"{text[:59]}…" for text in sentences]
+    for panel, texts, weights in (
+        (middle, short, shown["sentences"]),
+        (right, words, shown["words"][heaviest]),
+    ):
+        rows = range(len(texts))
+        panel.barh(rows, weights[: len(texts)])
+        panel.set_yticks(rows, [heatmaps.plain(text) for text in texts], fontsize=8)
+        panel.set(xlabel="weight")
+    middle.get_yticklabels()[place].set(color="C3", weight="bold")
+    middle.set(title=f"a document about {topic}")
+    right.set(title="its heaviest sentence")
     for panel in panels:
+        panel.set(xlim=(0, 1))
         panel.invert_yaxis()
     return figure
 
 
-def draw_weights(panel, texts, weights, title):
-    rows = range(len(texts))
-    panel.barh(rows, weights[: len(texts)])
-    panel.set_yticks(rows, [heatmaps.plain(text) for text in texts], fontsize=8)
-    panel.set(xlim=(0, 1), xlabel="weight", title=title)
-
-
 def main(config):
-    source = labelled.read(config.data) if config.data else labelled.docstrings()
-    kinds = [config.data] if config.data else [*CROWDED]
-    kinds_and_names = [*itertools.product(kinds, MODELS)]
-    found = trials.run_seeds(run, kinds_and_names, config, source)
-    runs = {kind: {name: found[kind, name] for name in MODELS} for kind in kinds}
-
+    sentences = labelled.docstrings()
+    kinds = [*itertools.product(CROWDED, MODELS)]
+    found = trials.run_seeds(run, kinds, config, sentences)
+    runs = {kind: {name: found[kind, name] for name in MODELS} for kind in CROWDED}
+    sizes = f"{config.documents} documents to train on, {config.documents // 4} to test"
     tables = {}
-    for kind in kinds:
-        train, test = split(kind, config, source, 0)
-        title = f"{kind}: {len(train)} documents to train on, {len(test)} to test"
-        tables[title] = trials.make_table("model", runs[kind])
-    _, test = split(kinds[0], config, source, 0)
+    for kind in CROWDED:
+        tables[f"{kind}: {sizes}"] = trials.make_table("model", runs[kind])
+    _, test = labelled.compose(sentences, config.documents, seed=0)
     trials.write_result("documents", config, tables, draw(runs, test[0]))
 
 

@@ -29,6 +29,7 @@ import functools
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from attention import FEATURE, fused, linear, masked_fill, tiled
@@ -60,7 +61,7 @@ class Settings(trials.Settings):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(4 * SHORT, self, "longest", most=2**20)
+        at_least(16 * SHORT, self, "longest", most=2**20)
 
 
 # ---- The mechanisms
@@ -131,17 +132,13 @@ def costs(lengths):
 def exponent(lengths, values):
     """Return p of values = c·lengths^p and its standard error.
 
-    They are found by least squares of the logarithms, in the upper half of the lengths.
+    A line is fitted to the logarithms of the upper half of the lengths.
     """
-    upper = slice(len(lengths) // 2, None)
-    x = torch.tensor(lengths[upper], dtype=torch.float64).log()
-    y = torch.tensor(values[upper], dtype=torch.float64).log()
-    x = x - x.mean()
-    y = y - y.mean()
-    p = (x * y).sum() / x.square().sum()
-    variance = (y - p * x).square().sum() / max(1, len(x) - 2)
-    error = (variance / x.square().sum()).sqrt()
-    return p.item(), error.item()
+    half = len(lengths) // 2
+    x = np.log(lengths[half:])
+    y = np.log(values[half:])
+    (p, _), covariance = np.polyfit(x, y, 1, cov=True)
+    return p, math.sqrt(covariance[0, 0])
 
 
 def run(name, config, seed):
@@ -178,11 +175,6 @@ def draw(lengths, found, losses):
     for panel, (what, title) in zip(panels, TITLES.items()):
         trials.log_axis(panel, "length n", lengths)
         panel.set(yscale="log", title=title)
-        floor = min(values[what][0] for values in found.values()) / 2
-        for p, text in (1, "n"), (1.5, "n·√n"), (2, "n²"):
-            line = [floor * (n / SHORT) ** p for n in lengths]
-            panel.plot(lengths, line, ":", color="grey", linewidth=1)
-            panel.text(1.1 * longest, line[-1], text, color="grey", fontsize=8, va="center")
     panels[1].legend()
     panels[2].set(xscale="log", xlabel=f"ms for n = {longest}")
     panels[2].set(title=f"validation loss, texts of {SHORT} bytes")

@@ -26,6 +26,7 @@ which such a head can be found.
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -39,8 +40,6 @@ SHORTEST, LONGEST = 6, 16  # periods of repetition
 LAYERS = 1, 2
 EVERY = 10  # steps from one measurement to the next
 HALF = 0.5  # of its attention: a head with more of it, on average, is an induction head
-FIRST, LAST = "previous token, first layer", "induction, last layer"  # the best head of a layer
-NEW, AGAIN = "loss, new tokens", "loss, again"
 
 
 @dataclass(kw_only=True)
@@ -72,8 +71,8 @@ def measure(model, ids, period):
     on_followed = (weights * followed[:, None]).sum(-1)  # (n_layer, B, H, T)
     on_previous = weights.diagonal(-1, -2, -1)
     scores = {
-        NEW: losses[:, : SHORTEST - 1].mean().item(),
-        AGAIN: losses[again].mean().item(),
+        "new": losses[:, : SHORTEST - 1].mean().item(),
+        "again": losses[again].mean().item(),
         "induction": on_followed.transpose(1, 2)[:, :, again].mean(-1).tolist(),
         "previous token": on_previous.mean((1, 3)).tolist(),
     }
@@ -112,32 +111,29 @@ def run(n_layer, config, seed):
 
     trials.fit(model, loss, config.steps, 5e-3)
     watch(config.steps)
-    last = curve[-1]
-    return {
-        NEW: last[NEW],
-        AGAIN: last[AGAIN],
-        FIRST: max(last["previous token"][0]),
-        LAST: max(last["induction"][-1]),
+    found = {key: np.array([scores[key] for scores in curve]) for key in curve[0]}
+    return found | {
+        "loss, new tokens": curve[-1]["new"],
+        "loss, again": curve[-1]["again"],
+        "previous token, first layer": found["previous token"][-1, 0].max().item(),
+        "induction, last layer": found["induction"][-1, -1].max().item(),
         "steps": steps,
-        "curve": curve,
-        "before": maps[0],
-        "after": maps[-1],
+        "maps": {"before": maps[0], "after": maps[-1]},
         "ids": ids[shown].tolist(),
     }
 
 
-def best(run, layer, kind):
-    """Return all scores of the head of a layer that has the highest one at the end."""
-    last = run["curve"][-1][kind][layer]
-    head = last.index(max(last))
-    return [scores[kind][layer][head] for scores in run["curve"]]
-
-
 def begins(run):
     """Return the first step at which a head of the last layer is an induction head, or None."""
-    for step, scores in zip(run["steps"], run["curve"]):
-        if max(scores["induction"][-1]) > HALF:
+    for step, scores in zip(run["steps"], run["induction"]):
+        if scores[-1].max() > HALF:
             return step
+
+
+def draw_curves(panel, runs, curves, color, label):
+    """Draw a line for each run, with one label for all."""
+    lines = panel.plot(runs[0]["steps"], np.transpose(curves), color=color, linewidth=1)
+    lines[0].set_label(label)
 
 
 def draw(runs):
@@ -145,24 +141,24 @@ def draw(runs):
     figure, panels = trials.make_figure(13, 7.2, 2, 3, width_ratios=[1.5, 1, 1])
     losses, scores = panels[:, 0]
     for n_layer, found in runs.items():
-        for run in found:
-            curve = [scores[AGAIN] for scores in run["curve"]]
-            losses.plot(run["steps"], curve, color=f"C{n_layer - 1}", linewidth=1)
-        losses.plot([], color=f"C{n_layer - 1}", label=f"layers: {n_layer}")
-    losses.axhline(math.log(VOCAB), color="grey", linestyle=":", linewidth=1)
+        curves = [run["again"] for run in found]
+        draw_curves(losses, found, curves, f"C{n_layer - 1}", f"layers: {n_layer}")
+    losses.axhline(math.log(VOCAB), color="grey", linestyle=":")
     losses.set(title="loss of tokens that come again (dotted: a guess)", ylabel="nats", ylim=0)
 
     for layer, kind in enumerate(("previous token", "induction")):
+        curves = []
         for run in runs[2]:
-            scores.plot(run["steps"], best(run, layer, kind), color=f"C{layer + 2}", linewidth=1)
-        scores.plot([], color=f"C{layer + 2}", label=f"{kind}, layer {layer + 1}")
+            heads = run[kind][:, layer]
+            curves.append(heads[:, heads[-1].argmax()])  # the best at the end
+        draw_curves(scores, runs[2], curves, f"C{layer + 2}", f"{kind}, layer {layer + 1}")
     scores.set(title="attention of the best heads of two layers", xlabel="step", ylim=(0, 1))
 
     run = runs[2][0]
     for layer, row in enumerate(panels):
         row[0].legend()
-        for panel, when in zip(row[1:], ("before", "after")):
-            image = heatmaps.draw(panel, run[when][layer], run["ids"][:T], most=0)
+        for panel, (when, maps) in zip(row[1:], run["maps"].items()):
+            image = heatmaps.draw(panel, maps[layer], run["ids"][:T], most=0)
             panel.set_title(f"layer {layer + 1}, {when} training")
     heatmaps.scale(figure, image, panels[:, 1:])
     return figure
@@ -172,7 +168,8 @@ def main(config):
     runs = trials.run_seeds(run, LAYERS, config)
     rows = trials.make_table("layers", runs)
     for row, found in zip(rows, runs.values()):
-        steps = [begins(run) for run in found if begins(run) is not None]
+        steps = [begins(run) for run in found]
+        steps = [step for step in steps if step is not None]
         row["runs with an induction head"] = f"{len(steps)} of {len(found)}"
         row["from step"] = trials.plus_minus(steps, 0) if steps else None
     tables = {f"a guess has a loss of {math.log(VOCAB):.3f}": rows}

@@ -23,6 +23,7 @@ lose: none 2.522 ± 0.006, learned 2.527 ± 0.017, rope 2.605 ± 0.016, sinusoid
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -61,12 +62,18 @@ def disorder(visible):
     return (y[:, :, order] - other).abs().max().item()
 
 
+def span_ends(T):
+    """Return the ends of spans of positions that grow by a factor of sqrt(2), up to LONGER·T."""
+    return [round(LONGER * T * 2 ** (n / 2)) for n in range(-12, 1)]
+
+
 def run(kind, config, seed):
-    """Train a GPT; return its mean loss at each position of texts LONGER times as long."""
+    """Train a GPT; return its mean losses at positions of texts LONGER times as long."""
     torch.manual_seed(seed)
     data = trials.load_text()
+    T = config.T
     model = trials.new_gpt(
-        block_size=LONGER * config.T,
+        block_size=LONGER * T,
         n_head=H,
         n_embd=64,
         mlp="relu2",
@@ -74,46 +81,43 @@ def run(kind, config, seed):
         init="zero_out",
         **KINDS[kind],
     )
-    trials.fit_text(model, data.train, config.T, config, seed, 3e-3)
+    trials.fit_text(model, data.train, T, config, seed, 3e-3)
     losses = []
     for n in range(12):
-        x, y = trials.random_batch(data.val, 8, LONGER * config.T, n)
+        x, y = trials.random_batch(data.val, 8, LONGER * T, n)
         with torch.no_grad():
             logits, _ = model(x, y)
         losses.append(F.cross_entropy(logits.mT, y, reduction="none"))  # (8, LONGER·T)
-    return torch.cat(losses).mean(0).tolist()
+    losses = torch.cat(losses).mean(0)
+    ends = span_ends(T)
+    return {
+        f"up to T={T}": losses[:T].mean().item(),
+        "to 2T": losses[T : 2 * T].mean().item(),
+        "to 4T": losses[2 * T : 4 * T].mean().item(),
+        "to 8T": losses[4 * T :].mean().item(),
+        "spans": [losses[start:end].mean().item() for start, end in zip([0, *ends], ends)],
+    }
 
 
-def average(runs, start, stop):
-    """Return {kind: the mean loss of each run over these positions}."""
-    means = {}
-    for kind, losses in runs.items():
-        means[kind] = torch.tensor(losses)[:, start:stop].mean(1).tolist()
-    return means
-
-
-def draw(T, ends, spans, trained):
-    """Draw the losses up to T, and those of spans of positions that have these ends."""
+def draw(T, runs):
+    """Draw the losses up to T, and those of spans of positions."""
     figure, (left, right) = trials.make_figure(10, 3.8, 1, 2, width_ratios=(2, 3))
-    for n, (kind, losses) in enumerate(spans.items()):
-        color = f"C{n}"
-        left.errorbar(n, *mean_and_error(trained[kind]), fmt="o", color=color, capsize=3)
-        middle, error = torch.tensor([mean_and_error(values) for values in losses]).T
-        right.plot(ends, middle, "o-", color=color, label=kind, markersize=3)
-        band = middle - error, middle + error
-        right.fill_between(ends, *band, color=color, alpha=0.2, linewidth=0)
-    left.set_xticks(range(len(spans)), spans, fontsize=9)
+    ends = span_ends(T)
+    for n, (kind, found) in enumerate(runs.items()):
+        trained = mean_and_error([run[f"up to T={T}"] for run in found])
+        left.errorbar(n, *trained, fmt="o")
+        spans = mean_and_error(np.transpose([run["spans"] for run in found]))
+        right.errorbar(ends, *spans, fmt="o-", label=kind)
+    left.set_xticks(range(len(runs)), runs, fontsize=9)
     left.set(ylabel="validation loss (nats per byte)", title=f"up to T = {T} bytes, as trained")
-    right.axvline(T, color="grey", linestyle=":", linewidth=1)
+    right.axvline(T, color="grey", linestyle=":")
     trials.log_axis(right, f"up to this position (dotted: T = {T})", ends[::2])
     right.set(title=f"in texts of {LONGER}T bytes")
-    right.legend(frameon=False, fontsize=8)
+    right.legend()
     return figure
 
 
 def main(config):
-    T = config.T
-
     # Another order of the tokens.
     masks = []
     for name, visible in ("full", full), ("causal", causal):
@@ -124,26 +128,9 @@ def main(config):
     # Texts that are longer than those of training.
     trials.load_text()  # before several processes make it
     runs = trials.run_seeds(run, KINDS, config)
-    parts = {
-        f"up to T={T}": average(runs, 0, T),
-        "to 2T": average(runs, T, 2 * T),
-        "to 4T": average(runs, 2 * T, 4 * T),
-        "to 8T": average(runs, 4 * T, 8 * T),
-    }
-    losses = []
-    for kind in runs:
-        row = {"position": kind}
-        for part, means in parts.items():
-            row[part] = trials.plus_minus(means[kind])
-        losses.append(row)
-
-    # The curves: mean losses of spans that grow with the position.
-    ends = [0, *(round(LONGER * T * 2 ** (n / 2)) for n in range(-12, 1))]
-    averages = [average(runs, start, stop) for start, stop in zip(ends, ends[1:])]
-    spans = {kind: [means[kind] for means in averages] for kind in runs}
-    figure = draw(T, ends[1:], spans, parts[f"up to T={T}"])
+    losses = trials.make_table("position", runs)
     tables = {"16 tokens in another order": masks, "validation loss by position": losses}
-    trials.write_result("positions", config, tables, figure, spans=ends, losses=spans)
+    trials.write_result("positions", config, tables, draw(config.T, runs), runs=runs)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,6 @@ import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import attention_weights, dot
-from engine.common.checks import at_least
 from engine.common.hardware import time_interleaved
 from engine.plotting import heatmaps
 from experiments.shared import trials
@@ -69,10 +68,6 @@ MOST, LEAST = "ask the most asked expert", "ask the least asked expert"
 @dataclass(kw_only=True)
 class Settings(trials.Settings):
     learning_rate: float = 0.006
-
-    def __post_init__(self):
-        super().__post_init__()
-        at_least(0, self, "learning_rate")
 
 
 # ---- The models

@@ -51,7 +51,7 @@ from attention import (
     present,
     sinusoidal,
 )
-from engine.common.checks import at_least, check_heads, choose
+from engine.common.checks import at_least, choose
 from engine.plotting import heatmaps
 from experiments.shared import translation, trials
 from experiments.shared.translation import bleu, padded, shifted
@@ -106,10 +106,6 @@ class Settings(trials.Settings):
         super().__post_init__()
         at_least(100, self, "sentences")
         at_least(1, self, "patience", "batch_tokens", "beam", "bin")
-        at_least(0, self, "learning_rate")
-        at_least(0, self, "dropout", "label_smoothing", most=0.99)
-        at_least(257, self, "vocab_size")
-        check_heads(self.n_embd, HEADS)
         for name in self.models.split(","):
             choose("models", name, MODELS)
 
@@ -259,7 +255,7 @@ def run(name, config, vocabulary, train, test, seed):
     return found
 
 
-def draw(config, runs):
+def draw(runs):
     """Draw BLEU by length, and where the first run of each model that has attention looks."""
     maps = {name: found[0]["alignment"] for name, found in runs.items()}
     maps = {name: found for name, found in maps.items() if found[2]}
@@ -270,10 +266,9 @@ def draw(config, runs):
     first, *others = panels[0]
     for name, found in runs.items():
         titles = [title for title in found[0] if title.endswith(" words")]
-        middles = [int(title.split("-")[0]) + (config.bin - 1) / 2 for title in titles]
         values = [[run[title] for run in found] for title in titles]
-        first.errorbar(middles, *trials.mean_and_error(values), fmt="o-", label=name)
-    first.set(xlabel="words of the sentence", ylabel="BLEU", ylim=(0, None))
+        first.errorbar(titles, *trials.mean_and_error(values), fmt="o-", label=name)
+    first.set(ylabel="BLEU", ylim=(0, None))
     first.legend()
     for panel, (name, (source, target, weights)) in zip(others, maps.items()):
         heatmaps.cells(panel, weights, target, source)
@@ -292,7 +287,7 @@ def main(config):
 
     title = f"BLEU of {len(test):,} sentences, and by their length, with beam {config.beam}"
     tables = {title: trials.make_table("attention", runs, digits=1)}
-    trials.write_result("translate", config, tables, draw(config, runs), runs=runs)
+    trials.write_result("translate", config, tables, draw(runs), runs=runs)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ import torch.nn.functional as F
 
 SIDE = 8  # of an image, in pixels
 DIGITS = "zero one two three four five six seven eight nine".split()
-WORDS = ["<start>", "a", "thin", "thick", *DIGITS, "leaning", "left", "right"]
+WIDTHS = ["thin", "thick"]
+SIDES = ["left", "right"]
+WORDS = ["<start>", "a", *WIDTHS, *DIGITS, "leaning", *SIDES]
 LENGTH = 5  # words of a caption
 
 
@@ -34,13 +36,12 @@ def captions(x, y):
     down = (x.sum(2) @ place) / ink  # the centre of the ink
     right = (x.sum(1) @ place) / ink
     covariance = torch.einsum("nij,i,j->n", x, place, place) / ink - down * right
-    words = torch.zeros(len(x), 1 + LENGTH, dtype=torch.long)
-    words[:, 1] = WORDS.index("a")
-    words[:, 2] = WORDS.index("thin") + (ink > 0.3 * SIDE**2)
-    words[:, 3] = WORDS.index("zero") + y
-    words[:, 4] = WORDS.index("leaning")
-    words[:, 5] = WORDS.index("left") + (covariance < 0)  # its top is to the right
-    return words
+    found = []
+    for n, digit in enumerate(y):
+        words = ["<start>", "a", WIDTHS[ink[n] > 0.3 * SIDE**2], DIGITS[digit]]
+        words += ["leaning", SIDES[covariance[n] < 0]]
+        found.append([WORDS.index(word) for word in words])
+    return torch.tensor(found)
 
 
 def augmented(x):

@@ -1,11 +1,9 @@
-"""Documents with labels: from a file, or made of docstrings of Python's own library.
+"""Documents with labels, made of docstrings of Python's own library.
 
-A document is (its sentences, its label, the number of the sentence that carries the label).
-That number is None for documents from a file.
+A document is (its sentences, its topic, the number of the sentence that carries the topic).
 """
 
 import ast
-import json
 import random
 import re
 import sysconfig
@@ -14,9 +12,7 @@ from pathlib import Path
 
 import torch
 
-from experiments.shared import trials
-
-WORDS, SENTENCES = 40, 60  # the most that is read of a sentence, and of a document
+WORDS, SENTENCES = 16, 40  # of the longest sentence, of the longest document
 # A sentence with words of only one topic is about that topic. Models are not told these words.
 TOPICS = {
     "windows": "widget window menu button canvas mouse scrollbar listbox cursor",
@@ -45,7 +41,7 @@ def sentences_of(text):
 
 
 def docstrings():
-    """Return the sentences of 6 to 16 words in the docstrings of Python's library, each once."""
+    """Return the sentences of 6 to WORDS words in the docstrings of Python's library, each once."""
     library = Path(sysconfig.get_path("stdlib"))
     found = {}
     for path in sorted(library.rglob("*.py")):
@@ -56,7 +52,7 @@ def docstrings():
                 continue
             for sentence in sentences_of(ast.get_docstring(node) or ""):
                 words = tuple(words_of(sentence))
-                if 6 <= len(words) <= 16 and ">>>" not in sentence:
+                if 6 <= len(words) <= WORDS and ">>>" not in sentence:
                     found.setdefault(words, sentence)
     return [*found.values()]
 
@@ -102,8 +98,7 @@ def compose(sentences, number, seed, crowded=False):
     groups = {key: chance.sample(group, len(group)) for key, group in groups.items()}
     for topic in TOPICS:
         if len(groups[topic, crowded]) < 2:  # some systems leave out tkinter
-            reason = f"this Python's library says nothing about {topic}"
-            raise ValueError(f"{reason}: give your own documents by --data=FILE.jsonl")
+            raise ValueError(f"this Python's library says nothing about {topic}: use a full one")
     splits = []
     for first, size in enumerate((number, number // 4)):
         own = {key: group[first::2] for key, group in groups.items()}
@@ -113,36 +108,6 @@ def compose(sentences, number, seed, crowded=False):
             documents.append(compose_document(chance, own, topic, crowded))
         splits.append(documents)
     return splits
-
-
-# ---- From a file
-
-
-def read(path):
-    """Return the documents of a .jsonl file; ValueError if there is nothing to learn from them."""
-    documents = []
-    for number, line in enumerate(trials.read_lines(path), 1):
-        try:
-            record = json.loads(line)
-            sentences = sentences_of(record["text"])
-            label = str(record["label"])
-        except (ValueError, KeyError, TypeError):
-            expected = '{"text": "...", "label": "..."}'
-            raise ValueError(f"{path}, line {number} is not {expected}") from None
-        if sentences:
-            documents.append((sentences, label, None))
-    labels = {label for _, label, _ in documents}
-    if len(labels) < 2 or len(documents) < 10:
-        counts = f"{path} has {len(documents)} documents with {len(labels)} labels"
-        raise ValueError(f"{counts}: give at least 10 with 2 of them")
-    return documents
-
-
-def split(documents, seed):
-    """Return four fifths of the documents for training, the others for the test."""
-    mixed = random.Random(seed).sample(documents, len(documents))
-    tested = len(mixed) // 5
-    return mixed[tested:], mixed[:tested]
 
 
 # ---- As numbers
@@ -162,8 +127,7 @@ def ids_of(documents, vocabulary):
     """Return word ids (B, S, W): 0 is padding, 1 a word that the vocabulary lacks."""
     ids = torch.zeros(len(documents), SENTENCES, WORDS, dtype=torch.int32)
     for n, (sentences, *_) in enumerate(documents):
-        for m, sentence in enumerate(sentences[:SENTENCES]):
-            words = [vocabulary.get(word, 1) for word in words_of(sentence)[:WORDS]]
+        for m, sentence in enumerate(sentences):
+            words = [vocabulary.get(word, 1) for word in words_of(sentence)]
             ids[n, m, : len(words)] = torch.tensor(words)
-    used = (ids > 0).any(0)  # (SENTENCES, WORDS)
-    return ids[:, used.any(1)][:, :, used.any(0)]
+    return ids

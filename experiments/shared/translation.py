@@ -1,7 +1,9 @@
 """What translation needs beside a model: pairs of sentences, pieces of words, beam search, BLEU."""
 
+import gzip
 import itertools
 import math
+import zlib
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from engine.plotting.inspection import recording
 from engine.text import tokenizer
-from experiments.shared import grammar, trials
+from experiments.shared import grammar
 
 END = 0  # of a sentence. It also begins its translation, and is the padding
 MOST_TESTED = 500
@@ -19,12 +21,22 @@ MOST_TESTED = 500
 # ---- Sentences
 
 
+def read_lines(path):
+    """Return the lines of a UTF-8 text file, compressed if it is a .gz."""
+    opener = gzip.open if path.endswith(".gz") else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+            return [line.rstrip("\r\n") for line in file]
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path} is not UTF-8 text, or damaged: {error}") from None
+
+
 def read_pairs(source, target):
     """Return [(sentence, its translation)] from two files with a sentence on each line."""
     if not (source and target):
         raise ValueError("source and target belong together: give both or none")
-    sentences = trials.read_lines(source)
-    translations = trials.read_lines(target)
+    sentences = read_lines(source)
+    translations = read_lines(target)
     if len(sentences) != len(translations):
         counts = f"{source} has {len(sentences):,} lines, {target} {len(translations):,}"
         raise ValueError(f"{counts}: each line of one must be the translation of the other's")
@@ -52,24 +64,24 @@ class Vocabulary:
     """Pieces of words in lower case, numbered from 1. Those that these texts lack are left out."""
 
     def __init__(self, texts, size):
-        self.bpe = tokenizer.create_tokenizer(f"bpe:{size}", [text.lower() for text in texts])
-        used = np.unique(np.concatenate([self.bpe.encode(f" {text.lower()}") for text in texts]))
-        self.piece = [END, *used]
-        self.number = np.zeros(self.bpe.vocab_size, int)
-        self.number[used] = np.arange(1, len(self.piece))
+        texts = [text.lower() for text in texts]
+        self.bpe = tokenizer.create_tokenizer(f"bpe:{size}", texts)
+        used = {piece for text in texts for piece in self.bpe.encode(f" {text}")}
+        self.pieces = [END, *sorted(used)]
+        self.numbers = {piece: n for n, piece in enumerate(self.pieces) if n != END}
 
     def __len__(self):
-        return len(self.piece)
+        return len(self.pieces)
 
     def encode(self, text):
         """Return the numbers of a text and END, where a model may look when all is translated."""
-        numbers = self.number[self.bpe.encode(f" {text.lower()}")]
-        return np.append(numbers[numbers != END], END)
+        pieces = self.bpe.encode(f" {text.lower()}")
+        return [self.numbers[piece] for piece in pieces if piece in self.numbers] + [END]
 
     def decode(self, numbers):
         """Return the text of the numbers up to END."""
         own = itertools.takewhile(lambda n: n != END, numbers)
-        return self.bpe.decode([self.piece[n] for n in own]).strip()
+        return self.bpe.decode([self.pieces[n] for n in own]).strip()
 
 
 def padded(rows):

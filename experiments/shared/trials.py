@@ -4,16 +4,13 @@ A run is a function of a kind of model, the settings and a seed. It uses one thr
 dict of numbers.
 """
 
-import gzip
 import json
 import math
 import multiprocessing
-import re
 import signal
 import statistics
 import sys
 import time
-import zlib
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +20,6 @@ import torch
 from tqdm import tqdm
 
 from engine.common.checks import at_least
-from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
 from engine.common.hardware import machine_line, machine_report
@@ -175,21 +171,8 @@ def fit_text(model, tokens, T, config, seed, learning_rate, batch_size=16):
 @torch.no_grad()
 def text_loss(model, tokens, T, batches=20):
     """Return the mean loss of a GPT in nats, always for the same windows of T tokens."""
-    losses = []
-    for n in range(batches):
-        x, y = random_batch(tokens, 16, T, n)
-        losses.append(model(x, y, only_loss=True)[1].item())
-    return statistics.fmean(losses)
-
-
-def read_lines(path):
-    """Return the lines of a UTF-8 text file, compressed if it is a .gz."""
-    opener = gzip.open if str(path).endswith(".gz") else open
-    try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
-            return [line.rstrip("\r\n") for line in file]
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not UTF-8 text, or damaged: {error}") from None
+    texts = [random_batch(tokens, 16, T, n) for n in range(batches)]
+    return statistics.fmean(model(x, y, only_loss=True)[1].item() for x, y in texts)
 
 
 # ---- Results
@@ -242,16 +225,13 @@ def log_axis(panel, label, ticks):
 
 def write_result(name, config, tables, figure, **more):
     """Print tables {title: rows}. Write NAME.json, with more in it, and NAME.png to out_dir."""
-    report = {"kind": "experiment", **machine_report(pick_device("cpu"))}
-    report |= {"settings": vars(config), "tables": tables, **more}
+    report = {"kind": "experiment"} | machine_report(torch.device("cpu"))
+    report |= {"settings": vars(config), "tables": tables} | more
     print(machine_line(report))
     for title, rows in tables.items():
         print(f"\n{title}\n\n{format_table(rows)}")
-    text = json.dumps(report, indent=1)
-    # The numbers of a list stand in one line.
-    text = re.sub(r"\[\n[^][{}]*\]", lambda found: re.sub(r"\n *", " ", found[0]), text)
     folder = Path(config.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / f"{name}.json", (text + "\n").encode())
+    atomic_write(folder / f"{name}.json", json.dumps(report, indent=1).encode())
     heatmaps.save(figure, folder / f"{name}.png")
     print(f"\n{folder / name}.png and .json written")

@@ -1,11 +1,9 @@
-"""experiments.documents: where a learned query looks, what the documents are, and one's own."""
+"""experiments.documents: where a learned query looks, what the documents are."""
 
-import json
 import random
 
 import pytest
 import torch
-from conftest import complaint, run_here
 
 from experiments import documents
 from experiments.shared import labelled
@@ -84,19 +82,3 @@ def test_attention_finds_what_averages_miss(sentences, small_experiment, monkeyp
     assert crowded_hierarchical > max(bayes, crowded_words) + 0.05, report
     for rows in easy, crowded:
         assert float(rows[2]["largest weight on the carrying sentence"]) > 0.3  # by chance 0.03
-
-
-def test_own_documents(tmp_path):
-    """Catches a traceback for a file from which nothing can be learned, and mixed up labels."""
-    path = tmp_path / "own.jsonl"
-    texts = [{"text": f"One here. And {n} more!", "label": "ab"[n % 2]} for n in range(10)]
-    path.write_text("\n".join(map(json.dumps, texts)))
-    assert labelled.read(path)[1] == (["One here.", "And 1 more!"], "b", None)
-    for content, message in (
-        ("{", "line 1 is not {"),
-        ('{"text": "a", "label": "b"}\n{"text": "a"}', "line 2 is not {"),
-        ('{"text": null, "label": "a"}', "line 1 is not {"),
-        ('{"text": "a", "label": "b"}\n' * 20, "20 documents with 1 label"),
-    ):
-        path.write_text(content)
-        assert message in complaint(run_here("-m", "experiments.documents", f"--data={path}"))

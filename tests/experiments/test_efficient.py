@@ -35,7 +35,7 @@ def test_growth(small_experiment, monkeypatch):
     """Catches memory of n² where O(n) is claimed, and pairs that do not grow as the claim says."""
     monkeypatch.setattr(trials, "seconds_alone", lambda call: 0.001)  # no test can rely on time
     monkeypatch.setattr(trials, "text_loss", lambda *args, **settings: 2.5)
-    report = small_experiment(efficient, steps=2, longest=2048)
+    report = small_experiment(efficient, steps=2, longest=4096)
     pairs, memory = {}, {}
     for name, values in report["costs"].items():
         pairs[name], _ = efficient.exponent(report["lengths"], values["pairs"])
