@@ -76,6 +76,7 @@ def test_a_run_is_the_loop_that_its_settings_describe(configure):
         weight_decay=0.5,
         learning_rate=1e-2,
         gradient_accumulation_steps=2,
+        log_interval=1,
     )
     train(config)
     data = dataset.load_dataset(config.dataset, 16)
@@ -84,6 +85,7 @@ def test_a_run_is_the_loop_that_its_settings_describe(configure):
     params = dict(model.named_parameters())
     first = {name: torch.zeros_like(p) for name, p in params.items()}
     second = {name: torch.zeros_like(p) for name, p in params.items()}
+    norms = []
     for step, share in enumerate([0.25, 0.5, 0.75, 1.0, 0.5]):  # a warmup, then half a cosine
         grads = {name: torch.zeros_like(p) for name, p in params.items()}
         for micro in range(2):
@@ -93,6 +95,7 @@ def test_a_run_is_the_loop_that_its_settings_describe(configure):
             for name, grad in zip(params, found):
                 grads[name] += grad
         length = math.sqrt(sum(g.square().sum().item() for g in grads.values()))
+        norms.append(length)
         lr = share * 1e-2
         with torch.no_grad():
             for name, p in params.items():
@@ -104,6 +107,23 @@ def test_a_run_is_the_loop_that_its_settings_describe(configure):
                 p.mul_(1 - lr * 0.5 if p.dim() >= 2 else 1).sub_(lr * m / (v.sqrt() + 1e-8))
     for name, p in params.items():
         torch.testing.assert_close(weights(config.out_dir)[name], p, rtol=1e-3, atol=1e-5)
+    found = [line["grad_norm"] for line in metrics(config.out_dir)]  # clipping hides its size
+    assert found == pytest.approx(norms, rel=1e-3)
+
+
+def test_rates_of_the_groups(configure, monkeypatch):
+    """Catches groups that lose their own learning rates, or that do not follow the schedule."""
+    rates = []
+    step = trainer.training_step
+
+    def spied(net, batches, optimizer, *rest):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        return step(net, batches, optimizer, *rest)
+
+    monkeypatch.setattr(trainer, "training_step", spied)
+    peaks = dict(learning_rate=0.08, embedding_lr=0.04, head_lr=0.02, vector_lr=0.01)
+    train(configure(**peaks, warmup_iters=1, max_iters=2, hold=0.9))
+    assert rates == [[0.04, 0.02, 0.01, 0.005], [0.08, 0.04, 0.02, 0.01]]
 
 
 def test_speed_of_a_fake_clock(configure, monkeypatch):
