@@ -47,7 +47,6 @@ from engine.training.trainer import Trainer
 from engine.weights import checkpoint, pretrained
 from model import GPT, MODERN, GPTConfig
 
-
 # Settings that only models published by others need: not in --help.
 FOREIGN = ("rope_stretch", "rope_trained", "rope_pattern", "norm_eps", "norm_after", "qkv_bias")
 

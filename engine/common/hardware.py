@@ -104,7 +104,8 @@ def worth_compiling(device, passes, layers=1, seconds_at_peak=0.0):
     if torch.cuda.get_device_capability(device) < (7, 0):  # too old for Triton
         return False
     compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton does
-    headers = Path(sysconfig.get_path("include"), "Python.h")
+    # Debian's own scheme names /usr/local, where there are no headers.
+    headers = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
     needs = {
         "Triton (pip install triton)": importlib.util.find_spec("triton"),
         "a C compiler (install gcc)": any(map(shutil.which, compilers)),
