@@ -121,9 +121,9 @@ def encode_rows(rows, tokenizer, split, val_share=0.0):
     if getattr(rows, "num_rows", 0) > ALONE:  # rows that are read while they are used have none
         settings["num_proc"] = os.cpu_count()
     encoded = rows.map(encode_batch, input_columns="text", remove_columns="text", **settings)
-    for row in encoded.with_format("numpy"):
-        name = split or split_of(row["sha256"], val_share)
-        yield name, row["ids"], int(row["characters"]), True
+    for batch in encoded.with_format("numpy").iter(batch_size=100):  # much faster than row by row
+        for ids, characters, sha256 in zip(batch["ids"], batch["characters"], batch["sha256"]):
+            yield split or split_of(sha256, val_share), ids, int(characters), True
 
 
 def split_of(sha256, val_share):
