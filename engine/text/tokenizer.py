@@ -27,11 +27,15 @@ BYTES = {bytes([n]): n for n in range(256)}
 
 # The words that no token of bpe:VOCAB crosses, as GPT-4's: numbers have at most three digits,
 # lines end with a word. The atomic group (?>...) lets tiktoken's regex library find each word in
-# one go: encoding takes 0.6 of the time.
+# one go: encoding takes 0.6 of the time. So it does with GPT-2's pattern in that form.
 PATTERN = (
     r"(?>'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+FASTER_PATTERN = {
+    GPT2_PATTERN: r"(?> ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
+}
 
 
 class Tokenizer:
@@ -129,8 +133,9 @@ class TiktokenTokenizer(Tokenizer):
         self.ranks = ranks
         self.special = special
         self.pattern = pattern
+        faster = FASTER_PATTERN.get(pattern, pattern)
         self.encoding = tiktoken.Encoding(
-            "bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
+            "bpe", pat_str=faster, mergeable_ranks=ranks, special_tokens=special
         )
         self.vocab_size = self.encoding.n_vocab
         self.end_of_text = special.get(END_OF_TEXT)
