@@ -202,9 +202,12 @@ def tiled_gradients(dy, q, k, v, y, log_total, tiles):
         k_tile = k[..., columns, :].to(wide)
         v_tile = v[..., columns, :].to(wide)
         weights = (scale * q_tile @ k_tile.mT + bias - log_total[..., rows, :]).exp()
-        dscores = weights * (dy[..., rows, :] @ v_tile.mT - mean[..., rows, :]) * scale
+        dy_tile = dy[..., rows, :]
+        dweights = dy_tile @ v_tile.mT
+        dscores = weights * (dweights - mean[..., rows, :]) * scale
         dq[..., rows, :] += dscores @ k_tile
         # Summed over the query heads that share the key.
         dk[..., columns, :] += (dscores.mT @ q_tile).sum(2, keepdim=True)
-        dv[..., columns, :] += (weights.mT @ dy[..., rows, :]).sum(2, keepdim=True)
-    return dq.flatten(1, 2).to(q.dtype), dk[:, :, 0].to(k.dtype), dv[:, :, 0].to(v.dtype)
+        dv[..., columns, :] += (weights.mT @ dy_tile).sum(2, keepdim=True)
+    dq = dq.flatten(1, 2)
+    return dq.to(q.dtype), dk[:, :, 0].to(k.dtype), dv[:, :, 0].to(v.dtype)

@@ -20,11 +20,11 @@ def chunked(q, k, v, feature, past, chunk):
     # Allocating large tensors takes a CPU as long as the products: halve the batch, or the heads.
     dim = 0 if len(q) > 1 else 1
     if q.device.type == "cpu" and q.shape[dim] > 1 and v.numel() > 2**20:
+        qs, ks, vs = (x.chunk(2, dim) for x in (q, k, v))
         pasts = (None, None) if past is None else past.chunk(2, dim)
-        halves = []
-        for *qkv, before in zip(q.chunk(2, dim), k.chunk(2, dim), v.chunk(2, dim), pasts):
-            halves.append(chunked(*qkv, feature, before, chunk))
-        y, sums = zip(*halves)
+        first = chunked(qs[0], ks[0], vs[0], feature, pasts[0], chunk)
+        second = chunked(qs[1], ks[1], vs[1], feature, pasts[1], chunk)
+        y, sums = zip(first, second)
         return torch.cat(y, dim), torch.cat(sums, dim)
 
     dtype = v.dtype
@@ -32,15 +32,18 @@ def chunked(q, k, v, feature, past, chunk):
     q, k, v = featured(q, k, v, feature)
     # Of the keys before all queries only the sum matters.
     earlier = k.shape[2] - Tq
-    past = (0 if past is None else past) + k[:, :, :earlier].mT @ v[:, :, :earlier]
+    before_queries = k[:, :, :earlier].mT @ v[:, :, :earlier]
+    past = before_queries if past is None else past + before_queries
     k, v = k[:, :, earlier:], v[:, :, earlier:]
     # (B, H, chunks, chunk, features or D + 1)
     q, k, v = (in_chunks(x, min(chunk, Tq)) for x in (q, k, v))
     sums = k.mT @ v  # (B, H, chunks, features, D + 1)
     before = torch.cat([past[:, :, None], sums[:, :, :-1]], dim=2).cumsum(2)
-    y = ((q @ k.mT).tril_() @ v).add_(q @ before)
+    weights = (q @ k.mT).tril_()  # within a chunk
+    y = (weights @ v).add_(q @ before)
     y = y.flatten(2, 3)[:, :, :Tq]  # without the padding, whose weights are all 0
-    return normalized(y).to(dtype), before[:, :, -1] + sums[:, :, -1]
+    total = before[:, :, -1] + sums[:, :, -1]
+    return normalized(y).to(dtype), total
 
 
 def in_chunks(x, size):
@@ -57,7 +60,10 @@ def featured(q, k, v, feature):
     In float32 at least.
     """
     wide = torch.promote_types(v.dtype, torch.float32)
-    return feature(q.to(wide)), feature(k.to(wide)), F.pad(v.to(wide), (0, 1), value=1.0)
+    q = feature(q.to(wide))
+    k = feature(k.to(wide))
+    v = F.pad(v.to(wide), (0, 1), value=1.0)
+    return q, k, v
 
 
 def normalized(y):

@@ -39,10 +39,12 @@ def sparse_on_gpu(q, k, visible):
     """
     if not q.is_cuda or q.shape[2] == 1:
         return None
-    if getattr(visible, "exact", False) and has_flash(q) and q.shape[-1] % 8 == 0:
+    is_window = getattr(visible, "exact", False)
+    if is_window and has_flash(q) and q.shape[-1] % 8 == 0:
         return flash_window
     # FlexAttention is fast only when compiled. Its blocks pay if some of them see nothing.
-    if torch.compiler.is_compiling() and k.shape[2] > 2 * FLEX_BLOCK and has_flex(q):
+    is_long = k.shape[2] > 2 * FLEX_BLOCK
+    if torch.compiler.is_compiling() and is_long and has_flex(q):
         return flex
     return None
 
@@ -53,9 +55,11 @@ def has_flash(q):
     It needs half precision, compute capability 8.0 or above, and heads that fit the GPU's memory.
     """
     capability = torch.cuda.get_device_capability(q.device)
+    if capability < (8, 0) or q.itemsize != 2:
+        return False
     has_large_memory = capability == (8, 0) or capability[0] in (9, 10)
     largest_head = 256 if has_large_memory else 192  # of the backward pass
-    return q.itemsize == 2 and capability >= (8, 0) and q.shape[-1] <= largest_head
+    return q.shape[-1] <= largest_head
 
 
 def has_flex(q):
@@ -85,9 +89,12 @@ def one_query(q, k, v, mask):
     q = q.reshape(B * G, H // G, D)
     k = k.flatten(0, 1)  # (B * G, Tk, D)
     v = v.flatten(0, 1)
-    scores = torch.baddbmm(q.new_zeros(()), q, k.mT, beta=0, alpha=1 / math.sqrt(D))
+    nothing = q.new_zeros(())
+    scores = torch.baddbmm(nothing, q, k.mT, beta=0, alpha=1 / math.sqrt(D))
     weights = softmax_of_seen(scores.view(B, H, 1, Tk), mask)
-    return torch.bmm(weights.view(B * G, H // G, Tk), v).view(B, H, 1, D)
+    weights = weights.view(B * G, H // G, Tk)
+    y = torch.bmm(weights, v)
+    return y.view(B, H, 1, D)
 
 
 def one_query_compiled(q, k, v, mask):
@@ -103,9 +110,12 @@ def one_query_compiled(q, k, v, mask):
     queries = q.to(wide).view(B, G, H // G, 1, D)
     keys = k.to(wide)[:, :, None]  # (B, G, 1, Tk, D)
     values = v.to(wide)[:, :, None]
-    scores = (queries * keys).sum(-1).view(B, H, 1, -1) / math.sqrt(D)
-    weights = softmax_of_seen(scores, mask).view(B, G, H // G, -1, 1)
-    return (weights * values).sum(-2).view(B, H, 1, D).to(q.dtype)
+    scores = (queries * keys).sum(-1)  # (B, G, H / G, Tk)
+    scores = scores.view(B, H, 1, -1) / math.sqrt(D)
+    weights = softmax_of_seen(scores, mask)
+    weights = weights.view(B, G, H // G, -1, 1)
+    y = (weights * values).sum(-2)  # (B, G, H / G, D)
+    return y.view(B, H, 1, D).to(q.dtype)
 
 
 def softmax_of_seen(scores, mask):
@@ -119,7 +129,8 @@ def softmax_of_seen(scores, mask):
         scores = scores + mask
     # Softmax of a row of nothing but -inf is NaN. The second fill makes it zeros, and the first
     # one its gradient.
-    return scores.masked_fill(hidden, float("-inf")).softmax(-1).masked_fill(hidden, 0.0)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    return scores.softmax(-1).masked_fill(hidden, 0.0)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -146,8 +157,8 @@ def attend_on_gpu(q, k, v, mask, causal):
         elif H > G:
             k = k.repeat_interleave(H // G, dim=1)
             v = v.repeat_interleave(H // G, dim=1)
-        if D % 8:
-            q, k, v = (F.pad(x, (0, -D % 8)) for x in (q, k, v))
+        if missing := -D % 8:
+            q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
     # cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape. So it
     # may only do training, whose shape does not change.
     is_training = causal and torch.is_grad_enabled()
@@ -165,10 +176,12 @@ def flash_window(q, k, v, visible, seen):
     """
     from torch.nn.attention.varlen import varlen_attn  # takes a second
 
-    B, Tq, Tk = len(q), q.shape[2], k.shape[2]
+    B, _, Tq, _ = q.shape
+    Tk = k.shape[2]
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, heads, D)
-    ends_q = torch.arange(0, B * Tq + 1, Tq, dtype=torch.int32, device=q.device)
-    ends_k = torch.arange(0, B * Tk + 1, Tk, dtype=torch.int32, device=q.device)
+    numbers = torch.arange(B + 1, dtype=torch.int32, device=q.device)
+    ends_q = numbers * Tq  # where each sequence begins and ends
+    ends_k = numbers * Tk
     before = getattr(visible, "window", 0) - 1  # -1: all
     options = {"window_size": (before, 0)}
     if "enable_gqa" in varlen_attn.__kwdefaults__:  # before PyTorch 2.13 it is always on
@@ -205,15 +218,17 @@ def blocks_of(mask):
 
     Tq, Tk = mask.shape[1:]
     blocks = F.pad(mask, (0, -Tk % FLEX_BLOCK, 0, -Tq % FLEX_BLOCK))
-    blocks = blocks.unflatten(2, (-1, FLEX_BLOCK)).unflatten(1, (-1, FLEX_BLOCK))
+    blocks = blocks.unflatten(2, (-1, FLEX_BLOCK))
+    blocks = blocks.unflatten(1, (-1, FLEX_BLOCK))
     visible_pairs = blocks.sum((2, 4), dtype=torch.int32)
     visible_pairs = visible_pairs[:, None]  # (1 or B, 1, Tq / FLEX_BLOCK, Tk / FLEX_BLOCK)
     is_whole = visible_pairs == FLEX_BLOCK**2
     is_partial = (0 < visible_pairs) & (visible_pairs < FLEX_BLOCK**2)
-    lists = []
+    lists = []  # of the blocks of each kind: their number, and all blocks with these first
     for kind in is_partial, is_whole:
-        lists.append(kind.sum(-1, dtype=torch.int32))  # how many blocks of this kind
-        lists.append(kind.int().argsort(dim=-1, descending=True, stable=True).int())  # these first
+        order = kind.int().argsort(dim=-1, descending=True, stable=True)
+        lists.append(kind.sum(-1, dtype=torch.int32))
+        lists.append(order.int())
     # FlexAttention cannot read another layout, such as one that the compiler chooses later.
     mask = mask.clone().as_strided(mask.shape, (Tq * Tk, Tk, 1))
     first = mask[0]
@@ -244,37 +259,47 @@ def windowed(q, k, v, seen, window, n_global):
     """Attention to the last `window` keys and the first `n_global`: (B, H, Tq, D)."""
     B, _, Tq, _ = q.shape
     Tk = k.shape[2]
+    device = q.device
     # Fewer and larger blocks suit a GPU.
-    S = max(BLOCK, window // 4 if q.device.type == "cpu" else window)
-    N = -(-Tq // S)
+    S = max(BLOCK, window // 4 if device.type == "cpu" else window)
+    N = -(-Tq // S)  # rounded up
     before = -(-(window - 1) // S) * S
 
     # Blocks end where the sequence ends, and may begin before it.
-    i = torch.arange(Tk - N * S, Tk, device=q.device).view(N, S, 1)
-    j = i[:, :1] + torch.arange(-before, S, device=q.device)
-    global_j = torch.arange(n_global, device=q.device).expand(N, 1, n_global)
+    i = torch.arange(Tk - N * S, Tk, device=device)
+    i = i.view(N, S, 1)
+    j = i[:, :1] + torch.arange(-before, S, device=device)
+    global_j = torch.arange(n_global, device=device)
+    global_j = global_j.expand(N, 1, n_global)
     # A global key may also be in the window: it counts once.
     is_counted = torch.cat([global_j < j[..., :1], j >= 0], dim=2)
     j = torch.cat([global_j, j], dim=2)
     mask = seen(i.clamp_min(0), j.clamp_min(0)) & is_counted  # (1 or B, N, S, K)
-    mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]  # (B * N, 1, S, K)
+    mask = mask.expand(B, -1, -1, -1).flatten(0, 1)
+    mask = mask[:, None]  # (B * N, 1, S, K)
 
     def within_reach(x):
         """Keys or values of each block, (B, G, N, K, D); zeros stand for positions before 0."""
-        near = last_positions(x, before + N * S).unfold(2, before + S, S).mT  # overlapping views
+        near = last_positions(x, before + N * S)
+        near = near.unfold(2, before + S, S).mT  # overlapping views
         if not n_global:
             return near
-        first = x[:, :, None, :n_global].expand(-1, -1, N, -1, -1)
+        first = x[:, :, None, :n_global]
+        first = first.expand(-1, -1, N, -1, -1)
         return torch.cat([first, near], dim=3)
 
     q = last_positions(q, N * S).unflatten(2, (N, S))  # (B, H, N, S, D)
     blocks = (q, within_reach(k), within_reach(v))
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in blocks)  # (B * N, heads, S or K, D)
-    y = attend(q, k, v, mask).unflatten(0, (B, N))  # (B, N, H, S, D)
-    return y.transpose(1, 2).flatten(2, 3)[:, :, -Tq:]
+    y = attend(q, k, v, mask)
+    y = y.unflatten(0, (B, N)).transpose(1, 2)  # (B, H, N, S, D)
+    y = y.flatten(2, 3)
+    return y[:, :, -Tq:]
 
 
 def last_positions(x, length):
     """The last positions of x (B, heads, T, D), with zeros in front if it has fewer."""
     missing = length - x.shape[2]
-    return F.pad(x, (0, 0, missing, 0)) if missing > 0 else x[:, :, -length:]
+    if missing > 0:
+        return F.pad(x, (0, 0, missing, 0))
+    return x[:, :, -length:]
