@@ -1,7 +1,7 @@
 """Plants mistakes, one at a time, and reports which of them the tests catch: python tests/mutate.py
 
-tests/mutations/*.toml list them: a name, the file, the right text, the wrong one, and the tests that
-must fail. A mistake that no test notices is printed as ESCAPED, and the exit code is 1.
+tests/mutations/*.toml list them: a name, the file, the right text, the wrong one, and the tests
+that must fail. A mistake that no test notices is printed as ESCAPED, and the exit code is 1.
 """
 
 import argparse

@@ -1,4 +1,7 @@
-"""What only a GPU can show: its kernels compute what naive does, and what is compiled is what is not. `pytest -m gpu`."""
+"""A GPU's kernels against naive, and compiled code against the same code as it is.
+
+`python -m pytest -m gpu`
+"""
 
 import json
 
@@ -72,7 +75,7 @@ def value_and_gradients(path, qkv, visible, dtype, cotangent):
 
 
 def close(got, want, error):
-    """Whether tensors differ by at most this share of the largest norm among them, and hold no NaN."""
+    """Whether tensors differ by at most this share of the largest norm, and hold no NaN."""
     largest = max(
         x.double().norm() for x in want
     )  # some gradients are zero, of a query that sees one key for instance
@@ -88,7 +91,7 @@ def close(got, want, error):
 @pytest.mark.parametrize("T", [64, 192, 1000])
 @pytest.mark.parametrize("about", PREDICATES)
 def test_paths_agree_with_naive(about, T, D, heads):
-    """Catches a GPU's kernel that computes another function: in half and single precision, with gradients, on fewer queries."""
+    """Catches a GPU's kernel that computes another function, or another gradient."""
     torch.manual_seed(T)
     visible = PREDICATES[about](T)
     for Tq in T, T - 7:
@@ -112,7 +115,7 @@ def test_paths_agree_with_naive(about, T, D, heads):
 @pytest.mark.parametrize("D", [64, 264])
 @pytest.mark.parametrize("about", PREDICATES)
 def test_what_is_compiled_agrees_with_naive(about, D, heads):
-    """Catches FlexAttention with another mask than the predicate's, and what takes its place for large heads."""
+    """Catches FlexAttention with another mask than the predicate's, also for large heads."""
     torch._dynamo.reset()
     compiled = torch.compile(fused, fullgraph=True)
     for Tq in 700, 690:
@@ -135,7 +138,7 @@ def model_of(**changes):
 
 
 def steps(model, compile, optimizer, documents):
-    """Losses of five training steps and an evaluation, with documents also with activation checkpointing."""
+    """Losses of five training steps and an evaluation."""
     torch._dynamo.reset()
     model.separator, model.activation_checkpointing = 7 if documents else None, documents
     net, idx = (
@@ -159,7 +162,7 @@ def steps(model, compile, optimizer, documents):
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_compiled_training_step(shape, optimizer, documents):
-    """Catches a compiled step that learns something else than one that is not compiled, and a graph that breaks."""
+    """Catches a compiled step that learns something else, and a graph that breaks."""
     losses = []
     for compile in False, True:
         torch.manual_seed(1)
@@ -172,7 +175,7 @@ def test_a_compiled_training_step(shape, optimizer, documents):
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [1, 5])
 def test_a_decoding_step_is_one_cuda_graph(shape, rows, quantize, monkeypatch):
-    """Catches a step that is not one CUDA graph, and one that writes another text; over two sessions that share it."""
+    """Catches a step that is not one CUDA graph, or that writes another text."""
     monkeypatch.setattr("torch._inductor.config.triton.cudagraph_or_error", True)
     torch._dynamo.reset()
     model = quantization.prepare_for_inference(
@@ -198,7 +201,7 @@ def test_a_decoding_step_is_one_cuda_graph(shape, rows, quantize, monkeypatch):
 
 
 def test_a_draft_of_a_hundred_tokens():
-    """Catches guesses that change the text, on a device where they have another kernel than a single token."""
+    """Catches guesses that change the text, where they have another kernel than one token."""
     model = model_of().float().eval()
     prompt, texts = torch.arange(20, device="cuda"), []
     for guess in None, ngram:
@@ -211,7 +214,7 @@ def test_a_draft_of_a_hundred_tokens():
 
 
 def test_kernels_of_decoding():
-    """Catches cuDNN's attention in decoding, which plans anew for each length, and the slow path, which computes all scores."""
+    """Catches cuDNN's attention in decoding, which plans for each length, and the slow path."""
     model = model_of(n_kv_head=2).to(HALF).eval()
     prompt = torch.arange(20, device="cuda")[None]
     model.generate(prompt, 3)
@@ -226,7 +229,7 @@ def test_kernels_of_decoding():
 
 
 def test_resuming(poem, tmp_path):
-    """Catches a run on a GPU that does not continue where it was, or cannot be read by sample.py."""
+    """Catches a run on a GPU that does not continue where it was, or that sample.py cannot read."""
     settings = dict(
         SMALL, dataset=poem, device="cuda", compile=False, dtype="float32", write_tokens=0
     )
@@ -243,7 +246,7 @@ def test_resuming(poem, tmp_path):
 
 
 def test_sample_py(poem, tmp_path, capsys):
-    """Catches a script that cannot write with the defaults of a GPU: half precision, a compiled step, int8."""
+    """Catches a script that fails with the defaults of a GPU: half precision, compiled, int8."""
     train(
         TrainConfig(
             **dict(SMALL, dataset=poem, out_dir=str(tmp_path), max_iters=10, write_tokens=0)

@@ -14,7 +14,7 @@ from model import GPT, GPTConfig
 
 @pytest.fixture
 def four_cores(monkeypatch):
-    """A machine with four cores, four threads, and a clock that the test moves: (seconds, seconds of other programs)."""
+    """Four cores, four threads, and a clock that the test moves: [seconds, seconds of others]."""
     clock, count = [0.0, 0.0], [4]
     monkeypatch.setattr(threads.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr(threads.time, "monotonic", lambda: clock[0])
@@ -25,7 +25,7 @@ def four_cores(monkeypatch):
 
 
 def test_threads_follow_the_free_cores(four_cores):
-    """Catches threads that wait for cores which others have, or that never come back when the others have gone."""
+    """Catches threads that wait for cores that others have, or that never come back."""
     clock, count = four_cores
     cores = threads.FreeCores()
     for others, expected in (
@@ -76,7 +76,7 @@ def test_another_program_is_seen():
 @pytest.mark.parametrize("kind", ["float16", "int8"])
 @pytest.mark.parametrize("rows", [1, 5, 10])
 def test_the_same_bits_in_any_number_of_threads(kind, rows):
-    """Catches a text that depends on what other programs do, since decoding takes as many threads as they leave."""
+    """Catches a text that depends on other programs, since decoding takes the threads they leave."""
     torch.manual_seed(0)
     model = GPT(
         GPTConfig(
