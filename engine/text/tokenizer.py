@@ -33,9 +33,9 @@ PATTERN = (
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-FASTER_PATTERN = {
-    GPT2_PATTERN: r"(?> ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
-}
+FASTER_GPT2_PATTERN = (
+    r"(?> ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
+)
 
 
 class Tokenizer:
@@ -133,7 +133,7 @@ class TiktokenTokenizer(Tokenizer):
         self.ranks = ranks
         self.special = special
         self.pattern = pattern
-        faster = FASTER_PATTERN.get(pattern, pattern)
+        faster = FASTER_GPT2_PATTERN if pattern == GPT2_PATTERN else pattern
         self.encoding = tiktoken.Encoding(
             "bpe", pat_str=faster, mergeable_ranks=ranks, special_tokens=special
         )

@@ -154,7 +154,7 @@ def test_gpt2_is_gpt2(gpt2_files):
     assert again.encode("<|endoftext|> héllo", allow_special=True).tolist()[0] == 50256
     words = np.random.default_rng(0).choice(list("' \n\tsldé1.猫"), size=20_000)
     for text in *some_text(), "".join(words):
-        assert again.encode(text).tolist() == tiktoken.get_encoding("gpt2").encode(text)
+        assert again.encode(text).tolist() == tiktoken.get_encoding("gpt2").encode_ordinary(text)
     with pytest.raises(ValueError, match="'blanks  .* cannot be encoded: Regex error"):
         tokenizer.encode("blanks" + " " * 2_000_000 + "!")
 
