@@ -76,7 +76,7 @@ def test_another_program_is_seen():
 @pytest.mark.parametrize("kind", ["float16", "int8"])
 @pytest.mark.parametrize("rows", [1, 5, 10])
 def test_the_same_bits_in_any_number_of_threads(kind, rows):
-    """Catches a text that depends on other programs, since decoding takes the threads they leave."""
+    """Catches a text that depends on other programs: decoding takes the threads they leave."""
     torch.manual_seed(0)
     model = GPT(
         GPTConfig(
