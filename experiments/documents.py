@@ -1,6 +1,6 @@
 """Reading long documents: a learned query finds the sentence that matters.
 
-    python -m experiments.documents [--data=FILE.jsonl] [--seeds=3]
+    python -m experiments.documents [--seeds=3]
 
 Claim (Yang et al. 2016, "Hierarchical Attention Networks for Document Classification", NAACL):
 words make sentences, sentences a document, and not all of them alike. At each level a learned query
@@ -35,7 +35,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from attention import attention_weights, dot
-from engine.common.checks import at_least
 from engine.plotting import heatmaps
 from experiments.shared import labelled, trials
 from masks import present
@@ -47,6 +46,7 @@ READERS = {  # (whether words make sentences first, whether the query is learned
     "average of sentences": (True, False),
     HIERARCHICAL: (True, True),
 }
+DOCUMENTS = 4000  # for training; a quarter as many more are for the test
 ACCURACY, FIRST = "test accuracy", "largest weight on the carrying sentence"
 BAYES = "naive Bayes on counts"
 MODELS = [BAYES, "linear regression on counts", *READERS]
@@ -55,13 +55,7 @@ CROWDED = {"one sentence is about a topic": False, "others are about other topic
 
 @dataclass(kw_only=True)
 class Settings(trials.Settings):
-    documents: int = 4000
-    """Documents for training. A quarter as many more are for the test."""
     steps: int = 500
-
-    def __post_init__(self):
-        super().__post_init__()
-        at_least(50, self, "documents", most=1_000_000)
 
 
 # ---- The models
@@ -120,17 +114,18 @@ def count_words(name, train, test):
     from sklearn.feature_extraction.text import CountVectorizer
     from sklearn.linear_model import RidgeClassifier
     from sklearn.naive_bayes import ComplementNB
+    from sklearn.pipeline import make_pipeline
 
     count = CountVectorizer(analyzer=lambda document: labelled.words_of(" ".join(document[0])))
-    model = ComplementNB() if name == BAYES else RidgeClassifier(alpha=30)
-    model.fit(count.fit_transform(train), [topic for _, topic, _ in train])
-    return model.score(count.transform(test), [topic for _, topic, _ in test])
+    classifier = ComplementNB() if name == BAYES else RidgeClassifier(alpha=30)
+    model = make_pipeline(count, classifier).fit(train, [topic for _, topic, _ in train])
+    return model.score(test, [topic for _, topic, _ in test])
 
 
 def run(kind_and_name, config, sentences, seed):
     """Train a model; return its accuracy, and its weights of the test's first document."""
     kind, name = kind_and_name
-    train, test = labelled.compose(sentences, config.documents, seed, CROWDED[kind])
+    train, test = labelled.compose(sentences, DOCUMENTS, seed, CROWDED[kind])
     if name not in READERS:
         return {ACCURACY: count_words(name, train, test)}
 
@@ -207,11 +202,11 @@ def main(config):
     kinds = [*itertools.product(CROWDED, MODELS)]
     found = trials.run_seeds(run, kinds, config, sentences)
     runs = {kind: {name: found[kind, name] for name in MODELS} for kind in CROWDED}
-    sizes = f"{config.documents} documents to train on, {config.documents // 4} to test"
+    sizes = f"{DOCUMENTS} documents to train on, {DOCUMENTS // 4} to test"
     tables = {}
     for kind in CROWDED:
         tables[f"{kind}: {sizes}"] = trials.make_table("model", runs[kind])
-    _, test = labelled.compose(sentences, config.documents, seed=0)
+    _, test = labelled.compose(sentences, DOCUMENTS, seed=0)
     trials.write_result("documents", config, tables, draw(runs, test[0]))
 
 

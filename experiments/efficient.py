@@ -33,7 +33,6 @@ import numpy as np
 import torch
 
 from attention import FEATURE, fused, linear, masked_fill, tiled
-from engine.common.checks import at_least
 from engine.common.hardware import peak_bytes
 from experiments.shared import trials
 from experiments.shared.trials import mean_and_error, plus_minus
@@ -41,7 +40,8 @@ from masks import causal, full, mean_keys, sliding_window, strided
 
 D, WINDOW = 64, 64  # size of the head, of the window
 RANK = 64  # how many keys Linformer makes of all
-SHORT = 256  # bytes of the texts of training, and the shortest length
+SHORT = 256  # bytes of the texts of training
+LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
 TRAINED = {  # settings of the GPTs
     "softmax": {},
     "window": {"window": WINDOW},
@@ -56,12 +56,6 @@ TITLES = {"ms": "time of a forward pass of one head (ms)", "MB": "its peak memor
 @dataclass(kw_only=True)
 class Settings(trials.Settings):
     steps: int = 200
-    longest: int = 16384
-    """The longest sequence. Lengths double from 256 on."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        at_least(16 * SHORT, self, "longest", most=2**20)
 
 
 # ---- The mechanisms
@@ -115,10 +109,10 @@ def mechanisms(n):
 
 
 @torch.no_grad()
-def costs(lengths):
+def costs():
     """Return {mechanism: {"pairs", "ms" and "MB" of a forward pass of one head: values}}."""
     found = {name: {"pairs": [], "ms": [], "MB": []} for name in mechanisms(SHORT)}
-    for n in lengths:
+    for n in LENGTHS:
         q, k, v = torch.randn(3, 1, 1, n, D, generator=torch.Generator().manual_seed(n))
         for name, (path, keys, _) in mechanisms(n).items():
             memory = peak_bytes(lambda: path(q, k, v), q.device)  # also warms up
@@ -162,28 +156,26 @@ def run(name, config, seed):
 # ---- The picture
 
 
-def draw(lengths, found, losses):
+def draw(found, losses):
     """Draw time and memory against the length, and losses against the time."""
     figure, panels = trials.make_figure(13, 4, 1, 3)
-    longest = lengths[-1]
     for n, (name, (_, _, trained)) in enumerate(mechanisms(SHORT).items()):
         for panel, what in zip(panels, TITLES):
-            panel.plot(lengths, found[name][what], "o-", label=name)
+            panel.plot(LENGTHS, found[name][what], "o-", label=name)
         if trained:
             mean, error = mean_and_error(losses[trained])
             panels[2].errorbar(found[name]["ms"][-1], mean, error, fmt="o", color=f"C{n}")
     for panel, (what, title) in zip(panels, TITLES.items()):
-        trials.log_axis(panel, "length n", lengths)
+        trials.log_axis(panel, "length n", LENGTHS)
         panel.set(yscale="log", title=title)
     panels[1].legend()
-    panels[2].set(xscale="log", xlabel=f"ms for n = {longest}")
+    panels[2].set(xscale="log", xlabel=f"ms for n = {LENGTHS[-1]}")
     panels[2].set(title=f"validation loss, texts of {SHORT} bytes")
     return figure
 
 
 def main(config):
-    lengths = [SHORT << n for n in range((config.longest // SHORT).bit_length())]
-    [found] = trials.run_jobs(costs, [(lengths,)])  # before the other cores are busy
+    [found] = trials.run_jobs(costs, [()])  # before the other cores are busy
     trials.load_text()  # before several processes make it
     losses = trials.run_seeds(run, TRAINED, config)
 
@@ -191,15 +183,15 @@ def main(config):
     for name, (_, _, trained) in mechanisms(SHORT).items():
         row = {"attention": name}
         for what, values in found[name].items():
-            p, error = exponent(lengths, values)
+            p, error = exponent(LENGTHS, values)
             row[f"{what} ~ n^"] = f"{p:.2f} ± {error:.2f}"
         for what in TITLES:
-            row[f"{what}, n = {lengths[-1]}"] = found[name][what][-1]
+            row[f"{what}, n = {LENGTHS[-1]}"] = found[name][what][-1]
         row["validation loss"] = plus_minus(losses[trained]) if trained else None
         rows.append(row)
     tables = {"how cost grows, and what is learned": rows}
-    figure = draw(lengths, found, losses)
-    more = {"lengths": lengths, "costs": found, "losses": losses}
+    figure = draw(found, losses)
+    more = {"costs": found, "losses": losses}
     trials.write_result("efficient", config, tables, figure, **more)
 
 

@@ -28,12 +28,12 @@ import torch
 import torch.nn.functional as F
 
 from attention import causal, full, masked_fill
-from engine.common.checks import at_least
 from experiments.shared import trials
 from experiments.shared.trials import mean_and_error
 from model import POSITION
 
-H, LONGER = 4, 8  # heads; how many times longer the texts of the test are
+T, LONGER = 64, 8  # bytes of the texts of training; times as long are those of the test
+H = 4  # heads
 KINDS = {name: {"position": name} for name in POSITION}
 KINDS["alibi"] = {"position": "none", "visible": f"alibi:{H}"}
 
@@ -41,12 +41,6 @@ KINDS["alibi"] = {"position": "none", "visible": f"alibi:{H}"}
 @dataclass(kw_only=True)
 class Settings(trials.Settings):
     steps: int = 500
-    T: int = 64
-    """Bytes of the texts of training."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        at_least(16, self, "T", most=2**16)
 
 
 def disorder(visible):
@@ -62,7 +56,7 @@ def disorder(visible):
     return (y[:, :, order] - other).abs().max().item()
 
 
-def span_ends(T):
+def span_ends():
     """Return the ends of spans of positions that grow by a factor of sqrt(2), up to LONGER·T."""
     return [round(LONGER * T * 2 ** (n / 2)) for n in range(-12, 1)]
 
@@ -71,7 +65,6 @@ def run(kind, config, seed):
     """Train a GPT; return its mean losses at positions of texts LONGER times as long."""
     torch.manual_seed(seed)
     data = trials.load_text()
-    T = config.T
     model = trials.new_gpt(
         block_size=LONGER * T,
         n_head=H,
@@ -89,7 +82,7 @@ def run(kind, config, seed):
             logits, _ = model(x, y)
         losses.append(F.cross_entropy(logits.mT, y, reduction="none"))  # (8, LONGER·T)
     losses = torch.cat(losses).mean(0)
-    ends = span_ends(T)
+    ends = span_ends()
     return {
         f"up to T={T}": losses[:T].mean().item(),
         "to 2T": losses[T : 2 * T].mean().item(),
@@ -99,10 +92,10 @@ def run(kind, config, seed):
     }
 
 
-def draw(T, runs):
+def draw(runs):
     """Draw the losses up to T, and those of spans of positions."""
     figure, (left, right) = trials.make_figure(10, 3.8, 1, 2, width_ratios=(2, 3))
-    ends = span_ends(T)
+    ends = span_ends()
     for n, (kind, found) in enumerate(runs.items()):
         trained = mean_and_error([run[f"up to T={T}"] for run in found])
         left.errorbar(n, *trained, fmt="o")
@@ -130,7 +123,7 @@ def main(config):
     runs = trials.run_seeds(run, KINDS, config)
     losses = trials.make_table("position", runs)
     tables = {"16 tokens in another order": masks, "validation loss by position": losses}
-    trials.write_result("positions", config, tables, draw(config.T, runs), runs=runs)
+    trials.write_result("positions", config, tables, draw(runs), runs=runs)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from masks import full
 
 SCORES = {"scaled_dot": scaled_dot, "dot": dot}
 T, WIDTH = 64, 128  # tokens that a query sees, width of the models
+SIZES = 16, 128  # D of the trained models
 TITLES = {
     "variance": "variance of scores",
     "entropy": f"entropy of {T} weights (bits)",
@@ -38,14 +39,6 @@ TITLES = {
 @dataclass(kw_only=True)
 class Settings(trials.Settings):
     steps: int = 200
-    sizes: tuple[int, ...] = (16, 128)
-    """D of the trained models. All are 128 wide."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        for D in self.sizes:
-            if D < 1 or WIDTH % D:
-                raise ValueError(f"sizes={D} must divide {WIDTH}, the width of the models")
 
 
 def measure_softmax(D, seed):
@@ -129,7 +122,7 @@ def main(config):
 
     # The same GPT with and without the scale.
     trials.load_text()  # before several processes make it
-    kinds = [*itertools.product(config.sizes, ("zero_out", "gpt2"), SCORES)]
+    kinds = [*itertools.product(SIZES, ("zero_out", "gpt2"), SCORES)]
     runs = trials.run_seeds(run, kinds, config)
     losses = []
     for (D, init, score), found in runs.items():

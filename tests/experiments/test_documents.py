@@ -74,7 +74,8 @@ def test_attention_finds_what_averages_miss(sentences, small_experiment, monkeyp
     monkeypatch.setattr(labelled, "docstrings", lambda: sentences)
     names = [documents.BAYES, "average of words", documents.HIERARCHICAL]
     monkeypatch.setattr(documents, "MODELS", names)
-    report = small_experiment(documents, documents=400, steps=60)
+    monkeypatch.setattr(documents, "DOCUMENTS", 400)
+    report = small_experiment(documents, steps=60)
     easy, crowded = report["tables"].values()
     accuracies = [[float(row["test accuracy"]) for row in rows] for rows in (easy, crowded)]
     (_, words, hierarchical), (bayes, crowded_words, crowded_hierarchical) = accuracies

@@ -15,7 +15,8 @@ def test_positions_help(small_experiment, monkeypatch):
     """Catches positions that do not reach the model, and ALiBi that fails in longer texts."""
     kinds = {name: positions.KINDS[name] for name in ("none", "learned", "rope", "alibi")}
     monkeypatch.setattr(positions, "KINDS", kinds)
-    report = small_experiment(positions, steps=80, T=16)
+    monkeypatch.setattr(positions, "T", 16)
+    report = small_experiment(positions, steps=80)
     rows = report["tables"]["validation loss by position"]
     trained = {row["position"]: float(row["up to T=16"]) for row in rows}
     beyond = {row["position"]: float(row["to 8T"]) for row in rows}
