@@ -124,10 +124,8 @@ def compare_steps(config, name, device, gflops):
     """Time a training step in one of nanoGPT's shapes: a row for our model, one for nanoGPT's."""
     torch._dynamo.reset()  # or what is compiled from the second shape on is for any
     shape = dict(benchmark.SHAPES[name])
-    size = (shape.pop("batch_size"), shape["block_size"] + 1)
-    tokens = torch.randint(shape["vocab_size"], size, device=device)
-    x = tokens[:, :-1].contiguous()
-    y = tokens[:, 1:].contiguous()
+    size = (2, shape.pop("batch_size"), shape["block_size"])
+    x, y = torch.randint(shape["vocab_size"], size, device=device)
 
     # nanoGPT's own choices: half precision and compilation on a GPU.
     on_gpu = device.type == "cuda"

@@ -48,8 +48,6 @@ def main(config):
     folder = config.folder()
     model = GPT.from_pretrained(folder)
     T = model.config.block_size
-    if T < 4:
-        raise ValueError(f"{folder} has a context of {T} tokens: heads need at least 4")
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     name, tokens = validation_tokens(folder, config.dataset, tokenizer, T)
     texts = []

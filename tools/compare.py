@@ -3,9 +3,14 @@
     python -m tools.compare [config/x.toml] --change="--qk_norm=False" --change="--mlp=gelu"
     python -m tools.compare config/speedrun_cpu.toml --changes=benchmarks/ablations.toml --seeds=3
 
-Leaves <name>.json, .md and .png in out_dir, and the result of each run in out_dir/runs: a
-comparison that was stopped goes on where it was, and one more change or seed costs only its own
-runs, as long as code, presets, data and flags are the same.
+The table has the mean validation loss; the difference from the baseline, seed by seed, its standard
+error, and half of its two-sided 95% interval (Student's t). Better or worse: the interval excludes
+0, as it will by chance for one change in 20, or runs diverged that did not in the baseline. Seconds
+are the median of whole processes, MB the most resident memory.
+
+Leaves <name>.json and .png in out_dir, and the result of each run in out_dir/runs: a comparison
+that was stopped goes on where it was, and one more change or seed costs only its own runs, as long
+as code, presets, data and flags are the same.
 """
 
 import json
@@ -24,9 +29,8 @@ from engine.common.checks import at_least
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write, sha256_of
-from engine.common.hardware import machine_line, machine_report
+from engine.common.hardware import machine_report
 from engine.common.settings import leading_presets, parse_settings, peek_setting
-from engine.common.tables import format_table
 from engine.text import dataset
 from tools.shared import benchmark
 
@@ -92,7 +96,6 @@ def main(config):
     rows.sort(key=lambda row: -math.inf if row["difference"] is None else -row["difference"])
     report = {"kind": "compare", **machine_report(device), "settings": vars(config)}
     report |= {"rows": rows, "runs": runs}
-    atomic_write(Path(config.out_dir, f"{config.name}.md"), as_markdown(report).encode())
     benchmark.write_report(report, config, [rows])
 
 
@@ -187,23 +190,6 @@ def judge(losses, baseline):
     if abs(mean) > margin:
         row["verdict"] = "better" if mean < 0 else "worse"
     return row
-
-
-def as_markdown(report):
-    """The table, and what its columns mean."""
-    settings = report["settings"]
-    rows = [row | {"setting": f"`{row['setting']}`"} for row in report["rows"]]
-    return f"""# Changes to {settings["preset"]} {settings["flags"]}
-
-Validation loss, mean of {settings["seeds"]} seeds; difference from the baseline, seed by seed, its
-standard error, and half of its two-sided 95% interval (Student's t). Better or worse: the interval
-excludes 0 (as it will by chance for one change in 20), or runs diverged that did not in the
-baseline. Seconds: median of whole processes, interleaved. MB: most resident memory.
-
-{machine_line(report)}
-
-{format_table(rows)}
-"""
 
 
 if __name__ == "__main__":

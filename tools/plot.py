@@ -37,7 +37,7 @@ def main(config):
     plt.rcParams.update(curves.STYLE)
     warnings.filterwarnings("ignore", "Glyph")  # of a name in a script that the font lacks
     folders = [path for path in config.paths if path.is_dir()]
-    if not config.paths or (config.output and not folders):
+    if not config.paths:
         raise ValueError("give FILE.json ..., or FOLDER ... [--output=FILE.png]")
 
     figures = {}
