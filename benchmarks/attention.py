@@ -106,22 +106,13 @@ def measure_paths(config, device):
 
 def compare_paths(config, device):
     """Ratios of interleaved times at the two longest lengths: what the shortcuts gain."""
-    long, longest = config.lengths()[-2:]
     windowed = functools.partial(fused, visible=sliding_window(config.window))
-
-    def times(first, second, T):
-        calls = [call_of(path, config, device, T) for path in (first, second)]
-        return time_interleaved(calls, ROUNDS, device)
-
-    window = f"sliding_window({config.window})"
-    rounds = {
-        f"time of fused / {window}, T = {long}": times(fused, windowed, long),
-        f"time of fused / linear, T = {longest}": times(fused, linear, longest),
-    }
+    shortcuts = {f"sliding_window({config.window})": windowed, "linear": linear}
     rows = []
-    for what, pairs in rounds.items():
-        ratios = [first / second for first, second in pairs]
-        row = {"what": what, "ratio": statistics.median(ratios)}
+    for (name, path), T in zip(shortcuts.items(), config.lengths()[-2:]):
+        calls = [call_of(fused, config, device, T), call_of(path, config, device, T)]
+        ratios = [slow / fast for slow, fast in time_interleaved(calls, ROUNDS, device)]
+        row = {"what": f"time of fused / {name}, T = {T}", "ratio": statistics.median(ratios)}
         rows.append(row | {"lowest": min(ratios), "highest": max(ratios)})
     return rows
 

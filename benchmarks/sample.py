@@ -1,6 +1,6 @@
-"""Sampling: tokens per second beside nanoGPT and transformers.
+"""Sampling: tokens per second beside nanoGPT.
 
-    python -m benchmarks.sample [--nanogpt=../nanoGPT] [--transformers] [--shapes=gpt2]
+    python -m benchmarks.sample [--nanogpt=../nanoGPT] [--shapes=gpt2]
 
 Leaves <name>_<device>.json and .png in out_dir. Single texts are interleaved; whole processes run
 once.
@@ -29,18 +29,17 @@ from engine.decoding.session import Session
 from engine.text import tokenizer
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
-from tools.shared import benchmark, peers
+from tools.shared import benchmark
 
 WEIGHTS = "float32", "float16", "bfloat16", "int8"
 PROMPT = 32  # tokens before a single text
+SAMPLING = dict(temperature=0.8, top_k=200)  # nanoGPT's own
 
 
 @dataclass(kw_only=True)
 class SampleBench(benchmark.ShapeSettings):
     name: str = "sample"
     shapes: str = "baby,gpt2"
-    transformers: bool = False
-    """Compare with GPT2LMHeadModel.generate (pip install transformers)."""
     tokens: int = 128
     """The length of a single text, after a prompt of 32."""
     samples: int = 10
@@ -60,7 +59,7 @@ def main(config):
         model = GPT(GPTConfig(**shape, mlp="gelu"))  # random weights are as fast as others
         peer = None
         if config.nanogpt:
-            nanogpt = peers.nanogpt(config.nanogpt)
+            nanogpt = benchmark.nanogpt(config.nanogpt)
             settings = nanogpt.GPTConfig(**shape, bias=True, dropout=0.0)
             peer = nanogpt.GPT(settings).to(device).eval()
         single = one_text(config, model, peer, device)
@@ -79,12 +78,8 @@ def one_text(config, model, peer, device):
         prepared = prepare(copy.deepcopy(model).to(device), kind)
         writers[f"lookback {kind}"] = our_writer(prepared, prompt[0], config.tokens)
     if peer:
-        generate = functools.partial(peer.generate, prompt, config.tokens, **peers.SAMPLING)
+        generate = functools.partial(peer.generate, prompt, config.tokens, **SAMPLING)
         writers["nanoGPT float32"] = generate
-    if config.transformers:
-        for kind in "float32", half_dtype(device):
-            theirs = model, getattr(torch, kind), prompt, config.tokens
-            writers[f"transformers {kind}"] = peers.transformers_writer(*theirs)
 
     rounds = time_interleaved([*writers.values()], config.repeats, device)
     times = dict(zip(writers, zip(*rounds)))
@@ -111,7 +106,7 @@ def prepare(model, kind):
 def our_writer(model, prompt, tokens):
     """Return a function that continues prompt (T,), on a GPU by a compiled step as sample.py."""
     compiled = CompiledStep() if prompt.is_cuda else None
-    sampling = Sampling(**peers.SAMPLING)
+    sampling = Sampling(**SAMPLING)
 
     def write():
         session = Session(model, [prompt], tokens, compiled=compiled)

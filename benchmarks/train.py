@@ -28,7 +28,7 @@ from engine.common.hardware import half_dtype, machine_report, peak_bytes, time_
 from engine.common.settings import parse_settings
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, GPTConfig
-from tools.shared import benchmark, peers
+from tools.shared import benchmark
 
 # nanoGPT's README: "I have a GPU", and "I only have a macbook".
 GPU_COMMAND = "train.py config/train_shakespeare_char.py --device=cuda"
@@ -146,7 +146,7 @@ def compare_steps(config, name, device, gflops):
     optimizer = make_optimizer(model, SimpleNamespace(optimizer="adamw", **adamw))
     steps = {"lookback": step(compiled(model), optimizer)}
     if config.nanogpt:
-        theirs = peers.nanogpt(config.nanogpt)
+        theirs = benchmark.nanogpt(config.nanogpt)
         peer = theirs.GPT(theirs.GPTConfig(**shape, bias=False, dropout=0.0)).to(device)
         optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
         net = compiled(peer)

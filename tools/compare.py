@@ -73,13 +73,8 @@ def main(config):
     folder = Path(config.out_dir, "runs")
     folder.mkdir(parents=True, exist_ok=True)
 
-    # A bad setting is found before hours are spent on others.
     version = version_of(config)
-    for flags in tqdm(changes.values(), "checking the settings", leave=False):
-        if not result_path(config, version, flags, 0).exists():
-            flags += " --eval_only=True --eval_iters=1"
-            benchmark.run_timed(train_command(config, flags, 0, folder / "check"))
-
+    # All changes for the first seed come first: a bad setting is found early.
     runs = []
     cases = [(seed, name) for seed in range(config.seeds) for name in changes]
     for seed, name in tqdm(cases, "training", unit="run"):
@@ -87,8 +82,7 @@ def main(config):
             raise ValueError("the code, a preset or the data has changed: start again")
         path = result_path(config, version, changes[name], seed)
         if not path.exists():
-            out_dir = path.with_suffix("")
-            result = train(train_command(config, changes[name], seed, out_dir), out_dir)
+            result = train(config, changes[name], seed, path.with_suffix(""))
             atomic_write(path, json.dumps(result).encode())
         runs.append({"change": name, "seed": seed, **json.loads(path.read_text())})
 
@@ -133,14 +127,11 @@ def result_path(config, version, flags, seed):
     return Path(config.out_dir, "runs", f"{sha256_of([json.dumps(about).encode()])[:16]}.json")
 
 
-def train_command(config, flags, seed, folder):
+def train(config, flags, seed, folder):
+    """Run train.py once: its last validation loss (None if it diverged), seconds and peak MB."""
     command = [sys.executable, "train.py", config.preset, *shlex.split(f"{config.flags} {flags}")]
     command += ["--write_tokens=0", "--draw_loss=False", f"--device={config.device}"]
-    return [*command, f"--seed={seed}", f"--out_dir={folder.absolute()}"]
-
-
-def train(command, folder):
-    """Run train.py once: its last validation loss (None if it diverged), seconds and peak MB."""
+    command += [f"--seed={seed}", f"--out_dir={folder.absolute()}"]
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     result = {"val_loss": None, "seconds": None, "MB": None}
     try:

@@ -36,14 +36,11 @@ class EvaluateConfig(ModelSettings):
     """A text file, in place of a dataset."""
     stride: int = 0
     """Tokens between the beginnings of two windows; 0: the length of a window."""
-    batch_size: int = 8
-    """Windows at a time."""
     device: str = "auto"
     """cpu, cuda, cuda:1, mps, or auto: the best available."""
 
     def __post_init__(self):
         at_least(0, self, "stride")
-        at_least(1, self, "batch_size")
         if self.text and self.dataset:
             raise ValueError("give --text or --dataset, not both")
 
@@ -58,7 +55,7 @@ def main(config):
     if len(tokens) < 2:
         raise ValueError(f"{source} has {len(tokens)} tokens: at least two are needed")
 
-    total, count = evaluate(model.to(device).eval(), tokens, config.stride, config.batch_size)
+    total, count = evaluate(model.to(device).eval(), tokens, config.stride)
     loss = total / count
     bits = total / math.log(2)
     result = {"tokens": count, "loss": loss, "perplexity": math.exp(min(loss, 700))}

@@ -31,7 +31,7 @@ def nanogpt(tmp_path, monkeypatch):
     (folder / "data" / "shakespeare_char").mkdir(parents=True)
     (folder / "data" / "shakespeare_char" / "meta.pkl").touch()
     peer = SimpleNamespace(GPT=Peer, GPTConfig=lambda **shape: shape)
-    monkeypatch.setattr(sample.peers, "nanogpt", lambda folder: peer)
+    monkeypatch.setattr(sample.benchmark, "nanogpt", lambda folder: peer)
     return str(folder)
 
 

@@ -52,7 +52,7 @@ class Peer(torch.nn.Module):
 def test_both_models_take_the_same_step(tmp_path, monkeypatch):
     """Catches a peer that is timed for less than a step: both use training_step, and learn."""
     peer = SimpleNamespace(GPT=Peer, GPTConfig=lambda **shape: SimpleNamespace(**shape))
-    monkeypatch.setattr(train.peers, "nanogpt", lambda folder: peer)
+    monkeypatch.setattr(train.benchmark, "nanogpt", lambda folder: peer)
     shape = dict(batch_size=2, block_size=8, n_layer=1, n_head=2, n_embd=8, vocab_size=16)
     monkeypatch.setitem(SHAPES, "small", shape)
     losses = {}

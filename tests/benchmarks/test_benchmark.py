@@ -8,7 +8,7 @@ import torch
 
 from engine.common import tables
 from masks import VISIBLE
-from tools.shared import benchmark, peers
+from tools.shared import benchmark
 
 
 def test_timed():
@@ -54,7 +54,7 @@ def test_where_results_go(device, name, tmp_path, monkeypatch, capsys):
 def test_the_model_of_a_clone(tmp_path):
     """Catches another module that is called model, as ours is."""
     (tmp_path / "model.py").write_text("class GPT: pass\nclass GPTConfig: n = 7\n")
-    assert peers.nanogpt(tmp_path).GPTConfig.n == 7
+    assert benchmark.nanogpt(tmp_path).GPTConfig.n == 7
 
 
 def test_table():

@@ -3,12 +3,14 @@
 import inspect
 import json
 import os
+import runpy
 import shlex
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from engine.common.checks import at_least, choose
 from engine.common.files import atomic_write
@@ -55,6 +57,11 @@ class ShapeSettings(BenchmarkSettings):
 
     def shape_names(self):
         return self.shapes.replace(",", " ").split()
+
+
+def nanogpt(folder):
+    """Return the classes GPT and GPTConfig of a clone of nanoGPT."""
+    return SimpleNamespace(**runpy.run_path(str(Path(folder, "model.py"))))
 
 
 def run_timed(command, cwd=ROOT):
