@@ -99,7 +99,7 @@ def run_preset(config, out_dir, flag):
     """Run train.py: its seconds, its last figures, and its losses on the way."""
     command = [sys.executable, "train.py", config.preset, "--draw_loss=False"]
     command += [*shlex.split(config.flags), f"--device={config.device}", flag]
-    seconds, _, lines = benchmark.run_timed([*command, f"--out_dir={out_dir}"])
+    seconds, lines = benchmark.run_timed([*command, f"--out_dir={out_dir}"])
     last = json.loads((out_dir / "metrics.jsonl").read_text().splitlines()[-1])
     run = {key: last[key] for key in ("step", "val_loss", "mfu")}
     return run | {"seconds": seconds, "curve": curve_of(lines, "validation loss")}
@@ -109,9 +109,8 @@ def run_nanogpt(config, device, folder):
     """Run nanoGPT's own command: its seconds, and its losses on the way."""
     command = shlex.split(GPU_COMMAND if device.type == "cuda" else CPU_COMMAND)
     out_dir = f"--out_dir={folder}/nanogpt"
-    seconds, _, lines = benchmark.run_timed([sys.executable, *command, out_dir], config.nanogpt)
-    curve = curve_of(lines, "val loss")
-    return {"seconds": seconds, "curve": curve, "command": shlex.join(command)}
+    seconds, lines = benchmark.run_timed([sys.executable, *command, out_dir], config.nanogpt)
+    return {"seconds": seconds, "curve": curve_of(lines, "val loss")}
 
 
 def curve_of(lines, name):

@@ -162,13 +162,13 @@ def ranks_here(processes, *command):
 def timed_here(command, cwd=ROOT):
     """Replaces benchmark.run_timed by a fork; a command of another project is not run."""
     if Path(cwd) != ROOT:
-        return 1.0, 100.0, []
+        return 1.0, []
     begun = time.perf_counter()
     result = run_here(*command[1:])
     assert result.returncode == 0, result.stderr
     seconds = time.perf_counter() - begun
     lines = result.stdout.splitlines()
-    return seconds, 100.0, [(seconds * (n + 1) / len(lines), line) for n, line in enumerate(lines)]
+    return seconds, [(seconds * (n + 1) / len(lines), line) for n, line in enumerate(lines)]
 
 
 def complaint(result):

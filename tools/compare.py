@@ -6,7 +6,7 @@
 The table has the mean validation loss; the difference from the baseline, seed by seed, its standard
 error, and half of its two-sided 95% interval (Student's t). Better or worse: the interval excludes
 0, as it will by chance for one change in 20, or runs diverged that did not in the baseline. Seconds
-are the median of whole processes, MB the most resident memory.
+are the median of whole processes.
 
 Leaves <name>.json and .png in out_dir, and the result of each run in out_dir/runs: a comparison
 that was stopped goes on where it was, and one more change or seed costs only its own runs, as long
@@ -128,14 +128,14 @@ def result_path(config, version, flags, seed):
 
 
 def train(config, flags, seed, folder):
-    """Run train.py once: its last validation loss (None if it diverged), seconds and peak MB."""
+    """Run train.py once: its last validation loss (None if it diverged) and seconds."""
     command = [sys.executable, "train.py", config.preset, *shlex.split(f"{config.flags} {flags}")]
     command += ["--write_tokens=0", "--draw_loss=False", f"--device={config.device}"]
     command += [f"--seed={seed}", f"--out_dir={folder.absolute()}"]
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
-    result = {"val_loss": None, "seconds": None, "MB": None}
+    result = {"val_loss": None, "seconds": None}
     try:
-        result["seconds"], result["MB"], _ = benchmark.run_timed(command)
+        result["seconds"], _ = benchmark.run_timed(command)
         last = (folder / "metrics.jsonl").read_text().splitlines()[-1]
         result["val_loss"] = json.loads(last)["val_loss"]
     except ValueError as error:
@@ -158,7 +158,6 @@ def summarize(name, flags, runs):
     row["verdict"] = row["verdict"] if flags else ""
     row["diverged"] = losses.count(None)
     row["seconds"] = statistics.median(run["seconds"] for run in ended) if ended else None
-    row["MB"] = max((run["MB"] for run in ended), default=None)
     return row
 
 

@@ -58,7 +58,7 @@ def main(config):
     total, count = evaluate(model.to(device).eval(), tokens, config.stride)
     loss = total / count
     bits = total / math.log(2)
-    result = {"tokens": count, "loss": loss, "perplexity": math.exp(min(loss, 700))}
+    result = {"tokens": count, "loss": loss, "perplexity": math.exp(loss)}
     result["bits_per_byte"] = bits / count_bytes(tokens[1:], tokenizer)
     figures = f"loss {loss:.4f}, perplexity {result['perplexity']:.4g}"
     figures += f", {result['bits_per_byte']:.4f} bits per byte"

@@ -6,7 +6,6 @@ python -m tools.plot out out-2 ... [--output=loss.png]    runs of train.py, in o
 
 import json
 import sys
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +34,6 @@ class PlotSettings:
 def main(config):
     """Draw each file, and all folders together; ValueError for what cannot be drawn."""
     plt.rcParams.update(curves.STYLE)
-    warnings.filterwarnings("ignore", "Glyph")  # of a name in a script that the font lacks
     folders = [path for path in config.paths if path.is_dir()]
     if not config.paths:
         raise ValueError("give FILE.json ..., or FOLDER ... [--output=FILE.png]")
@@ -72,12 +70,10 @@ def attention(report):
     """Time and memory against length, with the slopes of O(T) and O(T²)."""
     settings = report["settings"]
     window = f"sliding_window({settings['window']})"
-    shown = [("tiled", window), ("fused", window)]
     lines = {}
     for row in report["rows"]:
-        case = (row["path"], row["predicate"])
-        if "seconds" in row and (row["predicate"] == "causal" or case in shown):
-            lines.setdefault(", ".join(case), []).append(row)
+        if "seconds" in row and row["predicate"] in ("causal", window):
+            lines.setdefault(f"{row['path']}, {row['predicate']}", []).append(row)
     lengths = sorted({row["T"] for row in report["rows"]})
 
     figure, panels = plt.subplots(1, 2, figsize=(13, 4.6))

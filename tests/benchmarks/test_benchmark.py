@@ -12,16 +12,15 @@ from tools.shared import benchmark
 
 
 def test_timed():
-    """Catches lines that arrive at the end, a full pipe, and the memory of another process."""
+    """Catches lines that arrive at the end, and a process that blocks on a full pipe."""
     code = (
-        "import sys, time; print('now'); x = bytearray(10**9); time.sleep(0.3); "
+        "import sys, time; print('now'); time.sleep(0.3); "
         "sys.stderr.write(' ' * 10**6); print('later')"
     )
-    seconds, megabytes, lines = benchmark.run_timed([sys.executable, "-c", code])
+    seconds, lines = benchmark.run_timed([sys.executable, "-c", code])
     (first, now), (second, later) = lines
     assert (now, later.strip()) == ("now\n", "later")
     assert second - first >= 0.3 and seconds >= second
-    assert 1000 < megabytes < 1500
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def nanogpt(folder):
 
 
 def run_timed(command, cwd=ROOT):
-    """Run a command. Returns seconds, peak MB, and (second, line) of all that it printed.
+    """Run a command. Returns seconds, and (second, line) of all that it printed.
 
     ValueError, with the last line of its output, if it fails.
     """
@@ -74,15 +74,12 @@ def run_timed(command, cwd=ROOT):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8"}
     with subprocess.Popen(command, cwd=cwd, env=env, **pipes) as process:
         lines = [(time.perf_counter() - start, line) for line in process.stdout]
-        _, status, usage = os.wait4(process.pid, 0)  # like process.wait(), and it reports memory
-        process.returncode = os.waitstatus_to_exitcode(status)
     seconds = time.perf_counter() - start
     if process.returncode:
         printed = [line.strip() for _, line in lines if line.strip()]
         reason = printed[-1] if printed else f"exit code {process.returncode}"
         raise ValueError(f"{shlex.join(map(str, command))} failed: {reason}")
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    return seconds, usage.ru_maxrss * unit / 1e6, lines
+    return seconds, lines
 
 
 def mechanism_examples(registry, number, H):
