@@ -382,7 +382,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
 
 def without(x, first, end):
-    """x (..., T, D) without the positions from `first` to `end`, which is a view if first is 0."""
+    """x (..., T, D) without the positions from `first` to `end`: a view if first is 0."""
     rest = x[..., end:, :]
     return torch.cat([x[..., :first, :], rest], dim=-2) if first else rest
 
@@ -425,7 +425,7 @@ def linear_step(q, k, v, state, feature=elu1):
         raise ValueError(f"linear_step takes one token, not {Tk}: use linear")
     dtype = v.dtype
     with torch.autocast(q.device.type, enabled=False):
-        # v gets a column of ones, which sums the weights.
+        # v gets a column of ones that sums the weights.
         q, k, v = featured(q, share_heads(q, k), share_heads(q, v), feature)
         new = k.mT @ v  # (B, H, features, D + 1)
         if state is not None and state.shape != new.shape:

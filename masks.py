@@ -187,7 +187,7 @@ def predicate(spec):
 
 
 def both(a, b):
-    """What predicate a and predicate b both allow.
+    """Allow only the pairs that predicate a and predicate b both allow.
 
     Of their windows the narrower one carries over, and of their biases the sum.
     """

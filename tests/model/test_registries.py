@@ -1,4 +1,4 @@
-"""What is in a registry is tested by being there: a new mechanism needs no tests of its own."""
+"""Entries of the registries are tested by being there: a new one needs no tests of its own."""
 
 import contextlib
 import inspect
