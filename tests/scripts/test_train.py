@@ -534,7 +534,7 @@ def test_tokens_of_another_tokenizer(configure, tmp_path):
     train(configure(**other, out_dir=str(tmp_path / "tuned"), max_iters=1))
 
 
-def test_gpt2_on_other_tokens(configure, tmp_path):
+def test_gpt2_on_other_tokens(configure, tmp_path, gpt2_files):
     """Catches GPT-2 that is fine-tuned on ids which mean something else to it."""
     shape = dict(vocab_size=50257, n_layer=1, n_head=1, n_embd=8)
     hugging_face_folder(tmp_path / "gpt2", GPT(GPTConfig(block_size=16, **shape)), **shape)
