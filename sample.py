@@ -27,7 +27,7 @@ from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
 from engine.decoding.generator import Generator
 from engine.decoding.quantization import best_dtype, prepare_for_inference
-from engine.decoding.sampling import RandomStream, Sampling
+from engine.decoding.sampling import Sampling
 from engine.decoding.speculation import Draft, ngram
 from engine.decoding.text import Printer, Text
 from engine.weights import checkpoint, pretrained
@@ -253,7 +253,6 @@ def converse(generator, kind):
     config = generator.config
     tokenizer = generator.tokenizer
     size = generator.model.config.block_size
-    random = RandomStream([torch.Generator().manual_seed(config.seed)])
     answers = []
     generator.compile(math.inf)
     while True:
@@ -276,7 +275,7 @@ def converse(generator, kind):
         answers.append(answer)
         printer = Printer([answer])
         try:
-            for _ in generator.extend([answer], random):
+            for _ in generator.extend([answer]):
                 printer.show()
         except KeyboardInterrupt:
             generator.session.forget()

@@ -37,21 +37,22 @@ class Generator:
         self.compile(len(batches) * most)
         for batch in batches:
             self.session = None  # never two in memory
-            self.start([text.ids for text in batch], most)
-            generators = [torch.Generator().manual_seed(text.seed) for text in batch]
-            yield from self.extend(batch, RandomStream(generators))
+            self.start([text.ids for text in batch], [text.seed for text in batch], most)
+            yield from self.extend(batch)
 
     def read(self, ids):
         """Add ids (T,) to the conversation, which the session keeps."""
         ids = ids.to(self.device)
         if not self.session:
-            self.start([ids[:0]], math.inf)
+            self.start([ids[:0]], [self.config.seed], math.inf)
         self.session.append(ids[None])
 
-    def start(self, prompts, most):
+    def start(self, prompts, seeds, most):
         """Begin a session with prompts, 1-D tensors of ids, to which `most` tokens are added."""
         room = min(most, 2 * self.model.config.block_size)
         self.session = Session(self.model, prompts, room, compiled=self.compiled)
+        self.random = RandomStream([torch.Generator().manual_seed(seed) for seed in seeds])
+        self.guess = self.draft and self.draft(self.random)
 
     def compile(self, tokens):
         """Compile the decoding step if the settings say so, or if this many tokens are worth it."""
@@ -74,7 +75,7 @@ class Generator:
             batches += [group[n : n + size] for n in range(0, len(group), size)]
         return batches
 
-    def extend(self, batch, random):
+    def extend(self, batch):
         """Add tokens to the session's texts until all have ended.
 
         Yields after each token, and after the last.
@@ -83,9 +84,9 @@ class Generator:
             self.session,
             self.config.max_new_tokens,
             self.config,
-            random,
+            self.random,
             self.tokenizer.vocab_size,
-            self.draft and self.draft(random),
+            self.guess,
             self.config.guesses,
         )
         for ids, logits in self.meter.timed(self.session, tokens):
