@@ -366,6 +366,8 @@ def test_repetition_penalty():
     assert sample_next_token(logits, sampling, None, text).tolist() == [1, 0]
     text = torch.tensor([[0, 1, 3], [-1, -1, -1]])
     assert sample_next_token(-logits, sampling, None, text).tolist() == [2, 3]
+    negative = torch.tensor([[-1.0, -1.1]])
+    assert sample_next_token(negative, sampling, None, torch.tensor([[0]])).tolist() == [1]
     session = Session(random_model(), [torch.tensor([4]), torch.tensor([1, 2, 3])])
     assert session.without_padding(3)[:, :4].tolist() == [[-1, -1, 4, -1], [1, 2, 3, -1]]
     assert session.without_padding(2)[:, :4].tolist() == [[-1, -1, -1, -1], [1, 2, -1, -1]]
