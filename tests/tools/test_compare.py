@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import train
@@ -11,28 +12,17 @@ from engine.text import dataset
 from tools import compare
 from tools.compare import T95, judge, main, read_arguments, read_changes, summarize
 
-TINY = dict(
-    n_layer=1,
-    n_head=2,
-    n_embd=16,
-    block_size=16,
-    batch_size=2,
-    max_iters=4,
-    eval_iters=2,
-    log_interval=2,
-)
+TINY = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=2, max_iters=4, eval_iters=2)
 
 
 def test_the_quantiles():
     """Catches a number copied wrong: Student's density, integrated from 0 to t, must be 0.475."""
     for degrees, t in enumerate(T95, start=1):
-        scale = math.gamma((degrees + 1) / 2) / math.gamma(degrees / 2)
-        scale /= math.sqrt(degrees * math.pi)
-        middles = [(n + 0.5) * t / 5000 for n in range(5000)]
-        area = (
-            sum(scale * (1 + x * x / degrees) ** (-(degrees + 1) / 2) for x in middles) * t / 5000
-        )
-        assert area == pytest.approx(0.475, abs=6e-5), degrees
+        half = (degrees + 1) / 2
+        scale = math.gamma(half) / math.gamma(degrees / 2) / math.sqrt(degrees * math.pi)
+        middles = (np.arange(5000) + 0.5) * t / 5000
+        densities = scale * (1 + middles**2 / degrees) ** -half
+        assert densities.mean() * t == pytest.approx(0.475, abs=6e-5), degrees
 
 
 @pytest.mark.parametrize(
@@ -41,8 +31,6 @@ def test_the_quantiles():
         ([1.9, 2.9, 3.9], [2.0, 3.0, 4.01], "better"),  # seeds differ more than the change
         ([2.1, 3.1, 4.1], [2.0, 3.0, 4.01], "worse"),
         ([1.9, 2.9, 3.964], [2.0, 3.0, 4.0], "cannot tell"),  # 3.7 errors, but three seeds
-        ([1.9, 1.9], [2.0, 2.0], "better"),
-        ([2.0, 2.0], [2.0, 2.0], "cannot tell"),
         ([1.0, 1.0, None], [2.0, 2.0, 2.0], "worse"),
         ([2.0, 2.0, 1.0], [None, 2.1, 1.1], "better"),
         ([None, 2.0], [None, 2.1], "cannot tell"),
@@ -50,30 +38,24 @@ def test_the_quantiles():
 )
 def test_verdicts(losses, baseline, verdict):
     """Catches losses not paired by seed, a normal interval for three, and a run left out."""
-    mean, error, margin, found = judge(losses, baseline).values()
-    assert found == verdict
-    if mean is not None:
-        differences = [a - b for a, b in zip(losses, baseline) if b is not None]
-        assert mean == pytest.approx(sum(differences) / len(differences))
-        assert margin >= error
+    assert judge(losses, baseline)["verdict"] == verdict
 
 
 def test_a_row():
     """Catches a diverged run that is not named, and a mean over what is left of it."""
-    losses = {"baseline": [2.0, 2.2], "good": [1.9, 2.1], "bad": [2.5, None]}
+    losses = {"baseline": [2.0, 2.2], "good": [1.9, 2.0], "bad": [2.5, None]}
     runs = []
     for name, values in losses.items():
         for seed, loss in enumerate(values):
-            run = {"change": name, "val_loss": loss, "seconds": 10.0 + seed}
-            runs.append(run if loss else run | {"seconds": None})
+            runs.append({"change": name, "val_loss": loss, "seconds": loss and 10.0 + seed})
     bad = summarize("bad", "--b=1", runs)
-    assert (bad["loss"], bad["diverged"], bad["verdict"]) == (None, 1, "worse")
-    assert (bad["seconds"], bad["setting"]) == (10, "--b=1")
+    assert (bad["loss"], bad["diverged"], bad["seconds"]) == (None, 1, 10)
     baseline = summarize("baseline", "", runs)
-    assert (baseline["loss"], baseline["difference"], baseline["verdict"]) == (2.1, 0, "")
+    assert (baseline["difference"], baseline["verdict"]) == (0, "")
     good = summarize("good", "--a=1", runs)
-    assert (good["loss"], good["seconds"], good["verdict"]) == (2.0, 10.5, "better")
-    assert good["difference"] == pytest.approx(-0.1)
+    assert (good["loss"], good["seconds"]) == (1.95, 10.5)
+    figures = good["difference"], good["error"], good["margin"]
+    assert figures == pytest.approx((-0.15, 0.05, 0.05 * 12.706))
 
 
 @pytest.fixture
@@ -89,19 +71,22 @@ def arguments(preset, *more):
     return read_arguments([str(preset), "--seeds=2", f"--out_dir={preset.parent / 'out'}", *more])
 
 
+@pytest.fixture
+def training(monkeypatch):
+    return FakeTraining(monkeypatch)
+
+
 class FakeTraining:
     """Stands for run_timed: keeps the runs, whose loss is the seed plus what --window is."""
 
     def __init__(self, monkeypatch):
-        self.runs = []
-        self.reports = []
         self.stops_at = None
         monkeypatch.setattr(compare.benchmark, "run_timed", self)
         monkeypatch.setattr(compare.benchmark, "write_report", self.keep)
         monkeypatch.setattr(compare, "machine_report", lambda device: {})
 
     def keep(self, report, config, tables):
-        self.reports.append(report)
+        self.report = report
 
     def __call__(self, command):
         flags = dict(flag.removeprefix("--").split("=") for flag in command[3:])
@@ -109,9 +94,9 @@ class FakeTraining:
         if len(self.runs) == self.stops_at:
             raise KeyboardInterrupt
         loss = int(flags["seed"]) + float(flags.get("window", 0))
-        Path(flags["out_dir"]).mkdir()
-        metrics = Path(flags["out_dir"], "metrics.jsonl")
-        metrics.write_text(json.dumps({"step": 4, "val_loss": loss}) + "\n")
+        folder = Path(flags["out_dir"])
+        folder.mkdir()
+        (folder / "metrics.jsonl").write_text(json.dumps({"val_loss": loss}) + "\n")
         return 1.0, []
 
     def new_runs(self, config):
@@ -121,17 +106,15 @@ class FakeTraining:
         return self.runs
 
 
-def test_each_run_once(preset, monkeypatch):
+def test_each_run_once(preset, training):
     """Catches changes that are not interleaved, and a finished run that is run again, or not."""
-    training = FakeTraining(monkeypatch)
     changes = ["--change=--window=8", "--change=--window=2"]
     training.stops_at = 5
     with pytest.raises(KeyboardInterrupt):
-        main(arguments(preset, *changes))
+        training.new_runs(arguments(preset, *changes))
     training.stops_at = None
-    left = [(1, ""), (1, "8"), (1, "2")]
-    assert training.new_runs(arguments(preset, *changes)) == left[1:]
-    rows = {row["setting"]: row["difference"] for row in training.reports[-1]["rows"]}
+    assert training.new_runs(arguments(preset, *changes)) == [(1, "8"), (1, "2")]
+    rows = {row["setting"]: row["difference"] for row in training.report["rows"]}
     assert rows == {"": 0, "--window=8": 8, "--window=2": 2}
     third_seed = [(2, window) for window in ("", "8", "2")]
     assert training.new_runs(arguments(preset, *changes, "--seeds=3")) == third_seed
@@ -140,16 +123,13 @@ def test_each_run_once(preset, monkeypatch):
 
 
 @pytest.mark.parametrize("what", ["code", "flags", "preset", "data"])
-def test_old_results_are_not_taken(what, preset, poem, monkeypatch):
+def test_old_results_are_not_taken(what, preset, poem, training, monkeypatch):
     """Catches an old result taken for that of new code, settings, or a text prepared again."""
-    training = FakeTraining(monkeypatch)
     config = arguments(preset, "--change=--window=8")
     first = training.new_runs(config)
     if what == "code":
-        root = preset.parent / "root"
-        root.mkdir()
-        (root / "train.py").touch()
-        monkeypatch.setattr(compare.benchmark, "ROOT", root)
+        (preset.parent / "train.py").touch()
+        monkeypatch.setattr(compare.benchmark, "ROOT", preset.parent)
     elif what == "data":
         dataset.write_dataset(poem, ["Little Lamb who made thee\n" * 40], "char", "another poem")
     elif what == "flags":
@@ -159,13 +139,11 @@ def test_old_results_are_not_taken(what, preset, poem, monkeypatch):
     assert training.new_runs(config) == first
 
 
-def test_code_that_changes_meanwhile(preset, monkeypatch):
+def test_code_that_changes_meanwhile(preset, training, monkeypatch):
     """Catches a comparison of two versions of the code that is taken for one of settings."""
-    training = FakeTraining(monkeypatch)
-    version = lambda config: f"version {len(training.runs) // 3}"  # noqa: E731
-    monkeypatch.setattr(compare, "version_of", version)
+    monkeypatch.setattr(compare, "version_of", lambda config: f"version {len(training.runs) // 3}")
     with pytest.raises(ValueError, match="has changed"):
-        main(arguments(preset, "--change=--window=8"))
+        training.new_runs(arguments(preset, "--change=--window=8"))
 
 
 def train_here(command):
@@ -185,24 +163,15 @@ def test_runs_of_train(preset, monkeypatch):
     out = preset.parent / "out"
     report = json.loads((out / "compare.json").read_text())
     worse, baseline = report["rows"]
-    assert (worse["verdict"], worse["diverged"]) == ("worse", 2)
+    assert (worse["change"], worse["diverged"]) == ("learning_rate=1e9 grad_clip=0", 2)
     assert (baseline["verdict"], baseline["diverged"]) == ("", 0)
     first, second = (run for run in report["runs"] if run["change"] == "baseline")
     assert first["val_loss"] != second["val_loss"]
-    assert (worse["change"], worse["setting"]) == ("learning_rate=1e9 grad_clip=0", change)
-    assert (out / "compare.png").read_bytes().startswith(b"\x89PNG")
-    assert len(list((out / "runs").glob("*.json"))) == 4
+    assert (out / "compare.png").exists()
+    assert [path.suffix for path in (out / "runs").iterdir()] == [".json"] * 4
 
 
-def test_a_run_in_a_process(preset):
-    """Catches a process that is started with other settings."""
-    folder = preset.parent / "run"
-    found = compare.train(arguments(preset), "--max_iters=3", 1, folder)
-    assert found["val_loss"] > 0 and found["seconds"] > 0.1
-    assert not folder.exists()
-
-
-def test_a_setting_that_does_not_exist(preset, monkeypatch):
+def test_a_setting_that_does_not_exist(preset):
     """Catches a mistake that is taken for a divergence."""
     with pytest.raises(ValueError, match="did you mean n_head"):
         main(arguments(preset, "--change=--n_heads=3"))
@@ -213,22 +182,18 @@ def test_a_setting_that_does_not_exist(preset, monkeypatch):
     [
         ([], "nothing to compare"),
         (["--change=--window=8", "--seeds=0"], "seeds=0"),
-        (["--changes=none.toml"], "none.toml"),
         (["--change=--dataset=stdlib"], "losses of different texts do not compare"),
         (["--change=--seed=3"], "for the comparison to set"),
-        (["--change=--start='a"], "quotation"),
     ],
 )
-def test_bad_input(more, message, preset, monkeypatch):
+def test_bad_input(more, message, preset, training):
     """Catches bad input that is found after hours."""
-    FakeTraining(monkeypatch)
-    with pytest.raises((ValueError, OSError), match=message):
+    with pytest.raises(ValueError, match=message):
         main(arguments(preset, *more))
 
 
 def test_the_list_of_ablations():
     """Catches a change in benchmarks/ablations.toml that cannot be read, or has no settings."""
     changes = read_changes(read_arguments(["--changes=benchmarks/ablations.toml"]))
-    assert changes.pop("baseline") == ""
-    assert len(changes) > 20
-    assert all(flags.startswith("--") for flags in changes.values())
+    del changes["baseline"]
+    assert len(changes) > 20 and all(flags.startswith("--") for flags in changes.values())
