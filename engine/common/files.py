@@ -109,11 +109,7 @@ def folder_lock(folder):
     The system releases the lock when the process ends, however it ends. Windows and some network
     drives have no such locks: there nothing is checked.
     """
-    is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ValueError(f"{folder} is a file, or in one: choose another folder") from None
+    folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
     try:
         if fcntl:
@@ -127,9 +123,8 @@ def folder_lock(folder):
     try:
         yield
     finally:
-        if is_new:
-            with contextlib.suppress(OSError):
-                folder.rmdir()  # if it is still empty
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if it is still empty
         if fcntl:
             os.close(descriptor)
 

@@ -1,6 +1,5 @@
 """The machine: dtype, compiler, peak FLOP/s, memory bandwidth, seconds and bytes of a call."""
 
-import contextlib
 import datetime
 import functools
 import importlib.util
@@ -9,15 +8,16 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import sys
-import sysconfig
 import time
 from pathlib import Path
 
 import torch
 
 from engine.common.processes import warn0
+
+# PyTorch's profiler would write of its own beginning and end in mid-table.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 # NVIDIA's data sheets: dense products in bfloat16 or float16, in 1e12 operations per second.
 PEAK = {
@@ -93,34 +93,20 @@ WORTHWHILE_SECONDS = 2.5
 
 
 def worth_compiling(device, passes, layers=1, seconds_at_peak=0.0):
-    """Whether torch.compile is expected to save more time than it takes, and can run here.
+    """Return whether torch.compile is expected to save more time than it takes, and can run here.
 
     passes: how often the layers will run. seconds_at_peak: the time that all their arithmetic
-    would take at peak_flops. A note names what is missing, and the remedy.
+    would take at peak_flops. A note says that Triton is missing.
     """
     pays = passes >= WORTHWHILE_PASSES or seconds_at_peak >= WORTHWHILE_SECONDS * layers
     if device.type != "cuda" or not pays:
         return False
     if torch.cuda.get_device_capability(device) < (7, 0):  # too old for Triton
         return False
-    compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]  # as Triton does
-    # Debian's own scheme names /usr/local, where there are no headers.
-    headers = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
-    needs = {
-        "Triton (pip install triton)": importlib.util.find_spec("triton"),
-        "a C compiler (install gcc)": any(map(shutil.which, compilers)),
-        "Python's headers (install python3-dev)": headers.exists(),
-    }
-    missing = " and ".join(need for need, found in needs.items() if not found)
-    if missing:
-        warn0(f"not compiled, which is slower: torch.compile needs {missing}; or --compile=False")
-    return not missing
-
-
-def bandwidth(device):
-    """Bytes per second that a device reads from memory: the best of four sums of 256 MB."""
-    memory = torch.zeros(2**26, device=device)
-    return memory.nbytes / min(measure_seconds(memory.sum, device) for _ in range(4))
+    if not importlib.util.find_spec("triton"):
+        warn0("not compiled, therefore slower: torch.compile needs Triton (pip install triton)")
+        return False
+    return True
 
 
 # ---- Measuring a call
@@ -142,7 +128,7 @@ def measure_seconds(function, device):
 
 
 def time_interleaved(functions, repeats, device):
-    """[[seconds of the first function, of the second, ...], ...], a list per round, warmed up."""
+    """Return a list for each round, after one to warm up: the seconds of each function."""
     rounds = []
     for _ in range(repeats + 1):
         rounds.append([measure_seconds(function, device) for function in functions])
@@ -150,7 +136,7 @@ def time_interleaved(functions, repeats, device):
 
 
 def peak_bytes(function, device):
-    """The most memory that a call holds beyond what was allocated before."""
+    """Return the most memory that a call holds, beyond what was allocated before."""
     if device.type == "cuda":
         function()  # what is allocated once is not counted
         torch.cuda.reset_peak_memory_stats(device)
@@ -159,24 +145,11 @@ def peak_bytes(function, device):
         return torch.cuda.max_memory_allocated(device) - before
     if device.type != "cpu":
         return float("nan")
-    with hidden_stderr(), torch.profiler.profile(profile_memory=True) as profiler:
+    with torch.profiler.profile(profile_memory=True) as profiler:
         function()
     events = profiler.profiler.kineto_results.events()
     sizes = [event.nbytes() for event in events if event.name() == "[memory]"]
     return max(itertools.accumulate(sizes, initial=0))
-
-
-@contextlib.contextmanager
-def hidden_stderr():
-    """Hide what the profiler writes to the process's stderr, below Python, in mid-table."""
-    stderr = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
 
 
 # ---- The machine of a measurement
@@ -198,23 +171,30 @@ def cpu_flags():
     return [flag for flag in CPU_FLAGS if flag in found]
 
 
-def machine_report(device):
-    """The machine, its limits, the command and the date, to be stored beside a measurement."""
-    name = platform.processor() or platform.machine()
-    models = re.findall(r"model name\s*: (.*)", cpu_info())
-    if models:
-        name = f"{models[0]}, {os.cpu_count()} cores"
+def device_name(device):
+    """Return the model of a GPU, or that of the processor and the number of its cores."""
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
+        return torch.cuda.get_device_name(device)
+    models = re.findall(r"model name\s*: (.*)", cpu_info())
+    model = models[0] if models else platform.machine()
+    return f"{model}, {os.cpu_count()} cores"
+
+
+def bandwidth(device):
+    """Return the bytes per second that a device reads: the best of four sums of 256 MB."""
+    memory = torch.zeros(2**26, device=device)
+    return memory.nbytes / min(measure_seconds(memory.sum, device) for _ in range(4))
+
+
+def machine_report(device):
+    """Return the machine, its limits, the command and the date, to be stored with a measurement."""
     gflops = {}
     for dtype in ("float32", half_dtype(device)):
         # Another program may share a core for a moment, so the best of five counts.
         peaks = [peak_flops(device, getattr(torch, dtype)) for _ in range(5)]
         gflops[dtype] = round(max(peaks) / 1e9)
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of python -m tools.x
-    script = ["-m", spec.name] if spec else sys.argv[:1]
     return {
-        "device": name,
+        "device": device_name(device),
         "cpu_flags": cpu_flags(),
         "threads": torch.get_num_threads(),
         "gb_per_s": round(bandwidth(device) / 1e9, 1),
@@ -222,12 +202,12 @@ def machine_report(device):
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", *script, *sys.argv[1:]]),
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
     }
 
 
 def machine_line(report):
-    """One line of what machine_report returned."""
+    """Return one line of what machine_report returned."""
     speeds = [f"{gflops:,} GFLOP/s in {dtype}" for dtype, gflops in report["gflops"].items()]
     return (
         f"{report['device']}, {report['threads']} threads, {report['gb_per_s']} GB/s, "

@@ -25,23 +25,17 @@ def world_size():
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
-def print0(*words):
-    """Print in the first process only."""
-    if rank() == 0:
-        print(*words)
-
-
-def write0(text):
+def print0(text):
     """Print above the progress bars, in the first process only."""
     if rank() == 0:
         tqdm.write(text)
 
 
 @functools.cache
-def warn0(words):
+def warn0(text):
     """Print a note on the standard error, in the first process only, and only once."""
     if rank() == 0:
-        print(f"note: {words}", file=sys.stderr)
+        print(f"note: {text}", file=sys.stderr)
 
 
 def progress_bar(*args, **settings):

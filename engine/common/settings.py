@@ -1,7 +1,7 @@
 """Settings: a dataclass's defaults < config/x.toml < --key=value. Nothing is executed or unpickled.
 
 The dataclass is the only list of settings. Its fields are the keys, and their annotations the
-types: str, int, float, bool, Path, Literal, a union of these, or a tuple of any length. The
+types: str, int, float, bool, Path, Literal, a union of these, or a tuple of one of them. The
 docstrings below the fields are the help, and the comments between them its headings.
 """
 
@@ -9,8 +9,10 @@ import argparse
 import ast
 import contextlib
 import difflib
+import functools
 import inspect
 import itertools
+import re
 import textwrap
 import tomllib
 import types
@@ -18,7 +20,15 @@ import typing
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
-from engine.common.files import ROOT, shell_path, shell_quote
+from engine.common.files import ROOT, shell_path
+
+PLAIN = {
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    Path: "a path",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,59 +50,47 @@ def parse_settings(cls, argv, base=None, hidden=()):
     """
     parser = make_parser(cls, base or cls, hidden)
     presets = leading_presets(argv)
-    sources = {}
-    for preset in presets:
-        settings = read_preset(preset)
-        sources[f"{preset}: "] = [f"--{key}={value}" for key, value in settings.items()]
-    sources[""] = argv[len(presets) :]  # the command line
     values = {}
-    for where, words in sources.items():
+    for preset in presets:
+        words = [f"--{key}={value}" for key, value in read_preset(preset).items()]
         try:
-            given, unknown = parser.parse_known_args(words)
+            values |= parse_words(parser, cls, words)
         except ValueError as error:
-            raise ValueError(f"{where}{error}") from None
-        if unknown:
-            raise ValueError(where + unknown_word(cls, unknown[0]))
-        values |= vars(given)
-    for key, value in values.items():
-        values[key] = tuple(value) if isinstance(value, list) else value
+            raise ValueError(f"{preset}: {error}") from None
+    values |= parse_words(parser, cls, argv[len(presets) :])
     return replace(base, **values) if base else cls(**values)
 
 
+def parse_words(parser, cls, words):
+    """Return {key: value} for words such as --key=value; ValueError for one not understood."""
+    given, unknown = parser.parse_known_args(words)
+    if not unknown:
+        values = vars(given).items()
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in values}
+    word = unknown[0]
+    if not word.startswith("--"):
+        forms = "a setting (--key=value) nor a preset (config/x.toml, before all settings)"
+        raise ValueError(f"{word!r} is neither {forms}")
+    key = word[2:].split("=")[0]
+    nearest = difflib.get_close_matches(key, [field.name for field in fields(cls)], n=1, cutoff=0.4)
+    hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all settings"
+    raise ValueError(f"unknown setting {key!r}: {hint}")
+
+
 def leading_presets(argv):
-    """The presets at the beginning of a command line."""
-    return list(itertools.takewhile(lambda word: word.endswith(".toml") and word[0] != "-", argv))
+    """Return the presets at the beginning of a command line."""
+    return list(itertools.takewhile(re.compile(r"[^-].*\.toml$").match, argv))
 
 
 def peek_setting(argv, key, default):
-    """The value of one str setting, read before the others that depend on it."""
+    """Return the value of one str setting, read before the others that depend on it."""
     presets = leading_presets(argv)
     for preset in presets:
         default = read_preset(preset).get(key, default)
     parser = Parser(add_help=False)
-    parser.add_argument(f"--{key}")
-    given = vars(parser.parse_known_args(argv[len(presets) :])[0])
-    if given.get(key) == "":
-        raise ValueError(f"argument --{key}: expected one argument")
-    return given.get(key, default)
-
-
-def unknown_word(cls, word):
-    """The message for a word that is not understood."""
-    if word.startswith("--"):
-        key = word[2:].split("=")[0]
-        names = [field.name for field in fields(cls)]
-        hint = did_you_mean(key, names, "--help lists all settings")
-        return f"unknown setting {key!r}: {hint}"
-    hint = f"; a folder is given as --out_dir={shell_quote(word)}" if Path(word).is_dir() else ""
-    forms = "neither a setting (--key=value) nor a preset (config/x.toml, before all settings)"
-    return f"{word!r} is {forms}{hint}"
-
-
-def did_you_mean(word, known, otherwise):
-    """A hint at the nearest of the known words, or another hint if none is near."""
-    nearest = difflib.get_close_matches(word, known, n=1, cutoff=0.4)
-    return f"did you mean {nearest[0]}?" if nearest else otherwise
+    parser.add_argument(f"--{key}", default=default)
+    given, _ = parser.parse_known_args(argv[len(presets) :])
+    return getattr(given, key)
 
 
 # ---- Presets
@@ -118,8 +116,7 @@ def read_toml(path):
         return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         known = [shell_path(preset) for preset in sorted((ROOT / "config").glob("*.toml"))]
-        hint = did_you_mean(path, known, f"there are {', '.join(known)}")
-        raise ValueError(f"there is no preset {path}: {hint}") from None
+        raise ValueError(f"there is no preset {path}: choose {', '.join(known)}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 
@@ -135,7 +132,7 @@ def make_parser(cls, defaults, hidden):
     kinds = typing.get_type_hints(cls)
     for field in fields(cls):
         key = field.name
-        options = argument_type(kinds[key])
+        options = argument_options(kinds[key])
         default = getattr(defaults, key, "")
         options["help"] = f"{texts.get(key, '')} (default: {default!r})".replace("%", "%%")
         if key in hidden:
@@ -144,41 +141,40 @@ def make_parser(cls, defaults, hidden):
     return parser
 
 
-def argument_type(kind):
-    """Options of add_argument for a type: how often, its name, and how a word is read."""
-    is_union = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    kinds = typing.get_args(kind) if is_union else (kind,)
-    kinds = [kind for kind in kinds if kind is not types.NoneType]
-    options = {}
-    if typing.get_origin(kinds[0]) is tuple:
-        options = {"nargs": "*", "action": "extend"}
-        kinds = typing.get_args(kinds[0])[:1]
-    elif kinds[0] is bool:
-        options = {"nargs": "?", "const": True}  # --key alone
-    words = type_words(kinds)
-
-    def read_word(word):
-        for kind in kinds:
-            if kind is bool and word.lower() in ("true", "false"):
-                return word.lower() == "true"
-            if typing.get_origin(kind) is typing.Literal and word in typing.get_args(kind):
-                return word
-            if kind in (int, float, str, Path):
-                with contextlib.suppress(ValueError):
-                    return kind(word)
-        raise argparse.ArgumentTypeError(f"{word!r} is not {words}")
-
-    return options | {"type": read_word, "metavar": f"<{words}>"}
+def argument_options(kind):
+    """Return add_argument's options for a type: its words, their number, and how each is read."""
+    origin = typing.get_origin(kind)
+    kinds = [kind]
+    if origin is tuple:
+        kinds = typing.get_args(kind)[:1]
+    elif origin in (typing.Union, types.UnionType):
+        kinds = typing.get_args(kind)
+    names = " or ".join(type_name(kind) for kind in kinds if kind is not types.NoneType)
+    options = {"type": functools.partial(read_word, kinds, names), "metavar": f"<{names}>"}
+    if origin is tuple:
+        options |= {"nargs": "*", "action": "extend"}
+    elif bool in kinds:
+        options |= {"nargs": "?", "const": True}  # --key alone
+    return options
 
 
-def type_words(kinds):
-    """Types in plain words, such as: a whole number or full."""
-    plain = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
-    words = []
+def type_name(kind):
+    """Return a type in plain words, such as a whole number."""
+    choices = [value or "empty" for value in typing.get_args(kind)]
+    return " or ".join(choices) or PLAIN[kind]
+
+
+def read_word(kinds, names, word):
+    """Return the value of a word as the first of these types that it fits."""
     for kind in kinds:
-        literals = [value or "empty" for value in typing.get_args(kind)]
-        words += literals or [plain.get(kind, "a path")]
-    return " or ".join(words)
+        if kind is bool and word.lower() in ("true", "false"):
+            return word.lower() == "true"
+        if word in typing.get_args(kind):  # of a Literal
+            return word
+        if kind in (int, float, str, Path):
+            with contextlib.suppress(ValueError):
+                return kind(word)
+    raise argparse.ArgumentTypeError(f"{word!r} is not {names}")
 
 
 def field_help(cls):

@@ -97,7 +97,7 @@ class Run:
             )
             run_folder.prune_checkpoints(folder, self.config.keep_checkpoints)
         if not evaluation_pending:
-            processes.write0(f"step {trainer.step}: saved")
+            processes.print0(f"step {trainer.step}: saved")
         self.saved_step = trainer.step
         self.saved_at = time.monotonic()
 
@@ -115,7 +115,7 @@ class Run:
             raise trainer.not_finite(f"validation loss {loss}")
         bits = trainer.data.bits_per_character(loss)
         in_bits = f", {bits:.4f} bits per character" if bits else ""
-        processes.write0(f"step {trainer.step}: validation loss {loss:.4f}{in_bits}")
+        processes.print0(f"step {trainer.step}: validation loss {loss:.4f}{in_bits}")
         if self.writes:
             run_folder.record_best(folder, loss, trainer.data.hashes["val"])
             run_folder.prune_checkpoints(folder, self.config.keep_checkpoints)

@@ -88,7 +88,7 @@ class Trainer:
                 raise self.not_finite(error) from None
             self.skipped += 1
             note = f"step {self.step}: {error}: skipped, {self.skipped} of at most {most}"
-            processes.write0(note)
+            processes.print0(note)
         self.step += 1
         self.speed.steps += 1
         if self.compiled and self.step == self.first_step + 1:  # it waited for the compiler

@@ -1,6 +1,5 @@
 """Settings: which value wins, and one helpful line for bad input."""
 
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,8 +31,6 @@ def test_later_settings_win(tmp_path):
     assert (config.n_layer, config.n_head, config.dropout) == (5, 2, 0.5)
     assert config.learning_rate == 1e-3 and config.eval_iters == "full"
     assert config.compile is False and config.wandb_log is True
-    assert config.batch_size == TrainConfig().batch_size
-    assert parse(preset, "--n_layer=9").n_layer == 9
     assert parse("--n_head=1", base=config).n_layer == 5
 
 
@@ -46,9 +43,6 @@ def test_a_preset_with_a_base(tmp_path):
     assert (config.n_layer, config.n_head, config.n_embd) == (5, 4, 64)
     (tmp_path / "base.toml").write_text('base = "y.toml"')
     with pytest.raises(ValueError, match="leads back to it"):
-        parse(tmp_path / "x.toml")
-    (tmp_path / "base.toml").write_text("base = 3")
-    with pytest.raises(ValueError, match="there is no preset"):
         parse(tmp_path / "x.toml")
 
 
@@ -66,7 +60,7 @@ def test_settings_of_a_plain_run():
 class Kinds:
     paths: tuple[Path, ...] = ()
     """Percent signs, as in 100 %, are printed as they are."""
-    sizes: tuple[int, ...] | None = None
+    sizes: tuple[int, ...] = ()
     # Choices
     flag: bool = False
     share: float | None = None
@@ -82,7 +76,7 @@ def test_each_type():
     assert config.flag is True and config.sizes == (3,) and config.share is None
     config = parse_settings(Kinds, ["--flag=False", "--mode=true", "--share=-1", "--secret="])
     assert config.flag is False and config.mode is True
-    assert config.share == -1 and config.secret == "" and config.sizes is None
+    assert config.share == -1 and config.secret == "" and config.sizes == ()
     assert parse_settings(Kinds, ["--mode=auto", "--secret", "a=b"]).secret == "a=b"
 
 
@@ -90,19 +84,14 @@ def test_each_type():
     "argument, message",
     [
         ("--learning_rat=3", "unknown setting 'learning_rat': did you mean learning_rate?"),
-        ("--learning=3", "unknown setting 'learning'"),
-        ("--n_layer=four", "--n_layer: 'four' is not a whole number"),
         ("--n_layer=4.5", "--n_layer: '4.5' is not a whole number"),
         ("--n_layer", "--n_layer: expected one argument"),
         ("--eval_iters=x", "--eval_iters: 'x' is not a whole number or full"),
-        ("--wandb_log=maybe", "--wandb_log: 'maybe' is not True or False"),
         ("--dtype=float8", "--dtype: 'float8' is not auto or float32"),
-        ("--n_embd=130", "n_embd=130 is not divisible by n_head=4"),
         ("--learning_rate=nan", "learning_rate=nan must be at least 0, and finite"),
         ("--out_dir=", "must not be empty"),
         ("n_layer=3", "'n_layer=3' is neither a setting"),
-        ("config", "a folder is given as --out_dir=config"),
-        ("minute.toml", "there is no preset minute.toml: did you mean config/minute.toml?"),
+        ("minute.toml", "there is no preset minute.toml: choose config/"),
     ],
 )
 def test_bad_settings(argument, message):
@@ -116,7 +105,6 @@ def test_bad_settings(argument, message):
     "line, message",
     [
         ("\ufeffn_layr = 3", r"x.toml: unknown setting 'n_layr': did you mean n_layer\?"),
-        ("n_layer = 'many'", "x.toml: .*n_layer: 'many' is not a whole number"),
         ("n_layer = [3]", r"x.toml: .*n_layer: '\[3\]' is not a whole number"),
         ("n_layer", "x.toml is not TOML"),
     ],
@@ -135,8 +123,6 @@ def test_peek_setting(tmp_path):
     assert peek_setting(argv, "out_dir", "out") == "a"
     assert peek_setting([*argv, "--out_dir", "b"], "out_dir", "out") == "b"
     assert peek_setting(["--n_layer=3"], "out_dir", "out") == "out"
-    with pytest.raises(ValueError, match="--out_dir: expected one argument"):
-        peek_setting(["--out_dir="], "out_dir", "out")
 
 
 @pytest.mark.parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
@@ -174,31 +160,17 @@ def test_help_with_headings(capsys, monkeypatch):
 
 
 def test_devices(monkeypatch):
-    """Catches a missing device that is noticed in the middle of the setup, or without a reason."""
-    assert pick_device("cpu").type == "cpu"
-    for name in ("cuda:99", "tpu", "cuda:x", "cpu:"):
-        with pytest.raises(ValueError, match=f"device={name}"):
-            pick_device(name)
-
-    def init():
-        raise RuntimeError("The NVIDIA driver is too old (found version 11040). Please ...\n\n")
-
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "init", init)
-    with pytest.raises(ValueError, match=r"driver is too old \(found version 11040\)\): try"):
-        pick_device("cuda")
-
-
-def test_the_best_device(monkeypatch):
-    """Catches a CPU that is chosen beside a GPU."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    """Catches a CPU beside a GPU, and a missing device that is noticed in the middle of a run."""
+    gpu = {"is_available": True, "device_count": 2}
+    for name in gpu:
+        monkeypatch.setattr(torch.cuda, name, lambda name=name: gpu[name])
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     assert pick_device("auto") == torch.device("cuda")
     assert pick_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(ValueError, match="device=cuda:2 is not available"):
-        pick_device("cuda:2")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    for name in ("cuda:2", "tpu", "cpu:", "mps"):
+        with pytest.raises(ValueError, match=f"device={name} is"):
+            pick_device(name)
+    gpu["is_available"] = False  # its driver is too old
     assert pick_device("auto") == torch.device("cpu")
 
 
@@ -234,6 +206,6 @@ with one_line_errors():
 
 def test_a_reader_that_has_seen_enough():
     """Catches a complaint when the output goes to head, which closes the pipe."""
-    command = f"{sys.executable} train.py --help | head -1"
-    result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    code = "import subprocess, sys; subprocess.run(sys.argv[1], shell=True)"
+    result = run("-c", code, f"{sys.executable} train.py --help | head -1")
     assert result.stdout.startswith("usage") and not result.stderr
