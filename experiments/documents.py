@@ -26,7 +26,7 @@ with the most sentences, would be right for 0.33. There it looks most at the car
 0.777 ± 0.019.
 """
 
-import itertools
+import textwrap
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,7 @@ READERS = {  # (whether words make sentences first, whether the query is learned
     "average of sentences": (True, False),
     HIERARCHICAL: (True, True),
 }
+WIDTH = 32  # of all vectors
 DOCUMENTS = 4000  # for training; a quarter as many more are for the test
 ACCURACY, FIRST = "test accuracy", "largest weight on the carrying sentence"
 BAYES = "naive Bayes on counts"
@@ -83,30 +84,37 @@ class Pool(nn.Module):
 class Reader(nn.Module):
     """Classifies word ids (B, S, W), 0 where there is none.
 
-    It gives the labels' scores, the weights of sentences (B, S), and those of words (B, S, W).
+    It gives the labels' scores, and the weights of sentences (B, S).
     """
 
-    def __init__(self, vocab_size, labels, hierarchical, learned, C=32):
+    def __init__(self, vocab_size, hierarchical, learned):
         super().__init__()
         self.hierarchical = hierarchical
-        self.wte = nn.Embedding(vocab_size, C)
-        self.words = Pool(C, learned)
-        self.sentences = Pool(C, learned)
-        self.norm = nn.RMSNorm(C)
-        self.head = nn.Linear(C, labels)
+        self.wte = nn.Embedding(vocab_size, WIDTH)
+        self.words = Pool(WIDTH, learned)
+        self.sentences = Pool(WIDTH, learned)
+        self.norm = nn.RMSNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, len(labelled.TOPICS))
 
     def forward(self, ids):
-        B, S, W = ids.shape
-        words = ids.view(B * S, W) if self.hierarchical else ids.view(B, S * W)
-        x, of_words = self.words(self.wte(words), words > 0)
-        of_words = of_words.view(B, S, W)
-        of_sentences = of_words.sum(-1)
         if self.hierarchical:
-            x, of_sentences = self.sentences(x.view(B, S, -1), (ids > 0).any(-1))
-        return self.head(self.norm(x)), of_sentences, of_words
+            words = ids.flatten(0, 1)
+            x, _ = self.words(self.wte(words), words > 0)
+            x = x.unflatten(0, ids.shape[:2])  # (B, S, C)
+            x, weights = self.sentences(x, (ids > 0).any(-1))
+        else:
+            words = ids.flatten(1)
+            x, weights = self.words(self.wte(words), words > 0)
+            weights = weights.view_as(ids).sum(-1)
+        return self.head(self.norm(x)), weights
 
 
 # ---- Runs
+
+
+def texts_and_topics(documents):
+    texts = [" ".join(sentences) for sentences, _, _ in documents]
+    return texts, [topic for _, topic, _ in documents]
 
 
 def count_words(name, train, test):
@@ -116,98 +124,87 @@ def count_words(name, train, test):
     from sklearn.naive_bayes import ComplementNB
     from sklearn.pipeline import make_pipeline
 
-    count = CountVectorizer(analyzer=lambda document: labelled.words_of(" ".join(document[0])))
+    count = CountVectorizer(tokenizer=labelled.words_of, token_pattern=None)
     classifier = ComplementNB() if name == BAYES else RidgeClassifier(alpha=30)
-    model = make_pipeline(count, classifier).fit(train, [topic for _, topic, _ in train])
-    return model.score(test, [topic for _, topic, _ in test])
+    model = make_pipeline(count, classifier)
+    model.fit(*texts_and_topics(train))
+    return model.score(*texts_and_topics(test))
 
 
-def run(kind_and_name, config, sentences, seed):
+def run(name, config, sentences, crowded, seed):
     """Train a model; return its accuracy, and its weights of the test's first document."""
-    kind, name = kind_and_name
-    train, test = labelled.compose(sentences, DOCUMENTS, seed, CROWDED[kind])
+    train, test = labelled.compose(sentences, DOCUMENTS, seed, crowded)
     if name not in READERS:
         return {ACCURACY: count_words(name, train, test)}
 
     torch.manual_seed(seed)
     vocabulary = labelled.vocabulary_of(train)
-    topics = sorted(labelled.TOPICS)
-    x = labelled.ids_of(train, vocabulary)
-    y = torch.tensor([topics.index(topic) for _, topic, _ in train])
-    model = Reader(len(vocabulary) + 2, len(topics), *READERS[name])
+    x, y, _ = labelled.tensors_of(train, vocabulary)
+    hierarchical, learned = READERS[name]
+    model = Reader(len(vocabulary) + 2, hierarchical, learned)
 
     def loss(step):
         rows = torch.randint(len(x), (32,))
-        scores, _, _ = model(x[rows])
+        scores, _ = model(x[rows])
         return F.cross_entropy(scores, y[rows])
 
     trials.fit(model, loss, config.steps, 0.03, weight_decay=0.3)
-    batches = labelled.ids_of(test, vocabulary).split(100)
+    x, y, place = labelled.tensors_of(test, vocabulary)
     with torch.no_grad():
-        parts = zip(*(model(ids) for ids in batches))
-    scores, weights, of_words = map(torch.cat, parts)
-    right = torch.tensor([topics.index(topic) for _, topic, _ in test])
-    place = torch.tensor([place for *_, place in test])
+        parts = [model(ids) for ids in x.split(100)]
+    scores, weights = map(torch.cat, zip(*parts))
+    right = scores.argmax(1) == y
+    found = weights.argmax(1) == place
+    of_place = weights.gather(1, place[:, None])
     return {
-        ACCURACY: (scores.argmax(1) == right).double().mean().item(),
-        FIRST: (weights.argmax(1) == place).float().mean().item(),
-        "its weight": weights.gather(1, place[:, None]).mean().item(),
-        "sentences": weights[0].tolist(),
-        "words": of_words[0].tolist(),
+        ACCURACY: right.double().mean().item(),
+        FIRST: found.float().mean().item(),
+        "its weight": of_place.mean().item(),
+        "document": test[0],
+        "weights": weights[0].tolist(),
     }
 
 
 # ---- The picture
 
 
-def draw(runs, document):
-    """Draw accuracies, and the weights of a document's sentences, and of one sentence's words."""
-    sentences, topic, place = document
-    height = 0.19 * len(sentences) + 1.2
-    figure, panels = trials.make_figure(14, height, 1, 3, width_ratios=[1, 1.2, 1])
-    left, middle, right = panels
+def draw(runs):
+    """Draw accuracies, and the weights of a document's sentences."""
+    first, *_ = runs.values()
+    shown = first[HIERARCHICAL][0]
+    sentences, topic, place = shown["document"]
+    figure, panels = trials.make_figure(11, 0.19 * len(sentences) + 1.2, 1, 2)
+    left, right = panels
     for n, (kind, of_kind) in enumerate(runs.items()):
         values = [[run[ACCURACY] for run in found] for found in of_kind.values()]
         means, errors = trials.mean_and_error(values)
         rows = np.arange(len(means)) + 0.4 * n - 0.2
         left.barh(rows, means, 0.4, xerr=errors, label=kind)
     left.set_yticks(range(len(MODELS)), MODELS)
-    left.set(title=ACCURACY)
+    left.set_title(ACCURACY)
     left.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=2.5)
 
-    first, *_ = runs.values()
-    shown = first[HIERARCHICAL][0]
-    heaviest = np.argmax(shown["sentences"])
-    words = labelled.words_of(sentences[heaviest])
-    short = [text if len(text) < 60 else f"{text[:59]}…" for text in sentences]
-    for panel, texts, weights in (
-        (middle, short, shown["sentences"]),
-        (right, words, shown["words"][heaviest]),
-    ):
-        rows = range(len(texts))
-        panel.barh(rows, weights[: len(texts)])
-        panel.set_yticks(rows, [heatmaps.plain(text) for text in texts], fontsize=8)
-        panel.set(xlabel="weight")
-    middle.get_yticklabels()[place].set(color="C3", weight="bold")
-    middle.set(title=f"a document about {topic}")
-    right.set(title="its heaviest sentence")
+    rows = range(len(sentences))
+    right.barh(rows, shown["weights"][: len(sentences)])
+    short = [textwrap.shorten(text, 60, placeholder=" …") for text in sentences]
+    right.set_yticks(rows, map(heatmaps.plain, short), fontsize=8)
+    right.get_yticklabels()[place].set(color="C3", weight="bold")
+    right.set_title(f"weights in a document about {topic}")
     for panel in panels:
-        panel.set(xlim=(0, 1))
+        panel.set_xlim(0, 1)
         panel.invert_yaxis()
     return figure
 
 
 def main(config):
     sentences = labelled.docstrings()
-    kinds = [*itertools.product(CROWDED, MODELS)]
-    found = trials.run_seeds(run, kinds, config, sentences)
-    runs = {kind: {name: found[kind, name] for name in MODELS} for kind in CROWDED}
     sizes = f"{DOCUMENTS} documents to train on, {DOCUMENTS // 4} to test"
+    runs = {}
     tables = {}
-    for kind in CROWDED:
+    for kind, crowded in CROWDED.items():
+        runs[kind] = trials.run_seeds(run, MODELS, config, sentences, crowded)
         tables[f"{kind}: {sizes}"] = trials.make_table("model", runs[kind])
-    _, test = labelled.compose(sentences, DOCUMENTS, seed=0)
-    trials.write_result("documents", config, tables, draw(runs, test[0]))
+    trials.write_result("documents", config, tables, draw(runs))
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ import torch
 from attention import FEATURE, fused, linear, masked_fill, tiled
 from engine.common.hardware import peak_bytes
 from experiments.shared import trials
-from experiments.shared.trials import mean_and_error, plus_minus
+from experiments.shared.trials import plus_minus
 from masks import causal, full, mean_keys, sliding_window, strided
 
 D, WINDOW = 64, 64  # size of the head, of the window
@@ -73,8 +73,12 @@ def two_heads(q, k, v):
     """
     S = stride(q.shape[2])
     local = fused(q, k, v, sliding_window(S))
-    columns = fused(*(x.unflatten(2, (-1, S)).transpose(2, 3).flatten(1, 2) for x in (q, k, v)))
-    return local, columns.unflatten(1, (-1, S)).transpose(2, 3).flatten(2, 3)  # (B, H, n, D)
+    columns = []
+    for x in q, k, v:
+        rows = x.unflatten(2, (-1, S))  # (B, H, n/S, S, D)
+        columns.append(rows.transpose(2, 3).flatten(1, 2))  # (B, H·S, n/S, D)
+    y = fused(*columns).unflatten(1, (-1, S))
+    return local, y.transpose(2, 3).flatten(2, 3)  # both (B, H, n, D)
 
 
 def linformer(q, k, v, E, F):
@@ -88,20 +92,19 @@ def mechanisms(n):
     strides = strided(stride(n))
     random = torch.Generator().manual_seed(0)
     E, F = torch.randn(2, RANK, n, generator=random) / math.sqrt(n)
-    seen = mean_keys(strides, n)
     found = {path.__name__: (path, mean_keys(causal, n), "softmax") for path in EXACT}
-    found[f"sliding window, {WINDOW}"] = (
-        functools.partial(fused, visible=window),
-        mean_keys(window, n),
-        "window",
-    )
-    found["strided, as a mask"] = functools.partial(tiled, visible=strides), seen, "strided"
-    found["strided, as two heads"] = two_heads, seen, None
+    path = functools.partial(fused, visible=window)
+    found[f"sliding window, {WINDOW}"] = path, mean_keys(window, n), "window"
+    path = functools.partial(tiled, visible=strides)
+    found["strided, as a mask"] = path, mean_keys(strides, n), "strided"
+    found["strided, as two heads"] = two_heads, mean_keys(strides, n), None
     for name, make in FEATURE.items():
         feature = make(D)
-        features = len(feature(torch.zeros(1, D))[0])
-        found[name] = functools.partial(linear, feature=feature), features, name
-    found[f"Linformer, {RANK}"] = functools.partial(linformer, E=E, F=F), RANK, None
+        path = functools.partial(linear, feature=feature)
+        features = feature(torch.zeros(1, D)).shape[1]
+        found[name] = path, features, name
+    path = functools.partial(linformer, E=E, F=F)
+    found[f"Linformer, {RANK}"] = path, RANK, None
     return found
 
 
@@ -113,7 +116,7 @@ def costs():
     """Return {mechanism: {"pairs", "ms" and "MB" of a forward pass of one head: values}}."""
     found = {name: {"pairs": [], "ms": [], "MB": []} for name in mechanisms(SHORT)}
     for n in LENGTHS:
-        q, k, v = torch.randn(3, 1, 1, n, D, generator=torch.Generator().manual_seed(n))
+        q, k, v = torch.randn(3, 1, 1, n, D)
         for name, (path, keys, _) in mechanisms(n).items():
             memory = peak_bytes(lambda: path(q, k, v), q.device)  # also warms up
             seconds = trials.seconds_alone(lambda: path(q, k, v))
@@ -156,21 +159,16 @@ def run(name, config, seed):
 # ---- The picture
 
 
-def draw(found, losses):
-    """Draw time and memory against the length, and losses against the time."""
-    figure, panels = trials.make_figure(13, 4, 1, 3)
-    for n, (name, (_, _, trained)) in enumerate(mechanisms(SHORT).items()):
-        for panel, what in zip(panels, TITLES):
-            panel.plot(LENGTHS, found[name][what], "o-", label=name)
-        if trained:
-            mean, error = mean_and_error(losses[trained])
-            panels[2].errorbar(found[name]["ms"][-1], mean, error, fmt="o", color=f"C{n}")
+def draw(found):
+    """Draw time and memory against the length."""
+    figure, panels = trials.make_figure(10, 4, 1, 2)
     for panel, (what, title) in zip(panels, TITLES.items()):
+        for name, values in found.items():
+            panel.plot(LENGTHS, values[what], "o-", label=name)
         trials.log_axis(panel, "length n", LENGTHS)
-        panel.set(yscale="log", title=title)
-    panels[1].legend()
-    panels[2].set(xscale="log", xlabel=f"ms for n = {LENGTHS[-1]}")
-    panels[2].set(title=f"validation loss, texts of {SHORT} bytes")
+        panel.set_yscale("log")
+        panel.set_title(title)
+    panel.legend()
     return figure
 
 
@@ -190,9 +188,7 @@ def main(config):
         row["validation loss"] = plus_minus(losses[trained]) if trained else None
         rows.append(row)
     tables = {"how cost grows, and what is learned": rows}
-    figure = draw(found, losses)
-    more = {"costs": found, "losses": losses}
-    trials.write_result("efficient", config, tables, figure, **more)
+    trials.write_result("efficient", config, tables, draw(found), costs=found, losses=losses)
 
 
 if __name__ == "__main__":

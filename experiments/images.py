@@ -162,7 +162,8 @@ def classify(train, test, steps):
     with torch.no_grad():
         right = eye.classify(x).argmax(1) == y
     # The 0.001 of scikit-learn's own example, for ink from 0 to 1.
-    machine = SVC(gamma=0.256).fit(train[0].flatten(1), train[1])
+    machine = SVC(gamma=0.256)
+    machine.fit(train[0].flatten(1), train[1])
     return eye, right.float().mean().item(), machine.score(x.flatten(1), y)
 
 
@@ -187,9 +188,11 @@ def caption(eye, looks, train, test, steps):
         "digit": means[3],
         "left or right": means[5],
         "whole caption": right.prod(1).mean().item(),
-        "images": x[:SHOWN].numpy(),
-        "said": said[:SHOWN].tolist(),
-        "where": maps[0].mean(1).numpy(),
+        "shown": {
+            "images": x[:SHOWN].numpy(),
+            "said": said[:SHOWN].tolist(),
+            "where": maps[0].mean(1).numpy(),
+        },
     }
 
 
@@ -208,32 +211,32 @@ def run(config, seed):
 # ---- The picture
 
 
-def draw(captioner):
+def draw(shown):
     """Draw images, and in red where the captioner looks for each word."""
-    figure, panels = trials.make_figure(1.7 * (1 + LENGTH), 2 * SHOWN, SHOWN, 1 + LENGTH)
+    columns = 1 + LENGTH
+    figure, panels = trials.make_figure(1.7 * columns, 2 * SHOWN, SHOWN, columns)
     for n, row in enumerate(panels):
-        words = ["", *(WORDS[word] for word in captioner["said"][n][1:])]
-        for panel, word, weights in zip(row, words, [np.zeros(PATCHES), *captioner["where"][n]]):
-            patches = weights.reshape(SIDE // PATCH, -1)
-            pixels = patches.repeat(PATCH, 0).repeat(PATCH, 1)
-            opacity = 0.7 * pixels / max(pixels.max(), 1e-6)
-            panel.imshow(captioner["images"][n], cmap="gray_r", vmin=0, vmax=1)
-            panel.imshow(0 * pixels, cmap="autumn", alpha=opacity)
-            panel.set_title(word, fontsize=11)
+        for panel in row:
+            panel.imshow(shown["images"][n], cmap="gray_r", vmin=0, vmax=1)
             panel.axis("off")
+        said = shown["said"][n]
+        for panel, word, weights in zip(row[1:], said[1:], shown["where"][n]):
+            patches = weights.reshape(SIDE // PATCH, -1)
+            pixels = np.kron(patches, np.ones((PATCH, PATCH)))
+            opacity = 0.7 * pixels / pixels.max()
+            panel.imshow(0 * pixels, cmap="autumn", alpha=opacity)
+            panel.set_title(WORDS[word], fontsize=11)
     return figure
 
 
 def main(config):
     runs = trials.run_jobs(run, [(config, seed) for seed in range(config.seeds)])
     tables = {}
-    for title, label, kinds in (
-        ("which digit", "model", CLASSIFIERS),
-        ("captions", "captioner", CAPTIONERS),
-    ):
+    for title, kinds in ("which digit", CLASSIFIERS), ("captions", CAPTIONERS):
         by_kind = {kind: [run[kind] for run in runs] for kind in kinds}
-        tables[title] = trials.make_table(label, by_kind)
-    trials.write_result("images", config, tables, draw(runs[0][CAPTIONERS[0]]))
+        tables[title] = trials.make_table("model", by_kind)
+    looking = runs[0][CAPTIONERS[0]]
+    trials.write_result("images", config, tables, draw(looking["shown"]))
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ def measure(model, ids, period):
 
 
 def run(n_layer, config, seed):
-    """Train a GPT; return measurements every few steps, and its maps before and after."""
+    """Train a GPT; return measurements at every EVERY-th step, and its maps after training."""
     torch.manual_seed(seed)
     model = trials.new_gpt(
         block_size=T,
@@ -94,31 +94,27 @@ def run(n_layer, config, seed):
     )
     generator = torch.Generator().manual_seed(seed)
     ids, period = sequences(64, generator)
-    shown = (period.flatten() - T // 4).abs().argmin()  # a sequence that comes four times
-    steps, curve, maps = [], [], []
-
-    def watch(step):
-        scores, weights = measure(model, ids, period)
-        steps.append(step)
-        curve.append(scores)
-        maps.append(weights[:, shown].mean(1))  # the mean of the heads, which share the work
+    measurements = []
 
     def loss(step):
         if step % EVERY == 0:
-            watch(step)
+            scores, _ = measure(model, ids, period)
+            measurements.append(scores)
         new_ids, _ = sequences(64, generator)
         return model(new_ids[:, :-1], new_ids[:, 1:], only_loss=True)[1]
 
     trials.fit(model, loss, config.steps, 5e-3)
-    watch(config.steps)
-    found = {key: np.array([scores[key] for scores in curve]) for key in curve[0]}
-    return found | {
-        "loss, new tokens": curve[-1]["new"],
-        "loss, again": curve[-1]["again"],
-        "previous token, first layer": found["previous token"][-1, 0].max().item(),
-        "induction, last layer": found["induction"][-1, -1].max().item(),
-        "steps": steps,
-        "maps": {"before": maps[0], "after": maps[-1]},
+    last, maps = measure(model, ids, period)
+    measurements.append(last)
+    curves = {key: np.array([scores[key] for scores in measurements]) for key in last}
+    shown = (period.flatten() - T // 4).abs().argmin()  # a sequence that comes four times
+    return curves | {
+        "loss, new tokens": last["new"],
+        "loss, again": last["again"],
+        "previous token, first layer": max(last["previous token"][0]),
+        "induction, last layer": max(last["induction"][-1]),
+        "steps": [*range(0, config.steps, EVERY), config.steps],
+        "maps": maps[:, shown].mean(1),  # the mean of the heads, which share the work
         "ids": ids[shown].tolist(),
     }
 
@@ -132,35 +128,39 @@ def begins(run):
 
 def draw_curves(panel, runs, curves, color, label):
     """Draw a line for each run, with one label for all."""
-    lines = panel.plot(runs[0]["steps"], np.transpose(curves), color=color, linewidth=1)
+    lines = panel.plot(runs[0]["steps"], np.transpose(curves), color=color)
     lines[0].set_label(label)
 
 
 def draw(runs):
-    """Draw losses and scores against steps, and where each layer looks before and after."""
-    figure, panels = trials.make_figure(13, 7.2, 2, 3, width_ratios=[1.5, 1, 1])
+    """Draw losses and scores against steps, and where each layer looks after training."""
+    figure, panels = trials.make_figure(10, 7.2, 2, 2, width_ratios=[1.5, 1])
     losses, scores = panels[:, 0]
     for n_layer, found in runs.items():
         curves = [run["again"] for run in found]
         draw_curves(losses, found, curves, f"C{n_layer - 1}", f"layers: {n_layer}")
     losses.axhline(math.log(VOCAB), color="grey", linestyle=":")
-    losses.set(title="loss of tokens that come again (dotted: a guess)", ylabel="nats", ylim=0)
+    losses.set_title("loss of tokens that come again (dotted: a guess)")
+    losses.set_ylabel("nats")
+    losses.set_ylim(0)
+    losses.legend()
 
+    two_layers = runs[2]
     for layer, kind in enumerate(("previous token", "induction")):
-        curves = []
-        for run in runs[2]:
-            heads = run[kind][:, layer]
-            curves.append(heads[:, heads[-1].argmax()])  # the best at the end
-        draw_curves(scores, runs[2], curves, f"C{layer + 2}", f"{kind}, layer {layer + 1}")
-    scores.set(title="attention of the best heads of two layers", xlabel="step", ylim=(0, 1))
+        heads = [run[kind][:, layer] for run in two_layers]
+        best = [of_run[:, of_run[-1].argmax()] for of_run in heads]  # at the end
+        draw_curves(scores, two_layers, best, f"C{layer + 2}", f"{kind}, layer {layer + 1}")
+    scores.set_title("attention of the best heads of two layers")
+    scores.set_xlabel("step")
+    scores.set_ylim(0, 1)
+    scores.legend()
 
-    run = runs[2][0]
-    for layer, row in enumerate(panels):
-        row[0].legend()
-        for panel, (when, maps) in zip(row[1:], run["maps"].items()):
-            image = heatmaps.draw(panel, maps[layer], run["ids"][:T], most=0)
-            panel.set_title(f"layer {layer + 1}, {when} training")
-    heatmaps.scale(figure, image, panels[:, 1:])
+    tokens = two_layers[0]["ids"][:T]
+    for layer, panel in enumerate(panels[:, 1]):
+        weights = two_layers[0]["maps"][layer]
+        image = heatmaps.draw(panel, weights, tokens, most=0)
+        panel.set_title(f"layer {layer + 1}")
+    heatmaps.scale(figure, image, panels[:, 1])
     return figure
 
 

@@ -29,7 +29,6 @@ import torch.nn.functional as F
 
 from attention import causal, full, masked_fill
 from experiments.shared import trials
-from experiments.shared.trials import mean_and_error
 from model import POSITION
 
 T, LONGER = 64, 8  # bytes of the texts of training; times as long are those of the test
@@ -52,8 +51,9 @@ def disorder(visible):
     q, k, v = torch.randn(3, 1, 1, 16, 8, dtype=torch.float64, generator=random)
     order = torch.randperm(16, generator=random)
     y = masked_fill(q, k, v, visible)
-    other = masked_fill(q[:, :, order], k[:, :, order], v[:, :, order], visible)
-    return (y[:, :, order] - other).abs().max().item()
+    other = masked_fill(*(x[:, :, order] for x in (q, k, v)), visible)
+    difference = y[:, :, order] - other
+    return difference.abs().max().item()
 
 
 def span_ends():
@@ -82,31 +82,29 @@ def run(kind, config, seed):
             logits, _ = model(x, y)
         losses.append(F.cross_entropy(logits.mT, y, reduction="none"))  # (8, LONGER·T)
     losses = torch.cat(losses).mean(0)
-    ends = span_ends()
+    spans = losses.tensor_split(span_ends()[:-1])
     return {
         f"up to T={T}": losses[:T].mean().item(),
         "to 2T": losses[T : 2 * T].mean().item(),
         "to 4T": losses[2 * T : 4 * T].mean().item(),
         "to 8T": losses[4 * T :].mean().item(),
-        "spans": [losses[start:end].mean().item() for start, end in zip([0, *ends], ends)],
+        "spans": [span.mean().item() for span in spans],
     }
 
 
 def draw(runs):
-    """Draw the losses up to T, and those of spans of positions."""
-    figure, (left, right) = trials.make_figure(10, 3.8, 1, 2, width_ratios=(2, 3))
+    """Draw the losses of spans of positions."""
+    figure, panel = trials.make_figure(6, 3.8)
     ends = span_ends()
-    for n, (kind, found) in enumerate(runs.items()):
-        trained = mean_and_error([run[f"up to T={T}"] for run in found])
-        left.errorbar(n, *trained, fmt="o")
-        spans = mean_and_error(np.transpose([run["spans"] for run in found]))
-        right.errorbar(ends, *spans, fmt="o-", label=kind)
-    left.set_xticks(range(len(runs)), runs, fontsize=9)
-    left.set(ylabel="validation loss (nats per byte)", title=f"up to T = {T} bytes, as trained")
-    right.axvline(T, color="grey", linestyle=":")
-    trials.log_axis(right, f"up to this position (dotted: T = {T})", ends[::2])
-    right.set(title=f"in texts of {LONGER}T bytes")
-    right.legend()
+    for kind, found in runs.items():
+        spans = np.transpose([run["spans"] for run in found])
+        means, errors = trials.mean_and_error(spans)
+        panel.errorbar(ends, means, errors, fmt="o-", label=kind)
+    panel.axvline(T, color="grey", linestyle=":")
+    trials.log_axis(panel, f"up to this position (dotted: T = {T})", ends[::2])
+    panel.set_ylabel("validation loss (nats per byte)")
+    panel.set_title(f"in texts of {LONGER}T bytes")
+    panel.legend()
     return figure
 
 

@@ -62,9 +62,11 @@ def sequences(pairs, count, seed):
     value = torch.randint(KEYS, 2 * KEYS, (count, pairs), generator=random)
     order = torch.rand(count, pairs, generator=random).argsort(1)
     shown = torch.stack([key, value], dim=2).flatten(1)  # (count, 2·pairs)
+    questions = key.gather(1, order)
+    answers = value.gather(1, order)
     no_question = torch.full_like(shown, -1)
-    inputs = torch.cat([shown, key.gather(1, order)], dim=1)
-    targets = torch.cat([no_question, value.gather(1, order)], dim=1)
+    inputs = torch.cat([shown, questions], dim=1)
+    targets = torch.cat([no_question, answers], dim=1)
     return inputs, targets
 
 
@@ -126,24 +128,26 @@ def memory(name, pairs):
     attn = new_model(name, pairs).transformer.h[0].attn
     if attn.feature:
         return len(attn.feature(torch.zeros(1, D))[0]) * (D + 1)
-    reach = getattr(attn.visible, "window", 3 * pairs) + getattr(attn.visible, "n_global", 0)
-    return 2 * D * min(3 * pairs, reach)
+    length = 3 * pairs
+    reach = getattr(attn.visible, "window", length) + getattr(attn.visible, "n_global", 0)
+    return 2 * D * min(length, reach)
 
 
 def draw(runs, times):
     """Draw recall and time against the number of pairs."""
     figure, (left, right) = trials.make_figure(10, 3.8, 1, 2)
-    for n, (name, found) in enumerate(runs.items()):
-        style = dict(fmt="o-", color=f"C{n}", markersize=4)
+    for name, found in runs.items():
         shares = [[run[f"{pairs} pairs"] for run in found] for pairs in PAIRS]
-        means, errors = zip(*map(trials.mean_and_error, shares))
-        left.errorbar(PAIRS, means, errors, capsize=2, **style)
-        right.errorbar(TIMED, [times[pairs][name] for pairs in TIMED], label=name, **style)
-    left.set(ylabel="share of right answers", ylim=(0, 1.03), title="recall")
-    right.set(ylabel="ms", yscale="log", title="time to read one sequence")
-    for panel, ticks in (left, PAIRS), (right, TIMED):
-        trials.log_axis(panel, "pairs of a key and a value", ticks)
-    right.legend(frameon=False, fontsize=8)
+        means, errors = trials.mean_and_error(shares)
+        left.errorbar(PAIRS, means, errors, fmt="o-")
+        right.plot(TIMED, [times[pairs][name] for pairs in TIMED], "o-", label=name)
+    left.set_title("share of right answers")
+    left.set_ylim(0, 1.03)
+    trials.log_axis(left, "pairs of a key and a value", PAIRS)
+    right.set_title("time to read one sequence (ms)")
+    right.set_yscale("log")
+    trials.log_axis(right, "pairs of a key and a value", TIMED)
+    right.legend()
     return figure
 
 
@@ -155,7 +159,8 @@ def main(config):
     costs = []
     longest = TIMED[-1]
     for name in MECHANISMS:
-        row = {"a sequence read by": name, "numbers kept, 64 pairs": memory(name, 64)}
+        row = {"a sequence read by": name}
+        row["numbers kept, 64 pairs"] = memory(name, 64)
         row[f"{longest} pairs"] = memory(name, longest)
         for pairs in TIMED[-5:]:
             row[f"ms, {pairs} pairs"] = times[pairs][name]

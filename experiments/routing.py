@@ -87,10 +87,8 @@ class Routed(nn.Module):
 
     def __init__(self, config, keys):
         super().__init__()
-        self.keys = nn.Parameter(
-            torch.randn(EXPERTS, config.n_embd) / config.n_embd**0.5,
-            requires_grad=keys == "learned",
-        )
+        random = torch.randn(EXPERTS, config.n_embd) / config.n_embd**0.5
+        self.keys = nn.Parameter(random, requires_grad=keys == "learned")
         # Together, the chosen experts are as large as a dense MLP.
         expert = replace(config, mlp_size=config.mlp_size // CHOSEN)
         self.experts = nn.ModuleList(MLP[config.mlp](expert) for _ in range(EXPERTS))
@@ -101,12 +99,14 @@ class Routed(nn.Module):
         largest, self.chosen = weights.topk(CHOSEN)  # both (B·T, CHOSEN)
         largest = largest / largest.sum(1, keepdim=True)
         # Fedus et al., equation 4: 1 if balanced.
-        self.balance_loss = EXPERTS / CHOSEN * (load(self.chosen) * weights.mean(0)).sum()
+        product = load(self.chosen) * weights.mean(0)
+        self.balance_loss = EXPERTS / CHOSEN * product.sum()
         tokens = x.flatten(0, 1)
         y = torch.zeros_like(tokens)
         for n, expert in enumerate(self.experts):
             rows, rank = (self.chosen == n).nonzero(as_tuple=True)
-            y = y.index_add(0, rows, largest[rows, rank, None] * expert(tokens[rows]))
+            weight = largest[rows, rank, None]
+            y = y.index_add(0, rows, weight * expert(tokens[rows]))
         return y.view_as(x)
 
 
@@ -172,10 +172,10 @@ def costs():
     x, y = torch.randint(256, (2, 16, T))
     models = {kind: new_model(kind)[0] for kind in KINDS}
     steps = [lambda model=model: model(x, y)[1].backward() for model in models.values()]
-    rounds = time_interleaved(steps, 15, torch.device("cpu"))
-    relative = [[time / times[0] for time in times] for times in rounds]
+    rounds = np.array(time_interleaved(steps, 15, torch.device("cpu")))  # (rounds, kinds)
+    times = np.median(rounds / rounds[:, :1], 0)
     found = {}
-    for (kind, model), times in zip(models.items(), zip(*relative)):
+    for (kind, model), time in zip(models.items(), times):
         # The counter sees the products of this path, those with the future included.
         counted, _ = new_model(kind, "masked_fill")
         with FlopCounterMode(display=False) as counter:
@@ -183,32 +183,29 @@ def costs():
         found[kind] = {
             "parameters": sum(p.numel() for p in model.parameters()),
             "MFLOP of a token": counter.get_total_flops() / x.numel() / 1e6,
-            "time": statistics.median(times),
+            "time": time,
         }
     return found
 
 
 def draw(runs):
-    """Draw losses, the load of experts, and which bytes are sent to which expert in one run."""
-    figure, panels = trials.make_figure(14, 3.4, 1, 4, width_ratios=[1.2, 1, 1, 1])
-    losses, loads, *layers = panels
-    for n, (kind, found) in enumerate(runs.items()):
+    """Draw losses, and which bytes are sent to which expert in one run."""
+    figure, panels = trials.make_figure(11, 3.4, 1, 3)
+    losses, *layers = panels
+    for n, found in enumerate(runs.values()):
         mean, error = trials.mean_and_error([run[LOSS] for run in found])
         losses.errorbar(mean, n, xerr=error, fmt="o")
-        if "load" in found[0]:
-            ranked = np.sort([run["load"] for run in found])[..., ::-1]
-            loads.plot(range(1, EXPERTS + 1), ranked.mean((0, 1)), "o-", color=f"C{n}", label=kind)
     losses.set_yticks(range(len(runs)), runs)
     losses.invert_yaxis()
-    losses.set(title="validation loss (nats per byte)")
-    loads.axhline(CHOSEN / EXPERTS, color="grey", linestyle=":", linewidth=1)
-    loads.set(xlabel="expert, from the most to the least asked", title="part of tokens that ask it")
-    loads.set(ylim=(0, None))
-    loads.legend()
+    losses.set_title("validation loss (nats per byte)")
+
+    of_bytes = runs[ROUTED][0]["bytes"]
     experts = [str(n) for n in range(1, EXPERTS + 1)]
     for layer, panel in enumerate(layers):
-        heatmaps.cells(panel, runs[ROUTED][0]["bytes"][layer], [*BYTES], experts)
-        panel.set(title=f"routed, layer {layer + 1}: who asks", xlabel="expert", aspect="auto")
+        heatmaps.cells(panel, of_bytes[layer], [*BYTES], experts)
+        panel.set_title(f"routed, layer {layer + 1}: who asks")
+        panel.set_xlabel("expert")
+        panel.set_aspect("auto")
     return figure
 
 

@@ -28,6 +28,7 @@ from masks import full
 
 SCORES = {"scaled_dot": scaled_dot, "dot": dot}
 T, WIDTH = 64, 128  # tokens that a query sees, width of the models
+RANDOM_SIZES = 4, 8, 16, 32, 64, 128, 256, 512, 1024  # D of random vectors
 SIZES = 16, 128  # D of the trained models
 TITLES = {
     "variance": "variance of scores",
@@ -41,9 +42,9 @@ class Settings(trials.Settings):
     steps: int = 200
 
 
-def measure_softmax(D, seed):
+def measure_softmax(D):
     """Return, for each score, numbers about softmax over T keys of D numbers with variance 1."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 64, 1, T, D, dtype=torch.float64, generator=generator)
     found = {}
     for name, score in SCORES.items():
@@ -51,7 +52,8 @@ def measure_softmax(D, seed):
         # The Jacobian of softmax, diag(w) - w w^T, has the squared Frobenius norm
         # sum(w²) - 2 sum(w³) + sum(w²)².
         square = weights.square().sum(-1)
-        slope = (square - 2 * weights.pow(3).sum(-1) + square.square()).clamp_min(0).sqrt()
+        cube = weights.pow(3).sum(-1)
+        slope = (square - 2 * cube + square.square()).clamp_min(0).sqrt()
         found[name] = {
             "variance": score(q, k).var().item(),
             "entropy": inspection.entropy(weights).mean().item(),
@@ -61,7 +63,7 @@ def measure_softmax(D, seed):
 
 
 def run(kind, config, seed):
-    """Train a GPT with heads of size D: its training losses, validation loss, first entropy."""
+    """Train a GPT with heads of size D; return its loss, and its entropy before training."""
     D, init, score = kind
     torch.manual_seed(seed)
     data = trials.load_text()
@@ -77,42 +79,30 @@ def run(kind, config, seed):
     x, _ = trials.random_batch(data.val, 1, T, seed)
     maps, _ = inspection.attention_maps(model, x[0], attention_weights)
     of_last_token = inspection.entropy(maps[0])[:, -1]  # it sees all
-    curve = trials.fit_text(model, data.train, T, config, seed, 2e-3)
-    return {
-        "curve": curve,
-        "loss": trials.text_loss(model, data.val, T),
-        "entropy": of_last_token.mean().item(),
-    }
+    trials.fit_text(model, data.train, T, config, seed, 2e-3)
+    loss = trials.text_loss(model, data.val, T)
+    return {"loss": loss, "entropy": of_last_token.mean().item()}
 
 
-def draw(measured, runs):
-    """Draw the numbers about softmax against D, and the training losses."""
-    figure, panels = trials.make_figure(13, 3.4, 1, 4)
+def draw(measured):
+    """Draw the numbers about softmax against D."""
+    figure, panels = trials.make_figure(10, 3.4, 1, 3)
     for panel, (what, title) in zip(panels, TITLES.items()):
-        for score, style in zip(SCORES, ("o-", "o--")):
+        for score in SCORES:
             values = [found[score][what] for found in measured.values()]
-            panel.plot([*measured], values, style, label=score, markersize=4)
-        panel.set(xlabel="D", title=title)
-        panel.set_xscale("log", base=2)
-    panels[0].set(yscale="log")
-    panels[2].set(ylim=(0, None))
-    panels[0].legend(frameon=False)
-
-    for n, ((D, init, score), found) in enumerate(runs.items()):
-        curve = torch.tensor([run["curve"] for run in found]).mean(0)
-        smooth = curve.unfold(0, min(20, len(curve)), 5).mean(-1)
-        steps = range(0, 5 * len(smooth), 5)
-        label = f"D = {D}, init {init}" if score == "scaled_dot" else None
-        style = "-" if label else "--"
-        panels[3].plot(steps, smooth, style, color=f"C{n // 2 + 2}", label=label)
-    panels[3].set(xlabel="step", title="training loss (dashed: dot)")
-    panels[3].legend(frameon=False, fontsize=8)
+            panel.plot(RANDOM_SIZES, values, "o-", label=score)
+        panel.set(title=title)
+        trials.log_axis(panel, "D", RANDOM_SIZES)
+    variance, _, slope = panels
+    variance.set_yscale("log")
+    slope.set_ylim(0)
+    variance.legend()
     return figure
 
 
 def main(config):
     # Softmax of random vectors.
-    measured = {2**n: measure_softmax(2**n, 0) for n in range(2, 11)}
+    measured = {D: measure_softmax(D) for D in RANDOM_SIZES}
     numbers = []
     for D, found in measured.items():
         row = {"D": D}
@@ -133,7 +123,7 @@ def main(config):
         losses.append(row)
 
     tables = {"random queries and keys": numbers, "the same GPT, trained": losses}
-    trials.write_result("scaling", config, tables, draw(measured, runs))
+    trials.write_result("scaling", config, tables, draw(measured))
 
 
 if __name__ == "__main__":

@@ -41,16 +41,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from attention import (
-    Additive,
-    CrossAttention,
-    General,
-    attention_weights,
-    dot,
-    masked_fill,
-    present,
-    sinusoidal,
-)
+from attention import Additive, CrossAttention, General, dot, masked_fill, present, sinusoidal
 from engine.common.checks import at_least, choose
 from engine.plotting import heatmaps
 from experiments.shared import translation, trials
@@ -156,7 +147,8 @@ class Recurrent(nn.Module):
         packed = pack_padded_sequence(x, real.sum(1), batch_first=True, enforce_sorted=False)
         states, last = self.encoder(packed)
         states, _ = pad_packed_sequence(states, batch_first=True)
-        return states[:, None], last.transpose(0, 1).flatten(1), real  # (B, 1, S, C), (B, C)
+        vector = last.transpose(0, 1).flatten(1)
+        return states[:, None], vector, real  # (B, 1, S, C), (B, C), (B, S)
 
     def new_past(self, memory, longest):
         return torch.tanh(self.begin(memory[1]))[None], 0
@@ -172,9 +164,11 @@ class Recurrent(nn.Module):
             seen = vector[:, None].expand_as(state)
         else:
             q = state[:, None]
-            seen = self.attention(q, states, states, present(real), self.score)[:, 0]
-        y = torch.tanh(self.combine(torch.cat([state, seen], -1)))
-        return self.embed.scores(y), (state[:, -1:].transpose(0, 1), start + target.shape[1])
+            y = self.attention(q, states, states, present(real), self.score)
+            seen = y[:, 0]
+        y = self.combine(torch.cat([state, seen], -1))
+        past = state[:, -1:].transpose(0, 1), start + target.shape[1]
+        return self.embed.scores(y.tanh()), past
 
 
 class Whole:
@@ -201,10 +195,13 @@ class Transformer(nn.Module):
         self.reader = Block(shape, 0)
         self.writer = Block(shape, 0)
         self.look = CrossAttention(C, HEADS, dropout=config.dropout)
-        self.ln_memory, self.ln_look, self.ln = (nn.LayerNorm(C) for _ in range(3))
+        self.ln_memory = nn.LayerNorm(C)
+        self.ln_look = nn.LayerNorm(C)
+        self.ln = nn.LayerNorm(C)
 
     def encode(self, source, real):
-        return self.ln_memory(self.reader(self.embed(source), cache=Whole(real))), real
+        x = self.reader(self.embed(source), cache=Whole(real))
+        return self.ln_memory(x), real
 
     def new_past(self, memory, longest):
         return self.writer.attn.new_cache(len(memory[0]), longest)
@@ -231,14 +228,17 @@ def run(name, config, vocabulary, train, test, seed):
     """Train a model; return the BLEU of its translations of the test, in all and by length."""
     torch.manual_seed(seed)
     model = MODELS[name](len(vocabulary), config)
-    lengths = np.array([max(map(len, pair)) for pair in train])
-    rows_of_batches = translation.batches(lengths, config.batch_tokens, seed)
+    lengths = [max(map(len, pair)) for pair in train]
+    batches = translation.batches(np.array(lengths), config.batch_tokens, seed)
+    smoothing = config.label_smoothing
 
     def loss(step):
-        sources, targets = zip(*(train[n] for n in next(rows_of_batches)))
+        batch = [train[n] for n in next(batches)]
+        sources, targets = zip(*batch)
         target, real = padded(targets)
-        logits, _ = model.decode(shifted(target), model.encode(*padded(sources)))
-        return F.cross_entropy(logits[real], target[real], label_smoothing=config.label_smoothing)
+        memory = model.encode(*padded(sources))
+        logits, _ = model.decode(shifted(target), memory)
+        return F.cross_entropy(logits[real], target[real], label_smoothing=smoothing)
 
     factor = {"none": config.patience, "transformer": 2}.get(name, 1)
     trials.fit(model, loss, round(config.steps * factor), config.learning_rate)
@@ -249,30 +249,29 @@ def run(name, config, vocabulary, train, test, seed):
     for length, rows in translation.by_length(sources, config.bin).items():
         title = f"{length - config.bin + 1}-{length} words"
         found[title] = bleu([best[n] for n in rows], [right[n] for n in rows])
-    found["alignment"] = translation.alignment(
-        model, vocabulary, config.example, config.beam, attention_weights
-    )
+    found["alignment"] = translation.alignment(model, vocabulary, config.example, config.beam)
     return found
 
 
 def draw(runs):
     """Draw BLEU by length, and where the first run of each model that has attention looks."""
-    maps = {name: found[0]["alignment"] for name, found in runs.items()}
-    maps = {name: found for name, found in maps.items() if found[2]}
-    widths = [1.6] + [1] * len(maps)
-    figure, panels = trials.make_figure(
-        5 + 3 * len(maps), 4, 1, len(widths), width_ratios=widths, squeeze=False
-    )
+    maps = {name: found[0]["alignment"] for name, found in runs.items() if name != "none"}
+    columns = 1 + len(maps)
+    figure, panels = trials.make_figure(5 + 3 * columns, 4, 1, columns, squeeze=False)
     first, *others = panels[0]
     for name, found in runs.items():
         titles = [title for title in found[0] if title.endswith(" words")]
         values = [[run[title] for run in found] for title in titles]
-        first.errorbar(titles, *trials.mean_and_error(values), fmt="o-", label=name)
-    first.set(ylabel="BLEU", ylim=(0, None))
+        means, errors = trials.mean_and_error(values)
+        first.errorbar(titles, means, errors, fmt="o-", label=name)
+    first.tick_params("x", rotation=30)
+    first.set_ylabel("BLEU")
+    first.set_ylim(0)
     first.legend()
     for panel, (name, (source, target, weights)) in zip(others, maps.items()):
         heatmaps.cells(panel, weights, target, source)
-        panel.set(title=name, aspect="auto")
+        panel.set_title(name)
+        panel.set_aspect("auto")
     return figure
 
 

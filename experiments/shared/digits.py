@@ -19,7 +19,8 @@ def images(seed):
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    order = torch.randperm(len(data.target), generator=torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(data.target), generator=generator)
     x = torch.tensor(data.images / 16, dtype=torch.float32)[order]
     y = torch.tensor(data.target)[order]
     tested = len(x) // 4
@@ -38,8 +39,9 @@ def captions(x, y):
     covariance = torch.einsum("nij,i,j->n", x, place, place) / ink - down * right
     found = []
     for n, digit in enumerate(y):
-        words = ["<start>", "a", WIDTHS[ink[n] > 0.3 * SIDE**2], DIGITS[digit]]
-        words += ["leaning", SIDES[covariance[n] < 0]]
+        width = WIDTHS[ink[n] > 0.3 * SIDE**2]
+        side = SIDES[covariance[n] < 0]
+        words = ["<start>", "a", width, DIGITS[digit], "leaning", side]
         found.append([WORDS.index(word) for word in words])
     return torch.tensor(found)
 
@@ -48,5 +50,6 @@ def augmented(x):
     """Return images (B, 8, 8), each stretched, slanted and shifted a little at random."""
     scale = torch.tensor([0.1, 0.1, 0.15])
     change = torch.eye(2, 3) + torch.randn(len(x), 2, 3) * scale
-    grid = F.affine_grid(change, [len(x), 1, SIDE, SIDE], align_corners=False)
-    return F.grid_sample(x[:, None], grid, align_corners=False)[:, 0]
+    x = x[:, None]
+    grid = F.affine_grid(change, x.shape, align_corners=False)
+    return F.grid_sample(x, grid, align_corners=False)[:, 0]

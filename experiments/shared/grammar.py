@@ -9,6 +9,8 @@ the right words, some of them far away.
 import itertools
 import random
 
+LONGEST = 50  # words of an English sentence
+
 
 def table(text):
     """Return the rows of a table of words, lists of texts. A _ stands for a space in an entry."""
@@ -209,12 +211,12 @@ def pair(rng, longest):
     return elide(english, "aeiou"), elide(french, "aeiouéh")
 
 
-def pairs(number, seed, longest=50):
-    """Return different pairs. All lengths from 3 words to `longest` are about equally frequent."""
+def pairs(number, seed):
+    """Return different pairs. All lengths from 3 to LONGEST words are about equally frequent."""
     rng = random.Random(seed)
     found = {}
     while len(found) < number:
-        english, french = pair(rng, rng.randint(4, longest))
+        english, french = pair(rng, rng.randint(4, LONGEST))
         if english:
             found[english] = french
     return [*found.items()]

@@ -87,7 +87,7 @@ def compose_document(chance, groups, topic, crowded):
     return sentences, topic, place
 
 
-def compose(sentences, number, seed, crowded=False):
+def compose(sentences, number, seed, crowded):
     """Return documents for training, and a quarter as many for the test.
 
     crowded: sentences about all other topics may stand in a document, and the one that counts is
@@ -123,11 +123,17 @@ def vocabulary_of(documents):
     return {word: n for n, word in enumerate(frequent, 2)}
 
 
-def ids_of(documents, vocabulary):
-    """Return word ids (B, S, W): 0 is padding, 1 a word that the vocabulary lacks."""
+def tensors_of(documents, vocabulary):
+    """Return word ids (B, S, W), topics (B,) in alphabetical order, carrying sentences (B,).
+
+    Word 0 is padding, 1 a word that the vocabulary lacks.
+    """
     ids = torch.zeros(len(documents), SENTENCES, WORDS, dtype=torch.int32)
     for n, (sentences, *_) in enumerate(documents):
         for m, sentence in enumerate(sentences):
             words = [vocabulary.get(word, 1) for word in words_of(sentence)]
             ids[n, m, : len(words)] = torch.tensor(words)
-    return ids
+    order = sorted(TOPICS)
+    topics = [order.index(topic) for _, topic, _ in documents]
+    places = [place for _, _, place in documents]
+    return ids, torch.tensor(topics), torch.tensor(places)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from attention import attention_weights
 from engine.plotting.inspection import recording
 from engine.text import tokenizer
 from experiments.shared import grammar
@@ -66,12 +67,14 @@ class Vocabulary:
     def __init__(self, texts, size):
         texts = [text.lower() for text in texts]
         self.bpe = tokenizer.create_tokenizer(f"bpe:{size}", texts)
-        used = {piece for text in texts for piece in self.bpe.encode(f" {text}")}
-        self.pieces = [END, *sorted(used)]
-        self.numbers = {piece: n for n, piece in enumerate(self.pieces) if n != END}
+        used = set()
+        for text in texts:
+            used.update(self.bpe.encode(f" {text}"))
+        self.pieces = sorted(used)
+        self.numbers = {piece: n for n, piece in enumerate(self.pieces, 1)}
 
     def __len__(self):
-        return len(self.pieces)
+        return 1 + len(self.pieces)
 
     def encode(self, text):
         """Return the numbers of a text and END, where a model may look when all is translated."""
@@ -81,7 +84,8 @@ class Vocabulary:
     def decode(self, numbers):
         """Return the text of the numbers up to END."""
         own = itertools.takewhile(lambda n: n != END, numbers)
-        return self.bpe.decode([self.pieces[n] for n in own]).strip()
+        pieces = [self.pieces[n - 1] for n in own]
+        return self.bpe.decode(pieces).strip()
 
 
 def padded(rows):
@@ -107,8 +111,10 @@ def batches(lengths, tokens, seed):
         rng = np.random.default_rng((seed, epoch))
         order = np.argsort(lengths + rng.random(len(lengths)))
         batch = np.cumsum(lengths[order]) // tokens  # the number of each sentence's batch
-        found = np.split(order, np.flatnonzero(np.diff(batch)) + 1)
-        for n in rng.permutation(len(found)) if epoch else range(len(found)):
+        starts = np.flatnonzero(np.diff(batch)) + 1
+        found = np.split(order, starts)
+        numbers = rng.permutation(len(found)) if epoch else range(len(found))
+        for n in numbers:
             yield found[n]
 
 
@@ -135,7 +141,9 @@ def search(model, source, real, beam=1):
     ended = torch.zeros(B * beam, dtype=torch.bool)
     length = torch.zeros(B * beam)
     # At first, all translations of a sentence are the same, and only one of them counts.
-    scores = torch.tensor([0.0] + [-math.inf] * (beam - 1)).repeat(B)
+    scores = torch.full((B, beam), -math.inf)
+    scores[:, 0] = 0.0
+    scores = scores.flatten()
     first_row = torch.arange(0, B * beam, beam)[:, None]
     for _ in range(longest):
         logits, past = model.decode(tokens[:, -1:], memory, past)
@@ -143,17 +151,21 @@ def search(model, source, real, beam=1):
         more[ended] = -math.inf
         more[ended, END] = 0.0  # one more END costs nothing
         V = more.shape[1]
-        scores, best = (scores[:, None] + more).view(B, -1).topk(beam)
+        continued = scores[:, None] + more  # (B·beam, V)
+        scores, best = continued.view(B, beam * V).topk(beam)
         scores = scores.flatten()
         rows = (first_row + best // V).flatten()
-        tokens = torch.cat([tokens[rows], (best % V).view(-1, 1)], 1)
+        pieces = (best % V).view(-1, 1)
+        tokens = torch.cat([tokens[rows], pieces], 1)
         length = length[rows] + ~ended[rows]
         ended = tokens[:, -1] == END
         past = model.select(past, rows)
         if ended.all():
             break
-    best, which = (scores / length).view(B, beam).max(1)
-    return tokens[first_row[:, 0] + which, 1:], best
+    means = scores / length
+    best, which = means.view(B, beam).max(1)
+    rows = first_row[:, 0] + which
+    return tokens[rows, 1:], best
 
 
 def translate(model, vocabulary, texts, beam):
@@ -162,28 +174,28 @@ def translate(model, vocabulary, texts, beam):
     lengths = torch.tensor([len(row) for row in numbers])
     found = {}
     for rows in lengths.argsort(stable=True).split(100):
-        tokens, _ = search(model, *padded([numbers[n] for n in rows]), beam)
+        source, real = padded([numbers[n] for n in rows])
+        tokens, _ = search(model, source, real, beam)
         for n, row in zip(rows.tolist(), tokens.tolist()):
             found[n] = vocabulary.decode(row)
     return [found[n] for n in range(len(texts))]
 
 
 @torch.no_grad()
-def alignment(model, vocabulary, text, beam, attention_weights):
+def alignment(model, vocabulary, text, beam):
     """Return pieces of a text, of its translation, and the weights between them, lists of rows.
 
-    Weights are the mean of the last layer's heads, and None for a model without attention;
-    attention_weights is attention.py's.
+    Weights are the mean of the last layer's heads, and None for a model without attention.
     """
     source, real = padded([vocabulary.encode(text)])
     found, _ = search(model, source, real, beam)
     target = found[:, : (found != END).sum() + 1]
     with recording(model, attention_weights) as maps:
         model.decode(shifted(target), model.encode(source, real))
-    weights = maps[-1][0].mean(0).tolist() if maps else None
     pieces = []
-    for numbers in source[0].tolist(), target[0].tolist():
+    for numbers in source[0], target[0]:
         pieces.append([vocabulary.decode([n]) or "(end)" for n in numbers])
+    weights = maps[-1][0].mean(0).tolist() if maps else None
     return [*pieces, weights]
 
 
@@ -203,4 +215,5 @@ def by_length(texts, step):
     for n, text in enumerate(texts):
         length = math.ceil(len(text.split()) / step) * step
         found.setdefault(length, []).append(n)
-    return {length: rows for length, rows in sorted(found.items()) if len(rows) >= len(texts) / 50}
+    enough = len(texts) / 50
+    return {length: rows for length, rows in sorted(found.items()) if len(rows) >= enough}

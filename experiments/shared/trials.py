@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,14 +75,17 @@ def run_jobs(function, jobs):
     """Return [function(*job) for job in jobs]. Each job runs in a process, on one thread.
 
     The numbers do not depend on how many cores there are. The function must stand in a module,
-    where processes find it.
+    where processes find it. ValueError if a process was killed.
     """
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has threads may hang
     with ProcessPoolExecutor(torch.get_num_threads(), spawn, begin_worker) as pool:
         futures = [pool.submit(function, *job) for job in jobs]
+        finished = as_completed(futures)
         try:
-            for done in tqdm(as_completed(futures), total=len(futures), desc="runs", leave=False):
-                done.result()
+            for future in tqdm(finished, "runs", len(futures), leave=False):
+                future.result()
+        except BrokenProcessPool:
+            raise ValueError("a run was killed: perhaps the machine lacks memory for it") from None
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
@@ -119,7 +123,7 @@ def new_gpt(**settings):
 
 
 def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0):
-    """Train a model by AdamW and return its losses, a list. loss(step) gives a scalar tensor.
+    """Train a model by AdamW. loss(step) gives a scalar tensor.
 
     The learning rate rises over the first tenth of the steps and then falls to 0. Gradients are
     clipped to norm 1.
@@ -128,21 +132,20 @@ def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0):
         model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=weight_decay
     )
     rise = max(1, steps // 10)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / rise, (steps - step) / max(1, steps - rise))
-    )
-    curve = []
+    fall = max(1, steps - rise)
+
+    def factor(step):
+        return min((step + 1) / rise, (steps - step) / fall)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     model.train()
     for step in range(steps):
-        now = loss(step)
         optimizer.zero_grad()
-        now.backward()
+        loss(step).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-        curve.append(now.item())
     model.eval()
-    return curve
 
 
 # ---- Text
@@ -159,20 +162,24 @@ def random_batch(tokens, batch_size, T, *seed):
 
 
 def fit_text(model, tokens, T, config, seed, learning_rate, batch_size=16):
-    """Train a GPT on windows of T tokens, as fit() does, and return its losses."""
+    """Train a GPT on windows of T tokens, as fit() does."""
 
     def loss(step):
         x, y = random_batch(tokens, batch_size, T, seed, step)
         return model(x, y, only_loss=True)[1]
 
-    return fit(model, loss, config.steps, learning_rate)
+    fit(model, loss, config.steps, learning_rate)
 
 
 @torch.no_grad()
 def text_loss(model, tokens, T, batches=20):
     """Return the mean loss of a GPT in nats, always for the same windows of T tokens."""
-    texts = [random_batch(tokens, 16, T, n) for n in range(batches)]
-    return statistics.fmean(model(x, y, only_loss=True)[1].item() for x, y in texts)
+    losses = []
+    for n in range(batches):
+        x, y = random_batch(tokens, 16, T, n)
+        _, loss = model(x, y, only_loss=True)
+        losses.append(loss.item())
+    return statistics.fmean(losses)
 
 
 # ---- Results

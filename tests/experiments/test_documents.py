@@ -41,7 +41,7 @@ def test_a_library_without_a_topic(sentences):
     """Catches a traceback where a part of Python's library is not installed."""
     labelled.TOPICS["tasks"] = "coroutine"
     with pytest.raises(ValueError, match="says nothing about tasks"):
-        labelled.compose(sentences, 80, 0)
+        labelled.compose(sentences, 80, 0, False)
 
 
 def test_docstrings(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from experiments import scaling
 def test_random_queries_and_keys():
     """Catches a variance of something else than scores, and a slope that is not softmax's."""
     for D in 4, 512:
-        found = scaling.measure_softmax(D, 0)
+        found = scaling.measure_softmax(D)
         scaled, dot = found["scaled_dot"], found["dot"]
         assert 0.9 * D < dot["variance"] < 1.1 * D and 0.9 < scaled["variance"] < 1.1
         assert 5.2 < scaled["entropy"] < 5.5

@@ -2,6 +2,7 @@
 
 import math
 import os
+import signal
 import time
 
 import pytest
@@ -23,6 +24,10 @@ def fails(seed, folder):
     time.sleep(1)
 
 
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def test_runs_in_processes():
     """Catches results in the order of their end, runs in this process, threads that compete."""
     runs = trials.run_seeds(power, [2, 3], trials.Settings(seeds=3))
@@ -37,6 +42,12 @@ def test_runs_that_fail(tmp_path):
     with pytest.raises(ValueError, match="no run for seed 0"):
         trials.run_jobs(fails, [(seed, tmp_path) for seed in range(20)])
     assert len([*tmp_path.iterdir()]) < 15
+
+
+def test_a_run_that_is_killed():
+    """Catches a traceback where the system has killed a run for lack of memory."""
+    with pytest.raises(ValueError, match="a run was killed"):
+        trials.run_jobs(killed, [()])
 
 
 def test_means():
@@ -54,7 +65,14 @@ def test_fit():
         model = torch.nn.Linear(4, 1)
         x = torch.randn(64, 4)
         y = x.sum(1, keepdim=True)
-        return trials.fit(model, lambda step: (model(x) - y).square().mean(), 200, 0.05)
+        losses = []
+
+        def loss(step):
+            losses.append((model(x) - y).square().mean())
+            return losses[-1]
+
+        trials.fit(model, loss, 200, 0.05)
+        return losses
 
     first = curve()
     assert len(first) == 200 and first[-1] < 1e-3 * first[0] and first == curve()
