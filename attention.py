@@ -363,8 +363,8 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
     # Many queries with a window: skip the keys that none of them sees.
     if not hasattr(visible, "bias"):
-        if kernel := sdpa.sparse_on_gpu(q, k, visible):
-            return kernel(q, k, v, visible, seen)
+        if Tq > 1 and sdpa.is_flash_window(q, visible):
+            return sdpa.flash_window(q, k, v, getattr(visible, "window", 0))
         if Tk - start > max(3 * window, 4 * sdpa.BLOCK):  # else a full mask is faster
             return sdpa.windowed(q, k, v, seen, window, min(n_global, Tk))
 
@@ -468,11 +468,6 @@ class KVCache:
 
     def __len__(self):
         return self.length
-
-    @property
-    def nbytes(self):
-        """Bytes of all keys and values."""
-        return 0 if self.k is None else 2 * self.k[:, :, : self.length].nbytes
 
     def reset(self, padding=None):
         """Forget everything; the next batch has this padding. The memory stays where it is."""

@@ -104,8 +104,8 @@ def alibi(H):
 
     def bias(i, j):
         slopes = 2.0 ** (-8 * torch.arange(1, H + 1, device=j.device) / H)
-        dims = max(i.dim(), j.dim())
-        return -slopes.view(-1, *[1] * dims) * (i - j)
+        distance = i - j
+        return -slopes.view(-1, *[1] * distance.dim()) * distance
 
     visible.bias = bias
     return visible
@@ -171,15 +171,10 @@ def predicate(spec):
     make = choose("visible", name, VISIBLE)
     try:
         return make(*(int(number) for number in numbers.split(",") if number))
-    except TypeError:  # too few numbers, or too many
-        reason = ""
-    except ValueError as error:
-        reason = f" ({error})"
-    parameters = ",".join(inspect.signature(make).parameters)
-    remedy = f"write it as {name}:{parameters}, in whole numbers"
-    if not parameters:
-        remedy = f"{name} has no numbers"
-    raise ValueError(f"visible={spec}{reason}: {remedy}")
+    except (TypeError, ValueError) as error:  # TypeError: too few numbers, or too many
+        parameters = ",".join(inspect.signature(make).parameters)
+        form = f"{name}:{parameters}".rstrip(":")
+        raise ValueError(f"visible={spec}: {error}; write it as {form}") from None
 
 
 # --------------------------------------------------------------------------------------------------
@@ -208,8 +203,6 @@ def both(a, b):
 
 def check_promises(*predicates):
     """ValueError for an attribute of a predicate that would be lost when it is combined."""
-    if torch.compiler.is_compiling():  # cannot list a function's attributes before PyTorch 2.13
-        return
     known = {"window", "n_global", "exact", "across", "bias", "__wrapped__"}
     for p in predicates:
         if not isinstance(p, types.FunctionType):

@@ -101,7 +101,7 @@ def test_paths_agree(name, T, n_kv_head, D):
 @pytest.mark.parametrize("D, n_kv_head", [(64, 2), (264, 4)])
 @pytest.mark.parametrize("name", PREDICATES)
 def test_compiled_attention(name, D, n_kv_head):
-    """Catches FlexAttention with another mask than the predicate's, also for large heads."""
+    """Catches a mask or a window that the compiler changes, also for large heads."""
     torch._dynamo.reset()
     compiled = torch.compile(fused, fullgraph=True)
     visible = PREDICATES[name](700)

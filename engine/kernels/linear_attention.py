@@ -17,15 +17,13 @@ def chunked(q, k, v, feature, past, chunk):
     came before k and v, or None; see LinearState. Within a chunk all pairs are compared; between
     chunks only the running sum is handed on.
     """
-    # Allocating large tensors takes a CPU as long as the products: halve the batch, or the heads.
-    dim = 0 if len(q) > 1 else 1
-    if q.device.type == "cpu" and q.shape[dim] > 1 and v.numel() > 2**20:
-        qs, ks, vs = (x.chunk(2, dim) for x in (q, k, v))
-        pasts = (None, None) if past is None else past.chunk(2, dim)
-        first = chunked(qs[0], ks[0], vs[0], feature, pasts[0], chunk)
-        second = chunked(qs[1], ks[1], vs[1], feature, pasts[1], chunk)
-        y, sums = zip(first, second)
-        return torch.cat(y, dim), torch.cat(sums, dim)
+    # Allocating large tensors takes a CPU as long as the products: halve the heads.
+    if q.device.type == "cpu" and q.shape[1] > 1 and v.numel() > 2**20:
+        pasts = (None, None) if past is None else past.chunk(2, dim=1)
+        halves = zip(*(x.chunk(2, dim=1) for x in (q, k, v)), pasts)
+        results = [chunked(*qkv, feature, past, chunk) for *qkv, past in halves]
+        y, total = (torch.cat(parts, dim=1) for parts in zip(*results))
+        return y, total
 
     dtype = v.dtype
     Tq = q.shape[2]
@@ -119,11 +117,6 @@ class LinearState:
     def __len__(self):
         return self.length
 
-    @property
-    def nbytes(self):
-        """Bytes of the sum."""
-        return 0 if self.sum is None else self.sum.nbytes
-
     def reset(self, padding=None):
         """Forget everything."""
         if padding is not None:
@@ -160,11 +153,8 @@ class LinearState:
 
     def past(self, q, T):
         """The sum so far, or None; ValueError if q (B, H, Tq, D) or T more positions do not fit."""
-        heads = q.shape[1] if self.sum is None else self.sum.shape[1]
-        if q.shape[:2] != (self.batch_size, heads):
-            raise ValueError(
-                f"this state is for B={self.batch_size}, H={heads}, not q {tuple(q.shape)}"
-            )
+        if len(q) != self.batch_size:
+            raise ValueError(f"this state is for B={self.batch_size}, not q {tuple(q.shape)}")
         self.positions(T)
         return self.sum
 

@@ -2,7 +2,7 @@
 
     CPU       F.scaled_dot_product_attention; one query by itself; a window in blocks
     GPU       FlashAttention without a mask, also for windows; the memory-efficient kernel with one
-    compiled  on a GPU: FlexAttention for predicates, one query in three generated kernels
+    compiled  on a GPU: one query in three generated kernels
 
 All compute softmax(q·k / sqrt(D)) v, q (B, H, Tq, D), k and v (B, G, Tk, D), with a mask, bool or
 to be added, as F.scaled_dot_product_attention takes it. A query that sees nothing gets zeros.
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # --------------------------------------------------------------------------------------------------
-# The choice: attend has a kernel for every case, sparse_on_gpu finds a faster one for a predicate.
+# The choice
 
 
 def attend(q, k, v, mask=None, causal=False):
@@ -32,21 +32,10 @@ def attend(q, k, v, mask=None, causal=False):
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
 
 
-def sparse_on_gpu(q, k, visible):
-    """A GPU's faster way to compute a predicate without a bias than by a kernel that reads a mask.
-
-    flash_window, flex, or None, called with (q, k, v, visible, seen).
-    """
-    if not q.is_cuda or q.shape[2] == 1:
-        return None
+def is_flash_window(q, visible):
+    """True if FlashAttention on a GPU can compute this predicate: all of the past, or a window."""
     is_window = getattr(visible, "exact", False)
-    if is_window and has_flash(q) and q.shape[-1] % 8 == 0:
-        return flash_window
-    # FlexAttention is fast only when compiled. Its blocks pay if some of them see nothing.
-    is_long = k.shape[2] > 2 * FLEX_BLOCK
-    if torch.compiler.is_compiling() and is_long and has_flex(q):
-        return flex
-    return None
+    return q.is_cuda and is_window and has_flash(q) and q.shape[-1] % 8 == 0
 
 
 def has_flash(q):
@@ -60,19 +49,6 @@ def has_flash(q):
     has_large_memory = capability == (8, 0) or capability[0] in (9, 10)
     largest_head = 256 if has_large_memory else 192  # of the backward pass
     return q.shape[-1] <= largest_head
-
-
-def has_flex(q):
-    """True if FlexAttention takes q, on a GPU.
-
-    Its blocks must fit a multiprocessor's shared memory, or the compiler gives up. PyTorch chooses
-    their sizes for each kind of GPU, and rounds heads up to a power of two. In PyTorch 2.11 and
-    2.13 the compiler then needs at most 512 rows on the GPUs that have little.
-    """
-    head_size = q.shape[-1]
-    row = q.itemsize * 2 ** (head_size - 1).bit_length()
-    memory = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin
-    return q.itemsize <= 4 and head_size >= 16 and 512 * row <= memory
 
 
 # --------------------------------------------------------------------------------------------------
@@ -169,8 +145,8 @@ def attend_on_gpu(q, k, v, mask, causal):
     return y[..., :D].reshape(B, H, Tq, D)
 
 
-def flash_window(q, k, v, visible, seen):
-    """The last visible.window keys, or all of the past, by FlashAttention.
+def flash_window(q, k, v, window):
+    """The last `window` keys, or all of the past if it is 0, by FlashAttention.
 
     It skips all other keys.
     """
@@ -182,69 +158,9 @@ def flash_window(q, k, v, visible, seen):
     numbers = torch.arange(B + 1, dtype=torch.int32, device=q.device)
     ends_q = numbers * Tq  # where each sequence begins and ends
     ends_k = numbers * Tk
-    before = getattr(visible, "window", 0) - 1  # -1: all
-    options = {"window_size": (before, 0)}
-    if "enable_gqa" in varlen_attn.__kwdefaults__:  # before PyTorch 2.13 it is always on
-        options["enable_gqa"] = True
-    y = varlen_attn(q, k, v, ends_q, ends_k, Tq, Tk, **options)
+    size = (window - 1, 0)  # -1: all
+    y = varlen_attn(q, k, v, ends_q, ends_k, Tq, Tk, window_size=size, enable_gqa=True)
     return y.unflatten(0, (B, Tq)).transpose(1, 2)
-
-
-FLEX_BLOCK = 128  # queries and keys in a block of FlexAttention
-
-
-def flex(q, k, v, visible, seen):
-    """Any predicate, by FlexAttention (Dong et al. 2024, arXiv:2412.05496).
-
-    It skips blocks in which nothing is visible. Where a block is visible in part it reads the whole
-    mask, a byte for each pair, because not every predicate can be evaluated for one pair at a time:
-    one that looks positions up in a table cannot. The compiler makes mask and blocks once for all
-    layers.
-    """
-    from torch.nn.attention.flex_attention import flex_attention  # takes a second
-
-    Tq, Tk = q.shape[2], k.shape[2]
-    i = torch.arange(Tk - Tq, Tk, device=q.device)[:, None]
-    j = torch.arange(Tk, device=q.device)[None]
-    return flex_attention(q, k, v, block_mask=blocks_of(seen(i, j)), enable_gqa=True)
-
-
-def blocks_of(mask):
-    """FlexAttention's form of a mask (1 or B, Tq, Tk).
-
-    Its own create_block_mask cannot be traced in activation checkpointing.
-    """
-    from torch.nn.attention.flex_attention import BlockMask
-
-    Tq, Tk = mask.shape[1:]
-    blocks = F.pad(mask, (0, -Tk % FLEX_BLOCK, 0, -Tq % FLEX_BLOCK))
-    blocks = blocks.unflatten(2, (-1, FLEX_BLOCK))
-    blocks = blocks.unflatten(1, (-1, FLEX_BLOCK))
-    visible_pairs = blocks.sum((2, 4), dtype=torch.int32)
-    visible_pairs = visible_pairs[:, None]  # (1 or B, 1, Tq / FLEX_BLOCK, Tk / FLEX_BLOCK)
-    is_whole = visible_pairs == FLEX_BLOCK**2
-    is_partial = (0 < visible_pairs) & (visible_pairs < FLEX_BLOCK**2)
-    lists = []  # of the blocks of each kind: their number, and all blocks with these first
-    for kind in is_partial, is_whole:
-        order = kind.int().argsort(dim=-1, descending=True, stable=True)
-        lists.append(kind.sum(-1, dtype=torch.int32))
-        lists.append(order.int())
-    # FlexAttention cannot read another layout, such as one that the compiler chooses later.
-    mask = mask.clone().as_strided(mask.shape, (Tq * Tk, Tk, 1))
-    first = mask[0]
-
-    def pair_of_any(b, h, a, j):
-        return first[a, j]
-
-    def pair_of_each(b, h, a, j):
-        return mask[b, a, j]
-
-    return BlockMask.from_kv_blocks(
-        *lists,
-        BLOCK_SIZE=FLEX_BLOCK,
-        mask_mod=pair_of_each if len(mask) > 1 else pair_of_any,
-        seq_lengths=(Tq, Tk),
-    )
 
 
 # --------------------------------------------------------------------------------------------------
