@@ -200,7 +200,7 @@ def make_draft(config, model, tokenizer):
     if not Path(config.draft).is_dir():
         raise ValueError(f"draft={config.draft} is neither ngram nor the folder of a model")
     draft, other = read_model(pretrained.folder_of(config.draft))
-    if other.spec() != tokenizer.spec():
+    if not other.same_ids(tokenizer):
         raise ValueError(
             f"--draft={config.draft} has another tokenizer than the model: it must be the same"
         )

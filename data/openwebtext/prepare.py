@@ -1,12 +1,12 @@
 """OpenWebText in GPT-2's tokens: 8 million web pages, about 9 billion tokens, on which nanoGPT
 trains GPT-2 (124M).
 
-    python data/openwebtext/prepare.py [--tokens=N] [--tokenizer=gpt2|bpe:32768] [--input FILES]
+    python data/openwebtext/prepare.py [--tokens=N] [--tokenizer=gpt2|bpe:32768]
 
 Downloaded by Hugging Face's library (pip install datasets==5.2.0), whose cache keeps what is
 complete: run the same command again after an interruption. --tokens reads only as much as it
-needs, without the cache. --input: its parquet files, if you have them. A hash of each page decides
-whether it is for validation.
+needs, without the cache. A hash of each page decides whether it is for validation. If you have its
+parquet files: data/text/prepare.py --input FILES.
 """
 
 import sys

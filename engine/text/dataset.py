@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.common.files import read_json, sha256_of_file, shell_path, shell_quote
+from engine.common.files import read_json, sha256_of_file, shell_path
 from engine.text.preparation import DATA, SMALL, SPLITS, meta_digest, write_dataset  # noqa: F401
 from engine.text.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
 
@@ -66,16 +66,14 @@ def find_dataset(name):
 
 def not_prepared(name, folder):
     """Return the message for a dataset without train.bin and val.bin."""
-    if Path(name).is_file():
-        prepare = shell_path(DATA / "text" / "prepare.py")
-        command = f"python {prepare} --input {shell_quote(name)} --name mine"
-        return f"dataset {name} is a text: {command}, and then --dataset=mine"
-    if list(folder.glob("train_0*.bin")):
-        return f"dataset {name} is in shards, as earlier versions wrote it: prepare it again"
     if folder.parent == DATA and (folder / "prepare.py").exists():
         return f"dataset {name} is not prepared yet: python {shell_path(folder / 'prepare.py')}"
     known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
-    return f"dataset {name!r} has no train.bin and val.bin: there are {', '.join(known)}"
+    script = shell_path(DATA / "text" / "prepare.py")
+    return (
+        f"dataset {name!r} has no train.bin and val.bin: prepare it with {script}, or choose "
+        f"{', '.join(known)}"
+    )
 
 
 def load_dataset(name, block_size, data_tokenizer="", verify="auto"):
@@ -129,17 +127,13 @@ def read_meta(path):
 def about_nanogpt(folder, data_tokenizer):
     """Return what read_meta would for nanoGPT's files with GPT-2's ids.
 
-    ValueError if data_tokenizer is not gpt2.
+    ValueError if data_tokenizer is not gpt2, or meta.pkl says that the tokens are others.
     """
-    if (folder / "meta.pkl").exists():
+    if data_tokenizer != "gpt2" or (folder / "meta.pkl").exists():
         raise ValueError(
-            f"{folder} has a meta.pkl and no meta.json: a pickle can run any code, so it is never "
-            "read; prepare the dataset again, or delete meta.pkl if the ids are GPT-2's"
-        )
-    if data_tokenizer != "gpt2":
-        raise ValueError(
-            f"{folder} has no meta.json: its preparation was interrupted, so prepare it again; or "
-            "if nanoGPT made it, with GPT-2's tokens, say so by --data_tokenizer=gpt2"
+            f"{folder} has no meta.json: prepare it again; or if nanoGPT made it with GPT-2's "
+            "tokens, say --data_tokenizer=gpt2 (a meta.pkl could run any code, and is never read: "
+            "there the tokens are others)"
         )
     train_size = (folder / "train.bin").stat().st_size
     val_size = (folder / "val.bin").stat().st_size

@@ -9,7 +9,10 @@ import itertools
 import os
 from pathlib import Path
 
-from engine.text.preparation import token_dtype, write_tokens
+import numpy as np
+
+from engine.common.files import shell_path
+from engine.text.preparation import SPLITS, separator, token_dtype, write_tokens
 from engine.text.tokenizer import create_tokenizer
 
 SECTION = 2**18  # bytes of a long text that are one document
@@ -76,73 +79,78 @@ def sections(texts):
                 raise ValueError(f"{path} is not UTF-8 text: convert it first") from None
 
 
-def read_hub(name, config=None, column="text", streaming=False):
+def read_hub(name, config=None, streaming=False):
     """Return the train split of a dataset on the hub, with the one column text.
 
     streaming: it is read while it is used.
     """
-    remedy = (
-        ": connect to the internet, or get its files another way and give them as --input FILES"
-    )
+    script = shell_path("data/text/prepare.py")
+    remedy = f": connect to the internet, or get its files another way and use {script}"
     with datasets_library(name, remedy) as datasets:
         rows = datasets.load_dataset(name, config, split="train", streaming=streaming)
-    return only_text(rows, column, name)
+    return only_text(rows, "text", name)
 
 
 def only_text(rows, column, source):
-    """Return rows with the one column text; ValueError if they have no such column of text."""
-    kinds = {name: getattr(feature, "dtype", None) for name, feature in rows.features.items()}
-    texts = [name for name in kinds if kinds[name] in ("string", "large_string")]
-    if column not in texts:
-        known = ", ".join(texts)
-        raise ValueError(f"{source} has no text {column!r}: choose one by --column ({known})")
+    """Return rows with the one column text; ValueError if they have no such column."""
+    if column not in rows.column_names:
+        known = ", ".join(rows.column_names)
+        raise ValueError(f"{source} has no column {column!r}: choose one by --column ({known})")
     rows = rows.select_columns(column)
     return rows if column == "text" else rows.rename_column(column, "text")
 
 
-def encode_batch(texts, tokenizer):
-    """Return the columns ids, characters and sha256 of a batch of documents."""
-    texts = [text for text in texts if text]
-    dtype = token_dtype(tokenizer)
-    return {
-        "ids": [tokenizer.encode(text).astype(dtype) for text in texts],
-        "characters": [len(text) for text in texts],
-        "sha256": [hashlib.sha256(text.encode()).hexdigest() for text in texts],
-    }
+def split_of(text, val_share):
+    """Return train or val, by the hash of a document: all of its copies are in the same split."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return "val" if int(digest[:16], 16) < val_share * 2**64 else "train"
 
 
-def encode_rows(rows, tokenizer, split, val_share=0.0):
-    """Yield (split, ids, characters, begins) of each document that is not empty.
+def encode_batch(texts, tokenizer, val_share):
+    """Return the documents of a batch as one row for each split: split, ids and characters."""
+    rows = {"split": [], "ids": [], "characters": []}
+    for split in SPLITS:
+        documents = [text for text in texts if text and split_of(text, val_share) == split]
+        if documents:
+            parts = []
+            for document in documents:
+                parts += [tokenizer.encode(document), separator(tokenizer)]
+            rows["split"].append(split)
+            rows["ids"].append(np.concatenate(parts[:-1]).astype(token_dtype(tokenizer)))
+            rows["characters"].append(sum(map(len, documents)) + len(documents) - 1)
+    return rows
 
-    split: train or val; "": val for val_share of them. Many rows are encoded by several processes.
-    What these finish is kept in the library's cache.
+
+def encode_rows(rows, tokenizer, val_share):
+    """Yield (split, ids, characters, begins) of documents; val_share of them are for validation.
+
+    Many rows are encoded by several processes. The library's cache keeps what these finish.
     """
-    settings = {"batched": True, "batch_size": 100, "fn_kwargs": {"tokenizer": tokenizer}}
+    settings = {"fn_kwargs": {"tokenizer": tokenizer, "val_share": val_share}}
     if getattr(rows, "num_rows", 0) > ALONE:  # rows that are read while they are used have none
         settings["num_proc"] = os.cpu_count()
-    encoded = rows.map(encode_batch, input_columns="text", remove_columns="text", **settings)
-    for batch in encoded.with_format("numpy").iter(batch_size=100):  # much faster than row by row
-        for ids, characters, sha256 in zip(batch["ids"], batch["characters"], batch["sha256"]):
-            yield split or split_of(sha256, val_share), ids, int(characters), True
-
-
-def split_of(sha256, val_share):
-    """Return train or val, by the hash of a document: all of its copies are in the same split."""
-    return "val" if int(sha256[:16], 16) < val_share * 2**64 else "train"
+    encoded = rows.map(
+        encode_batch,
+        input_columns="text",
+        remove_columns="text",
+        batched=True,
+        batch_size=100,
+        **settings,
+    )
+    for row in encoded.with_format("numpy"):
+        yield row["split"], row["ids"], int(row["characters"]), True
 
 
 def write_large_dataset(folder, rows, tokenizer_name, source, val_share=0.005, val=None, tokens=0):
     """Tokenize documents that need not fit into memory. rows: from read_files or read_hub.
 
     val: rows for validation; None: val_share of the documents, chosen by a hash of each. tokens:
-    stop after this number; 0: at the end.
+    stop after this number, at the end of a batch; 0: never.
     """
-    if not 0 < val_share < 1:
-        raise ValueError(f"val_share={val_share} must be between 0 and 1")
     texts = (row["text"] or "" for row in itertools.chain(rows, val or ()))
     tokenizer = create_tokenizer(tokenizer_name, itertools.chain(["\n"], texts))
-    encoded = encode_rows(rows, tokenizer, "train" if val else "", val_share)
+    encoded = encode_rows(rows, tokenizer, 0 if val else val_share)
     if val:
-        encoded = itertools.chain(encoded, encode_rows(val, tokenizer, "val"))
+        encoded = itertools.chain(encoded, encode_rows(val, tokenizer, 1))
     with datasets_library(source):
         write_tokens(folder, tokenizer, {"name": source}, encoded, limit=tokens)

@@ -115,9 +115,7 @@ class SplitWriter:
     def append(self, ids, characters, begins):
         """Write ids, an array for this number of characters; begins: a document begins here."""
         if begins and self.tokens:
-            end_of_text = self.tokenizer.end_of_text
-            separator = self.tokenizer.encode("\n") if end_of_text is None else [end_of_text]
-            self.append(np.array(separator), 1, begins=False)
+            self.append(separator(self.tokenizer), 1, begins=False)
         content = ids.astype(self.dtype).tobytes()
         self.file.write(content)
         self.digest.update(content)
@@ -129,6 +127,12 @@ class SplitWriter:
         self.file.close()
         sha256 = self.digest.hexdigest()
         return {"tokens": self.tokens, "characters": self.characters, "sha256": sha256}
+
+
+def separator(tokenizer):
+    """The ids, an array, between two documents."""
+    end_of_text = tokenizer.end_of_text
+    return tokenizer.encode("\n") if end_of_text is None else np.array([end_of_text])
 
 
 def token_dtype(tokenizer):
@@ -203,11 +207,8 @@ def write_dataset(folder, documents, tokenizer_name, source, val=None):
     val = [document for document in val or () if document]
     if not val:
         train, val = split_documents(train)
-    copies = len({*train} & {*val})
-    if copies:
-        print(f"note: {copies} of the documents are for training and for validation")
-    separator = "\n" if len(train) > 1 or len(val) > 1 else ""
-    tokenizer = create_tokenizer(tokenizer_name, [*train, *val, separator])
+    line_end = "\n" if len(train) > 1 or len(val) > 1 else ""  # it separates documents
+    tokenizer = create_tokenizer(tokenizer_name, [*train, *val, line_end])
     digest = sha256_of(document.encode("utf-8") for document in [*train, *val])
     encoded = encode_documents(tokenizer, train, val)
     write_tokens(folder, tokenizer, {"name": source, "sha256": digest}, encoded)

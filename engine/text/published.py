@@ -56,36 +56,17 @@ def prepare_shakespeare(folder, tokenizer_name):
 
 @dataclass
 class HubSettings:
-    input: tuple[Path, ...] = ()
-    """Its parquet or jsonl files, or folders of them, if you have them already.
-
-    Otherwise it is downloaded.
-    """
     tokens: int = 0
     """Stop after this number of tokens, and download no more than they need; 0: all of it."""
     tokenizer: str = "gpt2"
     """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), byte, or a model's folder."""
-    val_share: float = 0.005
-    """The share of the documents that is for validation, chosen by a hash of each."""
-
-    def __post_init__(self):
-        if self.tokens < 0:
-            raise ValueError(f"tokens={self.tokens} must be 0 or more")
 
 
 def prepare_hub(folder, name, config=None):
-    """Prepare a dataset on the hub, or its variant config: [--input FILES] [--tokens=N] ..."""
+    """Prepare a dataset on the hub, or its variant config: [--tokens=N] [--tokenizer=NAME].
+
+    A hash of each document decides whether it is for validation: 0.005 of them are.
+    """
     settings = parse_settings(HubSettings, sys.argv[1:])
-    files = []
-    for path in settings.input:
-        if not path.exists():
-            raise ValueError(f"--input: there is no file or folder {path}")
-        files += sorted(filter(large.builder_of, path.rglob("*"))) if path.is_dir() else [path]
-    if files:
-        rows = large.read_files(files)
-    elif settings.input:
-        raise ValueError(f"--input: found no parquet or jsonl file in {settings.input[0]}")
-    else:
-        rows = large.read_hub(name, config, streaming=bool(settings.tokens))
-    share = settings.val_share
-    large.write_large_dataset(folder, rows, settings.tokenizer, name, share, tokens=settings.tokens)
+    rows = large.read_hub(name, config, streaming=settings.tokens > 0)
+    large.write_large_dataset(folder, rows, settings.tokenizer, name, tokens=settings.tokens)

@@ -9,7 +9,6 @@ the library tokenizers all others.
 """
 
 import base64
-import contextlib
 import functools
 import itertools
 import json
@@ -22,7 +21,7 @@ from engine.common.files import read_json
 
 END_OF_TEXT = "<|endoftext|>"
 MAX_VOCAB_SIZE = 2**22
-LEARNED_FROM = 2**30  # characters that bpe:VOCAB learns from, at most
+LEARNED_FROM = 100_000  # documents that bpe:VOCAB learns from, at most
 BYTES = {bytes([n]): n for n in range(256)}
 
 # The words that no token of bpe:VOCAB crosses, as GPT-4's: numbers have at most three digits,
@@ -52,6 +51,14 @@ class Tokenizer:
         """Return the text of ids; an incomplete character becomes U+FFFD."""
         content = b"".join(self.token_bytes(token) for token in tokens)
         return content.decode("utf-8", errors="replace")
+
+    def same_ids(self, other):
+        """Return whether each id stands for the same text in another tokenizer."""
+        if self.spec() == other.spec():
+            return True
+        if (self.vocab_size, self.end_of_text) != (other.vocab_size, other.end_of_text):
+            return False
+        return all(self.token_bytes(n) == other.token_bytes(n) for n in range(self.vocab_size))
 
     def __reduce__(self):  # how other processes receive it
         return tokenizer_from_spec, (self.spec(),)
@@ -143,15 +150,11 @@ class TiktokenTokenizer(Tokenizer):
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array.
 
-        Allow_special: special tokens are more than their characters.
+        allow_special: special tokens are more than their characters. ValueError for a text that
+        the pattern takes too long for, such as a million spaces before a word.
         """
         allowed = "all" if allow_special else set()
-        try:
-            return self.encoding.encode_to_numpy(
-                text, allowed_special=allowed, disallowed_special=()
-            )
-        except ValueError as error:  # as for a million spaces before a word
-            raise ValueError(f"the text {text[:40]!r} cannot be encoded: {error}") from None
+        return self.encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
 
     def token_bytes(self, token):
         try:
@@ -230,15 +233,12 @@ class TiktokenTokenizer(Tokenizer):
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        learner.train_from_iterator(first_texts(texts, LEARNED_FROM), trainer)
+        learner.train_from_iterator(itertools.islice(texts, LEARNED_FROM), trainer)
         vocabulary = learner.get_vocab()
         ranks = {**BYTES}
         for token in sorted(vocabulary, key=vocabulary.get):
             if len(token) > 1:
                 ranks[to_bytes(token)] = len(ranks)
-        found = len(ranks) + 1
-        if found < vocab_size:
-            print(f"note: the text is too small for bpe:{vocab_size}: it gives {found:,} tokens")
         return cls(ranks, {END_OF_TEXT: len(ranks)}, PATTERN)
 
 
@@ -255,15 +255,6 @@ def check_vocabulary(ranks, special, pattern):
         raise ValueError("its ids, its special tokens or its pattern cannot be right")
 
 
-def first_texts(texts, size):
-    """Yield the first texts, of size characters or a little more."""
-    for text in texts:
-        yield text
-        size -= len(text)
-        if size <= 0:
-            return
-
-
 class HubTokenizer(Tokenizer):
     """A published byte-pair encoding by the library tokenizers. content: its tokenizer.json.
 
@@ -277,11 +268,8 @@ class HubTokenizer(Tokenizer):
         import tokenizers
 
         model = content["model"]
-        marks_words = model.get("end_of_word_suffix") or model.get("continuing_subword_prefix")
-        if model["type"] != "BPE" or marks_words:
-            raise ValueError(
-                f"a {model['type']}, or one that marks words, is not built here: BPE is"
-            )
+        if model["type"] != "BPE":
+            raise ValueError(f"a {model['type']} is not built here: BPE is")
         self.tokenizer_json = content
         self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
         self.encoding.no_truncation()
@@ -427,12 +415,7 @@ def tokenizer_from_folder(folder):
         return create_tokenizer("gpt2")
     content = read_json(folder / "tokenizer.json")
     spec = {"kind": "tokenizers", "content": content, "end_of_text": end_of_text_in(folder)}
-    found = tokenizer_from_spec(spec)
-    if found.vocab_size == 50257:
-        with contextlib.suppress(ValueError):  # no network
-            gpt2 = create_tokenizer("gpt2")
-            return gpt2 if alike(found, gpt2) else found
-    return found
+    return tokenizer_from_spec(spec)
 
 
 def end_of_text_in(folder):
@@ -448,13 +431,6 @@ def end_of_text_in(folder):
             token = token[0]  # of several, the first ends a text
         if token is not None:
             return token
-
-
-def alike(a, b):
-    """Return whether each id stands for the same text in two tokenizers."""
-    if (a.vocab_size, a.end_of_text) != (b.vocab_size, b.end_of_text):
-        return False
-    return all(a.token_bytes(n) == b.token_bytes(n) for n in range(a.vocab_size))
 
 
 def padded_vocab_size(vocab_size):

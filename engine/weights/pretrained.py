@@ -156,7 +156,7 @@ def nanogpt_tokenizer(path, vocab_size):
 def check_tokenizer(folder, vocab_size, data):
     """ValueError if the model in a folder was trained on other tokens than those of a Dataset."""
     found = load_tokenizer(folder, vocab_size)
-    if found.spec() != data.tokenizer.spec() and not tokenizer.alike(found, data.tokenizer):
+    if not found.same_ids(data.tokenizer):
         raise ValueError(
             f"{folder} was trained on other tokens than those of dataset {data.name}: prepare it "
             f"with {shell_path('data/text/prepare.py')} --tokenizer={shell_quote(folder)}"

@@ -64,21 +64,19 @@ def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
         dataset.load_dataset(str(tmp_path), 8)
     for split in "train", "val":
         (tmp_path / f"{split}.bin").write_bytes(np.arange(40, dtype="<u2").tobytes())
-    with pytest.raises(ValueError, match="interrupted.*--data_tokenizer=gpt2"):
+    with pytest.raises(ValueError, match="prepare it again; or .*--data_tokenizer=gpt2"):
         dataset.load_dataset(str(tmp_path), 8)
     data = dataset.load_dataset(str(tmp_path), 8, "gpt2")
     assert data.tokenizer.vocab_size == 50257 and data.bits_per_character(1.0) is None
     assert data.train.tolist() == list(range(40))
     assert data.hashes == {"train": None, "val": files.sha256_of_file(tmp_path / "val.bin")}
     (tmp_path / "meta.pkl").write_bytes(b"not even a pickle")
-    with pytest.raises(ValueError, match="a pickle can run any code"):
-        dataset.load_dataset(str(tmp_path), 8)
+    with pytest.raises(ValueError, match="could run any code"):
+        dataset.load_dataset(str(tmp_path), 8, "gpt2")
 
 
 def test_what_an_earlier_version_wrote(poem, tmp_path):
-    """Catches a dataset that must be prepared again although it is whole, and shards without a word
-    about them.
-    """
+    """Catches a dataset that must be prepared again although it is whole."""
     path = tmp_path / "poem" / "meta.json"
     meta = json.loads(path.read_text())
     before = dataset.load_dataset(poem, 8)
@@ -87,9 +85,6 @@ def test_what_an_earlier_version_wrote(poem, tmp_path):
         meta[split]["shards"] = [dict(meta[split])]
     path.write_text(json.dumps(meta | {"sha256": preparation.meta_digest(meta)}))
     assert dataset.load_dataset(poem, 8).hashes == before.hashes
-    (tmp_path / "poem" / "train.bin").rename(tmp_path / "poem" / "train_000000.bin")
-    with pytest.raises(ValueError, match="in shards, .* prepare it again"):
-        dataset.load_dataset(poem, 8)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +94,6 @@ def test_what_an_earlier_version_wrote(poem, tmp_path):
         ("val.bin", lambda good: b"\xff\x00" + good[2:], "token id 255; the vocabulary has"),
         ("val.bin", lambda good: good[2:4] + good[2:], "its sha256 is not the one in meta.json"),
         ("meta.json", lambda good: b"{}", "meta.json is damaged"),
-        ("meta.json", lambda good: b"\xff\xfe", "meta.json is damaged"),
         ("meta.json", lambda good: good.replace(b"uint16", b"int16"), "meta.json is damaged"),
     ],
 )
@@ -163,10 +157,9 @@ def test_code_in_a_copied_folder(tmp_path):
 
 def test_names_that_are_not_there(poem):
     """Catches a traceback for a misspelt dataset, a text or a text that is too short."""
-    with pytest.raises(ValueError, match="there are .*shakespeare_char"):
-        dataset.load_dataset("shakespeare_chr", 8)
-    with pytest.raises(ValueError, match="prepare.py --input .*README.md --name mine"):
-        dataset.load_dataset(str(files.ROOT / "README.md"), 8)
+    for name in "shakespeare_chr", str(files.ROOT / "README.md"):
+        with pytest.raises(ValueError, match="text/prepare.py, or choose .*shakespeare_char"):
+            dataset.load_dataset(name, 8)
     with pytest.raises(ValueError, match="not prepared yet: python .*openwebtext/prepare.py"):
         dataset.load_dataset("openwebtext", 8)
     with pytest.raises(ValueError, match="block_size=5000 needs at least 5,001"):

@@ -13,7 +13,7 @@ import pytest
 import tiktoken
 import tokenizers
 from conftest import ROOT
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.text import tokenizer as tokenizer_module
@@ -97,7 +97,7 @@ def test_the_same_ids_by_the_library_tokenizers(name):
     text = TEXT * 2 + " the the<s></s>\n\n  \t cat<|endoftext|>" * (name != "char")
     end = None if ours.end_of_text is None else ours.decode([ours.end_of_text])
     theirs = HubTokenizer(json.loads(json.dumps(ours.tokenizer_json)), end)
-    assert tokenizer_module.alike(ours, theirs)
+    assert ours.same_ids(theirs) and not ours.same_ids(create_tokenizer("char", "other"))
     for special in True, False:
         assert np.array_equal(ours.encode(text, special), theirs.encode(text, special))
 
@@ -126,11 +126,11 @@ def test_bytes_and_characters(text):
     assert ids == [characters.index(c) for c in text]
 
 
-@pytest.mark.parametrize("text, where", [("a猫b", 1), ("\x00", 0), ("bbb~", 3)])
-def test_unknown_character_is_named_with_its_position(text, where):
+def test_unknown_character_is_named_with_its_position():
     """Catches a KeyError, or worse the id of another character."""
-    with pytest.raises(ValueError, match=f"at position {where} "):
-        create_tokenizer("char", "abc").encode(text)
+    for text, where in ("\x00", 0), ("a猫b", 1), ("bbb~", 3):
+        with pytest.raises(ValueError, match=f"at position {where} "):
+            create_tokenizer("char", "abc").encode(text)
 
 
 def test_special_tokens_only_when_allowed():
@@ -155,8 +155,6 @@ def test_gpt2_is_gpt2(gpt2_files):
     words = np.random.default_rng(0).choice(list("' \n\tsldé1.猫"), size=20_000)
     for text in *some_text(), "".join(words):
         assert again.encode(text).tolist() == tiktoken.get_encoding("gpt2").encode_ordinary(text)
-    with pytest.raises(ValueError, match="'blanks  .* cannot be encoded: Regex error"):
-        tokenizer.encode("blanks" + " " * 2_000_000 + "!")
 
 
 def test_what_an_earlier_version_wrote():
@@ -193,7 +191,6 @@ def changed(**model):
         ({"kind": "sentencepiece"}, "not a tokenizer"),
         (None, "not a tokenizer"),
         (changed(type="WordPiece"), "not built here"),
-        (changed(end_of_word_suffix="</w>"), "not built here"),
         ({"kind": "tokenizers", "content": {"model": {"type": "BPE"}}}, "not a tokenizer"),
         ({"kind": "bpe", "content": like_llama_3().tokenizer_json}, "not a tokenizer"),
     ],
@@ -239,12 +236,7 @@ def learned():
 
 @functools.cache
 def by_the_other_library():
-    """The same vocabulary, used by the library tokenizers."""
     return HubTokenizer(learned().tokenizer_json, "<|endoftext|>")
-
-
-def same_tokens(text):
-    return np.array_equal(learned().encode(text), by_the_other_library().encode(text))
 
 
 def test_a_learned_vocabulary():
@@ -255,13 +247,12 @@ def test_a_learned_vocabulary():
     assert tokenizer.vocab_size == 1000 and tokenizer.end_of_text == 999
     assert tokenizer.spec() == create_tokenizer("bpe:1000", iter(some_text())).spec()
     assert [tokenizer.token_bytes(n) for n in range(256)] == [bytes([n]) for n in range(256)]
-    for text in some_text():
-        assert tokenizer.decode(tokenizer.encode(text).tolist()) == text and same_tokens(text)
     assert len(tokenizer.encode(some_text()[0])) < 0.45 * len(some_text()[0])
     assert 999 not in tokenizer.encode("<|endoftext|>")
 
 
 @given(st.text() | st.text(alphabet="ab 1.,\n\r\t'sSéя猫", max_size=80))
+@example("".join(some_text()))
 @settings(deadline=None)
 def test_both_libraries_agree(text):
     """Catches a pattern that one library splits at in another way, or merges that it makes in
@@ -269,21 +260,19 @@ def test_both_libraries_agree(text):
     """
     # Not every version of Unicode has all characters.
     hypothesis.assume(all(unicodedata.category(character) != "Cn" for character in text))
-    assert same_tokens(text) and learned().decode(learned().encode(text).tolist()) == text
+    ids = learned().encode(text)
+    assert np.array_equal(ids, by_the_other_library().encode(text))
+    assert learned().decode(ids.tolist()) == text
 
 
-def test_a_vocabulary_that_cannot_be_learned(capsys, monkeypatch):
-    """Catches a vocabulary without all bytes, one that promises more than the text has, and a text
-    without end.
-    """
+def test_a_vocabulary_that_cannot_be_learned(monkeypatch):
+    """Catches a vocabulary without all bytes, one of ids without a text, and a text without end."""
     for size in 0, 256, 2**22:
         with pytest.raises(ValueError, match=f"bpe:{size}: VOCAB counts"):
             create_tokenizer(f"bpe:{size}", ["text"])
     for name in "bpe:x", "gtp2":
         with pytest.raises(ValueError, match=f"unknown tokenizer '{name}': choose char, byte, bpe"):
             create_tokenizer(name)
-    small = create_tokenizer("bpe:500", ["aaaa aaaa"])
-    assert "too small for bpe:500: it gives" in capsys.readouterr().out
-    assert 257 < small.vocab_size < 270
-    monkeypatch.setattr(tokenizer_module, "LEARNED_FROM", 1000)
+    assert 257 < create_tokenizer("bpe:500", ["aaaa aaaa"]).vocab_size < 270
+    monkeypatch.setattr(tokenizer_module, "LEARNED_FROM", 100)
     create_tokenizer("bpe:300", itertools.repeat("some words\n"))  # it comes to an end

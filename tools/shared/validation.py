@@ -15,7 +15,7 @@ def validation_tokens(folder, name, tokenizer, block_size=1):
     if not name:
         raise ValueError("which text? give --dataset=NAME")
     data = dataset.load_dataset(name, block_size, training.get("data_tokenizer", ""))
-    if data.tokenizer.spec() != tokenizer.spec():
+    if not data.tokenizer.same_ids(tokenizer):
         remedy = f"prepare it with --tokenizer={folder}"
         raise ValueError(f"dataset {name} has other tokens than {folder}: {remedy}")
     return name, data.val
