@@ -73,37 +73,39 @@ def test_transformers(name, tmp_path):
     assert reader.from_pretrained(folder)(POEM).input_ids == encoding.encode(POEM).tolist()
 
 
+CHOICES = dict(
+    position=[*POSITION, *["rope"] * 4],
+    norm=list(NORM),
+    mlp=[*MLP, "swiglu", "swiglu"],
+    bias=[True, False],
+    window=[0, 5],
+    window_pattern=["S", "SL", "LLS"],
+    qk_norm=[False, True, "head", "width"],
+    norm_after=[False, False, True],
+    qkv_bias=[True, False],
+    n_kv_head=[0, 2],
+    head_size=[0, 12],
+    mlp_size=[0, 24],
+    rope_pattern=["R", "R", "RN"],
+    rope_stretch=[1.0, 4.0],
+    norm_eps=[1e-3],
+    tie_weights=[True, False],
+    score=["scaled_dot", "dot"],
+    normalize=["softmax", "sparsemax"],
+    visible=["causal", "strided:3"],
+    rope_base=[1e4, 100.0],
+)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(60))
 def test_any_settings(seed):
     """Catches a model that is exported as one that computes something else."""
     rng = random.Random(seed)
-    choices = dict(
-        position=[*POSITION, *["rope"] * 4],
-        norm=list(NORM),
-        mlp=[*MLP, "swiglu", "swiglu"],
-        bias=[True, False],
-        window=[0, 5],
-        window_pattern=["S", "SL", "LLS"],
-        qk_norm=[False, True, "head", "width"],
-        norm_after=[False, False, True],
-        qkv_bias=[True, False],
-        n_kv_head=[0, 2],
-        head_size=[0, 12],
-        mlp_size=[0, 24],
-        rope_pattern=["R", "R", "RN"],
-        rope_stretch=[1.0, 4.0],
-        norm_eps=[1e-3],
-        tie_weights=[True, False],
-        score=[*["scaled_dot"] * 5, "dot"],
-        normalize=[*["softmax"] * 5, "sparsemax"],
-        visible=[*["causal"] * 5, "strided:3"],
-        rope_base=[1e4, 100.0],
-    )
     torch.manual_seed(seed)
     start = EXPORTABLE[rng.choice(list(EXPORTABLE))]
-    changed = rng.sample(list(choices), 4 if rng.random() < 0.7 else len(choices))
-    changes = {name: rng.choice(choices[name]) for name in changed if rng.random() < 0.5}
+    changed = rng.sample(list(CHOICES), 3)
+    changes = {name: rng.choice(CHOICES[name]) for name in changed}
     defaults = dict(attention="masked_fill", rope_trained=32, norm_eps=1e-5)
     model = GPT(GPTConfig(**SMALL | defaults | start | changes)).eval()
     try:
@@ -126,12 +128,9 @@ def test_any_settings(seed):
     "settings, message",
     [
         (MODERN, "mlp=relu2 \\(swiglu\\)"),
-        (LLAMA | dict(position="none"), "position=none"),
         (dict(attention="linear"), "attention=linear"),
         (LLAMA | dict(attention="masked_fill", normalize="sparsemax"), "normalize=sparsemax"),
-        (dict(n_kv_head=2), "n_kv_head=2"),
         (LLAMA | dict(visible="alibi:4"), "visible=alibi:4"),
-        (LLAMA | dict(bias=True), "bias=True"),
     ],
 )
 def test_what_no_family_computes(settings, message, tmp_path):
@@ -139,7 +138,6 @@ def test_what_no_family_computes(settings, message, tmp_path):
     saved(tmp_path, **settings)
     with pytest.raises(ValueError, match=f"{message}.*config/llama_small.toml"):
         exported(tmp_path)
-    assert not (tmp_path / "to").exists()
 
 
 def test_half_precision(tmp_path):
@@ -175,30 +173,6 @@ def test_the_end_of_text(tmp_path, gpt2_files):
 def test_what_cannot_be_written(tmp_path):
     """Catches a folder that is overwritten, and a traceback."""
     saved(tmp_path)
-    there = tmp_path / "there"
-    there.mkdir()
-    command = "-m", "tools.export", f"--out_dir={tmp_path / 'out'}"
-    assert "exists: choose another folder" in complaint(run_here(*command, f"--to={there}"))
-    assert "--to is missing" in complaint(run_here(*command))
-    result = run_here("-m", "tools.export", "--to=x", f"--out_dir={there}")
-    assert "there is no checkpoint in" in complaint(result)
-    assert not list(there.iterdir())
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama 3"])
-def test_lm_eval(name, tmp_path):
-    """Catches log-likelihoods that are not those of the model here."""
-    huggingface = pytest.importorskip("lm_eval.models.huggingface")
-    from lm_eval.api.instance import Instance
-
-    encoding = create_tokenizer("byte")
-    model = saved(tmp_path, encoding, **EXPORTABLE[name] | dict(vocab_size=256))
-    folder = str(exported(tmp_path))
-    harness = huggingface.HFLM(pretrained=folder, device="cpu", prefix_token_id=10)
-    start, end = "Tyger Tyger, burning", " bright"
-    [(found, _)] = harness.loglikelihood([Instance("loglikelihood", {}, (start, end), 0)])
-    idx = torch.tensor([[*encoding.encode(start), *encoding.encode(end)]]).long()
-    with torch.no_grad():
-        logprobs = model(idx[:, :-1], idx[:, 1:])[0].log_softmax(-1)
-    expected = logprobs.gather(2, idx[:, 1:, None])[0, -len(end) :].sum()
-    assert abs(found - expected.item()) < 1e-4
+    with pytest.raises(ValueError, match="exists: choose another folder"):
+        export(ExportConfig(out_dir=str(tmp_path / "out"), to=str(tmp_path)))
+    assert "--to is missing" in complaint(run_here("-m", "tools.export"))

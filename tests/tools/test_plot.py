@@ -17,9 +17,9 @@ def plot(*arguments):
     main(parse_settings(PlotSettings, ["--paths", *map(str, arguments)]))
 
 
-def row(change, setting, difference, margin, verdict, diverged=0):
-    found = dict(change=change, setting=setting, difference=difference, margin=margin)
-    return found | dict(verdict=verdict, diverged=diverged)
+def compared(change, difference, margin, verdict):
+    row = dict(change=change, difference=difference, margin=margin)
+    return row | dict(verdict=verdict, diverged=1)
 
 
 COMPARED = {
@@ -27,42 +27,35 @@ COMPARED = {
     "device": "a machine",
     "settings": {"preset": "x.toml", "seeds": 2},
     "rows": [
-        row("it diverges", "--a=1", None, None, "worse", diverged=1),
-        row("baseline", "", 0.0, 0.0, ""),
-        row("it helps", "--b=1", -0.1, 0.05, "better"),
-    ],
-    "runs": [
-        {"change": "it diverges", "curve": []},
-        {"change": "it diverges", "curve": [[10, 3.0, None]]},
-        {"change": "baseline", "curve": [[10, 3.0, None], [20, 2.0, 2.5]]},
-        {"change": "it helps", "curve": [[10, 3.0, None], [20, 1.0, 2.4]]},
+        compared("it diverges", None, None, "worse"),
+        compared("baseline", 0.0, 0.0, ""),
+        compared("it helps", -0.1, 0.05, "better"),
     ],
 }
 
 
 def test_stored_measurements_are_drawn_again(tmp_path):
     """Catches a stored JSON that no tool can draw any more, and runs that diverged."""
-    drawn = {"compared.png", "many.png"}
+    drawn = {"compared.png"}
     for path in (ROOT / "benchmarks").glob("*.json"):
-        report = json.loads(path.read_text())
-        if report["kind"] != "experiment":
-            (tmp_path / path.name).write_text(path.read_text())
-            drawn |= {f"{path.stem}.png"} if path.with_suffix(".png").exists() else set()
+        content = path.read_text()
+        if json.loads(content)["kind"] == "experiment":
+            continue
+        (tmp_path / path.name).write_text(content)
+        if path.with_suffix(".png").exists():
+            drawn.add(f"{path.stem}.png")
     (tmp_path / "compared.json").write_text(json.dumps(COMPARED))
-    (tmp_path / "many.json").write_text(json.dumps(COMPARED | {"rows": COMPARED["rows"] * 4}))
-    result = run_here("-m", "tools.plot", *sorted(tmp_path.glob("*.json")))
+    result = run_here("-m", "tools.plot", *tmp_path.glob("*.json"))
     assert result.returncode == 0, result.stderr
     assert {path.name for path in tmp_path.glob("*.png")} == drawn
-    empty = f"{tmp_path / 'trained_cpu.png'} not written: there is nothing to draw"
-    assert empty in result.stdout
+    assert "trained_cpu.png not written: there is nothing to draw" in result.stdout
 
 
 @pytest.mark.parametrize("content", ["no JSON", "[]", "{}", '{"kind": "poem"}'])
 def test_a_file_that_is_no_measurement(content, tmp_path):
     """Catches a traceback for a file that is not a measurement."""
     (tmp_path / "x.json").write_text(content)
-    message = 'x.json is not a measurement: its "kind" is none of attention, train'
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match='not a measurement: its "kind" is none of attention'):
         plot(tmp_path / "x.json")
 
 
@@ -84,8 +77,7 @@ def runs(tmp_path):
 def test_runs_in_one_picture(runs, tmp_path, monkeypatch):
     """Catches a run or an evaluation that is missing, and a picture in another place."""
     plot(*runs)
-    assert (tmp_path / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert not (tmp_path / "out-2" / "loss.png").exists()
+    assert [*tmp_path.glob("*/*.png")] == [tmp_path / "out" / "loss.png"]
 
     figures = {}
 
@@ -93,17 +85,14 @@ def test_runs_in_one_picture(runs, tmp_path, monkeypatch):
         path.touch()
         figures[path.with_suffix("").name] = figure  # without .partial
 
-    (tmp_path / "x.json").write_text(json.dumps(COMPARED))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plt.Figure, "savefig", savefig)
-    plot(*runs, tmp_path / "x.json", "--output=both")
-    assert figures.keys() == {"both.png", "x.png"}
+    plot(*runs, "--output=both")
     losses, rates, speeds = figures["both.png"].axes
     assert [text.get_text() for text in losses.get_legend().get_texts()] == runs
     points = [line.get_xydata().tolist() for line in losses.lines]
     assert points == [[[10, 3], [20, 3]], [[20, 2.5]], [[10, 3]], [[0, 5]]]
     assert len(rates.lines) == len(speeds.lines) == 2
-    assert rates.lines[0].get_color() != rates.lines[1].get_color()
 
 
 def test_runs_on_different_texts(runs, capsys):
@@ -115,25 +104,20 @@ def test_runs_on_different_texts(runs, capsys):
         assert ("different texts" in capsys.readouterr().out) == (text == "another")
 
 
-@pytest.mark.parametrize(
-    "content, message", [("no JSON", "is damaged, or empty"), (None, "has no metrics.jsonl")]
-)
-def test_a_damaged_run(content, message, runs, tmp_path):
+def test_a_damaged_run(runs, tmp_path):
     """Catches a traceback for a folder that is no run, or is one in part."""
-    path = tmp_path / "out-2" / "metrics.jsonl"
-    path.unlink() if content is None else path.write_text(content)
-    assert message in complaint(run_here("-m", "tools.plot", *runs))
+    metrics = tmp_path / "out-2" / "metrics.jsonl"
+    metrics.write_text("no JSON")
+    assert "is damaged, or empty" in complaint(run_here("-m", "tools.plot", *runs))
+    metrics.unlink()
+    with pytest.raises(ValueError, match="has no metrics.jsonl"):
+        plot(*runs)
 
 
-def test_bad_input():
-    """Catches a plotter that does nothing in silence, or takes its settings for files."""
-    assert "--output" in run_here("-m", "tools.plot", "--help").stdout
-    with pytest.raises(ValueError, match="did you mean output"):
-        plot("out", "--outptu=x.png")
+def test_nothing_to_draw():
+    """Catches a plotter that does nothing in silence."""
     with pytest.raises(ValueError, match="give FILE.json"):
         plot()
-    with pytest.raises(OSError, match="none.json"):
-        plot("none.json")
 
 
 def test_who_imports_matplotlib():
@@ -141,6 +125,5 @@ def test_who_imports_matplotlib():
     sources = [*ROOT.glob("*.py"), *ROOT.glob("engine/**/*.py"), *ROOT.glob("benchmarks/*.py")]
     for path in [*sources, ROOT / "tools" / "compare.py"]:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:  # and not inside a function
-            names = [alias.name for alias in getattr(node, "names", [])]
-            names.append(getattr(node, "module", None) or "")
-            assert not any(name.split(".")[0] == "matplotlib" for name in names), path
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                assert "matplotlib" not in ast.unparse(node), path

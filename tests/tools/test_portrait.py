@@ -11,11 +11,9 @@ def test_the_self_portrait(capsys):
     """Catches a path or a mask that is left out, and an example that is not worked right."""
     assert self_portrait(lengths=(16,))
     printed = capsys.readouterr().out
-    assert "0.33  0.67" in printed and "3.30  6.70" in printed
-    assert printed.rstrip().endswith("all agree")
-    for name in [*ATTENTION, *VISIBLE]:
-        assert name in printed
-    assert "■ ■ ■ · · · ■ ■ ■ ·" in printed  # row 8 of local_global(3, 3)
+    row_8_of_local_global = "■ ■ ■ · · · ■ ■ ■ ·"
+    worked = "0.33  0.67", "3.30  6.70", row_8_of_local_global, "all agree"
+    assert all(text in printed for text in (*worked, *ATTENTION, *VISIBLE))
 
 
 def wrong_value(q, k, v, visible=causal):
@@ -29,6 +27,6 @@ def wrong_gradient(q, k, v, visible=causal):
 @pytest.mark.parametrize("path", [wrong_value, wrong_gradient])
 def test_a_wrong_path(path, monkeypatch, capsys):
     """Catches "all agree" of a fork's own path whose value or gradient is wrong."""
-    monkeypatch.setattr("tools.portrait.ATTENTION", {"wrong": path})
+    monkeypatch.setitem(ATTENTION, "wrong", path)
     assert not self_portrait(lengths=(16,))
-    assert capsys.readouterr().out.rstrip().endswith("THEY DO NOT AGREE")
+    assert "THEY DO NOT AGREE" in capsys.readouterr().out

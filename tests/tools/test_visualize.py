@@ -2,16 +2,14 @@
 
 import base64
 import json
-import math
 import re
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import POEM, ROOT, complaint, run_here, tiny
+from conftest import POEM, complaint, run_here, tiny
 
 from attention import attention_weights
 from engine.plotting.inspection import attention_maps, entropy
@@ -49,7 +47,6 @@ def weights_of(half, T):
     "changes",
     [
         dict(n_kv_head=1, window=5, window_pattern="SL"),
-        dict(attention="linear"),
         dict(attention="masked_fill", normalize="sparsemax"),
     ],
     ids=str,
@@ -61,31 +58,29 @@ def test_the_page_has_what_the_model_does(tmp_path, changes):
     data = shown(tmp_path, text)
     ids = torch.tensor(list(text.encode()))
     maps, logits = attention_maps(model, ids, attention_weights)
-    T = len(ids)
     for layer, weights in enumerate(maps):
         for head in range(2):
-            found = weights_of(data["maps"][layer][head], T)
+            found = weights_of(data["maps"][layer][head], len(ids))
             assert np.abs(found - weights[head].numpy()).max() <= 1 / 255
-            assert ((found == 0) == (weights[head].numpy() == 0)).all()
         assert np.allclose(data["entropy"][layer], entropy(weights).mean(-1), atol=1e-3)
         assert np.allclose(data["distance"][layer], distance(weights).mean(-1), atol=1e-3)
-        found = weights_of(data["rollout"][layer], T)
+        found = weights_of(data["rollout"][layer], len(ids))
         assert np.abs(found - rollout(maps)[layer].numpy()).max() <= 1 / 255
 
-    assert (
-        data["direction"] == "ltr"
-        and data["labels"][4:7] == ["r", "·", "T"]
-        and data["breaks"].index(True) == 11
-    )
+    assert data["labels"][4:7] == ["r", "·", "T"] and data["breaks"].index(True) == 11
     losses = F.cross_entropy(logits[:-1], ids[1:], reduction="none")
     assert data["losses"][0] is None and np.allclose(data["losses"][1:], losses, atol=1e-4)
     best, tops = logits.softmax(-1).topk(10)
-    for candidates, values in zip(data["next"], best, strict=True):
-        assert np.allclose([p for _, p in candidates], values, atol=1e-4)
-    for came, top, token in zip(data["came"], tops[:-1].tolist(), ids[1:].tolist(), strict=True):
+    found = [[p for _, p in candidates] for candidates in data["next"]]
+    assert np.allclose(found, best, atol=1e-4)
+    for came, top, token in zip(data["came"], tops[:-1].tolist(), ids[1:], strict=True):
         assert came == (top.index(token) if token in top else None)
-    is_linear = changes.get("attention") == "linear"
-    assert ("linear attention implies" in data["model"]) == is_linear
+
+
+def test_linear_attention(tmp_path):
+    """Catches weights that no model holds, taken for those that it computed."""
+    saved(tmp_path, attention="linear")
+    assert "linear attention implies" in shown(tmp_path, "Tyger")["model"]
 
 
 def test_bytes():
@@ -101,16 +96,12 @@ def test_distance():
 
 
 def test_rollout_follows_every_way_through_the_layers():
-    """Catches layers in the wrong order, by a sum over all ways from i down to j."""
-    random = torch.rand(2, 2, 5, 5, generator=torch.Generator().manual_seed(2)).double().tril()
-    maps = [weights / weights.sum(-1, keepdim=True) for weights in random]
-    mixed = [weights.mean(0) / 2 + torch.eye(5).double() / 2 for weights in maps]
+    """Catches layers in the wrong order, and a residual stream that is left out."""
+    layers = torch.tensor([[[[1, 0], [1, 0]]], [[[1, 0], [0.5, 0.5]]]])
+    maps = layers.expand(2, 3, 2, 2)
     first, second = rollout(maps)
-    assert torch.allclose(first, mixed[0])
-    for i in range(5):
-        for j in range(5):
-            ways = sum(mixed[1][i, m] * mixed[0][m, j] for m in range(5))
-            assert math.isclose(second[i, j], ways, abs_tol=1e-12)
+    assert first.tolist() == [[1, 0], [0.5, 0.5]]
+    assert second.tolist() == [[1, 0], [0.625, 0.375]]
 
 
 def test_every_head_has_its_panel():
@@ -129,13 +120,10 @@ def test_text_that_could_break_out(tmp_path):
     saved(tmp_path, block_size=128)
     labels = "".join(shown(tmp_path, NASTY)["labels"])
     assert labels.startswith("</script><img·src=x·onerror=alert(1)><!--·{{style}}·&·")
-    content = (tmp_path / "out" / "attention.html").read_text(encoding="utf-8")
-    assert content.count("default-src 'none'") == 1
     # With a tokenizer of words a label may be the whole text.
-    for content in content, page({"labels": [NASTY], "model": NASTY}):
-        assert content.count("</script>") == 5
-        assert "<img" not in content
-    assert "<!--" not in content
+    content = page({"labels": [NASTY], "model": NASTY})
+    assert "default-src 'none'" in content and content.count("</script>") == 5
+    assert "<img" not in content and "<!--" not in content
 
 
 @pytest.mark.parametrize(
@@ -156,17 +144,9 @@ def test_a_text_longer_than_the_context(tmp_path, capsys):
     saved(tmp_path)
     data = shown(tmp_path, POEM)
     assert data["labels"][-4:] == [*"ry?⏎"] and len(data["labels"]) == 32
-    start = f"The text has {len(POEM)} tokens, the model's context 32"
-    assert data["note"] == f"{start}: these are the last 32."
+    assert "the model's context 32: these are the last 32." in data["note"]
     assert data["note"] in capsys.readouterr().err
     assert not shown(tmp_path, POEM[:32])["note"]
-
-
-def test_one_token(tmp_path):
-    """Catches a text too short for a loss."""
-    saved(tmp_path)
-    data = shown(tmp_path, "T")
-    assert data["losses"] == [None] and data["entropy"] == [[0, 0], [0, 0]]
 
 
 def test_ids_without_a_text(tmp_path):
@@ -175,9 +155,8 @@ def test_ids_without_a_text(tmp_path):
     with torch.no_grad():
         model.lm_head.weight[256:] = 10 * model.lm_head.weight[:64]
     checkpoint.save_checkpoint(tmp_path / "out", 2, model, {}, {"kind": "byte"}, {}, {})
-    candidates = shown(tmp_path, "Tyger")["next"]
-    assert [len(row) for row in candidates] == [10] * 5
-    assert sum(p for _, p in candidates[0]) < 0.9
+    [candidates] = shown(tmp_path, "T")["next"]
+    assert len(candidates) == 10 and sum(p for _, p in candidates) < 0.9
 
 
 def test_a_file_and_another_folder(tmp_path, monkeypatch):
@@ -193,30 +172,26 @@ def test_a_file_and_another_folder(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "flags, message",
+    "flag, message",
     [
-        ([], "--text is empty"),
-        (["--text=Tyger ß"], "'ß' (U+00DF) at position 6"),
-        (["--text=FILE:{}/none.txt"], "none.txt"),
-        (["--text=T", "--out_dir={}/none"], "there is no checkpoint"),
+        ("--text=", "--text is empty"),
+        ("--text=Tyger ß", "'ß' (U+00DF) at position 6"),
+        ("--text=FILE:/none.txt", "none.txt"),
+        ("--out_dir=/none", "there is no checkpoint"),
     ],
 )
-def test_bad_input(tmp_path, flags, message):
+def test_bad_input(tmp_path, flag, message):
     """Catches a traceback, a page of another text, and one that is half written."""
     saved(tmp_path, "char")
-    flags = [f"--out_dir={tmp_path / 'out'}", *(flag.format(tmp_path) for flag in flags)]
-    assert message in complaint(run_here("-m", "tools.visualize", *flags))
-    assert not [*tmp_path.rglob("attention.*")]
+    out = tmp_path / "out"
+    assert message in complaint(run_here("-m", "tools.visualize", f"--out_dir={out}", flag))
+    assert not [*out.glob("attention.*")]
 
 
-def test_without_matplotlib(tmp_path):
+def test_without_matplotlib(tmp_path, monkeypatch):
     """Catches a traceback where the drawing library is missing."""
     saved(tmp_path)
-    code = (
-        "import sys, runpy; sys.modules['matplotlib'] = None; "
-        f"sys.argv = ['visualize', '--text=T', '--out_dir={tmp_path / 'out'}']; "
-        "runpy.run_module('tools.visualize', run_name='__main__', alter_sys=True)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert "drawing needs matplotlib: pip install matplotlib" in complaint(result)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ValueError, match="drawing needs matplotlib: pip install matplotlib"):
+        shown(tmp_path, "T")
     assert not [*(tmp_path / "out").glob("attention.*")]
