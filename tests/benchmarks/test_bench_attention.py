@@ -9,7 +9,6 @@ from attention import ATTENTION, FEATURE, masked_fill
 from benchmarks import attention
 from benchmarks.attention import AttentionBench, main, measure_paths
 from engine.common.hardware import time_interleaved
-from engine.common.settings import parse_settings
 from masks import VISIBLE, causal
 
 
@@ -21,25 +20,23 @@ def test_bench_attention(tmp_path, capsys, monkeypatch):
     main(AttentionBench(min_length=16, max_length=64, window=4, out_dir=str(tmp_path)))
     report = json.loads((tmp_path / "attention_cpu.json").read_text())
     printed = capsys.readouterr().out
-    assert report["kind"] == "attention"
-    assert report["device"] and report["date"] and report["command"]
     assert len(report["rows"]) == (len(FEATURE) + len(ATTENTION) * len(VISIBLE)) * 3
     for row in report["rows"]:
-        left_out = row["path"] == "naive" and row["T"] > 16
-        assert ("skipped" in row) == left_out, row
-        assert left_out or (row["seconds"] > 0 and row["bytes"] > 0)
+        if row["path"] == "naive" and row["T"] > 16:
+            assert row["skipped"] == "time"
+        else:
+            assert row["seconds"] > 0 and row["bytes"] > 0
     assert len(report["ratios"]) == 2
-    assert all(row["ratio"] > 0 for row in report["ratios"])
-    assert (tmp_path / "attention_cpu.png").read_bytes().startswith(b"\x89PNG")
-    for text in ("sliding_window(4)", "my_mask(4)", "| mine ", "T = 64", "fused / linear"):
+    assert (tmp_path / "attention_cpu.png").exists()
+    for text in "sliding_window(4)", "my_mask(4)", "| mine ", "T = 64", "fused / linear":
         assert text in printed
 
 
-@pytest.mark.parametrize("argument", ["--min_length=0", "--max_length=256"])
-def test_bad_input(argument):
+def test_bad_input():
     """Catches an error of torch, or minutes of measuring before the complaint."""
-    with pytest.raises(ValueError, match="at least 1, and at least twice that"):
-        parse_settings(AttentionBench, [argument])
+    for lengths in dict(min_length=0), dict(max_length=256):
+        with pytest.raises(ValueError, match="at least 1, and at least twice that"):
+            AttentionBench(**lengths)
 
 
 @pytest.mark.parametrize(

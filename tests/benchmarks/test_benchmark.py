@@ -32,28 +32,19 @@ def test_a_process_that_fails(status, message):
         benchmark.run_timed([sys.executable, "-c", f"import sys; sys.exit({status})"])
 
 
-@pytest.mark.parametrize("device, name", [("cuda", "x_cuda.json"), (None, "x.json")])
-def test_where_results_go(device, name, tmp_path, monkeypatch, capsys):
+def test_where_results_go(tmp_path, monkeypatch):
     """Catches a GPU's figures that overwrite a CPU's, and a result drawn before it is written."""
     drawn = []
-
-    def draw(command, cwd):
-        drawn.append(json.loads(command[-1].read_text()))
-
-    monkeypatch.setattr(benchmark.subprocess, "run", draw)
     monkeypatch.setattr(benchmark, "machine_line", lambda report: "a machine")
-    report = {"kind": "train"}
+    monkeypatch.setattr(
+        benchmark.subprocess, "run", lambda command, cwd: drawn.append(command[-1].read_text())
+    )
     config = benchmark.BenchmarkSettings(out_dir=str(tmp_path / "new"), name="x")
-    benchmark.write_report(report, config, [[{"a": 1.5}]], device and torch.device(device))
-    assert "| 1.5 |" in capsys.readouterr().out
-    assert json.loads((tmp_path / "new" / name).read_text()) == report
-    assert drawn == [report]
-
-
-def test_the_model_of_a_clone(tmp_path):
-    """Catches another module that is called model, as ours is."""
-    (tmp_path / "model.py").write_text("class GPT: pass\nclass GPTConfig: n = 7\n")
-    assert benchmark.nanogpt(tmp_path).GPTConfig.n == 7
+    benchmark.write_report({"a": 1}, config, [], torch.device("cuda"))
+    benchmark.write_report({"a": 2}, config, [])
+    for name, content, number in ("x_cuda", drawn[0], 1), ("x", drawn[1], 2):
+        assert (tmp_path / "new" / f"{name}.json").read_text() == content
+        assert json.loads(content) == {"a": number}
 
 
 def test_table():
@@ -71,7 +62,5 @@ def test_examples():
     """Catches a mask of a fork's own that is not measured."""
     registry = VISIBLE | {"mine": lambda a, b: (a, b)}
     found = benchmark.mechanism_examples(registry, 3, H=4)
-    assert len(found) == len(VISIBLE) + 1
     assert found["mine(3, 3)"] == (3, 3)
-    assert found["sliding_window(3)"].window == 3
-    assert {"causal", "alibi(4)"} <= found.keys()
+    assert {"causal", "alibi(4)", "sliding_window(3)"} <= found.keys()
