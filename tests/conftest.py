@@ -2,7 +2,6 @@
 
 import gc
 import json
-import math
 import os
 import runpy
 import signal
@@ -20,7 +19,6 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-import torch.nn.functional as F  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from engine.text import dataset  # noqa: E402
@@ -77,16 +75,15 @@ def poem(tmp_path):
     return str(tmp_path / "poem")
 
 
-def run(*command, typed="", **environment):
+def run(*command, **environment):
     """Run a script of the repository as a user would; returns the finished process."""
     return subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=ROOT,
         capture_output=True,
-        text=True,
         encoding="utf-8",
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", **environment},
-        input=typed,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment,
+        stdin=subprocess.DEVNULL,
         timeout=300,
     )
 
@@ -134,7 +131,7 @@ def exit_code(pid):
 
 
 def run_here(*command, typed="", **environment):
-    """Run a script as run does, but in a fork, which is faster. typed: its standard input."""
+    """Run a script as run does, but in a fork, for speed. typed: its standard input."""
     with text_file() as content, text_file() as output, text_file() as errors:
         content.write(typed)
         content.seek(0)
@@ -225,43 +222,17 @@ def tiny(**changes):
     return model
 
 
-def gpt2_logits(weights, idx, n_layer, n_head):
-    """GPT-2's forward pass from its paper and public weights layout: an independent oracle."""
-    T = idx.shape[1]
-    x = weights["transformer.wte.weight"][idx] + weights["transformer.wpe.weight"][:T]
-
-    def norm(x, name):
-        return F.layer_norm(x, x.shape[-1:], weights[name + ".weight"], weights[name + ".bias"])
-
-    def linear(x, name):
-        return x @ weights[name + ".weight"].T + weights[name + ".bias"]
-
-    for n in range(n_layer):
-        block = f"transformer.h.{n}."
-        q, k, v = linear(norm(x, block + "ln_1"), block + "attn.c_attn").chunk(3, dim=-1)
-        heads = []
-        for qh, kh, vh in zip(*(t.chunk(n_head, dim=-1) for t in (q, k, v))):
-            scores = qh @ kh.transpose(1, 2) / math.sqrt(qh.shape[-1])
-            scores = scores + torch.full((T, T), float("-inf"), dtype=x.dtype).triu(1)
-            heads.append(torch.softmax(scores, dim=-1) @ vh)
-        x = x + linear(torch.cat(heads, dim=-1), block + "attn.c_proj")
-        h = linear(norm(x, block + "ln_2"), block + "mlp.c_fc")
-        h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
-        x = x + linear(h, block + "mlp.c_proj")
-    return norm(x, "transformer.ln_f") @ weights["transformer.wte.weight"].T
-
-
 def hugging_face_folder(folder, model, prefix="transformer.", **config):
     """Write a model as Hugging Face publishes GPT-2: transposed matrices and mask buffers."""
     folder.mkdir(exist_ok=True)
     tensors = {}
     for name, tensor in model.state_dict().items():
-        if name != "lm_head.weight":
-            if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
-                tensor = tensor.t().contiguous()
-            tensors[name.replace("transformer.", prefix)] = tensor
+        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
+            tensor = tensor.t().contiguous()
+        tensors[name.replace("transformer.", prefix)] = tensor
+    del tensors["lm_head.weight"]
     tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
-    save_file(tensors, folder / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     settings = dict(
         model_type="gpt2", n_positions=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16
     )

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, gpt2_logits, tiny
+from conftest import TINY, hugging_face_folder, tiny
 from mechanisms import assert_same
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -21,10 +21,14 @@ def ids(*shape):
 # ---- The architecture
 
 
-def test_defaults_are_gpt2():
-    """Catches a change of the default architecture: logits must be GPT-2's."""
-    model, idx = tiny().double(), ids(2, 11)
-    assert_same([model(idx, idx)[0]], [gpt2_logits(model.state_dict(), idx, 2, 4)], error=1e-10)
+def test_defaults_are_gpt2(tmp_path):
+    """Catches a change of the default architecture: logits must be GPT-2's, by transformers."""
+    transformers = pytest.importorskip("transformers")
+    model = tiny()
+    idx = ids(2, 11)
+    hugging_face_folder(tmp_path, model)
+    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).double().eval()
+    assert_same([model.double()(idx, idx)[0]], [theirs(idx).logits], error=1e-10)
 
 
 def modern_logits(weights, idx, n_head, n_kv_head, windows):
