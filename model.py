@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint as checkpoint_block
 from attention import CausalSelfAttention, check_mechanism, rope_table, sinusoidal
 from engine.common.checks import at_least, check_heads, choose
 from engine.decoding.generation import stream
-from engine.decoding.sampling import RandomStream, Sampling
+from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.kernels.autograd import in_autocast, linear_cross_entropy, relu2, rms_norm
 from engine.weights import checkpoint, pretrained
@@ -538,8 +538,8 @@ class GPT(nn.Module):
             raise ValueError(f"max_new_tokens={max_new_tokens} must be 0 or more")
         settings = Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
         session = Session(self, list(idx), max_new_tokens, use_cache)
-        random = RandomStream([generator] * len(idx))
-        for _ in stream(session, max_new_tokens, settings, random, vocab_size):
+        sampler = Sampler(settings, [generator] * len(idx), vocab_size)
+        for _ in stream(session, max_new_tokens, sampler):
             pass
         return session.ids
 

@@ -9,6 +9,7 @@ standard error.
 
 import contextlib
 import math
+import os
 import signal
 import sys
 from dataclasses import dataclass
@@ -25,10 +26,10 @@ from engine.common.checks import at_least
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
-from engine.decoding.generator import Generator
+from engine.decoding.generation import Generator
 from engine.decoding.quantization import best_dtype, prepare_for_inference
 from engine.decoding.sampling import Sampling
-from engine.decoding.speculation import Draft, ngram
+from engine.decoding.speculation import GUESSES, Draft, ngram
 from engine.decoding.text import Printer, Text
 from engine.weights import checkpoint, pretrained
 from model import GPT
@@ -87,12 +88,10 @@ class SampleConfig(Sampling):
     """Guess tokens and read several at once, for more speed and the same text: ngram (what followed
     before), or the folder of a smaller model with the same tokenizer, as for init_from. (But for
     rounding, as with the seed.)"""
-    guesses: int = 8
-    """draft: tokens to guess at a time."""
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(1, self, "num_samples", "max_new_tokens", "batch_size", "guesses")
+        at_least(1, self, "num_samples", "max_new_tokens", "batch_size")
         at_least(0, self, "seed", most=2**32 - 1)  # the seeds of a generator on a CPU
         if "" in self.stop:
             raise ValueError("stop='' would end each text before it begins: leave it out")
@@ -131,81 +130,81 @@ def read_prompts(config):
 def default_start(tokenizer):
     """Return a line break, or the text of the tokenizer's first id if it has none."""
     try:
-        return "\n" if len(tokenizer.encode("\n")) else tokenizer.decode([0])
+        has_line_break = len(tokenizer.encode("\n")) > 0
     except ValueError:
-        return tokenizer.decode([0])
+        has_line_break = False
+    return "\n" if has_line_break else tokenizer.decode([0])
 
 
-def encode_prompt(tokenizer, text, most, flag, begin=()):
-    """Return the ids (T,) of a prompt after those of begin, and of the prompt at most the last.
+def encode_prompt(tokenizer, text, begin, most, flag):
+    """Return the ids (T,) of a prompt after those of begin: at most so many, else its last.
 
     ValueError if there are none, or if the text cannot be encoded.
     """
     try:
         ids = tokenizer.encode(text, allow_special=True).tolist()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{flag} is not valid Unicode text (position {error.start})") from None
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
     begin = list(begin)
-    if ids[: len(begin)] == begin:
-        begin = []
-    if not begin + ids:
+    if ids[: len(begin)] != begin:
+        ids = begin + ids
+    if not ids:
         raise ValueError(f"{flag} has no tokens: this model needs at least 1")
-    most -= len(begin)
     if len(ids) > most:
         note = f"note: {flag} has {len(ids)} tokens; the model reads the last {most}"
         print(note, file=sys.stderr)
-    return torch.tensor(begin + ids[-most:])
+        ids = begin + ids[len(begin) - most :]
+    return torch.tensor(ids)
 
 
 # --------------------------------------------------------------------------------------------------
 # The model
 
 
-def read_model(folder):
-    """Return the model in a folder and its tokenizer."""
-    model = GPT.from_pretrained(folder)
-    return model, pretrained.load_tokenizer(folder, model.config.vocab_size)
+def load_model(config, folder, quantize="none", rows=1):
+    """Return a model, its tokenizer, and its numbers and device in words.
 
-
-def prepare(config, model, quantize="none", rows=1):
-    """Return the model for products of this number of rows, and the name of its dtype."""
-    dtype = best_dtype(model, rows) if config.dtype == "auto" else config.dtype
-    return prepare_for_inference(model, getattr(torch, dtype), quantize, rows), dtype
-
-
-def load(config, texts):
-    """Return the model, prepared for this number of texts, its tokenizer, and its kind in words."""
+    rows: of its products, as in prepare_for_inference.
+    """
     device = pick_device(config.device)
+    model = GPT.from_pretrained(folder)
+    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
+    model = model.to(device)
+    dtype = best_dtype(model, rows) if config.dtype == "auto" else config.dtype
+    model = prepare_for_inference(model, getattr(torch, dtype), quantize, rows)
+    kind = dtype if quantize == "none" else quantize
+    return model, tokenizer, f"{kind}, {device}"
+
+
+def make_generator(config, texts):
+    """Return the Generator for this number of texts, and its model's kind in words."""
+    rows = 1 + GUESSES if config.draft else min(texts, config.batch_size)
+    if config.compile is True:
+        rows = None  # the compiler makes its own products
     if config.init_from == "resume":
         folder = checkpoint.find_checkpoint(config.out_dir, config.checkpoint)
     else:
         folder = pretrained.folder_of(config.init_from, config.checkpoint)
-    model, tokenizer = read_model(folder)
-    rows = 1 + config.guesses if config.draft else min(texts, config.batch_size)
-    if config.compile is True:
-        rows = None  # the compiler makes its own products
-    model, dtype = prepare(config, model.to(device), config.quantize, rows)
-    kind = "int8" if config.quantize == "int8" else dtype
-    return model, tokenizer, f"{kind}, {device}"
+    model, tokenizer, kind = load_model(config, folder, config.quantize, rows)
+    guess = make_guess(config, tokenizer)
+    pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
+    return Generator(model, tokenizer, config, guess, pads), kind
 
 
-def make_draft(config, model, tokenizer):
-    """Return a function of a RandomStream that returns a guess (see speculation.py), or None."""
+def make_guess(config, tokenizer):
+    """Return what guesses the next tokens (see speculation.py), or None."""
     if not config.draft:
         return None
     if config.draft == "ngram":
-        return lambda random: ngram
+        return ngram
     if not Path(config.draft).is_dir():
         raise ValueError(f"draft={config.draft} is neither ngram nor the folder of a model")
-    draft, other = read_model(pretrained.folder_of(config.draft))
+    draft, other, _ = load_model(config, pretrained.folder_of(config.draft))
     if not other.same_ids(tokenizer):
         raise ValueError(
             f"--draft={config.draft} has another tokenizer than the model: it must be the same"
         )
-    draft, _ = prepare(config, draft.to(model.transformer.wte.weight.device))
-    return lambda random: Draft(draft, config, random, tokenizer.vocab_size)
+    return Draft(draft)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -216,21 +215,20 @@ def sample(config):
     """Print the texts. ValueError for a checkpoint or a prompt that cannot be used."""
     # The model, and what guesses its next tokens, if anything.
     prompts = {} if config.interactive else read_prompts(config)
-    model, tokenizer, kind = load(config, max(1, len(prompts) * config.num_samples))
-    draft = make_draft(config, model, tokenizer)
-    pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
-    generator = Generator(model, tokenizer, config, draft, pads)
+    generator, kind = make_generator(config, max(1, len(prompts) * config.num_samples))
     if config.interactive:
         return converse(generator, kind)
 
     # The texts: num_samples for each prompt.
+    tokenizer = generator.tokenizer
     if prompts == {"--start": SampleConfig.start}:
         prompts = {"--start": default_start(tokenizer)}
     texts = []
     for flag, prompt in prompts.items():
-        ids = encode_prompt(tokenizer, prompt, model.config.block_size, flag, tokenizer.begin)
+        most = generator.model.config.block_size
+        ids = encode_prompt(tokenizer, prompt, tokenizer.begin, most, flag)
         for seed in range(config.seed, config.seed + config.num_samples):
-            texts.append(Text(tokenizer, config.stop, prompt, ids.to(generator.device), seed))
+            texts.append(Text(tokenizer, config.stop, prompt, ids, seed))
 
     # Write them, and print each token as it comes.
     printer = Printer(texts, config.json)
@@ -248,19 +246,16 @@ def converse(generator, kind):
     """Read a line from the keyboard, answer it, and so on; the session keeps all of it."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() has a history then)
-    if hasattr(sys.stdin, "reconfigure"):  # only a line that is not UTF-8 is refused
-        sys.stdin.reconfigure(encoding="utf-8-sig", errors="surrogateescape", newline=None)
-    config = generator.config
     tokenizer = generator.tokenizer
-    size = generator.model.config.block_size
     answers = []
     generator.compile(math.inf)
     while True:
         # Your turn.
         try:
             line = input("> " if sys.stdin.isatty() else "")
-            first = () if answers else tokenizer.begin
-            ids = encode_prompt(tokenizer, line + "\n", size, "what you typed", first)
+            begin = () if answers else tokenizer.begin
+            most = generator.model.config.block_size
+            ids = encode_prompt(tokenizer, line + "\n", begin, most, "what you typed")
         except EOFError:
             print()
             return print_speed(generator, answers, kind)
@@ -270,8 +265,8 @@ def converse(generator, kind):
 
         # The model's turn. Ctrl-C ends this answer, of which the session keeps what was shown.
         generator.read(ids)
-        begin = generator.session.length
-        answer = Text(tokenizer, config.stop)
+        length = generator.session.length
+        answer = Text(tokenizer, generator.config.stop)
         answers.append(answer)
         printer = Printer([answer])
         try:
@@ -280,7 +275,7 @@ def converse(generator, kind):
         except KeyboardInterrupt:
             generator.session.forget()
             printer.interrupt()
-        generator.session.trim(begin + len(answer.tokens))
+        generator.session.trim(length + len(answer.tokens))
 
 
 def print_speed(generator, texts, kind):
@@ -288,5 +283,6 @@ def print_speed(generator, texts, kind):
 
 
 if __name__ == "__main__":
+    sys.stdin = sys.stdin or open(os.devnull)  # None: closed
     with one_line_errors():
         sample(parse_settings(SampleConfig, sys.argv[1:]))

@@ -24,7 +24,7 @@ from engine.common.settings import parse_settings
 from engine.decoding.compiled import CompiledStep
 from engine.decoding.generation import stream
 from engine.decoding.quantization import prepare_for_inference
-from engine.decoding.sampling import RandomStream, Sampling
+from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.text import tokenizer
 from engine.weights import checkpoint
@@ -106,11 +106,10 @@ def prepare(model, kind):
 def our_writer(model, prompt, tokens):
     """Return a function that continues prompt (T,), on a GPU by a compiled step as sample.py."""
     compiled = CompiledStep() if prompt.is_cuda else None
-    sampling = Sampling(**SAMPLING)
 
     def write():
         session = Session(model, [prompt], tokens, compiled=compiled)
-        for _ in stream(session, tokens, sampling, RandomStream([None])):
+        for _ in stream(session, tokens, Sampler(Sampling(**SAMPLING), [None])):
             pass
 
     return write

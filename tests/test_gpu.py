@@ -21,10 +21,10 @@ from attention import (
     sliding_window,
     strided,
 )
-from engine.decoding import quantization
+from engine.decoding import generation, quantization
 from engine.decoding.compiled import CompiledStep
 from engine.decoding.generation import stream
-from engine.decoding.sampling import RandomStream, Sampling
+from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.decoding.speculation import ngram
 from engine.training.optimizer import make_optimizer, training_step
@@ -161,7 +161,7 @@ def continuation(model, prompts, count, step=None):
     """Return ids (count, B) and logits (count, B, V) of what follows prompts (B, T)."""
     generators = [torch.Generator().manual_seed(n) for n in range(len(prompts))]
     session = Session(model, [*prompts], count, compiled=step)
-    found = list(stream(session, count, Sampling(top_k=50), RandomStream(generators)))
+    found = list(stream(session, count, Sampler(Sampling(top_k=50), generators)))
     return [torch.stack(tensors) for tensors in zip(*found)]
 
 
@@ -186,14 +186,14 @@ def test_a_decoding_step_is_one_cuda_graph(name, rows, quantize, monkeypatch):
         assert_close(compiled_logits[:first], logits[:first], 0.01)
 
 
-def test_a_draft_of_a_hundred_tokens():
+def test_a_draft_of_a_hundred_tokens(monkeypatch):
     """Catches guesses that change the text, where they have another kernel than one token."""
+    monkeypatch.setattr(generation, "GUESSES", 100)
     model = model_of().eval()
     texts = []
     for guess in (None, ngram):
         session = Session(model, [torch.arange(20, device=CUDA)], 100)
-        sampling = Sampling(temperature=0)
-        list(stream(session, 100, sampling, RandomStream([None]), guess=guess, most_guesses=100))
+        list(stream(session, 100, Sampler(Sampling(temperature=0), [None]), guess))
         texts.append(session.text().tolist())
     assert texts[0][:70] == texts[1][:70] and len(texts[1]) == 120
 

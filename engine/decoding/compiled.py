@@ -7,13 +7,14 @@ from engine.decoding.sampling import sample_next_token, to_device
 from engine.decoding.session import decode_one_token
 
 
-def decode_and_sample(model, token, cache, sampling, u, text=None, vocab_size=None):
+def decode_and_sample(model, token, cache, *inputs):
     """Read one more token (B, 1).
 
-    Returns ids (B,) sampled from what follows it, as by sample_next_token, and its logits (B, V).
+    Returns ids (B,) sampled from what follows it, and its logits (B, V). inputs: those of
+    sample_next_token beside the logits.
     """
-    logits = decode_one_token(model, token, cache)[:, -1, :vocab_size]
-    return sample_next_token(logits, sampling, u, text), logits
+    logits = decode_one_token(model, token, cache)[:, -1]
+    return sample_next_token(logits, *inputs), logits
 
 
 def compile_step(model, compile, tokens):
@@ -65,7 +66,10 @@ class CompiledStep:
 
     @torch.inference_mode()
     def __call__(self, session, sampling, u, text, vocab_size):
-        """Return ids (B,) of the next column, and the logits (B, V) they were sampled from."""
+        """Return ids (B,) of the next column, and the logits (B, V) they were sampled from.
+
+        sampling, u, text, vocab_size: as in sample_next_token.
+        """
         token = session.unread().clone()
         u = to_device(u, token.device)
         position = torch.full_like(token[0], len(session.cache[0]))

@@ -1,27 +1,151 @@
-"""Generating text, one token after another."""
+"""Generating texts: one token after another, many texts a batch at a time, or a conversation."""
+
+import math
+import time
+from dataclasses import dataclass
 
 import torch
 
+from engine.common.hardware import synchronize
 from engine.common.threads import FreeCores
-from engine.decoding.session import next_token
-from engine.decoding.speculation import propose, verify
+from engine.decoding.compiled import compile_step
+from engine.decoding.sampling import Sampler
+from engine.decoding.session import Session, next_token
+from engine.decoding.speculation import GUESSES, propose, verify
 
 
 @torch.no_grad()
-def stream(session, max_new_tokens, sampling, random, vocab_size=None, guess=None, most_guesses=8):
+def stream(session, max_new_tokens, sampler, guess=None):
     """Continue the texts of a session: yield (ids (B,), logits (B, V)) of one token after another.
 
-    random: a RandomStream. Ids from vocab_size on are never sampled: the padding of a vocabulary
-    has no text. guess: as in speculation, for one text; most_guesses: how many at a time.
+    guess: as in speculation, for one text.
     """
     cores = FreeCores()
     end = session.length + max_new_tokens
     while session.length < end:
         with cores:
-            most = min(most_guesses, end - session.length - 1)
-            guesses = propose(session, guess, most) if guess and most else []
+            most = min(GUESSES, end - session.length - 1)
+            guesses = propose(session, sampler, guess, most) if guess and most else []
             if guesses:
-                tokens = verify(session, guesses, sampling, random, vocab_size)
+                tokens = verify(session, sampler, guesses)
             else:
-                tokens = [next_token(session, sampling, random, vocab_size)]
+                tokens = [next_token(session, sampler)]
         yield from tokens
+
+
+class Meter:
+    """Tokens per second.
+
+    The first token of each text waits for the prompt, and with torch.compile the next two for the
+    compiler: not counted.
+    """
+
+    def __init__(self):
+        self.first_token_seconds = 0.0
+        self.seconds = 0.0
+        self.uncounted = 0
+
+    def timed(self, session, tokens):
+        """Yield the same (ids, logits), timed."""
+        last = time.perf_counter()
+        warm_up = 3 if session.compiled else 1
+        for n, (ids, logits) in enumerate(tokens):
+            synchronize(ids.device)
+            now = time.perf_counter()
+            self.first_token_seconds = self.first_token_seconds or now - last
+            if n < warm_up:
+                self.uncounted += len(ids)
+            else:
+                self.seconds += now - last
+            last = now
+            yield ids, logits
+
+    def summary(self, texts):
+        """Return one line about all texts."""
+        tokens = sum(len(text.tokens) for text in texts) - self.uncounted
+        line = f"first token after {self.first_token_seconds:.2f} s"
+        if self.seconds and tokens > 0:
+            line += f", then {tokens / self.seconds:.1f} tokens/s"
+        return line
+
+
+@dataclass
+class Generator:
+    """A model, its tokenizer, and sample.py's settings."""
+
+    model: torch.nn.Module
+    tokenizer: object
+    config: object
+    guess: object = None
+    """As in stream; then texts are written one by one."""
+    pads: bool = True
+    """Whether texts of different lengths can be one batch."""
+
+    def __post_init__(self):
+        self.meter = Meter()
+        self.session = None
+        self.compiled = None
+
+    def write(self, texts):
+        """Write all texts. Yields after each token of a batch, and after its last."""
+        most = self.config.max_new_tokens
+        batches = self.batches(texts)
+        self.compile(len(batches) * most)
+        for batch in batches:
+            self.session = None  # never two in memory
+            self.start([text.ids for text in batch], [text.seed for text in batch], most)
+            yield from self.extend(batch)
+
+    def read(self, ids):
+        """Add ids (T,) to the conversation, which the session keeps."""
+        if not self.session:
+            self.start([ids[:0]], [self.config.seed], math.inf)
+        self.session.append(ids[None])
+
+    def start(self, prompts, seeds, most):
+        """Begin a session with prompts, 1-D tensors of ids, to which `most` tokens are added."""
+        room = min(most, 2 * self.model.config.block_size)
+        self.session = Session(self.model, prompts, room, compiled=self.compiled)
+        random = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self.sampler = Sampler(self.config, random, self.tokenizer.vocab_size)
+
+    def compile(self, tokens):
+        """Compile the decoding step if the settings say so, or if this many tokens are worth it."""
+        self.compiled = compile_step(self.model, self.config.compile, tokens)
+
+    def batches(self, texts):
+        """Return lists of at most batch_size texts to write together, the first text first.
+
+        A full context moves on at a different time for each length, and then all texts of the
+        batch are read again: texts that reach it are together with those of their length.
+        """
+        longest = max(len(text.ids) for text in texts) + self.config.max_new_tokens
+        mixed = self.pads and longest <= self.model.config.block_size
+        groups = {}
+        for text in texts:
+            groups.setdefault(None if mixed else len(text.ids), []).append(text)
+        size = 1 if self.guess else self.config.batch_size
+        batches = []
+        for group in groups.values():
+            batches += [group[n : n + size] for n in range(0, len(group), size)]
+        return batches
+
+    def extend(self, batch):
+        """Add tokens to the session's texts until all have ended.
+
+        Yields after each token, and after the last.
+        """
+        tokens = stream(self.session, self.config.max_new_tokens, self.sampler, self.guess)
+        for ids, logits in self.meter.timed(self.session, tokens):
+            logprobs = [None] * len(ids)
+            if self.config.json:
+                logits = logits[:, : self.tokenizer.vocab_size].float()
+                logprobs = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0].tolist()
+            for text, token, logprob in zip(batch, ids.tolist(), logprobs):
+                text.add(token, logprob)
+            if all(text.ended for text in batch):
+                break
+            yield
+        for text in batch:
+            text.end("length")
+        yield

@@ -7,17 +7,14 @@ float32 is four bytes, a float16 or bfloat16 two, an int8 one. With ten rows bot
     float32   what was trained. oneDNN's layout is faster for several rows, and on AMD for one.
     float16   11 of the 24 bits of each weight; inputs, sums and outputs stay float32. The default
               for a large model.
-    bfloat16  8 bits of weights and inputs: for many rows on a processor with units for it. Without
-              them the whole model is converted, and emulated slowly.
     int8      7 bits of each weight and a scale for each output; inputs keep 14 bits (13 without
               avx512_vnni), and sums are exact integers.
 
-On a CPU only these products change, and all else is computed in float32. A GPU has units for half
-precision, so there the whole model is converted; int8 saves memory, and time for a single text,
-whose compiled step reads the integers themselves. Not used in training.
+On an x86 CPU only these products change, and all else is computed in float32. Other devices, and
+bfloat16, convert the whole model. On a GPU int8 saves memory, and time for a single text, whose
+compiled step reads the integers themselves. Not used in training.
 """
 
-import functools
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,29 +28,22 @@ CAPABILITY = torch.backends.cpu.get_cpu_capability()
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and CAPABILITY.startswith("AVX")
 # PyTorch lists FBGEMM on ARM too, where its products are others: x86 with AVX2 only.
 HAS_FBGEMM = HAS_ONEDNN and "fbgemm" in torch.backends.quantized.supported_engines
-HAS_BFLOAT16 = HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 TINY = torch.tensor(1e-30)  # against 0/0
 CACHE_BYTES = 2**25  # a processor's own cache may hold weights up to here
 
 
 class Packed(nn.Module):
-    """A Linear in float32 or bfloat16 with its weight in oneDNN's own layout."""
+    """A float32 Linear with its weight in oneDNN's own layout."""
 
     ROWS = 16  # that the layout is optimized for; good for all numbers of rows that were tried
 
-    def __init__(self, linear, dtype=torch.float32):
+    def __init__(self, linear):
         super().__init__()
-        self.dtype = dtype
-        self.nbytes = linear.weight.numel() * dtype.itemsize
-        weight = linear.weight.detach().to(dtype)
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, self.ROWS)
-        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype)
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight, self.ROWS)
+        self.bias = linear.bias
 
     def forward(self, x):
-        y = torch.ops.mkldnn._linear_pointwise(
-            x.to(self.dtype), self.weight, self.bias, "none", [], ""
-        )
-        return y.to(x.dtype)
+        return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
 class Half(nn.Module):
@@ -65,14 +55,11 @@ class Half(nn.Module):
 
     def __init__(self, linear):
         super().__init__()
-        weight = linear.weight.detach().float()
-        check_range(weight)
-        bias = None if linear.bias is None else linear.bias.detach()
-        self.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
-        self.nbytes = 2 * weight.numel()
+        check_range(linear.weight)
+        self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias)
 
     def forward(self, x):
-        return torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed).to(x.dtype)
+        return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
 
 
 def check_range(weight):
@@ -84,36 +71,43 @@ def check_range(weight):
 class Int8(nn.Module):
     """A Linear whose weights are int8, with one scale for each output.
 
-    On an x86 CPU x is split into two rows of integers, high + low / (2·LEVELS), since real models
-    have outliers beside which 8 bits would lose the rest. The products are exact, so that a row's
-    result does not depend on the other rows. Elsewhere the weights are converted to x's dtype,
-    exactly: at each step, or within the product where that is compiled for one row.
+    The weights are converted to x's dtype, exactly: at each step, or within the product where that
+    is compiled for one row.
+    """
+
+    def __init__(self, linear):
+        super().__init__()
+        weight, scale = round_to_int8(linear.weight)
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.bias = linear.bias
+
+    def forward(self, x):
+        y = F.linear(x / 128, self.weight.to(x.dtype)).float()  # keeps sums within float16
+        scale = 128 * self.scale
+        y = y * scale if self.bias is None else torch.addcmul(self.bias.float(), y, scale)
+        return y.to(x.dtype)
+
+
+class PackedInt8(nn.Module):
+    """Int8 on an x86 CPU, by FBGEMM, whose sums are exact: a row's result depends on no other row.
+
+    x is split into two rows of integers, high + low / (2·LEVELS), since real models have outliers
+    beside which 8 bits would lose the rest.
     """
 
     # Older units add pairs of products in 16 bits: 63 levels do not overflow.
     LEVELS = 127 if "avx512_vnni" in cpu_flags() else 63
 
-    def __init__(self, linear, packed=True):
+    def __init__(self, linear):
         super().__init__()
-        weight = linear.weight.detach()
-        scale = weight.float().abs().amax(dim=1).clamp_min(1e-30) / 127
-        weight = (weight / scale[:, None]).round_().to(torch.int8)
+        weight, scale = round_to_int8(linear.weight)
+        zeros = torch.zeros(len(scale), dtype=torch.long)
+        weight = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
+        self.packed = torch.ops.quantized.linear_prepack(weight, None)
         self.bias = linear.bias
-        self.nbytes = weight.nbytes
-        self.packed = None
-        if packed and weight.device.type == "cpu" and HAS_FBGEMM:
-            zeros = torch.zeros(len(scale), dtype=torch.long)
-            weight = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
-            self.packed = torch.ops.quantized.linear_prepack(weight, None)
-        else:
-            self.register_buffer("weight", weight)
-            self.register_buffer("scale", scale)
 
     def forward(self, x):
-        if self.packed is None:
-            return self.widened(x)
-        dtype = x.dtype
-        x = x.float()
         largest = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
         unit = torch.add(TINY, largest, alpha=1 / self.LEVELS)
         scaled = x / unit
@@ -124,15 +118,13 @@ class Int8(nn.Module):
         )
         high, low = y.chunk(2)
         y = torch.add(high, low, alpha=0.5 / self.LEVELS)
-        y = y.mul_(unit) if self.bias is None else torch.addcmul(self.bias, y, unit)
-        return y.to(dtype)
+        return y.mul_(unit) if self.bias is None else torch.addcmul(self.bias, y, unit)
 
-    def widened(self, x):
-        """Multiply in x's dtype, where int8 is exact, and scale the sums in float32."""
-        y = F.linear(x / 128, self.weight.to(x.dtype)).float()  # keeps sums within float16
-        scale = 128 * self.scale
-        y = y * scale if self.bias is None else torch.addcmul(self.bias.float(), y, scale)
-        return y.to(x.dtype)
+
+def round_to_int8(weight):
+    """Return weight (outputs, inputs) as int8, and its scales (outputs,)."""
+    scale = weight.float().abs().amax(dim=1).clamp_min(1e-30) / 127
+    return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
 def best_dtype(model, rows=1):
@@ -144,36 +136,40 @@ def best_dtype(model, rows=1):
     if device.type == "cuda":
         return half_dtype(device)
     packed = device.type == "cpu" and rows is not None and HAS_FBGEMM
-    return "float16" if packed and weight_bytes(model) > CACHE_BYTES else "float32"
+    nbytes = sum(linear.weight.nbytes for linear in linears_of(model).values())
+    return "float16" if packed and nbytes > CACHE_BYTES else "float32"
+
+
+def linears_of(model):
+    """Return {name: module} of all Linears."""
+    modules = model.named_modules()
+    return {name: module for name, module in modules if isinstance(module, nn.Linear)}
 
 
 def layer_for(device, dtype, quantize, rows):
-    """Return what replaces a Linear, a function of it, or None if nothing does."""
+    """Return the module that replaces a Linear, or None if nothing does."""
     on_cpu = device.type == "cpu" and rows is not None
     if quantize == "int8":
-        return functools.partial(Int8, packed=on_cpu)
+        return PackedInt8 if on_cpu and HAS_FBGEMM else Int8
     if on_cpu and dtype == torch.float16 and HAS_FBGEMM:
         return Half
-    if on_cpu and dtype == torch.bfloat16 and HAS_BFLOAT16:
-        return functools.partial(Packed, dtype=dtype)
     # In float32 oneDNN is faster for several rows, and MKL is slow on AMD.
     if on_cpu and dtype == torch.float32 and HAS_ONEDNN:
         return Packed if rows >= 4 or "AuthenticAMD" in cpu_flags() else None
     return None
 
 
-@torch.no_grad()
 def prepare_for_inference(model, dtype, quantize="none", rows=1):
     """Convert model in place, on its device, for products of this number of rows.
 
     rows=None: in a form that torch.compile can read. Tables of positions keep their dtype. Where a
     CPU has its own products, all but the Linears keeps its dtype too.
     """
+    model.eval().requires_grad_(False)
     device = model.transformer.wte.weight.device
     layer = layer_for(device, dtype, quantize, rows)
     if layer:
-        linears = dict(model.named_modules())
-        linears = {name: old for name, old in linears.items() if isinstance(old, nn.Linear)}
+        linears = linears_of(model)
         with warnings.catch_warnings(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             warnings.simplefilter("ignore")  # PyTorch plans to replace its quantized dtypes
             for name, new in zip(linears, pool.map(layer, linears.values())):
@@ -183,14 +179,4 @@ def prepare_for_inference(model, dtype, quantize="none", rows=1):
             if dtype == torch.float16:
                 check_range(p)
             p.data = p.data.to(dtype)
-    return model.eval().requires_grad_(False)
-
-
-def weight_bytes(model):
-    """Return the bytes of all weights that a decoding step reads."""
-    total = 0
-    for layer in model.modules():
-        if isinstance(layer, nn.Linear):
-            layer = layer.weight
-        total += getattr(layer, "nbytes", 0)
-    return total
+    return model

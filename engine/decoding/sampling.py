@@ -31,15 +31,16 @@ class Sampling:
         at_least(1e-9, self, "repetition_penalty")
 
 
-def sample_next_token(logits, sampling, u, text=None):
+def sample_next_token(logits, sampling, u, text=None, vocab_size=None):
     """Return ids (B,), sampled from logits (B, V).
 
     u (B,): numbers uniform in [0, 1), the only source of randomness. text: the ids (B, T) to
-    penalize; -1 stands for none.
+    penalize, or None. Ids from vocab_size on are never sampled: the padding of a vocabulary has no
+    text.
     """
-    logits = logits.float()
+    logits = logits[:, :vocab_size].float()
     V = logits.shape[-1]
-    if sampling.repetition_penalty != 1 and text is not None:
+    if text is not None:
         logits = penalize_repetition(logits, text, sampling.repetition_penalty)
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
@@ -54,12 +55,9 @@ def sample_next_token(logits, sampling, u, text=None):
 
 def penalize_repetition(logits, text, penalty):
     """Make the tokens of text less likely (Keskar et al. 2019, arXiv:1909.05858)."""
-    V = logits.shape[-1]
-    ids = torch.where((text < 0) | (text >= V), V, text)
-    seen = torch.zeros(len(logits), V + 1, dtype=torch.bool, device=logits.device)
-    seen = seen.scatter_(1, ids, True)[:, :V]
-    penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
-    return torch.where(seen, penalized, logits)
+    penalized = logits.gather(1, text)
+    penalized = torch.where(penalized > 0, penalized / penalty, penalized * penalty)
+    return logits.scatter(1, text, penalized)
 
 
 def softmax(logits, temperature):
@@ -102,19 +100,24 @@ def to_device(u, device):
     return u.to(device, non_blocking=device.type != "mps")
 
 
-class RandomStream:
-    """The random numbers (B,) of each column of a batch of texts, one generator for each text.
+class Sampler:
+    """Settings of sampling, and the random numbers of each column of a batch of texts.
 
-    The first column gets each generator's first number, the next column its second, whatever the
-    order of the calls. So a draft model that looks ahead samples with the same numbers.
+    generators: the source of each text's random numbers; None is PyTorch's own. The first column
+    gets each generator's first number, the next column its second, whatever the order of the calls.
+    So a draft model that looks ahead samples with the same numbers.
+
+    vocab_size: as in sample_next_token.
     """
 
-    def __init__(self, generators):
-        self.generators = generators
+    def __init__(self, sampling, generators, vocab_size=None):
+        self.sampling = sampling
+        self.generators = [generator or torch.default_generator for generator in generators]
+        self.vocab_size = vocab_size
         self.numbers = []
         self.first_column = None
 
-    def at(self, column):
+    def random(self, column):
         """Return the numbers of a column, (B,) float64. The first call names the first column."""
         if self.first_column is None:
             self.first_column = column
@@ -123,9 +126,14 @@ class RandomStream:
             self.numbers.append(torch.stack(numbers))
         return self.numbers[column - self.first_column]
 
+    def inputs(self, session, column):
+        """Return what sample_next_token takes beside the logits, for a column of a session."""
+        penalty = self.sampling.repetition_penalty
+        text = session.text_before(column) if penalty != 1 else None
+        return self.sampling, self.random(column), text, self.vocab_size
+
 
 def uniform(generator):
-    """Return the next number of a generator, or of PyTorch's own for None."""
-    device = generator.device if generator else torch.device("cpu")
-    wide = torch.float32 if device.type == "mps" else torch.float64
-    return torch.rand((), generator=generator, device=device, dtype=wide).cpu().double()
+    """Return the next number of a generator in [0, 1)."""
+    device = generator.device
+    return torch.rand((), generator=generator, device=device, dtype=torch.float64).cpu()

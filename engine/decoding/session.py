@@ -23,23 +23,17 @@ def decode_one_token(model, token, cache):
     return model.lm_head(model.hidden(token, cache))
 
 
-def next_token(session, sampling, random, vocab_size=None):
+def next_token(session, sampler):
     """Add a token to each text. Returns their ids (B,) and the logits (B, V) of all."""
-    u = random.at(session.length)
-    text = text_to_penalize(session, sampling, session.length)
+    inputs = sampler.inputs(session, session.length)
     if session.compiled and session.compiled.ready(session):
-        ids, logits = session.compiled(session, sampling, u, text, vocab_size)
+        ids, logits = session.compiled(session, *inputs)
         check_finite(logits)
     else:
-        logits = session.logits()[:, -1, :vocab_size]
-        ids = sample_next_token(logits, sampling, u, text)
+        logits = session.logits()[:, -1]
+        ids = sample_next_token(logits, *inputs)
     session.append(ids[:, None])
     return ids, logits
-
-
-def text_to_penalize(session, sampling, end):
-    """Return the ids before column end for sample_next_token, or None without a penalty."""
-    return session.without_padding(end) if sampling.repetition_penalty != 1 else None
 
 
 def check_finite(logits):
@@ -54,8 +48,8 @@ class Session:
     """Tokens of a batch of texts, and the model's cache of them.
 
     prompts: 1-D tensors of ids, one for each text. room: columns to add, at first. All texts end
-    at the same column of ids (B, T); a shorter one begins later, at begin[row], after padding. A
-    full context moves on at model.context_start, for each text by itself.
+    at the same column of ids (B, T); a shorter one begins later, at begin[row], after padding that
+    repeats its first id. A full context moves on at model.context_start, for each text by itself.
 
     compiled: a CompiledStep, or None. The shapes of its session never change.
     """
@@ -69,9 +63,10 @@ class Session:
         columns = self.length + room
         if compiled:
             columns += -columns % 256  # few sizes, for each of which the step is compiled
-        self.ids = torch.zeros(len(prompts), columns, dtype=torch.long, device=prompts[0].device)
-        self.padding = self.ids.new_tensor(self.begin)[:, None]  # on the device, for each step
+        device = model.transformer.wte.weight.device
+        self.ids = torch.zeros(len(prompts), columns, dtype=torch.long, device=device)
         for row, begin, prompt in zip(self.ids, self.begin, prompts):
+            row[:begin] = prompt[:1]
             row[begin : self.length] = prompt
         self.cache = None
         self.starts = None  # the columns where the cached contexts begin
@@ -108,10 +103,10 @@ class Session:
         """Return the ids of one text, (T,)."""
         return self.ids[row, self.begin[row] : self.length]
 
-    def without_padding(self, end):
-        """Return the ids of all texts before column end and -1 elsewhere, (B, columns)."""
+    def text_before(self, end):
+        """Return ids (B, columns): before column end those of the texts, then the first again."""
         columns = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return self.ids.masked_fill((columns < self.padding) | (columns >= end), -1)
+        return torch.where(columns < end, self.ids, self.ids[:, :1])
 
     def context_starts(self):
         """Return the column where the context of each text begins."""

@@ -4,34 +4,36 @@ A guess is kept as long as it equals the token that is sampled in its place. So 
 as without guesses, except for rounding, and as random: it only comes sooner (speculative decoding,
 Leviathan et al. 2022, arXiv:2211.17192).
 
-guess(session, most) returns a list of at most `most` ids that may follow the session's one text.
+guess(session, sampler, most) returns a list of at most `most` ids that may follow the session's one
+text.
 """
 
 import numpy as np
 
 from engine.decoding.sampling import sample_next_token
-from engine.decoding.session import Session, next_token, text_to_penalize
+from engine.decoding.session import Session, next_token
+
+GUESSES = 8  # at a time
 
 
-def propose(session, guess, most):
+def propose(session, sampler, guess, most):
     """Return guesses, at most `most` and no more than the context has room for."""
-    guesses = guess(session, most)
-    T = len(session.text())
+    guesses = guess(session, sampler, most)
+    T = session.length
     context_start = session.model.context_start
     while guesses and context_start(T + len(guesses)) != context_start(T):
         guesses.pop()
     return guesses
 
 
-def verify(session, guesses, sampling, random, vocab_size):
+def verify(session, sampler, guesses):
     """Add the right guesses and one token more. Returns (ids (1,), logits (1, V)) of each."""
     begin = session.length
     session.append(session.ids.new_tensor([guesses]))
-    logits = session.logits(1 + len(guesses))[..., :vocab_size]
+    logits = session.logits(1 + len(guesses))
     tokens = []
     for n, guess in enumerate([*guesses, None]):
-        text = text_to_penalize(session, sampling, begin + n)
-        token = sample_next_token(logits[:, n], sampling, random.at(begin + n), text)
+        token = sample_next_token(logits[:, n], *sampler.inputs(session, begin + n))
         tokens.append((token, logits[:, n]))
         if token.item() != guess:
             break
@@ -40,13 +42,13 @@ def verify(session, guesses, sampling, random, vocab_size):
     return tokens
 
 
-def ngram(session, most, longest=4):
+def ngram(session, sampler, most):
     """Guess what followed the last time that the text ended as it ends now.
 
     Text repeats itself more often than one expects.
     """
     text = session.text().cpu().numpy()
-    for n in range(min(longest, len(text) - 1), 1, -1):
+    for n in range(min(4, len(text) - 1), 1, -1):
         windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)
         found = (windows == text[-n:]).all(axis=1).nonzero()[0]
         if len(found):
@@ -56,16 +58,13 @@ def ngram(session, most, longest=4):
 
 
 class Draft:
-    """Guesses by a smaller model of the same vocabulary, which samples with the same numbers."""
+    """Guesses by a smaller model of the same vocabulary, sampled with the same random numbers."""
 
-    def __init__(self, model, sampling, random, vocab_size=None):
+    def __init__(self, model):
         self.model = model
-        self.sampling = sampling
-        self.random = random
-        self.vocab_size = vocab_size
         self.session = None
 
-    def __call__(self, session, most):
+    def __call__(self, session, sampler, most):
         draft = self.session or Session(self.model, [session.text()])
         self.session = None  # lost if something interrupts
 
@@ -77,6 +76,6 @@ class Draft:
         draft.append(text[None, draft.length :])
 
         for _ in range(most):
-            next_token(draft, self.sampling, self.random, self.vocab_size)
+            next_token(draft, sampler)
         self.session = draft
         return draft.text()[len(text) :].tolist()

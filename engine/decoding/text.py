@@ -2,7 +2,6 @@
 
 import codecs
 import json
-import sys
 
 from engine.common.errors import escape_control_characters
 
@@ -23,7 +22,7 @@ class Text:
         # Holds back the bytes of an incomplete character.
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.text = ""
-        self.shown = None  # characters of the text that were shown; None: nor was the prompt
+        self.shown = 0  # characters of prompt and text that were shown
         self.ended = None
         self.tokens = []
         self.logprobs = []
@@ -59,19 +58,19 @@ class Text:
 
         What may be the beginning of a stop string is held back.
         """
-        until = len(self.text)
+        whole = self.prompt + self.text
+        until = len(whole)
         if not self.ended:
             until -= max((held_back(self.text, s) for s in self.stop), default=0)
-        piece = self.prompt if self.shown is None else ""
-        piece += self.text[self.shown or 0 : until]
-        self.shown = max(self.shown or 0, until)
+        piece = whole[self.shown : until]
+        self.shown = until
         return piece
 
     def to_json(self):
         """Return the text as one line of JSON."""
         line = {"prompt": self.prompt, "text": self.text, "ended": self.ended}
         line |= {"tokens": self.tokens, "logprobs": self.logprobs}
-        return json.dumps(line, ensure_ascii=sys.stdout.encoding.lower() != "utf-8")
+        return json.dumps(line)
 
 
 def held_back(text, stop):

@@ -1,7 +1,6 @@
 """Weights for decoding: other bytes and other products, nearly the same numbers."""
 
 import copy
-import functools
 import math
 import runpy
 from types import SimpleNamespace
@@ -16,12 +15,10 @@ from engine.decoding import quantization
 from engine.decoding.quantization import best_dtype, prepare_for_inference
 from model import GPT, MODERN, GPTConfig
 
-BFLOAT16 = functools.partial(quantization.Packed, dtype=torch.bfloat16)
 LAYERS = {  # a Linear's replacement, the relative error of its weights, whether a CPU has it
     "float32": (quantization.Packed, 1e-6, quantization.HAS_ONEDNN),
     "float16": (quantization.Half, 2**-11, quantization.HAS_FBGEMM),
-    "bfloat16": (BFLOAT16, 2**-7, quantization.HAS_BFLOAT16),
-    "int8": (quantization.Int8, 2**-6, True),
+    "int8": (quantization.PackedInt8, 2**-6, quantization.HAS_FBGEMM),
 }
 
 
@@ -29,7 +26,7 @@ def layer_of(name, linear):
     layer, _, possible = LAYERS[name]
     if not possible:
         pytest.skip("this processor has no such product")
-    return layer(linear)
+    return layer(linear.requires_grad_(False))
 
 
 def small_model(**changes):
@@ -51,7 +48,6 @@ def test_products(name, rows, inputs, outputs, bias):
     y = layer(x)
     assert y.shape == (3, rows, outputs) and y.dtype == torch.float32
     assert (y - exact).norm() <= LAYERS[name][1] * exact.norm()
-    assert layer.nbytes == inputs * outputs * getattr(torch, name).itemsize
 
 
 @pytest.mark.parametrize("value", [1e5, math.inf, math.nan])
@@ -76,8 +72,7 @@ def test_the_dtype_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize("name", ["float16", "int8"])
 def test_rows_do_not_see_each_other(name):
     """Catches a scale that rows share, or sums in another order: texts depend on neighbours."""
-    avx512 = quantization.CAPABILITY.startswith("AVX512")
-    exact = quantization.HAS_FBGEMM and (name == "int8" or avx512)
+    exact = name == "int8" or quantization.CAPABILITY.startswith("AVX512")
     for inputs, outputs in (128, 192), (700, 90), (3072, 64):
         layer = layer_of(name, nn.Linear(inputs, outputs))
         x = torch.randn(40, inputs)
@@ -86,13 +81,6 @@ def test_rows_do_not_see_each_other(name):
         for rows in slice(0, 1), slice(3, 5), slice(4, 12), slice(20, 37):
             scale = 0 if exact else 1e-5 * whole[rows].abs().amax()
             assert ((layer(x[rows]) - whole[rows]).abs() <= scale).all()
-
-
-def weights_of(layer):
-    """Return the numbers that an Int8 multiplies by, in float64."""
-    if layer.packed is None:
-        return layer.weight.double() * layer.scale.double()[:, None]
-    return torch.ops.quantized.linear_unpack(layer.packed)[0].dequantize().double()
 
 
 @pytest.mark.parametrize("levels", [127, 63])
@@ -111,10 +99,10 @@ def test_int8(levels, rows, inputs, outputs, bias, seed):
     linear = nn.Linear(inputs, outputs, bias=bias)
     x = torch.randn(rows, inputs)
     x[:, 0] *= 100  # an outlier, as real models have: 8 bits for all of x would lose the rest
-    layer = quantization.Int8(linear)
+    layer = layer_of("int8", linear)
     layer.LEVELS = min(levels, layer.LEVELS)  # this processor may not have 127
     scale = linear.weight.abs().amax(1, keepdim=True) / 127
-    kept = weights_of(layer)
+    kept = torch.ops.quantized.linear_unpack(layer.packed)[0].dequantize().double()
     assert ((kept - linear.weight).abs() <= 0.5001 * scale).all()
     exact = x.double() @ kept.mT + (linear.bias.double() if bias else 0)
     # At most a quarter of a level of a level of the largest number is cut off of each.
@@ -129,18 +117,19 @@ def test_int8(levels, rows, inputs, outputs, bias, seed):
 def test_int8_on_a_gpu(dtype, tolerance):
     """Catches weights whose scale is rounded with them, and sums too large for float16."""
     torch.manual_seed(0)
-    layer = quantization.Int8(nn.Linear(700, 50), packed=False)
+    layer = quantization.Int8(nn.Linear(700, 50).requires_grad_(False))
     x = 500 * torch.randn(9, 700).to(dtype)
-    exact = x.double() @ weights_of(layer).mT + layer.bias.double()
+    kept = layer.weight.double() * layer.scale.double()[:, None]
+    exact = x.double() @ kept.mT + layer.bias.double()
     y = layer(x)
     assert y.dtype == dtype and ((y - exact).norm() < tolerance * exact.norm())
 
 
 def test_zeros_stay_zeros():
     """Catches a division by a scale of zero."""
-    linear = nn.Linear(8, 8)
-    nn.init.zeros_(linear.weight)
-    y = quantization.Int8(linear)(torch.zeros(9, 8))
+    linear = nn.Linear(8, 8).requires_grad_(False)
+    linear.weight.zero_()
+    y = layer_of("int8", linear)(torch.zeros(9, 8))
     assert torch.equal(y, linear.bias.expand(9, -1))
 
 
@@ -169,25 +158,6 @@ def test_a_prepared_model(dtype, quantize, tolerance, rows):
     kept = [layer for layer in fast.modules() if isinstance(layer, nn.Linear)]
     assert len(kept) in (0, len(linears))
     assert fast.transformer.wte.weight.dtype == (dtype if kept or rows is None else torch.float32)
-    size = sum(layer.weight.numel() for layer in linears)
-    itemsize = 1 if quantize == "int8" else dtype.itemsize
-    assert quantization.weight_bytes(fast) == size * itemsize
-
-
-def test_int8_costs_little():
-    """Catches a quantized model that has forgotten: a trained one's loss moves by under 0.5%."""
-    model = small_model(vocab_size=32, n_embd=64, **MODERN)
-    idx = torch.randint(32, (64, 17))
-    idx[:, 1::2] = (idx[:, :-1:2] * 3 + 1) % 32  # every other token follows from the one before
-    x, y = idx[:, :-1], idx[:, 1:]
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for _ in range(60):
-        model(x, y)[1].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    before = model(x, y)[1].item()
-    after = prepare_for_inference(model, torch.float32, "int8")(x, y)[1].item()
-    assert before < 2.6 and abs(after / before - 1) < 0.005
 
 
 def test_the_dtype_that_suits_a_model(monkeypatch):
@@ -204,7 +174,7 @@ def test_a_processor_without_avx(monkeypatch):
     """Catches products of x86 on an ARM processor, for which PyTorch lists FBGEMM too."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
     found = runpy.run_path(quantization.__file__)
-    assert not (found["HAS_FBGEMM"] or found["HAS_ONEDNN"] or found["HAS_BFLOAT16"])
+    assert not (found["HAS_FBGEMM"] or found["HAS_ONEDNN"])
     prepare = found["prepare_for_inference"]
     for dtype, quantize in (torch.float16, "none"), (torch.float32, "int8"):
         model = prepare(small_model(), dtype, quantize)

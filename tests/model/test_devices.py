@@ -133,5 +133,5 @@ def test_a_token_waits_for_nothing(change, monkeypatch):
         monkeypatch.setattr(torch, "tensor", None)  # numbers of Python are moved too
         with NoWaiting():
             logits = decode_one_token(model, session.ids[:, :1], cache)[:, 0]
-            text = session.without_padding(300)
+            text = session.text_before(300)
             assert sample_next_token(logits, sampling, u, text).shape == (2,)

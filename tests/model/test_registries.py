@@ -32,7 +32,7 @@ from attention import (
 )
 from engine.decoding.compiled import CompiledStep, decode_and_sample
 from engine.decoding.quantization import prepare_for_inference
-from engine.decoding.sampling import RandomStream, Sampling
+from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session, next_token
 from engine.training.optimizer import make_optimizer
 from engine.weights import checkpoint
@@ -203,9 +203,9 @@ def test_a_mechanism_in_a_step_that_can_be_compiled(mechanism):
     model, prompt = random_model(**mechanism), ids(5)
     plain = Session(model, [prompt], 8)
     compiled = Session(model, [prompt], 8, compiled=CompiledStep(decode_and_sample))
-    random = RandomStream([torch.Generator().manual_seed(0)])
+    sampler = Sampler(Sampling(), [torch.Generator().manual_seed(0)])
     for _ in range(8):
-        token, logits = next_token(compiled, Sampling(), random)
+        token, logits = next_token(compiled, sampler)
         assert_same([logits], [plain.logits()[:, -1]])
         plain.append(token[:, None])
 
