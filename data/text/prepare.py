@@ -72,11 +72,11 @@ def is_text(path):
 
 
 def find_texts(inputs, flag, known=()):
-    """Return {resolved path: path} of the files of text in inputs, but those that are known.
+    """Return the files of text in inputs, each once, but those whose resolved paths are known.
 
     In folders, files that are not text are skipped. ValueError if there is no text.
     """
-    found = {}
+    found = {}  # by their resolved paths
     skipped = []
     for path in inputs:
         if not path.exists():
@@ -92,7 +92,7 @@ def find_texts(inputs, flag, known=()):
         print(f"skipped {len(skipped)} that are not UTF-8 text, such as {skipped[0]!r}")
     if inputs and not found:
         raise ValueError(f"{flag}: found no text")
-    return found
+    return [*found.values()]
 
 
 def prepare(settings):
@@ -101,17 +101,17 @@ def prepare(settings):
     source = ", ".join(path.name or str(path) for path in settings.input)
     # Files for validation are not trained on if they lie in the same folder.
     val = find_texts(settings.val, "--val")
-    train = find_texts(settings.input, "--input", known=val)
+    train = find_texts(settings.input, "--input", known={path.resolve() for path in val})
 
     files = [*train, *val]
     small = sum(path.stat().st_size for path in files) < preparation.SMALL
-    if small and not any(map(large.builder_of, [*train.values(), *val.values()])):
-        train_texts = map(preparation.read_text, train.values())
-        val_texts = map(preparation.read_text, val.values())
+    if small and not any(map(large.builder_of, files)):
+        train_texts = map(preparation.read_text, train)
+        val_texts = map(preparation.read_text, val)
         preparation.write_dataset(folder, train_texts, settings.tokenizer, source, val_texts)
         return
-    rows = large.read_files([*train.values()], settings.column)
-    val_rows = large.read_files([*val.values()], settings.column) if val else None
+    rows = large.read_files(train, settings.column)
+    val_rows = large.read_files(val, settings.column) if val else None
     val_share = 0.1 if small else 0.005
     large.write_large_dataset(folder, rows, settings.tokenizer, source, val_share, val_rows)
 

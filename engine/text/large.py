@@ -39,11 +39,9 @@ def datasets_library(source, remedy=""):
         yield datasets
     except Exception as error:
         cause = error.__cause__ or error
-        if type(cause) is ValueError:  # our own
-            raise cause from None
-        reason = [*str(cause).strip().splitlines(), ""][0][:200]
+        reason = str(cause).strip().partition("\n")[0]
         raise ValueError(
-            f"cannot prepare {source} ({type(cause).__name__}: {reason}){remedy}"
+            f"cannot prepare {source} ({type(cause).__name__}: {reason[:200]}){remedy}"
         ) from error
 
 
@@ -54,17 +52,19 @@ def read_files(paths, column="text"):
     file.
     """
     parts = []
+    texts = []
     for path in paths:
-        if builder_of(path):
-            with datasets_library(path) as datasets:
-                rows = datasets.load_dataset(builder_of(path), data_files=str(path), split="train")
-            parts.append(only_text(rows, column, path))
-    # Times of change: another text at the same path is not taken from the cache.
-    texts = [(str(path), path.stat().st_mtime_ns) for path in paths if not builder_of(path)]
+        builder = builder_of(path)
+        if builder is None:
+            # Time of change: another text at the same path is not taken from the cache.
+            texts.append((str(path), path.stat().st_mtime_ns))
+            continue
+        with datasets_library(path) as datasets:
+            rows = datasets.load_dataset(builder, data_files=str(path), split="train")
+        parts.append(only_text(rows, column, path))
     with datasets_library(paths[0]) as datasets:
         if texts:
-            rows = datasets.Dataset.from_generator(sections, gen_kwargs={"texts": texts})
-            parts.append(rows)
+            parts.append(datasets.Dataset.from_generator(sections, gen_kwargs={"texts": texts}))
         return datasets.concatenate_datasets(parts)
 
 

@@ -36,13 +36,6 @@ def jsonl(path, texts, key="text"):
     return path
 
 
-def parquet(path, texts, key="text"):
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({key: texts}), path)
-    return path
-
-
 def prepared(folder, paths, tokenizer="byte", **settings):
     rows = large.read_files(paths)
     large.write_large_dataset(folder, rows, tokenizer, "texts", **{"val_share": 0.2} | settings)
@@ -56,7 +49,7 @@ def test_every_kind_of_file(tmp_path):
     zstandard = pytest.importorskip("zstandard")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     (tmp_path / "c.jsonl.zst").write_bytes(zstandard.compress(path.read_bytes()))
-    parquet(tmp_path / "d.parquet", [*texts, None])
+    datasets.Dataset.from_dict({"text": [*texts, None]}).to_parquet(tmp_path / "d.parquet")
     paths = sorted(tmp_path.glob("?.*"))
     for path in paths:
         assert large.read_files([path])["text"][:] == [*texts, None]
@@ -87,7 +80,7 @@ def test_the_split(tmp_path, monkeypatch):
 def test_own_validation_files(tmp_path):
     """Catches validation files that are mixed into training."""
     rows = large.read_files([jsonl(tmp_path / "a.jsonl", ["abc"] * 30)])
-    val = large.read_files([parquet(tmp_path / "b.parquet", ["xyz"] * 30)])
+    val = large.read_files([jsonl(tmp_path / "b.jsonl", ["xyz"] * 30)])
     large.write_large_dataset(tmp_path / "x", rows, "char", "texts", val=val)
     data = dataset.load_dataset(str(tmp_path / "x"), 8)
     assert data.tokenizer.decode(data.train.tolist()) == "\n".join(["abc"] * 30)

@@ -188,8 +188,6 @@ def changed(**model):
 @pytest.mark.parametrize(
     "spec, message",
     [
-        ({"kind": "sentencepiece"}, "not a tokenizer"),
-        (None, "not a tokenizer"),
         (changed(type="WordPiece"), "not built here"),
         ({"kind": "tokenizers", "content": {"model": {"type": "BPE"}}}, "not a tokenizer"),
         ({"kind": "bpe", "content": like_llama_3().tokenizer_json}, "not a tokenizer"),
@@ -240,15 +238,12 @@ def by_the_other_library():
 
 
 def test_a_learned_vocabulary():
-    """Catches a vocabulary of another size, merges that differ from run to run, and special tokens
-    that data can inject.
-    """
+    """Catches a vocabulary of another size, and merges that differ from run to run."""
     tokenizer = learned()
     assert tokenizer.vocab_size == 1000 and tokenizer.end_of_text == 999
     assert tokenizer.spec() == create_tokenizer("bpe:1000", iter(some_text())).spec()
     assert [tokenizer.token_bytes(n) for n in range(256)] == [bytes([n]) for n in range(256)]
     assert len(tokenizer.encode(some_text()[0])) < 0.45 * len(some_text()[0])
-    assert 999 not in tokenizer.encode("<|endoftext|>")
 
 
 @given(st.text() | st.text(alphabet="ab 1.,\n\r\t'sSéя猫", max_size=80))
