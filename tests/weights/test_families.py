@@ -171,6 +171,7 @@ SMOLLM3 = SIZES | dict(
         (MISTRAL | {"sliding_window": None}, dict(window=0, rope_base=1e6)),
         (QWEN25, dict(qkv_bias=True, window=0)),
         (SMOLLM3, dict(rope_pattern="RRRN", tie_weights=True)),
+        (SMOLLM3 | {"no_rope_layers": None}, dict(rope_pattern="RRRN")),
     ],
     ids=lambda value: value.get("model_type", ""),
 )
