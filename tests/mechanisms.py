@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE
 from masks import (
     VISIBLE,
+    after_padding,
     alibi,
     both,
     causal,
@@ -137,6 +138,8 @@ def cases(draw):
         both(alibi(H), sliding_window(W)),
         both(alibi(H), nobody_before_three),
         both(alibi(H), both(causal, present(real))),
+        after_padding(sliding_window(W), torch.arange(B) * S),
+        after_padding(local_global(W, n_global), torch.arange(B) * S),
     ]
     visible = draw(st.sampled_from(predicates))
     torch.manual_seed(draw(st.integers(0, 2**31)))

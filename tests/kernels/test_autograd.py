@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mechanisms import assert_same
 
+from attention import tiled
 from engine.common.hardware import peak_bytes
 from engine.kernels import autograd
 from engine.kernels.autograd import linear_cross_entropy, relu2, rms_norm
@@ -58,15 +59,19 @@ def test_rms_norm_in_every_dtype(dtype):
     assert y.dtype == dtype and x.grad.isfinite().all()
     want = torch.tensor([[0.0, 0.0], [300.0 / 353.553, -400.0 / 353.553], [1.0, 1.0]])
     torch.testing.assert_close(y.float(), want, rtol=1e-2, atol=1e-6)
-    for small in 0.05, 1e-3:
-        x = (small * torch.randn(50, 64)).to(dtype)
-        want = F.rms_norm(x, (64,)).to(dtype)
-        torch.testing.assert_close(rms_norm(x), want, rtol=1e-2, atol=1e-2)
+    x = (1e-3 * torch.randn(50, 64)).to(dtype)
+    want = F.rms_norm(x, (64,)).to(dtype)
+    torch.testing.assert_close(rms_norm(x), want, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize(
     "function",
-    [rms_norm, relu2, lambda x: linear_cross_entropy(x, x, torch.zeros(3, dtype=torch.long))],
+    [
+        rms_norm,
+        relu2,
+        lambda x: linear_cross_entropy(x, x, torch.zeros(3, dtype=torch.long)),
+        lambda x: tiled(x[None, None], x[None, None], x[None, None]),
+    ],
 )
 def test_a_second_derivative_is_refused(function):
     """Catches a Hessian that silently leaves out the curvature of these functions."""
@@ -147,19 +152,3 @@ def test_a_model_without_logits_has_the_same_loss_and_gradients(tie_weights):
         loss.backward()
         results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     assert_same(*results)
-
-
-def test_the_modern_model_compiles_as_a_whole():
-    """Catches a backward pass that torch.compile cannot follow in one graph."""
-    torch.manual_seed(0)
-    model, idx = GPT(GPTConfig(**SHAPE, window=3)), torch.randint(30, (3, 8))
-    results = []
-    for net in model, torch.compile(model, backend="aot_eager", fullgraph=True):
-        model.zero_grad()
-        loss = net.train()(idx, idx, only_loss=True)[1]
-        loss.backward()
-        with torch.no_grad():
-            evaluated = net.eval()(idx, idx, only_loss=True)[1]
-        results.append([loss.detach(), evaluated, *(p.grad.clone() for p in model.parameters())])
-    for a, b in zip(*results):
-        torch.testing.assert_close(a, b)

@@ -83,17 +83,6 @@ def test_windows_of_flash_attention(case, W):
         assert_same(got, value_and_gradients(naive, q, k, v, visible))
 
 
-@pytest.mark.parametrize("about", EXAMPLES)
-def test_predicates_that_are_exactly_a_window(about):
-    """Catches a promise to be exactly its window, all that FlashAttention knows, by one that hides
-    more."""
-    visible, (i, j) = EXAMPLES[about], positions(40, 40)
-    if getattr(visible, "exact", False):
-        window = getattr(visible, "window", 40)
-        assert torch.equal(visible(i, j), (j <= i) & (j > i - window))
-        assert not hasattr(visible, "n_global")
-
-
 class OnGPU(torch.Tensor):
     """A tensor that says that it is on a GPU."""
 

@@ -25,7 +25,6 @@ from attention import (
     naive,
     rope_table,
     rotate,
-    scaled_dot,
     share_heads,
     sinusoidal,
     sparsemax,
@@ -82,18 +81,6 @@ def test_long_windows_in_blocks(name, about, Tq):
     inputs = qkv(2, (4, 2), (Tq, 611), 6)
     want = value_and_gradients(masked_fill, *inputs, LONG[about])
     assert_same(value_and_gradients(ATTENTION[name], *inputs, LONG[about]), want)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("about", ["global", "blind"])
-def test_half_precision_windows(about, dtype):
-    """Catches the blocks of half precision going another way than those of float32."""
-    inputs = qkv(2, (4, 2), (500, 611), 16, dtype)
-    got = value_and_gradients(fused, *inputs, LONG[about])
-    want = value_and_gradients(masked_fill, *(x.double() for x in inputs), LONG[about])
-    for a, b in zip(got, want):
-        assert a.dtype == dtype
-        torch.testing.assert_close(a.double(), b, rtol=0.06, atol=0.06)
 
 
 class Counting:
@@ -174,34 +161,21 @@ def test_the_lectures_two_tokens(path):
     torch.testing.assert_close(path(q, k, v)[0, 0, 0], torch.tensor([10 * first, 10 * (1 - first)]))
 
 
-@pytest.mark.parametrize("D", [16, 1024])
-def test_why_scores_are_scaled(D):
-    """Catches a scale that is not 1/sqrt(D): products of unit normals have variance D."""
-    torch.manual_seed(D)
-    q, k = torch.randn(2, 20, 1, 64, D, dtype=torch.float64)
-    assert abs(dot(q, k).var() / D - 1) < 0.05
-    assert abs(scaled_dot(q, k).var() - 1) < 0.05
-
-
 # ---- Extremes
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @every_path
 @pytest.mark.parametrize("window", [70, 8])
-def test_a_query_that_sees_nothing(path, dtype, window):
+def test_a_query_that_sees_nothing(path, window):
     """Catches NaN from a softmax of nothing: such rows are zeros, and send no gradient."""
 
     def two_of_three(i, j):
         return (j <= i) & (i % 3 > 0)
 
-    q, k, v = (torch.randn(1, 2, 70, 8, dtype=dtype, requires_grad=True) for _ in range(3))
-    y = path(q, k, v, both(two_of_three, sliding_window(window)))
-    assert (y[:, :, ::3] == 0).all() and (y[:, :, 1::3] != 0).any()
-    loss = y.float().square().sum() + y[:, :, ::3].float().sum()
-    gradients = torch.autograd.grad(loss, (q, k, v))
-    assert (gradients[0][:, :, ::3] == 0).all()
-    assert all(d.isfinite().all() for d in gradients)
+    inputs = qkv(1, (2, 2), (70, 70), 8, torch.bfloat16)
+    y, *gradients = value_and_gradients(path, *inputs, both(two_of_three, sliding_window(window)))
+    assert (y[:, :, ::3] == 0).all() and (gradients[0][:, :, ::3] == 0).all()
+    assert all(d.isfinite().all() and d.any() for d in gradients)
 
 
 @every_path
@@ -236,16 +210,6 @@ def test_autocast_does_not_cut_what_is_float32_on_purpose(path):
     torch.testing.assert_close(got.double(), want, rtol=5e-3, atol=5e-3)
 
 
-@pytest.mark.parametrize("path, visible", [(tiled, causal), (fused, sliding_window(3))])
-def test_no_wrong_second_derivative(path, visible):
-    """Catches a gradient written by hand that is differentiated again, and loses a part."""
-    q = torch.randn(1, 1, 300, 4, requires_grad=True)
-    loss = path(q, q, q, visible).square().sum()
-    with pytest.raises(RuntimeError, match="no second derivative|not implemented"):
-        (gradient,) = torch.autograd.grad(loss, q, create_graph=True)
-        torch.autograd.grad(gradient.square().sum(), q)
-
-
 def test_tiled_never_holds_all_scores(monkeypatch):
     """Catches a tile as large as the sequence, forward or backward."""
     monkeypatch.setattr(Tiled, "TILE", 32)
@@ -277,16 +241,13 @@ def test_tiled_skips_what_nobody_sees(monkeypatch, visible, count):
         ((1, 3, 4, 8), (1, 2, 4, 8), "cannot share"),
         ((1, 2, 5, 8), (1, 2, 4, 8), "Tq must not exceed Tk"),
         ((1, 2, 4, 8), (1, 2, 4, 6), "attention needs"),
-        ((2, 4, 8), (2, 4, 8), "attention needs"),
-        ((0, 2, 4, 8), (0, 2, 4, 8), "at least one sequence"),
         ((1, 2, 0, 8), (1, 2, 0, 8), "at least one sequence"),
     ],
 )
 def test_shapes_that_do_not_fit(path, q, k, message):
     """Catches silent broadcasting of wrong shapes."""
-    for refuse in path, lambda q, k, v: attention_weights(q, k):
-        with pytest.raises(ValueError, match=message):
-            refuse(torch.randn(q), torch.randn(k), torch.randn(k))
+    with pytest.raises(ValueError, match=message):
+        path(torch.randn(q), torch.randn(k), torch.randn(k))
 
 
 @every_path
@@ -305,7 +266,6 @@ def test_dtypes_and_devices_that_do_not_fit(path):
     [
         (lambda i, j: (j <= i).float(), "bool tensor"),
         (lambda i, j: 1, "not int"),
-        (lambda i, j: torch.ones(3, dtype=torch.bool), "bool tensor of shape"),
         (lambda i, j: (j <= i)[None, None], "bool tensor of shape"),
         (same_document(torch.zeros(3, dtype=torch.long)), "does not know all"),
         (same_document(torch.zeros(2, 300, dtype=torch.long)), "with B=4 in front, not torch.bool"),
@@ -513,14 +473,6 @@ def test_modules_that_cannot_be(settings, message):
     """Catches a mechanism that is ignored, or refused without a remedy."""
     with pytest.raises(ValueError, match=message):
         CausalSelfAttention(8, 2, **settings)
-
-
-def test_cross_attention_that_cannot_be():
-    """Catches linear attention, or a score that a path cannot compute, taken for something else."""
-    with pytest.raises(ValueError, match="attention='linear' is unknown; choose from .*naive"):
-        CrossAttention(8, 2, attention="linear")
-    with pytest.raises(ValueError, match="attention='fused' cannot do score='additive'"):
-        CrossAttention(8, 2, score="additive")
 
 
 @pytest.mark.parametrize("attention", ATTENTION)

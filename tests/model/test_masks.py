@@ -32,6 +32,10 @@ from masks import (
         (present(torch.arange(9) != 5), lambda i, j: j != 5),
         (after_padding(causal, torch.tensor([4])), lambda i, j: 4 <= j <= i or i == j),
         (
+            after_padding(lambda i, j: j < i, torch.tensor([4])),
+            lambda i, j: 4 <= j < i or i == j < 4,
+        ),
+        (
             after_padding(local_global(2, 1), torch.tensor([4])),
             lambda i, j: 4 <= j <= i and (i - j < 2 or j == 4) or i == j,
         ),
@@ -90,18 +94,6 @@ def test_alibi_is_its_definition():
             assert bias[h, a].tolist() == [-(2.0 ** -(h + 1)) * (i - j) for j in range(5)]
     two = both(sliding_window(2), both(alibi(8), alibi(8)))
     assert torch.equal(two.bias(*positions(3, 5)), 2 * bias) and two.window == 2
-
-
-def test_padding_of_a_strict_predicate():
-    """Catches padding that lets each token see itself, also where the predicate hides it."""
-
-    def visible(i, j):
-        return j < i
-
-    padded = mask_of(after_padding(visible, torch.tensor([2])), *positions(7, 7))[0]
-    assert torch.equal(padded[2:, 2:], mask_of(visible, *positions(5, 5))[0])
-    assert torch.equal(padded[:2, :2], torch.eye(2).bool())
-    assert not padded[2:, :2].any()
 
 
 def test_promises_that_both_does_not_know():
