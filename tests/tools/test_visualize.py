@@ -106,12 +106,10 @@ def test_rollout_follows_every_way_through_the_layers():
 
 def test_every_head_has_its_panel():
     """Catches heads in the wrong place."""
-    maps = [torch.eye(3).repeat(2, 1, 1) * 0.25 * (layer + 1) for layer in range(2)]
-    maps[0][1] /= 2
-    figure = draw(maps, [*"abc"], "a$b^{c$: a folder")
-    panels = figure.axes[:4]
+    maps = torch.eye(3) * torch.tensor([[0.1, 0.2], [0.3, 0.4]])[:, :, None, None]
+    panels = draw(maps, [*"abc"], "a$b^{c$: a folder").axes[:4]
     found = [panel.images[0].get_array()[0, 0] ** 2 for panel in panels]
-    assert np.allclose(found, [0.25, 0.125, 0.5, 0.5])
+    assert np.allclose(found, [0.1, 0.2, 0.3, 0.4])
     assert panels[1].get_title() == "head 2" and panels[2].get_ylabel() == "layer 2"
 
 
@@ -126,17 +124,14 @@ def test_text_that_could_break_out(tmp_path):
     assert "<img" not in content and "<!--" not in content
 
 
-@pytest.mark.parametrize(
-    "text, kept", [("Tyg", "^Tyg"), ("^", "^"), ("Tyger", "^ger"), ("^Tyger", "^ger")]
-)
+@pytest.mark.parametrize("text, kept", [("Tyg", "^Tyg"), ("^Tyger", "^ger")])
 def test_a_token_for_the_beginning(text, kept):
     """Catches a beginning that is lost, or comes twice, where the text has it or is too long."""
     encoding = tokenizer.create_tokenizer("char", "^Tyger")
     encoding.begin = tuple(encoding.encode("^").tolist())
     ids, note = read(encoding, text, 4)
     assert encoding.decode(ids.tolist()) == kept
-    cut = "The text has 5 tokens, the model's context 4: these are the last 3."
-    assert note == (cut if "Tyger" in text else "")
+    assert note.endswith("these are the last 3.") == (text == "^Tyger")
 
 
 def test_a_text_longer_than_the_context(tmp_path, capsys):
@@ -162,13 +157,14 @@ def test_ids_without_a_text(tmp_path):
 def test_a_file_and_another_folder(tmp_path, monkeypatch):
     """Catches a setting that does nothing; a published folder shows what its checkpoint shows."""
     saved(tmp_path)
-    (tmp_path / "poem.txt").write_text("Tyger", encoding="utf-8")
-    assert shown(tmp_path, f"FILE:{tmp_path / 'poem.txt'}")["labels"] == [*"Tyger"]
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    assert shown(tmp_path, "Tyger", init_from=str(tmp_path / "out"))["labels"] == [*"Tyger"]
-    written = sorted(path.name for path in (tmp_path / "here").iterdir())
-    assert written == ["attention.html", "attention.png"]
+    (tmp_path / "poem.txt").write_text("Tyger")
+    monkeypatch.chdir(tmp_path)
+    data = shown(tmp_path, "FILE:poem.txt", init_from=str(tmp_path / "out"))
+    assert data["labels"] == [*"Tyger"]
+    assert {path.name for path in tmp_path.glob("attention.*")} == {
+        "attention.html",
+        "attention.png",
+    }
 
 
 @pytest.mark.parametrize(
@@ -176,7 +172,6 @@ def test_a_file_and_another_folder(tmp_path, monkeypatch):
     [
         ("--text=", "--text is empty"),
         ("--text=Tyger ß", "'ß' (U+00DF) at position 6"),
-        ("--text=FILE:/none.txt", "none.txt"),
         ("--out_dir=/none", "there is no checkpoint"),
     ],
 )
