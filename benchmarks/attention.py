@@ -90,7 +90,7 @@ def measure_paths(config, device):
     for (name, about), path in tqdm(cases.items(), unit="case"):
         seconds = size = 0.0  # of the length before; twice the length takes up to four times that
         for T in config.lengths():
-            row = {"path": name, "predicate": about, "mode": "forward + backward", "T": T}
+            row = {"path": name, "predicate": about, "T": T}
             rows.append(row)
             if 4 * seconds > LIMIT or (name == "naive" and T > NAIVE_LENGTH):
                 row["skipped"] = "time"
@@ -98,9 +98,10 @@ def measure_paths(config, device):
                 row["skipped"] = "memory"
             else:
                 call = call_of(path, config, device, T)
-                size = row["bytes"] = peak_bytes(call, device)  # also warms up
+                size = peak_bytes(call, device)  # also warms up
                 times = [measure_seconds(call, device) for _ in range(3)]
-                seconds = row["seconds"] = statistics.median(times)
+                seconds = statistics.median(times)
+                row |= {"seconds": seconds, "bytes": size}
     return rows
 
 
@@ -110,8 +111,9 @@ def compare_paths(config, device):
     shortcuts = {f"sliding_window({config.window})": windowed, "linear": linear}
     rows = []
     for (name, path), T in zip(shortcuts.items(), config.lengths()[-2:]):
-        calls = [call_of(fused, config, device, T), call_of(path, config, device, T)]
-        ratios = [slow / fast for slow, fast in time_interleaved(calls, ROUNDS, device)]
+        calls = [call_of(function, config, device, T) for function in (fused, path)]
+        rounds = time_interleaved(calls, ROUNDS, device)
+        ratios = [slow / fast for slow, fast in rounds]
         row = {"what": f"time of fused / {name}, T = {T}", "ratio": statistics.median(ratios)}
         rows.append(row | {"lowest": min(ratios), "highest": max(ratios)})
     return rows

@@ -88,7 +88,8 @@ def one_text(config, model, peer, device):
         median = statistics.median(seconds)
         rows[who] = {"seconds": median, "tokens_per_s": config.tokens / median}
         if peer:
-            ratios = [theirs / ours for theirs, ours in zip(times["nanoGPT float32"], seconds)]
+            pairs = zip(times["nanoGPT float32"], seconds)
+            ratios = [theirs / ours for theirs, ours in pairs]
             rows[who]["times nanoGPT"] = statistics.median(ratios)
     return rows
 
@@ -146,10 +147,11 @@ def whole_processes(config, model, peer, shape, device):
             one = run_sample(1, config.length, "--dtype=float32", cwd=config.nanogpt)
             seconds["nanoGPT float32"] = start + config.samples * (one - start)
 
-    rows = {who: {"seconds": value} for who, value in seconds.items()}
-    for row in rows.values():
+    rows = {}
+    for who, value in seconds.items():
+        rows[who] = {"seconds": value}
         if peer:
-            row["times nanoGPT"] = seconds["nanoGPT float32"] / row["seconds"]
+            rows[who]["times nanoGPT"] = seconds["nanoGPT float32"] / value
     return rows
 
 

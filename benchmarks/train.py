@@ -83,7 +83,8 @@ def time_to_loss(config, device):
         # One run more, with evaluations, for its curve.
         interval = max(1, runs[0]["step"] // 8)
         flag = f"--eval_interval={interval}"
-        curve = run_preset(config, Path(folder, "curve"), flag)["curve"]
+        run = run_preset(config, Path(folder, "curve"), flag)
+        curve = run["curve"]
 
     for run in runs:
         del run["curve"]
@@ -115,8 +116,11 @@ def run_nanogpt(config, device, folder):
 
 def curve_of(lines, name):
     """(second, loss) of each printed line that has a loss of this name."""
-    found = [(second, re.search(name + r" ([\d.]+)", line)) for second, line in lines]
-    return [(second, float(match[1])) for second, match in found if match]
+    curve = []
+    for second, line in lines:
+        if match := re.search(name + r" ([\d.]+)", line):
+            curve.append((second, float(match[1])))
+    return curve
 
 
 def compare_steps(config, name, device, gflops):
@@ -157,10 +161,13 @@ def compare_steps(config, name, device, gflops):
     for n, who in enumerate(steps):
         seconds = statistics.median(times[n] for times in rounds)
         flops = x.numel() / seconds * model.flops_per_token()
-        row = {"shape": name, "model": who, "tokens": x.numel(), "ms": seconds * 1e3}
+        row = {"shape": name, "model": who}
+        row["tokens"] = x.numel()
+        row["ms"] = seconds * 1e3
         row["MB"] = memory[n] / 1e6
         row["MFU"] = flops / (gflops[dtype] * 1e9)
-        row["time / ours"] = statistics.median(times[n] / times[0] for times in rounds)
+        ratios = [times[n] / times[0] for times in rounds]
+        row["time / ours"] = statistics.median(ratios)
         rows.append(row)
     return rows
 

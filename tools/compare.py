@@ -97,7 +97,8 @@ def read_changes(config):
     """{name: settings}, the baseline first; ValueError for settings that cannot be compared."""
     changes = {BASELINE: ""}
     if config.changes:
-        changes |= tomllib.loads(Path(config.changes).read_text(encoding="utf-8"))
+        content = Path(config.changes).read_text(encoding="utf-8")
+        changes |= tomllib.loads(content)
     for flags in config.change:
         changes[flags.replace("--", "")] = flags
     if len(changes) == 1:
@@ -124,7 +125,9 @@ def version_of(config):
 def result_path(config, version, flags, seed):
     """The file for the result of one run."""
     about = [version, config.preset, config.flags, flags, config.device, seed]
-    return Path(config.out_dir, "runs", f"{sha256_of([json.dumps(about).encode()])[:16]}.json")
+    content = json.dumps(about).encode()
+    name = sha256_of([content])[:16]
+    return Path(config.out_dir, "runs", f"{name}.json")
 
 
 def train(config, flags, seed, folder):
@@ -151,13 +154,14 @@ def summarize(name, flags, runs):
     mine = [run for run in runs if run["change"] == name]
     baseline = [run["val_loss"] for run in runs if run["change"] == BASELINE]
     losses = [run["val_loss"] for run in mine]
-    ended = [run for run in mine if run["seconds"]]
+    seconds = [run["seconds"] for run in mine if run["seconds"]]
     row = {"change": name, "setting": flags}
     row["loss"] = None if None in losses else statistics.mean(losses)
     row |= judge(losses, baseline)
-    row["verdict"] = row["verdict"] if flags else ""
+    if not flags:
+        row["verdict"] = ""
     row["diverged"] = losses.count(None)
-    row["seconds"] = statistics.median(run["seconds"] for run in ended) if ended else None
+    row["seconds"] = statistics.median(seconds) if seconds else None
     return row
 
 
@@ -173,13 +177,14 @@ def judge(losses, baseline):
     if len(pairs) < 2:
         return row
     differences = [ours - theirs for ours, theirs in pairs]
-    mean = row["difference"] = statistics.mean(differences)
-    row["error"] = statistics.stdev(differences) / math.sqrt(len(differences))
+    mean = statistics.mean(differences)
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
     degrees = min(len(differences) - 1, len(T95))
-    margin = row["margin"] = T95[degrees - 1] * row["error"]
+    margin = T95[degrees - 1] * error
+    verdict = "cannot tell"
     if abs(mean) > margin:
-        row["verdict"] = "better" if mean < 0 else "worse"
-    return row
+        verdict = "better" if mean < 0 else "worse"
+    return {"difference": mean, "error": error, "margin": margin, "verdict": verdict}
 
 
 if __name__ == "__main__":

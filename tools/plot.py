@@ -72,16 +72,19 @@ def attention(report):
     window = f"sliding_window({settings['window']})"
     lines = {}
     for row in report["rows"]:
-        if "seconds" in row and row["predicate"] in ("causal", window):
-            lines.setdefault(f"{row['path']}, {row['predicate']}", []).append(row)
+        predicate = row["predicate"]
+        if "seconds" in row and predicate in ("causal", window):
+            label = f"{row['path']}, {predicate}"
+            lines.setdefault(label, []).append(row)
     lengths = sorted({row["T"] for row in report["rows"]})
 
     figure, panels = plt.subplots(1, 2, figsize=(13, 4.6))
     figures = ("seconds", "seconds", 1), ("bytes", "MB of peak memory", 1e-6)
     for panel, (key, unit, scale) in zip(panels, figures):
         for label, rows in lines.items():
+            at = [row["T"] for row in rows]
             values = [row[key] * scale for row in rows]
-            panel.loglog([row["T"] for row in rows], values, "o-", label=label)
+            panel.loglog(at, values, "o-", label=label)
         low, high = panel.get_ylim()
         for power, label, style in (1, "O(T)", ":"), (2, "O(T²)", "--"):
             guide = [1.5 * low * (T / lengths[0]) ** power for T in lengths]
@@ -98,15 +101,16 @@ def train(report):
     if "runs" not in report:
         return None
     figure, panel = plt.subplots(figsize=(8, 4.2))
-    color = COLORS["lookback"]
-    panel.plot(*zip(*report["curve"]), "o-", color=color, label="lookback, evaluated on the way")
+    style = dict(marker="o", color=COLORS["lookback"])
+    panel.plot(*zip(*report["curve"]), **style, label="lookback, evaluated on the way")
     ends = [(run["seconds"], run["val_loss"]) for run in report["runs"]]
     panel.plot(*zip(*ends), "k*", label=f"... evaluated at the end: {len(ends)} seeds")
     if peer := report.get("nanogpt"):
-        color = COLORS["nanoGPT"]
-        panel.plot(*zip(*peer["curve"]), "o-", color=color, label="nanoGPT's own command")
-    panel.set(xlabel="seconds since the start of the process", xlim=(0, None))
-    panel.set(ylabel="validation loss (nats per token)")
+        style["color"] = COLORS["nanoGPT"]
+        panel.plot(*zip(*peer["curve"]), **style, label="nanoGPT's own command")
+    panel.set_xlabel("seconds since the start of the process")
+    panel.set_xlim(left=0)
+    panel.set_ylabel("validation loss (nats per token)")
     panel.set_title(f"{report['settings']['preset']}, {report['device']}")
     panel.legend()
     return figure
@@ -129,7 +133,7 @@ def sample(report):
     for (title, speeds), panel in zip(jobs.items(), panels):
         colors = [COLORS.get(who.split()[0], "#999999") for who in speeds]
         bars = panel.barh([*speeds], [*speeds.values()], color=colors)
-        panel.bar_label(bars, [f" {speed:,.1f}" for speed in speeds.values()])
+        panel.bar_label(bars, fmt=" {:,.1f}")
         panel.invert_yaxis()
         panel.margins(x=0.12)
         panel.set_title(f"{title}, tokens per second", loc="left")
@@ -151,7 +155,8 @@ def compare(report):
             panel.errorbar(row["difference"], n, **size, fmt="o", color=color)
     panel.axvline(0, color="black", linewidth=0.8, zorder=0)
     panel.set_yticks(range(len(rows)), [row["change"] for row in rows])
-    panel.set(ylim=(len(rows) - 0.5, -0.5), xlabel="difference in validation loss, 95% intervals")
+    panel.set_ylim(len(rows) - 0.5, -0.5)
+    panel.set_xlabel("difference in validation loss, 95% intervals")
     about = f"changes to {settings['preset']}, {settings['seeds']} seeds"
     figure.suptitle(f"{about}, {report['device']}")
     return figure

@@ -29,8 +29,11 @@ def draw_masks(predicates):
     print("Who may look: row i is the query, column j the key.")
     pictures = []
     for name, visible in predicates.items():
-        mask = mask_of(visible, *positions(10, 10))[0].tolist()
-        pictures.append([name, *(" ".join("·■"[seen] for seen in row) for row in mask)])
+        mask = mask_of(visible, *positions(10, 10))[0]
+        picture = [name]
+        for row in mask.tolist():
+            picture.append(" ".join("·■"[seen] for seen in row))
+        pictures.append(picture)
     for start in range(0, len(pictures), 4):
         print()
         for line in zip(*pictures[start : start + 4]):
@@ -72,7 +75,8 @@ def compare_paths(predicates, lengths):
             row[f"forward, T = {T}"] = f"{seconds:.4f} s, {size / 1e6:.1f} MB"
         rows.append(row)
     agree = all(row["largest difference from naive"] < 1e-12 for row in rows)
-    print(f"\n{format_table(rows)}\n\n{'all agree' if agree else 'THEY DO NOT AGREE'}")
+    verdict = "all agree" if agree else "THEY DO NOT AGREE"
+    print(f"\n{format_table(rows)}\n\n{verdict}")
     return agree
 
 
@@ -84,8 +88,10 @@ def largest_difference(path, visible, Tq=90, Tk=120):
     results = []
     for function in (path, naive):
         y = function(*inputs, visible)
-        results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
-    return max((ours - theirs).abs().max().item() for ours, theirs in zip(*results))
+        gradients = torch.autograd.grad(y.square().sum(), inputs)
+        results.append((y, *gradients))
+    differences = [ours - theirs for ours, theirs in zip(*results)]
+    return max(difference.abs().max().item() for difference in differences)
 
 
 if __name__ == "__main__":

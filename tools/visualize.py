@@ -100,12 +100,10 @@ def describe(model, tokenizer, ids, maps, logits):
     probabilities = logits.float().softmax(-1)[:, : tokenizer.vocab_size]
     best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
     candidates = candidates.tolist()
-    label_of = {}
-    for token in {token for row in candidates for token in row}:
-        label_of[token] = labels.labels([tokenizer.token_bytes(token)])[0]
     expected = []
     for row, values in zip(candidates, best):
-        expected.append([(label_of[token], p) for token, p in zip(row, rounded(values, 4))])
+        choices = [labels.labels([tokenizer.token_bytes(token)])[0] for token in row]
+        expected.append([*zip(choices, rounded(values, 4))])
     came = []
     for row, token in zip(candidates, ids[1:].tolist()):
         came.append(row.index(token) if token in row else None)

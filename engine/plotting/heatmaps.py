@@ -42,21 +42,26 @@ def cells(panel, weights, rows, columns, most=128, size=8):
     """Draw weights (rows, columns), the darker the larger, with at most `most` labels a side."""
 
     def ticks(labels):
-        shown = range(0, len(labels), math.ceil(len(labels) / most)) if most else ()
-        return shown, [short(labels[n]) for n in shown]
+        count = len(labels)
+        shown = range(0, count, math.ceil(count / most)) if most else ()
+        names = [short(labels[n]) for n in shown]
+        return shown, names
 
+    darkness = np.sqrt(weights)
     panel.set_yticks(*ticks(rows))
     panel.set_xticks(*ticks(columns), rotation=90)
     panel.tick_params(length=0, labelsize=size)
-    return panel.imshow(np.sqrt(weights), cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    return panel.imshow(darkness, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
 
 
 def draw(panel, weights, labels, most, size=8):
     """Draw the map (T, T) of a head: row i is the query, and its future is hatched."""
-    future = np.triu(np.ones((len(labels), len(labels)), bool), 1)
+    T = len(labels)
+    future = np.triu(np.ones((T, T), bool), 1)
+    past = np.ma.array(weights, mask=future)
     panel.patch.set(facecolor="#f3f2ee", hatch="////", edgecolor="#dcdad3", linewidth=0)
     panel.spines[:].set_color("#c9c7c0")
-    return cells(panel, np.ma.array(weights, mask=future), labels, labels, most, size)
+    return cells(panel, past, labels, labels, most, size)
 
 
 def scale(figure, image, panels):
