@@ -48,7 +48,7 @@ READERS = {  # (whether words make sentences first, whether the query is learned
 }
 WIDTH = 32  # of all vectors
 DOCUMENTS = 4000  # for training; a quarter as many more are for the test
-ACCURACY, FIRST = "test accuracy", "largest weight on the carrying sentence"
+ACCURACY = "test accuracy"
 BAYES = "naive Bayes on counts"
 MODELS = [BAYES, "linear regression on counts", *READERS]
 CROWDED = {"one sentence is about a topic": False, "others are about other topics": True}
@@ -77,8 +77,10 @@ class Pool(nn.Module):
     def forward(self, x, real):
         q = self.query.expand(len(x), 1, 1, -1)
         k = self.key(x).tanh()[:, None]
-        weights = attention_weights(q, k, present(real), dot)[:, 0]  # (B, 1, N)
-        return (weights @ x)[:, 0], weights[:, 0]
+        weights = attention_weights(q, k, present(real), dot)
+        weights = weights[:, 0]  # (B, 1, N)
+        pooled = weights @ x
+        return pooled[:, 0], weights[:, 0]
 
 
 class Reader(nn.Module):
@@ -101,7 +103,8 @@ class Reader(nn.Module):
             words = ids.flatten(0, 1)
             x, _ = self.words(self.wte(words), words > 0)
             x = x.unflatten(0, ids.shape[:2])  # (B, S, C)
-            x, weights = self.sentences(x, (ids > 0).any(-1))
+            real = ids.any(-1)
+            x, weights = self.sentences(x, real)
         else:
             words = ids.flatten(1)
             x, weights = self.words(self.wte(words), words > 0)
@@ -114,7 +117,8 @@ class Reader(nn.Module):
 
 def texts_and_topics(documents):
     texts = [" ".join(sentences) for sentences, _, _ in documents]
-    return texts, [topic for _, topic, _ in documents]
+    topics = [topic for _, topic, _ in documents]
+    return texts, topics
 
 
 def count_words(name, train, test):
@@ -158,7 +162,7 @@ def run(name, config, sentences, crowded, seed):
     of_place = weights.gather(1, place[:, None])
     return {
         ACCURACY: right.double().mean().item(),
-        FIRST: found.float().mean().item(),
+        "largest weight on the carrying sentence": found.float().mean().item(),
         "its weight": of_place.mean().item(),
         "document": test[0],
         "weights": weights[0].tolist(),
@@ -173,7 +177,8 @@ def draw(runs):
     first, *_ = runs.values()
     shown = first[HIERARCHICAL][0]
     sentences, topic, place = shown["document"]
-    figure, panels = trials.make_figure(11, 0.19 * len(sentences) + 1.2, 1, 2)
+    height = 0.19 * len(sentences) + 1.2
+    figure, panels = trials.make_figure(11, height, 1, 2)
     left, right = panels
     for n, (kind, of_kind) in enumerate(runs.items()):
         values = [[run[ACCURACY] for run in found] for found in of_kind.values()]
@@ -182,13 +187,15 @@ def draw(runs):
         left.barh(rows, means, 0.4, xerr=errors, label=kind)
     left.set_yticks(range(len(MODELS)), MODELS)
     left.set_title(ACCURACY)
-    left.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=2.5)
+    figure.legend(loc="outside lower left")
 
     rows = range(len(sentences))
-    right.barh(rows, shown["weights"][: len(sentences)])
+    weights = shown["weights"][: len(sentences)]
+    right.barh(rows, weights)
     short = [textwrap.shorten(text, 60, placeholder=" …") for text in sentences]
     right.set_yticks(rows, map(heatmaps.plain, short), fontsize=8)
-    right.get_yticklabels()[place].set(color="C3", weight="bold")
+    labels = right.get_yticklabels()
+    labels[place].set(color="C3", weight="bold")
     right.set_title(f"weights in a document about {topic}")
     for panel in panels:
         panel.set_xlim(0, 1)

@@ -76,9 +76,12 @@ def two_heads(q, k, v):
     columns = []
     for x in q, k, v:
         rows = x.unflatten(2, (-1, S))  # (B, H, n/S, S, D)
-        columns.append(rows.transpose(2, 3).flatten(1, 2))  # (B, H·S, n/S, D)
-    y = fused(*columns).unflatten(1, (-1, S))
-    return local, y.transpose(2, 3).flatten(2, 3)  # both (B, H, n, D)
+        rows = rows.transpose(2, 3)
+        columns.append(rows.flatten(1, 2))  # (B, H·S, n/S, D)
+    y = fused(*columns)
+    y = y.unflatten(1, (-1, S))
+    y = y.transpose(2, 3)
+    return local, y.flatten(2, 3)  # both (B, H, n, D)
 
 
 def linformer(q, k, v, E, F):
@@ -118,11 +121,13 @@ def costs():
     for n in LENGTHS:
         q, k, v = torch.randn(3, 1, 1, n, D)
         for name, (path, keys, _) in mechanisms(n).items():
-            memory = peak_bytes(lambda: path(q, k, v), q.device)  # also warms up
-            seconds = trials.seconds_alone(lambda: path(q, k, v))
-            found[name]["pairs"].append(n * keys)
-            found[name]["ms"].append(1000 * seconds)
-            found[name]["MB"].append(memory / 1e6)
+            call = functools.partial(path, q, k, v)
+            memory = peak_bytes(call, q.device)  # also warms up
+            seconds = trials.seconds_alone(call)
+            values = found[name]
+            values["pairs"].append(n * keys)
+            values["ms"].append(1000 * seconds)
+            values["MB"].append(memory / 1e6)
     return found
 
 
@@ -134,8 +139,8 @@ def exponent(lengths, values):
     half = len(lengths) // 2
     x = np.log(lengths[half:])
     y = np.log(values[half:])
-    (p, _), covariance = np.polyfit(x, y, 1, cov=True)
-    return p, math.sqrt(covariance[0, 0])
+    line, covariance = np.polyfit(x, y, 1, cov=True)
+    return line[0], math.sqrt(covariance[0, 0])
 
 
 def run(name, config, seed):

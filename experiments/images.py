@@ -76,8 +76,9 @@ class Eye(nn.Module):
         nn.init.normal_(self.wpe.weight)  # as large as the patches, to tell where they were
 
     def forward(self, x):
-        patches = F.unfold(x[:, None], PATCH, stride=PATCH).mT  # (B, PATCHES, PATCH²)
-        x = self.wpe.add(self.patch(patches), slice(None))
+        patches = F.unfold(x[:, None], PATCH, stride=PATCH)  # (B, PATCH², PATCHES)
+        x = self.patch(patches.mT)
+        x = self.wpe.add(x, slice(None))
         for block in self.h:
             x = block(x)
         return self.ln_f(x)
@@ -123,14 +124,17 @@ class Captioner(nn.Module):
         memory = self.eye(images)
         if not self.looks:
             memory = memory.mean(1, keepdim=True)
-        x = self.wpe.add(self.wte(words), slice(words.shape[1]))
-        return self.lm_head(self.ln_f(self.block(x, memory)))
+        T = words.shape[1]
+        x = self.wpe.add(self.wte(words), slice(T))
+        x = self.block(x, memory)
+        return self.lm_head(self.ln_f(x))
 
     def describe(self, images):
         """Return the most likely words, one after the other: ids (B, 1 + LENGTH)."""
         words = torch.zeros(len(images), 1, dtype=torch.long)
         for _ in range(LENGTH):
-            next_word = self(images, words)[:, -1:].argmax(-1)
+            scores = self(images, words)
+            next_word = scores[:, -1:].argmax(-1)
             words = torch.cat([words, next_word], dim=1)
         return words
 
@@ -143,7 +147,8 @@ def fit(model, loss, x, y, steps):
 
     def of_step(step):
         rows = torch.randint(len(x), (64,))
-        return loss(digits.augmented(x[rows]), y[rows])
+        images = digits.augmented(x[rows])
+        return loss(images, y[rows])
 
     trials.fit(model, of_step, steps, 3e-3, weight_decay=0.05)
 
@@ -164,7 +169,8 @@ def classify(train, test, steps):
     # The 0.001 of scikit-learn's own example, for ink from 0 to 1.
     machine = SVC(gamma=0.256)
     machine.fit(train[0].flatten(1), train[1])
-    return eye, right.float().mean().item(), machine.score(x.flatten(1), y)
+    accuracy = right.float().mean()
+    return eye, accuracy.item(), machine.score(x.flatten(1), y)
 
 
 def caption(eye, looks, train, test, steps):
@@ -174,7 +180,8 @@ def caption(eye, looks, train, test, steps):
 
     def loss(x, y):
         words = digits.captions(x, y)
-        return F.cross_entropy(model(x, words[:, :-1]).mT, words[:, 1:])
+        scores = model(x, words[:, :-1])
+        return F.cross_entropy(scores.mT, words[:, 1:])
 
     fit(model, loss, *train, steps)
     with torch.no_grad():
@@ -202,9 +209,10 @@ def run(config, seed):
     train, test = digits.images(seed)
     eye, *accuracies = classify(train, test, config.steps)
     found = {name: {"test accuracy": value} for name, value in zip(CLASSIFIERS, accuracies)}
+    steps = 2 * config.steps // 3
     for name, looks in zip(CAPTIONERS, (True, False)):
         own_eye = copy.deepcopy(eye)
-        found[name] = caption(own_eye, looks, train, test, 2 * config.steps // 3)
+        found[name] = caption(own_eye, looks, train, test, steps)
     return found
 
 
@@ -216,13 +224,16 @@ def draw(shown):
     columns = 1 + LENGTH
     figure, panels = trials.make_figure(1.7 * columns, 2 * SHOWN, SHOWN, columns)
     for n, row in enumerate(panels):
+        image = shown["images"][n]
         for panel in row:
-            panel.imshow(shown["images"][n], cmap="gray_r", vmin=0, vmax=1)
+            panel.imshow(image, cmap="gray_r", vmin=0, vmax=1)
             panel.axis("off")
         said = shown["said"][n]
-        for panel, word, weights in zip(row[1:], said[1:], shown["where"][n]):
+        where = shown["where"][n]
+        for panel, word, weights in zip(row[1:], said[1:], where):
             patches = weights.reshape(SIDE // PATCH, -1)
-            pixels = np.kron(patches, np.ones((PATCH, PATCH)))
+            patch = np.ones((PATCH, PATCH))
+            pixels = np.kron(patches, patch)
             opacity = 0.7 * pixels / pixels.max()
             panel.imshow(0 * pixels, cmap="autumn", alpha=opacity)
             panel.set_title(WORDS[word], fontsize=11)
@@ -230,7 +241,8 @@ def draw(shown):
 
 
 def main(config):
-    runs = trials.run_jobs(run, [(config, seed) for seed in range(config.seeds)])
+    jobs = [(config, seed) for seed in range(config.seeds)]
+    runs = trials.run_jobs(run, jobs)
     tables = {}
     for title, kinds in ("which digit", CLASSIFIERS), ("captions", CAPTIONERS):
         by_kind = {kind: [run[kind] for run in runs] for kind in kinds}

@@ -61,19 +61,22 @@ def measure(model, ids, period):
     Scores are lists (n_layer, H): the mean attention of a head to the token that followed the last
     time, and to the previous token. Maps are (n_layer, B, H, T, T).
     """
+    targets = ids[:, 1:]
     with inspection.recording(model, attention_weights) as maps, torch.no_grad():
-        logits, _ = model(ids[:, :-1], ids[:, 1:])
-    losses = F.cross_entropy(logits.mT, ids[:, 1:], reduction="none")
+        logits, _ = model(ids[:, :-1], targets)
+    losses = F.cross_entropy(logits.mT, targets, reduction="none")
     weights = torch.stack(maps)
     i, j = positions(T, T)
     again = i[:, 0] >= period  # (B, T): the query's token has been there before
-    followed = (j <= i) & (j > 0) & ((i + 1 - j) % period[..., None] == 0)  # (B, T, T)
-    on_followed = (weights * followed[:, None]).sum(-1)  # (n_layer, B, H, T)
+    distance = i + 1 - j
+    followed = (j <= i) & (j > 0) & (distance % period[..., None] == 0)  # (B, T, T)
+    on_followed = (weights * followed[:, None]).sum(-1)
+    on_followed = on_followed.transpose(1, 2)  # (n_layer, H, B, T)
     on_previous = weights.diagonal(-1, -2, -1)
     scores = {
         "new": losses[:, : SHORTEST - 1].mean().item(),
         "again": losses[again].mean().item(),
-        "induction": on_followed.transpose(1, 2)[:, :, again].mean(-1).tolist(),
+        "induction": on_followed[:, :, again].mean(-1).tolist(),
         "previous token": on_previous.mean((1, 3)).tolist(),
     }
     return scores, weights
@@ -101,12 +104,16 @@ def run(n_layer, config, seed):
             scores, _ = measure(model, ids, period)
             measurements.append(scores)
         new_ids, _ = sequences(64, generator)
-        return model(new_ids[:, :-1], new_ids[:, 1:], only_loss=True)[1]
+        x = new_ids[:, :-1]
+        y = new_ids[:, 1:]
+        return model(x, y, only_loss=True)[1]
 
     trials.fit(model, loss, config.steps, 5e-3)
     last, maps = measure(model, ids, period)
     measurements.append(last)
-    curves = {key: np.array([scores[key] for scores in measurements]) for key in last}
+    curves = {}
+    for key in last:
+        curves[key] = np.array([scores[key] for scores in measurements])
     shown = (period.flatten() - T // 4).abs().argmin()  # a sequence that comes four times
     return curves | {
         "loss, new tokens": last["new"],
@@ -128,7 +135,8 @@ def begins(run):
 
 def draw_curves(panel, runs, curves, color, label):
     """Draw a line for each run, with one label for all."""
-    lines = panel.plot(runs[0]["steps"], np.transpose(curves), color=color)
+    steps = runs[0]["steps"]
+    lines = panel.plot(steps, np.transpose(curves), color=color)
     lines[0].set_label(label)
 
 
@@ -147,8 +155,11 @@ def draw(runs):
 
     two_layers = runs[2]
     for layer, kind in enumerate(("previous token", "induction")):
-        heads = [run[kind][:, layer] for run in two_layers]
-        best = [of_run[:, of_run[-1].argmax()] for of_run in heads]  # at the end
+        best = []
+        for run in two_layers:
+            heads = run[kind][:, layer]
+            best_head = heads[-1].argmax()  # at the end
+            best.append(heads[:, best_head])
         draw_curves(scores, two_layers, best, f"C{layer + 2}", f"{kind}, layer {layer + 1}")
     scores.set_title("attention of the best heads of two layers")
     scores.set_xlabel("step")

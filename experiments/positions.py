@@ -51,8 +51,10 @@ def disorder(visible):
     q, k, v = torch.randn(3, 1, 1, 16, 8, dtype=torch.float64, generator=random)
     order = torch.randperm(16, generator=random)
     y = masked_fill(q, k, v, visible)
-    other = masked_fill(*(x[:, :, order] for x in (q, k, v)), visible)
-    difference = y[:, :, order] - other
+    q = q[:, :, order]
+    k = k[:, :, order]
+    v = v[:, :, order]
+    difference = y[:, :, order] - masked_fill(q, k, v, visible)
     return difference.abs().max().item()
 
 
@@ -80,7 +82,8 @@ def run(kind, config, seed):
         x, y = trials.random_batch(data.val, 8, LONGER * T, n)
         with torch.no_grad():
             logits, _ = model(x, y)
-        losses.append(F.cross_entropy(logits.mT, y, reduction="none"))  # (8, LONGER·T)
+        loss = F.cross_entropy(logits.mT, y, reduction="none")
+        losses.append(loss)  # (8, LONGER·T)
     losses = torch.cat(losses).mean(0)
     spans = losses.tensor_split(span_ends()[:-1])
     return {

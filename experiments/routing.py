@@ -62,7 +62,6 @@ BYTES = {
     "signs": string.punctuation,
 }
 LOSS = "validation loss"
-MOST, LEAST = "ask the most asked expert", "ask the least asked expert"
 
 
 @dataclass(kw_only=True)
@@ -75,7 +74,8 @@ class Settings(trials.Settings):
 
 def load(chosen):
     """Return the part of tokens that each expert gets, (EXPERTS,), from choices (N, CHOSEN)."""
-    return torch.bincount(chosen.flatten(), minlength=EXPERTS) / max(1, len(chosen))
+    tokens = torch.bincount(chosen.flatten(), minlength=EXPERTS)
+    return tokens / max(1, len(chosen))
 
 
 class Routed(nn.Module):
@@ -95,7 +95,8 @@ class Routed(nn.Module):
 
     def forward(self, x):
         keys = self.keys.expand(len(x), 1, -1, -1)
-        weights = attention_weights(x[:, None], keys, full, dot).flatten(0, 2)  # (B·T, EXPERTS)
+        weights = attention_weights(x[:, None], keys, full, dot)
+        weights = weights.flatten(0, 2)  # (B·T, EXPERTS)
         largest, self.chosen = weights.topk(CHOSEN)  # both (B·T, CHOSEN)
         largest = largest / largest.sum(1, keepdim=True)
         # Fedus et al., equation 4: 1 if balanced.
@@ -113,13 +114,14 @@ class Routed(nn.Module):
 def new_model(kind, attention="fused"):
     """Return a GPT of this kind, and its routed MLPs: none, or one in each layer."""
     keys, _ = KINDS[kind]
+    mlps = EXPERTS // CHOSEN if kind == LARGE else 1  # the size, in dense MLPs
     model = trials.new_gpt(
         block_size=T,
         n_head=4,
         n_embd=WIDTH,
         position="rope",
         mlp="relu2",
-        mlp_size=4 * WIDTH * (EXPERTS // CHOSEN if kind == LARGE else 1),
+        mlp_size=4 * WIDTH * mlps,
         init="zero_out",
         attention=attention,
     )
@@ -156,12 +158,13 @@ def run(kind, config, seed):
         model(x)
     loads = [load(mlp.chosen).tolist() for mlp in routed]
     found |= {"load": loads, "bytes": []}
-    found[MOST] = statistics.fmean(map(max, loads))  # the mean of the layers
-    found[LEAST] = statistics.fmean(map(min, loads))
+    found["ask the most asked expert"] = statistics.fmean(map(max, loads))  # the mean of the layers
+    found["ask the least asked expert"] = statistics.fmean(map(min, loads))
     for mlp in routed:
         of_layer = []
         for letters in BYTES.values():
-            rows = torch.isin(x.flatten(), torch.tensor([*letters.encode()]))
+            kind = torch.tensor([*letters.encode()])
+            rows = torch.isin(x.flatten(), kind)
             of_layer.append(load(mlp.chosen[rows]).tolist())
         found["bytes"].append(of_layer)
     return found

@@ -117,7 +117,8 @@ class Embedding(nn.Module):
         T = start + numbers.shape[1]
         C = self.weight.shape[1]
         x = F.embedding(numbers, self.weight) * math.sqrt(C)
-        return self.dropout(x + sinusoidal(T, C)[start:].float())
+        positions = sinusoidal(T, C)[start:]
+        return self.dropout(x + positions.float())
 
     def scores(self, y):
         return self.dropout(y) @ self.weight.T
@@ -144,14 +145,17 @@ class Recurrent(nn.Module):
 
     def encode(self, source, real):
         x = self.embed(source)
-        packed = pack_padded_sequence(x, real.sum(1), batch_first=True, enforce_sorted=False)
+        lengths = real.sum(1)
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         states, last = self.encoder(packed)
         states, _ = pad_packed_sequence(states, batch_first=True)
         vector = last.transpose(0, 1).flatten(1)
         return states[:, None], vector, real  # (B, 1, S, C), (B, C), (B, S)
 
     def new_past(self, memory, longest):
-        return torch.tanh(self.begin(memory[1]))[None], 0
+        _, vector, _ = memory
+        state = self.begin(vector).tanh()
+        return state[None], 0
 
     def select(self, past, rows):
         return past[0][:, rows], past[1]
@@ -159,7 +163,8 @@ class Recurrent(nn.Module):
     def decode(self, target, memory, past=None):
         states, vector, real = memory
         before, start = past or self.new_past(memory, 0)
-        state, _ = self.decoder(self.embed(target, start), before)
+        x = self.embed(target, start)
+        state, _ = self.decoder(x, before)
         if self.score is None:
             seen = vector[:, None].expand_as(state)
         else:
@@ -167,7 +172,8 @@ class Recurrent(nn.Module):
             y = self.attention(q, states, states, present(real), self.score)
             seen = y[:, 0]
         y = self.combine(torch.cat([state, seen], -1))
-        past = state[:, -1:].transpose(0, 1), start + target.shape[1]
+        last = state[:, -1:].transpose(0, 1)
+        past = last, start + target.shape[1]
         return self.embed.scores(y.tanh()), past
 
 
@@ -200,7 +206,8 @@ class Transformer(nn.Module):
         self.ln = nn.LayerNorm(C)
 
     def encode(self, source, real):
-        x = self.reader(self.embed(source), cache=Whole(real))
+        x = self.embed(source)
+        x = self.reader(x, cache=Whole(real))
         return self.ln_memory(x), real
 
     def new_past(self, memory, longest):
@@ -212,7 +219,8 @@ class Transformer(nn.Module):
     def decode(self, target, memory, past=None):
         states, real = memory
         start = 0 if past is None else len(past)
-        x = self.writer(self.embed(target, start), cache=past)
+        x = self.embed(target, start)
+        x = self.writer(x, cache=past)
         x = x + self.look(self.ln_look(x), states, present(real))
         return self.embed.scores(self.ln(x)), past
 
@@ -241,23 +249,28 @@ def run(name, config, vocabulary, train, test, seed):
         return F.cross_entropy(logits[real], target[real], label_smoothing=smoothing)
 
     factor = {"none": config.patience, "transformer": 2}.get(name, 1)
-    trials.fit(model, loss, round(config.steps * factor), config.learning_rate)
+    steps = round(config.steps * factor)
+    trials.fit(model, loss, steps, config.learning_rate)
     sources, right = zip(*test)
     greedy = translation.translate(model, vocabulary, sources, 1)
     best = translation.translate(model, vocabulary, sources, config.beam)
-    found = {"greedy": bleu(greedy, right), f"beam {config.beam}": bleu(best, right)}
+    found = {"greedy": bleu(greedy, right)}
+    found[f"beam {config.beam}"] = bleu(best, right)
     for length, rows in translation.by_length(sources, config.bin).items():
         title = f"{length - config.bin + 1}-{length} words"
-        found[title] = bleu([best[n] for n in rows], [right[n] for n in rows])
+        best_of_length = [best[n] for n in rows]
+        right_of_length = [right[n] for n in rows]
+        found[title] = bleu(best_of_length, right_of_length)
     found["alignment"] = translation.alignment(model, vocabulary, config.example, config.beam)
     return found
 
 
 def draw(runs):
     """Draw BLEU by length, and where the first run of each model that has attention looks."""
-    maps = {name: found[0]["alignment"] for name, found in runs.items() if name != "none"}
-    columns = 1 + len(maps)
-    figure, panels = trials.make_figure(5 + 3 * columns, 4, 1, columns, squeeze=False)
+    with_attention = [name for name in runs if name != "none"]
+    columns = 1 + len(with_attention)
+    width = 5 + 3 * columns
+    figure, panels = trials.make_figure(width, 4, 1, columns, squeeze=False)
     first, *others = panels[0]
     for name, found in runs.items():
         titles = [title for title in found[0] if title.endswith(" words")]
@@ -268,7 +281,8 @@ def draw(runs):
     first.set_ylabel("BLEU")
     first.set_ylim(0)
     first.legend()
-    for panel, (name, (source, target, weights)) in zip(others, maps.items()):
+    for panel, name in zip(others, with_attention):
+        source, target, weights = runs[name][0]["alignment"]
         heatmaps.cells(panel, weights, target, source)
         panel.set_title(name)
         panel.set_aspect("auto")

@@ -24,7 +24,8 @@ def images(seed):
     x = torch.tensor(data.images / 16, dtype=torch.float32)[order]
     y = torch.tensor(data.target)[order]
     tested = len(x) // 4
-    return (x[tested:], y[tested:]), (x[:tested], y[:tested])
+    train = x[tested:], y[tested:]
+    return train, (x[:tested], y[:tested])
 
 
 def captions(x, y):
@@ -36,7 +37,8 @@ def captions(x, y):
     ink = x.sum((1, 2))
     down = (x.sum(2) @ place) / ink  # the centre of the ink
     right = (x.sum(1) @ place) / ink
-    covariance = torch.einsum("nij,i,j->n", x, place, place) / ink - down * right
+    product = torch.einsum("nij,i,j->n", x, place, place) / ink
+    covariance = product - down * right
     found = []
     for n, digit in enumerate(y):
         width = WIDTHS[ink[n] > 0.3 * SIDE**2]
@@ -49,7 +51,8 @@ def captions(x, y):
 def augmented(x):
     """Return images (B, 8, 8), each stretched, slanted and shifted a little at random."""
     scale = torch.tensor([0.1, 0.1, 0.15])
-    change = torch.eye(2, 3) + torch.randn(len(x), 2, 3) * scale
+    change = torch.randn(len(x), 2, 3) * scale
     x = x[:, None]
-    grid = F.affine_grid(change, x.shape, align_corners=False)
-    return F.grid_sample(x, grid, align_corners=False)[:, 0]
+    grid = F.affine_grid(torch.eye(2, 3) + change, x.shape, align_corners=False)
+    x = F.grid_sample(x, grid, align_corners=False)
+    return x[:, 0]

@@ -41,8 +41,11 @@ def read_pairs(source, target):
     if len(sentences) != len(translations):
         counts = f"{source} has {len(sentences):,} lines, {target} {len(translations):,}"
         raise ValueError(f"{counts}: each line of one must be the translation of the other's")
-    pairs = zip(sentences, translations)
-    return [pair for pair in pairs if pair[0].strip() and pair[1].strip()]
+    pairs = []
+    for pair in zip(sentences, translations):
+        if pair[0].strip() and pair[1].strip():
+            pairs.append(pair)
+    return pairs
 
 
 def load_pairs(config):
@@ -79,7 +82,8 @@ class Vocabulary:
     def encode(self, text):
         """Return the numbers of a text and END, where a model may look when all is translated."""
         pieces = self.bpe.encode(f" {text.lower()}")
-        return [self.numbers[piece] for piece in pieces if piece in self.numbers] + [END]
+        numbers = [self.numbers[piece] for piece in pieces if piece in self.numbers]
+        return [*numbers, END]
 
     def decode(self, numbers):
         """Return the text of the numbers up to END."""
@@ -93,7 +97,8 @@ def padded(rows):
     lengths = torch.tensor([len(row) for row in rows])
     rows = [torch.as_tensor(row) for row in rows]
     numbers = pad_sequence(rows, batch_first=True, padding_value=END)
-    return numbers, torch.arange(numbers.shape[1]) < lengths[:, None]
+    place = torch.arange(numbers.shape[1])
+    return numbers, place < lengths[:, None]
 
 
 def shifted(target):
@@ -135,7 +140,8 @@ def search(model, source, real, beam=1):
     """
     B = len(source)
     longest = 2 * source.shape[1] + 10
-    memory = [x.repeat_interleave(beam, 0) for x in model.encode(source, real)]
+    memory = model.encode(source, real)
+    memory = [x.repeat_interleave(beam, 0) for x in memory]
     past = model.new_past(memory, longest)
     tokens = torch.full((B * beam, 1), END)
     ended = torch.zeros(B * beam, dtype=torch.bool)
@@ -189,14 +195,18 @@ def alignment(model, vocabulary, text, beam):
     """
     source, real = padded([vocabulary.encode(text)])
     found, _ = search(model, source, real, beam)
-    target = found[:, : (found != END).sum() + 1]
+    length = (found != END).sum() + 1
+    target = found[:, :length]
+    memory = model.encode(source, real)
     with recording(model, attention_weights) as maps:
-        model.decode(shifted(target), model.encode(source, real))
+        model.decode(shifted(target), memory)
     pieces = []
     for numbers in source[0], target[0]:
         pieces.append([vocabulary.decode([n]) or "(end)" for n in numbers])
-    weights = maps[-1][0].mean(0).tolist() if maps else None
-    return [*pieces, weights]
+    if not maps:
+        return [*pieces, None]
+    weights = maps[-1][0].mean(0)
+    return [*pieces, weights.tolist()]
 
 
 def bleu(found, right):
@@ -213,7 +223,8 @@ def by_length(texts, step):
     """
     found = {}
     for n, text in enumerate(texts):
-        length = math.ceil(len(text.split()) / step) * step
+        words = len(text.split())
+        length = math.ceil(words / step) * step
         found.setdefault(length, []).append(n)
     enough = len(texts) / 50
     return {length: rows for length, rows in sorted(found.items()) if len(rows) >= enough}

@@ -52,11 +52,8 @@ def test_docstrings(tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text(code + more)
     (tmp_path / "b.py").write_text(code)
     monkeypatch.setattr(labelled.sysconfig, "get_path", lambda name: str(tmp_path))
-    first, second = (
-        "The first sentence here has seven words.",
-        "This one goes on in the next line of it.",
-    )
-    assert labelled.docstrings() == [first, second]
+    first = "The first sentence here has seven words."
+    assert labelled.docstrings() == [first, "This one goes on in the next line of it."]
 
 
 def test_a_query_of_zeros_averages():
@@ -77,9 +74,7 @@ def test_attention_finds_what_averages_miss(sentences, small_experiment, monkeyp
     monkeypatch.setattr(documents, "DOCUMENTS", 400)
     report = small_experiment(documents, steps=60)
     easy, crowded = report["tables"].values()
-    accuracies = [[float(row["test accuracy"]) for row in rows] for rows in (easy, crowded)]
-    (_, words, hierarchical), (bayes, crowded_words, crowded_hierarchical) = accuracies
-    assert hierarchical > words + 0.05, report
-    assert crowded_hierarchical > max(bayes, crowded_words) + 0.05, report
     for rows in easy, crowded:
+        bayes, words, hierarchical = (float(row["test accuracy"]) for row in rows)
+        assert hierarchical > max(words, bayes * (rows is crowded)) + 0.05, report
         assert float(rows[2]["largest weight on the carrying sentence"]) > 0.3  # by chance 0.03

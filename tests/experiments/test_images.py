@@ -32,25 +32,17 @@ def test_captions():
 
 
 def test_splits():
-    """Catches a test that is not a quarter, and a split that does not depend on the seed."""
+    """Catches images in both splits, and a split that does not depend on the seed."""
     pytest.importorskip("sklearn")
-    (x, y), (test, labels) = digits.images(0)
-    assert [len(part) for part in (x, y, test, labels)] == [1348, 1348, 449, 449]
-    assert 0 <= x.min() < x.max() == 1
+    (train, _), (test, _) = digits.images(0)
+    assert len(train) == 1348 and len(torch.cat([train, test]).unique(dim=0)) == 1797
     assert not torch.equal(test, digits.images(1)[1][0])
 
 
-def test_they_learn(small_experiment, monkeypatch):
-    """Catches labels of other images, words in another order, weights that are not a softmax's."""
+def test_they_learn(small_experiment):
+    """Catches labels and captions of other images."""
     pytest.importorskip("sklearn")
-    runs = []
-    monkeypatch.setattr(
-        images, "draw", lambda found, draw=images.draw: runs.append(found) or draw(found)
-    )
-    report = small_experiment(images, steps=50)
-    transformer, machine = (float(row["test accuracy"]) for row in report["tables"]["which digit"])
+    classifiers, captioners = small_experiment(images, steps=60)["tables"].values()
+    transformer, machine = (float(row["test accuracy"]) for row in classifiers)
     assert transformer > 0.4 and machine > 0.97
-    [captioner] = runs
-    for words in captioner["said"]:
-        assert words[1] == 1 and digits.WORDS[words[4]] == "leaning"
-    assert abs(captioner["where"].sum(-1) - 1).max() < 1e-5
+    assert max(float(row["left or right"]) for row in captioners) > 0.7, captioners

@@ -59,13 +59,11 @@ def test_what_agrees_with_the_subject(form, monkeypatch):
     assert found == {f"{verb} {forms[form]}", f"ne {verb} pas {forms[form]}"}
 
 
-def test_lengths_and_vocabulary():
-    """Catches sentences that are too long, lengths that hardly occur, and sentences that repeat."""
+def test_lengths():
+    """Catches sentences that are too long or repeat, and lengths that hardly occur."""
     lengths = np.array([len(english.split()) for english, _ in PAIRS])
     assert lengths.min() >= 3 and lengths.max() <= 50 and len(dict(PAIRS)) == 400
     assert np.histogram(lengths, range(1, 52, 10))[0].min() > 40
-    english, french = ({word for text in side for word in text.split()} for side in zip(*PAIRS))
-    assert 80 < len(english) < 200 and 120 < len(french) < 300
     assert grammar.pairs(50, 3) == grammar.pairs(50, 3) != grammar.pairs(50, 4)
 
 
@@ -123,37 +121,24 @@ def test_padding_and_the_past(name):
         assert torch.allclose(logits[:, 0], among[:, n], atol=1e-5)
 
 
-def greedy(model, source):
-    """Greedy decoding, in which each step computes all of the translation so far."""
-    memory = model.encode(source[None], torch.ones(1, len(source), dtype=torch.bool))
-    tokens = torch.full((1, 1), END)
-    while tokens.shape[1] <= 2 * len(source) + 10:
-        logits, _ = model.decode(tokens, memory)
-        tokens = torch.cat([tokens, logits[:, -1:].argmax(-1)], 1)
-        if tokens[0, -1] == END:
-            break
-    return tokens[0, 1:].tolist()
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("name", translate.MODELS)
 def test_searches(name):
     """Catches a beam of 1 that is not greedy, a state of another beam, a beam that finds worse."""
     model = new_model(name)
     model.embed.weight[END] += 0.2  # so that some end early
-    rows = [torch.randint(1, 40, (n,)) for n in (3, 7, 5)]
-    source, real = padded(rows)
-    tokens, scores = translation.search(model, source, real, 1)
-    for found, row in zip(tokens.tolist(), rows):
-        right = greedy(model, row)
-        both = min(len(right), len(found))
-        assert found[:both] == right[:both]
-    better, best = translation.search(model, source, real, 5)
-    assert best.mean() >= scores.mean()
-    logits, _ = model.decode(shifted(better), model.encode(source, real))
-    each = logits.log_softmax(-1).gather(2, better[..., None])[..., 0]
-    own = (better == END).cumsum(1) - (better == END).int() == 0  # up to END
-    assert torch.allclose((each * own).sum(1) / own.sum(1), best, atol=1e-4)
+    source, real = padded([torch.randint(1, 40, (n,)) for n in (3, 7, 5)])
+    scores = {}
+    for beam in (1, 5):
+        tokens, scores[beam] = translation.search(model, source, real, beam)
+        logits, _ = model.decode(shifted(tokens), model.encode(source, real))
+        each = logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
+        own = (tokens == END).cumsum(1) - (tokens == END).int() == 0  # up to END
+        means = (each * own).sum(1) / own.sum(1)
+        assert torch.allclose(means, scores[beam], atol=1e-4)
+        if beam == 1:
+            assert torch.equal(logits.argmax(-1)[own], tokens[own])
+    assert scores[5].mean() >= scores[1].mean()
 
 
 def test_bleu():
@@ -214,7 +199,6 @@ def test_a_run(tmp_path, small_experiment, monkeypatch):
 @pytest.mark.parametrize(
     "source, target, message",
     [
-        ("none", "two", "none: No such file"),
         ("one", "two", "one has 1 lines"),
         ("latin", "two", "is not UTF-8"),
         ("fake.gz", "two", "fake.gz is not"),
@@ -224,7 +208,7 @@ def test_a_run(tmp_path, small_experiment, monkeypatch):
 )
 def test_bad_files(tmp_path, source, target, message):
     """Catches a traceback for files that do not fit together."""
-    files = {"one": b"a\n", "two": b"a\nb\n", "latin": b"\xe9t\xe9\n", "fake.gz": b"a"}
+    files = {"one": b"a\n", "two": b"a\nb\n", "latin": b"\xe9\n", "fake.gz": b"a"}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     flags = [f"--source={tmp_path / source}", f"--target={target and tmp_path / target}"]

@@ -60,22 +60,15 @@ def test_means():
 def test_fit():
     """Catches a loop that does not learn, and one that is not a function of its seed."""
 
-    def curve():
+    def trained():
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 1)
         x = torch.randn(64, 4)
-        y = x.sum(1, keepdim=True)
-        losses = []
+        trials.fit(model, lambda step: (model(x).T - x.sum(1)).square().mean(), 200, 0.05)
+        return model.weight
 
-        def loss(step):
-            losses.append((model(x) - y).square().mean())
-            return losses[-1]
-
-        trials.fit(model, loss, 200, 0.05)
-        return losses
-
-    first = curve()
-    assert len(first) == 200 and first[-1] < 1e-3 * first[0] and first == curve()
+    torch.testing.assert_close(trained(), torch.ones(1, 4), atol=0.02, rtol=0)
+    assert torch.equal(trained(), trained())
 
 
 def test_seconds_alone():
@@ -87,9 +80,7 @@ def test_seconds_alone():
     "flags, message",
     [
         ("scaling --seeds=0", "seeds=0 must be at least 1"),
-        ("recall --steps=0", "steps=0 must be at least 1"),
         ("translate --models=none,bahdanau", "models='bahdanau' is unknown"),
-        ("translate --beam=0", "beam=0 must be at least 1"),
     ],
 )
 def test_bad_settings(flags, message):
