@@ -27,7 +27,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
 
 import torch
 
-from attention import ATTENTION, attention_weights
+from attention import ATTENTION
 from engine.common import processes
 from engine.common.checks import at_least
 from engine.common.device import pick_device
@@ -86,8 +86,6 @@ class TrainConfig(GPTConfig):
     """Save a checkpoint and evaluate every N steps, and at the end."""
     save_interval: int = 0
     """Save a checkpoint every N steps too; 0: only before an evaluation, and after a signal."""
-    save_minutes: float = 0.0
-    """Save a checkpoint also N minutes after the last; 0: never for that reason."""
     eval_iters: int | Literal["full"] = 50
     """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
     write_tokens: int = 300
@@ -188,7 +186,7 @@ class TrainConfig(GPTConfig):
         at_least(0, self, *counts, most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
         at_least(0, self, *rates, "weight_decay", "grad_clip", "skip_nonfinite")
-        at_least(0, self, "keep_checkpoints", "save_minutes")
+        at_least(0, self, "keep_checkpoints")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):
@@ -245,7 +243,7 @@ def train(config, requests=None):
             if evaluate and not stop:
                 record["val_loss"] = run.evaluate()
                 run.log(record)
-                run.draw(attention_weights)
+                run.draw()
             if finished or stop:
                 break
 
@@ -360,10 +358,6 @@ def pretrained_model(config, data):
         folder = pretrained.folder_of(source)
         pretrained.check_tokenizer(folder, model.config.vocab_size, data)
     if config.block_size < model.config.block_size:
-        print0(
-            f"the model's context of {model.config.block_size} tokens is cropped to "
-            f"block_size={config.block_size}"
-        )
         model.crop_block_size(config.block_size)
     ignored = []
     for name in asdict(model.config).keys() - {"init"}:

@@ -5,7 +5,6 @@ import contextlib
 from engine.common.files import atomic_path
 from engine.plotting import heatmaps
 from engine.training.run_folder import read_metrics
-from engine.weights import checkpoint
 
 STYLE = {
     "figure.constrained_layout.use": True,
@@ -49,8 +48,6 @@ def draw(folders):
         losses.legend()
         rates.set(xlabel="step", ylabel="learning rate (lines)")
         speeds.set(ylabel="tokens/s (dotted)", ylim=(0, None))
-    if len(set(map(validation_data, folders)) - {None}) > 1:
-        print("note: these runs were validated on different texts: their losses do not compare")
     return figure
 
 
@@ -63,13 +60,6 @@ def load_metrics(folder):
     if not records:
         raise ValueError(f"{path} is damaged, or empty: it is not what train.py writes")
     return records
-
-
-def validation_data(folder):
-    """Return the sha256 of the text that a run was validated on, or None if it is not known."""
-    for saved in checkpoint.list_checkpoints(folder)[-1:]:
-        with contextlib.suppress(ValueError):  # a damaged checkpoint, not needed for this
-            return (checkpoint.load_config(saved)["data"] or {}).get("val")
 
 
 def write(folder):

@@ -1,37 +1,31 @@
 """The cost of a run before it begins, wandb, and a text of the model's own."""
 
 import datetime
-import html
 
-import numpy as np
 import torch
 
 from engine.common.errors import escape_control_characters
 from engine.common.hardware import measure_seconds, peak_bytes
 from engine.common.processes import print0, progress_bar
-from engine.plotting.inspection import attention_maps, entropy
 from engine.training.sharding import local_tensor
 
 REPEATS = 2  # of the steps that are timed
 
 
 def dry_run(trainer):
-    """Print the memory and time that a run will take, from a few short steps; return the figures.
+    """Print the memory and time that a run will take, from a few of its steps; return the figures.
 
-    Steps of one and of two micro-batches give the cost of each further one, since a whole step may
-    take minutes. Memory is that of one process, in bytes. Activations are the memory of a step
-    beside weights, gradients and the optimizer's state.
+    Memory is that of one process, in bytes. Activations are the memory of a step beside weights,
+    gradients and the optimizer's state.
     """
     model = trainer.model
     device = trainer.device
     trainer.accumulate(1)  # allocates what stays
     weights = size(model.parameters())
     activations = peak_bytes(lambda: trainer.accumulate(1), device) - weights
-    seconds = {}
-    for count in progress_bar([1, 2][: trainer.micro_batches], "timing steps", delay=2):
-        times = [measure_seconds(lambda: trainer.accumulate(count), device) for _ in range(REPEATS)]
-        seconds[count] = min(times)
-    more = max(0.0, seconds.get(2, 0.0) - seconds[1])
+    times = []
+    for _ in progress_bar(range(REPEATS), "timing steps", delay=2):
+        times.append(measure_seconds(lambda: trainer.accumulate(trainer.micro_batches), device))
     optimizer_state = [x for state in trainer.optimizer.state.values() for x in state.values()]
     costs = {
         "parameters": model.num_params(),
@@ -41,7 +35,7 @@ def dry_run(trainer):
         "activations": activations,
         "flops_per_token": model.flops_per_token(),
         "tokens_per_step": trainer.tokens_per_step,
-        "seconds_per_step": seconds[1] + (trainer.micro_batches - 1) * more,
+        "seconds_per_step": min(times),
     }
     steps = trainer.last_step - trainer.first_step
     duration = datetime.timedelta(seconds=round(steps * costs["seconds_per_step"]))
@@ -74,29 +68,6 @@ def start_wandb(config):
     except Exception as error:  # wandb has several
         message = " ".join(str(error).split())
         raise ValueError(f"wandb: {message} (or set WANDB_MODE=offline)") from None
-
-
-def log_evaluation(run, model, data, config, attention_weights, step):
-    """Log to a run of wandb a text of the model's, and where its heads look in validation tokens.
-
-    The heads are one picture, a row for each layer, and the mean entropy of each layer in bits.
-    attention_weights: attention.py's, since nothing in engine/ imports a file above it.
-    """
-    import wandb
-
-    device = next(model.parameters()).device
-    tokens = data.val[: min(config.block_size, 128)].astype(np.int64)
-    maps, _ = attention_maps(model, torch.from_numpy(tokens).to(device), attention_weights)
-    gap = (0, 2, 0, 2)  # between two heads
-    rows = [torch.cat([*torch.nn.functional.pad(layer.sqrt(), gap)], dim=1) for layer in maps]
-    picture = (255 * (1 - torch.cat(rows))).byte().cpu().numpy()
-    seen = {"attention": wandb.Image(picture)}
-    for n, weights in enumerate(maps, 1):
-        seen[f"attention entropy/layer {n}"] = entropy(weights).mean().item()
-    if config.write_tokens:
-        seen["sample"] = wandb.Html(f"<pre>{html.escape(sample_text(model, data, config))}</pre>")
-    run.log(seen, step=step)
-    model.train()
 
 
 def sample_text(model, data, config):

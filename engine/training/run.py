@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.common import processes
 from engine.common.files import append_text, shell_path, shell_quote
 from engine.training import curves, run_folder, sharding
-from engine.training.monitor import log_evaluation, sample_text, start_wandb
+from engine.training.monitor import sample_text, start_wandb
 from engine.weights.checkpoint import save_checkpoint
 
 
@@ -44,7 +44,6 @@ class Run:
         if trainer.saved and trainer.saved.get("evaluation_pending", True) and not evaluated:
             self.evaluation_pending = True
         self.saved_step = trainer.step if trainer.saved else None
-        self.saved_at = time.monotonic()
 
     def first_record(self):
         """Return the newest line of metrics before any step of this run, as a dict."""
@@ -64,14 +63,10 @@ class Run:
         self.trainer.speed.restart()
 
     def save_is_due(self):
-        """Return whether the settings want a checkpoint now, by the clock of this process."""
+        """Return whether save_interval ends at this step."""
         step = self.trainer.step
-        if step == self.trainer.first_step:
-            return False
-        minutes = (time.monotonic() - self.saved_at) / 60
-        late = 0 < self.config.save_minutes <= minutes
         interval = self.config.save_interval
-        return late or interval > 0 and step % interval == 0
+        return interval > 0 and step > self.trainer.first_step and step % interval == 0
 
     def save(self, record, evaluation_pending):
         """Save a checkpoint, unless this step has one.
@@ -99,7 +94,6 @@ class Run:
         if not evaluation_pending:
             processes.print0(f"step {trainer.step}: saved")
         self.saved_step = trainer.step
-        self.saved_at = time.monotonic()
 
     def evaluate(self):
         """Return the validation loss of the checkpoint of this step, and keep the best one.
@@ -122,21 +116,11 @@ class Run:
         self.evaluation_pending = False
         return loss
 
-    def draw(self, attention_weights):
-        """Draw loss.png, and log a text and pictures of attention to wandb.
-
-        attention_weights: attention.py's, since nothing in engine/ imports a file above it.
-        """
-        trainer = self.trainer
+    def draw(self):
+        """Draw loss.png."""
         if self.writes and self.config.draw_loss:
             curves.write(self.out_dir)
-        if self.config.wandb_log:
-            model = sharding.full_model(trainer.model)
-            if self.wandb:
-                log_evaluation(
-                    self.wandb, model, trainer.data, self.config, attention_weights, trainer.step
-                )
-        trainer.speed.restart()
+        self.trainer.speed.restart()
 
     def finish(self, stop, record):
         """Say how the run ended, and let the model write.

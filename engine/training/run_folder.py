@@ -7,7 +7,6 @@ out/step_002000/    a checkpoint (engine/weights/checkpoint.py)
 """
 
 import json
-import math
 import os
 import shutil
 from contextlib import suppress
@@ -20,13 +19,7 @@ from engine.common.files import (
     shell_path,
     shell_quote,
 )
-from engine.weights.checkpoint import (
-    best_checkpoint,
-    earlier_run_hint,
-    list_checkpoints,
-    load_config,
-    step_of,
-)
+from engine.weights.checkpoint import best_checkpoint, list_checkpoints, load_config, step_of
 
 
 def start_run(out_dir, step, resumed):
@@ -145,10 +138,10 @@ def discard_checkpoint(folder):
     remove_path(unfinished)
 
 
-def resume_hint(out_dir, before=math.inf):
-    """Return one sentence: the newest checkpoint before this step, and the command to resume."""
-    folders = list_checkpoints(out_dir, before)
+def resume_hint(out_dir):
+    """Return one sentence: the newest checkpoint, and the command to resume."""
+    folders = list_checkpoints(out_dir)
     if not folders:
-        return f"nothing was saved{earlier_run_hint(out_dir)}"
+        return "nothing was saved"
     command = f"python {shell_path('train.py')} --init_from=resume --out_dir={shell_quote(out_dir)}"
     return f"{folders[-1]} is the last good checkpoint ({command})"

@@ -12,7 +12,6 @@ A checkpoint is written under another name, and renamed once it is complete and 
 
 import json
 import math
-import os
 import re
 import types
 import typing
@@ -38,7 +37,7 @@ FOLDER_NAME = re.compile("step_[0-9]{1,30}")
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
 OLD_FILES = ("config.json", "model.safetensors", "trainer.pt")  # before trainer.safetensors
 # Settings of earlier versions, with the value that does nothing.
-REMOVED_SETTINGS = {"skip": False, "shift": False, "target_loss": 0.0}
+REMOVED_SETTINGS = {"skip": False, "shift": False, "target_loss": 0.0, "save_minutes": 0.0}
 
 # ---- Saving
 
@@ -150,10 +149,7 @@ def find_checkpoint(out_dir, which="latest"):
     folders = list_checkpoints(out_dir)
     if not folders:
         command = f"python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}"
-        raise ValueError(
-            f"there is no checkpoint in {out_dir}: train one with {command}"
-            f"{earlier_run_hint(out_dir)}"
-        )
+        raise ValueError(f"there is no checkpoint in {out_dir}: train one with {command}")
     if which == "latest":
         return folders[-1]
     name = which
@@ -163,12 +159,6 @@ def find_checkpoint(out_dir, which="latest"):
         names = ", ".join(folder.name for folder in folders)
         raise ValueError(f"there is no checkpoint {which} in {out_dir}: there are {names}")
     return out_dir / name
-
-
-def earlier_run_hint(out_dir):
-    """Return the end of a sentence: the newest folder to which an earlier run was moved, or ""."""
-    moved = max(Path(out_dir).glob("previous-*"), key=os.path.getmtime, default=None)
-    return f"; an earlier run is in {moved}" if moved else ""
 
 
 # ---- Verifying

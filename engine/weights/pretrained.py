@@ -42,11 +42,7 @@ def download(name):
 
     try:
         patterns = ["*.json", "model*.safetensors"]
-        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
-        if not list(folder.glob("*.safetensors")):
-            patterns = ["pytorch_model*.bin"]
-            snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"])
-        return folder
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except Exception as error:  # no network, a proxy, a full disk: the hub has one for each
         raise ValueError(
             f"cannot download {name} ({type(error).__name__}): connect to the internet, or give a "
@@ -78,26 +74,18 @@ def load_pretrained(folder):
 def read_tensors(folder):
     """Return (name, tensor) pairs of a folder in Hugging Face's layout.
 
-    They are in one file of safetensors, in several that an index names, or in an old .bin.
+    They are in one file of safetensors, or in several that an index names.
     """
-    readers = {"model.safetensors": read_safetensors, "pytorch_model.bin": read_old_bin}
-    for name, read in readers.items():
-        index = folder / f"{name}.index.json"
-        if index.exists():
-            files = sorted(set(read_json(index)["weight_map"].values()))
-            for file in files:
-                if Path(file).name != file or not (folder / file).exists():
-                    raise ValueError(f"{file}, which {index.name} names, is missing")
-            return itertools.chain.from_iterable(read(folder / file) for file in files)
-        if (folder / name).exists():
-            return read(folder / name)
-    raise ValueError(
-        "it has no model.safetensors (is it of git without git lfs, or an interrupted download?)"
-    )
-
-
-def read_old_bin(path):
-    return read_pickle(path).items()
+    index = folder / "model.safetensors.index.json"
+    files = ["model.safetensors"]
+    if index.exists():
+        files = sorted(set(read_json(index)["weight_map"].values()))
+    for file in files:
+        if Path(file).name != file or not (folder / file).exists():
+            raise ValueError(
+                f"it has no {file} (is it of git without git lfs, or an interrupted download?)"
+            )
+    return itertools.chain.from_iterable(read_safetensors(folder / file) for file in files)
 
 
 def read_nanogpt(path):

@@ -412,8 +412,7 @@ def test_wandb_offline(flags, tmp_path):
     (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     content = log.read_bytes()
     names = [b"train_loss", b"val_loss", b"lr", b"tokens_per_s", b"mfu", b"grad_norm"]
-    assert all(name in content for name in [*names, b"attention entropy/layer 1"])
-    assert {path.suffix for path in log.parent.rglob("files/media/*/*")} == {".png", ".html"}
+    assert all(name in content for name in names)
     assert run_here("train.py", *flags, f"--out_dir={tmp_path / 'without'}").returncode == 0
     assert same_weights(tmp_path / "out", tmp_path / "without")
 
@@ -456,25 +455,6 @@ def test_a_dry_run(configure, tmp_path, capsys):
     assert "60 steps would take about" in capsys.readouterr().out
 
 
-def test_a_dry_run_of_many_micro_batches(configure, monkeypatch):
-    """Catches a dry run that makes the whole step, or counts the optimizer for each micro-batch."""
-    made = []
-    step = trainer.training_step
-
-    def counted(net, batches, *rest):
-        made.append(len(batches))
-        return step(net, batches, *rest)
-
-    def seconds_of(function, device):
-        function()
-        return 5 + 2 * made[-1]
-
-    monkeypatch.setattr(trainer, "training_step", counted)
-    monkeypatch.setattr("engine.training.monitor.measure_seconds", seconds_of)
-    costs = train(configure(dry_run=True, gradient_accumulation_steps=40))
-    assert costs["seconds_per_step"] == 5 + 40 * 2 and set(made) == {1, 2}
-
-
 def test_few_lines_in_a_log(flags):
     """Catches a bar that writes a line for each logged step where nobody watches it."""
     result = run_here("train.py", *flags, "--log_interval=1", "--max_iters=150", "--eval_iters=1")
@@ -491,7 +471,6 @@ def test_fine_tuning_from_a_checkpoint(configure, tmp_path, capsys):
     train(configure(init_from=a, block_size=8, max_iters=0, n_layer=7))
     printed = capsys.readouterr().out
     assert f"the model is that of {a}; ignored: n_layer=7\n" in printed
-    assert "context of 16 tokens is cropped to block_size=8" in printed
     assert same_weights(a, tmp_path / "out")
     assert checkpoint.load_config(newest(tmp_path / "out"))["model"]["block_size"] == 8
     with pytest.raises(ValueError, match="is a checkpoint"):  # it would write into a/

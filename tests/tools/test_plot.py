@@ -8,8 +8,6 @@ import pytest
 from conftest import ROOT, complaint, run_here
 
 from engine.common.settings import parse_settings
-from engine.weights import checkpoint
-from model import GPT, GPTConfig
 from tools.plot import PlotSettings, main
 
 
@@ -93,15 +91,6 @@ def test_runs_in_one_picture(runs, tmp_path, monkeypatch):
     points = [line.get_xydata().tolist() for line in losses.lines]
     assert points == [[[10, 3], [20, 3]], [[20, 2.5]], [[10, 3]], [[0, 5]]]
     assert len(rates.lines) == len(speeds.lines) == 2
-
-
-def test_runs_on_different_texts(runs, capsys):
-    """Catches losses of different texts that are compared in silence."""
-    for folder, text in zip(runs, ("one", "another")):
-        model = GPT(GPTConfig(block_size=8, vocab_size=9, n_layer=1, n_head=1, n_embd=8))
-        checkpoint.save_checkpoint(folder, 20, model, {}, {"kind": "byte"}, {}, {"val": text})
-        plot(*runs)
-        assert ("different texts" in capsys.readouterr().out) == (text == "another")
 
 
 def test_a_damaged_run(runs, tmp_path):

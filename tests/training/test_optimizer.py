@@ -201,9 +201,8 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path):
         one.step()
         other.step()
     assert all(torch.equal(a, b) for a, b in zip(whole, cut))
-    for wrong in {}, {"state": 3}, torch.optim.AdamW(whole).state_dict():
-        with pytest.raises(ValueError, match="another optimizer"):
-            one.load_state_dict(wrong)
+    with pytest.raises(ValueError, match="another optimizer"):
+        one.load_state_dict(torch.optim.AdamW(whole).state_dict())
 
 
 def test_the_state_follows_the_name():

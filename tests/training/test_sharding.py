@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, metrics, ranks_here, run_here, weights
+from conftest import SMALL, metrics, ranks_here, run_here, weights
 
 from engine.common.processes import init_process_group
 from engine.training.optimizer import Muon
@@ -191,12 +191,6 @@ def test_a_loss_that_is_not_finite_in_one_process(flags, tmp_path, parallel, dty
         assert "skipped, 1 of at most 1" in output
     for a, b in zip(metrics(tmp_path / "1"), metrics(tmp_path / "2"), strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=rel)
-
-
-def test_clocks_that_differ(flags, tmp_path):
-    """Catches processes of which each follows its own clock: one would wait for the other."""
-    often = ["--max_iters=60", "--save_minutes=0.001", "--eval_interval=1000"]
-    run_ranks(2, ROOT / "train.py", *flags, *often, f"--out_dir={tmp_path / 'out'}")
 
 
 TRANSPOSED = """

@@ -152,19 +152,15 @@ def test_ctrl_c_while_torch_is_imported():
     assert "Traceback" not in errors
 
 
-@pytest.mark.parametrize(
-    "change, steps",
-    [(dict(save_interval=4), [4, 8, 10, 12]), (dict(save_minutes=1e-6), range(1, 13))],
-)
-def test_a_save_interval_of_its_own(settings, tmp_path, change, steps):
+def test_a_save_interval_of_its_own(settings, tmp_path):
     """Catches checkpoints that come only with evaluations, or evaluations that come with them."""
     settings |= dict(out_dir=str(tmp_path), eval_interval=10, keep_checkpoints=0, max_iters=12)
-    train(TrainConfig(**settings, **change))
+    train(TrainConfig(**settings, save_interval=4))
     folders = checkpoint.list_checkpoints(tmp_path)
-    assert [checkpoint.step_of(folder) for folder in folders] == list(steps)
+    assert [checkpoint.step_of(folder) for folder in folders] == [4, 8, 10, 12]
     undisturbed = losses(tmp_path)
     assert [line["step"] for line in undisturbed if "val_loss" in line] == [10, 12]
-    between = folders[[checkpoint.step_of(folder) for folder in folders].index(8)]
+    between = folders[1]
     train(TrainConfig(**settings, init_from="resume", checkpoint=between.name))
     assert losses(tmp_path) == undisturbed
 

@@ -181,29 +181,13 @@ def test_many_files(tmp_path):
         with pytest.raises(ValueError, match=message):
             GPT.from_pretrained(folder)
     path.rename(tmp_path / "elsewhere.safetensors")
-    with pytest.raises(ValueError, match=f"{path.name}, which {INDEX} names, is missing"):
+    with pytest.raises(ValueError, match=f"it has no {path.name}"):
         GPT.from_pretrained(folder)
     outside = json.dumps({"weight_map": index | {name: "../elsewhere.safetensors"}})
     for content in (outside, "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', "[]"):
         (folder / INDEX).write_text(content)
         with pytest.raises(ValueError, match="cannot be loaded|damaged"):
             GPT.from_pretrained(folder)
-
-
-def test_an_old_bin(tmp_path):
-    """Catches weights from before safetensors that are refused, and code in them that runs."""
-    model = llama()
-    folder = tmp_path / "llama"
-    weights, _ = llama_folder(folder, model, files=1)
-    (folder / INDEX).unlink()
-    (folder / "model-0.safetensors").unlink()
-    torch.save(weights, folder / "pytorch_model.bin")
-    idx = torch.randint(33, (2, 9))
-    assert torch.equal(GPT.from_pretrained(folder).eval()(idx)[0], model(idx)[0])
-    torch.save(weights | {"x": Bomb(tmp_path / "exploded")}, folder / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="pytorch_model.bin is damaged, or is something else"):
-        GPT.from_pretrained(folder)
-    assert not (tmp_path / "exploded").exists()
 
 
 def test_weights_in_half_precision(tmp_path):
