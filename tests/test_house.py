@@ -25,7 +25,7 @@ WINGS = {  # of engine/: which others each may import
     "kernels": {"common"},
     "text": {"common"},
     "weights": {"common", "text"},
-    "decoding": {"common", "kernels"},
+    "decoding": {"common"},
     "plotting": {"common"},
     "training": {"common", "plotting", "text", "weights"},
 }

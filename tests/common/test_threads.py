@@ -28,16 +28,7 @@ def test_threads_follow_the_free_cores(four_cores):
     """Catches threads that wait for cores that others have, or that never come back."""
     clock, count = four_cores
     cores = threads.FreeCores()
-    for others, expected in (
-        (0.0, 4),
-        (0.4, 4),
-        (0.8, 3),
-        (2.1, 2),
-        (4.0, 1),
-        (9.0, 1),
-        (1.0, 3),
-        (0.0, 4),
-    ):
+    for others, expected in ((0.4, 4), (2.1, 2), (9.0, 1), (0.0, 4)):
         clock[0], clock[1] = clock[0] + 1, clock[1] + others
         with cores:
             assert count == [expected]
@@ -74,7 +65,7 @@ def test_another_program_is_seen():
 
 @pytest.mark.skipif(not quantization.HAS_FBGEMM, reason="these ways to multiply are FBGEMM's")
 @pytest.mark.parametrize("kind", ["float16", "int8"])
-@pytest.mark.parametrize("rows", [1, 5, 10])
+@pytest.mark.parametrize("rows", [1, 10])
 def test_the_same_bits_in_any_number_of_threads(kind, rows):
     """Catches a text that depends on other programs: decoding takes the threads they leave."""
     torch.manual_seed(0)
