@@ -1,4 +1,4 @@
-"""Chapter one: who may look. attention.py re-exports all of this.
+"""Chapter one: who may look. attention.py re-exports these masks; one of your own need not be.
 
 A mask is a predicate: visible(i, j) says whether the query at position i may see the key at
 position j. i and j are integer tensors that broadcast against each other; the result is a bool

@@ -326,7 +326,7 @@ def init_weights(model):
     """Initialize Linears, embeddings and learned positions.
 
     Weights are normal with the std that INIT gives them, biases 0. All else starts as its module
-    makes it: norms, scores, and your own modules.
+    makes it: norms, scores, and parameters of your own modules.
     """
     std = INIT[model.config.init]
     for name, p in model.named_parameters():

@@ -164,7 +164,7 @@ def encode_prompt(tokenizer, text, begin, most, flag):
 def load_model(config, folder, quantize="none", rows=1):
     """Return a model, its tokenizer, and its numbers and device in words.
 
-    rows: of its products, as in prepare_for_inference.
+    rows: how many tokens a product has at a time, which decides the format of the weights.
     """
     device = pick_device(config.device)
     model = GPT.from_pretrained(folder)
@@ -233,7 +233,7 @@ def sample(config):
     # Write them, and print each token as it comes.
     printer = Printer(texts, config.json)
     try:
-        for _ in generator.write(texts):
+        for _ in generator.write(texts):  # it adds tokens to the texts
             printer.show()
     except KeyboardInterrupt:
         printer.interrupt()

@@ -202,7 +202,7 @@ class TrainConfig(GPTConfig):
 
 
 def train(config, requests=None):
-    """Train with the settings in a TrainConfig; return the last line of metrics.jsonl as a dict.
+    """Train with the settings in a TrainConfig; return the newest record as a dict.
 
     requests: a Requests that can stop the run after any step; None: no signal is caught. ValueError
     for settings or data that cannot be used; FloatingPointError for a loss that is not finite.
@@ -423,6 +423,7 @@ def preset(name):
 
 def main():
     """Run the command line."""
+    # From here on, a request to save waits for the run; Ctrl-C still ends the setting up at once.
     requests = Requests().listen(["SIGUSR1"])
     config = settings(sys.argv[1:])
     writes = processes.rank() == 0 and not (config.eval_only or config.dry_run)

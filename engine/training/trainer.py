@@ -123,9 +123,13 @@ class Trainer:
             "mfu": round(mfu, 4),
         }
 
-    def evaluate(self):
-        """Return the loss on the validation split, in nats per token."""
-        return validation_loss(self.net, self.data, self.config, self.device, self.autocast)
+    def evaluate(self, net=None):
+        """Return the loss on the validation split, in nats per token.
+
+        net: another GPT with the same interface, such as an average of the weights.
+        """
+        net = net or self.net
+        return validation_loss(net, self.data, self.config, self.device, self.autocast)
 
     def state(self):
         """Return what another Trainer needs to continue, beside the weights.

@@ -36,8 +36,8 @@ from engine.weights.tensor_files import read_pickle, read_safetensors, write_saf
 FOLDER_NAME = re.compile("step_[0-9]{1,30}")
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
 OLD_FILES = ("config.json", "model.safetensors", "trainer.pt")  # before trainer.safetensors
-# Settings of earlier versions, with the value that does nothing.
-REMOVED_SETTINGS = {"skip": False, "shift": False, "target_loss": 0.0, "save_minutes": 0.0}
+# Settings of earlier versions, with the value that does nothing; None: any value.
+REMOVED_SETTINGS = {"skip": False, "shift": False, "target_loss": 0.0, "save_minutes": None}
 
 # ---- Saving
 
@@ -280,7 +280,7 @@ def restore_settings(cls, saved, source):
     fields = cls.__dataclass_fields__
     settings = {}
     for name, value in saved.items():
-        if name in REMOVED_SETTINGS and value == REMOVED_SETTINGS[name]:
+        if name in REMOVED_SETTINGS and REMOVED_SETTINGS[name] in (None, value):
             continue
         if name not in fields:
             raise ValueError(
