@@ -272,8 +272,7 @@ def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     O(T) memory, forward and backward.
     """
     check_shapes(q, k, v, visible)
-    bias = bias_of(visible, *positions(1, 1, q.device), q)
-    check_standard("tiled", score is scaled_dot and normalize is softmax, bias)
+    check_standard("tiled", score is scaled_dot and normalize is softmax)
     with torch.autocast(q.device.type, enabled=False):  # its sums must stay float32
         return Tiled.apply(q, k, v, visible)
 
@@ -428,10 +427,6 @@ def linear_step(q, k, v, state, feature=elu1):
         # v gets a column of ones that sums the weights.
         q, k, v = featured(q, share_heads(q, k), share_heads(q, v), feature)
         new = k.mT @ v  # (B, H, features, D + 1)
-        if state is not None and state.shape != new.shape:
-            raise ValueError(
-                f"a state {tuple(state.shape)} does not fit q, k, v: theirs is {tuple(new.shape)}"
-            )
         state = new if state is None else state + new
         return normalized(q @ state).to(dtype), state
 
@@ -552,9 +547,7 @@ class KVCache:
 # The modules only project; the maths is above.
 
 
-def check_mechanism(
-    attention, score="scaled_dot", normalize="softmax", window=None, visible="causal"
-):
+def check_mechanism(attention, score, normalize, window, visible):
     """ValueError for a mechanism that does not exist, or that this path cannot compute."""
     predicate(visible)
     choose("attention", attention, ATTENTION | FEATURE)
@@ -579,12 +572,7 @@ def layer_predicate(visible, window, n_head):
     ValueError if it has a bias for another number of heads, or one that is learned.
     """
     seen = predicate(visible)
-    bias = bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
-    if bias is not None and bias.requires_grad:
-        raise ValueError(
-            f"visible={visible} has a learned bias, "
-            "which no optimizer and no checkpoint would know of"
-        )
+    bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
     if not window:
         return seen
     return sliding_window(window) if seen is causal else both(seen, sliding_window(window))
@@ -625,7 +613,6 @@ class CausalSelfAttention(nn.Module):
         self.n_head = n_head
         self.n_kv_head = n_kv_head or n_head
         self.head_size = head_size or n_embd // n_head
-        self.window = window
         self.visible = layer_predicate(visible, window, n_head)
 
         widths = [heads * self.head_size for heads in (n_head, self.n_kv_head, self.n_kv_head)]
@@ -678,19 +665,15 @@ class CrossAttention(nn.Module):
     not change are computed once, by project(memory), and given instead of it.
     """
 
-    def __init__(
-        self, n_embd, n_head, *, bias=False, dropout=0.0, attention="fused", score="scaled_dot"
-    ):
+    def __init__(self, n_embd, n_head, *, bias=False, dropout=0.0, attention="fused"):
         super().__init__()
         check_heads(n_embd, n_head)
         self.attention = choose("attention", attention, ATTENTION)
-        check_mechanism(attention, score)
         self.n_head = n_head
         self.c_q = nn.Linear(n_embd, n_embd, bias=bias)
         self.c_kv = nn.Linear(n_embd, 2 * n_embd, bias=bias)
         self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
-        self.score = SCORE[score](n_embd // n_head)
 
     def project(self, memory):
         """Keys and values (B, H, S, D) of a memory (B, S, n_embd)."""
@@ -700,7 +683,7 @@ class CrossAttention(nn.Module):
     def forward(self, x, memory, visible=full):
         k, v = memory if isinstance(memory, tuple) else self.project(memory)
         q = self.c_q(x).unflatten(2, (self.n_head, -1)).transpose(1, 2)  # (B, H, T, D)
-        y = self.attention(q, k, v, visible, self.score)
+        y = self.attention(q, k, v, visible)
         return self.dropout(self.c_proj(y.transpose(1, 2).flatten(2)))
 
 

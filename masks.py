@@ -291,7 +291,7 @@ def mask_of(visible, i, j, B=1):
 def bias_of(visible, i, j, q):
     """The predicate's bias for q (B, H, Tq, D), or None if it has none.
 
-    (H, *common shape of i and j) in the dtype of q. ValueError for another shape.
+    (H, *common shape of i and j) in the dtype of q. ValueError for another shape, or a learned one.
     """
     if not hasattr(visible, "bias"):
         return None
@@ -301,6 +301,10 @@ def bias_of(visible, i, j, q):
     if bias.shape != shape:
         raise ValueError(
             f"the predicate's bias is {tuple(bias.shape)}; for n_head={n_head} it must be {shape}"
+        )
+    if bias.requires_grad:
+        raise ValueError(
+            "the predicate's bias is learned: no optimizer and no checkpoint would know of it"
         )
     return bias.to(q.dtype)
 

@@ -332,7 +332,7 @@ def init_weights(model):
     for name, p in model.named_parameters():
         path, _, kind = name.rpartition(".")
         module = model.get_submodule(path)
-        if not isinstance(module, nn.Linear | nn.Embedding | Learned) or ".score." in name:
+        if not isinstance(module, nn.Linear | nn.Embedding | Learned):
             continue
         if kind == "weight":
             layer = path.rpartition(".")[2]
@@ -475,16 +475,13 @@ class GPT(nn.Module):
         """
         weights = self.lm_head.weight.numel()
         keys = 0.0  # that a query sees, in all blocks
-        keys_in = {}  # window -> keys that a query sees in a block
         for block in self.transformer.h:
             attn = block.attn
             weights += sum(p.numel() for p in block.parameters() if p.dim() >= 2)
             if attn.feature:
                 keys += attn.feature(torch.zeros(1, attn.head_size)).shape[1]
-                continue
-            if attn.window not in keys_in:
-                keys_in[attn.window] = mean_keys(attn.visible, self.config.block_size)
-            keys += keys_in[attn.window]
+            else:
+                keys += mean_keys(attn.visible, self.config.block_size)
         return 6 * weights + 12 * self.config.n_head * self.config.D * keys
 
     def new_cache(self, batch_size, max_len=None):

@@ -15,9 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.common.errors import one_line_errors
 from engine.text import published
 
 if __name__ == "__main__":
-    with one_line_errors():
-        published.prepare_hub(Path(__file__).parent, "HuggingFaceFW/fineweb-edu", "sample-10BT")
+    published.prepare_hub(Path(__file__).parent, "HuggingFaceFW/fineweb-edu", "sample-10BT")

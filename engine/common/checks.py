@@ -31,16 +31,13 @@ def check_heads(n_embd, n_head, n_kv_head=None, head_size=None):
         raise ValueError(f"n_head={n_head} is not divisible by n_kv_head={n_kv_head}")
 
 
-def check_standard(path, standard, bias=None):
-    """ValueError for a score, normalizer or learned bias that a path without scores cannot do."""
-    named = f'attention="{path}"'
-    if bias is not None and bias.requires_grad:
-        raise ValueError(
-            f'{named} has no gradient for a learned bias; use "masked_fill" or "fused"'
-        )
+def check_standard(path, standard):
+    """ValueError for a score or normalizer that a path without scores cannot do."""
     if not standard:
-        only = "does softmax of the scaled dot product only"
-        raise ValueError(f'{named} {only}; use "masked_fill" for others')
+        raise ValueError(
+            f'attention="{path}" does softmax of the scaled dot product only; '
+            'use "masked_fill" for others'
+        )
 
 
 def check_shapes(q, k, v, visible):

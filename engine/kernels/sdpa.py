@@ -62,11 +62,10 @@ def one_query(q, k, v, mask):
     """
     B, H, _, D = q.shape
     G, Tk = k.shape[1:3]
-    q = q.reshape(B * G, H // G, D)
+    q = q.reshape(B * G, H // G, D) / math.sqrt(D)
     k = k.flatten(0, 1)  # (B * G, Tk, D)
     v = v.flatten(0, 1)
-    nothing = q.new_zeros(())
-    scores = torch.baddbmm(nothing, q, k.mT, beta=0, alpha=1 / math.sqrt(D))
+    scores = torch.bmm(q, k.mT)
     weights = softmax_of_seen(scores.view(B, H, 1, Tk), mask)
     weights = weights.view(B * G, H // G, Tk)
     y = torch.bmm(weights, v)

@@ -54,7 +54,7 @@ def find_dataset(name):
     folder = DATA / name
     if not folder.is_dir() and Path(name).is_dir():
         folder = Path(name)
-    if name in INCLUDED and not (is_prepared(folder) and (folder / "meta.json").is_file()):
+    if name in INCLUDED and not (folder / "meta.json").exists():
         print(f"preparing dataset {name}, once")
         status = subprocess.run([sys.executable, str(folder / "prepare.py")]).returncode
         if status:  # it has printed why, in one line
@@ -84,27 +84,28 @@ def load_dataset(name, block_size, data_tokenizer="", verify="auto"):
     """
     folder = find_dataset(name)
     if (folder / "meta.json").exists():
-        about = read_meta(folder / "meta.json")
+        meta = read_meta(folder / "meta.json")
     else:
-        about = about_nanogpt(folder, data_tokenizer)
-    splits = {}
+        meta = nanogpt_meta(folder, data_tokenizer)
+    tokenizer = meta["tokenizer"]
+    tokens = {}
+    hashes = {}
     for split in SPLITS:
         path = folder / f"{split}.bin"
-        splits[split] = map_tokens(path, about["dtype"], about[split]["tokens"], block_size)
-        vocab_size = about["tokenizer"].vocab_size
-        check_tokens(path, splits[split], vocab_size, about[split]["sha256"], verify)
+        hashes[split] = meta[split]["sha256"]
+        tokens[split] = map_tokens(path, meta["dtype"], meta[split]["tokens"], block_size)
+        check_tokens(path, tokens[split], tokenizer.vocab_size, hashes[split], verify)
     return Dataset(
         name=name if folder.parent == DATA else str(folder.resolve()),
-        train=splits["train"],
-        val=splits["val"],
-        tokenizer=about["tokenizer"],
-        hashes={split: about[split]["sha256"] for split in SPLITS},
-        tokens_per_character=about["tokens_per_character"],
+        **tokens,
+        tokenizer=tokenizer,
+        hashes=hashes,
+        tokens_per_character=meta["tokens_per_character"],
     )
 
 
 def read_meta(path):
-    """Return dtype, tokenizer, tokens_per_character, and tokens and sha256 of each split.
+    """Return meta.json with its dtype and its tokenizer as objects, and tokens_per_character.
 
     ValueError if damaged.
     """
@@ -112,19 +113,15 @@ def read_meta(path):
         meta = read_json(path)
         if meta.pop("sha256", None) not in (None, meta_digest(meta)):  # None: an earlier version's
             raise ValueError("its sha256 is not its own")
-        found = {
-            "dtype": np.dtype(meta["dtype"]).newbyteorder("<"),
-            "tokenizer": tokenizer_from_spec(meta["tokenizer"]),
-            "tokens_per_character": meta["val"]["tokens"] / meta["val"]["characters"],
-        }
-        for split in SPLITS:
-            found[split] = {key: meta[split][key] for key in ("tokens", "sha256")}
-        return found
+        meta["dtype"] = np.dtype(meta["dtype"]).newbyteorder("<")
+        meta["tokenizer"] = tokenizer_from_spec(meta["tokenizer"])
+        meta["tokens_per_character"] = meta["val"]["tokens"] / meta["val"]["characters"]
+        return meta
     except (ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{path} is damaged ({error!r}): prepare the dataset again") from None
 
 
-def about_nanogpt(folder, data_tokenizer):
+def nanogpt_meta(folder, data_tokenizer):
     """Return what read_meta would for nanoGPT's files with GPT-2's ids.
 
     ValueError if data_tokenizer is not gpt2, or meta.pkl says that the tokens are others.

@@ -6,14 +6,20 @@ and the counts and hashes of the files. write_dataset() takes documents that fit
 large.py has the rest.
 """
 
-import hashlib
 import json
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
-from engine.common.files import atomic_path, atomic_write, folder_lock, remove_path, sha256_of
+from engine.common.files import (
+    atomic_path,
+    atomic_write,
+    folder_lock,
+    remove_path,
+    sha256_of,
+    sha256_of_file,
+)
 from engine.text.tokenizer import create_tokenizer
 
 DATA = Path(__file__).parents[2] / "data"
@@ -105,10 +111,10 @@ class SplitWriter:
     """Writes the tokens of one split to a file as they come."""
 
     def __init__(self, path, tokenizer):
+        self.path = path
         self.file = open(path, "wb")
         self.tokenizer = tokenizer
         self.dtype = np.dtype(token_dtype(tokenizer)).newbyteorder("<")
-        self.digest = hashlib.sha256()
         self.tokens = 0
         self.characters = 0
 
@@ -116,16 +122,14 @@ class SplitWriter:
         """Write ids, an array for this number of characters; begins: a document begins here."""
         if begins and self.tokens:
             self.append(separator(self.tokenizer), 1, begins=False)
-        content = ids.astype(self.dtype).tobytes()
-        self.file.write(content)
-        self.digest.update(content)
+        ids.astype(self.dtype).tofile(self.file)
         self.tokens += len(ids)
         self.characters += characters
 
     def finish(self):
         """Close the file, and return its entry in meta.json."""
         self.file.close()
-        sha256 = self.digest.hexdigest()
+        sha256 = sha256_of_file(self.path)
         return {"tokens": self.tokens, "characters": self.characters, "sha256": sha256}
 
 

@@ -5,6 +5,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write, sha256_of, shell_path
 from engine.common.settings import parse_settings
 from engine.text import large
@@ -43,6 +44,7 @@ class DownloadSettings:
     """The text, if you have it already; otherwise it is downloaded, and its sha256 is checked."""
 
 
+@one_line_errors()
 def prepare_shakespeare(folder, tokenizer_name):
     """Prepare tiny Shakespeare: [--input FILE]. Its last tenth is for validation, as in nanoGPT."""
     path = parse_settings(DownloadSettings, sys.argv[1:]).input
@@ -62,6 +64,7 @@ class HubSettings:
     """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), byte, or a model's folder."""
 
 
+@one_line_errors()
 def prepare_hub(folder, name, config=None):
     """Prepare a dataset on the hub, or its variant config: [--tokens=N] [--tokenizer=NAME].
 

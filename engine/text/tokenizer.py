@@ -9,7 +9,6 @@ the library tokenizers all others.
 """
 
 import base64
-import functools
 import itertools
 import json
 import re
@@ -54,8 +53,6 @@ class Tokenizer:
 
     def same_ids(self, other):
         """Return whether each id stands for the same text in another tokenizer."""
-        if self.spec() == other.spec():
-            return True
         if (self.vocab_size, self.end_of_text) != (other.vocab_size, other.end_of_text):
             return False
         return all(self.token_bytes(n) == other.token_bytes(n) for n in range(self.vocab_size))
@@ -127,19 +124,18 @@ def code_points(text):
 
 
 class TiktokenTokenizer(Tokenizer):
-    """Byte-level byte-pair encoding by tiktoken.
+    """Byte-level byte-pair encoding by tiktoken. content: from byte_level_json."""
 
-    ranks: {bytes: id}, in the order in which tokens are merged. special: {text: id}. pattern: what
-    cuts a text into words.
-    """
-
-    def __init__(self, ranks, special, pattern):
+    def __init__(self, content):
         import tiktoken
 
+        self.tokenizer_json = content
+        vocabulary = content["model"]["vocab"]
+        special = {token["content"]: token["id"] for token in content["added_tokens"]}
+        ranks = {to_bytes(token): vocabulary[token] for token in vocabulary.keys() - special}
+        split = content["pre_tokenizer"]["pretokenizers"][0]
+        pattern = split["pattern"]["Regex"]
         check_vocabulary(ranks, special, pattern)
-        self.ranks = ranks
-        self.special = special
-        self.pattern = pattern
         faster = FASTER_GPT2_PATTERN if pattern == GPT2_PATTERN else pattern
         self.encoding = tiktoken.Encoding(
             "bpe", pat_str=faster, mergeable_ranks=ranks, special_tokens=special
@@ -165,22 +161,6 @@ class TiktokenTokenizer(Tokenizer):
     def spec(self):
         return {"kind": "bpe", "content": self.tokenizer_json}
 
-    @functools.cached_property
-    def tokenizer_json(self):
-        return byte_level_json(self.ranks, self.special, self.pattern)
-
-    @classmethod
-    def from_spec(cls, spec):
-        """From what spec() returns."""
-        content = spec["content"]
-        vocabulary = content["model"]["vocab"]
-        special = {token["content"]: token["id"] for token in content["added_tokens"]}
-        ranks = {to_bytes(token): vocabulary[token] for token in vocabulary.keys() - special}
-        split = content["pre_tokenizer"]["pretokenizers"][0]
-        found = cls(ranks, special, split["pattern"]["Regex"])
-        found.tokenizer_json = content
-        return found
-
     @classmethod
     def from_earlier_spec(cls, spec):
         """From what earlier versions wrote.
@@ -189,7 +169,7 @@ class TiktokenTokenizer(Tokenizer):
         """
         lines = [line.split() for line in spec["merges"].splitlines()]
         ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-        return cls(ranks, spec["special_tokens"], spec["pattern"])
+        return cls(byte_level_json(ranks, spec["special_tokens"], spec["pattern"]))
 
     @classmethod
     def from_name(cls, name):
@@ -210,7 +190,8 @@ class TiktokenTokenizer(Tokenizer):
                 f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to "
                 "the internet, or set TIKTOKEN_CACHE_DIR to a folder that has its file"
             ) from error
-        return cls(found._mergeable_ranks, found._special_tokens, found._pat_str)
+        ranks, special = found._mergeable_ranks, found._special_tokens
+        return cls(byte_level_json(ranks, special, found._pat_str))
 
     @classmethod
     def learned(cls, texts, vocab_size):
@@ -219,7 +200,6 @@ class TiktokenTokenizer(Tokenizer):
         ValueError for an impossible vocab_size.
         """
         import tokenizers
-        from tokenizers import pre_tokenizers, trainers
 
         if not 257 <= vocab_size < MAX_VOCAB_SIZE:
             raise ValueError(
@@ -227,10 +207,10 @@ class TiktokenTokenizer(Tokenizer):
                 "at least 257"
             )
         learner = tokenizers.Tokenizer.from_str(json.dumps(byte_level_json(BYTES, {}, PATTERN)))
-        trainer = trainers.BpeTrainer(
+        trainer = tokenizers.trainers.BpeTrainer(
             vocab_size=vocab_size - 1,
             min_frequency=2,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            initial_alphabet=CHARACTERS,
             show_progress=False,
         )
         learner.train_from_iterator(itertools.islice(texts, LEARNED_FROM), trainer)
@@ -239,7 +219,7 @@ class TiktokenTokenizer(Tokenizer):
         for token in sorted(vocabulary, key=vocabulary.get):
             if len(token) > 1:
                 ranks[to_bytes(token)] = len(ranks)
-        return cls(ranks, {END_OF_TEXT: len(ranks)}, PATTERN)
+        return cls(byte_level_json(ranks, {END_OF_TEXT: len(ranks)}, PATTERN))
 
 
 def check_vocabulary(ranks, special, pattern):
@@ -335,7 +315,8 @@ def to_characters(token):
 def byte_level_json(ranks, special, pattern):
     """The tokenizer.json of a TiktokenTokenizer.
 
-    As in tiktoken, any two tokens that make a third one are merged.
+    ranks: {bytes: id}, in the order in which tokens are merged. special: {text: id}. pattern: what
+    cuts a text into words. As in tiktoken, any two tokens that make a third one are merged.
     """
     merges = []
     for token in sorted(ranks, key=ranks.get):
@@ -374,7 +355,7 @@ def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None
 FROM_SPEC = {
     "byte": lambda spec: ByteTokenizer(),
     "char": lambda spec: CharTokenizer(spec["characters"]),
-    "bpe": TiktokenTokenizer.from_spec,
+    "bpe": lambda spec: TiktokenTokenizer(spec["content"]),
     "tiktoken": TiktokenTokenizer.from_earlier_spec,
     "tokenizers": lambda spec: HubTokenizer(spec["content"], spec.get("end_of_text")),
 }

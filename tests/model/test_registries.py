@@ -305,24 +305,15 @@ def test_predicates_that_cannot_be(spec, message):
 
 
 def test_a_learned_bias(monkeypatch):
-    """Catches a lost gradient of a learned bias, and a model that never learns it."""
-    slope = torch.nn.Parameter(torch.ones(4, 1, 1, dtype=torch.float64))
+    """Catches a bias that looks learned, and that no optimizer and no checkpoint knows of."""
+    slope = torch.nn.Parameter(torch.ones(4, 1, 1))
 
     def visible(i, j):
         return j <= i
 
     visible.bias = lambda i, j: slope * (j - i)
-    q = torch.randn(1, 4, 6, 8, dtype=torch.float64)
-    gradients = []
-    for name, path in ATTENTION.items():
-        try:
-            gradients += torch.autograd.grad(path(q, q, q, visible).square().sum(), slope)
-        except ValueError as error:  # of tiled, whose backward pass is its own
-            assert name in str(error) and "learned bias" in str(error)
-    for gradient in gradients:
-        assert_same([gradient], [gradients[0]])
     monkeypatch.setitem(VISIBLE, "learned", lambda: visible)
-    with pytest.raises(ValueError, match="visible=learned has a learned bias, which no optimizer"):
+    with pytest.raises(ValueError, match="bias is learned"):
         new_model(visible="learned")
 
 
