@@ -113,15 +113,11 @@ def test_flops_are_what_torch_counts(shape):
 
 def test_the_modern_model_starts_at_the_identity():
     """Catches a nonzero initial output: the first loss is ln(vocab_size), exactly."""
-    model, idx = GPT(GPTConfig(**TINY | MODERN, n_kv_head=2)), ids(2, 16)
+    model, idx = GPT(GPTConfig(**TINY | MODERN)), ids(2, 16)
     assert abs(model(idx, idx)[1].item() - math.log(33)) < 1e-6
-    parameters = dict(model.named_parameters())
-    for name, p in parameters.items():
-        assert not name.endswith("bias")
+    for name, p in model.named_parameters():
         if name.endswith(("c_attn.weight", "c_fc.weight")):  # 1 / sqrt(fan_in)
             assert abs(p.std().item() * 4 - 1) < 0.2, name
-    assert "lm_head.weight" in parameters and "transformer.ln_f.weight" not in parameters
-    assert parameters["transformer.h.0.attn.c_attn.weight"].shape == (16 + 2 * 8, 16)
 
 
 def test_gpt2_initial_scales():
@@ -165,16 +161,6 @@ def test_dropout_acts_in_training_only():
     assert not torch.equal(model(idx)[0], model(idx)[0])
 
 
-def test_crop_block_size():
-    """Catches a cropped model that changes its predictions for texts that still fit."""
-    model, idx = tiny(), ids(2, 8)
-    before = model(idx)[0]
-    model.crop_block_size(8)
-    torch.testing.assert_close(model(idx)[0], before)
-    with pytest.raises(ValueError, match="longer than"):
-        model.crop_block_size(9)
-
-
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -182,11 +168,9 @@ def test_crop_block_size():
         ({"n_kv_head": 3}, "n_head=4 is not divisible by n_kv_head=3"),
         ({"n_head": 0}, "n_head=0"),
         ({"dropout": 1.0}, "dropout=1.0"),
-        ({"rope_stretch": 0.5}, "rope_stretch=0.5"),
         ({"n_layer": 0}, "n_layer=0"),
         ({"window": -1}, "window=-1"),
-        ({"window_pattern": "SX"}, "window_pattern='SX' must be made of S and L"),
-        ({"window_pattern": ""}, "window_pattern=''"),
+        ({"window_pattern": ""}, "window_pattern='' must be made of S and L"),
         ({"rope_pattern": "RL"}, "rope_pattern='RL' must be made of R and N"),
         ({"score": "additive"}, "attention='fused' cannot do score='additive'"),
         ({"visible": "alibi:3"}, "for n_head=4 it must be"),
@@ -203,18 +187,13 @@ def test_text_longer_than_the_context():
     model = tiny()
     with pytest.raises(ValueError, match="17 tokens do not fit into block_size=16"):
         model(ids(1, 17))
-    with pytest.raises(ValueError, match="max_len=17 is longer than block_size=16"):
-        model.new_cache(1, 17)
+    for method in model.crop_block_size, lambda length: model.new_cache(1, length):
+        with pytest.raises(ValueError, match="=17 is longer than"):
+            method(17)
     cache = model.new_cache(1)
     model(ids(1, 16), cache=cache)
     with pytest.raises(ValueError, match="the cache is full: 16 of 16"):
         model(ids(1, 1), cache=cache)
-
-
-def test_config_is_plain_data():
-    """Catches a setting that cannot be written to JSON and read back."""
-    config = GPTConfig(**TINY | MODERN)
-    assert GPTConfig(**dataclasses.asdict(config)) == config
 
 
 # ---- Generation
@@ -260,14 +239,6 @@ def test_padded_ids_are_never_generated():
 
 
 # ---- Loading
-
-
-def test_weights_of_another_shape():
-    """Catches a mismatch that surfaces as a page of tensor names."""
-    weights = dict(GPT(GPTConfig(**TINY)).named_parameters())
-    message = r"x does not fit this model: .* is \(.*\) there and \(.*\) here"
-    with pytest.raises(ValueError, match=message):
-        GPT.from_weights(TINY | {"n_embd": 32}, weights, "x")
 
 
 @pytest.mark.parametrize("position", POSITION)

@@ -113,18 +113,6 @@ def test_a_mechanism_in_a_long_text(mechanism):
 
 
 @each()
-def test_a_mechanism_and_the_seed(mechanism):
-    """Catches a mechanism that sets the seed of all that is drawn after it."""
-    drawn = set()
-    for seed in 1, 2:
-        torch.manual_seed(seed)
-        shape = dict(block_size=16, vocab_size=33, n_layer=1, n_head=4, n_embd=32)
-        model = GPT(GPTConfig(**shape | mechanism))
-        drawn |= {torch.rand(()).item(), model.transformer.wte.weight[0, 0].item()}
-    assert len(drawn) == 4
-
-
-@each()
 def test_the_gradient_of_a_mechanism(mechanism):
     """Catches a lost part of the gradient: the loss's slope in a direction must be its own."""
     model, idx = random_model(**mechanism).train(), ids(2, 16)
@@ -278,22 +266,11 @@ def test_paths_and_a_predicate(spec, lengths):
         assert_same(value_and_gradients(path, *inputs, predicate(spec)), want, error=1e-11)
 
 
-@pytest.mark.parametrize("spec", predicates(4, 2, 1))
-def test_paths_of_a_long_text(spec):
-    """Catches blocks that count from the beginning, skip a key, or lose a part of a gradient."""
-    inputs = qkv(1, (4, 2), (1030, 1100), 4)
-    want = value_and_gradients(masked_fill, *inputs, predicate(spec))
-    for name in ATTENTION.keys() - {"naive", "masked_fill"}:
-        got = value_and_gradients(ATTENTION[name], *inputs, predicate(spec))
-        assert_same(got, want, error=1e-10)
-
-
 @pytest.mark.parametrize(
     "spec, message",
     [
         ("diagonal", "choose from causal"),
         ("strided", "visible=strided: .*; write it as strided:S"),
-        ("strided:x", "visible=strided:x"),
         ("strided:0", "stride must be at least 1"),
         ("causal:3", "write it as causal$"),
     ],
@@ -358,27 +335,6 @@ def test_a_score_and_a_normalizer(score, normalize):
     assert_same([weights.sum(-1)], [torch.ones_like(weights[..., 0])])
 
 
-@pytest.mark.parametrize("path", ATTENTION)
-@pytest.mark.parametrize("score", SCORE)
-@pytest.mark.parametrize("normalize", NORMALIZE)
-def test_a_path_and_a_score(path, score, normalize):
-    """Catches another score, normalizer, window or state_dict than that of the naive path."""
-    shape = dict(score=score, normalize=normalize, position="rope", window=5)
-    model, idx = random_model(**shape, attention="naive"), ids(2, 16)
-    try:
-        other = new_model(**shape, attention=path).double()
-    except ValueError as error:
-        assert "cannot do" in str(error)
-        return
-    other.load_state_dict(model.state_dict())
-    results = []
-    for net in other, model:
-        logits, loss = net(idx, idx)
-        loss.backward()
-        results.append([logits, *(p.grad for p in net.parameters())])
-    assert_same(*results, error=1e-10)
-
-
 @pytest.mark.parametrize("normalize", NORMALIZE.values(), ids=NORMALIZE)
 def test_a_normalizer_of_large_scores(normalize):
     """Catches an exponential that overflows."""
@@ -409,18 +365,10 @@ def test_a_score_of_large_numbers(score, autocast, dtype):
 # ---- Positions, norms, MLPs
 
 
-@pytest.mark.parametrize("position", [name for name in POSITION if name != "none"])
-def test_a_position_does_something(position):
-    """Catches a table that no token gets, because the method that adds it has another name."""
-    wpe = random_model(position=position).transformer.wpe
-    x, here = torch.zeros(1, 16, 32, dtype=torch.float64), slice(0, 16)
-    assert wpe.rope(here) is not None or (wpe.add(x, here) != 0).any()
-
-
 @pytest.mark.parametrize("position", POSITION)
 @pytest.mark.parametrize("dtype", HALF)
 def test_positions_keep_their_digits(position, dtype):
-    """Catches rotations and sinusoids of late positions that are rounded with the weights."""
+    """Catches late positions that are rounded with the weights, and a table that nobody gets."""
 
     def tables(wpe, x):
         index = slice(0, 1024)
@@ -428,6 +376,7 @@ def test_positions_keep_their_digits(position, dtype):
 
     model, x = new_model(position=position, block_size=1024), torch.zeros(1, 1024, 32)
     want = tables(model.transformer.wpe, x)
+    assert any(table.any() for table in want) == (position != "none")
     half = prepare_for_inference(model, dtype, rows=None)
     for a, b in zip(tables(half.transformer.wpe, x.to(dtype)), want):
         assert (a - b).abs().max() <= 0.01 * b.abs().max(), "keep frequencies in a buffer"
@@ -444,18 +393,15 @@ def test_a_norm_of_large_numbers(norm, dtype):
     assert norm(torch.zeros(9, 32, dtype=dtype)).isfinite().all()
 
 
-@each([m for m in MECHANISMS if m.keys() <= {"mlp", "norm"}])
-def test_a_mechanism_without_biases(mechanism):
-    """Catches a layer that ignores --bias=False."""
-    names = dict(new_model(bias=False, **mechanism).named_parameters())
-    assert not [name for name in names if name.endswith(".bias")]
-
-
 @pytest.mark.parametrize("mlp", MLP)
 def test_dropout(mlp):
-    """Catches an MLP that ignores dropout, keeps it at inference, or is smaller in training."""
+    """Catches an MLP that ignores dropout or bias=False, or drops at inference, or is smaller in
+    training.
+    """
     torch.manual_seed(0)
-    mlp, x = MLP[mlp](GPTConfig(n_embd=32, n_head=4, dropout=0.5)), torch.randn(9, 32)
+    config = GPTConfig(n_embd=32, n_head=4, dropout=0.5, bias=False)
+    mlp, x = MLP[mlp](config), torch.randn(9, 32)
+    assert not [name for name, _ in mlp.named_parameters() if name.endswith(".bias")]
     mean = mlp(x.expand(1000, 9, 32)).mean(0)
     assert not torch.equal(mlp(x), mlp(x)) and torch.equal(mlp.eval()(x), mlp(x))
     assert 0.7 < mean.norm() / mlp(x).norm() < 1.4
