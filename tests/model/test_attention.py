@@ -274,18 +274,6 @@ def test_who_may_look_across(path):
 # ---- Positions, normalizers, linear attention
 
 
-def test_rope_depends_on_distance_alone():
-    """Catches angles that do not add up: q·k must be the same wherever the pair stands."""
-    cos, sin = rope_table(200, 16)
-    q, k = torch.randn(2, 16, dtype=torch.float64)
-
-    def at(x, position):
-        return rotate(x, cos[position], sin[position])
-
-    scores = [at(q, i) @ at(k, i - 7) for i in (7, 50, 199)]
-    assert max(abs(score - scores[0]) for score in scores) < 1e-12
-
-
 def test_rope_pairs_are_half_split():
     """Catches interleaved pairs, which would read Llama's weights wrongly, and odd heads cut."""
     cos, sin = rope_table(2, 5)

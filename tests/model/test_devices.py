@@ -8,7 +8,6 @@ import contextlib
 import pytest
 import torch
 from mechanisms import MECHANISMS, new_model
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.decoding.sampling import Sampling, sample_next_token
@@ -78,31 +77,6 @@ def test_a_training_step_is_one_graph(change, separator, monkeypatch):
     for eager, compiled in zip(*results):
         error = 0.02 * eager.abs().max().item()
         torch.testing.assert_close(compiled, eager, rtol=0.02, atol=error)
-
-
-@pytest.mark.skipif(torch.version.cuda is None, reason="needs PyTorch with CUDA, but no GPU")
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
-@pytest.mark.parametrize("change", SPARSE, ids=str)
-def test_tensors_that_say_they_are_on_a_gpu(change, capability, monkeypatch):
-    """Catches a tensor that is made on the CPU, and a call that a GPU's kernel does not take."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-    monkeypatch.setattr(autograd, "MAX_LOGITS_GPU", 60 * 128)
-    half = torch.bfloat16 if capability >= (8, 0) else torch.float16
-    for dtype in torch.float32, half:
-        with FakeTensorMode(), torch.device("cuda"):
-            model = GPT(GPTConfig(**LONG | change)).to(dtype)
-            model.separator = 7
-            idx = torch.randint(60, (2, 400))
-            assert model(idx, idx, only_loss=True)[1].device.type == "cuda"
-            with torch.inference_mode():
-                cache = model.new_cache(2)
-                logits = [prefill(model, idx[:, :300], cache)]
-                logits.append(decode_one_token(model, idx[:, :1], cache))
-                for layer in cache:
-                    layer.at = torch.zeros(1, dtype=torch.long)
-                logits.append(decode_one_token(model, idx[:, :1], cache))
-        for x in logits:
-            assert (x.device.type, x.dtype, x.shape) == ("cuda", dtype, (2, 1, 60))
 
 
 class NoWaiting(TorchDispatchMode):

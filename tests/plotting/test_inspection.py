@@ -3,12 +3,12 @@
 import pytest
 import torch
 from conftest import tiny
+from mechanisms import MECHANISMS
 
-from attention import FEATURE, NORMALIZE, SCORE, VISIBLE, attention_weights
+from attention import attention_weights
 from engine.plotting.inspection import attention_maps, entropy, recording
 
 H, T = 4, 24
-ARGUMENTS = {"sliding_window": ":5", "local_global": ":4,2", "strided": ":3", "alibi": f":{H}"}
 
 
 def model_of(**changes):
@@ -23,13 +23,9 @@ def idx_of():
 @pytest.mark.parametrize(
     "changes",
     [
-        *(dict(visible=name + ARGUMENTS.get(name, "")) for name in VISIBLE),
-        *(dict(score=name) for name in SCORE),
-        *(dict(normalize=name) for name in NORMALIZE),
-        *(dict(attention=name) for name in FEATURE),
+        *(m for m in MECHANISMS if m.keys() & {"visible", "attention"}),
         dict(n_kv_head=1, attention="linear"),
         dict(n_kv_head=2, window=3, window_pattern="SL"),
-        dict(attention="fused", window=6),
         dict(attention="tiled", visible="sliding_window:7"),
     ],
     ids=str,
