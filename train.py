@@ -72,8 +72,6 @@ class TrainConfig(GPTConfig):
     prepared if it is missing."""
     data_tokenizer: Literal["", "gpt2"] = ""
     """gpt2: the dataset has no meta.json, but was made by nanoGPT, with GPT-2's tokens."""
-    verify_data: bool | Literal["auto"] = "auto"
-    """Compare the dataset's files with their sha256; auto: those of a split below 256 MB."""
     mask_documents: bool = False
     """A token sees only its own document, from the tokenizer's end-of-text token on; False: all of
     the context."""
@@ -88,8 +86,6 @@ class TrainConfig(GPTConfig):
     """Save a checkpoint every N steps too; 0: only before an evaluation, and after a signal."""
     eval_iters: int | Literal["full"] = 50
     """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
-    write_tokens: int = 300
-    """At the end, let the model write this many tokens; 0: none."""
     eval_only: bool = False
     """Evaluate, and stop."""
     dry_run: bool = False
@@ -145,8 +141,6 @@ class TrainConfig(GPTConfig):
     """Adam: decay of the moving average of its square."""
     grad_clip: float = 0.0
     """Largest norm of the gradient; 0: no limit, which suits muon; for adamw try 1."""
-    skip_nonfinite: int = 0
-    """Skip up to N steps whose loss or gradient is not finite; 0: the first one stops the run."""
     # Learning rate schedule
     decay_lr: bool = True
     """False keeps learning_rate after the warmup."""
@@ -182,10 +176,10 @@ class TrainConfig(GPTConfig):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, most=10**9)
-        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval", "write_tokens")
+        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval")
         at_least(0, self, *counts, most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
-        at_least(0, self, *rates, "weight_decay", "grad_clip", "skip_nonfinite")
+        at_least(0, self, *rates, "weight_decay", "grad_clip")
         at_least(0, self, "keep_checkpoints")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
@@ -258,8 +252,8 @@ def train(config, requests=None):
 
 def summary(record):
     """A line of metrics.jsonl, in short for the progress bar."""
-    loss = record["train_loss"] or float("nan")
-    return f"loss {loss:.4f}, {record['tokens_per_s']:,.0f} tokens/s, MFU {record['mfu']:.0%}"
+    speed = f"{record['tokens_per_s']:,.0f} tokens/s"
+    return f"loss {record['train_loss']:.4f}, {speed}, MFU {record['mfu']:.0%}"
 
 
 # ---- Setting up
@@ -279,9 +273,7 @@ def make_trainer(config):
         torch.set_float32_matmul_precision("high")  # TF32, where float32 products remain
 
     def load_data():  # it prepares a dataset that is missing
-        return dataset.load_dataset(
-            config.dataset, config.block_size, config.data_tokenizer, config.verify_data
-        )
+        return dataset.load_dataset(config.dataset, config.block_size, config.data_tokenizer)
 
     data = processes.main_process_first(load_data)
     model, saved = build_model(config, data)
@@ -331,9 +323,9 @@ def resume_model(config, data):
     """Return the model of a checkpoint in config.out_dir, and the state to resume its training."""
     folder = checkpoint.newest_valid(config.out_dir, config.checkpoint)
     vocab_size = config.vocab_size or padded_vocab_size(data.tokenizer.vocab_size)
-    checkpoint.check_tokenizer(folder, data.tokenizer)
-    checkpoint.check_model(folder, config.model_config(vocab_size), equal_paths=ATTENTION.keys())
     before = checkpoint.load_config(folder)
+    pretrained.check_tokenizer(folder, before["model"]["vocab_size"], data)
+    checkpoint.check_model(folder, config.model_config(vocab_size), equal_paths=ATTENTION.keys())
     if before["data"] not in (None, data.hashes):
         print0(
             f"note: {folder} was trained on other data ({before['training'].get('dataset')}, "
@@ -347,16 +339,12 @@ def pretrained_model(config, data):
     """Return the model of a folder or a published name, with this run's dropout and context."""
     source = config.init_from
     attention = config.attention
-    ours = checkpoint.is_ours(Path(source))
-    if ours:
+    if checkpoint.is_ours(Path(source)):
         source = checkpoint.newest_valid(source, config.checkpoint)
-        checkpoint.check_tokenizer(source, data.tokenizer)
         if attention == TrainConfig.attention:  # the default must not replace another function
             attention = checkpoint.load_config(source)["model"]["attention"]
     model = GPT.from_pretrained(source, dropout=config.dropout, attention=attention)
-    if not ours:
-        folder = pretrained.folder_of(source)
-        pretrained.check_tokenizer(folder, model.config.vocab_size, data)
+    pretrained.check_tokenizer(pretrained.folder_of(source), model.config.vocab_size, data)
     if config.block_size < model.config.block_size:
         model.crop_block_size(config.block_size)
     ignored = []

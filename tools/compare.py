@@ -133,7 +133,7 @@ def result_path(config, version, flags, seed):
 def train(config, flags, seed, folder):
     """Run train.py once: its last validation loss (None if it diverged) and seconds."""
     command = [sys.executable, "train.py", config.preset, *shlex.split(f"{config.flags} {flags}")]
-    command += ["--write_tokens=0", "--draw_loss=False", f"--device={config.device}"]
+    command += ["--draw_loss=False", f"--device={config.device}"]
     command += [f"--seed={seed}", f"--out_dir={folder.absolute()}"]
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     result = {"val_loss": None, "seconds": None}

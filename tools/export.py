@@ -53,7 +53,7 @@ def export(config):
         raise ValueError(f"--to={to} exists: choose another folder, or remove it")
     folder = checkpoint.find_checkpoint(config.out_dir, config.checkpoint)
     model = GPT.from_checkpoint(folder)
-    tokenizer = checkpoint.load_tokenizer(folder)
+    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     about, standard_config = standard(model)
     kind = about["model_type"]
 

@@ -76,11 +76,10 @@ def not_prepared(name, folder):
     )
 
 
-def load_dataset(name, block_size, data_tokenizer="", verify="auto"):
+def load_dataset(name, block_size, data_tokenizer=""):
     """Return the Dataset called name; ValueError if it is damaged, missing or too short.
 
-    data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them. verify: whether all
-    of the files is compared with their sha256; auto: of a file below 256 MB.
+    data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them.
     """
     folder = find_dataset(name)
     if (folder / "meta.json").exists():
@@ -94,7 +93,7 @@ def load_dataset(name, block_size, data_tokenizer="", verify="auto"):
         path = folder / f"{split}.bin"
         hashes[split] = meta[split]["sha256"]
         tokens[split] = map_tokens(path, meta["dtype"], meta[split]["tokens"], block_size)
-        check_tokens(path, tokens[split], tokenizer.vocab_size, hashes[split], verify)
+        check_tokens(path, tokens[split], tokenizer.vocab_size, hashes[split])
     return Dataset(
         name=name if folder.parent == DATA else str(folder.resolve()),
         **tokens,
@@ -162,20 +161,17 @@ def map_tokens(path, dtype, count, block_size):
     return np.memmap(path, dtype=dtype, mode="r")
 
 
-def check_tokens(path, tokens, vocab_size, sha256, verify):
-    """ValueError for an id outside the vocabulary, or another sha256.
+def check_tokens(path, tokens, vocab_size, sha256):
+    """ValueError for an id outside the vocabulary, in the first 256 MB.
 
-    The first 256 MB are checked unless verify says more.
+    ValueError also for another sha256, of a file that is no larger.
     """
-    small = tokens.nbytes < SMALL
-    checked = tokens if verify is True else tokens[: SMALL // tokens.itemsize]
-    largest = int(checked.max())
+    largest = int(tokens[: SMALL // tokens.itemsize].max())
     if largest >= vocab_size:
         raise ValueError(
             f"{path} has token id {largest}; the vocabulary has {vocab_size}: prepare it again"
         )
-    compare = small if verify == "auto" else verify
-    if compare and sha256 not in (None, sha256_of_file(path)):
+    if tokens.nbytes < SMALL and sha256 not in (None, sha256_of_file(path)):
         raise ValueError(
             f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again"
         )

@@ -62,7 +62,7 @@ def split_documents(documents):
         else:
             train.append(document)
     longest = max(map(len, documents), default=0)
-    if len(documents) >= 20 and longest <= total / 10 and 0.05 < chosen / total < 0.15:
+    if len(documents) >= 20 and longest <= total / 10:
         return train, val
     parts = [split_parts(document, max(1, total // 10)) for document in documents]
     train = [text for text, _ in parts if text]

@@ -1,10 +1,7 @@
-"""The cost of a run before it begins, wandb, and a text of the model's own."""
+"""The cost of a run before it begins, and wandb."""
 
 import datetime
 
-import torch
-
-from engine.common.errors import escape_control_characters
 from engine.common.hardware import measure_seconds, peak_bytes
 from engine.common.processes import print0, progress_bar
 from engine.training.sharding import local_tensor
@@ -68,17 +65,3 @@ def start_wandb(config):
     except Exception as error:  # wandb has several
         message = " ".join(str(error).split())
         raise ValueError(f"wandb: {message} (or set WANDB_MODE=offline)") from None
-
-
-def sample_text(model, data, config):
-    """Return config.write_tokens tokens of the model's own, after the first validation token."""
-    device = next(model.parameters()).device
-    start = torch.tensor([[int(data.val[0])]], device=device)
-    tokens = model.eval().generate(
-        start,
-        config.write_tokens,
-        temperature=0.8,
-        generator=torch.Generator().manual_seed(config.seed),
-        vocab_size=data.tokenizer.vocab_size,
-    )
-    return escape_control_characters(data.tokenizer.decode(tokens[0].tolist()))

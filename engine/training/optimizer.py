@@ -133,31 +133,29 @@ class Muon:
         )
 
     def state_dict(self):
-        """Return the state of each parameter by its name, or by its number if it has none."""
-        states = enumerate(self.state.items())
-        return {"state": {self.names.get(p, str(n)): state for n, (p, state) in states}}
+        """Return {name/kind: tensor}; a parameter without a name has a number."""
+        found = {}
+        for n, (p, state) in enumerate(self.state.items()):
+            for kind, tensor in state.items():
+                found[f"{self.names.get(p, n)}/{kind}"] = tensor
+        return found
 
     def load_state_dict(self, saved):
         """Continue from a state_dict of the same parameters; ValueError if it is of others."""
-        mine = self.state_dict()["state"]
-        if shapes(saved["state"]) != shapes(mine):
+        mine = self.state_dict()
+        if shapes(saved) != shapes(mine):
             raise ValueError(
                 "the checkpoint is of another optimizer, or of an earlier version of this one: "
                 "resume with the same --optimizer, or start from its weights with "
                 "--init_from=FOLDER"
             )
-        for name, state in mine.items():
-            for kind, tensor in state.items():
-                values = saved["state"][name][kind]
-                local_tensor(tensor).copy_(sharding.shard_of(tensor, values))
+        for name, tensor in mine.items():
+            local_tensor(tensor).copy_(sharding.shard_of(tensor, saved[name]))
 
 
-def shapes(states):
-    """Return {name of a parameter: {kind of state: shape}}."""
-    return {
-        name: {kind: tensor.shape for kind, tensor in state.items()}
-        for name, state in states.items()
-    }
+def shapes(tensors):
+    """Return {name: shape}."""
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def make_optimizer(model, config):

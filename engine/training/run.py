@@ -10,7 +10,7 @@ from pathlib import Path
 from engine.common import processes
 from engine.common.files import append_text, shell_path, shell_quote
 from engine.training import curves, run_folder, sharding
-from engine.training.monitor import sample_text, start_wandb
+from engine.training.monitor import start_wandb
 from engine.weights.checkpoint import save_checkpoint
 
 
@@ -123,24 +123,16 @@ class Run:
         self.trainer.speed.restart()
 
     def finish(self, stop, record):
-        """Say how the run ended, and let the model write.
+        """Say how the run ended.
 
         stop: the number of the signal that stopped it, or 0.
         """
-        config = self.config
-        trainer = self.trainer
-        model = None
-        if config.write_tokens and not (stop or config.eval_only):
-            model = sharding.full_model(trainer.model)
         if stop:
             name = signal.Signals(stop).name
             hint = run_folder.resume_hint(self.out_dir)
-            processes.print0(f"{name}: stopped at step {trainer.step}; {hint}")
+            processes.print0(f"{name}: stopped at step {self.trainer.step}; {hint}")
         elif self.writes:
-            command = f"python {shell_path('sample.py')} --out_dir={shell_quote(config.out_dir)}"
+            command = f"python {shell_path('sample.py')} --out_dir={shell_quote(self.out_dir)}"
             print(f"{record['wall_s']:.0f} s in all; next: {command}")
-        if model and self.writes:
-            text = sample_text(model, trainer.data, config)
-            print(f"Now it writes:\n---------------\n{text}\n---------------")
         if self.wandb:
             self.wandb.finish()

@@ -78,17 +78,19 @@ def shard_of(tensor, values):
     return values[rank() * most :][:most]
 
 
-def gather_state(content):
-    """Return nested dicts with whole tensors, on the CPU of the first process. All processes.
+def gather_state(tensors):
+    """Return {name: whole tensor}, on the CPU of the first process. All processes.
 
     One tensor after another is gathered, so that the device need not hold all of them.
     """
-    if isinstance(content, dict):
-        return {name: gather_state(value) for name, value in content.items()}
-    if not hasattr(content, "full_tensor"):
-        return content
-    tensor = content.detach().full_tensor()
-    return tensor.to("cpu", copy=True) if rank() == 0 else None  # a copy: it may end in padding
+    whole = {}
+    for name, tensor in tensors.items():
+        if hasattr(tensor, "full_tensor"):
+            tensor = tensor.detach().full_tensor()
+            # A copy: it may end in padding.
+            tensor = tensor.to("cpu", copy=True) if rank() == 0 else None
+        whole[name] = tensor
+    return whole
 
 
 def full_model(model):

@@ -37,7 +37,6 @@ class Trainer:
         self.learning_rate = None  # of the newest step, as its loss and the norm of its gradient
         self.loss = None
         self.norm = None
-        self.skipped = 0  # steps whose loss or gradient was not finite
 
         # The dtype of products. A resumed run keeps what auto was, also on another processor.
         self.dtype = config.dtype
@@ -75,7 +74,7 @@ class Trainer:
     def update(self):
         """Make one step with self.learning_rate.
 
-        FloatingPointError if its loss or gradient is not finite and no more steps may be skipped.
+        FloatingPointError if its loss or gradient is not finite.
         """
         peak = self.config.learning_rate or 1
         for group in self.optimizer.param_groups:
@@ -83,12 +82,7 @@ class Trainer:
         try:
             self.loss, self.norm = self.accumulate(self.micro_batches)
         except FloatingPointError as error:
-            most = self.config.skip_nonfinite
-            if self.skipped == most:
-                raise self.not_finite(error) from None
-            self.skipped += 1
-            note = f"step {self.step}: {error}: skipped, {self.skipped} of at most {most}"
-            processes.print0(note)
+            raise self.not_finite(error) from None
         self.step += 1
         self.speed.steps += 1
         if self.compiled and self.step == self.first_step + 1:  # it waited for the compiler
@@ -108,17 +102,13 @@ class Trainer:
 
     def measure(self):
         """Return the newest step as a dict, one line of metrics.jsonl."""
-        loss = None  # if all steps were skipped
-        if self.loss is not None:  # a copy, since a skipped step leaves the loss as it is
-            total = processes.all_reduce_sum(self.loss.clone())
-            loss = (total / processes.world_size()).item()
-        finite = self.norm is not None and self.norm.isfinite()
+        total = processes.all_reduce_sum(self.loss)
         tokens_per_s, mfu = self.speed.measure()
         return {
             "step": self.step,
-            "train_loss": loss,
+            "train_loss": (total / processes.world_size()).item(),
             "lr": self.learning_rate,
-            "grad_norm": self.norm.item() if finite else None,
+            "grad_norm": self.norm.item() if self.norm.isfinite() else None,
             "tokens_per_s": round(tokens_per_s, 1),
             "mfu": round(mfu, 4),
         }

@@ -13,8 +13,6 @@ A checkpoint is written under another name, and renamed once it is complete and 
 import json
 import math
 import re
-import types
-import typing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,14 +28,15 @@ from engine.common.files import (
     shell_path,
     shell_quote,
 )
-from engine.text import tokenizer
+from engine.common.settings import parse_settings
 from engine.weights.tensor_files import read_pickle, read_safetensors, write_safetensors
 
 FOLDER_NAME = re.compile("step_[0-9]{1,30}")
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
 OLD_FILES = ("config.json", "model.safetensors", "trainer.pt")  # before trainer.safetensors
 # Settings of earlier versions, with the value that does nothing; None: any value.
-REMOVED_SETTINGS = {"skip": False, "shift": False, "target_loss": 0.0, "save_minutes": None}
+REMOVED_SETTINGS = {"skip": False, "shift": False, "target_loss": 0.0}
+REMOVED_SETTINGS |= dict.fromkeys(["save_minutes", "skip_nonfinite", "verify_data", "write_tokens"])
 
 # ---- Saving
 
@@ -47,16 +46,17 @@ def save_checkpoint(
 ):
     """Write the checkpoint of a step as a whole; return its folder, out_dir/step_<step>.
 
-    training: the settings as a dict. trainer_state: tensors and values of JSON in nested dicts,
-    whose names are strings. data: the hashes of the dataset. record: the step's line of
-    metrics.jsonl, a dict. OSError if it cannot be written, for example because the disk is full.
+    training: the settings as a dict. trainer_state: values of JSON, but under "optimizer" name ->
+    tensor. data: the hashes of the dataset. record: the step's line of metrics.jsonl, a dict.
+    OSError if it cannot be written, for example because the disk is full.
     """
     folder = Path(out_dir) / f"step_{step:06d}"
     metrics = Path(out_dir) / "metrics.jsonl"
     config = {"step": step, "model": asdict(model.config), "training": training}
     config |= {"tokenizer": tokenizer_spec, "data": data, "record": record}
     weights = dict(model.named_parameters())
-    tensors, values = split_tensors(trainer_state)
+    values = dict(trainer_state)
+    tensors = values.pop("optimizer")
     with atomic_path(folder) as unfinished:
         unfinished.mkdir(parents=True)
         write_json(unfinished / "config.json", config)
@@ -68,33 +68,6 @@ def save_checkpoint(
         if metrics.exists():
             fsync_path(metrics)  # its lines before this step must survive if the checkpoint does
     return folder
-
-
-def split_tensors(content, prefix=""):
-    """Return the tensors of nested dicts (path/of/names -> tensor), and the dicts without them."""
-    tensors = {}
-    values = {}
-    for name, value in content.items():
-        if isinstance(value, dict):
-            inner_tensors, inner_values = split_tensors(value, prefix + name + "/")
-            tensors |= inner_tensors
-            if inner_values or not inner_tensors:
-                values[name] = inner_values
-        elif torch.is_tensor(value):
-            tensors[prefix + name] = value
-        else:
-            values[name] = value
-    return tensors, values
-
-
-def join_tensors(tensors, values):
-    """Put tensors into the nested dicts from which split_tensors took them."""
-    for path, tensor in tensors.items():
-        *names, last = path.split("/")
-        place = values
-        for name in names:
-            place = place.setdefault(name, {})
-        place[last] = tensor
 
 
 def write_json(path, content):
@@ -231,17 +204,6 @@ def load_config(folder):
     return config | {"data": config.get("data"), "record": config.get("record") or {}}
 
 
-def matches_annotation(value, annotation):
-    """Return whether a value from JSON has the type of a dataclass field, such as int | None."""
-    if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
-        return any(matches_annotation(value, part) for part in typing.get_args(annotation))
-    if typing.get_origin(annotation) is typing.Literal:
-        return type(value) is str and value in typing.get_args(annotation)
-    if annotation is float:
-        return type(value) in (int, float)
-    return type(value) is annotation
-
-
 def load_checkpoint(folder):
     """Return the config of a checkpoint's model, a dict, and its weights: name -> CPU tensor."""
     return load_config(folder)["model"], load_tensors(folder, "model.safetensors")
@@ -261,15 +223,12 @@ def load_trainer(folder):
     if (folder / "trainer.pt").exists():
         state = read_pickle(verified_file(folder, "trainer.pt"))
         state["evaluation_pending"] = state.pop("owed")
+        nested = state["optimizer"]["state"].items()
+        state["optimizer"] = {f"{name}/{kind}": x for name, of in nested for kind, x in of.items()}
     else:
         state = read_json(verified_file(folder, "trainer.json"))
-        join_tensors(load_tensors(folder, "trainer.safetensors"), state)
+        state["optimizer"] = load_tensors(folder, "trainer.safetensors")
     return state | {"step": config["step"], "record": config["record"]}
-
-
-def load_tokenizer(folder):
-    """Return the tokenizer of a checkpoint."""
-    return tokenizer.tokenizer_from_spec(load_config(folder)["tokenizer"])
 
 
 def restore_settings(cls, saved, source):
@@ -277,20 +236,16 @@ def restore_settings(cls, saved, source):
 
     ValueError for one that this version does not have, or whose type is wrong. source: for errors.
     """
-    fields = cls.__dataclass_fields__
-    settings = {}
+    words = []
     for name, value in saved.items():
-        if name in REMOVED_SETTINGS and REMOVED_SETTINGS[name] in (None, value):
-            continue
-        if name not in fields:
-            raise ValueError(
-                f"{source} was written by another version of this code, which has {name}: use that "
-                "version"
-            )
-        if not matches_annotation(value, fields[name].type):
-            raise ValueError(f"{source} is damaged: {name}={str(value)[:40]!r} has another type")
-        settings[name] = value
-    return cls(**settings)
+        if name not in REMOVED_SETTINGS or REMOVED_SETTINGS[name] not in (None, value):
+            words.append(f"--{name}={value}")
+    try:
+        return parse_settings(cls, words)
+    except ValueError as error:
+        raise ValueError(
+            f"{source} is damaged, or was written by another version of this code: {error}"
+        ) from None
 
 
 # ---- Comparing with a run that resumes
@@ -309,13 +264,3 @@ def check_model(folder, config, equal_paths):
                 f"{name}={value} does not fit {folder}, which has {name}={saved}: leave it out to "
                 "resume, or train from scratch in another out_dir"
             )
-
-
-def check_tokenizer(folder, expected):
-    """ValueError if a checkpoint has another tokenizer: its ids would mean something else."""
-    if load_tokenizer(folder).spec() != expected.spec():
-        raise ValueError(
-            f"{folder} was trained with another tokenizer: prepare the text with python "
-            f"{shell_path('data/text/prepare.py')} --tokenizer={shell_quote(folder)} --input ... "
-            "(a char tokenizer cannot encode new characters, byte can)"
-        )

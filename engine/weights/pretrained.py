@@ -7,7 +7,7 @@ from pathlib import Path
 from engine.common.files import ROOT, read_json, shell_path, shell_quote
 from engine.text import tokenizer
 from engine.weights import checkpoint, families, tensor_names
-from engine.weights.tensor_files import read_pickle, read_safetensors
+from engine.weights.tensor_files import is_stored, read_pickle, read_safetensors
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M to 1.5B parameters
 GPT2_VOCAB_SIZES = (50257, 50304)  # as published, and as nanoGPT pads them
@@ -96,6 +96,8 @@ def read_nanogpt(path):
     weights = {}
     for name, tensor in saved["model"].items():
         name = name.removeprefix("_orig_mod.")  # of torch.compile
+        if not is_stored(tensor):
+            raise ValueError(f"{name} is not stored value by value")
         mask = name.endswith(".attn.bias")
         if not mask and name != "lm_head.weight":  # tied to the token embedding
             weights[name] = tensor

@@ -33,16 +33,14 @@ def read_safetensors(path):
 
 
 def read_pickle(path):
-    """Return the content of a file of torch.save: dense tensors and plain values, on the CPU.
+    """Return the content of a file of torch.save: tensors and plain values, on the CPU.
 
     DamagedFile for anything else. No code in it can run (weights_only), and its tensors are the
     file's own pages (mmap), so that a small file cannot ask for much memory.
     """
     require_regular_file(path)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        check_tensors(content)
-        return content
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError:
         raise
     except Exception as error:  # a hostile pickle can cause any
@@ -50,24 +48,11 @@ def read_pickle(path):
         raise DamagedFile(f"{path} is damaged, or is something else ({reason})") from None
 
 
-def check_tensors(content):
-    """ValueError for a tensor in nested dicts and lists that is not stored value by value.
+def is_stored(tensor):
+    """Return whether a tensor is stored value by value.
 
     weights_only=True lets pass what is sparse, what has no values (meta), and views that repeat
     one value without end (expand).
     """
-    waiting = [content]
-    seen = set()  # a list that contains one list many times is walked through once
-    while waiting:
-        value = waiting.pop()
-        if id(value) in seen:
-            continue
-        seen.add(id(value))
-        if isinstance(value, dict):
-            waiting.extend(value.values())
-        elif isinstance(value, list | tuple):
-            waiting.extend(value)
-        elif torch.is_tensor(value):
-            stored = value.layout is torch.strided and value.device.type == "cpu"
-            if not stored or value.untyped_storage().nbytes() < value.nbytes:
-                raise ValueError("a tensor is not stored value by value")
+    dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    return dense and tensor.untyped_storage().nbytes() >= tensor.nbytes
