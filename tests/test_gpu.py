@@ -211,7 +211,7 @@ def test_kernels_of_decoding():
 
 def test_resuming(poem, tmp_path):
     """Catches a run on a GPU that does not continue where it was."""
-    settings = SMALL | dict(dataset=poem, device="cuda", compile=False, write_tokens=0)
+    settings = SMALL | dict(dataset=poem, device="cuda", compile=False)
     settings |= dict(lr_decay_iters=20)
     whole = TrainConfig(**settings, out_dir=str(tmp_path / "whole"), max_iters=20)
     part = TrainConfig(**settings, out_dir=str(tmp_path / "part"), max_iters=10)
@@ -227,7 +227,7 @@ def test_resuming(poem, tmp_path):
 )
 def test_sample_py(changes, poem, tmp_path, capsys):
     """Catches a script that fails with the defaults of a GPU: half precision, compiled, int8."""
-    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=10, write_tokens=0)
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=10)
     train(TrainConfig(**settings))
     capsys.readouterr()
     settings = dict(out_dir=str(tmp_path), max_new_tokens=50, start="Tyger")

@@ -20,7 +20,7 @@ from attention import ATTENTION
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_path, shell_path
 from engine.common.settings import parse_settings
-from engine.weights import checkpoint, families
+from engine.weights import checkpoint, families, pretrained
 from engine.weights.loading import WithoutInit
 from engine.weights.tensor_files import write_safetensors
 from engine.weights.tensor_names import to_hugging_face

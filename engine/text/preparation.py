@@ -122,7 +122,7 @@ class SplitWriter:
         """Write ids, an array for this number of characters; begins: a document begins here."""
         if begins and self.tokens:
             self.append(separator(self.tokenizer), 1, begins=False)
-        ids.astype(self.dtype).tofile(self.file)
+        self.file.write(ids.astype(self.dtype).tobytes())  # tofile does not say that a disk is full
         self.tokens += len(ids)
         self.characters += characters
 

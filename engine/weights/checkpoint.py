@@ -46,17 +46,22 @@ def save_checkpoint(
 ):
     """Write the checkpoint of a step as a whole; return its folder, out_dir/step_<step>.
 
-    training: the settings as a dict. trainer_state: values of JSON, but under "optimizer" name ->
-    tensor. data: the hashes of the dataset. record: the step's line of metrics.jsonl, a dict.
-    OSError if it cannot be written, for example because the disk is full.
+    training: the settings as a dict. trainer_state: values of JSON, and dicts name -> tensor. data:
+    the hashes of the dataset. record: the step's line of metrics.jsonl, a dict. OSError if it
+    cannot be written, for example because the disk is full.
     """
     folder = Path(out_dir) / f"step_{step:06d}"
     metrics = Path(out_dir) / "metrics.jsonl"
     config = {"step": step, "model": asdict(model.config), "training": training}
     config |= {"tokenizer": tokenizer_spec, "data": data, "record": record}
     weights = dict(model.named_parameters())
-    values = dict(trainer_state)
-    tensors = values.pop("optimizer")
+    values = {}
+    tensors = {}
+    for part, content in trainer_state.items():
+        if isinstance(content, dict) and any(map(torch.is_tensor, content.values())):
+            tensors |= {f"{part}/{name}": tensor for name, tensor in content.items()}
+        else:
+            values[part] = content
     with atomic_path(folder) as unfinished:
         unfinished.mkdir(parents=True)
         write_json(unfinished / "config.json", config)
@@ -227,7 +232,9 @@ def load_trainer(folder):
         state["optimizer"] = {f"{name}/{kind}": x for name, of in nested for kind, x in of.items()}
     else:
         state = read_json(verified_file(folder, "trainer.json"))
-        state["optimizer"] = load_tensors(folder, "trainer.safetensors")
+        for path, tensor in load_tensors(folder, "trainer.safetensors").items():
+            part, _, name = path.partition("/")
+            state.setdefault(part, {})[name] = tensor
     return state | {"step": config["step"], "record": config["record"]}
 
 

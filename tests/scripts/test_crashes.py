@@ -192,7 +192,6 @@ def test_hostile_configs(tmp_path):
         )
         try:
             GPT.from_checkpoint(folder)
-            checkpoint.load_tokenizer(folder)
             checkpoint.restore_settings(
                 TrainConfig, checkpoint.load_config(folder)["training"], folder
             )

@@ -123,17 +123,12 @@ def test_a_flipped_bit_in_meta_json(poem, tmp_path):
 
 
 def test_a_large_dataset_is_not_read_at_the_start(poem, tmp_path, monkeypatch):
-    """Catches a start that takes minutes, and a check that is set and not made."""
+    """Catches a start that takes minutes, or that looks at no token at all."""
     path = tmp_path / "poem" / "train.bin"
     good = path.read_bytes()
     monkeypatch.setattr(dataset, "SMALL", 1000)
     path.write_bytes(good[:-2] + b"\xff\xff")
     assert len(dataset.load_dataset(poem, 8).train) == len(good) // 2
-    with pytest.raises(ValueError, match="token id 65535"):
-        dataset.load_dataset(poem, 8, verify=True)
-    path.write_bytes(good[:-2] + good[:2])
-    with pytest.raises(ValueError, match="its sha256"):
-        dataset.load_dataset(poem, 8, verify=True)
     path.write_bytes(b"\xff\xff" + good[2:])
     with pytest.raises(ValueError, match="token id 65535"):
         dataset.load_dataset(poem, 8)

@@ -67,7 +67,7 @@ def test_the_dataset_of_the_run(tmp_path, poem):
     """Catches another text, or another split, than the one that the model was validated on."""
     shape = dict(block_size=16, n_layer=1, n_embd=16, n_head=1, device="cpu")
     folder = dict(dataset=poem, out_dir=str(tmp_path / "out"))
-    record = train(TrainConfig(**folder, **shape, max_iters=3, eval_iters=0, write_tokens=0))
+    record = train(TrainConfig(**folder, **shape, max_iters=3, eval_iters=0))
     assert evaluated(tmp_path)["loss"] == pytest.approx(record["val_loss"], rel=1e-5)
 
 

@@ -202,7 +202,7 @@ def test_a_restored_state_goes_on_bit_for_bit(tmp_path):
         other.step()
     assert all(torch.equal(a, b) for a, b in zip(whole, cut))
     with pytest.raises(ValueError, match="another optimizer"):
-        one.load_state_dict(torch.optim.AdamW(whole).state_dict())
+        one.load_state_dict(Muon([dict(params=whole, **ADAMW)]).state_dict())
 
 
 def test_the_state_follows_the_name():

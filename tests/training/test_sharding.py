@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture
 def flags(poem):
-    settings = SMALL | dict(dataset=poem, gradient_accumulation_steps=4, write_tokens=9)
+    settings = SMALL | dict(dataset=poem, gradient_accumulation_steps=4)
     return [f"--{key}={value}" for key, value in settings.items()]
 
 
@@ -112,9 +112,8 @@ def test_muon_is_shared_out(tmp_path, kind, count):
             for p, q, first in zip(params, one["params"], found[0]["params"]):
                 assert torch.equal(q, first)  # the processes may not drift apart
                 torch.testing.assert_close(q, p.detach(), rtol=0, atol=1e-6)
-        for name, mine in state["state"].items():
-            theirs = found[0]["state"]["state"][name]
-            torch.testing.assert_close(theirs["momentum"], mine["momentum"], rtol=0, atol=1e-6)
+        for name, mine in state.items():
+            torch.testing.assert_close(found[0]["state"][name], mine, rtol=0, atol=1e-6)
 
 
 def assert_the_same_run(one, other):
@@ -124,11 +123,10 @@ def assert_the_same_run(one, other):
             assert name not in a or a[name] == pytest.approx(b[name], rel=rel), name
     pairs = [(p, weights(other)[name]) for name, p in weights(one).items()]
     mine, theirs = [
-        checkpoint.load_trainer(checkpoint.find_checkpoint(out_dir))["optimizer"]["state"]
+        checkpoint.load_trainer(checkpoint.find_checkpoint(out_dir))["optimizer"]
         for out_dir in (one, other)
     ]
-    for name, state in mine.items():
-        pairs += [(tensor, theirs[name][kind]) for kind, tensor in state.items()]
+    pairs += [(tensor, theirs[name]) for name, tensor in mine.items()]
     assert all((a - b).abs().max() <= 1e-4 * a.abs().max() for a, b in pairs)
 
 
@@ -158,8 +156,7 @@ def test_fsdp_trains_the_same_model(flags, tmp_path, count, change):
         out = f"--out_dir={tmp_path / name}"
         run_ranks(count_1, "train.py", *flags, "--max_iters=10", out, f"--parallel={kind_1}")
         more = ["--init_from=resume", "--max_iters=20", out, f"--parallel={kind_2}"]
-        text = run_ranks(count_2, "train.py", *more).rpartition("writes:")[2]
-        assert text == one.stdout.rpartition("writes:")[2]
+        run_ranks(count_2, "train.py", *more)
         assert_the_same_run(tmp_path / "one", tmp_path / name)
 
 
@@ -182,13 +179,14 @@ runpy.run_path("train.py", run_name="__main__")
     "parallel, dtype, rel", [("ddp", "float32", 1e-5), ("fsdp", "float16", 1e-3)]
 )
 def test_a_loss_that_is_not_finite_in_one_process(flags, tmp_path, parallel, dtype, rel):
-    """Catches processes that do not agree on a step that is skipped, or that update before."""
+    """Catches processes of which one stops and the others wait for it, or update."""
     (tmp_path / "ruined.py").write_text(RUINED)
-    flags += ["--max_iters=8", "--skip_nonfinite=1", "--log_interval=1", f"--dtype={dtype}"]
+    flags += ["--max_iters=8", "--log_interval=1", f"--dtype={dtype}"]
     for count in 1, 2:
         out = f"--out_dir={tmp_path / str(count)}"
-        output = run_ranks(count, tmp_path / "ruined.py", *flags, out, f"--parallel={parallel}")
-        assert "skipped, 1 of at most 1" in output
+        results = ranks_here(count, tmp_path / "ruined.py", *flags, out, f"--parallel={parallel}")
+        assert [status for status, _ in results] == [2] * count
+        assert any("at step 3: stopped" in output for _, output in results)
     for a, b in zip(metrics(tmp_path / "1"), metrics(tmp_path / "2"), strict=True):
         assert a["train_loss"] == pytest.approx(b["train_loss"], rel=rel)
 

@@ -21,9 +21,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs Unix's si
 
 @pytest.fixture
 def settings(poem):
-    return SMALL | dict(
-        dataset=poem, eval_iters=1, dropout=0.1, lr_decay_iters=1000, write_tokens=0
-    )
+    return SMALL | dict(dataset=poem, eval_iters=1, dropout=0.1, lr_decay_iters=1000)
 
 
 class Started:

@@ -9,7 +9,7 @@ import torch
 from engine.common.files import sha256_of_file
 from engine.text.tokenizer import create_tokenizer
 from engine.training import run_folder
-from engine.weights import checkpoint, tensor_files
+from engine.weights import checkpoint, pretrained, tensor_files
 from model import GPT, MODERN, GPTConfig
 
 SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
@@ -43,7 +43,7 @@ def test_saved_and_loaded(tmp_path, shape):
     for p, q in zip(model.parameters(), again.parameters()):
         assert torch.equal(p, q)
     assert (again.lm_head.weight is again.transformer.wte.weight) == model.config.tie_weights
-    assert checkpoint.load_tokenizer(folder).decode([0, 1, 2]) == "abc"
+    assert pretrained.load_tokenizer(folder, 50).decode([0, 1, 2]) == "abc"
     config = checkpoint.load_config(folder)
     assert (config["step"], config["training"], config["record"]) == (10, {"seed": 1}, {})
 
@@ -51,21 +51,20 @@ def test_saved_and_loaded(tmp_path, shape):
 def test_the_trainers_state(tmp_path):
     """Catches a tensor or a value of the trainer's state that is lost, rounded or misplaced."""
     scaler = torch.amp.GradScaler("cpu").state_dict()
-    momentum = {"momentum": torch.rand(4, 3).t(), "step": torch.tensor(3.0)}
+    optimizer = {"wte.weight/momentum": torch.rand(4, 3).t(), "wte.weight/step": torch.tensor(3.0)}
     average = {"lm_head.weight": torch.rand(2, dtype=torch.float64)}
     trainer_state = {
         "dtype": "float16",
         "evaluation_pending": True,
         "scaler": scaler,
-        "optimizer": {"state": {"transformer.wte.weight": momentum}},
+        "optimizer": optimizer,
         "average": average,
     }
     state = checkpoint.load_trainer(saved(tmp_path, 7, trainer_state))
     assert (state["dtype"], state["evaluation_pending"]) == ("float16", True)
     assert (state["step"], state["scaler"], state["record"]) == (7, scaler, {})
     assert str(state["average"]) == str(average)
-    found = state["optimizer"]["state"]["transformer.wte.weight"]
-    assert all(torch.equal(found[kind], tensor) for kind, tensor in momentum.items())
+    assert all(torch.equal(state["optimizer"][name], x) for name, x in optimizer.items())
 
 
 def test_an_old_checkpoint(tmp_path):
@@ -78,7 +77,9 @@ def test_an_old_checkpoint(tmp_path):
     torch.save(old, folder / "trainer.pt")
     update_manifest(folder)
     state = checkpoint.load_trainer(checkpoint.newest_valid(tmp_path))
-    assert str(state["optimizer"]) == str(optimizer)
+    names = optimizer["state"]["transformer.wte.weight"]
+    assert list(state["optimizer"]) == ["transformer.wte.weight/exp_avg"]
+    assert torch.equal(state["optimizer"]["transformer.wte.weight/exp_avg"], names["exp_avg"])
     assert (state["dtype"], state["evaluation_pending"], state["step"]) == ("float32", False, 10)
 
 
@@ -193,10 +194,10 @@ def test_settings_of_earlier_versions(tmp_path):
     config = GPTConfig(**SHAPE)
     settings = config.__dict__ | {"skip": False, "shift": False}
     assert checkpoint.restore_settings(GPTConfig, settings, "x") == config
-    with pytest.raises(ValueError, match="another version of this code, which has shift"):
+    with pytest.raises(ValueError, match="x is damaged, or .* another version .* 'shift'"):
         checkpoint.restore_settings(GPTConfig, settings | {"shift": True}, "x")
-    with pytest.raises(ValueError, match="n_layer='2' has another type"):
-        checkpoint.restore_settings(GPTConfig, settings | {"n_layer": "2"}, "x")
+    with pytest.raises(ValueError, match="n_layer: 'two' is not a whole number"):
+        checkpoint.restore_settings(GPTConfig, settings | {"n_layer": "two"}, "x")
 
 
 def test_what_does_not_fit_a_resumed_run(tmp_path):
@@ -209,6 +210,3 @@ def test_what_does_not_fit_a_resumed_run(tmp_path):
         checkpoint.check_model(folder, GPTConfig(**SHAPE | {"n_embd": 16}), paths)
     with pytest.raises(ValueError, match="attention=linear does not fit"):
         checkpoint.check_model(folder, GPTConfig(**SHAPE | {"attention": "linear"}), paths)
-    checkpoint.check_tokenizer(folder, create_tokenizer("char", "abc"))
-    with pytest.raises(ValueError, match="was trained with another tokenizer"):
-        checkpoint.check_tokenizer(folder, create_tokenizer("char", "abd"))

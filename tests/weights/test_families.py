@@ -247,7 +247,7 @@ def test_fine_tuning_a_published_model(tmp_path):
     content = create_tokenizer("char", "abcdefghijklmnopqrstuvwxyz \n").tokenizer_json
     (model / "tokenizer.json").write_text(json.dumps(content))
     dataset.write_dataset(tmp_path / "data", [text], str(model), "a text")
-    flags = ["--max_iters=2", "--eval_iters=1", "--write_tokens=5", "--block_size=32"]
+    flags = ["--max_iters=2", "--eval_iters=1", "--block_size=32"]
     flags += [f"--init_from={model}", f"--dataset={tmp_path / 'data'}"]
     command = ["train.py", *flags, f"--out_dir={tmp_path / 'out'}"]
     result = run_here(*command)

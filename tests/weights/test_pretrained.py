@@ -67,7 +67,7 @@ def test_nanogpts_checkpoint(tmp_path, prefix):
     idx = torch.randint(13, (2, 9))
     assert torch.equal(GPT.from_pretrained(tmp_path / "nano").eval()(idx)[0], model(idx)[0])
     start = f"--init_from={tmp_path / 'nano'}"
-    flags = ["--max_iters=1", "--eval_iters=1", "--block_size=16", "--write_tokens=0"]
+    flags = ["--max_iters=1", "--eval_iters=1", "--block_size=16"]
     train = ["train.py", start, *flags, f"--out_dir={tmp_path / 'tuned'}"]
     assert f"no data/{name} here has" in complaint(run_here("sample.py", start))
     try:
