@@ -213,14 +213,14 @@ def learning_rate_at(step, config):
     return config.min_lr + share * (config.learning_rate - config.min_lr)
 
 
-def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, first=0):
+def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0):
     """Update the weights from a list of micro-batches; return the mean loss and gradient norm.
 
     Both are tensors on the device: the loss of this process's micro-batches before the update, the
     norm before grad_clip. net: a GPT, or what sharding.parallelize made of it. batches: (x, y, seed
-    of dropout or None). scaler: a GradScaler, for float16. first: the number of the first
-    micro-batch. FloatingPointError in all processes, and before any update, if a loss or a gradient
-    is not finite. A scaler skips steps whose gradient overflows, without an error.
+    of dropout or None). scaler: a GradScaler, for float16. FloatingPointError in all processes, and
+    before any update, if a loss or a gradient is not finite. A scaler skips steps whose gradient
+    overflows, without an error.
     """
     losses = []
     for n, (x, y, seed) in enumerate(batches, 1):
@@ -231,7 +231,7 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
                 micro_loss = net(x, y, only_loss=True)[1] / len(batches)
             scaler.scale(micro_loss).backward()
         losses.append(micro_loss.detach())
-    losses = torch.stack(losses)
+    loss = torch.stack(losses).sum()
 
     scaler.unscale_(optimizer)
     parameters = [p for p in optimizer.state if p.grad is not None]
@@ -239,18 +239,13 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0, firs
     if grad_clip:
         torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, norm)
     norm = sharding.full_tensor(norm)
-    size = losses.sum() if scaler.is_enabled() else losses.sum() + norm
+    size = loss if scaler.is_enabled() else loss + norm
     if processes.all_reduce_max(int(not size.isfinite())):
-        scaler.update()  # it must be told before its next step
         optimizer.zero_grad()
-        wrong = (~losses.isfinite()).nonzero().flatten().tolist()
-        if wrong:
-            loss = losses[wrong[0]].item()
-            raise FloatingPointError(f"the loss of micro-batch {first + wrong[0]} is {loss}")
-        raise FloatingPointError("a gradient that is not finite")
+        raise FloatingPointError(f"loss {loss.item():.4g} and gradient norm {norm.item():.4g}")
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
     if scaler.is_enabled() and scaler.get_scale() < SMALLEST_SCALE:
         raise FloatingPointError("gradients that are not finite in float16, at any scale")
-    return losses.sum(), norm
+    return loss, norm

@@ -96,9 +96,8 @@ class Trainer:
             for n in range(first, first + count)
         ]
         clip = self.config.grad_clip
-        return training_step(
-            self.trained_net, batches, self.optimizer, self.scaler, self.autocast, clip, first
-        )
+        net = self.trained_net
+        return training_step(net, batches, self.optimizer, self.scaler, self.autocast, clip)
 
     def measure(self):
         """Return the newest step as a dict, one line of metrics.jsonl."""

@@ -13,6 +13,7 @@ A checkpoint is written under another name, and renamed once it is complete and 
 import json
 import math
 import re
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -94,12 +95,15 @@ def list_checkpoints(out_dir, before=math.inf):
 
 
 def best_checkpoint(out_dir):
-    """Return best.json as a dict, or None if there is none.
+    """Return best.json as a dict, or None if there is none, or a damaged one.
 
     {"checkpoint": name of a folder, "val_loss": nats per token, "data": sha256 of val.bin or None}
     """
-    path = Path(out_dir) / "best.json"
-    return read_json(path) if path.exists() else None
+    with suppress(FileNotFoundError, DamagedFile):
+        best = read_json(Path(out_dir) / "best.json")
+        if isinstance(best.get("checkpoint"), str) and isinstance(best.get("val_loss"), float):
+            return {"data": None} | best
+    return None
 
 
 def is_ours(folder):

@@ -261,10 +261,10 @@ def test_nothing_that_is_not_finite_reaches_the_weights(part, float16, grad_clip
     optimizer = make_optimizer(net, TrainConfig(optimizer="adamw", weight_decay=0.0))
     scaler = torch.amp.GradScaler("cpu", enabled=float16)
     batches = [(None, None, None)]
-    message = "the loss of micro-batch 3 is inf" if part == "loss" else "gradient"
+    message = "loss inf" if part == "loss" else "gradient"
     with pytest.raises(FloatingPointError, match=message):
         for _ in range(100):
-            training_step(net, batches, optimizer, scaler, nullcontext(), grad_clip, first=3)
+            training_step(net, batches, optimizer, scaler, nullcontext(), grad_clip)
     assert net.p.item() == 1
     net.part = "none"
     plain = torch.amp.GradScaler("cpu", enabled=False)
