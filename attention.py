@@ -188,14 +188,11 @@ def sparsemax(scores):
     # The weights stay the same, and large scores do not absorb the 1 below.
     scores = scores - scores.amax(-1, keepdim=True).detach()
     # A score 1 below the largest is already outside the support.
-    near = scores.detach().clamp_min(-2)
-    ranked = near.sort(dim=-1, descending=True).values
+    ranked = scores.clamp_min(-2).sort(dim=-1, descending=True).values
+    sums = ranked.cumsum(-1)
     rank = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
-    in_support = 1 + rank * ranked > ranked.cumsum(-1)
-    size = in_support.sum(-1, keepdim=True).clamp_min(1)
-    support = near >= ranked.gather(-1, size - 1)
-    count = support.sum(-1, keepdim=True).clamp_min(1)
-    tau = (scores.masked_fill(~support, 0).sum(-1, keepdim=True) - 1) / count
+    size = (1 + rank * ranked > sums).sum(-1, keepdim=True).clamp_min(1)
+    tau = (sums.gather(-1, size - 1) - 1) / size
     return (scores - tau).clamp_min(0).to(dtype)
 
 

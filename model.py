@@ -9,6 +9,7 @@ nanoGPT's interface and tensor names are kept, so that habits and weights carry 
 
 import functools
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -99,9 +100,9 @@ class GPTConfig:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
-        if set(self.window_pattern) not in ({"S"}, {"L"}, {"S", "L"}):
+        if not re.fullmatch("[SL]+", self.window_pattern):
             raise ValueError(f"window_pattern={self.window_pattern!r} must be made of S and L")
-        if set(self.rope_pattern) not in ({"R"}, {"N"}, {"R", "N"}):
+        if not re.fullmatch("[RN]+", self.rope_pattern):
             raise ValueError(f"rope_pattern={self.rope_pattern!r} must be made of R and N")
         choose("position", self.position, POSITION)
         choose("norm", self.norm, NORM)
@@ -531,8 +532,6 @@ class GPT(nn.Module):
         temperature, top_k and other settings: see generation.Sampling. generator: the only source
         of randomness. Ids from vocab_size on are never sampled.
         """
-        if max_new_tokens < 0:
-            raise ValueError(f"max_new_tokens={max_new_tokens} must be 0 or more")
         settings = Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
         session = Session(self, list(idx), max_new_tokens, use_cache)
         sampler = Sampler(settings, [generator] * len(idx), vocab_size)

@@ -131,14 +131,14 @@ def nanogpt_meta(folder, data_tokenizer):
             "tokens, say --data_tokenizer=gpt2 (a meta.pkl could run any code, and is never read: "
             "there the tokens are others)"
         )
-    train_size = (folder / "train.bin").stat().st_size
-    val_size = (folder / "val.bin").stat().st_size
+    train = folder / "train.bin"
+    val = folder / "val.bin"
     return {
         "dtype": np.dtype("<u2"),
         "tokenizer": create_tokenizer("gpt2"),
         "tokens_per_character": None,
-        "train": {"tokens": train_size // 2, "sha256": None},
-        "val": {"tokens": val_size // 2, "sha256": sha256_of_file(folder / "val.bin")},
+        "train": {"tokens": train.stat().st_size // 2, "sha256": None},
+        "val": {"tokens": val.stat().st_size // 2, "sha256": sha256_of_file(val)},
     }
 
 

@@ -161,66 +161,6 @@ class TiktokenTokenizer(Tokenizer):
     def spec(self):
         return {"kind": "bpe", "content": self.tokenizer_json}
 
-    @classmethod
-    def from_earlier_spec(cls, spec):
-        """From what earlier versions wrote.
-
-        A base64 token and its rank on each line, as in tiktoken's files.
-        """
-        lines = [line.split() for line in spec["merges"].splitlines()]
-        ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-        return cls(byte_level_json(ranks, spec["special_tokens"], spec["pattern"]))
-
-    @classmethod
-    def from_name(cls, name):
-        """One of tiktoken's encodings.
-
-        ValueError if there is none of this name or its file cannot be loaded.
-        """
-        import tiktoken
-
-        names = tiktoken.list_encoding_names()
-        if name not in names:
-            known = ", ".join(["char", "byte", "bpe:VOCAB", *names])
-            raise ValueError(f"unknown tokenizer {name!r}: choose {known}, or a model's folder")
-        try:
-            found = tiktoken.get_encoding(name)
-        except Exception as error:  # no network, a proxy, a damaged cache
-            raise ValueError(
-                f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to "
-                "the internet, or set TIKTOKEN_CACHE_DIR to a folder that has its file"
-            ) from error
-        ranks, special = found._mergeable_ranks, found._special_tokens
-        return cls(byte_level_json(ranks, special, found._pat_str))
-
-    @classmethod
-    def learned(cls, texts, vocab_size):
-        """Learn a vocabulary from texts: the 256 bytes first and <|endoftext|> last.
-
-        ValueError for an impossible vocab_size.
-        """
-        import tokenizers
-
-        if not 257 <= vocab_size < MAX_VOCAB_SIZE:
-            raise ValueError(
-                f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
-                "at least 257"
-            )
-        learner = tokenizers.Tokenizer.from_str(json.dumps(byte_level_json(BYTES, {}, PATTERN)))
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocab_size - 1,
-            min_frequency=2,
-            initial_alphabet=CHARACTERS,
-            show_progress=False,
-        )
-        learner.train_from_iterator(itertools.islice(texts, LEARNED_FROM), trainer)
-        vocabulary = learner.get_vocab()
-        ranks = {**BYTES}
-        for token in sorted(vocabulary, key=vocabulary.get):
-            if len(token) > 1:
-                ranks[to_bytes(token)] = len(ranks)
-        return cls(byte_level_json(ranks, {END_OF_TEXT: len(ranks)}, PATTERN))
-
 
 def check_vocabulary(ranks, special, pattern):
     """ValueError for a vocabulary that tiktoken would crash with."""
@@ -352,11 +292,69 @@ def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None
 
 # ---- Where tokenizers come from
 
+
+def from_earlier_spec(spec):
+    """Return the tokenizer that an earlier version wrote.
+
+    A base64 token and its rank on each line, as in tiktoken's files.
+    """
+    lines = [line.split() for line in spec["merges"].splitlines()]
+    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
+    return TiktokenTokenizer(byte_level_json(ranks, spec["special_tokens"], spec["pattern"]))
+
+
+def tiktoken_encoding(name):
+    """Return one of tiktoken's encodings.
+
+    ValueError if there is none of this name or its file cannot be loaded.
+    """
+    import tiktoken
+
+    names = tiktoken.list_encoding_names()
+    if name not in names:
+        known = ", ".join(["char", "byte", "bpe:VOCAB", *names])
+        raise ValueError(f"unknown tokenizer {name!r}: choose {known}, or a model's folder")
+    try:
+        found = tiktoken.get_encoding(name)
+    except Exception as error:  # no network, a proxy, a damaged cache
+        raise ValueError(
+            f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to "
+            "the internet, or set TIKTOKEN_CACHE_DIR to a folder that has its file"
+        ) from error
+    ranks, special = found._mergeable_ranks, found._special_tokens
+    return TiktokenTokenizer(byte_level_json(ranks, special, found._pat_str))
+
+
+def learned_bpe(texts, vocab_size):
+    """Return a tokenizer learned from texts: the 256 bytes first and <|endoftext|> last.
+
+    ValueError for an impossible vocab_size.
+    """
+    import tokenizers
+
+    if not 257 <= vocab_size < MAX_VOCAB_SIZE:
+        raise ValueError(
+            f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
+            "at least 257"
+        )
+    learner = tokenizers.Tokenizer.from_str(json.dumps(byte_level_json(BYTES, {}, PATTERN)))
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=CHARACTERS, show_progress=False
+    )
+    learner.train_from_iterator(itertools.islice(texts, LEARNED_FROM), trainer)
+    vocabulary = learner.get_vocab()
+    ranks = {**BYTES}
+    for token in sorted(vocabulary, key=vocabulary.get):
+        if len(token) > 1:
+            ranks[to_bytes(token)] = len(ranks)
+    return TiktokenTokenizer(byte_level_json(ranks, {END_OF_TEXT: len(ranks)}, PATTERN))
+
+
 FROM_SPEC = {
     "byte": lambda spec: ByteTokenizer(),
     "char": lambda spec: CharTokenizer(spec["characters"]),
     "bpe": lambda spec: TiktokenTokenizer(spec["content"]),
-    "tiktoken": TiktokenTokenizer.from_earlier_spec,
+    "tiktoken": from_earlier_spec,
     "tokenizers": lambda spec: HubTokenizer(spec["content"], spec.get("end_of_text")),
 }
 
@@ -377,10 +375,10 @@ def create_tokenizer(name, texts=()):
     if name == "char":
         return CharTokenizer(itertools.chain.from_iterable(texts))
     if re.fullmatch(r"bpe:\d+", name):
-        return TiktokenTokenizer.learned(texts, int(name[4:]))
+        return learned_bpe(texts, int(name[4:]))
     if Path(name).is_dir():
         return tokenizer_from_folder(Path(name))
-    return TiktokenTokenizer.from_name(name)
+    return tiktoken_encoding(name)
 
 
 def tokenizer_from_folder(folder):
