@@ -16,7 +16,7 @@ from conftest import SMALL, forked, losses, same_weights
 from engine.common import files
 from engine.text import dataset, preparation
 from engine.text import tokenizer as tokenizer_module
-from engine.training import run_folder, trainer
+from engine.training import run_folder
 from engine.weights import checkpoint, tensor_files
 from model import GPT, GPTConfig
 from train import TrainConfig, train
@@ -79,22 +79,6 @@ def test_killed_at_random_moments(poem, tmp_path, kills):
             ours, theirs = (everything(checkpoint.find_checkpoint(run))[1] for run in (out, whole))
             assert str(ours["optimizer"]) == str(theirs["optimizer"])
             shutil.rmtree(out)
-
-
-@pytest.mark.slow
-def test_twenty_thousand_steps(poem, tmp_path, monkeypatch):
-    """Catches memory that each step, evaluation or checkpoint keeps a little of."""
-    sizes = []
-    step = trainer.training_step
-
-    def counted(*arguments):
-        sizes.append(int(Path("/proc/self/statm").read_text().split()[1]))
-        return step(*arguments)
-
-    monkeypatch.setattr(trainer, "training_step", counted)
-    settings = SMALL | dict(n_layer=1, batch_size=1, eval_interval=1000, eval_iters=1)
-    train(TrainConfig(**settings, dataset=poem, out_dir=str(tmp_path), max_iters=20_000))
-    assert len(sizes) == 20_000 and sizes[-1] < 1.02 * sizes[1000]
 
 
 # ---- damage
@@ -251,22 +235,22 @@ def test_hostile_tokenizers(spec):
 def test_hostile_patterns_and_special_tokens():
     """Catches a pattern that is empty or endless, and special tokens that are other tokens too."""
     good = tokenizer_module.create_tokenizer("bpe:257").spec()["content"]
-    steps = good["pre_tokenizer"]["pretokenizers"]
 
-    def spec_of(special=None, pattern=None):
-        added = good["added_tokens"] if special is None else special
-        first = steps[0] if pattern is None else {"pattern": {"Regex": pattern}}
-        before = {"pretokenizers": [first, *steps[1:]]}
-        content = good | {"added_tokens": added, "pre_tokenizer": before}
-        return {"kind": "bpe", "content": content}
+    def made_with(**changes):
+        spec = {"kind": "bpe", "content": good | changes}
+        return tokenizer_module.tokenizer_from_spec(spec)
 
+    def words(pattern):
+        return {"pretokenizers": [{"pattern": {"Regex": pattern}}]}
+
+    hostile = [{"added_tokens": 3}]
     for text, id in ("", 256), ("x", 0), ("x", -5), ("x", 10**12), ("x", "y"):
+        hostile.append({"added_tokens": [{"content": text, "id": id}]})
+    hostile += [{"pre_tokenizer": words(pattern)} for pattern in ("", "(", "a" * 10**6)]
+    for changes in hostile:
         with pytest.raises(ValueError, match="not a tokenizer specification"):
-            tokenizer_module.tokenizer_from_spec(spec_of([{"content": text, "id": id}]))
-    for changes in dict(special=3), *(dict(pattern=text) for text in ("", "(", "a" * 10**6)):
-        with pytest.raises(ValueError, match="not a tokenizer specification"):
-            tokenizer_module.tokenizer_from_spec(spec_of(**changes))
-    slow = tokenizer_module.tokenizer_from_spec(spec_of(pattern=r"(a|aa)+(?=b)$"))
+            made_with(**changes)
+    slow = made_with(pre_tokenizer=words(r"(a|aa)+(?=b)$"))
     begun = time.monotonic()
     with pytest.raises(ValueError, match="backtracking"):
         slow.encode("a" * 2000)
@@ -285,14 +269,11 @@ def test_a_pipe_in_place_of_a_file(tmp_path):
         (folder / name).unlink()
         (folder / name).write_bytes(content)
     os.mkfifo(tmp_path / "best.json")
-    with pytest.raises(ValueError, match="best.json is damaged"):
-        run_folder.start_run(tmp_path, 1, resumed=True)
-    (tmp_path / "best.json").unlink()
+    run_folder.start_run(tmp_path, 1, resumed=True)
+    assert not (tmp_path / "best.json").exists()  # it is made again from what is known
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(ValueError, match="metrics.jsonl is not a regular file: move it away"):
         run_folder.start_run(tmp_path, 1, resumed=True)
-    with pytest.raises(ValueError, match="metrics.jsonl is not a regular file: move it away"):
-        run_folder.read_metrics(tmp_path / "metrics.jsonl")
 
 
 def test_weights_that_are_not_finite(tmp_path):

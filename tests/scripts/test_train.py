@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import subprocess
 import sys
 import types
 from contextlib import nullcontext
@@ -11,19 +9,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    POEM,
-    ROOT,
-    SMALL,
-    complaint,
-    hugging_face_folder,
-    losses,
-    metrics,
-    ranks_here,
-    run_here,
-    same_weights,
-    weights,
-)
+from conftest import POEM, ROOT, SMALL, complaint, losses, metrics, run_here, same_weights, weights
 
 from engine.common import hardware
 from engine.common.settings import read_preset
@@ -140,13 +126,6 @@ def test_speed_of_a_fake_clock(configure, monkeypatch):
         assert record["mfu"] == round(tokens * flops / 1e9, 4) > 0
 
 
-def test_no_more_than_the_peak():
-    """Catches an MFU above 100 %, when the peak was measured in a busy moment."""
-    speed = trainer.Speed(tokens_per_step=64, flops_per_token=1e6, peak=1.0)
-    speed.steps = 10
-    assert speed.measure()[1] == 1
-
-
 def test_mixed_precision_trains(configure, tmp_path):
     """Catches bfloat16 autocast or a float16 loss scale that does not learn."""
     for dtype in ("bfloat16", "float16"):
@@ -166,20 +145,6 @@ def test_activation_checkpointing(configure, tmp_path):
     assert bytes_of[1] < 0.6 * bytes_of[0]
 
 
-def test_when_training_compiles(configure, monkeypatch):
-    """Catches a decision about the steps of a whole run where few are left, or over a setting."""
-    calls = []
-    monkeypatch.setattr(hardware, "peak_flops", lambda device, dtype: 1e9)
-    monkeypatch.setattr(hardware, "worth_compiling", lambda device, *run: calls.append(run))
-    three = dict(gradient_accumulation_steps=3, eval_iters=1)
-    train(configure(max_iters=2, **three))
-    train(configure(max_iters=7, **three, init_from="resume"))
-    train(configure(max_iters=8, init_from="resume", compile=False))
-    flops = GPT.from_checkpoint(newest(configure().out_dir)).flops_per_token()
-    seconds = 3 * 4 * 16 * flops / 1e9
-    assert calls == [(6, 2, pytest.approx(2 * seconds)), (15, 2, pytest.approx(5 * seconds))]
-
-
 # ---- the same run, cut or shared
 
 
@@ -196,33 +161,6 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(configure, tmp_path,
     train(configure(**extra, max_iters=40, init_from="resume"))
     assert same_weights(tmp_path / "whole", cut)
     assert losses(tmp_path / "whole") == losses(cut)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
-def test_two_processes_train_the_same_model(flags, tmp_path):
-    """Catches ranks that see other data, and gradients that are summed."""
-    flags += ["--gradient_accumulation_steps=4", "--eval_interval=10", "--dropout=0.1"]
-    flags += ["--lr_decay_iters=20", "--eval_iters=3"]  # odd: one process has more to evaluate
-    one = run_here("train.py", *flags, "--max_iters=20", f"--out_dir={tmp_path / 'one'}")
-    assert one.returncode == 0, one.stderr
-    for more in [*flags, "--max_iters=10"], ["--init_from=resume", "--max_iters=20"]:
-        results = ranks_here(2, "train.py", *more, f"--out_dir={tmp_path / 'two'}")
-        assert not any(status for status, _ in results) and "Warning" not in results[0][1], results
-    theirs = weights(tmp_path / "two")
-    for name, p in weights(tmp_path / "one").items():
-        assert (p - theirs[name]).norm() <= 2e-6 * p.norm()
-    for a, b in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
-        assert math.isclose(a["train_loss"], b["train_loss"], rel_tol=1e-6)
-
-
-def test_resuming_keeps_no_copy(configure, monkeypatch):
-    """Catches the optimizer's state as it was read, twice the weights, that stays in memory."""
-    seen = []
-    load = checkpoint.load_trainer
-    train(configure(max_iters=1))
-    monkeypatch.setattr(checkpoint, "load_trainer", lambda path: seen.append(load(path)) or seen[0])
-    train(configure(max_iters=2, init_from="resume"))
-    assert "optimizer" not in seen[0]
 
 
 def test_resuming_needs_no_settings(flags, tmp_path):
@@ -355,16 +293,6 @@ def test_what_a_run_writes(configure, tmp_path):
     assert best["val_loss"] == min(line["val_loss"] for line in lines if "val_loss" in line)
     steps = {checkpoint.step_of(folder) for folder in checkpoint.list_checkpoints(out)}
     assert steps == {59, 60, checkpoint.step_of(out / best["checkpoint"])}
-
-
-def test_zero_steps_write_the_untrained_model(configure):
-    """Catches --max_iters=0 that writes nothing, or something trained."""
-    config = configure(max_iters=0)
-    loss = train(config)["val_loss"]
-    assert newest(config.out_dir).name == "step_000000"
-    vocab_size = dataset.load_dataset(config.dataset, 8).tokenizer.vocab_size
-    assert metrics(config.out_dir)[0]["val_loss"] == loss
-    assert abs(loss - math.log(vocab_size)) < 1e-4
 
 
 def test_eval_only_changes_nothing(configure, tmp_path, monkeypatch):
@@ -513,14 +441,6 @@ def test_tokens_of_another_tokenizer(configure, tmp_path):
     train(configure(**other, out_dir=str(tmp_path / "tuned"), max_iters=1))
 
 
-def test_gpt2_on_other_tokens(configure, tmp_path, gpt2_files):
-    """Catches GPT-2 that is fine-tuned on ids which mean something else to it."""
-    shape = dict(vocab_size=50257, n_layer=1, n_head=1, n_embd=8)
-    hugging_face_folder(tmp_path / "gpt2", GPT(GPTConfig(block_size=16, **shape)), **shape)
-    with pytest.raises(ValueError, match="other tokens than those of dataset"):
-        train(configure(init_from=str(tmp_path / "gpt2")))
-
-
 def test_data_that_was_prepared_again(configure, poem, tmp_path, capsys):
     """Catches losses on other data that are compared with those before."""
     train(configure(eval_interval=1, max_iters=1))
@@ -600,19 +520,6 @@ def test_a_step_that_ruins_the_weights(configure, tmp_path):
     with pytest.raises(FloatingPointError, match="nothing was saved"):
         train(configure(learning_rate=1e38, optimizer="adamw", warmup_iters=0, max_iters=1))
     assert not checkpoint.list_checkpoints(tmp_path / "out")
-
-
-def test_a_disk_that_is_full(configure, flags, tmp_path):
-    """Catches a traceback, or the loss of the last checkpoint, when the next does not fit."""
-    out = tmp_path / "out"
-    train(configure(max_iters=1))
-    command = [sys.executable, "train.py", *flags, "--init_from=resume", "--max_iters=2"]
-    limited = ["bash", "-c", 'ulimit -f 16; exec "$@"', "bash", *command]  # 16 KiB a file
-    result = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True)
-    assert f"cannot write {out / 'step_000002'}" in last_line(result)
-    assert not list(out.glob("*.partial"))  # it would hold the space
-    GPT.from_checkpoint(newest(out))
-    assert [line["step"] for line in metrics(out)] == [1]
 
 
 @pytest.mark.parametrize(

@@ -218,10 +218,8 @@ def test_a_tokenizer_that_does_not_fit(tmp_path):
 
 def test_a_name_without_a_network():
     """Catches a traceback of the hub's, and a remedy that is not named."""
-    for name in "gpt2", "HuggingFaceTB/SmolLM2-135M":
-        offline = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-        line = complaint(run("sample.py", f"--init_from={name}", **offline))
-        assert "or give a folder that holds" in line or "pip install huggingface_hub" in line
+    line = complaint(run("sample.py", "--init_from=gpt2", HF_ENDPOINT="http://127.0.0.1:9"))
+    assert "or give a folder that holds" in line
 
 
 LOAD = """
