@@ -46,11 +46,8 @@ def sliding_window(W):
 
     Longformer (arXiv:2004.05150); Mistral 7B (arXiv:2310.06825).
     """
-    if W < 1 or W != int(W):
-        raise ValueError(
-            f"sliding_window(W={W}): a token always sees itself, "
-            "so W must be a whole number and at least 1"
-        )
+    if W < 1:
+        raise ValueError(f"sliding_window(W={W}): a token sees itself, so W must be at least 1")
 
     def visible(i, j):
         return (j <= i) & (j > i - W)

@@ -100,15 +100,3 @@ def test_the_choice_of_a_kernel(monkeypatch, capability, dtype):
         is_window = about in ("causal", "sliding_window(5)")
         assert sdpa.is_flash_window(q.as_subclass(OnGPU), visible) == (has_flash and is_window)
         assert not sdpa.is_flash_window(q, visible)
-
-
-@pytest.mark.parametrize(
-    "capability, most",
-    [((7, 5), 0), ((8, 0), 256), ((8, 6), 192), ((9, 0), 256), ((10, 0), 256), ((12, 0), 192)],
-)
-def test_head_sizes_of_flash_attention(monkeypatch, capability, most):
-    """Catches heads without a backward pass of FlashAttention, and dtypes that it does not know."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    for D in 64, 192, 208, 256, 264:
-        assert sdpa.has_flash(torch.empty(1, 1, 1, D, dtype=torch.float16)) == (D <= most)
-        assert not sdpa.has_flash(torch.empty(1, 1, 1, D))

@@ -13,6 +13,7 @@ from masks import (
     local_global,
     mask_of,
     positions,
+    predicate,
     present,
     same_document,
     sliding_window,
@@ -49,15 +50,6 @@ def test_pair_by_pair(visible, sees, Tq):
     assert mask[0].tolist() == [[bool(sees(i, j)) for j in range(9)] for i in range(9 - Tq, 9)]
 
 
-def test_a_batch_whose_sequences_differ():
-    """Catches a mask of the first sequence that is applied to all."""
-    mask = mask_of(after_padding(causal, torch.tensor([0, 2])), *positions(3, 3), B=2)
-    assert mask.int().tolist() == [
-        [[1, 0, 0], [1, 1, 0], [1, 1, 1]],
-        [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
-    ]
-
-
 def test_the_narrower_promise():
     """Catches a combination that promises the wider of two patterns, and so makes all pairs."""
     visible = both(sliding_window(256), local_global(255, 4096))
@@ -65,19 +57,23 @@ def test_the_narrower_promise():
 
 
 @pytest.mark.parametrize(
-    "make, numbers, message",
+    "spec, message",
     [
-        (sliding_window, [0], "W=0.*at least 1"),
-        (sliding_window, [2.5], "whole number"),
-        (local_global, [3, -1], "global positions must"),
-        (strided, [0], "S=0.*at least 1"),
-        (alibi, [0], "H=0.*at least 1"),
+        ("diagonal", "choose from causal"),
+        ("causal:3", "write it as causal$"),
+        ("strided", "visible=strided: .*; write it as strided:S"),
+        ("sliding_window:0", "W=0.*at least 1"),
+        ("local_global:3,-1", "global positions must"),
+        ("strided:0", "S=0.*at least 1"),
+        ("alibi:0", "H=0.*at least 1"),
     ],
 )
-def test_predicates_that_cannot_be(make, numbers, message):
-    """Catches a window that sees nothing, which would surface as NaN or zeros later."""
+def test_predicates_that_cannot_be(spec, message):
+    """Catches a traceback in place of the names and numbers that there are, and a window that sees
+    nothing.
+    """
     with pytest.raises(ValueError, match=message):
-        make(*numbers)
+        predicate(spec)
 
 
 def test_two_names_for_full():

@@ -56,16 +56,14 @@ def test_validation_text_that_is_also_input(tmp_path, name):
 
 
 def test_own_text_that_cannot_be_used(tmp_path):
-    """Catches a traceback for text that is not UTF-8, empty or not there, and a dataset."""
-    latin, utf16, empty = (tmp_path / file for file in ("latin.txt", "utf16.txt", "empty.txt"))
+    """Catches a traceback for text that is not UTF-8 or not there, and a lost dataset."""
+    latin, utf16 = tmp_path / "latin.txt", tmp_path / "utf16.txt"
     utf16.write_bytes("Text".encode("utf-16-le"))
     latin.write_bytes("Füße".encode("latin-1"))
-    empty.write_text("")
     (tmp_path / "folder").mkdir()
     for arguments, message in [
         (["--input", latin, "--name=test-bad"], "latin.txt is not UTF-8 text"),
         (["--input", utf16, "--name=test-bad"], "utf16.txt is not UTF-8 text"),
-        (["--input", empty, "--name=test-bad"], "empty.txt: there is no text"),
         (["--input", tmp_path / "no", "--name=test-bad"], "there is no file or folder"),
         (["--input", tmp_path / "folder", "--name=test-bad"], "--input: found no text"),
         (["--name=test-bad"], "--input is missing"),
