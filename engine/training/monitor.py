@@ -23,29 +23,20 @@ def dry_run(trainer):
     times = []
     for _ in progress_bar(range(REPEATS), "timing steps", delay=2):
         times.append(measure_seconds(lambda: trainer.accumulate(trainer.micro_batches), device))
-    optimizer_state = [x for state in trainer.optimizer.state.values() for x in state.values()]
-    costs = {
-        "parameters": model.num_params(),
-        "weights": weights,
-        "gradients": weights,
-        "optimizer": size(optimizer_state),
-        "activations": activations,
-        "flops_per_token": model.flops_per_token(),
-        "tokens_per_step": trainer.tokens_per_step,
-        "seconds_per_step": min(times),
-    }
+    states = trainer.optimizer.state_dict().values()
+    memory = dict(weights=weights, gradients=weights, optimizer=size(states))
+    memory["activations"] = activations
+    seconds = min(times)
     steps = trainer.last_step - trainer.first_step
-    duration = datetime.timedelta(seconds=round(steps * costs["seconds_per_step"]))
-    kinds = ("weights", "gradients", "optimizer", "activations")
-    megabytes = ", ".join(f"{kind} {costs[kind] / 1e6:,.0f}" for kind in kinds)
-    total = sum(costs[kind] for kind in kinds) / 1e6
+    duration = datetime.timedelta(seconds=round(steps * seconds))
+    megabytes = ", ".join(f"{kind} {nbytes / 1e6:,.0f}" for kind, nbytes in memory.items())
     print0(
-        f"a step: {trainer.tokens_per_step:,} tokens of {costs['flops_per_token']:,.0f} FLOP "
-        f"in {costs['seconds_per_step']:.3f} s\n"
-        f"memory: {total:,.0f} MB ({megabytes})\n"
+        f"a step: {trainer.tokens_per_step:,} tokens of {model.flops_per_token():,.0f} FLOP "
+        f"in {seconds:.3f} s\n"
+        f"memory: {sum(memory.values()) / 1e6:,.0f} MB ({megabytes})\n"
         f"{steps:,} steps would take about {duration}, without evaluations: nothing was written"
     )
-    return costs
+    return memory | {"seconds_per_step": seconds}
 
 
 def size(tensors):

@@ -166,29 +166,29 @@ def make_optimizer(model, config):
     group["peak_lr"] is what the schedule scales. A module that is several matrices on top of each
     other (attention's q, k, v) says so in its attribute `parts`.
     """
+    adamw = dict(kind="adamw", betas=(config.beta1, config.beta2))
+    muon = dict(kind="muon", momentum=config.momentum, steps=config.muon_steps)
+
+    def group(params, lr, weight_decay=0.0, **own):
+        return dict(params=params, lr=lr, peak_lr=lr, weight_decay=weight_decay, **adamw | own)
+
     named = dict(model.named_parameters())
     matrices = {name: p for name, p in named.items() if p.dim() >= 2}
     vectors = [p for p in named.values() if p.dim() < 2]
-    adamw = dict(kind="adamw", betas=(config.beta1, config.beta2))
-    decayed = dict(lr=config.learning_rate, weight_decay=config.weight_decay)
+    rate = config.learning_rate
+    decay = config.weight_decay
     if config.optimizer == "adamw":
-        vector_lr = config.learning_rate
-        groups = [dict(params=list(matrices.values()), **decayed, **adamw)]
+        groups = [group([*matrices.values()], rate, decay), group(vectors, rate)]
     else:
-        vector_lr = config.vector_lr
-        blocks = [name for name in matrices if name.startswith("transformer.h.")]
-        muon = dict(kind="muon", momentum=config.momentum, steps=config.muon_steps)
-        blocks = [matrices.pop(name) for name in blocks]
+        names = [name for name in matrices if name.startswith("transformer.h.")]
+        blocks = [matrices.pop(name) for name in names]
         head = [matrices.pop(name) for name in ["lm_head.weight"] if name in matrices]
-        embeddings = list(matrices.values())
         groups = [
-            dict(params=blocks, **decayed, **muon),
-            dict(params=embeddings, lr=config.embedding_lr, weight_decay=0.0, **adamw),
-            dict(params=head, lr=config.head_lr, weight_decay=0.0, **adamw),
+            group(blocks, rate, decay, **muon),
+            group([*matrices.values()], config.embedding_lr),
+            group(head, config.head_lr),
+            group(vectors, config.vector_lr),
         ]
-    groups.append(dict(params=vectors, lr=vector_lr, weight_decay=0.0, **adamw))
-    for group in groups:
-        group["peak_lr"] = group["lr"]
     parts = {module.weight: module.parts for module in model.modules() if hasattr(module, "parts")}
     return Muon(groups, parts, {p: name for name, p in named.items()})
 

@@ -207,10 +207,10 @@ def load_config(folder):
     config = read_json(path)
     kinds = {"step": int, "model": dict, "training": dict, "tokenizer": dict}
     for name, kind in (kinds | {"data": dict | None, "record": dict | None}).items():
-        value = config.get(name)
+        value = config.setdefault(name)
         if not isinstance(value, kind):
             raise DamagedFile(f"{path} is damaged: {name}={str(value)[:40]}")
-    return config | {"data": config.get("data"), "record": config.get("record") or {}}
+    return config | {"record": config["record"] or {}}
 
 
 def load_checkpoint(folder):
