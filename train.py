@@ -177,10 +177,9 @@ class TrainConfig(GPTConfig):
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, most=10**9)
         counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval")
-        at_least(0, self, *counts, most=10**9)
+        at_least(0, self, *counts, "keep_checkpoints", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
         at_least(0, self, *rates, "weight_decay", "grad_clip")
-        at_least(0, self, "keep_checkpoints")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):

@@ -21,12 +21,11 @@ from attention import (
     sliding_window,
     strided,
 )
-from engine.decoding import generation, quantization
+from engine.decoding import quantization
 from engine.decoding.compiled import CompiledStep
 from engine.decoding.generation import stream
 from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
-from engine.decoding.speculation import ngram
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig, train
@@ -184,18 +183,6 @@ def test_a_decoding_step_is_one_cuda_graph(name, rows, quantize, monkeypatch):
         first = [*same, False].index(False)
         assert first > count // 2
         assert_close(compiled_logits[:first], logits[:first], 0.01)
-
-
-def test_a_draft_of_a_hundred_tokens(monkeypatch):
-    """Catches guesses that change the text, where they have another kernel than one token."""
-    monkeypatch.setattr(generation, "GUESSES", 100)
-    model = model_of().eval()
-    texts = []
-    for guess in (None, ngram):
-        session = Session(model, [torch.arange(20, device=CUDA)], 100)
-        list(stream(session, 100, Sampler(Sampling(temperature=0), [None]), guess))
-        texts.append(session.text().tolist())
-    assert texts[0][:70] == texts[1][:70] and len(texts[1]) == 120
 
 
 def test_kernels_of_decoding():

@@ -11,7 +11,7 @@ make the call, or the others wait.
 
 import contextlib
 import warnings
-from dataclasses import asdict
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -94,18 +94,14 @@ def gather_state(tensors):
 
 
 def full_model(model):
-    """Return a GPT that the first process can use alone. All processes.
+    """Return what a checkpoint holds of a GPT: its config and named_parameters(). All processes.
 
-    It is the model itself, or with fsdp a copy on the CPU; None in the other processes of fsdp.
+    It is the model itself, or with fsdp a copy of these, on the CPU of the first process.
     """
     if not hasattr(model, "set_requires_gradient_sync"):
         return model
     weights = gather_state(dict(model.named_parameters()))
-    if rank() > 0:
-        return None
-    copy = type(model).from_weights(asdict(model.config), weights, "the model")
-    copy.separator = model.separator
-    return copy
+    return SimpleNamespace(config=model.config, named_parameters=weights.items)
 
 
 # ---- A step of several processes

@@ -43,16 +43,6 @@ def test_threads_follow_the_free_cores(four_cores):
     assert count == [4]
 
 
-def test_a_system_that_does_not_say(four_cores, monkeypatch):
-    """Catches an error, or fewer threads, where there is no /proc/stat."""
-    clock, count = four_cores
-    monkeypatch.setattr(threads, "seconds_elsewhere", lambda: None)
-    cores = threads.FreeCores()
-    clock[0] += 1
-    with cores:
-        assert count == [4]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc/stat")
 def test_another_program_is_seen():
     """Catches figures that count this process as another one, or others not at all."""

@@ -103,24 +103,6 @@ def test_a_window_beside_padding():
         close(write(model, [prompt], 60, seeds=[n])[1][:, 0], logits[:, n])
 
 
-@pytest.mark.parametrize(
-    "dtype, quantize", [("float32", "none"), ("float16", "none"), ("float32", "int8")]
-)
-def test_rows_of_many_texts(dtype, quantize):
-    """Catches products of few rows that give a text in a batch another continuation than alone."""
-    model = random_model(n_embd=384, n_head=6, block_size=40).float()
-    for p in model.parameters():
-        p.data.mul_(0.2)
-    model = prepare_for_inference(model, getattr(torch, dtype), quantize, rows=6)
-    prompts = random_prompts(3, 9, 1, 9, 5, 2)
-    together, logits = write(model, prompts, 25)
-    tolerance = 1e-4 if quantize == "none" else 1e-3  # a rounding may cross a middle
-    for n, prompt in enumerate(prompts):
-        alone, alone_logits = write(model, [prompt], 25, seeds=[n])
-        assert torch.equal(alone[:, 0], together[:, n])
-        close(alone_logits[:, 0], logits[:, n], tolerance)
-
-
 def test_linear_attention():
     """Catches a sum that padding has been added to, and one that guesses have spoiled."""
     model = random_model(attention="linear")
@@ -149,17 +131,6 @@ def test_a_session_that_goes_back_and_on(shape, data):
         count = data.draw(st.integers(1, min(3, added)))
         text = session.text()[model.context_start(session.length) :][None]
         close(session.logits(count), model(text, text)[0][:, -count:])
-
-
-def test_an_interrupted_session_reads_again():
-    """Catches a cache in which only some layers have read the last token."""
-    session = Session(random_model(), random_prompts(5))
-    whole = session.logits()
-    with torch.inference_mode():
-        session.cache[0].append(*torch.zeros(2, 1, 4, 1, 8, dtype=torch.float64))
-    session.cache[0].at = torch.zeros(1, dtype=torch.long)  # in a compiled step
-    session.forget()
-    assert torch.equal(session.logits(), whole)
 
 
 def test_little_is_read_twice(reads):
@@ -214,19 +185,6 @@ def test_steps_whose_shapes_never_change(shape):
         assert torch.equal(found, tokens)
         close(found_logits, logits)
     assert graphs.frame_count == 1
-
-
-def test_memory_that_sessions_share():
-    """Catches memory that each batch takes anew, for which a CUDA graph is recorded anew."""
-    model = random_model()
-    step = CompiledStep(decode_and_sample)
-    memories = []
-    for texts in 1, 1, 2, 2:
-        prompts = [torch.arange(5)] * texts  # equal texts, which have a row each
-        session = Session(model, prompts, compiled=step)
-        close(session.logits(), Session(model, prompts).logits())
-        memories.append(session.cache[0].k.data_ptr())
-    assert memories[0] == memories[1] and memories[2] == memories[3]
 
 
 # --------------------------------------------------------------------------------------------------

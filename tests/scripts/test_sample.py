@@ -1,8 +1,6 @@
 """Sampling from a checkpoint folder, as a user does it."""
 
-import io
 import json
-import math
 import shlex
 import shutil
 import signal
@@ -12,16 +10,16 @@ import types
 
 import pytest
 import torch
-from conftest import POEM, ROOT, SMALL, complaint, hugging_face_folder, run_here, tiny
+from conftest import POEM, ROOT, SMALL, complaint, run_here, tiny
 
 from engine.common.settings import parse_settings
-from engine.decoding import compiled, generation
+from engine.decoding import generation
 from engine.decoding.generation import Generator, Meter
 from engine.decoding.text import Printer, Text
 from engine.text import dataset
-from engine.text.tokenizer import Tokenizer, create_tokenizer
-from engine.weights import checkpoint
-from model import GPT, GPTConfig
+from engine.text.tokenizer import Tokenizer
+from engine.weights import checkpoint, pretrained
+from model import GPT
 from sample import SampleConfig, sample
 from train import TrainConfig, train
 
@@ -116,7 +114,7 @@ def test_json_lines(written, trained):
     """Catches log-probabilities of another token or distribution, and another token's text."""
     line = json.loads(written(start="Tyger", json=True, max_new_tokens=9, top_k=3, temperature=2.0))
     folder = checkpoint.find_checkpoint(trained)
-    tokenizer = checkpoint.load_tokenizer(folder)
+    tokenizer = pretrained.load_tokenizer(folder, 64)
     expected = ids_and_logprobs(GPT.from_checkpoint(folder), tokenizer, line)
     torch.testing.assert_close(torch.tensor(line["logprobs"]), expected, rtol=0, atol=1e-4)
     assert line["ended"] == "length" and tokenizer.decode(line["tokens"]) == line["text"]
@@ -284,33 +282,6 @@ def test_a_closed_pipe_and_ctrl_c(trained):
     assert process.returncode == 130 and "Traceback" not in errors
     first, second = (text + rest).split("---------------")
     assert first.startswith("Tyger") and len(second.strip()) > 5  # as far as it came
-
-
-def test_when_sampling_compiles(written, monkeypatch):
-    """Catches a rule that counts texts written together as if one after another."""
-    counts = []
-    monkeypatch.setattr(compiled, "worth_compiling", lambda device, count: counts.append(count))
-    written(num_samples=5, batch_size=2, max_new_tokens=3)
-    written(num_samples=2, draft="ngram", max_new_tokens=3)
-    written(compile=False, max_new_tokens=3)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    written(interactive=True)
-    assert counts == [9, 6, math.inf]
-
-
-def test_published_weights(written, trained, tmp_path, gpt2_files):
-    """Catches weights in Hugging Face's layout that are not sampled as they are."""
-    shape = dict(vocab_size=50257, n_layer=1, n_head=1, n_embd=8)
-    model = GPT(GPTConfig(block_size=16, **shape))
-    hugging_face_folder(tmp_path, model, **shape)
-    options = dict(out_dir="nowhere", init_from=str(tmp_path))
-    line = json.loads(written(**options, start="What is", json=True, max_new_tokens=5))
-    expected = ids_and_logprobs(model, create_tokenizer("gpt2"), line)
-    torch.testing.assert_close(torch.tensor(line["logprobs"]), expected, rtol=0, atol=1e-4)
-    hugging_face_folder(tmp_path, tiny())
-    with pytest.raises(ValueError, match="33 token ids, and its tokenizer 50,257"):
-        written(**options)
-    assert written(out_dir="nowhere", init_from=trained) == written()
 
 
 def test_a_prompt_longer_than_the_context(trained, capsys):

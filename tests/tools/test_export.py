@@ -154,7 +154,9 @@ def test_weights_too_large_for_float16(tmp_path):
     model = saved(tmp_path, **LLAMA)
     with torch.no_grad():
         model.transformer.wte.weight[0, 0] = 1e5
-    checkpoint.save_checkpoint(tmp_path / "out", 2, model, {}, {"kind": "byte"}, {})
+    checkpoint.save_checkpoint(
+        tmp_path / "out", 2, model, {}, {"kind": "char", "characters": "ab"}, {}
+    )
     with pytest.raises(ValueError, match="too large for float16: choose --dtype=bfloat16"):
         exported(tmp_path, dtype="float16")
     assert not (tmp_path / "to").exists()

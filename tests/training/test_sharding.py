@@ -213,7 +213,7 @@ x = torch.arange(8)[None]
 training_step(trained, [(x, x + 1, None)], optimizer, scaler, nullcontext())
 whole = sharding.full_model(model)
 if processes.rank() == 0:
-    torch.save(whole.state_dict(), path)
+    torch.save(dict(whole.named_parameters()), path)
 processes.destroy_process_group()
 """
 
