@@ -111,7 +111,7 @@ def describe(model, tokenizer, ids, maps, logits):
     return {
         "layers": len(maps),
         "heads": len(maps[0]),
-        "windows": [block.attn.window for block in model.transformer.h],
+        "windows": [getattr(block.attn.visible, "window", None) for block in model.transformer.h],
         "labels": names,
         "breaks": [b"\n" in piece for piece in pieces],
         "directions": labels.directions(names),

@@ -167,7 +167,6 @@ def make_optimizer(model, config):
     other (attention's q, k, v) says so in its attribute `parts`.
     """
     adamw = dict(kind="adamw", betas=(config.beta1, config.beta2))
-    muon = dict(kind="muon", momentum=config.momentum, steps=config.muon_steps)
 
     def group(params, lr, weight_decay=0.0, **own):
         return dict(params=params, lr=lr, peak_lr=lr, weight_decay=weight_decay, **adamw | own)
@@ -180,6 +179,7 @@ def make_optimizer(model, config):
     if config.optimizer == "adamw":
         groups = [group([*matrices.values()], rate, decay), group(vectors, rate)]
     else:
+        muon = dict(kind="muon", momentum=config.momentum, steps=config.muon_steps)
         names = [name for name in matrices if name.startswith("transformer.h.")]
         blocks = [matrices.pop(name) for name in names]
         head = [matrices.pop(name) for name in ["lm_head.weight"] if name in matrices]

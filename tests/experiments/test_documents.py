@@ -3,7 +3,6 @@
 import random
 
 import pytest
-import torch
 
 from experiments import documents
 from experiments.shared import labelled
@@ -37,13 +36,6 @@ def test_documents_are_what_they_say(sentences, crowded):
     assert (others > 30) == crowded
 
 
-def test_a_library_without_a_topic(sentences):
-    """Catches a traceback where a part of Python's library is not installed."""
-    labelled.TOPICS["tasks"] = "coroutine"
-    with pytest.raises(ValueError, match="says nothing about tasks"):
-        labelled.compose(sentences, 80, 0, False)
-
-
 def test_docstrings(tmp_path, monkeypatch):
     """Catches code among the sentences, sentences that are cut at a line's end, and doubles."""
     text = "The first sentence here has seven words. Short one.\n\n>>> no sentence at all but code"
@@ -54,16 +46,6 @@ def test_docstrings(tmp_path, monkeypatch):
     monkeypatch.setattr(labelled.sysconfig, "get_path", lambda name: str(tmp_path))
     first = "The first sentence here has seven words."
     assert labelled.docstrings() == [first, "This one goes on in the next line of it."]
-
-
-def test_a_query_of_zeros_averages():
-    """Catches padding that counts, and an average that is not one."""
-    torch.manual_seed(0)
-    x = torch.randn(2, 3, 4)
-    real = torch.tensor([[True, True, False], [False] * 3])
-    pooled, weights = documents.Pool(4, learned=False)(x, real)
-    assert torch.allclose(weights, torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]))
-    assert torch.allclose(pooled, torch.stack([x[0, :2].mean(0), torch.zeros(4)]))
 
 
 def test_attention_finds_what_averages_miss(sentences, small_experiment, monkeypatch):

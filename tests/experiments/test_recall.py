@@ -25,9 +25,3 @@ def test_softmax_remembers_what_others_forget(small_experiment, monkeypatch):
     rows = small_experiment(recall, steps=70)["tables"]["share of right answers"]
     softmax, linear, window = (float(row["16 pairs"]) for row in rows)
     assert softmax > 0.95 and linear < 0.5 and window < 0.5, rows
-
-
-def test_memory():
-    """Catches a memory that does not grow with softmax, or that grows with a window or a sum."""
-    short, long = ([recall.memory(name, n) for name in recall.MECHANISMS] for n in (64, 1024))
-    assert long[0] == 16 * short[0] and long[1:] == short[1:] and max(short[1:]) < short[0]

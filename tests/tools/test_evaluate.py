@@ -89,12 +89,3 @@ def test_bad_input(flags, message, tmp_path):
     (tmp_path / "short.txt").write_text("T")
     flags = [f"--out_dir={tmp_path / 'out'}", *(flag.format(tmp_path) for flag in flags)]
     assert message in complaint(run_here("-m", "tools.evaluate", "--device=cpu", *flags))
-
-
-def test_nanogpts_dataset(tmp_path, gpt2_files):
-    """Catches a run on nanoGPT's files that cannot be evaluated on them."""
-    for name in "train", "val":
-        np.arange(40, 140, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
-    gpt2 = tokenizer.create_tokenizer("gpt2")
-    save(tmp_path, model_of(50257), gpt2, dataset=str(tmp_path), data_tokenizer="gpt2")
-    assert evaluated(tmp_path)["tokens"] == 99

@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import statistics
 import time
 
 import pytest
@@ -13,9 +12,8 @@ from conftest import tiny
 
 from attention import attention_weights, causal, everything, sliding_window, softmax, sparsemax
 from engine.plotting.inspection import attention_maps, entropy
-from engine.text import tokenizer
 from engine.weights import checkpoint
-from tools.visualize import VisualizeConfig, describe, distance, main, page
+from tools.visualize import VisualizeConfig, distance, main
 
 webdriver = pytest.importorskip("selenium.webdriver")
 Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
@@ -258,33 +256,9 @@ def test_reading_the_map(opened):
     assert opened.run(script, 5, 9, len(opened.ids)).endswith("(token 10): the future")
 
 
-def test_hovering(opened):
-    """Catches a page that follows the pointer although a token is held, or does not."""
-    opened.choose(layer=1, head=1)
-    for token, click, shown in (12, False, 12), (40, True, 40), (7, False, 40):
-        there = webdriver.ActionChains(opened.browser)
-        there.move_to_element(opened.find(f"#token-{token}"))
-        (there.click() if click else there).perform()
-        assert opened.shows(opened.maps[1, 1, shown])
-
-
 def points(opened, selector):
     """The points (N, 2) of the playground."""
     return torch.tensor(opened.each(selector, "[+e.dataset.x, +e.dataset.y]")).double()
-
-
-def test_dragging_the_query(opened):
-    """Catches a handle that does not follow the pointer or the arrow keys."""
-    opened.find("#tab-playground").click()
-    handle = opened.find("#drag-q")
-    before = points(opened, "#drag-q")
-    drag = webdriver.ActionChains(opened.browser)
-    drag.drag_and_drop_by_offset(handle, -60, 45).perform()
-    after = points(opened, "#drag-q")
-    unit = opened.find("#keys").size["width"] / 5  # in pixels
-    assert torch.allclose(after - before, torch.tensor([[-60, -45]]).double() / unit, atol=0.05)
-    handle.send_keys(Keys.ARROW_UP)
-    assert math.isclose(points(opened, "#drag-q")[0, 1], after[0, 1] + 0.1, abs_tol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -331,14 +305,6 @@ def test_the_counts_of_the_paths(opened):
         assert found == [made, held, 4 * (held + sums + 2 * 12 * 8)], name  # with keys and values
 
 
-def test_without_motion(opened):
-    """Catches an animation that begins although the reader's system says none."""
-    opened.emulate("prefers-reduced-motion", "reduce")
-    opened.open()
-    opened.find("#tab-paths").click()
-    assert opened.find("#play").text == "Play"
-
-
 @pytest.mark.parametrize("scheme, width", [("light", 390), ("dark", 1200)])
 def test_it_fits(opened, scheme, width):
     """Catches a page that scrolls sideways on a phone, and colours that cannot be read."""
@@ -351,50 +317,3 @@ def test_it_fits(opened, scheme, width):
     ink, soft, paper = opened.run("return ['ink', 'soft', 'paper'].map(n => colour('--' + n)[0])")
     assert abs(paper - ink) > 150 and abs(paper - soft) > 100
     assert (paper < ink) == (scheme == "dark")
-
-
-MEASURE = """
-    const times = {}, $ = (s) => document.querySelector(s);
-    const step = (name, act) => {
-      const begin = performance.now();
-      act();
-      document.body.getBoundingClientRect();
-      (times[name] ??= []).push(performance.now() - begin);
-    };
-    const key = (k) => () =>
-      $('#tokens').dispatchEvent(new KeyboardEvent('keydown', {key: k, bubbles: true}));
-    const choose = (name, value) => () => {
-      $(name).value = value;
-      $(name).dispatchEvent(new Event('change'));
-    };
-    for (let n = 0; n < 10; n++) {
-      step('click', () => $('#token-' + (511 - 37 * n)).click());
-      step('arrow', key('ArrowLeft'));
-      step('head', key('ArrowDown'));
-      step('layer', key(']'));
-      key('Escape')();
-      const over = new PointerEvent('pointerover', {bubbles: true, pointerType: 'mouse'});
-      step('hover', () => $('#token-' + 40 * n).dispatchEvent(over));
-      choose('#layer', -1)();
-      step('average over the layers', choose('#head', n));
-      step('average over all', choose('#head', -1));
-      step('rollout', choose('#head', -2));
-      step('direction', () => $(n % 2 ? '[value=back]' : '[value=ahead]').click());
-      step('thumbnail', () => document.querySelectorAll('#heads button')[14 * n].click());
-    }
-    return times;"""
-
-
-def test_512_tokens_of_12_layers_of_12_heads(chromium, tmp_path):
-    """Catches a stutter: no interaction may take 100 ms, layout and style included."""
-    model = random_model(block_size=512, n_layer=12, n_head=12, n_embd=48, window=0)
-    ids = torch.randint(32, 127, (512,), generator=torch.Generator().manual_seed(0))
-    maps, logits = attention_maps(model, ids, attention_weights)
-    data = describe(model, tokenizer.create_tokenizer("byte"), ids, maps, logits)
-    path = tmp_path / "large.html"
-    path.write_text(page(data | {"model": "large", "note": ""}), encoding="utf-8")
-    chromium.get(path.as_uri())
-    wait_for_thumbnails(chromium)
-    times = chromium.execute_script(MEASURE)
-    medians = {name: statistics.median(ms) for name, ms in times.items()}  # other programs run too
-    assert len(medians) == 10 and max(medians.values()) < 100, medians

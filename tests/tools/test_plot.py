@@ -1,6 +1,5 @@
 """Every stored measurement can be drawn again, by the one tool that knows how."""
 
-import ast
 import json
 
 import matplotlib.pyplot as plt
@@ -107,12 +106,3 @@ def test_nothing_to_draw():
     """Catches a plotter that does nothing in silence."""
     with pytest.raises(ValueError, match="give FILE.json"):
         plot()
-
-
-def test_who_imports_matplotlib():
-    """Catches a measurement in whose memory and time matplotlib takes part."""
-    sources = [*ROOT.glob("*.py"), *ROOT.glob("engine/**/*.py"), *ROOT.glob("benchmarks/*.py")]
-    for path in [*sources, ROOT / "tools" / "compare.py"]:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:  # and not inside a function
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                assert "matplotlib" not in ast.unparse(node), path

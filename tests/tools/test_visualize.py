@@ -15,7 +15,7 @@ from attention import attention_weights
 from engine.plotting.inspection import attention_maps, entropy
 from engine.text import tokenizer
 from engine.weights import checkpoint
-from tools.visualize import VisualizeConfig, as_bytes, distance, draw, main, page, read, rollout
+from tools.visualize import VisualizeConfig, as_bytes, distance, main, page, read, rollout
 
 NASTY = '</script><img src=x onerror=alert(1)><!-- {{style}} & "quoted" \u2028'
 
@@ -102,15 +102,6 @@ def test_rollout_follows_every_way_through_the_layers():
     first, second = rollout(maps)
     assert first.tolist() == [[1, 0], [0.5, 0.5]]
     assert second.tolist() == [[1, 0], [0.625, 0.375]]
-
-
-def test_every_head_has_its_panel():
-    """Catches heads in the wrong place."""
-    maps = torch.eye(3) * torch.tensor([[0.1, 0.2], [0.3, 0.4]])[:, :, None, None]
-    panels = draw(maps, [*"abc"], "a$b^{c$: a folder").axes[:4]
-    found = [panel.images[0].get_array()[0, 0] ** 2 for panel in panels]
-    assert np.allclose(found, [0.1, 0.2, 0.3, 0.4])
-    assert panels[1].get_title() == "head 2" and panels[2].get_ylabel() == "layer 2"
 
 
 def test_text_that_could_break_out(tmp_path):
