@@ -74,7 +74,10 @@ def main(config):
     folder.mkdir(parents=True, exist_ok=True)
 
     version = version_of(config)
-    # All changes for the first seed come first: a bad setting is found early.
+    for flags in changes.values():  # a bad setting is found before hours of training
+        if not result_path(config, version, flags, 0).exists():
+            train(config, f"{flags} --max_iters=0 --eval_iters=1", 0, folder / "try")
+
     runs = []
     cases = [(seed, name) for seed in range(config.seeds) for name in changes]
     for seed, name in tqdm(cases, "training", unit="run"):
