@@ -521,11 +521,6 @@ class KVCache:
         if self.k is None:
             self.k = k.new_zeros(self.shape)
             self.v = v.new_zeros(self.shape)
-        if self.k.dtype != k.dtype or self.v.dtype != v.dtype or self.k.device != k.device:
-            raise ValueError(
-                f"this cache holds {self.k.dtype} on {self.k.device}, "
-                f"not {k.dtype}, {v.dtype} on {k.device}"
-            )
         new = slice(self.length, self.length + T)
         self.k[:, :, new] = k.detach()
         self.v[:, :, new] = v.detach()

@@ -34,7 +34,7 @@ from engine.common.device import pick_device
 from engine.common.errors import IgnoreBrokenPipe, one_line_errors
 from engine.common.files import folder_lock
 from engine.common.processes import print0
-from engine.common.settings import leading_presets, parse_settings, peek_setting
+from engine.common.settings import given_settings, leading_presets, parse_settings
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
 from engine.training.batches import document_separator
@@ -361,15 +361,16 @@ def pretrained_model(config, data):
 
 def settings(argv):
     """Return a TrainConfig from the command line; a resumed run starts from its saved settings."""
-    init_from = peek_setting(argv, "init_from", TrainConfig.init_from)
-    out_dir = peek_setting(argv, "out_dir", TrainConfig.out_dir)
-    which = peek_setting(argv, "checkpoint", TrainConfig.checkpoint)
+    given = given_settings(TrainConfig, argv, hidden=FOREIGN)
+    init_from = given.get("init_from", TrainConfig.init_from)
+    out_dir = given.get("out_dir", TrainConfig.out_dir)
+    which = given.get("checkpoint", TrainConfig.checkpoint)
     if init_from == "auto":
         found = checkpoint.newest_valid_or_none(out_dir, which)
         init_from = "resume" if found else "scratch"
         which = found.name if found else "latest"
         argv = [*argv, f"--init_from={init_from}"]
-    if init_from == "resume" and not {"-h", "--help"} & {*argv}:
+    if init_from == "resume":
         return settings_to_resume(argv, checkpoint.newest_valid(out_dir, which), out_dir)
 
     presets = leading_presets(argv)
@@ -378,13 +379,13 @@ def settings(argv):
         presets = [preset("minute")]
     elif init_from != "scratch" and not presets:
         presets = [preset("finetune")]  # rates from scratch would destroy what a model has learned
-    config = parse_settings(TrainConfig, [*presets, *flags], hidden=FOREIGN)
+    config = parse_settings(TrainConfig, [*presets, *flags])
     if init_from == "scratch" and which != "latest":
         raise ValueError(
             f"checkpoint={which} says where to resume: give --init_from=resume too, "
             "or a folder to fine-tune"
         )
-    if init_from != "scratch" and not peek_setting(argv, "dataset", ""):
+    if init_from != "scratch" and "dataset" not in given:
         raise ValueError(
             f"init_from={init_from} is neither scratch nor resume: give --dataset, "
             "the text to tune it on"

@@ -13,6 +13,7 @@ that was stopped goes on where it was, and one more change or seed costs only it
 as code, presets, data and flags are the same.
 """
 
+import argparse
 import json
 import math
 import shlex
@@ -30,7 +31,7 @@ from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write, sha256_of
 from engine.common.hardware import machine_report
-from engine.common.settings import leading_presets, parse_settings, peek_setting
+from engine.common.settings import leading_presets, parse_settings, read_preset
 from engine.text import dataset
 from tools.shared import benchmark
 
@@ -120,9 +121,17 @@ def version_of(config):
     paths = [*benchmark.ROOT.glob("*.py"), *benchmark.ROOT.glob("engine/**/*.py")]
     paths += Path(config.preset).parent.glob("*.toml")  # one of them may be its base
     flags = [config.preset, *shlex.split(config.flags)]
-    folder = dataset.find_dataset(peek_setting(flags, "dataset", "stdlib"))
-    paths += folder.glob("meta.*")
+    paths += dataset.find_dataset(dataset_of(flags)).glob("meta.*")
     return sha256_of(path.read_bytes() for path in sorted(paths))
+
+
+def dataset_of(flags):
+    """The dataset of a run of train.py with a preset and these flags."""
+    name = read_preset(flags[0]).get("dataset", "stdlib")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--dataset", default=name)
+    given, _ = parser.parse_known_args(flags)
+    return given.dataset
 
 
 def result_path(config, version, flags, seed):

@@ -23,8 +23,8 @@ from engine.common.settings import parse_settings
 from engine.weights import checkpoint, families, pretrained
 from engine.weights.loading import WithoutInit
 from engine.weights.tensor_files import write_safetensors
-from engine.weights.tensor_names import to_hugging_face
 from model import GPT, GPTConfig
+from tools.shared import hugging_face
 
 
 @dataclass(kw_only=True)
@@ -78,7 +78,7 @@ def export(config):
     weights = with_constants(model, standard_config)
     query_rows = standard_config.n_head * standard_config.D
     tensors = {}
-    for name, tensor in to_hugging_face(weights, kind, query_rows):
+    for name, tensor in hugging_face.to_hugging_face(weights, kind, query_rows):
         tensors[name] = tensor.to(getattr(torch, config.dtype))
         if not tensors[name].isfinite().all():
             raise ValueError(
@@ -108,7 +108,7 @@ def standard(model):
     nearest = None
     for kind in families.FAMILIES:
         try:
-            about = families.config_json(kind, ours)
+            about = hugging_face.config_json(kind, ours)
             config = GPTConfig(**families.config_from_hugging_face(about))
         except (ValueError, TypeError):  # for example RoPE's settings where there is no RoPE
             continue

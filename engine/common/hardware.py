@@ -14,8 +14,6 @@ from pathlib import Path
 
 import torch
 
-from engine.common.processes import warn0
-
 # PyTorch's profiler would write of its own beginning and end in mid-table.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
@@ -104,7 +102,9 @@ def worth_compiling(device, passes, layers=1, seconds_at_peak=0.0):
     if torch.cuda.get_device_capability(device) < (7, 0):  # too old for Triton
         return False
     if not importlib.util.find_spec("triton"):
-        warn0("not compiled, therefore slower: torch.compile needs Triton (pip install triton)")
+        print(
+            "note: not compiled: torch.compile needs Triton (pip install triton)", file=sys.stderr
+        )
         return False
     return True
 

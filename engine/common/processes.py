@@ -1,7 +1,6 @@
 """One process, or several that torchrun has started."""
 
 import datetime
-import functools
 import gc
 import os
 import sys
@@ -29,13 +28,6 @@ def print0(text):
     """Print above the progress bars, in the first process only."""
     if rank() == 0:
         tqdm.write(text)
-
-
-@functools.cache
-def warn0(text):
-    """Print a note on the standard error, in the first process only, and only once."""
-    if rank() == 0:
-        print(f"note: {text}", file=sys.stderr)
 
 
 def progress_bar(*args, **settings):

@@ -48,6 +48,12 @@ def parse_settings(cls, argv, base=None, hidden=()):
     the defaults. hidden: fields that --help does not show. --help prints the settings and exits.
     ValueError in one line for an unknown key, a wrong type or an impossible value.
     """
+    values = given_settings(cls, argv, base, hidden)
+    return replace(base, **values) if base else cls(**values)
+
+
+def given_settings(cls, argv, base=None, hidden=()):
+    """Return {key: value} of those settings that a command line or its presets give."""
     parser = make_parser(cls, base or cls, hidden)
     presets = leading_presets(argv)
     values = {}
@@ -57,8 +63,7 @@ def parse_settings(cls, argv, base=None, hidden=()):
             values |= parse_words(parser, cls, words)
         except ValueError as error:
             raise ValueError(f"{preset}: {error}") from None
-    values |= parse_words(parser, cls, argv[len(presets) :])
-    return replace(base, **values) if base else cls(**values)
+    return values | parse_words(parser, cls, argv[len(presets) :])
 
 
 def parse_words(parser, cls, words):
@@ -80,17 +85,6 @@ def parse_words(parser, cls, words):
 def leading_presets(argv):
     """Return the presets at the beginning of a command line."""
     return list(itertools.takewhile(re.compile(r"[^-].*\.toml$").match, argv))
-
-
-def peek_setting(argv, key, default):
-    """Return the value of one str setting, read before the others that depend on it."""
-    presets = leading_presets(argv)
-    for preset in presets:
-        default = read_preset(preset).get(key, default)
-    parser = Parser(add_help=False)
-    parser.add_argument(f"--{key}", default=default)
-    given, _ = parser.parse_known_args(argv[len(presets) :])
-    return getattr(given, key)
 
 
 # ---- Presets

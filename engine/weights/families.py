@@ -1,4 +1,4 @@
-"""The config.json of published models as settings of a GPTConfig, and back: one table per family.
+"""The config.json of published models as settings of a GPTConfig: one table per family.
 
 Each field of a config.json is one of our settings, or has a value that is built here, or changes
 nothing that is computed. Any other field stops the load and is named, so that a model is never
@@ -118,8 +118,6 @@ FAMILIES = {
         (*QWEN_LAYERS, "no_rope_layers", "no_rope_layer_interval"),
     ),
 }
-
-# ---- From their config.json
 
 
 def config_from_hugging_face(config):
@@ -266,41 +264,3 @@ def check_layers(field, layers, n_layer, known):
     if len(layers) != n_layer or not set(layers) <= known:
         raise ValueError(f"{field}={layers!r} is not built here for {n_layer} layers")
     return layers
-
-
-# ---- To their config.json
-
-
-def config_json(kind, ours):
-    """Return the config.json of a family, as a dict, that is nearest to our settings, a dict.
-
-    Every setting must be spelled out, with one letter for each layer in the patterns. What
-    config_from_hugging_face makes of it equals ours only if the family computes the same.
-    """
-    family = FAMILIES[kind]
-    theirs = {"model_type": kind, "architectures": [family.hf_class]}
-    theirs |= {field: ours[name] for field, (name, _) in family.settings.items()}
-    if kind == "gpt2":
-        theirs["activation_function"] = "gelu" if ours["mlp"] == "gelu" else "gelu_new"
-        theirs["n_ctx"] = ours["block_size"]
-        return theirs
-    theirs["rope_theta"] = ours["rope_base"]
-    theirs["rope_scaling"] = None
-    if ours["rope_stretch"] != 1:
-        theirs["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": ours["rope_stretch"],
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": ours["rope_trained"],
-        }
-    letters = {"L": "full_attention", "S": "sliding_attention"}
-    fields = {
-        "sliding_window": ours["window"] or None,
-        "use_sliding_window": bool(ours["window"]),
-        "max_window_layers": len(ours["window_pattern"].partition("S")[0]),
-        "layer_types": [letters[letter] for letter in ours["window_pattern"]],
-        "no_rope_layers": [int(letter == "R") for letter in ours["rope_pattern"]],
-        "no_rope_layer_interval": 4,
-    }
-    return theirs | {name: fields[name] for name in family.layer_fields}

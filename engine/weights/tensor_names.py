@@ -1,4 +1,4 @@
-"""The tensors of published models under our names, and back.
+"""The tensors of published models under our names.
 
 Some of our matrices are several of theirs, one on top of the other: queries, keys and values in
 attn.c_attn; a gated MLP's two inputs in mlp.c_fc.
@@ -88,20 +88,3 @@ def from_hugging_face(tensors, family, tie_weights):
     if tied_head is not None and not torch.equal(tied_head.float(), embedding):
         raise ValueError("its head is another matrix than its embedding, and not tied to it")
     return weights
-
-
-def to_hugging_face(weights, family, query_rows):
-    """Yield (name, tensor) of a published model for our weights (name -> tensor).
-
-    query_rows: of attn.c_attn, whose other rows are as many keys as values.
-    """
-    prefix, layers = ("transformer.", "h.") if family == "gpt2" else ("model.", "layers.")
-    for name, tensor in weights.items():
-        number, module, kind = split_name(name)
-        parts = TABLES.get(family, LLAMA)[module]
-        pieces = tensor.chunk(len(parts))
-        if len(parts) == 3:
-            rest = (len(tensor) - query_rows) // 2
-            pieces = tensor.split([query_rows, rest, rest])
-        for theirs, piece in zip(parts, pieces):
-            yield join_name(prefix, layers, number, theirs, kind), oriented(piece, family, module)

@@ -12,7 +12,7 @@ from conftest import ROOT, complaint, run, run_here
 
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
-from engine.common.settings import parse_settings, peek_setting
+from engine.common.settings import parse_settings
 from sample import SampleConfig
 from train import TrainConfig, settings
 
@@ -114,15 +114,6 @@ def test_bad_presets(tmp_path, line, message):
     (tmp_path / "x.toml").write_text(line, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         parse(tmp_path / "x.toml")
-
-
-def test_peek_setting(tmp_path):
-    """Catches a resumed run that looks for its checkpoint in another folder than it is given."""
-    (tmp_path / "x.toml").write_text('out_dir = "a"\n')
-    argv = [str(tmp_path / "x.toml"), "--n_layer=3"]
-    assert peek_setting(argv, "out_dir", "out") == "a"
-    assert peek_setting([*argv, "--out_dir", "b"], "out_dir", "out") == "b"
-    assert peek_setting(["--n_layer=3"], "out_dir", "out") == "out"
 
 
 @pytest.mark.parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)

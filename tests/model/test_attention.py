@@ -375,15 +375,11 @@ def test_any_chunking_through_the_cache(data):
 
 
 def test_cache_refuses_what_does_not_fit():
-    """Catches a cache that grows, wraps around, broadcasts or rounds in silence, or is copied."""
+    """Catches a cache that grows, wraps around, broadcasts in silence, or is copied."""
     cache = KVCache(batch_size=2, n_kv_head=1, max_len=3, head_size=4)
     k = torch.randn(2, 1, 2, 4, dtype=torch.float64)
     memory = cache.append(k, k)[0].data_ptr()
-    for wrong, message in (
-        (k, "full: 2 of 3"),
-        (k[:1], "B=2"),
-        (k[:, :, :1].float(), "holds torch.float64 on cpu, not torch.float32"),
-    ):
+    for wrong, message in ((k, "full: 2 of 3"), (k[:1], "B=2")):
         with pytest.raises(ValueError, match=message):
             cache.append(wrong, wrong)
     with pytest.raises(ValueError, match="cannot trim 2 positions to 3"):

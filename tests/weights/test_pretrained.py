@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from engine.text import dataset
 from engine.text.tokenizer import create_tokenizer
 from engine.weights import checkpoint
-from engine.weights.tensor_names import to_hugging_face
 from model import GPT, GPTConfig
+from tools.shared.hugging_face import to_hugging_face
 
 INDEX = "model.safetensors.index.json"
 

@@ -1,0 +1,56 @@
+"""Our models as those of a published family: what engine/weights reads, written."""
+
+from engine.weights.families import FAMILIES
+from engine.weights.tensor_names import LLAMA, TABLES, join_name, oriented, split_name
+
+
+def config_json(kind, ours):
+    """Return the config.json of a family, as a dict, that is nearest to our settings, a dict.
+
+    Every setting must be spelled out, with one letter for each layer in the patterns. What
+    config_from_hugging_face makes of it equals ours only if the family computes the same.
+    """
+    family = FAMILIES[kind]
+    theirs = {"model_type": kind, "architectures": [family.hf_class]}
+    theirs |= {field: ours[name] for field, (name, _) in family.settings.items()}
+    if kind == "gpt2":
+        theirs["activation_function"] = "gelu" if ours["mlp"] == "gelu" else "gelu_new"
+        theirs["n_ctx"] = ours["block_size"]
+        return theirs
+    theirs["rope_theta"] = ours["rope_base"]
+    theirs["rope_scaling"] = None
+    if ours["rope_stretch"] != 1:
+        theirs["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": ours["rope_stretch"],
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": ours["rope_trained"],
+        }
+    letters = {"L": "full_attention", "S": "sliding_attention"}
+    fields = {
+        "sliding_window": ours["window"] or None,
+        "use_sliding_window": bool(ours["window"]),
+        "max_window_layers": len(ours["window_pattern"].partition("S")[0]),
+        "layer_types": [letters[letter] for letter in ours["window_pattern"]],
+        "no_rope_layers": [int(letter == "R") for letter in ours["rope_pattern"]],
+        "no_rope_layer_interval": 4,
+    }
+    return theirs | {name: fields[name] for name in family.layer_fields}
+
+
+def to_hugging_face(weights, family, query_rows):
+    """Yield (name, tensor) of a published model for our weights (name -> tensor).
+
+    query_rows: of attn.c_attn, whose other rows are as many keys as values.
+    """
+    prefix, layers = ("transformer.", "h.") if family == "gpt2" else ("model.", "layers.")
+    for name, tensor in weights.items():
+        number, module, kind = split_name(name)
+        parts = TABLES.get(family, LLAMA)[module]
+        pieces = tensor.chunk(len(parts))
+        if len(parts) == 3:
+            rest = (len(tensor) - query_rows) // 2
+            pieces = tensor.split([query_rows, rest, rest])
+        for theirs, piece in zip(parts, pieces):
+            yield join_name(prefix, layers, number, theirs, kind), oriented(piece, family, module)
