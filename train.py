@@ -371,7 +371,9 @@ def settings(argv):
         which = found.name if found else "latest"
         argv = [*argv, f"--init_from={init_from}"]
     if init_from == "resume":
-        return settings_to_resume(argv, checkpoint.newest_valid(out_dir, which), out_dir)
+        folder = checkpoint.newest_valid(out_dir, which)
+        place = dict(init_from=init_from, out_dir=out_dir, checkpoint=folder.name)
+        return settings_to_resume(folder, given | place)
 
     presets = leading_presets(argv)
     flags = argv[len(presets) :]
@@ -395,13 +397,11 @@ def settings(argv):
     return config
 
 
-def settings_to_resume(argv, folder, out_dir):
-    """Return the settings that a checkpoint was saved with, changed by the command line."""
+def settings_to_resume(folder, changes):
+    """Return the settings that a checkpoint was saved with, and changes, a dict, to them."""
     print0(f"settings: those of {folder}")
-    saved = checkpoint.load_config(folder)["training"] | {"out_dir": out_dir}
-    base = checkpoint.restore_settings(TrainConfig, saved, folder)
-    config = parse_settings(TrainConfig, argv, base=base)
-    return replace(config, checkpoint=folder.name)
+    saved = checkpoint.load_config(folder)["training"]
+    return replace(checkpoint.restore_settings(TrainConfig, saved, folder), **changes)
 
 
 def preset(name):

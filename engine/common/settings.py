@@ -17,7 +17,7 @@ import textwrap
 import tomllib
 import types
 import typing
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 from engine.common.files import ROOT, shell_path
@@ -41,20 +41,21 @@ class Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-def parse_settings(cls, argv, base=None, hidden=()):
+def parse_settings(cls, argv):
     """Return an instance of the dataclass cls from a command line: [x.toml ...] [--key=value ...].
 
-    Later presets win, and the command line wins over them. base: an instance whose values replace
-    the defaults. hidden: fields that --help does not show. --help prints the settings and exits.
+    Later presets win, and the command line wins over them. --help prints the settings and exits.
     ValueError in one line for an unknown key, a wrong type or an impossible value.
     """
-    values = given_settings(cls, argv, base, hidden)
-    return replace(base, **values) if base else cls(**values)
+    return cls(**given_settings(cls, argv))
 
 
-def given_settings(cls, argv, base=None, hidden=()):
-    """Return {key: value} of those settings that a command line or its presets give."""
-    parser = make_parser(cls, base or cls, hidden)
+def given_settings(cls, argv, hidden=()):
+    """Return {key: value} of those settings that a command line or its presets give.
+
+    hidden: fields that --help does not show.
+    """
+    parser = make_parser(cls, hidden)
     presets = leading_presets(argv)
     values = {}
     for preset in presets:
@@ -118,8 +119,8 @@ def read_toml(path):
 # ---- The parser
 
 
-def make_parser(cls, defaults, hidden):
-    """A parser for the fields of a dataclass; defaults: what holds them, for --help."""
+def make_parser(cls, hidden):
+    """A parser for the fields of a dataclass."""
     parser = Parser(usage="%(prog)s [config/x.toml ...] [--key=value ...]")
     headings, texts = field_help(cls)
     groups = {heading: parser.add_argument_group(heading) for heading in headings.values()}
@@ -127,7 +128,7 @@ def make_parser(cls, defaults, hidden):
     for field in fields(cls):
         key = field.name
         options = argument_options(kinds[key])
-        default = getattr(defaults, key, "")
+        default = getattr(cls, key, "")
         options["help"] = f"{texts.get(key, '')} (default: {default!r})".replace("%", "%%")
         if key in hidden:
             options["help"] = argparse.SUPPRESS
