@@ -490,10 +490,7 @@ class GPT(nn.Module):
 
         For up to max_len positions (default: block_size).
         """
-        block_size = self.config.block_size
-        max_len = max_len or block_size
-        if max_len > block_size:
-            raise ValueError(f"max_len={max_len} is longer than block_size={block_size}")
+        max_len = max_len or self.config.block_size
         return [block.attn.new_cache(batch_size, max_len) for block in self.transformer.h]
 
     def crop_block_size(self, block_size):

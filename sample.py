@@ -49,8 +49,7 @@ class SampleConfig(Sampling):
     in Hugging Face's layout or with nanoGPT's ckpt.pt, or a published model by its name, gpt2 or
     OWNER/NAME."""
     start: str = "\n"
-    """The prompt; FILE:name reads it from a file, and - from the standard input. Default: a line
-    break, if the tokenizer has one."""
+    """The prompt; FILE:name reads it from a file, and - from the standard input."""
     prompts: str = ""
     """A file with a prompt in each line, or - for the standard input: all of them are continued
     together."""
@@ -86,8 +85,8 @@ class SampleConfig(Sampling):
     """int8: a quarter of the bytes of float32, at the cost of some precision; or none."""
     draft: str = ""
     """Guess tokens and read several at once, for more speed and the same text: ngram (what followed
-    before), or the folder of a smaller model with the same tokenizer, as for init_from. (But for
-    rounding, as with the seed.)"""
+    before), or a smaller model with the same tokenizer, as for init_from. (But for rounding, as
+    with the seed.)"""
 
     def __post_init__(self):
         super().__post_init__()
@@ -127,17 +126,8 @@ def read_prompts(config):
     return {"--start": config.start}
 
 
-def default_start(tokenizer):
-    """Return a line break, or the text of the tokenizer's first id if it has none."""
-    try:
-        has_line_break = len(tokenizer.encode("\n")) > 0
-    except ValueError:
-        has_line_break = False
-    return "\n" if has_line_break else tokenizer.decode([0])
-
-
 def encode_prompt(tokenizer, text, begin, most, flag):
-    """Return the ids (T,) of a prompt after those of begin: at most so many, else its last.
+    """Return the ids (T,) of a prompt after those of begin; only its end if T would exceed most.
 
     ValueError if there are none, or if the text cannot be encoded.
     """
@@ -197,8 +187,6 @@ def make_guess(config, tokenizer):
         return None
     if config.draft == "ngram":
         return ngram
-    if not Path(config.draft).is_dir():
-        raise ValueError(f"draft={config.draft} is neither ngram nor the folder of a model")
     draft, other, _ = load_model(config, pretrained.folder_of(config.draft))
     if not other.same_ids(tokenizer):
         raise ValueError(
@@ -221,8 +209,6 @@ def sample(config):
 
     # The texts: num_samples for each prompt.
     tokenizer = generator.tokenizer
-    if prompts == {"--start": SampleConfig.start}:
-        prompts = {"--start": default_start(tokenizer)}
     texts = []
     for flag, prompt in prompts.items():
         most = generator.model.config.block_size

@@ -35,8 +35,6 @@ def main(config):
     """Draw each file, and all folders together; ValueError for what cannot be drawn."""
     plt.rcParams.update(curves.STYLE)
     folders = [path for path in config.paths if path.is_dir()]
-    if not config.paths:
-        raise ValueError("give FILE.json ..., or FOLDER ... [--output=FILE.png]")
 
     figures = {}
     for path in config.paths:

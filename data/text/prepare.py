@@ -42,7 +42,7 @@ class Settings:
     """The column or key that holds the text, in parquet and jsonl files."""
 
     def __post_init__(self):
-        if not self.input:
+        if not self.input or Path() in self.input:
             raise ValueError("--input is missing: which file or folder holds your text?")
         included = (preparation.DATA / self.name / "prepare.py").exists()
         if included or not re.fullmatch(r"\w[\w. -]*", self.name):
@@ -52,10 +52,11 @@ class Settings:
 
 
 def files_in(path):
-    """Return a file, or the files in a folder, at any depth, but hidden ones."""
+    """Return a file, or the files in a folder, at any depth, but hidden ones and links."""
     if not path.is_dir():
         return [path]
-    names = sorted(file.relative_to(path) for file in path.rglob("*") if file.is_file())
+    files = (file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
+    names = sorted(file.relative_to(path) for file in files)
     return [path / name for name in names if not any(part[0] == "." for part in name.parts)]
 
 
@@ -79,10 +80,10 @@ def find_texts(inputs, flag, known=()):
     found = {}  # by their resolved paths
     skipped = []
     for path in inputs:
-        if not path.exists():
+        if not (path.is_file() or path.is_dir()):
             raise ValueError(f"{flag}: there is no file or folder {path}")
         for file in files_in(path):
-            if file.resolve() in known:
+            if file.resolve() in known or not file.stat().st_size:
                 continue
             if file == path or is_text(file):
                 found.setdefault(file.resolve(), file)

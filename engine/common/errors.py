@@ -11,7 +11,7 @@ from pathlib import Path
 
 def escape_control_characters(text):
     """Return text for the standard output; on a terminal, control characters become \\u001b."""
-    if not sys.stdout.isatty():
+    if not (sys.stdout and sys.stdout.isatty()):
         return text
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -48,7 +48,7 @@ def one_line_errors():
     # A script may have set the system's own handler, so that Ctrl-C during imports is quiet.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # A terminal without UTF-8 shows what it lacks as \\u732b.
+    # A terminal without UTF-8 shows characters that it cannot print as \\u732b.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -77,7 +77,7 @@ def one_line_message(error):
         reason = text.strip().splitlines()[0]
         return f"torch.compile cannot do this here ({reason}): try --compile=False"
     if isinstance(error, torch.distributed.DistError) or "gloo" in text:
-        return "another process has ended: its own message, if any, stands above"
+        return "another process has ended: see its message above, if there is one"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:

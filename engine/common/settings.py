@@ -20,7 +20,7 @@ import typing
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from engine.common.files import ROOT, shell_path
+from engine.common.files import ROOT, require_regular_file, shell_path
 
 PLAIN = {
     int: "a whole number",
@@ -59,7 +59,12 @@ def given_settings(cls, argv, hidden=()):
     presets = leading_presets(argv)
     values = {}
     for preset in presets:
-        words = [f"--{key}={value}" for key, value in read_preset(preset).items()]
+        words = []
+        for key, value in read_preset(preset).items():
+            if isinstance(value, list):
+                words += [f"--{key}", *map(str, value)]
+            else:
+                words.append(f"--{key}={value}")
         try:
             values |= parse_words(parser, cls, words)
         except ValueError as error:
@@ -108,7 +113,7 @@ def read_preset(path):
 def read_toml(path):
     """The content of a TOML file; ValueError if it is missing or is something else."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return tomllib.loads(require_regular_file(Path(path)).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         known = [shell_path(preset) for preset in sorted((ROOT / "config").glob("*.toml"))]
         raise ValueError(f"there is no preset {path}: choose {', '.join(known)}") from None
@@ -147,7 +152,7 @@ def argument_options(kind):
     names = " or ".join(type_name(kind) for kind in kinds if kind is not types.NoneType)
     options = {"type": functools.partial(read_word, kinds, names), "metavar": f"<{names}>"}
     if origin is tuple:
-        options |= {"nargs": "*", "action": "extend"}
+        options |= {"nargs": "+", "action": "extend"}
     elif bool in kinds:
         options |= {"nargs": "?", "const": True}  # --key alone
     return options

@@ -62,13 +62,9 @@ def one_query(q, k, v, mask):
     """
     B, H, _, D = q.shape
     G, Tk = k.shape[1:3]
-    q = q.reshape(B * G, H // G, D) / math.sqrt(D)
-    k = k.flatten(0, 1)  # (B * G, Tk, D)
-    v = v.flatten(0, 1)
-    scores = torch.bmm(q, k.mT)
-    weights = softmax_of_seen(scores.view(B, H, 1, Tk), mask)
-    weights = weights.view(B * G, H // G, Tk)
-    y = torch.bmm(weights, v)
+    q = q.reshape(B, G, H // G, D) / math.sqrt(D)
+    weights = softmax_of_seen((q @ k.mT).view(B, H, 1, Tk), mask)
+    y = weights.view(B, G, H // G, Tk) @ v
     return y.view(B, H, 1, D)
 
 

@@ -42,10 +42,6 @@ class Dataset:
         return loss * self.tokens_per_character / math.log(2)
 
 
-def is_prepared(folder):
-    return all((folder / f"{split}.bin").is_file() for split in SPLITS)
-
-
 def find_dataset(name):
     """Return the folder of a dataset, data/<name> or one elsewhere.
 
@@ -59,7 +55,7 @@ def find_dataset(name):
         status = subprocess.run([sys.executable, str(folder / "prepare.py")]).returncode
         if status:  # it has printed why, in one line
             sys.exit(status)
-    elif not is_prepared(folder):
+    elif not all((folder / f"{split}.bin").is_file() for split in SPLITS):
         raise ValueError(not_prepared(name, folder))
     return folder
 

@@ -5,6 +5,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.common.checks import at_least
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write, sha256_of, shell_path
 from engine.common.settings import parse_settings
@@ -62,6 +63,9 @@ class HubSettings:
     """Stop after this number of tokens, and download no more than they need; 0: all of it."""
     tokenizer: str = "gpt2"
     """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), byte, or a model's folder."""
+
+    def __post_init__(self):
+        at_least(0, self, "tokens")
 
 
 @one_line_errors()

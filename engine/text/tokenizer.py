@@ -383,7 +383,8 @@ def create_tokenizer(name, texts=()):
 
 def tokenizer_from_folder(folder):
     """Return the tokenizer of a run, a checkpoint, an export or a published model."""
-    last_checkpoint = sorted(folder.glob("step_*/config.json"))[-1:]
+    configs = folder.glob("step_*[0-9]/config.json")
+    last_checkpoint = sorted(configs, key=lambda path: int(path.parent.name[5:]))[-1:]
     for path in (*last_checkpoint, folder / "config.json", folder / "lookback.json"):
         spec = read_json(path).get("tokenizer") if path.exists() else None
         if spec is not None:

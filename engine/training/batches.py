@@ -38,11 +38,6 @@ def document_separator(data, model):
     elif any(attn.feature for attn in blocks):
         attention = model.config.attention
         problem = f"attention={attention!r} cannot keep documents apart: choose fused"
-    elif any(getattr(attn.visible, "n_global", 0) for attn in blocks):
-        problem = (
-            f"the positions that all may see in visible={model.config.visible} would be those of "
-            "the first document: choose another"
-        )
     if problem:
         raise ValueError(f"mask_documents=True: {problem}")
     return data.tokenizer.end_of_text

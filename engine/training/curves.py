@@ -8,8 +8,6 @@ from engine.training.run_folder import read_metrics
 
 STYLE = {
     "figure.constrained_layout.use": True,
-    "figure.titlesize": 11,
-    "axes.titlesize": 10,
     "savefig.dpi": 150,
     "axes.spines.top": False,
     "axes.spines.right": False,

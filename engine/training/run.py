@@ -50,8 +50,7 @@ class Run:
         record = self.trainer.saved.get("record", {})
         if record.get("step") == self.trainer.step:  # and not between two lines
             return record
-        names = ("train_loss", "lr", "tokens_per_s", "mfu")
-        return {"step": self.trainer.step} | dict.fromkeys(names)
+        return {"step": self.trainer.step}
 
     def log(self, record):
         """Write a line of metrics.jsonl, and the same to wandb."""

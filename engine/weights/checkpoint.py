@@ -231,7 +231,7 @@ def load_trainer(folder):
         raise DamagedFile(f"{folder} holds step {config['step']}: was it renamed?")
     if (folder / "trainer.pt").exists():
         state = read_pickle(verified_file(folder, "trainer.pt"))
-        state["evaluation_pending"] = state.pop("owed")
+        state["evaluation_pending"] = state.pop("owed", True)
         nested = state["optimizer"]["state"].items()
         state["optimizer"] = {f"{name}/{kind}": x for name, of in nested for kind, x in of.items()}
     else:

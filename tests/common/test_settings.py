@@ -104,7 +104,7 @@ def test_bad_settings(argument, message):
     "line, message",
     [
         ("\ufeffn_layr = 3", r"x.toml: unknown setting 'n_layr': did you mean n_layer\?"),
-        ("n_layer = [3]", r"x.toml: .*n_layer: '\[3\]' is not a whole number"),
+        ("n_layer = [3, 4]", r"x.toml: '4' is neither a setting"),
         ("n_layer", "x.toml is not TOML"),
     ],
 )

@@ -380,3 +380,20 @@ def test_names_that_no_registry_has(setting):
     """Catches an unknown name that becomes a KeyError."""
     with pytest.raises(ValueError, match=f"{setting}='x' is unknown; choose from"):
         GPTConfig(**{setting: "x"})
+
+
+@each()
+def test_the_gradient_of_a_mechanism(mechanism):
+    """Catches a lost part of the gradient: the loss's slope in a direction must be its own."""
+    model, idx = random_model(**mechanism).train(), ids(2, 16)
+    model(idx, idx)[1].backward()
+    parameters = list(model.parameters())
+    direction = [torch.randn_like(p) for p in parameters]
+    slope = sum((p.grad * d).sum() for p, d in zip(parameters, direction))
+    losses = []
+    with torch.no_grad():
+        for step in 1e-6, -2e-6:  # ahead, and from there behind
+            for p, d in zip(parameters, direction):
+                p += step * d
+            losses.append(model(idx, idx)[1])
+    torch.testing.assert_close((losses[0] - losses[1]) / 2e-6, slope, rtol=1e-4, atol=1e-6)

@@ -465,7 +465,6 @@ def test_documents_that_do_not_see_each_other(configure, poem, tmp_path, gpt2_fi
     for change, message in (
         (dict(dataset=poem), "no end-of-text token"),
         (dict(attention="linear"), "attention='linear' cannot"),
-        (dict(visible="local_global:4,2"), "the positions that all may see"),
     ):
         with pytest.raises(ValueError, match=f"mask_documents=True: .*{message}"):
             train(configure(**extra | change, mask_documents=True))

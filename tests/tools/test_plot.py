@@ -104,5 +104,5 @@ def test_a_damaged_run(runs, tmp_path):
 
 def test_nothing_to_draw():
     """Catches a plotter that does nothing in silence."""
-    with pytest.raises(ValueError, match="give FILE.json"):
+    with pytest.raises(ValueError, match="--paths: expected at least one"):
         plot()
