@@ -2,7 +2,7 @@
 
 A GPT is an embedding, a stack of blocks of attention and an MLP, and a head that scores every
 possible next token. GPT-2 (Radford et al. 2019) and today's models differ in a handful of choices,
-and each is a value in GPTConfig: the defaults are GPT-2, and MODERN is the other corner.
+and each is a value in GPTConfig: the defaults are GPT-2, and MODERN is a model of today.
 
 nanoGPT's interface and tensor names are kept, so that habits and weights carry over.
 """

@@ -53,8 +53,8 @@ class Muon:
 
     groups: dicts of params, kind, lr and weight_decay, with momentum and steps for muon, betas for
     adamw. parts: for a parameter that is several matrices on top of each other, their heights.
-    names: of parameters, for state_dict. All matrices of one shape are orthogonalized as one batch,
-    and several processes share the matrices out.
+    names: of parameters, for state_dict. All matrices of one shape are orthogonalized as one batch;
+    with several processes, each takes a share of the matrices.
 
     torch.optim.Muon takes one matrix after another: 2.6 to 3.3 times as long for 4 x 96 to 6 x 384
     (2 CPU cores, PyTorch 2.13). This is not a torch.optim.Optimizer, because constructing one

@@ -113,7 +113,7 @@ def restore_best(out_dir, records):
     for record in records:
         folder = out_dir / f"step_{record['step']:06d}"
         if "val_loss" in record and folder.is_dir():
-            with suppress(DamagedFile):  # nobody needs an older one
+            with suppress(DamagedFile):  # an older one is not needed
                 data = load_config(folder)["data"] or {}
                 record_best(folder, record["val_loss"], data.get("val"))
 
@@ -124,10 +124,10 @@ def prune_checkpoints(newest, keep):
     keep 0 removes none.
     """
     best = best_checkpoint(newest.parent)
-    spared = best["checkpoint"] if best else None
+    kept = best["checkpoint"] if best else None
     folders = list_checkpoints(newest.parent, before=step_of(newest) + 1)
     for folder in folders[:-keep] if keep else []:
-        if folder.name != spared:
+        if folder.name != kept:
             discard_checkpoint(folder)
 
 

@@ -6,7 +6,7 @@
 
 So a preempted job loses nothing, if a step and a save take less time than it is given. Slurm sends
 SIGTERM before it kills (`#SBATCH --signal=TERM@120` says how many seconds before). torchrun hands
-SIGTERM on, and kills after 30 seconds. Any of torchrun's processes can be told by itself; SIGUSR1
+SIGTERM on, and kills after 30 seconds. A signal to one of torchrun's processes is for all; SIGUSR1
 must be sent to one of them, since torchrun does not hand it on.
 """
 

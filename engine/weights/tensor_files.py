@@ -51,8 +51,8 @@ def read_pickle(path):
 def is_stored(tensor):
     """Return whether a tensor is stored value by value.
 
-    weights_only=True lets pass what is sparse, what has no values (meta), and views that repeat
-    one value without end (expand).
+    weights_only=True also reads sparse tensors, tensors without values (meta), and views that
+    repeat one value (expand).
     """
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
     return dense and tensor.untyped_storage().nbytes() >= tensor.nbytes
