@@ -1,5 +1,6 @@
 """Helpers of several tests: small models and datasets, scripts in forks, and the real datasets."""
 
+import functools
 import gc
 import json
 import os
@@ -21,6 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
+from engine.common import hardware  # noqa: E402
 from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -29,6 +31,10 @@ from model import GPT, GPTConfig  # noqa: E402
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if hasattr(signal, "SIGHUP"):
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# The processor's speed is measured once, and forks know it: it takes longer than a small run.
+hardware.peak_flops = functools.cache(hardware.peak_flops)
+hardware.peak_flops(torch.device("cpu"), torch.float32)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"

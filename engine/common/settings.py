@@ -124,8 +124,9 @@ def read_toml(path):
 # ---- The parser
 
 
+@functools.cache
 def make_parser(cls, hidden):
-    """A parser for the fields of a dataclass."""
+    """A parser for the fields of a dataclass. It is made once, since it reads the source."""
     parser = Parser(usage="%(prog)s [config/x.toml ...] [--key=value ...]")
     headings, texts = field_help(cls)
     groups = {heading: parser.add_argument_group(heading) for heading in headings.values()}

@@ -9,10 +9,7 @@ from engine.training.run_folder import read_metrics
 STYLE = {
     "figure.constrained_layout.use": True,
     "savefig.dpi": 150,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
     "legend.frameon": False,
-    "lines.markersize": 4,
 }
 
 

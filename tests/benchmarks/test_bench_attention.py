@@ -12,6 +12,7 @@ from engine.common.hardware import time_interleaved
 from masks import VISIBLE, causal
 
 
+@pytest.mark.slow
 def test_bench_attention(tmp_path, capsys, monkeypatch):
     """Catches a path, a mask, a length or a ratio that is left out in silence."""
     monkeypatch.setitem(ATTENTION, "mine", masked_fill)

@@ -23,6 +23,7 @@ def nanogpt(tmp_path):
     return str(tmp_path / "nanogpt")
 
 
+@pytest.mark.slow
 def test_bench_sample(nanogpt, tmp_path, monkeypatch):
     """Catches a benchmark that leaves something out, or counts other tokens than were written."""
     monkeypatch.setattr(sample.benchmark, "run_timed", timed_here)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import timed_here
 
@@ -11,6 +12,7 @@ from benchmarks.train import TrainBench, compare_steps, main
 from tools.shared.benchmark import SHAPES
 
 
+@pytest.mark.slow
 def test_bench_train(poem, tmp_path, capsys, monkeypatch):
     """Catches a benchmark that times something else than the preset it was given."""
     monkeypatch.setattr(train.benchmark, "run_timed", timed_here)

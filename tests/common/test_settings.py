@@ -143,7 +143,7 @@ def test_help_documents_every_setting(cls, capsys, monkeypatch):
 def test_help_with_headings(capsys, monkeypatch):
     """Catches a heading, a type or a default that is lost, and a hidden setting that is shown."""
     monkeypatch.setenv("COLUMNS", "200")
-    text = help_of(Kinds, capsys, hidden=["secret"])
+    text = help_of(Kinds, capsys, hidden=("secret",))
     assert "100 %," in text and "--share <a number>" in text and "(default: None)" in text
     assert text.index("Kinds:") < text.index("--paths") < text.index("Choices:")
     assert text.index("Choices:") < text.index("--flag") and "secret" not in text

@@ -48,6 +48,7 @@ def test_docstrings(tmp_path, monkeypatch):
     assert labelled.docstrings() == [first, "This one goes on in the next line of it."]
 
 
+@pytest.mark.slow
 def test_attention_finds_what_averages_miss(sentences, small_experiment, monkeypatch):
     """Catches weights of the wrong sentences, and a query that does not learn."""
     monkeypatch.setattr(labelled, "docstrings", lambda: sentences)

@@ -30,6 +30,7 @@ def test_paths_written_out_here():
     torch.testing.assert_close(mixed, masked_fill(q, k, v, full))
 
 
+@pytest.mark.slow
 def test_growth(small_experiment, monkeypatch):
     """Catches memory of n² where O(n) is claimed, and pairs that do not grow as the claim says."""
     monkeypatch.setattr(trials, "seconds_alone", lambda call: 0.001)  # no test can rely on time

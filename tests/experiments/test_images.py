@@ -39,6 +39,7 @@ def test_splits():
     assert not torch.equal(test, digits.images(1)[1][0])
 
 
+@pytest.mark.slow
 def test_they_learn(small_experiment):
     """Catches labels and captions of other images."""
     pytest.importorskip("sklearn")

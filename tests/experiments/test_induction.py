@@ -1,5 +1,6 @@
 """experiments.induction: the heads form in two layers, and cannot in one."""
 
+import pytest
 import torch
 
 from experiments import induction
@@ -31,6 +32,7 @@ def test_scores(monkeypatch):
     assert found["previous token"] == [[0, 0]] and maps.shape == (1, 1, 2, T, T)
 
 
+@pytest.mark.slow
 def test_two_layers_do_what_one_cannot(small_experiment):
     """Catches scores and losses of the wrong tokens: only two layers foresee what comes again."""
     one, two = small_experiment(induction, steps=270)["tables"].popitem()[1]

@@ -1,5 +1,7 @@
 """Where tokens are: order, and texts that are longer than those of training."""
 
+import pytest
+
 from attention import causal, full
 from experiments import positions
 from masks import sliding_window
@@ -11,6 +13,7 @@ def test_order():
     assert positions.disorder(causal) > 0.1 and positions.disorder(sliding_window(4)) > 0.1
 
 
+@pytest.mark.slow
 def test_positions_help(small_experiment, monkeypatch):
     """Catches positions that do not reach the model, and ALiBi that fails in longer texts."""
     kinds = {name: positions.KINDS[name] for name in ("none", "learned", "rope", "alibi")}

@@ -1,5 +1,6 @@
 """Recall against cost: the task, the models, and what each can remember."""
 
+import pytest
 import torch
 
 from experiments import recall
@@ -15,6 +16,7 @@ def test_the_task():
     assert not torch.equal(x, recall.sequences(8, 5, 1)[0])
 
 
+@pytest.mark.slow
 def test_softmax_remembers_what_others_forget(small_experiment, monkeypatch):
     """Catches a model that finds no pair, a wider window, and a sum that forgets nothing."""
     kinds = {"softmax": {}, "linear": {"attention": "linear"}, "window": {"window": 8}}

@@ -60,6 +60,7 @@ def test_same_operations():
     assert many["parameters"] > 1.5 * dense["parameters"]
 
 
+@pytest.mark.slow
 def test_a_small_run(small_experiment, monkeypatch):
     """Catches a balancing loss that does not balance, and shares that are none."""
     kinds = {kind: routing.KINDS[kind] for kind in (routing.ROUTED, "routed, not balanced")}

@@ -1,5 +1,7 @@
 """experiments/scaling.py at a small size: what the square root of D does."""
 
+import pytest
+
 from experiments import scaling
 
 
@@ -16,6 +18,7 @@ def test_random_queries_and_keys():
             assert dot["entropy"] < 0.5 and dot["slope"] < 0.6 * scaled["slope"]
 
 
+@pytest.mark.slow
 def test_a_small_run(small_experiment, monkeypatch):
     """Catches large heads that are as undecided without the scale as with it."""
     monkeypatch.setattr(scaling, "SIZES", (128,))

@@ -55,6 +55,7 @@ def test_a_step_of_shapes_only(shape, optimizer, monkeypatch):
         assert p.grad.device.type == "meta" and p.grad.shape == p.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change, separator",
     [({}, None), (dict(window=30, n_kv_head=2), 7), (dict(visible="strided:20"), None)],

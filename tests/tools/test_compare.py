@@ -163,8 +163,9 @@ def test_runs_of_train(preset, monkeypatch):
     assert [path.suffix for path in (out / "runs").iterdir()] == [".json"] * 4
 
 
-def test_a_setting_that_does_not_exist(preset):
+def test_a_setting_that_does_not_exist(preset, monkeypatch):
     """Catches a mistake that is taken for a divergence."""
+    monkeypatch.setattr(compare.benchmark, "run_timed", train_here)
     with pytest.raises(ValueError, match="did you mean n_head"):
         main(arguments(preset, "--change=--n_heads=3"))
 
