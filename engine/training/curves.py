@@ -6,11 +6,7 @@ from engine.common.files import atomic_path
 from engine.plotting import heatmaps
 from engine.training.run_folder import read_metrics
 
-STYLE = {
-    "figure.constrained_layout.use": True,
-    "savefig.dpi": 150,
-    "legend.frameon": False,
-}
+STYLE = {"figure.constrained_layout.use": True, "savefig.dpi": 150, "legend.frameon": False}
 
 
 def draw(folders):
