@@ -49,6 +49,7 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     bias_of,
     both,
     causal,
+    check_bias,
     everything,
     full,
     local_global,
@@ -270,6 +271,7 @@ def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """
     check_shapes(q, k, v, visible)
     check_standard("tiled", score is scaled_dot and normalize is softmax)
+    check_bias(visible, q)
     with torch.autocast(q.device.type, enabled=False):  # its sums must stay float32
         return Tiled.apply(q, k, v, visible)
 
@@ -564,7 +566,7 @@ def layer_predicate(visible, window, n_head):
     ValueError if it has a bias for another number of heads, or one that is learned.
     """
     seen = predicate(visible)
-    bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
+    check_bias(seen, torch.empty(1, n_head, 1, 1))
     if not window:
         return seen
     return sliding_window(window) if seen is causal else both(seen, sliding_window(window))

@@ -288,7 +288,7 @@ def mask_of(visible, i, j, B=1):
 def bias_of(visible, i, j, q):
     """The predicate's bias for q (B, H, Tq, D), or None if it has none.
 
-    (H, *common shape of i and j) in the dtype of q. ValueError for another shape, or a learned one.
+    (H, *common shape of i and j) in the dtype of q. ValueError for another shape.
     """
     if not hasattr(visible, "bias"):
         return None
@@ -299,11 +299,17 @@ def bias_of(visible, i, j, q):
         raise ValueError(
             f"the predicate's bias is {tuple(bias.shape)}; for n_head={n_head} it must be {shape}"
         )
-    if bias.requires_grad:
-        raise ValueError(
-            "the predicate's bias is learned: no optimizer and no checkpoint would know of it"
-        )
     return bias.to(q.dtype)
+
+
+def check_bias(visible, q):
+    """ValueError if the predicate's bias is for another number of heads than q's, or is learned."""
+    bias = bias_of(visible, *positions(1, 1, q.device), q)
+    if bias is not None and bias.requires_grad:
+        raise ValueError(
+            "the predicate's bias is learned: no optimizer and no checkpoint would know of it, and "
+            "tiled gives it no gradient"
+        )
 
 
 def mean_keys(visible, T):

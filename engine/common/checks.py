@@ -56,6 +56,6 @@ def check_shapes(q, k, v, visible):
     if q.shape[2] > k.shape[2] and not getattr(visible, "across", False):
         raise ValueError(f"queries are the last of the keys, so Tq must not exceed Tk: {shapes}")
     if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
-        kinds = [(str(x.dtype), str(x.device)) for x in (q, k, v)]
+        kinds = [(x.dtype, x.device) for x in (q, k, v)]
         raise ValueError(f"q, k, v differ in dtype or device: {kinds}")
     return q.shape[2], k.shape[2]

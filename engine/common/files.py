@@ -55,7 +55,7 @@ def remove_path(path):
 
 def write_error(path, error):
     """An OSError that names path, for an error that perhaps does not."""
-    reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[0]
+    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
     # PyTorch and safetensors have their own words for a full disk.
     if re.search("No space left|unexpected pos", reason):
         reason = "the disk is full"

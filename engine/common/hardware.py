@@ -190,9 +190,7 @@ def machine_report(device):
     """Return the machine, its limits, the command and the date, to be stored with a measurement."""
     gflops = {}
     for dtype in ("float32", half_dtype(device)):
-        # Another program may share a core for a moment, so the best of five counts.
-        peaks = [peak_flops(device, getattr(torch, dtype)) for _ in range(5)]
-        gflops[dtype] = round(max(peaks) / 1e9)
+        gflops[dtype] = round(peak_flops(device, getattr(torch, dtype)) / 1e9)
     return {
         "device": device_name(device),
         "cpu_flags": cpu_flags(),

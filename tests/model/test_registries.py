@@ -250,13 +250,20 @@ def test_paths_and_a_predicate(spec, lengths):
 
 
 def test_a_learned_bias(monkeypatch):
-    """Catches a bias that looks learned, and that no optimizer and no checkpoint knows of."""
+    """Catches a bias that gets no gradient, or that no optimizer and no checkpoint knows of."""
     slope = torch.nn.Parameter(torch.ones(4, 1, 1))
 
     def visible(i, j):
         return j <= i
 
     visible.bias = lambda i, j: slope * (j - i)
+    inputs = qkv(1, (4, 2), (5, 5), 4)
+    (want,) = torch.autograd.grad(naive(*inputs, visible).sin().sum(), slope)
+    for name in "masked_fill", "fused":
+        (found,) = torch.autograd.grad(ATTENTION[name](*inputs, visible).sin().sum(), slope)
+        torch.testing.assert_close(found, want)
+    with pytest.raises(ValueError, match="bias is learned"):
+        ATTENTION["tiled"](*inputs, visible)
     monkeypatch.setitem(VISIBLE, "learned", lambda: visible)
     with pytest.raises(ValueError, match="bias is learned"):
         new_model(visible="learned")
