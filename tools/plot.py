@@ -165,4 +165,7 @@ DRAW = {"attention": attention, "train": train, "sample": sample, "compare": com
 
 if __name__ == "__main__":
     with one_line_errors():
-        main(parse_settings(PlotSettings, ["--paths", *sys.argv[1:]]))
+        argv = sys.argv[1:]
+        if argv != ["--help"]:
+            argv = ["--paths", *argv]
+        main(parse_settings(PlotSettings, argv))

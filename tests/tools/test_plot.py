@@ -103,6 +103,7 @@ def test_a_damaged_run(runs, tmp_path):
 
 
 def test_nothing_to_draw():
-    """Catches a plotter that does nothing in silence."""
+    """Catches a plotter that does nothing in silence, or does not say what it takes."""
+    assert "--output" in run_here("-m", "tools.plot", "--help").stdout
     with pytest.raises(ValueError, match="--paths: expected at least one"):
         plot()
