@@ -447,10 +447,10 @@ class KVCache:
     views (B, G, len, D): the k and v that a path takes beside the T new queries. The memory is
     allocated once. Rotate before caching.
 
-    It also knows what a decoding step must know about its batch: `padding` (B,), how many positions
-    at the beginning of each sequence hold no token; and `at` (1,), the next position as a tensor,
-    during a compiled step. While `at` is set, append returns all max_len positions, so that shapes
-    never change and a step is compiled once (as in gpt-fast).
+    It also knows what a decoding step must know about its batch: `padding` (B,), given to reset,
+    how many positions at the beginning of each sequence hold no token; and `at` (1,), the next
+    position as a tensor, during a compiled step. While `at` is set, append returns all max_len
+    positions, so that shapes never change and a step is compiled once (as in gpt-fast).
     """
 
     def __init__(self, batch_size, n_kv_head, max_len, head_size):
@@ -622,7 +622,10 @@ class CausalSelfAttention(nn.Module):
         self.normalize = NORMALIZE[normalize]
 
     def forward(self, x, rope=None, cache=None):
-        """rope: (cos, sin) rows for these T positions, or None. cache: from new_cache, or None."""
+        """rope: (cos, sin) rows for these T positions, or None.
+
+        cache: from new_cache; PackedDocuments, which keep the documents of a batch apart; or None.
+        """
         H, G, D = self.n_head, self.n_kv_head, self.head_size
         qkv = self.c_attn(x).unflatten(2, (H + 2 * G, D))  # (B, T, heads, D)
         qk, v = qkv.split([H + G, G], dim=2)

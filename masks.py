@@ -124,7 +124,8 @@ class PackedDocuments:
     """A batch idx (B, T) whose rows are documents one after the other: each sees only itself.
 
     A separator belongs to the document that it begins, so that a text sampled from it alone is
-    what was trained. Has KVCache's interface, but stores nothing: the batch is complete.
+    what was trained. Has KVCache's positions, visible and append, but stores nothing: the batch is
+    complete.
     """
 
     def __init__(self, idx, separator):
@@ -167,7 +168,10 @@ def predicate(spec):
     name, _, numbers = spec.partition(":")
     make = choose("visible", name, VISIBLE)
     try:
-        return make(*(int(number) for number in numbers.split(",") if number))
+        numbers = [int(number) for number in numbers.split(",") if number]
+        if max(numbers, default=0) > 2**24:
+            raise ValueError("a number is too large")
+        return make(*numbers)
     except (TypeError, ValueError) as error:  # TypeError: too few numbers, or too many
         parameters = ",".join(inspect.signature(make).parameters)
         form = f"{name}:{parameters}".rstrip(":")
@@ -273,14 +277,12 @@ def mask_of(visible, i, j, B=1):
         Tk = int(j.max()) + 1
         raise ValueError(f"the predicate does not know all {Tk} positions: {error}") from None
     shape = common_shape(i, j)
-    is_mask = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
-    if not is_mask or mask.shape not in (shape, (1, *shape), (B, *shape)):
-        got = type(mask).__name__
-        if isinstance(mask, torch.Tensor):
-            got = f"{mask.dtype} {tuple(mask.shape)}"
+    kind = getattr(mask, "dtype", type(mask).__name__)
+    found = tuple(getattr(mask, "shape", ()))
+    if kind != torch.bool or found not in (shape, (1, *shape), (B, *shape)):
         raise ValueError(
             f"a predicate must return a bool tensor of shape {tuple(shape)}, "
-            f"or with B={B} in front, not {got}"
+            f"or with B={B} in front, not {kind} {found}"
         )
     return mask.expand(1, *shape) if mask.dim() == len(shape) else mask
 

@@ -92,10 +92,11 @@ class GPTConfig:
     """Initial weights: gpt2 (std 0.02) or zero_out (each block starts as the identity)."""
 
     def __post_init__(self):
-        at_least(1, self, "block_size", "vocab_size", "n_head", "n_embd", most=2**31)
+        at_least(1, self, "block_size", "vocab_size", "n_head", "n_embd", most=2**24)
         at_least(1, self, "n_layer", most=10_000)
-        at_least(1, self, "rope_base", "rope_stretch", "rope_trained")
-        at_least(0, self, "n_kv_head", "window", "head_size", "mlp_size", "norm_eps", most=2**31)
+        at_least(1, self, "rope_base", "rope_stretch")
+        at_least(1, self, "rope_trained", most=2**31)
+        at_least(0, self, "n_kv_head", "window", "head_size", "mlp_size", "norm_eps", most=2**24)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
@@ -421,7 +422,8 @@ class GPT(nn.Module):
         """Token ids (B, T) -> logits and loss.
 
         With targets (B, T), ids to predict or -1 to ignore: logits (B, T, vocab_size) and their
-        mean cross-entropy in nats; only_loss: None and the loss, in less memory.
+        mean cross-entropy in nats, 0 if all are ignored; only_loss: None and the loss, in less
+        memory.
         Without targets: logits (B, 1, vocab_size) of the last position, and None.
         With a cache from new_cache, idx continues what the cache holds.
         ValueError past block_size.
@@ -438,7 +440,8 @@ class GPT(nn.Module):
         logits = self.lm_head(x)  # (B, T, vocab_size)
         # Half precision is too coarse for a loss.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return logits, F.cross_entropy(wide.flatten(0, 1), targets, ignore_index=-1)
+        total = F.cross_entropy(wide.flatten(0, 1), targets, ignore_index=-1, reduction="sum")
+        return logits, total / (targets >= 0).sum().clamp_min(1)
 
     def hidden(self, idx, cache=None, packed=None):
         """Token ids (B, T) -> the input of the head, (B, T, n_embd).
@@ -526,8 +529,8 @@ class GPT(nn.Module):
     ):
         """idx (B, T) with max_new_tokens more: (B, T + max_new_tokens). Call eval() first.
 
-        temperature, top_k and other settings: see generation.Sampling. generator: the only source
-        of randomness. Ids from vocab_size on are never sampled.
+        temperature, top_k and other settings: see Sampling in engine/decoding/sampling.py.
+        generator: the only source of randomness. Ids from vocab_size on are never sampled.
         """
         settings = Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
         session = Session(self, list(idx), max_new_tokens, use_cache)

@@ -3,17 +3,15 @@
     python sample.py [--out_dir=out] [--start="Once upon" | --start=FILE:x.txt] [--key=value ...]
     python sample.py --init_from=gpt2                      published weights
 
-Reads nothing but the checkpoint folder. Text goes to the standard output, its speed to the
-standard error.
+Needs the checkpoint folder only, and no dataset. Text goes to the standard output, its speed to
+the standard error.
 """
 
 import contextlib
 import math
-import os
 import signal
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -31,6 +29,7 @@ from engine.decoding.quantization import best_dtype, prepare_for_inference
 from engine.decoding.sampling import Sampling
 from engine.decoding.speculation import GUESSES, Draft, ngram
 from engine.decoding.text import Printer, Text
+from engine.text.preparation import read_text
 from engine.weights import checkpoint, pretrained
 from model import GPT
 
@@ -107,23 +106,15 @@ class SampleConfig(Sampling):
 # Prompts
 
 
-def read_text(name, flag):
-    """Return the text of a file, or of the standard input (-), without a byte order mark."""
-    content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    try:
-        return content.decode("utf-8-sig").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{flag}: {name} is not UTF-8 text (offset {error.start})") from None
-
-
 def read_prompts(config):
     """Return {where a prompt comes from, for error messages: its text}."""
-    if config.prompts:
-        lines = read_text(config.prompts, "--prompts").removesuffix("\n").split("\n")
-        return {f"--prompts, line {n}": line for n, line in enumerate(lines, 1)}
-    if config.start == "-" or config.start.startswith("FILE:"):
-        return {"--start": read_text(config.start.removeprefix("FILE:"), "--start")}
-    return {"--start": config.start}
+    text = config.start
+    if config.prompts or text == "-" or text.startswith("FILE:"):
+        text = read_text(config.prompts or text.removeprefix("FILE:")).replace("\r\n", "\n")
+    if not config.prompts:
+        return {"--start": text}
+    lines = text.removesuffix("\n").split("\n")
+    return {f"--prompts, line {n}": line for n, line in enumerate(lines, 1)}
 
 
 def encode_prompt(tokenizer, text, begin, most, flag):
@@ -152,9 +143,10 @@ def encode_prompt(tokenizer, text, begin, most, flag):
 
 
 def load_model(config, folder, quantize="none", rows=1):
-    """Return a model, its tokenizer, and its numbers and device in words.
+    """Return a model, its tokenizer, and its dtype and device in words.
 
-    rows: how many tokens a product has at a time, which decides the format of the weights.
+    rows: how many rows a matrix product has at a time (one for each text, or for each guess), which
+    decides the layout of the weights.
     """
     device = pick_device(config.device)
     model = GPT.from_pretrained(folder)
@@ -166,16 +158,26 @@ def load_model(config, folder, quantize="none", rows=1):
     return model, tokenizer, f"{kind}, {device}"
 
 
+def load_latest(config, rows):
+    """Return load_model of the settings' model; again if a run removes its checkpoint meanwhile."""
+    while True:
+        if config.init_from == "resume":
+            folder = checkpoint.find_checkpoint(config.out_dir, config.checkpoint)
+        else:
+            folder = pretrained.folder_of(config.init_from, config.checkpoint)
+        try:
+            return load_model(config, folder, config.quantize, rows)
+        except (ValueError, OSError):
+            if folder.exists():
+                raise
+
+
 def make_generator(config, texts):
-    """Return the Generator for this number of texts, and its model's kind in words."""
+    """Return the Generator for this number of texts, and its dtype and device in words."""
     rows = 1 + GUESSES if config.draft else min(texts, config.batch_size)
     if config.compile is True:
-        rows = None  # the compiler makes its own products
-    if config.init_from == "resume":
-        folder = checkpoint.find_checkpoint(config.out_dir, config.checkpoint)
-    else:
-        folder = pretrained.folder_of(config.init_from, config.checkpoint)
-    model, tokenizer, kind = load_model(config, folder, config.quantize, rows)
+        rows = None  # the compiler lays out the weights itself
+    model, tokenizer, kind = load_latest(config, rows)
     guess = make_guess(config, tokenizer)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     return Generator(model, tokenizer, config, guess, pads), kind
@@ -249,8 +251,9 @@ def converse(generator, kind):
             print(error, file=sys.stderr)
             continue
 
-        # The model's turn. Ctrl-C ends this answer, of which the session keeps what was shown.
-        generator.read(ids)
+        # The model's turn. Ctrl-C ends this answer; the session keeps its tokens, also those of a
+        # stop text, but no guesses.
+        generator.add(ids)
         length = generator.session.length
         answer = Text(tokenizer, generator.config.stop)
         answers.append(answer)
@@ -269,6 +272,5 @@ def print_speed(generator, texts, kind):
 
 
 if __name__ == "__main__":
-    sys.stdin = sys.stdin or open(os.devnull)  # None: closed
     with one_line_errors():
         sample(parse_settings(SampleConfig, sys.argv[1:]))

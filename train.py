@@ -29,7 +29,7 @@ import torch
 
 from attention import ATTENTION
 from engine.common import processes
-from engine.common.checks import at_least
+from engine.common.checks import at_least, choose
 from engine.common.device import pick_device
 from engine.common.errors import IgnoreBrokenPipe, one_line_errors
 from engine.common.files import folder_lock
@@ -39,7 +39,7 @@ from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
 from engine.training.batches import document_separator
 from engine.training.monitor import dry_run
-from engine.training.optimizer import learning_rate_at
+from engine.training.optimizer import DECAY, learning_rate_at
 from engine.training.run import Run
 from engine.training.run_folder import resume_hint
 from engine.training.signals import Requests
@@ -144,8 +144,8 @@ class TrainConfig(GPTConfig):
     # Learning rate schedule
     decay_lr: bool = True
     """False keeps learning_rate after the warmup."""
-    lr_schedule: Literal["cosine", "linear"] = "linear"
-    """The shape of the decay to min_lr."""
+    lr_schedule: str = "linear"
+    """The shape of the decay to min_lr: linear or cosine."""
     warmup_iters: int = 0
     """Steps of linear warmup."""
     hold: float = 0.5
@@ -172,6 +172,7 @@ class TrainConfig(GPTConfig):
 
     def __post_init__(self):
         self.model_config(self.vocab_size or 1)  # ValueError for an impossible model
+        choose("lr_schedule", self.lr_schedule, DECAY)
         if not (self.out_dir and self.init_from and self.dataset):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
@@ -195,12 +196,13 @@ class TrainConfig(GPTConfig):
 
 
 def train(config, requests=None):
-    """Train with the settings in a TrainConfig; return the newest record as a dict.
+    """Train with the settings in a TrainConfig; return the newest record (or dry_run's) as a dict.
 
     requests: a Requests that can stop the run after any step; None: no signal is caught. ValueError
     for settings or data that cannot be used; FloatingPointError for a loss that is not finite.
     """
     started = time.perf_counter()
+    # The trainer has the model and makes a step; the run writes, and moves an earlier one aside.
     trainer = make_trainer(config)
     config = trainer.config  # completed by what the data and a saved model determine
     if config.dry_run:
@@ -215,7 +217,7 @@ def train(config, requests=None):
             # What is due after this step: the same in all processes
             step = trainer.step
             trained = step > trainer.first_step
-            finished = step >= trainer.last_step
+            finished = step >= trainer.last_step  # with eval_only at once
             stop, save = requests.agree(run.save_is_due())
             interval_ends = trained and step % config.eval_interval == 0
             evaluate = finished or interval_ends or run.evaluation_pending
@@ -228,7 +230,7 @@ def train(config, requests=None):
             if log and not evaluate:
                 run.log(record)
 
-            # Save, before an evaluation that may fail
+            # Save, before an evaluation, which removes it again if the loss is not finite
             if evaluate or save or stop:
                 run.save(record, evaluation_pending=evaluate)
 
@@ -393,7 +395,7 @@ def settings(argv):
             "the text to tune it on"
         )
     used = " ".join(presets)
-    print0(f"settings: {used or 'the defaults of train.py (without any flag: config/minute.toml)'}")
+    print0(f"settings: {used or 'the defaults of train.py, not those of config/minute.toml'}")
     return config
 
 
@@ -401,7 +403,16 @@ def settings_to_resume(folder, changes):
     """Return the settings that a checkpoint was saved with, and changes, a dict, to them."""
     print0(f"settings: those of {folder}")
     saved = checkpoint.load_config(folder)["training"]
-    return replace(checkpoint.restore_settings(TrainConfig, saved, folder), **changes)
+    before = checkpoint.restore_settings(TrainConfig, saved, folder)
+    config = replace(before, **changes)
+    step = checkpoint.step_of(folder)
+    rate = learning_rate_at(step, config)
+    planned = learning_rate_at(step, before)
+    if step >= config.max_iters and not config.eval_only:
+        print0(f"note: nothing is left to train: give --max_iters above {step}")
+    elif rate != planned:
+        print0(f"note: the learning rate goes on at {rate:.3g}, where it was to be {planned:.3g}")
+    return config
 
 
 def preset(name):
@@ -427,7 +438,7 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.stdout = IgnoreBrokenPipe(sys.stdout)
-    sys.stderr = IgnoreBrokenPipe(sys.stderr)
     with one_line_errors():
+        sys.stdout = IgnoreBrokenPipe(sys.stdout)
+        sys.stderr = IgnoreBrokenPipe(sys.stderr)
         main()

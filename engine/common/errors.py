@@ -11,7 +11,7 @@ from pathlib import Path
 
 def escape_control_characters(text):
     """Return text for the standard output; on a terminal, control characters become \\u001b."""
-    if not (sys.stdout and sys.stdout.isatty()):
+    if not sys.stdout.isatty():
         return text
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
@@ -20,8 +20,7 @@ class IgnoreBrokenPipe:
     """An output stream that loses text silently when its reader has gone, as `head` does."""
 
     def __init__(self, stream):
-        # None: the stream was closed before the script began.
-        self.stream = stream or open(os.devnull, "w", encoding="utf-8")
+        self.stream = stream
 
     def __getattr__(self, name):
         return getattr(self.stream, name)
@@ -48,6 +47,9 @@ def one_line_errors():
     # A script may have set the system's own handler, so that Ctrl-C during imports is quiet.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed; else a file of data would take its number
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     # A terminal without UTF-8 shows characters that it cannot print as \\u732b.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -55,7 +55,7 @@ def remove_path(path):
 
 def write_error(path, error):
     """An OSError that names path, for an error that perhaps does not."""
-    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    reason = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
     # PyTorch and safetensors have their own words for a full disk.
     if re.search("No space left|unexpected pos", reason):
         reason = "the disk is full"
@@ -66,11 +66,11 @@ def write_error(path, error):
 def atomic_path(path):
     """Write a file or a folder under a temporary name, which this gives, and rename it at the end.
 
-    If that fails, the old content stays, the temporary is removed, and an OSError names path.
+    The name is this process's own, so that two may write the same path. If that fails, the old
+    content stays, the temporary is removed, and an OSError names path.
     """
-    unfinished = path.with_name(path.name + ".partial")
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
-        remove_path(unfinished)
         yield unfinished
         for file in (*unfinished.rglob("*"), unfinished):
             fsync_path(file)
@@ -82,6 +82,12 @@ def atomic_path(path):
         if isinstance(error, OSError | SafetensorError | RuntimeError):  # of different libraries
             raise write_error(path, error) from error
         raise
+
+
+def remove_unfinished(folder):
+    """Remove what processes that were killed left in a folder, which must be locked."""
+    for unfinished in folder.glob("*.partial"):
+        remove_path(unfinished)
 
 
 def atomic_write(path, content):

@@ -113,11 +113,14 @@ def read_preset(path):
 def read_toml(path):
     """The content of a TOML file; ValueError if it is missing or is something else."""
     try:
-        return tomllib.loads(require_regular_file(Path(path)).read_text(encoding="utf-8-sig"))
+        file = require_regular_file(Path(path))
+        if file.stat().st_size > 2**14:  # Python's reader takes minutes for a hostile one
+            raise ValueError(f"{path} is too large for a preset")
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         known = [shell_path(preset) for preset in sorted((ROOT / "config").glob("*.toml"))]
         raise ValueError(f"there is no preset {path}: choose {', '.join(known)}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 

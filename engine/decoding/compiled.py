@@ -61,7 +61,7 @@ class CompiledStep:
 
     def ready(self, session):
         """Return whether the session has one token to read, for which its cache has room."""
-        one_more = session.read == session.length - 1
+        one_more = session.n_read == session.length - 1
         return one_more and session.context_starts() == session.starts
 
     @torch.inference_mode()
@@ -83,5 +83,5 @@ class CompiledStep:
         for layer in session.cache:
             layer.length += 1
             layer.at = None
-        session.read = session.length
+        session.n_read = session.length
         return ids.clone(), logits.clone()  # the next step overwrites what the graph returns

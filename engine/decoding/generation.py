@@ -96,7 +96,7 @@ class Generator:
             self.start([text.ids for text in batch], [text.seed for text in batch], most)
             yield from self.extend(batch)
 
-    def read(self, ids):
+    def add(self, ids):
         """Add ids (T,) to the conversation, which the session keeps."""
         if not self.session:
             self.start([ids[:0]], [self.config.seed], math.inf)

@@ -70,7 +70,7 @@ class Session:
             row[begin : self.length] = prompt
         self.cache = None
         self.starts = None  # the columns where the cached contexts begin
-        self.read = 0  # columns that the cache has read
+        self.n_read = 0  # columns that the cache holds
 
     def append(self, tokens):
         """Add ids (B, T) to the texts; nothing is computed yet."""
@@ -85,19 +85,19 @@ class Session:
     def trim(self, length):
         """Remove the columns from length on, from the cache too."""
         self.length = length
-        if self.read <= length:
+        if self.n_read <= length:
             return
         try:
             for layer in self.cache:
-                layer.trim(len(layer) - (self.read - length))
-            self.read = length
+                layer.trim(len(layer) - (self.n_read - length))
+            self.n_read = length
         except ValueError:  # linear attention, or a context that has moved on
             self.forget()
 
     def forget(self):
         """Read all texts again next time."""
         self.starts = None
-        self.read = 0
+        self.n_read = 0
 
     def text(self, row=0):
         """Return the ids of one text, (T,)."""
@@ -121,21 +121,22 @@ class Session:
         starts = self.context_starts()
         if starts != self.starts or not self.use_cache:
             logits = self.read_all(starts, count)
-        elif self.length - self.read == 1:
+        elif self.length - self.n_read == 1:
             logits = decode_one_token(self.model, self.unread(), self.cache)
         else:
             logits = prefill(self.model, self.unread(), self.cache, count)
         check_finite(logits)
         self.starts = starts
-        self.read = self.length
+        self.n_read = self.length
         return logits
 
     def unread(self):
         """Return the ids that the cache has not read, (B, T)."""
-        return self.ids[:, self.read : self.length]
+        return self.ids[:, self.n_read : self.length]
 
     def read_all(self, starts, count):
         """Fill an empty cache from each text's start. Texts that are equal are read once."""
+        # Column 0 is the padding of a row, and its ids follow.
         left = min(starts)
         ids = self.ids[:, left : self.length].tolist()
         texts = [(start - left, *row) for start, row in zip(starts, ids)]

@@ -115,6 +115,7 @@ LOSS_SCALE = 1024.0  # of the logits' gradients: divided by the tokens, float16 
 def linear_cross_entropy(x, weight, targets):
     """Mean cross-entropy in nats of the logits x @ weight^T at targets (N,), -1 to ignore.
 
+    0 if all are ignored.
     x (N, C), weight (V, C). Computed in chunks of rows, each with its gradient at once: for
     GPT-2's vocabulary, all N x V logits would be most of the memory of a training step. Its
     backward pass can run only once.
@@ -132,7 +133,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx, x, weight, targets, with_gradients):
         wide = torch.promote_types(x.dtype, torch.float32)  # half precision is too coarse
         total = torch.zeros((), dtype=wide, device=x.device)
-        count = (targets >= 0).sum(dtype=wide)
+        count = (targets >= 0).sum(dtype=wide).clamp_min(1)
         if with_gradients:
             dx = torch.zeros_like(x)
             dweight = torch.zeros_like(weight)

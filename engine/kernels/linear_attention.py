@@ -17,14 +17,6 @@ def chunked(q, k, v, feature, past, chunk):
     came before k and v, or None; see LinearState. Within a chunk all pairs are compared; between
     chunks only the running sum is handed on.
     """
-    # Allocating large tensors takes a CPU as long as the products: halve the heads.
-    if q.device.type == "cpu" and q.shape[1] > 1 and v.numel() > 2**20:
-        pasts = (None, None) if past is None else past.chunk(2, dim=1)
-        halves = zip(*(x.chunk(2, dim=1) for x in (q, k, v)), pasts)
-        results = [chunked(*qkv, feature, past, chunk) for *qkv, past in halves]
-        y, total = (torch.cat(parts, dim=1) for parts in zip(*results))
-        return y, total
-
     dtype = v.dtype
     Tq = q.shape[2]
     q, k, v = featured(q, k, v, feature)
@@ -106,7 +98,7 @@ class RandomFeatures(nn.Module):
 class LinearState:
     """The memory of linear attention: one matrix per head, however long the past is.
 
-    Has the interface of KVCache.
+    Has KVCache's reset, trim, select and positions.
     """
 
     def __init__(self, batch_size, max_len):

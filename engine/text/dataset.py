@@ -160,7 +160,7 @@ def map_tokens(path, dtype, count, block_size):
 def check_tokens(path, tokens, vocab_size, sha256):
     """ValueError for an id outside the vocabulary, in the first 256 MB.
 
-    ValueError also for another sha256, of a file that is no larger.
+    ValueError also for a file with another sha256, if it is smaller than these 256 MB.
     """
     largest = int(tokens[: SMALL // tokens.itemsize].max())
     if largest >= vocab_size:

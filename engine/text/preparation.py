@@ -7,6 +7,7 @@ large.py has the rest.
 """
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from engine.common.files import (
     atomic_write,
     folder_lock,
     remove_path,
+    remove_unfinished,
+    require_regular_file,
     sha256_of,
     sha256_of_file,
 )
@@ -29,8 +32,13 @@ SMALL = 2**28
 
 
 def read_text(path):
-    """Return a UTF-8 file as text, line ends unchanged; ValueError says where it is not UTF-8."""
-    content = Path(path).read_bytes()
+    """Return a UTF-8 file, or the standard input for -, as text; line ends stay as they are.
+
+    ValueError says where it is not UTF-8.
+    """
+    path = Path(path)
+    is_stdin = path.name == "-"
+    content = sys.stdin.buffer.read() if is_stdin else require_regular_file(path).read_bytes()
     try:
         text = content.decode("utf-8-sig")
         wrong = content.find(0)  # as in UTF-16
@@ -169,6 +177,7 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0):
         "source": source,
     }
     with folder_lock(folder):
+        remove_unfinished(folder)
         with atomic_path(train_path) as train_file, atomic_path(val_path) as val_file:
             train = SplitWriter(train_file, tokenizer)
             val = SplitWriter(val_file, tokenizer)

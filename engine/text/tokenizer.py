@@ -235,11 +235,11 @@ class HubTokenizer(Tokenizer):
 # ---- The content of tokenizer.json
 
 
-VISIBLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
-HIDDEN = [byte for byte in range(256) if byte not in VISIBLE]  # GPT-2 writes them from U+0100 on
-CHARACTERS = [*map(chr, VISIBLE), *map(chr, range(256, 256 + len(HIDDEN)))]
-BYTE_OF = dict(zip(CHARACTERS, VISIBLE + HIDDEN))
-CHARACTER_OF = dict(zip(VISIBLE + HIDDEN, CHARACTERS))
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+HIDDEN = [byte for byte in range(256) if byte not in PRINTABLE]  # GPT-2 writes them from U+0100 on
+CHARACTERS = [*map(chr, PRINTABLE), *map(chr, range(256, 256 + len(HIDDEN)))]
+BYTE_OF = dict(zip(CHARACTERS, PRINTABLE + HIDDEN))
+CHARACTER_OF = dict(zip(PRINTABLE + HIDDEN, CHARACTERS))
 
 
 def to_bytes(token):

@@ -74,6 +74,5 @@ def validation_loss(net, data, config, device, autocast):
     net.train()
     weights = torch.tensor(tokens, dtype=torch.float64)
     total = torch.stack([torch.stack(losses).cpu().double() @ weights, weights.sum()])
-    if processes.world_size() > 1:
-        total = processes.all_reduce_sum(total.to(device))
+    total = processes.all_reduce_sum(total)
     return (total[0] / total[1]).item()

@@ -1,7 +1,5 @@
 """Training runs as a picture: losses, learning rate and speed, from their metrics.jsonl."""
 
-import contextlib
-
 from engine.common.files import atomic_path
 from engine.plotting import heatmaps
 from engine.training.run_folder import read_metrics
@@ -54,8 +52,12 @@ def load_metrics(folder):
 
 
 def write(folder):
-    """Draw a run into loss.png in its folder, if matplotlib is installed."""
-    with contextlib.suppress(ImportError):
+    """Draw a run into loss.png in its folder, if matplotlib is installed; a note if that fails."""
+    try:
         figure = draw([folder])
         with atomic_path(folder / "loss.png") as unfinished:
             figure.savefig(unfinished, format="png")
+    except ImportError:
+        pass
+    except (OSError, ValueError) as error:
+        print(f"note: {error}")

@@ -193,10 +193,16 @@ def make_optimizer(model, config):
     return Muon(groups, parts, {p: name for name, p in named.items()})
 
 
+DECAY = {  # name -> the share of the rate that is left, from 1 at progress 0 to 0 at progress 1
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+}
+
+
 def learning_rate_at(step, config):
     """Return the learning rate of the update after `step` updates.
 
-    A linear warmup, a constant part (hold), then a cosine or linear decay to min_lr.
+    A linear warmup, a constant part (hold), then the decay to min_lr that lr_schedule names.
     """
     if step < config.warmup_iters:
         return config.learning_rate * (step + 1) / (config.warmup_iters + 1)
@@ -206,10 +212,7 @@ def learning_rate_at(step, config):
     if step >= end:
         return config.min_lr
     begin = max(config.warmup_iters, config.hold * end)
-    progress = max(0, step - begin) / (end - begin)  # 0 <= progress < 1
-    share = 1 - progress
-    if config.lr_schedule == "cosine":
-        share = 0.5 * (1 + math.cos(math.pi * progress))
+    share = DECAY[config.lr_schedule](max(0, step - begin) / (end - begin))
     return config.min_lr + share * (config.learning_rate - config.min_lr)
 
 

@@ -79,7 +79,7 @@ class Run:
         model = sharding.full_model(trainer.model)
         if self.writes:
             data = trainer.data
-            folder = save_checkpoint(
+            save_checkpoint(
                 self.out_dir,
                 trainer.step,
                 model,
@@ -89,7 +89,7 @@ class Run:
                 data.hashes,
                 record,
             )
-            run_folder.prune_checkpoints(folder, self.config.keep_checkpoints)
+            run_folder.prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
         if not evaluation_pending:
             processes.print0(f"step {trainer.step}: saved")
         self.saved_step = trainer.step
@@ -111,7 +111,7 @@ class Run:
         processes.print0(f"step {trainer.step}: validation loss {loss:.4f}{in_bits}")
         if self.writes:
             run_folder.record_best(folder, loss, trainer.data.hashes["val"])
-            run_folder.prune_checkpoints(folder, self.config.keep_checkpoints)
+            run_folder.prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
         self.evaluation_pending = False
         return loss
 

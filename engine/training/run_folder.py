@@ -15,6 +15,7 @@ from engine.common.files import (
     DamagedFile,
     atomic_write,
     remove_path,
+    remove_unfinished,
     require_regular_file,
     shell_path,
     shell_quote,
@@ -32,8 +33,7 @@ def start_run(out_dir, step, resumed):
     out_dir.mkdir(parents=True, exist_ok=True)
     if not os.access(out_dir, os.W_OK):
         raise ValueError(f"{out_dir} is not writable: allow it with chmod, or give another out_dir")
-    for unfinished in out_dir.glob("*.partial"):  # of a run that was killed
-        remove_path(unfinished)
+    remove_unfinished(out_dir)
     move_aside(out_dir, step, resumed)
     records = cut_metrics(out_dir, step)
     best = best_checkpoint(out_dir)
@@ -71,8 +71,7 @@ def cut_metrics(out_dir, step):
         return []
     records = [record for record in read_metrics(path).values() if record["step"] <= step]
     text = "".join(json.dumps(record) + "\n" for record in records).encode()
-    if path.read_bytes() != text:
-        atomic_write(path, text)
+    atomic_write(path, text)
     return records
 
 
@@ -118,15 +117,11 @@ def restore_best(out_dir, records):
                 record_best(folder, record["val_loss"], data.get("val"))
 
 
-def prune_checkpoints(newest, keep):
-    """Of a checkpoint and those before it, remove all but the newest `keep` and the best.
-
-    keep 0 removes none.
-    """
-    best = best_checkpoint(newest.parent)
+def prune_checkpoints(out_dir, keep):
+    """Remove all checkpoints but the newest `keep` and the best; keep 0 removes none."""
+    best = best_checkpoint(out_dir)
     kept = best["checkpoint"] if best else None
-    folders = list_checkpoints(newest.parent, before=step_of(newest) + 1)
-    for folder in folders[:-keep] if keep else []:
+    for folder in list_checkpoints(out_dir)[:-keep] if keep else []:
         if folder.name != kept:
             discard_checkpoint(folder)
 

@@ -11,7 +11,6 @@ A checkpoint is written under another name, and renamed once it is complete and 
 """
 
 import json
-import math
 import re
 from contextlib import suppress
 from dataclasses import asdict
@@ -48,7 +47,7 @@ def save_checkpoint(
     """Write the checkpoint of a step as a whole; return its folder, out_dir/step_<step>.
 
     training: the settings as a dict. trainer_state: values of JSON, and dicts name -> tensor. data:
-    the hashes of the dataset. record: the step's line of metrics.jsonl, a dict. OSError if it
+    the hashes of the dataset. record: the newest line of metrics.jsonl, a dict. OSError if it
     cannot be written, for example because the disk is full.
     """
     folder = Path(out_dir) / f"step_{step:06d}"
@@ -88,10 +87,10 @@ def step_of(folder):
     return int(folder.name.removeprefix("step_"))
 
 
-def list_checkpoints(out_dir, before=math.inf):
-    """Return the folders of the complete checkpoints of steps before this one, oldest first."""
+def list_checkpoints(out_dir):
+    """Return the folders of the complete checkpoints, oldest first."""
     folders = [path for path in Path(out_dir).glob("step_*") if FOLDER_NAME.fullmatch(path.name)]
-    return sorted((path for path in folders if step_of(path) < before), key=step_of)
+    return sorted(folders, key=step_of)
 
 
 def best_checkpoint(out_dir):
@@ -243,9 +242,10 @@ def load_trainer(folder):
 
 
 def restore_settings(cls, saved, source):
-    """Return saved settings (a dict from JSON) as a dataclass cls.
+    """Return settings from JSON, a dict, as a dataclass cls.
 
-    ValueError for one that this version does not have, or whose type is wrong. source: for errors.
+    They are a checkpoint's, or what families.py made of a published model's. ValueError, which
+    names the source, for one that this version does not have, or whose value is impossible.
     """
     words = []
     for name, value in saved.items():
@@ -254,9 +254,7 @@ def restore_settings(cls, saved, source):
     try:
         return parse_settings(cls, words)
     except ValueError as error:
-        raise ValueError(
-            f"{source} is damaged, or was written by another version of this code: {error}"
-        ) from None
+        raise ValueError(f"{source} does not fit this version of the code: {error}") from None
 
 
 # ---- Comparing with a run that resumes

@@ -91,8 +91,10 @@ def read_tensors(folder):
 def read_nanogpt(path):
     """Return the config and the weights that nanoGPT's train.py saved. No code in it can run."""
     saved = read_pickle(path)
-    fields = ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "bias")
-    config = {name: saved["model_args"][name] for name in fields} | {"mlp": "gelu"}
+    config = {"mlp": "gelu"}
+    for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "bias"):
+        config[name] = int(saved["model_args"][name])  # nested lists would take for ever to print
+    config["bias"] = bool(config["bias"])
     weights = {}
     for name, tensor in saved["model"].items():
         name = name.removeprefix("_orig_mod.")  # of torch.compile
@@ -130,8 +132,8 @@ def load_tokenizer(folder, vocab_size):
 
 def nanogpt_tokenizer(path, vocab_size):
     """Return the tokenizer of the dataset of nanoGPT's run: it must be prepared here too."""
-    name = read_pickle(path).get("config", {}).get("dataset")
-    meta = ROOT / "data" / str(name) / "meta.json"
+    name = Path(read_pickle(path).get("config", {}).get("dataset", ""))
+    meta = ROOT / "data" / name / "meta.json"
     if meta.exists():
         found = tokenizer.tokenizer_from_spec(read_json(meta)["tokenizer"])
         if found.vocab_size == vocab_size:

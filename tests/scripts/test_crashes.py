@@ -414,7 +414,7 @@ def test_a_power_cut(tmp_path, monkeypatch, renamed):
         folder = saved(live, step)
         promised = step
         run_folder.record_best(folder, 3.0 / step, "x")
-        run_folder.prune_checkpoints(folder, 1)
+        run_folder.prune_checkpoints(live, 1)
         with open(live / "metrics.jsonl", "a") as file:
             file.write(
                 json.dumps({"step": step, "train_loss": 3.0 / step, "val_loss": 3.0 / step}) + "\n"

@@ -165,7 +165,7 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("name", ["openwebtext", "fineweb", "climbmix"])
+@pytest.mark.parametrize("name", ["openwebtext", "fineweb"])
 def test_the_scripts_of_the_hub(name, monkeypatch):
     """Catches a script that does not start, or names no dataset."""
     calls = []

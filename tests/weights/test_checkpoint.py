@@ -151,7 +151,7 @@ def test_settings_of_earlier_versions(tmp_path):
     config = GPTConfig(**SHAPE)
     settings = config.__dict__ | {"skip": False, "shift": False}
     assert checkpoint.restore_settings(GPTConfig, settings, "x") == config
-    with pytest.raises(ValueError, match="x is damaged, or .* another version .* 'shift'"):
+    with pytest.raises(ValueError, match="x does not fit this version .* 'shift'"):
         checkpoint.restore_settings(GPTConfig, settings | {"shift": True}, "x")
     with pytest.raises(ValueError, match="n_layer: 'two' is not a whole number"):
         checkpoint.restore_settings(GPTConfig, settings | {"n_layer": "two"}, "x")
