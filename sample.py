@@ -30,7 +30,7 @@ from engine.decoding.sampling import Sampling
 from engine.decoding.speculation import GUESSES, Draft, ngram
 from engine.decoding.text import Printer, Text
 from engine.text.preparation import read_text
-from engine.weights import checkpoint, pretrained
+from engine.weights import pretrained
 from model import GPT
 
 # --------------------------------------------------------------------------------------------------
@@ -158,26 +158,16 @@ def load_model(config, folder, quantize="none", rows=1):
     return model, tokenizer, f"{kind}, {device}"
 
 
-def load_latest(config, rows):
-    """Return load_model of the settings' model; again if a run removes its checkpoint meanwhile."""
-    while True:
-        if config.init_from == "resume":
-            folder = checkpoint.find_checkpoint(config.out_dir, config.checkpoint)
-        else:
-            folder = pretrained.folder_of(config.init_from, config.checkpoint)
-        try:
-            return load_model(config, folder, config.quantize, rows)
-        except (ValueError, OSError):
-            if folder.exists():
-                raise
-
-
 def make_generator(config, texts):
     """Return the Generator for this number of texts, and its dtype and device in words."""
     rows = 1 + GUESSES if config.draft else min(texts, config.batch_size)
     if config.compile is True:
         rows = None  # the compiler lays out the weights itself
-    model, tokenizer, kind = load_latest(config, rows)
+
+    def load(folder):
+        return load_model(config, folder, config.quantize, rows)
+
+    model, tokenizer, kind = pretrained.load_named(config, load)
     guess = make_guess(config, tokenizer)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     return Generator(model, tokenizer, config, guess, pads), kind

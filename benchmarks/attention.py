@@ -10,10 +10,13 @@ import os
 import statistics
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
 from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION, FEATURE, fused, linear
 from engine.common.device import pick_device

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.hardware import half_dtype, machine_report, time_interleaved

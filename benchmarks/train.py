@@ -21,6 +21,8 @@ from types import SimpleNamespace
 import torch
 from tqdm import tqdm
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from engine.common.checks import at_least
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors

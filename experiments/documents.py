@@ -26,13 +26,17 @@ with the most sentences, would be right for 0.33. There it looks most at the car
 0.777 ± 0.019.
 """
 
+import sys
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights, dot
 from engine.plotting import heatmaps

@@ -27,10 +27,14 @@ a short training on text, which asks for little recall.
 
 import functools
 import math
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import FEATURE, fused, linear, masked_fill, tiled
 from engine.common.hardware import peak_bytes
@@ -158,7 +162,7 @@ def run(name, config, seed):
         **TRAINED[name],
     )
     trials.fit_text(model, data.train, SHORT, config, seed, 3e-3, batch_size=8)
-    return trials.text_loss(model, data.val, SHORT, batches=8)
+    return trials.text_loss(model, data.val, SHORT)
 
 
 # ---- The picture

@@ -19,12 +19,16 @@ thick in all images; for the digit other ones in each, on its strokes and beside
 """
 
 import copy
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import CrossAttention, attention_weights
 from engine.plotting.inspection import recording

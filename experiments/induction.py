@@ -24,11 +24,15 @@ which such a head can be found.
 """
 
 import math
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
 from engine.plotting import heatmaps, inspection

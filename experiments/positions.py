@@ -21,11 +21,15 @@ sinusoidal 2.455). From 4T to 8T alibi has 2.193 ± 0.008, no more than just bey
 lose: none 2.522 ± 0.006, learned 2.527 ± 0.017, rope 2.605 ± 0.016, sinusoidal 2.790 ± 0.033.
 """
 
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import causal, full, masked_fill
 from experiments.shared import trials

@@ -23,8 +23,13 @@ is clearly faster than softmax. So cost is traded for recall, but what is won sh
 texts.
 """
 
+import sys
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments.shared import trials
 from model import NoPosition
@@ -170,4 +175,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, trials.Settings)
+    trials.run_script(main)

@@ -28,12 +28,16 @@ experts on a CPU, routing takes 1.48 times as long as the dense MLP, and the lar
 
 import statistics
 import string
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights, dot
 from engine.common.hardware import time_interleaved

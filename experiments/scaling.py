@@ -16,9 +16,13 @@ learns.
 """
 
 import itertools
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights, dot, scaled_dot
 from engine.plotting import inspection

@@ -33,13 +33,17 @@ case, tokenization 13a, beam 4.)
 
 import functools
 import math
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import Additive, CrossAttention, General, dot, masked_fill, present, sinusoidal
 from engine.common.checks import at_least, choose

@@ -16,18 +16,19 @@ then what followed any of its copies counts.
 
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
 from engine.common import tables
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
 from engine.plotting.inspection import attention_maps
-from engine.weights import pretrained
 from masks import mask_of, positions
-from model import GPT
 from tools.shared.model_settings import ModelSettings
 from tools.shared.validation import validation_tokens
 
@@ -45,10 +46,8 @@ class CensusConfig(ModelSettings):
 
 def main(config):
     """Print the table; ValueError for what cannot be counted."""
-    folder = config.folder()
-    model = GPT.from_pretrained(folder)
+    folder, model, tokenizer = config.load()
     T = model.config.block_size
-    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     name, tokens = validation_tokens(folder, config.dataset, tokenizer, T)
     texts = []
     for start in np.linspace(0, len(tokens) - T, TEXTS).astype(int):

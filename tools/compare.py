@@ -26,6 +26,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from engine.common.checks import at_least
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors

@@ -12,18 +12,19 @@ and the longer it takes.
 import math
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
 from engine.text import dataset, preparation
-from engine.weights import pretrained
-from model import GPT
 from tools.shared.model_settings import ModelSettings
 from tools.shared.validation import validation_tokens
 
@@ -48,9 +49,7 @@ class EvaluateConfig(ModelSettings):
 def main(config):
     """Print the figures and return them."""
     device = pick_device(config.device)
-    folder = config.folder()
-    model = GPT.from_pretrained(folder)
-    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
+    folder, model, tokenizer = config.load()
     tokens, source = read_tokens(config, folder, tokenizer)
     if len(tokens) < 2:
         raise ValueError(f"{source} has {len(tokens)} tokens: at least two are needed")

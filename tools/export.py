@@ -16,6 +16,8 @@ from typing import Literal
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from attention import ATTENTION
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_path, shell_path

@@ -14,6 +14,8 @@ import matplotlib
 matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt  # noqa: E402
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from engine.common.errors import one_line_errors  # noqa: E402
 from engine.common.files import atomic_path  # noqa: E402
 from engine.common.settings import parse_settings  # noqa: E402

@@ -1,12 +1,16 @@
 """The self-portrait of attention.py: its masks, an example by hand, and all paths beside naive."""
 
 import sys
+from pathlib import Path
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION, attention_weights, dot, masked_fill, naive, scaled_dot
 from engine.common.errors import one_line_errors
 from engine.common.hardware import measure_seconds, peak_bytes
+from engine.common.processes import progress_bar
 from engine.common.tables import format_table
 from masks import VISIBLE, both, causal, full, mask_of, positions, same_document
 from tools.shared import benchmark
@@ -14,7 +18,7 @@ from tools.shared import benchmark
 H = 3  # heads
 
 
-def self_portrait(lengths=(256, 1024, 4096)):
+def self_portrait(lengths=(256, 1024)):
     """Draw the masks, work an example, compare all paths; returns whether they agree."""
     predicates = benchmark.mechanism_examples(VISIBLE, 3, H)
     predicates["causal, 2 documents"] = both(causal, same_document(torch.arange(120) // 5))
@@ -65,9 +69,10 @@ def compare_paths(predicates, lengths):
     device = torch.device("cpu")
     cases = [(visible, 90, 120) for visible in predicates.values()]
     cases.append((causal, 600, 1100))
-    expected = [value_and_gradients(naive, *case) for case in cases]
+    by_naive = progress_bar(cases, "naive, one query after another")
+    expected = [value_and_gradients(naive, *case) for case in by_naive]
     rows = []
-    for name, path in ATTENTION.items():
+    for name, path in progress_bar(ATTENTION.items(), "comparing the paths"):
         found = [value_and_gradients(path, *case) for case in cases]
         difference = torch.stack([*map(largest_difference, found, expected)]).max().item()
         row = {"path": name, "largest difference from naive": difference}

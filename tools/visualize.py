@@ -19,6 +19,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 from attention import attention_weights
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
@@ -26,8 +28,6 @@ from engine.common.settings import parse_settings
 from engine.plotting import heatmaps
 from engine.plotting.inspection import attention_maps, entropy
 from engine.text.preparation import read_text
-from engine.weights import pretrained
-from model import GPT
 from tools.shared import labels
 from tools.shared.model_settings import ModelSettings
 
@@ -43,9 +43,7 @@ class VisualizeConfig(ModelSettings):
 
 def main(config):
     """Write both files and return their paths; ValueError for what cannot be shown."""
-    folder = config.folder()
-    model = GPT.from_pretrained(folder)
-    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
+    folder, model, tokenizer = config.load()
     ids, note = read(tokenizer, config.text, model.config.block_size)
     L = model.config.n_layer
     H = model.config.n_head

@@ -36,6 +36,23 @@ def folder_of(name, which="latest"):
     )
 
 
+def load_named(settings, load):
+    """Return load(folder) for the model that settings name: out_dir and checkpoint, or init_from.
+
+    A run that goes on may remove a checkpoint while it is read: then the next one is.
+    """
+    while True:
+        if settings.init_from in ("", "resume"):
+            folder = checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
+        else:
+            folder = folder_of(settings.init_from, settings.checkpoint)
+        try:
+            return load(folder)
+        except (ValueError, OSError):
+            if folder.exists():
+                raise
+
+
 def download(name):
     """Return the folder in huggingface_hub's cache with a published model, OWNER/NAME."""
     from huggingface_hub import snapshot_download  # it comes with tokenizers

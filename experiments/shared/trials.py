@@ -51,10 +51,10 @@ class Settings:
     """The folder for NAME.png and NAME.json."""
 
     def __post_init__(self):
-        at_least(1, self, "seeds", "steps", most=1_000_000)
+        at_least(1, self, "seeds", "steps")
 
 
-def run_script(main, settings):
+def run_script(main, settings=Settings):
     """Call main with the settings of the command line. Bad input ends the script with one line."""
     with one_line_errors():
         try:
@@ -80,9 +80,8 @@ def run_jobs(function, jobs):
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has threads may hang
     with ProcessPoolExecutor(torch.get_num_threads(), spawn, begin_worker) as pool:
         futures = [pool.submit(function, *job) for job in jobs]
-        finished = as_completed(futures)
         try:
-            for future in tqdm(finished, "runs", len(futures), leave=False):
+            for future in tqdm(as_completed(futures), "runs", len(futures), leave=False):
                 future.result()
         except BrokenProcessPool:
             raise ValueError("a run was killed: perhaps the machine lacks memory for it") from None
@@ -172,13 +171,12 @@ def fit_text(model, tokens, T, config, seed, learning_rate, batch_size=16):
 
 
 @torch.no_grad()
-def text_loss(model, tokens, T, batches=20):
+def text_loss(model, tokens, T):
     """Return the mean loss of a GPT in nats, always for the same windows of T tokens."""
     losses = []
-    for n in range(batches):
+    for n in range(20):
         x, y = random_batch(tokens, 16, T, n)
-        _, loss = model(x, y, only_loss=True)
-        losses.append(loss.item())
+        losses.append(model(x, y, only_loss=True)[1].item())
     return statistics.fmean(losses)
 
 
@@ -226,7 +224,7 @@ def make_figure(width, height, rows=1, columns=1, **layout):
 def log_axis(panel, label, ticks):
     """Give a panel a logarithmic x-axis with these ticks."""
     panel.set(xscale="log", xlabel=label)
-    panel.set_xticks(ticks, ticks, fontsize=8)
+    panel.set_xticks(ticks, ticks)
     panel.minorticks_off()
 
 

@@ -36,6 +36,17 @@ def test_a_failed_write_leaves_the_old_content(tmp_path):
         assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
+def test_two_processes_write_one_file(tmp_path, monkeypatch):
+    """Catches a run that a picture of it ends: one's unfinished file that another takes."""
+    path = tmp_path / "loss.png"
+    with files.atomic_path(path) as mine:
+        mine.write_bytes(b"a")
+        with monkeypatch.context() as patch:
+            patch.setattr(files.os, "getpid", lambda: 0)
+            files.atomic_write(path, b"b")
+    assert path.read_bytes() == b"a"
+
+
 @pytest.mark.parametrize("content", ["[1]", "{", '{"a": NaN'])
 def test_damaged_json(tmp_path, content):
     """Catches a damaged file that ends a script with a traceback, or without its name."""

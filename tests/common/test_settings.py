@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, complaint, run, run_here
+from conftest import ROOT, complaint, run
 
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
@@ -88,6 +88,8 @@ def test_each_type():
         ("--eval_iters=x", "--eval_iters: 'x' is not a whole number or full"),
         ("--dtype=float8", "--dtype: 'float8' is not auto or float32"),
         ("--learning_rate=nan", "learning_rate=nan must be at least 0, and finite"),
+        ("--visible=strided:99999999999999999999", "a number is too large"),
+        ("--rope_trained=99999999999999999999", "and at most 2147483648"),
         ("--out_dir=", "must not be empty"),
         ("n_layer=3", "'n_layer=3' is neither a setting"),
         ("minute.toml", "there is no preset minute.toml: choose config/"),
@@ -106,6 +108,8 @@ def test_bad_settings(argument, message):
         ("\ufeffn_layr = 3", r"x.toml: unknown setting 'n_layr': did you mean n_layer\?"),
         ("n_layer = [3, 4]", r"x.toml: '4' is neither a setting"),
         ("n_layer", "x.toml is not TOML"),
+        ("n_layer = " + "[" * 2000, "x.toml is not TOML"),
+        ("#" * 20_000, "x.toml is too large"),
     ],
 )
 def test_bad_presets(tmp_path, line, message):
@@ -166,8 +170,8 @@ def test_devices(monkeypatch):
 
 def test_scripts_complain_in_one_line():
     """Catches a traceback or exit code 0 for a misspelt flag, at the command line itself."""
-    for script in ("train.py", "sample.py"):
-        assert f"{script}: unknown setting 'out_dri'" in complaint(run_here(script, "--out_dri=x"))
+    for script in ("train.py", "sample.py", "tools/census.py", "benchmarks/train.py"):
+        assert "unknown setting 'out_dri': did" in complaint(run(script, "--out_dri=x"))
     assert "Traceback" in run("-X", "dev", "sample.py", "--seed=x").stderr
 
 

@@ -153,6 +153,16 @@ def test_interface_is_nanogpts():
     torch.testing.assert_close(model(idx, targets)[1], want)
 
 
+@pytest.mark.parametrize("only_loss", [False, True])
+def test_nothing_to_learn(only_loss):
+    """Catches 0/0 where all targets are ignored: a loss of NaN, and with it all weights."""
+    model = tiny()
+    idx = ids(2, 5)
+    loss = model(idx, torch.full_like(idx, -1), only_loss=only_loss)[1]
+    loss.backward()
+    assert loss == 0 and not any(p.grad.any() for p in model.parameters() if p.grad is not None)
+
+
 def test_dropout_acts_in_training_only():
     """Catches dropout that is missing, or that stays on in evaluation."""
     model, idx = tiny(dropout=0.5), ids(2, 8)

@@ -15,6 +15,7 @@ from model import GPT, GPTConfig
 from tools.shared.hugging_face import to_hugging_face
 
 INDEX = "model.safetensors.index.json"
+NANOGPT = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")
 
 
 class Bomb:
@@ -45,8 +46,7 @@ def nanogpt_folder(folder, model, dataset_name, prefix):
     folder.mkdir()
     weights = {prefix + name: p for name, p in model.state_dict().items()}
     weights[prefix + "lm_head.weight"] = model.lm_head.weight
-    names = ("n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size")
-    args = {name: getattr(model.config, name) for name in names}
+    args = {name: getattr(model.config, name) for name in NANOGPT}
     saved = {"model": weights, "optimizer": {}, "model_args": args | {"dropout": 0.0}}
     saved |= {
         "iter_num": 5,
@@ -82,9 +82,16 @@ def test_nanogpts_checkpoint(tmp_path, prefix):
         shutil.rmtree(dataset.DATA / name, ignore_errors=True)
 
 
-@pytest.mark.parametrize("saved", [None, [1, 2], {"model": {}}, {"model_args": 3, "model": {}}])
+NESTED = []  # of which each list holds the one before ten times
+for _ in range(12):
+    NESTED = [NESTED] * 10
+
+
+@pytest.mark.parametrize(
+    "saved", [None, [1, 2], {"model": {}}, {"model_args": dict.fromkeys(NANOGPT, NESTED)}]
+)
 def test_what_is_not_nanogpts(tmp_path, saved):
-    """Catches a traceback for another file of that name, and code that runs."""
+    """Catches a traceback for another file, one that takes hours to print, and code that runs."""
     torch.save(Bomb(tmp_path / "exploded") if saved is None else saved, tmp_path / "ckpt.pt")
     with pytest.raises(ValueError, match="cannot be loaded"):
         GPT.from_pretrained(tmp_path)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from engine.weights import checkpoint, pretrained
+from engine.weights import pretrained
+from model import GPT
 
 
 @dataclass(kw_only=True)
@@ -16,8 +17,11 @@ class ModelSettings:
     init_from: str = ""
     """In place of it: a published model, as a folder or by its name."""
 
-    def folder(self):
-        """Return the folder of the model; ValueError if there is none."""
-        if self.init_from:
-            return pretrained.folder_of(self.init_from, self.checkpoint)
-        return checkpoint.find_checkpoint(self.out_dir, self.checkpoint)
+    def load(self):
+        """Return the folder of the model, the GPT and its tokenizer; ValueError without one."""
+
+        def read(folder):
+            model = GPT.from_pretrained(folder)
+            return folder, model, pretrained.load_tokenizer(folder, model.config.vocab_size)
+
+        return pretrained.load_named(self, read)
