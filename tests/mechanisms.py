@@ -151,8 +151,8 @@ def value_and_gradients(path, q, k, v, *how):
     return [y, *torch.autograd.grad((y * dy).sum(), inputs)]
 
 
-def assert_same(got, want, error=1e-12):
-    """Compare two lists of tensors, such as those of value_and_gradients."""
+def assert_same(got, want, error=1e-12, why=""):
+    """Compare two lists of tensors, such as those of value_and_gradients. why: if they differ."""
     for a, b in zip(got, want, strict=True):
         assert b.isfinite().all()
-        torch.testing.assert_close(a, b, rtol=0, atol=error)
+        torch.testing.assert_close(a, b, rtol=0, atol=error, msg=lambda text: f"{why}\n{text}")

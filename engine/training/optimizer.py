@@ -161,8 +161,9 @@ def shapes(tensors):
 def make_optimizer(model, config):
     """Return the optimizer of a GPT for the settings in config (see train.TrainConfig).
 
-    AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) decays matrices but not vectors. Muon takes
-    the matrices of the blocks; embeddings, head and vectors have learning rates of their own.
+    AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) decays matrices, but no tensors of another
+    number of dimensions ("vectors"). Muon takes the matrices of the blocks; embeddings, head and
+    vectors have learning rates of their own.
     group["peak_lr"] is what the schedule scales. A module that is several matrices on top of each
     other (attention's q, k, v) says so in its attribute `parts`.
     """
@@ -172,8 +173,8 @@ def make_optimizer(model, config):
         return dict(params=params, lr=lr, peak_lr=lr, weight_decay=weight_decay, **adamw | own)
 
     named = dict(model.named_parameters())
-    matrices = {name: p for name, p in named.items() if p.dim() >= 2}
-    vectors = [p for p in named.values() if p.dim() < 2]
+    matrices = {name: p for name, p in named.items() if p.dim() == 2}
+    vectors = [p for p in named.values() if p.dim() != 2]
     rate = config.learning_rate
     decay = config.weight_decay
     if config.optimizer == "adamw":
