@@ -92,10 +92,10 @@ class GPTConfig:
     """Initial weights: gpt2 (std 0.02) or zero_out (each block starts as the identity)."""
 
     def __post_init__(self):
-        at_least(1, self, "block_size", "vocab_size", "n_head", "n_embd", most=2**24)
+        sizes = ("block_size", "vocab_size", "n_head", "n_embd", "rope_trained")
+        at_least(1, self, *sizes, most=2**24)
         at_least(1, self, "n_layer", most=10_000)
         at_least(1, self, "rope_base", "rope_stretch")
-        at_least(1, self, "rope_trained", most=2**31)
         at_least(0, self, "n_kv_head", "window", "head_size", "mlp_size", "norm_eps", most=2**24)
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")

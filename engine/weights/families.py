@@ -7,17 +7,27 @@ silently another one.
 
 from dataclasses import dataclass, replace
 
-# Fields about training, other tasks, text and programs.
+# Fields about training, generating, other tasks, text and programs, of all versions of
+# transformers. A family may know one of them.
 IGNORED = set(
     """
-    _attn_implementation_autoset _name_or_path _num_labels architectures attention_dropout
-    attn_pdrop bos_token_id chunk_size_feed_forward dtype embd_pdrop eos_token_id
-    gradient_checkpointing id2label initializer_range is_llama_config
-    keys_to_ignore_at_inference label2id model_type n_ctx output_attentions output_hidden_states
-    output_past pad_token_id pretraining_tp problem_type reorder_and_upcast_attn resid_pdrop
-    return_dict summary_activation summary_first_dropout summary_proj_to_labels summary_type
-    summary_use_proj task_specific_params torch_dtype transformers.js_config
-    transformers_version unk_token_id use_cache
+    _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
+    _name_or_path _num_labels architectures attention_dropout attention_probs_dropout_prob
+    attn_implementation attn_pdrop bad_words_ids begin_suppress_tokens bos_token_id
+    chunk_size_feed_forward classifier_dropout decoder_start_token_id diversity_penalty do_sample
+    dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
+    gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder
+    is_llama_config keys_to_ignore_at_inference label2id length_penalty max_length
+    max_window_layers min_length model_type n_ctx neftune_noise_alpha no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions
+    output_hidden_states output_past output_scores pad_token_id prefix pretraining_tp problem_type
+    remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop return_dict
+    return_dict_in_generate sep_token_id summary_activation summary_first_dropout
+    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
+    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version typical_p unk_token_id use_bfloat16
+    use_cache
     """.split()
 )
 
@@ -44,6 +54,7 @@ DECODER = {  # of any family: a decoder that rotates the two halves of a head ag
     "is_encoder_decoder": [False],
     "rope_interleaved": [False],
     "use_mrope": [False],
+    "partial_rotary_factor": [1],
 }
 GPT2 = Family(
     hf_class="GPT2LMHeadModel",
@@ -129,7 +140,7 @@ def config_from_hugging_face(config):
     if kind not in FAMILIES:
         raise ValueError(f"model_type={kind!r} is not built here: {', '.join(FAMILIES)} are")
     family = FAMILIES[kind]
-    fields = {name: value for name, value in config.items() if name not in IGNORED}
+    fields = dict(config)
     ours = read_settings(fields, family) | family.always
     check_values(fields, family)
     if kind == "gpt2":
@@ -137,9 +148,10 @@ def config_from_hugging_face(config):
     else:
         ours |= rope_settings(fields, 2e6 if kind == "smollm3" else 1e4)
         ours |= layer_settings(fields, kind, ours["n_layer"])
-    if fields:
-        unknown = ", ".join(f"{name}={value!r}" for name, value in fields.items())
-        raise ValueError(f"{unknown}: not known here")
+    full = ["full_attention"] * ours["n_layer"]
+    for name, value in fields.items():
+        if name not in IGNORED and value not in (None, False, {}, full):
+            raise ValueError(f"{name}={value!r}: not known here")
     return ours
 
 
@@ -170,8 +182,8 @@ def number(field, value):
 def check_values(fields, family):
     """Take the fields out of fields that may have certain values only; ValueError for others."""
     for field, known in family.values.items():
-        value = fields.pop(field, known[0])
-        if value not in known:
+        value = fields.pop(field, None)
+        if value not in (None, *known):
             names = " and ".join(map(repr, known))
             raise ValueError(f"{field}={value!r} is not built here: {names} are")
 

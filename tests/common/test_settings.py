@@ -89,7 +89,7 @@ def test_each_type():
         ("--dtype=float8", "--dtype: 'float8' is not auto or float32"),
         ("--learning_rate=nan", "learning_rate=nan must be at least 0, and finite"),
         ("--visible=strided:99999999999999999999", "a number is too large"),
-        ("--rope_trained=99999999999999999999", "and at most 2147483648"),
+        ("--rope_trained=99999999999999999999", "and at most 16777216"),
         ("--out_dir=", "must not be empty"),
         ("n_layer=3", "'n_layer=3' is neither a setting"),
         ("minute.toml", "there is no preset minute.toml: choose config/"),
