@@ -166,13 +166,17 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(configure, tmp_path,
 
 
 def test_resuming_needs_no_settings(flags, tmp_path):
-    """Catches a resumed run that falls back to the defaults, or ignores a change."""
+    """Catches a resumed run that falls back to the defaults, ignores a change, or whose learning
+    rate jumps without a word.
+    """
     out = f"--out_dir={tmp_path / 'out'}"
     assert run_here("train.py", *flags, "--max_iters=5").returncode == 0
     result = run_here("train.py", out, "--init_from=resume", "--max_iters=8", "--dropout=0.2")
     assert result.returncode == 0, result.stderr
     config = checkpoint.load_config(newest(tmp_path / "out"))
     assert (config["step"], config["model"]["n_embd"], config["model"]["dropout"]) == (8, 16, 0.2)
+    assert "learning rate goes on at 0.015, where it was to be 0\n" in result.stdout
+    assert "nothing is left" in run_here("train.py", out, "--init_from=resume").stdout
 
 
 def test_resuming_from_elsewhere(configure, poem, tmp_path, monkeypatch):
@@ -364,12 +368,15 @@ def test_a_run_that_wandb_refuses(configure, tmp_path, monkeypatch, message):
     assert not list((tmp_path / "out").glob("previous-*"))
 
 
-def test_the_picture_of_a_run(configure, tmp_path, monkeypatch):
-    """Catches a run without its picture, and one that cannot do without matplotlib."""
+def test_the_picture_of_a_run(configure, tmp_path, monkeypatch, capsys):
+    """Catches a run without its picture, and one that ends because it cannot be drawn."""
     pytest.importorskip("matplotlib")
-    for name in "drawn", "cannot":
+    (tmp_path / "busy" / "loss.png").mkdir(parents=True)
+    for name in "busy", "drawn", "cannot":
         train(configure(max_iters=2, draw_loss=True, out_dir=str(tmp_path / name)))
-        monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+        if name == "drawn":
+            monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
+    assert "note: cannot write" in capsys.readouterr().out
     assert (tmp_path / "drawn" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert not (tmp_path / "cannot" / "loss.png").exists()
 

@@ -1,9 +1,12 @@
 """data/text/prepare.py, as a user calls it."""
 
+import shlex
 import shutil
+import subprocess
+import sys
 
 import pytest
-from conftest import POEM, complaint, run_here
+from conftest import POEM, ROOT, complaint, run_here
 
 from engine.text import dataset
 
@@ -40,6 +43,15 @@ def test_own_text_from_files_and_folders(tmp_path, name):
     data = dataset.load_dataset(name, 8)
     whole = data.tokenizer.decode([*data.train.tolist(), *data.val.tolist()])
     assert sorted(whole.replace("\n", "")) == sorted("Füße 猫" * 40 + "ещё" * 40)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its shell cannot close a stream")
+def test_closed_streams(tmp_path, name):
+    """Catches a warning that is written into the dataset, whose file has got the number 2."""
+    texts = texts_in(tmp_path / "texts", a_txt="abcdefgh\n" * 200)
+    script = shlex.join([sys.executable, SCRIPT, "--input", str(texts), f"--name={name}"])
+    subprocess.run(f"{script} <&- >&- 2>&-", shell=True, cwd=ROOT, check=True)
+    dataset.load_dataset(name, 8)  # it compares sha256
 
 
 def test_validation_text_that_is_also_input(tmp_path, name):
