@@ -4,6 +4,7 @@ import ast
 import collections
 import functools
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -191,6 +192,16 @@ def test_readme():
     """Catches a README that takes longer than three minutes."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.split()) <= 900 and len(text.splitlines()) <= 120
+
+
+def test_the_page_of_the_lectures():
+    """Catches a slide whose code, command or test has another name now, or is gone."""
+    text = (ROOT / "docs/lectures.md").read_text(encoding="utf-8")
+    for path, name in re.findall(r"`([\w/]+\.py):(\w+)`", text):
+        nodes = ast.walk(parse(path))
+        assert name in {getattr(node, "name", None) for node in nodes}, f"{path}:{name}"
+    for module in re.findall(r"`python -m ([\w.]+)", text):
+        assert module in MODULES, module
 
 
 @pytest.mark.parametrize(
