@@ -71,6 +71,7 @@ def atomic_path(path):
     """
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
+        remove_path(unfinished)  # of a killed process that had the same number
         yield unfinished
         for file in (*unfinished.rglob("*"), unfinished):
             fsync_path(file)

@@ -36,9 +36,10 @@ def read_text(path):
 
     ValueError says where it is not UTF-8.
     """
-    path = Path(path)
-    is_stdin = path.name == "-"
-    content = sys.stdin.buffer.read() if is_stdin else require_regular_file(path).read_bytes()
+    if str(path) == "-":
+        content = sys.stdin.buffer.read()
+    else:
+        content = require_regular_file(Path(path)).read_bytes()
     try:
         text = content.decode("utf-8-sig")
         wrong = content.find(0)  # as in UTF-16

@@ -148,9 +148,9 @@ def config_from_hugging_face(config):
     else:
         ours |= rope_settings(fields, 2e6 if kind == "smollm3" else 1e4)
         ours |= layer_settings(fields, kind, ours["n_layer"])
-    full = ["full_attention"] * ours["n_layer"]
+    all_full = ["full_attention"] * ours["n_layer"]
     for name, value in fields.items():
-        if name not in IGNORED and value not in (None, False, {}, full):
+        if name not in IGNORED and value not in (None, False, {}, all_full):
             raise ValueError(f"{name}={value!r}: not known here")
     return ours
 

@@ -37,8 +37,11 @@ def test_a_failed_write_leaves_the_old_content(tmp_path):
 
 
 def test_two_processes_write_one_file(tmp_path, monkeypatch):
-    """Catches a run that a picture of it ends: one's unfinished file that another takes."""
+    """Catches a run that a picture of it ends: one's unfinished file that another takes. And one
+    that a killed process left, of the same number.
+    """
     path = tmp_path / "loss.png"
+    (tmp_path / f"loss.png.{files.os.getpid()}.partial").mkdir()
     with files.atomic_path(path) as mine:
         mine.write_bytes(b"a")
         with monkeypatch.context() as patch:

@@ -77,6 +77,7 @@ def test_muon_takes_the_matrices_of_the_blocks():
     """Catches an embedding that is orthogonalized, a parameter in no group, or QKV taken as one."""
     shape = dict(block_size=8, vocab_size=10, n_layer=1, n_head=2, n_kv_head=1, n_embd=8)
     model = GPT(GPTConfig(**shape, tie_weights=False))
+    model.transformer.h[0].scale = torch.nn.Parameter(torch.ones(2, 1, 1))
     rates = dict(learning_rate=0.5, embedding_lr=0.4, head_lr=0.3, vector_lr=0.2)
     optimizer = make_optimizer(model, TrainConfig(optimizer="muon", **rates))
     names = {p: name for name, p in model.named_parameters()}
@@ -86,6 +87,7 @@ def test_muon_takes_the_matrices_of_the_blocks():
     assert found[0.5] == {f"transformer.h.0.{name}.weight" for name in blocks}
     assert found[0.4] == {"transformer.wte.weight", "transformer.wpe.weight"}
     assert found[0.3] == {"lm_head.weight"}
+    assert "transformer.h.0.scale" in found[0.2]
     assert optimizer.parts == {model.transformer.h[0].attn.c_attn.weight: [8, 4, 4]}
 
 
