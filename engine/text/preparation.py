@@ -19,7 +19,6 @@ from engine.common.files import (
     folder_lock,
     remove_path,
     remove_unfinished,
-    require_regular_file,
     sha256_of,
     sha256_of_file,
 )
@@ -36,10 +35,7 @@ def read_text(path):
 
     ValueError says where it is not UTF-8.
     """
-    if str(path) == "-":
-        content = sys.stdin.buffer.read()
-    else:
-        content = require_regular_file(Path(path)).read_bytes()
+    content = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
     try:
         text = content.decode("utf-8-sig")
         wrong = content.find(0)  # as in UTF-16

@@ -1,8 +1,8 @@
 """The config.json of published models as settings of a GPTConfig: one table per family.
 
 Each field of a config.json is one of our settings, or has a value that is built here, or changes
-nothing that is computed. Any other field stops the load and is named, so that a model is never
-silently another one.
+nothing that is computed, as one that is not known but None, False or 0. Any other field stops the
+load and is named, so that a model is never silently another one.
 """
 
 from dataclasses import dataclass, replace
@@ -51,6 +51,7 @@ class Family:
 ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
 DECODER = {  # of any family: a decoder that rotates the two halves of a head against each other
     "add_cross_attention": [False],
+    "is_causal": [True],
     "is_encoder_decoder": [False],
     "rope_interleaved": [False],
     "use_mrope": [False],
@@ -182,8 +183,8 @@ def number(field, value):
 def check_values(fields, family):
     """Take the fields out of fields that may have certain values only; ValueError for others."""
     for field, known in family.values.items():
-        value = fields.pop(field, None)
-        if value not in (None, *known):
+        value = fields.pop(field, known[0])
+        if value not in known:
             names = " and ".join(map(repr, known))
             raise ValueError(f"{field}={value!r} is not built here: {names} are")
 

@@ -49,7 +49,7 @@ def load_named(settings, load):
         try:
             return load(folder)
         except (ValueError, OSError):
-            if folder.exists():
+            if folder in folder.parent.iterdir():  # a link to nowhere is there too
                 raise
 
 

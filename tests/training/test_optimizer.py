@@ -48,6 +48,7 @@ def test_learning_rate(schedule):
     )
     rates = [learning_rate_at(step, config) for step in range(200)]
     assert 0 < rates[0] < rates[1] < rates[9] < rates[10] == max(rates) == 1.0
+    assert rates[35] == pytest.approx(0.1 + 0.9 * DECAY[schedule](0.25))
     assert DECAY["cosine"](0.25) == pytest.approx(0.853553)
     assert all(a > b for a, b in zip(rates[10:110], rates[11:111]))
     assert set(rates[110:]) == {0.1}
