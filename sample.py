@@ -163,11 +163,9 @@ def make_generator(config, texts):
     rows = 1 + GUESSES if config.draft else min(texts, config.batch_size)
     if config.compile is True:
         rows = None  # the compiler lays out the weights itself
-
-    def load(folder):
-        return load_model(config, folder, config.quantize, rows)
-
-    model, tokenizer, kind = pretrained.load_named(config, load)
+    model, tokenizer, kind = pretrained.load_named(
+        config, lambda folder: load_model(config, folder, config.quantize, rows)
+    )
     guess = make_guess(config, tokenizer)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     return Generator(model, tokenizer, config, guess, pads), kind

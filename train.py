@@ -402,8 +402,9 @@ def settings(argv):
 def settings_to_resume(folder, changes):
     """Return the settings that a checkpoint was saved with, and changes, a dict, to them."""
     print0(f"settings: those of {folder}")
-    saved = checkpoint.load_config(folder)["training"]
-    before = checkpoint.restore_settings(TrainConfig, saved, folder)
+    before = checkpoint.restore_settings(
+        TrainConfig, checkpoint.load_config(folder)["training"], folder
+    )
     config = replace(before, **changes)
     step = checkpoint.step_of(folder)
     rate = learning_rate_at(step, config)

@@ -49,7 +49,7 @@ def one_line_errors():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed; else a file of data would take its number
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
+            setattr(sys, name, open(os.devnull, mode))
     # A terminal without UTF-8 shows characters that it cannot print as \\u732b.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

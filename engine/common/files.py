@@ -66,8 +66,8 @@ def write_error(path, error):
 def atomic_path(path):
     """Write a file or a folder under a temporary name, which this gives, and rename it at the end.
 
-    The name is this process's own, so that two may write the same path. If that fails, the old
-    content stays, the temporary is removed, and an OSError names path.
+    The name is this process's own, so that two on one machine may write the same path. If that
+    fails, the old content stays, the temporary is removed, and an OSError names path.
     """
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:

@@ -59,15 +59,16 @@ def given_settings(cls, argv, hidden=()):
     presets = leading_presets(argv)
     values = {}
     for preset in presets:
+        settings = read_preset(preset)
         words = []
-        for key, value in read_preset(preset).items():
-            if isinstance(value, list):
-                words += [f"--{key}", *map(str, value)]
-            else:
-                words.append(f"--{key}={value}")
         try:
+            for key, value in settings.items():
+                if isinstance(value, list):
+                    words += [f"--{key}", *map(str, value)]
+                else:
+                    words.append(f"--{key}={value}")
             values |= parse_words(parser, cls, words)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"{preset}: {error}") from None
     return values | parse_words(parser, cls, argv[len(presets) :])
 

@@ -41,6 +41,7 @@ def load_named(settings, load):
 
     A run that goes on may remove a checkpoint while it is read: then the next one is.
     """
+    failed = None
     while True:
         if settings.init_from in ("", "resume"):
             folder = checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
@@ -49,8 +50,9 @@ def load_named(settings, load):
         try:
             return load(folder)
         except (ValueError, OSError):
-            if folder in folder.parent.iterdir():  # a link to nowhere is there too
+            if folder == failed or folder.exists():
                 raise
+            failed = folder
 
 
 def download(name):
@@ -110,7 +112,7 @@ def read_nanogpt(path):
     saved = read_pickle(path)
     config = {"mlp": "gelu"}
     for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "bias"):
-        config[name] = int(saved["model_args"][name])  # nested lists would take for ever to print
+        config[name] = int(saved["model_args"][name])  # not a list, which could take hours to print
     config["bias"] = bool(config["bias"])
     weights = {}
     for name, tensor in saved["model"].items():
@@ -131,15 +133,15 @@ def load_tokenizer(folder, vocab_size):
 
     vocab_size: ids that the model has. ValueError if there is no tokenizer, or one with more ids.
     """
-    if not (folder / "ckpt.pt").exists():
-        try:
+    try:
+        if not (folder / "ckpt.pt").exists():
             found = tokenizer.tokenizer_from_folder(folder)
-        except Exception as error:  # files that others wrote can cause any
-            raise ValueError(f"{folder}: {error}") from error
-    elif vocab_size in GPT2_VOCAB_SIZES:
-        found = tokenizer.create_tokenizer("gpt2")
-    else:
-        found = nanogpt_tokenizer(folder / "ckpt.pt", vocab_size)
+        elif vocab_size in GPT2_VOCAB_SIZES:
+            found = tokenizer.create_tokenizer("gpt2")
+        else:
+            found = nanogpt_tokenizer(folder / "ckpt.pt", vocab_size)
+    except Exception as error:  # files that others wrote can cause any
+        raise ValueError(f"{folder}: {error}") from error
     if found.vocab_size > vocab_size:
         raise ValueError(
             f"{folder} has {vocab_size:,} token ids, and its tokenizer {found.vocab_size:,}"

@@ -42,6 +42,7 @@ def test_an_earlier_run_is_moved(tmp_path):
         saved(tmp_path, number)
         (tmp_path / "metrics.jsonl").write_text("{}\n")
         (tmp_path / "notes.txt").write_text("mine")
+        (tmp_path / "step_000009.7.partial").touch()  # of a process that was killed
         assert run_folder.start_run(tmp_path, 0, resumed=False) == {}
         assert steps(tmp_path / f"previous-{number}") == [number]
         assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["notes.txt"]
