@@ -17,12 +17,28 @@ from engine.text.tokenizer import create_tokenizer
 
 SECTION = 2**18  # bytes of a long text that are one document
 ALONE = 10_000  # documents that are encoded before it pays to start processes
+LARGE = 2**30  # bytes that a file may unpack to, if they are not over a hundred times its own
 
 
 def builder_of(path):
     """Return the library's builder for a file of many documents; None for a text."""
     name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
     return {".jsonl": "json", ".parquet": "parquet"}.get(Path(name).suffix)
+
+
+def unpacked_size(path):
+    """Return the bytes that a compressed file says it unpacks to; 0 if it says nothing."""
+    if path.name.lower().endswith(".parquet"):
+        from pyarrow import parquet
+
+        groups = parquet.read_metadata(path)
+        return sum(groups.row_group(n).total_byte_size for n in range(groups.num_row_groups))
+    if path.name.lower().endswith(".zst"):
+        import zstandard
+
+        with open(path, "rb") as file:
+            return zstandard.frame_content_size(file.read(18))  # a frame's header is no longer
+    return 0
 
 
 @contextlib.contextmanager
@@ -60,6 +76,9 @@ def read_files(paths, column="text"):
             texts.append((str(path), path.stat().st_mtime_ns))
             continue
         with datasets_library(path) as datasets:
+            size = unpacked_size(path)
+            if size > max(LARGE, 100 * path.stat().st_size):
+                raise ValueError(f"it unpacks to {size:,} bytes: if you trust it, give a .jsonl")
             rows = datasets.load_dataset(builder, data_files=str(path), split="train")
         parts.append(only_text(rows, column, path))
     with datasets_library(paths[0]) as datasets:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.common.files import read_json
+from engine.text.tokenizer_checks import check_components, check_pattern, failures_as_errors
 
 END_OF_TEXT = "<|endoftext|>"
 MAX_VOCAB_SIZE = 2**22
@@ -135,7 +136,8 @@ class TiktokenTokenizer(Tokenizer):
         ranks = {to_bytes(token): vocabulary[token] for token in vocabulary.keys() - special}
         split = content["pre_tokenizer"]["pretokenizers"][0]
         pattern = split["pattern"]["Regex"]
-        check_vocabulary(ranks, special, pattern)
+        check_pattern(pattern)
+        check_vocabulary(ranks, special)
         faster = FASTER_GPT2_PATTERN if pattern == GPT2_PATTERN else pattern
         self.encoding = tiktoken.Encoding(
             "bpe", pat_str=faster, mergeable_ranks=ranks, special_tokens=special
@@ -162,7 +164,7 @@ class TiktokenTokenizer(Tokenizer):
         return {"kind": "bpe", "content": self.tokenizer_json}
 
 
-def check_vocabulary(ranks, special, pattern):
+def check_vocabulary(ranks, special):
     """ValueError for a vocabulary that tiktoken would crash with."""
     ids = [*ranks.values(), *special.values()]
     if not (
@@ -170,13 +172,12 @@ def check_vocabulary(ranks, special, pattern):
         and len(ids) == len(set(ids))
         and BYTES.keys() <= ranks.keys()
         and all(special)
-        and 0 < len(pattern) < 1000
     ):
-        raise ValueError("its ids, its special tokens or its pattern cannot be right")
+        raise ValueError("its ids or its special tokens cannot be right")
 
 
 class HubTokenizer(Tokenizer):
-    """A published byte-pair encoding by the library tokenizers. content: its tokenizer.json.
+    """A published tokenizer by the library tokenizers. content: its tokenizer.json.
 
     end_of_text: a token's text, or its id. A text's first token may begin with a space that the
     text has not, as SentencePiece adds it.
@@ -187,42 +188,54 @@ class HubTokenizer(Tokenizer):
     def __init__(self, content, end_of_text=None):
         import tokenizers
 
+        check_components(content)
         model = content["model"]
-        if model["type"] != "BPE":
-            raise ValueError(f"a {model['type']} is not built here: BPE is")
         self.tokenizer_json = content
-        self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
-        self.encoding.no_truncation()
-        self.encoding.no_padding()
+        with failures_as_errors():
+            self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
+            self.encoding.no_truncation()
+            self.encoding.no_padding()
+            whole = self.encoding.encode("a").ids  # with what the template adds
+            bare = self.encoding.encode("a", add_special_tokens=False).ids
+        self.begin = whole[: whole.index(bare[0])] if bare else []
         self.vocab_size = max(self.encoding.get_vocab().values()) + 1
         self.added = self.encoding.get_added_tokens_decoder()
         if isinstance(end_of_text, str):
             end_of_text = self.encoding.token_to_id(end_of_text)
         self.end_of_text = end_of_text
-        whole = self.encoding.encode("a").ids  # with what the template adds
-        bare = self.encoding.encode("a", add_special_tokens=False).ids
-        self.begin = whole[: whole.index(bare[0])] if bare else []
-        self.by_bytes = '"ByteLevel"' in json.dumps(content.get("decoder"))
-        self.knows_all = self.by_bytes or model.get("byte_fallback")
+        ids = [self.vocab_size - 1, *whole, end_of_text or 0]
+        if not all(0 <= n < min(self.vocab_size, MAX_VOCAB_SIZE) for n in ids):
+            raise ValueError("its template or its end of text is beyond its vocabulary")
+        decoder = content.get("decoder") or {"type": "WordPiece"}
+        self.by_bytes = '"ByteLevel"' in json.dumps(decoder)
+        # Its tokens are words, or with a prefix the rest of one.
+        self.by_words = decoder["type"] == "WordPiece"
+        self.prefix = decoder.get("prefix") or ""
+        drops = model["type"] == "BPE" and model.get("unk_token") is None
+        self.may_drop = drops and not (self.by_bytes or model.get("byte_fallback"))
 
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array, without those that a template adds.
 
         allow_special: special tokens are more than their characters. ValueError for a character
-        that the tokenizer lacks.
+        that the tokenizer lacks, if it has no token for what is unknown.
         """
         self.encoding.encode_special_tokens = not allow_special
-        ids = self.encoding.encode(text, add_special_tokens=False).ids
-        if not self.knows_all and self.decode(ids).strip() != text.strip():
+        with failures_as_errors():
+            ids = self.encoding.encode(text, add_special_tokens=False).ids
+        if self.may_drop and self.decode(ids).strip() != text.strip():
             raise ValueError(f"the tokenizer lacks a character of {text[:80]!r}")
         return np.array(ids, dtype=np.uint32)
 
     def token_bytes(self, token):
-        if token in self.added:
-            return self.added[token].content.encode("utf-8")
         piece = self.encoding.id_to_token(token) or ""
+        if token in self.added and not self.by_words:
+            return piece.encode("utf-8")
         if self.by_bytes:
             return to_bytes(piece)
+        if self.by_words:
+            rest = piece.removeprefix(self.prefix)
+            return (rest if rest != piece else " " + piece).encode("utf-8")
         if re.fullmatch("<0x[0-9A-F]{2}>", piece):
             return bytes([int(piece[1:5], 16)])
         return piece.replace("\u2581", " ").encode("utf-8")  # SentencePiece's way to write a space
@@ -363,9 +376,9 @@ def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
     try:
         return FROM_SPEC[spec["kind"]](spec)
-    except Exception as error:  # the library tokenizers raises this type itself
-        reason = f"{str(spec)[:80]} ({type(error).__name__}: {str(error)[:80]})"
-        raise ValueError(f"not a tokenizer specification of this version: {reason}") from None
+    except Exception as error:  # what others wrote can cause any
+        reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"not a tokenizer that can be used here: {str(reason)[:200]}") from None
 
 
 def create_tokenizer(name, texts=()):

@@ -228,7 +228,7 @@ def test_hostile_records(tmp_path, poem):
 )
 def test_hostile_tokenizers(spec):
     """Catches a tokenizer that crashes, encodes with other ids than it says, or fills memory."""
-    with pytest.raises(ValueError, match="not a tokenizer specification"):
+    with pytest.raises(ValueError, match="not a tokenizer that can be used"):
         tokenizer_module.tokenizer_from_spec(spec)
 
 
@@ -246,14 +246,14 @@ def test_hostile_patterns_and_special_tokens():
     hostile = [{"added_tokens": 3}]
     for text, id in ("", 256), ("x", 0), ("x", -5), ("x", 10**12), ("x", "y"):
         hostile.append({"added_tokens": [{"content": text, "id": id}]})
-    hostile += [{"pre_tokenizer": words(pattern)} for pattern in ("", "(", "a" * 10**6)]
+    for pattern in "", "(", "a" * 10**6, "(a|aa)+(?=b)$":
+        hostile.append({"pre_tokenizer": words(pattern)})
     for changes in hostile:
-        with pytest.raises(ValueError, match="not a tokenizer specification"):
+        with pytest.raises(ValueError, match="not a tokenizer that can be used"):
             made_with(**changes)
-    slow = made_with(pre_tokenizer=words(r"(a|aa)+(?=b)$"))
     begun = time.monotonic()
     with pytest.raises(ValueError, match="backtracking"):
-        slow.encode("a" * 2000)
+        made_with().encode(" " * 10**6 + "a")
     assert time.monotonic() - begun < 20
 
 

@@ -12,6 +12,8 @@ from conftest import POEM
 from engine.text import dataset, large, preparation, published
 
 datasets = pytest.importorskip("datasets")
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 WORDS = (POEM * 3).split()
 
 
@@ -58,6 +60,21 @@ def test_every_kind_of_file(tmp_path):
     data = prepared(tmp_path / "x", paths[2:])
     whole = data.tokenizer.decode([*data.train.tolist(), 10, *data.val.tolist()])
     assert sorted(whole.split("\n")) == sorted("\n".join([*texts[1:], *texts[1:]]).split("\n"))
+
+
+def test_small_files_that_unpack_to_much(tmp_path, monkeypatch):
+    """Catches 120 kB that fill the disk, and a row of parquet that fills the memory."""
+    zstandard = pytest.importorskip("zstandard")
+    monkeypatch.setattr(large, "LARGE", 2**20)
+    text = "a" * 2**20
+    path = jsonl(tmp_path / "a.jsonl", [text])
+    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(path.read_bytes()))
+    table = pyarrow.table({"text": [text]})
+    parquet.write_table(table, tmp_path / "c.parquet", compression="zstd")
+    assert large.read_files([path])["text"][:] == [text]
+    for name in "b.jsonl.zst", "c.parquet":
+        with pytest.raises(ValueError, match="unpacks to 1,048,.* bytes: if you trust it"):
+            large.read_files([tmp_path / name])
 
 
 def test_the_split(tmp_path, monkeypatch):

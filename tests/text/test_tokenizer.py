@@ -15,6 +15,7 @@ import tokenizers
 from conftest import ROOT
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiktoken_ext import openai_public
 
 from engine.text import tokenizer as tokenizer_module
 from engine.text.tokenizer import (
@@ -24,13 +25,26 @@ from engine.text.tokenizer import (
     create_tokenizer,
     tokenizer_from_spec,
 )
+from engine.text.tokenizer_checks import check_pattern
 
 TEXT = "the cat, das Mädchen, 猫 & 🐈\n"
 
 # Three merges, and a hole in the numbering.
 RANKS = {bytes([b]): b for b in range(256)} | {b"th": 256, b"the": 257, b" the": 259}
 SPECIAL = {"<|endoftext|>": 300}
-PATTERN = r"\s?\w+|\s+|[^\s\w]+"
+PATTERN = r" ?\p{L}+|\s+| ?[^\s\p{L}\p{N}]+|\p{N}"
+
+
+PUBLISHED_PATTERNS = [  # Llama 3, Qwen 2 and 3, Mistral's tekken, GPT-2 as transformers writes it
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+]
 
 
 def small_bpe():
@@ -180,17 +194,110 @@ def test_no_network_and_no_file(monkeypatch):
         create_tokenizer("gpt2")
 
 
+def spec_with(**parts):
+    """A specification of a, b and an unknown token, with these parts of a tokenizer.json."""
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 2}, "unk_token": "?"}
+    parts = {name: {"type": kind, **rest} for name, (kind, rest) in parts.items()}
+    return {"kind": "tokenizers", "content": {"version": "1.0", "model": model, **parts}}
+
+
+def precompiled(text):
+    """SentencePiece's normalizer, of a table that replaces a by text."""
+    table = np.zeros(512, np.uint32)
+    table[ord("a")] = ord("a") | 1 << 8 | 256 << 10  # its end stands at 256 ^ ord("a")
+    content = np.uint32(table.nbytes).tobytes() + table.tobytes() + text.encode() + b"\0"
+    return "Precompiled", {"precompiled_charsmap": base64.b64encode(content).decode()}
+
+
+def split(pattern):
+    return "Split", {"pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+def replace(before, after):
+    return "Replace", {"pattern": {"String": before}, "content": after}
+
+
+def template(**special):
+    single = [{"SpecialToken": {"id": "s", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    special = {name: {"id": name, "ids": [n], "tokens": [name]} for name, n in special.items()}
+    return "TemplateProcessing", {"single": single, "pair": single, "special_tokens": special}
+
+
 @pytest.mark.parametrize(
     "spec, message",
     [
-        ({"kind": "tokenizers", "content": {"model": {"type": "WordPiece"}}}, "not built here"),
-        ({"kind": "bpe", "content": like_llama_3().tokenizer_json}, "not a tokenizer"),
+        ({"kind": "bpe", "content": like_llama_3().tokenizer_json}, "can be used"),
+        ({"kind": "bpe", "content": byte_level_json(RANKS, {}, "x?")}, r"its pattern 'x\?'"),
+        (spec_with(pre_tokenizer=split("((a{0,50}){0,50}){0,50}b")), "its pattern .* not known"),
+        (spec_with(pre_tokenizer=split(r"\s+|(a+)+$")), r"not known here, in '\(a\+\)\+\$'"),
+        (spec_with(pre_tokenizer=("FixedLength", {"length": 0})), "its FixedLength is not known"),
+        (spec_with(normalizer=replace("a", "a" * 1000)), "it replaces 'a' by the longer 'aaa"),
+        (spec_with(normalizer=replace("", "")), "it replaces '' by"),
+        (spec_with(normalizer=precompiled("a" * 1000)), "by the longer 'aaa"),
+        (spec_with(normalizer=("Precompiled", {"precompiled_charsmap": ""})), "Cannot parse"),
+        (spec_with(post_processor=template()), "no entry found"),
+        (spec_with(post_processor=template(s=3)), "beyond its vocabulary"),
+        (spec_with(model=("WordLevel", {"vocab": {"a": 2**31}, "unk_token": "a"})), "beyond"),
+        (spec_with(model=("BPE", {"vocab": {"a": 0}, "merges": [], "dropout": 0.5})), "dropout"),
     ],
+    ids=itertools.count(),
 )
-def test_specifications_that_cannot_be_used(spec, message):
-    """Catches a specification from elsewhere, and tokens that would be joined to another text."""
+def test_specifications_that_cannot_be_used(spec, message, capfd):
+    """Catches what would hang, fill the memory, or end in a report of the library's insides."""
     with pytest.raises(ValueError, match=message):
         tokenizer_from_spec(spec)
+    assert not capfd.readouterr().err
+
+
+def test_what_is_known_in_tokenizers_of_others(monkeypatch):
+    """Catches a published tokenizer that is refused without need."""
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
+    monkeypatch.setattr(openai_public, "data_gym_to_mergeable_bpe_ranks", lambda *_, **__: {})
+    encodings = [make() for make in openai_public.ENCODING_CONSTRUCTORS.values()]
+    assert len(encodings) > 5
+    for pattern in *(encoding["pat_str"] for encoding in encodings), *PUBLISHED_PATTERNS:
+        check_pattern(pattern)
+    found = tokenizer_from_spec(
+        spec_with(normalizer=precompiled("b"), post_processor=template(s=2))
+    )
+    assert found.begin == [2] and found.encode("a").tolist() == [1]
+
+
+def models_of_words():
+    """A tokenizer, not yet trained, of each kind whose tokens are words or pieces of them."""
+    models, before = tokenizers.models, tokenizers.pre_tokenizers
+    return {
+        "WordLevel": (models.WordLevel(unk_token="[UNK]"), before.Whitespace(), None),
+        "WordPiece": (
+            models.WordPiece(unk_token="[UNK]"),
+            before.BertPreTokenizer(),
+            tokenizers.decoders.WordPiece(cleanup=False),
+        ),
+        "Unigram": (models.Unigram(), before.Metaspace(), tokenizers.decoders.Metaspace()),
+    }
+
+
+@pytest.mark.parametrize("kind", models_of_words())
+def test_models_of_words(kind):
+    """Catches other ids or another text than transformers has, and an unknown word that raises."""
+    transformers = pytest.importorskip("transformers")
+    model, before, decoder = models_of_words()[kind]
+    theirs = tokenizers.Tokenizer(model)
+    theirs.normalizer = tokenizers.normalizers.NFKC()
+    theirs.pre_tokenizer = before
+    if decoder:
+        theirs.decoder = decoder
+    options = dict(unk_token="[UNK]") if kind == "Unigram" else {}
+    trainer = getattr(tokenizers.trainers, f"{kind}Trainer")(
+        vocab_size=500, special_tokens=["[UNK]", "[CLS]"], show_progress=False, **options
+    )
+    theirs.train_from_iterator(some_text(), trainer)
+    ours = HubTokenizer(json.loads(theirs.to_str()))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_object=theirs)
+    for text in *some_text(), "unbelievable 猫 words[CLS]":
+        ids = ours.encode(text, allow_special=True).tolist()
+        assert ids == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(ids).removeprefix(" ") == theirs.decode(ids)
 
 
 def test_a_large_vocabulary_is_padded():
@@ -207,6 +314,10 @@ def test_characters_that_a_published_tokenizer_lacks():
     assert found.decode(found.encode("ab c\n")) == "ab c\n"
     with pytest.raises(ValueError, match="lacks a character of 'abé'"):
         found.encode("abé")
+    only_a = {"vocab": {"a": 0}, "unk_token": "x"}
+    without = tokenizer_from_spec(spec_with(model=("WordLevel", only_a)))
+    with pytest.raises(ValueError, match="the tokenizer fails: .*Missing"):
+        without.encode("b")
 
 
 # ---- bpe:VOCAB
