@@ -14,8 +14,8 @@ to bottom:
 
 Shapes, everywhere:
     B batch · H query heads · G key/value heads (H % G == 0, each shared by H/G query heads)
-    Tq queries · Tk keys · D head size
-    q (B, H, Tq, D)   k, v (B, G, Tk, D)   y (B, H, Tq, D)
+    Tq queries · Tk keys · D size of queries and keys · Dv size of values, D in most models
+    q (B, H, Tq, D)   k (B, G, Tk, D)   v (B, G, Tk, Dv)   y (B, H, Tq, Dv)
 
 One invariant makes training, prefill, chunked prefill and decoding a single case: the Tq queries
 are the last Tq of the Tk positions. Query row a stands at position Tk - Tq + a, so no path ever
@@ -156,7 +156,21 @@ class Additive(nn.Module):
 
     def forward(self, q, k):
         q, k, W1, W2, v = upcast(q, k, self.W1, self.W2, self.v)
-        return torch.tanh((q @ W1).unsqueeze(-2) + (k @ W2).unsqueeze(-3)) @ v
+        return self.activate((q @ W1).unsqueeze(-2) + (k @ W2).unsqueeze(-3)) @ v
+
+    def activate(self, x):
+        return torch.tanh(x)
+
+
+class Perceptron(Additive):
+    """v^T relu(W [q; k] + b): the network of one hidden layer that others use for Additive's."""
+
+    def __init__(self, D, hidden):
+        super().__init__(D, hidden)
+        self.b = nn.Parameter(torch.zeros(hidden))
+
+    def activate(self, x):
+        return F.relu(x + self.b.to(x.dtype))
 
 
 SCORE = {  # name -> the score for heads of size D
@@ -164,6 +178,7 @@ SCORE = {  # name -> the score for heads of size D
     "dot": lambda D: dot,
     "general": General,
     "additive": lambda D: Additive(D, D),
+    "mlp": lambda D: Perceptron(D, D),
 }
 
 # --------------------------------------------------------------------------------------------------
@@ -197,10 +212,20 @@ def sparsemax(scores):
     return (scores - tau).clamp_min(0).to(dtype)
 
 
+def hard(scores):
+    """Weight 1 for the best key, as a dict looks up: for looking only.
+
+    The choice has no gradient, so that nothing could learn through it.
+    """
+    if scores.requires_grad:
+        raise ValueError("hard attention has no gradient: train with softmax, or use no_grad")
+    return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
+
+
 NORMALIZE = {"softmax": softmax, "sparsemax": sparsemax}
 
 # --------------------------------------------------------------------------------------------------
-# The paths: path(q, k, v, visible=causal, score=scaled_dot, normalize=softmax) -> (B, H, Tq, D).
+# The paths: path(q, k, v, visible=causal, score=scaled_dot, normalize=softmax) -> (B, H, Tq, Dv).
 # A query that may see nothing gets zeros.
 
 
@@ -221,7 +246,7 @@ def naive(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """
     Tq, Tk = check_shapes(q, k, v, visible)
     B = len(q)
-    k, v = share_heads(q, k), share_heads(q, v)  # (B, H, Tk, D)
+    k, v = share_heads(q, k), share_heads(q, v)  # (B, H, Tk, D or Dv)
     i, j = positions(Tq, Tk, q.device)
     y = []
     for b in range(B):
@@ -306,12 +331,11 @@ class Tiled(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, visible):
-        B, H, Tq, D = q.shape
         q = q.unflatten(1, (k.shape[1], -1))  # (B, G, H/G, Tq, D)
-        k, v = k[:, :, None], v[:, :, None]  # (B, G, 1, Tk, D)
+        k, v = k[:, :, None], v[:, :, None]  # (B, G, 1, Tk, D or Dv)
         wide = torch.promote_types(q.dtype, torch.float32)  # dtype of scores and sums
-        y = torch.zeros_like(q, dtype=wide)
-        total = torch.zeros(*q.shape[:-1], 1, dtype=wide, device=q.device)
+        y = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=wide)
+        total = q.new_zeros(*q.shape[:-1], 1, dtype=wide)
         largest = torch.full_like(total, torch.finfo(wide).min)
         for rows, columns, bias in Tiled.tiles(q, k, visible):
             scores = scaled_dot(q[..., rows, :].to(wide), k[..., columns, :].to(wide)) + bias
@@ -325,7 +349,7 @@ class Tiled(torch.autograd.Function):
         y = (y / total).to(q.dtype)
         ctx.save_for_backward(q, k, v, y, largest + total.log())
         ctx.visible = visible
-        return y.view(B, H, Tq, D)
+        return y.flatten(1, 2)
 
     @staticmethod
     @autograd.once_differentiable
@@ -361,7 +385,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
     # Many queries with a window: skip the keys that none of them sees.
     if not hasattr(visible, "bias"):
-        if Tq > 1 and sdpa.is_flash_window(q, visible):
+        if Tq > 1 and sdpa.is_flash_window(q, v, visible):
             return sdpa.flash_window(q, k, v, getattr(visible, "window", 0))
         if Tk - start > max(3 * window, 4 * sdpa.BLOCK):  # else a full mask is faster
             return sdpa.windowed(q, k, v, seen, window, min(n_global, Tk))
@@ -399,7 +423,7 @@ def elu1(x):
 
 
 def linear(q, k, v, feature=elu1, memory=None, chunk=128):
-    """Causal attention with weights feature(q)·feature(k), normalized: (B, H, Tq, D).
+    """Causal attention with weights feature(q)·feature(k), normalized: (B, H, Tq, Dv).
 
     O(T) time and memory. memory: a LinearState, the sum of all that came before k and v; it is
     updated.
@@ -414,7 +438,7 @@ def linear(q, k, v, feature=elu1, memory=None, chunk=128):
 
 
 def linear_step(q, k, v, state, feature=elu1):
-    """One token of linear, q, k, v (B, H or G, 1, D): its output and the next state.
+    """One token of linear, q, k, v (B, H or G, 1, D or Dv): its output and the next state.
 
     state None: nothing came before.
     """
@@ -425,7 +449,7 @@ def linear_step(q, k, v, state, feature=elu1):
     with torch.autocast(q.device.type, enabled=False):
         # v gets a column of ones that sums the weights.
         q, k, v = featured(q, share_heads(q, k), share_heads(q, v), feature)
-        new = k.mT @ v  # (B, H, features, D + 1)
+        new = k.mT @ v  # (B, H, features, Dv + 1)
         state = new if state is None else state + new
         return normalized(q @ state).to(dtype), state
 
@@ -443,9 +467,9 @@ FEATURE = {  # name -> the feature for heads of size D
 class KVCache:
     """Keys and values of one layer for up to max_len positions. For inference.
 
-    append(k, v) with k, v (B, G, T, D) writes them after what is there and returns all of it as
-    views (B, G, len, D): the k and v that a path takes beside the T new queries. The memory is
-    allocated once. Rotate before caching.
+    append(k, v) with k (B, G, T, D) and v (B, G, T, Dv) writes them after what is there and returns
+    all of it as views (B, G, len, ...): the k and v that a path takes beside the T new queries. The
+    memory is allocated once. Rotate before caching.
 
     It also knows what a decoding step must know about its batch: `padding` (B,), given to reset,
     how many positions at the beginning of each sequence hold no token; and `at` (1,), the next
@@ -453,8 +477,8 @@ class KVCache:
     positions, so that shapes never change and a step is compiled once (as in gpt-fast).
     """
 
-    def __init__(self, batch_size, n_kv_head, max_len, head_size):
-        self.shape = (batch_size, n_kv_head, max_len, head_size)
+    def __init__(self, batch_size, n_kv_head, max_len, head_size, value_size=None):
+        self.shape = (batch_size, n_kv_head, max_len, head_size, value_size or head_size)
         self.max_len = max_len
         self.k = None  # allocated by the first append, which knows the dtype and the device
         self.v = None
@@ -512,17 +536,17 @@ class KVCache:
     def append(self, k, v):
         if self.at is not None:
             return self.k.index_copy_(2, self.at, k), self.v.index_copy_(2, self.at, v)
-        B, G, _, D = self.shape
+        B, G, max_len, D, Dv = self.shape
         T = k.shape[2]
-        if k.shape != v.shape or k.shape != (B, G, T, D):
+        if k.shape != (B, G, T, D) or v.shape != (B, G, T, Dv):
             raise ValueError(
-                f"this cache holds (B={B}, G={G}, T, D={D}), "
+                f"this cache holds (B={B}, G={G}, T, D={D} or Dv={Dv}), "
                 f"not k {tuple(k.shape)}, v {tuple(v.shape)}"
             )
         self.check_room(T)
         if self.k is None:
-            self.k = k.new_zeros(self.shape)
-            self.v = v.new_zeros(self.shape)
+            self.k = k.new_zeros(B, G, max_len, D)
+            self.v = v.new_zeros(B, G, max_len, Dv)
         new = slice(self.length, self.length + T)
         self.k[:, :, new] = k.detach()
         self.v[:, :, new] = v.detach()
@@ -543,7 +567,8 @@ class KVCache:
 
 def check_mechanism(attention, score, normalize, window, visible):
     """ValueError for a mechanism that does not exist, or that this path cannot compute."""
-    predicate(visible)
+    if window and getattr(predicate(visible), "across", False):
+        raise ValueError(f"visible={visible!r} sees all positions: leave window out")
     choose("attention", attention, ATTENTION | FEATURE)
     choose("score", score, SCORE)
     choose("normalize", normalize, NORMALIZE)
@@ -572,13 +597,15 @@ def layer_predicate(visible, window, n_head):
     return sliding_window(window) if seen is causal else both(seen, sliding_window(window))
 
 
-class CausalSelfAttention(nn.Module):
+class SelfAttention(nn.Module):
     """(B, T, n_embd) -> (B, T, n_embd): n_head query heads over n_kv_head key/value heads.
 
-    n_kv_head: n_head if None. head_size: D, if it is not n_embd / n_head.
+    Causal, as in a GPT; with visible="full" as in an encoder, such as BERT or ViT.
+    n_kv_head: n_head if None. head_size: D, if it is not n_embd / n_head. value_size: Dv, if not D.
     attention: a path in ATTENTION, which all compute the same function, or linear attention with
         one of the features in FEATURE.
-    visible: a predicate in VISIBLE. window, if any, limits it to the last `window` positions.
+    visible: a predicate in VISIBLE, or full. window, if any, limits it to the last `window`
+        positions.
     qk_norm: a function of all queries and keys (B, T, heads, D), such as rms_norm, which bounds the
         scores at high learning rates (Henry et al. 2020, arXiv:2010.04245).
     dropout: acts on the output.
@@ -591,6 +618,7 @@ class CausalSelfAttention(nn.Module):
         n_kv_head=None,
         *,
         head_size=None,
+        value_size=None,
         bias=False,
         qkv_bias=False,
         dropout=0.0,
@@ -607,12 +635,14 @@ class CausalSelfAttention(nn.Module):
         self.n_head = n_head
         self.n_kv_head = n_kv_head or n_head
         self.head_size = head_size or n_embd // n_head
+        self.value_size = value_size or self.head_size
         self.visible = layer_predicate(visible, window, n_head)
 
-        widths = [heads * self.head_size for heads in (n_head, self.n_kv_head, self.n_kv_head)]
+        H, G, D, Dv = n_head, self.n_kv_head, self.head_size, self.value_size
+        widths = [H * D, G * D, G * Dv]
         self.c_attn = nn.Linear(n_embd, sum(widths), bias=bias or qkv_bias)
         self.c_attn.parts = widths  # three matrices on top of each other: see Muon
-        self.c_proj = nn.Linear(widths[0], n_embd, bias=bias)
+        self.c_proj = nn.Linear(H * Dv, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
         self.qk_norm = qk_norm
 
@@ -626,16 +656,17 @@ class CausalSelfAttention(nn.Module):
 
         cache: from new_cache; PackedDocuments, which keep the documents of a batch apart; or None.
         """
-        H, G, D = self.n_head, self.n_kv_head, self.head_size
-        qkv = self.c_attn(x).unflatten(2, (H + 2 * G, D))  # (B, T, heads, D)
-        qk, v = qkv.split([H + G, G], dim=2)
+        H, G, D, Dv = self.n_head, self.n_kv_head, self.head_size, self.value_size
+        qk, v = self.c_attn(x).split([(H + G) * D, G * Dv], dim=2)
+        qk = qk.unflatten(2, (H + G, D))  # (B, T, heads, D)
+        v = v.unflatten(2, (G, Dv))  # (B, T, heads, Dv)
         if self.qk_norm:
             qk = self.qk_norm(qk)
         if rope is not None:
             cos, sin = rope
             qk = rotate(qk, cos[..., None, :], sin[..., None, :])
         q, k = qk.split([H, G], dim=2)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D or Dv)
         if self.feature:
             y = linear(q, k, v, self.feature, cache)
         else:
@@ -643,15 +674,18 @@ class CausalSelfAttention(nn.Module):
             if cache is not None:
                 visible = cache.visible(visible)
                 k, v = cache.append(k, v)
-            y = self.attention(q, k, v, visible, self.score, self.normalize)  # (B, H, T, D)
-        y = y.transpose(1, 2).flatten(2)  # (B, T, H * D)
+            y = self.attention(q, k, v, visible, self.score, self.normalize)  # (B, H, T, Dv)
+        y = y.transpose(1, 2).flatten(2)  # (B, T, H * Dv)
         return self.dropout(self.c_proj(y))
 
     def new_cache(self, batch_size, max_len):
         """An empty memory of this layer: a KVCache or a LinearState."""
         if self.feature:
             return LinearState(batch_size, max_len)
-        return KVCache(batch_size, self.n_kv_head, max_len, self.head_size)
+        return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, self.value_size)
+
+
+CausalSelfAttention = SelfAttention  # nanoGPT's name
 
 
 class CrossAttention(nn.Module):
@@ -659,26 +693,30 @@ class CrossAttention(nn.Module):
 
     A decoder looks at an encoder through it. visible(i, j) says which position of the memory each
     query may see: full, or present(real) in a padded batch. Keys and values of a memory that does
-    not change are computed once, by project(memory), and given instead of it.
+    not change are computed once, by project(memory), and given instead of it. value_size: Dv,
+    if it is not D = n_embd / n_head.
     """
 
-    def __init__(self, n_embd, n_head, *, bias=False, dropout=0.0, attention="fused"):
+    def __init__(
+        self, n_embd, n_head, *, value_size=None, bias=False, dropout=0.0, attention="fused"
+    ):
         super().__init__()
         check_heads(n_embd, n_head)
         self.attention = choose("attention", attention, ATTENTION)
         self.n_head = n_head
+        self.widths = [n_embd, n_head * value_size if value_size else n_embd]
         self.c_q = nn.Linear(n_embd, n_embd, bias=bias)
-        self.c_kv = nn.Linear(n_embd, 2 * n_embd, bias=bias)
-        self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
+        self.c_kv = nn.Linear(n_embd, sum(self.widths), bias=bias)
+        self.c_proj = nn.Linear(self.widths[1], n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def project(self, memory):
-        """Keys and values (B, H, S, D) of a memory (B, S, n_embd)."""
-        kv = self.c_kv(memory).unflatten(2, (2 * self.n_head, -1))  # (B, S, 2 * H, D)
-        return kv.transpose(1, 2).chunk(2, dim=1)
+        """Keys (B, H, S, D) and values (B, H, S, Dv) of a memory (B, S, n_embd)."""
+        k, v = self.c_kv(memory).split(self.widths, dim=2)
+        return [x.unflatten(2, (self.n_head, -1)).transpose(1, 2) for x in (k, v)]
 
     def forward(self, x, memory, visible=full):
-        k, v = memory if isinstance(memory, tuple) else self.project(memory)
+        k, v = self.project(memory) if torch.is_tensor(memory) else memory
         q = self.c_q(x).unflatten(2, (self.n_head, -1)).transpose(1, 2)  # (B, H, T, D)
         y = self.attention(q, k, v, visible)
         return self.dropout(self.c_proj(y.transpose(1, 2).flatten(2)))

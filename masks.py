@@ -166,7 +166,7 @@ def predicate(spec):
     ValueError for an unknown name, or for numbers that it does not take.
     """
     name, _, numbers = spec.partition(":")
-    make = choose("visible", name, VISIBLE)
+    make = choose("visible", name, VISIBLE | {"full": lambda: full})
     try:
         numbers = [int(number) for number in numbers.split(",") if number]
         if max(numbers, default=0) > 2**24:

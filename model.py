@@ -18,7 +18,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint as checkpoint_block
 
-from attention import CausalSelfAttention, check_mechanism, rope_table, sinusoidal
+from attention import SelfAttention, check_mechanism, rope_table, sinusoidal
 from engine.common.checks import at_least, check_heads, choose
 from engine.decoding.generation import stream
 from engine.decoding.sampling import Sampler, Sampling
@@ -26,7 +26,7 @@ from engine.decoding.session import Session
 from engine.kernels.autograd import in_autocast, linear_cross_entropy, relu2, rms_norm
 from engine.weights import checkpoint, pretrained
 from engine.weights.loading import WithoutInit, checked
-from masks import PackedDocuments, mean_keys
+from masks import PackedDocuments, mean_keys, predicate
 
 
 @dataclass(kw_only=True)
@@ -359,7 +359,7 @@ class Block(nn.Module):
         self.rotates = config.rope_pattern[n % len(config.rope_pattern)] == "R"
         self.norm_after = config.norm_after
         self.ln_1 = NORM[config.norm](config)
-        self.attn = CausalSelfAttention(
+        self.attn = SelfAttention(
             config.n_embd,
             config.n_head,
             config.n_kv_head,
@@ -395,6 +395,11 @@ class GPT(nn.Module):
 
     def __init__(self, config):
         super().__init__()
+        if getattr(predicate(config.visible), "across", False):
+            raise ValueError(
+                f"visible={config.visible!r} would show a GPT the next token, which it is to "
+                "predict: it is for encoders"
+            )
         self.config = config
         # True: training computes each block twice, and keeps its input only (arXiv:1604.06174).
         self.activation_checkpointing = False

@@ -20,7 +20,7 @@ thick in all images; for the digit other ones in each, on its strokes and beside
 
 import copy
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,6 @@ from attention import CrossAttention, attention_weights
 from engine.plotting.inspection import recording
 from experiments.shared import digits, trials
 from experiments.shared.digits import DIGITS, LENGTH, SIDE, WORDS
-from masks import full
 from model import NORM, Block, GPTConfig, Learned, init_weights
 
 PATCH = 2  # pixels of its side
@@ -71,9 +70,8 @@ class Eye(nn.Module):
         self.config = config
         self.patch = nn.Linear(PATCH**2, config.n_embd)
         self.wpe = Learned(config)
-        self.h = nn.ModuleList(Block(config, n) for n in range(config.n_layer))
-        for block in self.h:
-            block.attn.visible = full  # an image has no future
+        no_future = replace(config, visible="full")
+        self.h = nn.ModuleList(Block(no_future, n) for n in range(config.n_layer))
         self.ln_f = NORM[config.norm](config)
         self.head = nn.Linear(config.n_embd, len(DIGITS))
         init_weights(self)

@@ -105,11 +105,11 @@ def nobody_before_three(i, j):
 
 @st.composite
 def cases(draw):
-    """(q, k, v, visible): any shape with Tq <= Tk and H % G == 0, any predicate."""
+    """(q, k, v, visible): any sizes with Tq <= Tk and H % G == 0, any predicate."""
     B = draw(st.integers(1, 3))
     G = draw(st.integers(1, 3))
     H = G * draw(st.integers(1, 3))
-    D = draw(st.integers(1, 9))
+    D, Dv = draw(st.integers(1, 9)), draw(st.integers(1, 9))
     Tq = draw(st.integers(1, 12))
     Tk = Tq + draw(st.one_of(st.just(0), st.integers(0, 60)))
     n_global = draw(st.integers(0, 5))
@@ -139,7 +139,7 @@ def cases(draw):
     ]
     visible = draw(st.sampled_from(predicates))
     torch.manual_seed(draw(st.integers(0, 2**31)))
-    shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, D)
+    shapes = (B, H, Tq, D), (B, G, Tk, D), (B, G, Tk, Dv)
     return *(torch.randn(shape, dtype=torch.float64) for shape in shapes), visible
 
 

@@ -43,13 +43,15 @@ def check_standard(path, standard):
 def check_shapes(q, k, v, visible):
     """Return Tq and Tk, or raise a ValueError that names what does not fit.
 
-    q (B, H, Tq, D); k, v (B, G, Tk, D), where G divides H; all of one dtype and device.
+    q (B, H, Tq, D), k (B, G, Tk, D), v (B, G, Tk, Dv), where G divides H; all of one dtype and
+    device.
     """
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    same_rank = q.dim() == k.dim() == 4 and k.shape == v.shape
+    same_rank = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3]
     if not same_rank or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"attention needs q (B, H, Tq, D) and k, v (B, G, Tk, D), not {shapes}")
-    if not (q.numel() and k.numel()):
+        form = "q (B, H, Tq, D), k (B, G, Tk, D) and v (B, G, Tk, Dv)"
+        raise ValueError(f"attention needs {form}, not {shapes}")
+    if not (q.numel() and k.numel() and v.numel()):
         raise ValueError(f"attention needs at least one sequence, head, query and key: {shapes}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads cannot share key/value heads evenly: {shapes}")

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 def chunked(q, k, v, feature, past, chunk):
     """Causal attention with weights feature(q)·feature(k), and the sum over all keys.
 
-    q (B, H, Tq, D), k, v (B, H, Tk, D); the result is (B, H, Tq, D). past: the sum for all that
-    came before k and v, or None; see LinearState. Within a chunk all pairs are compared; between
-    chunks only the running sum is handed on.
+    q (B, H, Tq, D), k (B, H, Tk, D), v (B, H, Tk, Dv); the result is (B, H, Tq, Dv). past: the sum
+    for all that came before k and v, or None; see LinearState. Within a chunk all pairs are
+    compared; between chunks only the running sum is handed on.
     """
     dtype = v.dtype
     Tq = q.shape[2]
@@ -25,9 +25,9 @@ def chunked(q, k, v, feature, past, chunk):
     before_queries = k[:, :, :earlier].mT @ v[:, :, :earlier]
     past = before_queries if past is None else past + before_queries
     k, v = k[:, :, earlier:], v[:, :, earlier:]
-    # (B, H, chunks, chunk, features or D + 1)
+    # (B, H, chunks, chunk, features or Dv + 1)
     q, k, v = (in_chunks(x, min(chunk, Tq)) for x in (q, k, v))
-    sums = k.mT @ v  # (B, H, chunks, features, D + 1)
+    sums = k.mT @ v  # (B, H, chunks, features, Dv + 1)
     before = torch.cat([past[:, :, None], sums[:, :, :-1]], dim=2).cumsum(2)
     weights = (q @ k.mT).tril_()  # within a chunk
     y = (weights @ v).add_(q @ before)
@@ -116,7 +116,7 @@ class LinearState:
                 "linear attention would add padding to its sum: give sequences of one length"
             )
         self.length = 0
-        self.sum = None  # (B, H, features, D + 1)
+        self.sum = None  # (B, H, features, Dv + 1)
 
     def trim(self, length):
         """Refuse to forget; a length that changes nothing is accepted."""

@@ -4,8 +4,9 @@
     GPU       FlashAttention without a mask, also for windows; the memory-efficient kernel with one
     compiled  on a GPU: one query in three generated kernels
 
-All compute softmax(q·k / sqrt(D)) v, q (B, H, Tq, D), k and v (B, G, Tk, D), with a mask, bool or
-to be added, as F.scaled_dot_product_attention takes it. A query that sees nothing gets zeros.
+All compute softmax(q·k / sqrt(D)) v, q (B, H, Tq, D), k (B, G, Tk, D), v (B, G, Tk, Dv), with a
+mask, bool or to be added, as F.scaled_dot_product_attention takes it. A query that sees nothing
+gets zeros.
 `seen(i, j)` is a predicate's bool mask, (1 or B, *common shape of i and j).
 """
 
@@ -32,19 +33,20 @@ def attend(q, k, v, mask=None, causal=False):
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
 
 
-def is_flash_window(q, visible):
+def is_flash_window(q, v, visible):
     """True if FlashAttention on a GPU can compute this predicate: all of the past, or a window."""
     is_window = getattr(visible, "exact", False)
-    return q.is_cuda and is_window and has_flash(q) and q.shape[-1] % 8 == 0
+    return q.is_cuda and is_window and has_flash(q, v) and q.shape[-1] % 8 == 0
 
 
-def has_flash(q):
-    """True if FlashAttention takes q, on a GPU.
+def has_flash(q, v):
+    """True if FlashAttention takes q and v, on a GPU.
 
-    It needs half precision, compute capability 8.0 or above, and heads that fit the GPU's memory.
+    It needs half precision, compute capability 8.0 or above, heads that fit the GPU's memory, and
+    values as wide as keys.
     """
     capability = torch.cuda.get_device_capability(q.device)
-    if capability < (8, 0) or q.itemsize != 2:
+    if capability < (8, 0) or q.itemsize != 2 or q.shape[-1] != v.shape[-1]:
         return False
     has_large_memory = capability == (8, 0) or capability[0] in (9, 10)
     largest_head = 256 if has_large_memory else 192  # of the backward pass
@@ -65,7 +67,7 @@ def one_query(q, k, v, mask):
     q = q.reshape(B, G, H // G, D) / math.sqrt(D)
     weights = softmax_of_seen((q @ k.mT).view(B, H, 1, Tk), mask)
     y = weights.view(B, G, H // G, Tk) @ v
-    return y.view(B, H, 1, D)
+    return y.view(B, H, 1, -1)
 
 
 def one_query_compiled(q, k, v, mask):
@@ -85,8 +87,8 @@ def one_query_compiled(q, k, v, mask):
     scores = scores.view(B, H, 1, -1) / math.sqrt(D)
     weights = softmax_of_seen(scores, mask)
     weights = weights.view(B, G, H // G, -1, 1)
-    y = (weights * values).sum(-2)  # (B, G, H / G, D)
-    return y.view(B, H, 1, D).to(q.dtype)
+    y = (weights * values).sum(-2)  # (B, G, H / G, Dv)
+    return y.view(B, H, 1, -1).to(q.dtype)
 
 
 def softmax_of_seen(scores, mask):
@@ -118,8 +120,8 @@ def attend_on_gpu(q, k, v, mask, causal):
     multiple of 8.
     """
     B, H, Tq, D = q.shape
-    G, Tk = k.shape[1:3]
-    if mask is not None or not has_flash(q):
+    G, Tk, Dv = v.shape[1:]
+    if mask is not None or not has_flash(q, v):
         if Tq == 1:
             # The heads that share keys become queries, instead of H / G copies of all keys.
             q = q.reshape(B, G, H // G, D)
@@ -128,8 +130,8 @@ def attend_on_gpu(q, k, v, mask, causal):
         elif H > G:
             k = k.repeat_interleave(H // G, dim=1)
             v = v.repeat_interleave(H // G, dim=1)
-        if missing := -D % 8:
-            q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
+        if D % 8 or Dv % 8:
+            q, k, v = (F.pad(x, (0, -x.shape[-1] % 8)) for x in (q, k, v))
     # cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape. So it
     # may only do training, whose shape does not change.
     is_training = causal and torch.is_grad_enabled()
@@ -137,7 +139,7 @@ def attend_on_gpu(q, k, v, mask, causal):
         y = F.scaled_dot_product_attention(
             q, k, v, mask, is_causal=causal, scale=1 / math.sqrt(D), enable_gqa=True
         )
-    return y[..., :D].reshape(B, H, Tq, D)
+    return y[..., :Dv].reshape(B, H, Tq, Dv)
 
 
 def flash_window(q, k, v, window):

@@ -38,7 +38,7 @@ def test_attention_on_a_gpu(case, has_flash):
 
     want = value_and_gradients(naive, q, k, v, visible)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sdpa, "has_flash", lambda q: has_flash)
+        patch.setattr(sdpa, "has_flash", lambda q, v: has_flash)
         assert_same(value_and_gradients(path, q, k, v), want)
         with torch.inference_mode():
             assert_same([path(q, k, v)], want[:1])
@@ -98,5 +98,7 @@ def test_the_choice_of_a_kernel(monkeypatch, capability, dtype):
     q = torch.empty(1, 2, 9, 64, dtype=dtype)
     for about, visible in EXAMPLES.items():
         is_window = about in ("causal", "sliding_window(5)")
-        assert sdpa.is_flash_window(q.as_subclass(OnGPU), visible) == (has_flash and is_window)
-        assert not sdpa.is_flash_window(q, visible)
+        on_gpu = q.as_subclass(OnGPU)
+        assert sdpa.is_flash_window(on_gpu, q, visible) == (has_flash and is_window)
+        assert not sdpa.is_flash_window(q, q, visible)
+        assert not sdpa.is_flash_window(on_gpu, q[..., :8], visible)

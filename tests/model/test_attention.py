@@ -14,10 +14,12 @@ from attention import (
     CausalSelfAttention,
     CrossAttention,
     KVCache,
+    SelfAttention,
     Tiled,
     dot,
     elu1,
     fused,
+    hard,
     linear,
     linear_step,
     masked_fill,
@@ -226,6 +228,9 @@ def test_inputs_that_do_not_fit(path, q, k, message):
     """Catches wrong shapes that are broadcast, and numbers that are converted, in silence."""
     with pytest.raises(ValueError, match=message):
         path(q, k, k)
+    fits = torch.ones(1, 2, 4, 8)
+    with pytest.raises(ValueError, match="attention needs"):
+        path(fits, fits, fits[:, :, :3])
 
 
 @every_path
@@ -309,6 +314,15 @@ def test_sinusoidal_is_vaswani():
         assert abs(table[p, c] - (math.cos(angle) if c % 2 else math.sin(angle))) < 1e-12
 
 
+def test_hard_attention_looks_up_one_key():
+    """Catches a mean of keys where a dict has one, and a model that would learn nothing."""
+    q = torch.eye(3)[None, None]
+    y = masked_fill(9 * q, q, q + 1, full, normalize=hard)
+    assert torch.equal(y, q + 1)
+    with pytest.raises(ValueError, match="no gradient: train with softmax"):
+        masked_fill(q.requires_grad_(), q, q, full, normalize=hard)
+
+
 def test_sparsemax_is_the_projection_onto_the_simplex():
     """Catches a threshold that does not give the nearest point of the simplex, or its gradient."""
     torch.manual_seed(0)
@@ -359,8 +373,8 @@ def test_any_chunking_through_the_cache(data):
     window = data.draw(st.sampled_from([None, 1, 3, 50]))
     T = data.draw(st.integers(1, 40))
     path = data.draw(st.sampled_from(list(ATTENTION)))
-    layer = CausalSelfAttention(24, 4, 2, qk_norm=autograd.rms_norm, window=window, attention=path)
-    layer = layer.double()
+    how = dict(window=window, attention=path, value_size=data.draw(st.sampled_from([None, 3, 7])))
+    layer = SelfAttention(24, 4, 2, qk_norm=autograd.rms_norm, **how).double()
     x = torch.randn(2, T, 24, dtype=torch.float64)
     cos, sin = rope_table(T, 6)
     cache = layer.new_cache(2, T)
@@ -379,9 +393,14 @@ def test_cache_refuses_what_does_not_fit():
     cache = KVCache(batch_size=2, n_kv_head=1, max_len=3, head_size=4)
     k = torch.randn(2, 1, 2, 4, dtype=torch.float64)
     memory = cache.append(k, k)[0].data_ptr()
-    for wrong, message in ((k, "full: 2 of 3"), (k[:1], "B=2")):
+    wrong = (
+        (k, k, "full: 2 of 3"),
+        (k[:1], k[:1], "B=2"),
+        (k, k[..., :3], r"Dv=4.*v \(2, 1, 2, 3\)"),
+    )
+    for k_new, v_new, message in wrong:
         with pytest.raises(ValueError, match=message):
-            cache.append(wrong, wrong)
+            cache.append(k_new, v_new)
     with pytest.raises(ValueError, match="cannot trim 2 positions to 3"):
         cache.trim(3)
     cache.reset()
@@ -399,6 +418,8 @@ def test_cache_refuses_what_does_not_fit():
         ({"attention": "linear", "window": 4}, "attention='linear' sees all of the past"),
         ({"attention": "performer", "score": "dot"}, "attention='performer' cannot do score='dot'"),
         ({"attention": "tiled", "normalize": "sparsemax"}, "choose attention=masked_fill"),
+        ({"attention": "linear", "visible": "full"}, "attention='linear' sees all of the past"),
+        ({"visible": "full", "window": 2}, "visible='full' sees all positions: leave window out"),
     ],
 )
 def test_modules_that_cannot_be(settings, message):
@@ -408,10 +429,21 @@ def test_modules_that_cannot_be(settings, message):
 
 
 @pytest.mark.parametrize("attention", ATTENTION)
-@pytest.mark.parametrize("T", [3, 9])
-def test_cross_attention(attention, T):
+def test_self_attention_without_a_mask(attention):
+    """Catches an encoder that hides the future, and values cut at the width of keys."""
+    layer = SelfAttention(12, 3, visible="full", value_size=5, attention=attention).double()
+    x = torch.randn(2, 6, 12, dtype=torch.float64)
+    parts = layer.c_attn(x).split([12, 12, 15], dim=2)
+    q, k, v = (part.unflatten(2, (3, -1)).transpose(1, 2) for part in parts)
+    y = torch.softmax(q @ k.mT / 2, -1) @ v
+    assert_same([layer(x)], [layer.c_proj(y.transpose(1, 2).flatten(2))])
+
+
+@pytest.mark.parametrize("attention", ATTENTION)
+@pytest.mark.parametrize("T, value_size", [(3, None), (9, 7)])
+def test_cross_attention(attention, T, value_size):
     """Catches a lost query, another result of cached keys, and padding that is looked at."""
-    layer = CrossAttention(12, 3, attention=attention).double()
+    layer = CrossAttention(12, 3, value_size=value_size, attention=attention).double()
     x = torch.randn(2, T, 12, dtype=torch.float64)
     memory = torch.randn(2, 6, 12, dtype=torch.float64)
     k, v = layer.project(memory)

@@ -184,6 +184,7 @@ def test_dropout_acts_in_training_only():
         ({"rope_pattern": "RL"}, "rope_pattern='RL' must be made of R and N"),
         ({"score": "additive"}, "attention='fused' cannot do score='additive'"),
         ({"visible": "alibi:3"}, "for n_head=4 it must be"),
+        ({"visible": "full"}, "would show a GPT the next token"),
     ],
 )
 def test_models_that_cannot_be(change, message):
