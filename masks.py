@@ -16,12 +16,11 @@ and a bias, bias(i, j) -> (H, *common shape of i and j), a function of the dista
 paths add to the scores of each head.
 """
 
-import inspect
 import types
 
 import torch
 
-from engine.common.checks import choose
+from engine.common.checks import made
 
 
 def causal(i, j):
@@ -165,17 +164,7 @@ def predicate(spec):
 
     ValueError for an unknown name, or for numbers that it does not take.
     """
-    name, _, numbers = spec.partition(":")
-    make = choose("visible", name, VISIBLE | {"full": lambda: full})
-    try:
-        numbers = [int(number) for number in numbers.split(",") if number]
-        if max(numbers, default=0) > 2**24:
-            raise ValueError("a number is too large")
-        return make(*numbers)
-    except (TypeError, ValueError) as error:  # TypeError: too few numbers, or too many
-        parameters = ",".join(inspect.signature(make).parameters)
-        form = f"{name}:{parameters}".rstrip(":")
-        raise ValueError(f"visible={spec}: {error}; write it as {form}") from None
+    return made("visible", spec, VISIBLE | {"full": lambda: full})
 
 
 # --------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint as checkpoint_block
 
-from attention import SelfAttention, check_mechanism, rope_table, sinusoidal
+from attention import SelfAttention, check_mechanism, rope_scaling, rope_table, sinusoidal
 from engine.common.checks import at_least, check_heads, choose
 from engine.decoding.generation import stream
 from engine.decoding.sampling import Sampler, Sampling
@@ -53,6 +53,10 @@ class GPTConfig:
     """Biases in the Linear layers and LayerNorms."""
     qkv_bias: bool = False
     """Biases of queries, keys and values, also where bias is False, as in Qwen 2."""
+    attn_bias: bool = False
+    """Biases of queries, keys, values and attention's output, also where bias is False."""
+    mlp_bias: bool = False
+    """Biases of the MLP, also where bias is False."""
     attention: str = "fused"
     """Path in attention.py: naive, masked_fill, tiled or fused (equal); linear or performer."""
     score: str = "scaled_dot"
@@ -70,9 +74,12 @@ class GPTConfig:
     rope_base: float = 10000.0
     """rope: pair p of D features turns by base^(-2p/D) a token; smaller for a short context."""
     rope_stretch: float = 1.0
-    """rope: read texts this many times longer than rope_trained (Llama 3.1); 1: no change."""
+    """rope: read texts this many times longer than rope_trained; 1: no change."""
     rope_trained: int = 8192
     """rope: the context that the weights were trained with, before rope_stretch."""
+    rope_scaling: str = "llama3:1,4"
+    """rope: pairs that rope_stretch slows, in attention.py: linear, llama3:low,high (turns within
+    rope_trained) or yarn:fast,slow."""
     rope_pattern: str = "R"
     """rope: layers that rotate, repeated: R does, N does not (SmolLM 3: RRRN)."""
     norm: str = "layernorm"
@@ -82,7 +89,8 @@ class GPTConfig:
     norm_after: bool = False
     """Normalize the output of attention and MLP (OLMo 2) instead of their input."""
     mlp: str = "gelu_tanh"
-    """MLP: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's), relu2 (ReLU squared) or swiglu."""
+    """MLP: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's), quick_gelu, relu, relu2 (squared),
+    silu or swiglu."""
     qk_norm: bool | Literal["head", "width"] = False
     """Give queries and keys unit RMS; head: with a learned scale (Qwen 3); width: all heads
     together, with a learned scale (OLMo 2)."""
@@ -101,6 +109,7 @@ class GPTConfig:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
+        rope_scaling(self.rope_scaling)
         if not re.fullmatch("[SL]+", self.window_pattern):
             raise ValueError(f"window_pattern={self.window_pattern!r} must be made of S and L")
         if not re.fullmatch("[RN]+", self.rope_pattern):
@@ -233,7 +242,12 @@ class Rotary(NoPosition):
     def __init__(self, config):
         super().__init__()
         cos, sin = rope_table(
-            config.block_size, config.D, config.rope_base, config.rope_stretch, config.rope_trained
+            config.block_size,
+            config.D,
+            config.rope_base,
+            config.rope_stretch,
+            config.rope_trained,
+            config.rope_scaling,
         )
         self.register_buffer("cos", cos.float(), persistent=False)
         self.register_buffer("sin", sin.float(), persistent=False)
@@ -259,9 +273,10 @@ class FeedForward(nn.Module):
     def __init__(self, config, activation):
         super().__init__()
         size = config.mlp_size or 4 * config.n_embd
-        self.c_fc = nn.Linear(config.n_embd, size, bias=config.bias)
+        bias = config.bias or config.mlp_bias
+        self.c_fc = nn.Linear(config.n_embd, size, bias=bias)
         self.activation = activation
-        self.c_proj = nn.Linear(size, config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(size, config.n_embd, bias=bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
@@ -277,14 +292,20 @@ class SwiGLU(nn.Module):
     def __init__(self, config):
         super().__init__()
         size = config.mlp_size or -(-8 * config.n_embd // (3 * 64)) * 64
-        self.c_fc = nn.Linear(config.n_embd, 2 * size, bias=config.bias)
+        bias = config.bias or config.mlp_bias
+        self.c_fc = nn.Linear(config.n_embd, 2 * size, bias=bias)
         self.c_fc.parts = [size, size]  # two matrices on top of each other: see Muon
-        self.c_proj = nn.Linear(size, config.n_embd, bias=config.bias)
+        self.c_proj = nn.Linear(size, config.n_embd, bias=bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
         gate, up = self.c_fc(x).chunk(2, dim=-1)
         return self.dropout(self.c_proj(F.silu(gate) * up))
+
+
+def quick_gelu(x):
+    """Nearly gelu, by a sigmoid (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
+    return x * torch.sigmoid(1.702 * x)
 
 
 def feed_forward(activation):
@@ -294,7 +315,10 @@ def feed_forward(activation):
 MLP = {
     "gelu_tanh": feed_forward(functools.partial(F.gelu, approximate="tanh")),
     "gelu": feed_forward(F.gelu),
+    "quick_gelu": feed_forward(quick_gelu),
+    "relu": feed_forward(F.relu),
     "relu2": feed_forward(relu2),
+    "silu": feed_forward(F.silu),
     "swiglu": SwiGLU,
 }
 
@@ -364,7 +388,7 @@ class Block(nn.Module):
             config.n_head,
             config.n_kv_head,
             head_size=config.D,
-            bias=config.bias,
+            bias=config.bias or config.attn_bias,
             qkv_bias=config.qkv_bias,
             dropout=config.dropout,
             qk_norm=QKNorm(config) if config.qk_norm else None,

@@ -48,7 +48,10 @@ from engine.weights import checkpoint, pretrained
 from model import GPT, MODERN, GPTConfig
 
 # Settings that only models published by others need: not in --help.
-FOREIGN = ("rope_stretch", "rope_trained", "rope_pattern", "norm_eps", "norm_after", "qkv_bias")
+FOREIGN = tuple(
+    "rope_stretch rope_trained rope_scaling rope_pattern norm_eps norm_after qkv_bias attn_bias "
+    "mlp_bias".split()
+)
 
 
 @dataclass(kw_only=True)

@@ -9,6 +9,7 @@ config/llama_125m.toml are made to be exported.
 """
 
 import json
+import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -116,7 +117,8 @@ def standard(model):
             continue
         theirs = spelled_out(without_values(config))
         differs = {name: value for name, value in theirs.items() if value != ours[name]}
-        for name in ("bias", "qkv_bias"):  # a bias that we lack is one of zeros
+        # A bias that we lack is one of zeros.
+        for name in ("bias", "qkv_bias", "attn_bias", "mlp_bias"):
             if not ours[name]:
                 differs.pop(name, None)
         if not differs:
@@ -136,12 +138,13 @@ def spelled_out(model):
     """Return a model's settings, as a dict that is equal for models that compute the same.
 
     Numbers stand in place of defaults, each layer has its letter in a pattern, and settings without
-    effect have one value. A norm without a scale is one whose scale is one.
+    effect have one value. A norm without a scale is one whose scale is one. bias is that of norms.
     """
     config = model.config
     epsilon = 1e-5 if config.norm == "layernorm" else torch.finfo(torch.float32).eps
     windowed = config.window < config.block_size and "S" in config.window_pattern
     window = config.window if windowed else 0
+    scaling, *numbers = re.split("[:,]", config.rope_scaling)
     ours = asdict(config) | {
         "dropout": None,
         "init": None,
@@ -152,15 +155,21 @@ def spelled_out(model):
         "norm_eps": config.norm_eps or epsilon,
         "norm": "rmsnorm_scale" if config.norm == "rmsnorm" else config.norm,
         "qk_norm": "head" if config.qk_norm is True else config.qk_norm,
-        "qkv_bias": config.qkv_bias or config.bias,
+        "bias": config.bias and config.norm == "layernorm",
+        "qkv_bias": config.qkv_bias or config.attn_bias or config.bias,
+        "attn_bias": config.attn_bias or config.bias,
+        "mlp_bias": config.mlp_bias or config.bias,
+        "rope_scaling": [scaling, *map(float, filter(None, numbers))],
         "window": window,
         "window_pattern": by_layer(config.window_pattern if window else "L", config.n_layer),
         "rope_pattern": by_layer(config.rope_pattern, config.n_layer),
     }
-    if config.rope_stretch == 1:
-        ours["rope_trained"] = 0
     if config.position != "rope":
-        ours |= {"rope_base": 0, "rope_stretch": 1, "rope_trained": 0, "rope_pattern": ""}
+        ours |= {"rope_base": 0, "rope_stretch": 1, "rope_pattern": ""}
+    if ours["rope_stretch"] == 1:
+        ours["rope_scaling"] = None
+    if ours["rope_scaling"] in (None, ["linear"]):
+        ours["rope_trained"] = 0
     return ours
 
 
@@ -198,6 +207,8 @@ def notes(kind, config, tokenizer):
             "for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: use "
             "PreTrainedTokenizerFast"
         )
+    if kind == "gpt2" and "gelu" not in config.mlp:
+        yield "llama.cpp computes GPT-2 with GELU, whatever config.json says"
     if config.window:
         yield (
             "llama.cpp does not know windows in this family: what it computes differs from the "

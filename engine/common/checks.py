@@ -1,11 +1,31 @@
 """Checks of settings and of attention's arguments, each with an error of one line."""
 
+import inspect
+
 
 def choose(name, value, known):
     """Return known[value], or raise a ValueError that lists the known ones."""
     if value not in known:
         raise ValueError(f"{name}={value!r} is unknown; choose from {', '.join(known)}")
     return known[value]
+
+
+def made(setting, spec, known, number=int):
+    """Return known[name](*numbers) for a spec such as local_global:64,4.
+
+    ValueError for an unknown name, or for numbers that it does not take.
+    """
+    name, _, numbers = spec.partition(":")
+    make = choose(setting, name, known)
+    try:
+        numbers = [number(text) for text in numbers.split(",") if text]
+        if max(numbers, default=0) > 2**24:
+            raise ValueError("a number is too large")
+        return make(*numbers)
+    except (TypeError, ValueError) as error:  # TypeError: too few numbers, or too many
+        parameters = ",".join(inspect.signature(make).parameters)
+        form = f"{name}:{parameters}".rstrip(":")
+        raise ValueError(f"{setting}={spec}: {error}; write it as {form}") from None
 
 
 def at_least(least, settings, *names, most=1e38):

@@ -5,6 +5,7 @@ nothing that is computed, as one that is not known but None, False or 0. Any oth
 load and is named, so that a model is never silently another one.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 # Fields about training, generating, other tasks, text and programs, of all versions of
@@ -48,7 +49,16 @@ class Family:
     """Fields that choose layers: which have a window, which have no RoPE."""
 
 
-ACTIVATIONS = {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu"}
+ACTIVATIONS = {  # theirs: ours; of several names the first is written
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu": "gelu",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "swish": "silu",
+}
 DECODER = {  # of any family: a decoder that rotates the two halves of a head against each other
     "add_cross_attention": [False],
     "is_causal": [True],
@@ -91,7 +101,8 @@ LLAMA = Family(
         "rms_norm_eps": ("norm_eps", 1e-6),
         "tie_word_embeddings": ("tie_weights", False),
     },
-    values=DECODER | {"hidden_act": ["silu"], "attention_bias": [False], "mlp_bias": [False]},
+    values=DECODER
+    | {"hidden_act": ["silu", "swish"], "attention_bias": [False], "mlp_bias": [False]},
     always=dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False),
 )
 
@@ -105,10 +116,12 @@ def relative_of_llama(hf_class, settings=(), layer_fields=(), **always):
     )
 
 
+ATTENTION_BIAS = {"attention_bias": ("attn_bias", False)}
+BIASES = ATTENTION_BIAS | {"mlp_bias": ("mlp_bias", False)}
 QWEN_LAYERS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 FAMILIES = {
     "gpt2": GPT2,
-    "llama": LLAMA,
+    "llama": relative_of_llama("LlamaForCausalLM", BIASES),
     "mistral": relative_of_llama(
         "MistralForCausalLM", {"num_key_value_heads": ("n_kv_head", 8)}, ("sliding_window",)
     ),
@@ -117,16 +130,20 @@ FAMILIES = {
     ),
     "qwen3": relative_of_llama(
         "Qwen3ForCausalLM",
-        {"num_key_value_heads": ("n_kv_head", 32), "head_dim": ("head_size", 128)},
+        ATTENTION_BIAS | {"num_key_value_heads": ("n_kv_head", 32), "head_dim": ("head_size", 128)},
         QWEN_LAYERS,
         qk_norm="head",
     ),
     "olmo2": relative_of_llama(
-        "Olmo2ForCausalLM", {"rms_norm_eps": ("norm_eps", 1e-5)}, qk_norm="width", norm_after=True
+        "Olmo2ForCausalLM",
+        ATTENTION_BIAS | {"rms_norm_eps": ("norm_eps", 1e-5)},
+        qk_norm="width",
+        norm_after=True,
     ),
     "smollm3": relative_of_llama(
         "SmolLM3ForCausalLM",
-        {"num_key_value_heads": ("n_kv_head", 4), "tie_word_embeddings": ("tie_weights", True)},
+        BIASES
+        | {"num_key_value_heads": ("n_kv_head", 4), "tie_word_embeddings": ("tie_weights", True)},
         (*QWEN_LAYERS, "no_rope_layers", "no_rope_layer_interval"),
     ),
 }
@@ -147,7 +164,8 @@ def config_from_hugging_face(config):
     if kind == "gpt2":
         ours["mlp"] = ACTIVATIONS[config.get("activation_function", "gelu_new")]
     else:
-        ours |= rope_settings(fields, 2e6 if kind == "smollm3" else 1e4)
+        base = 2e6 if kind == "smollm3" else 1e4
+        ours |= rope_settings(fields, base, ours["block_size"])
         ours |= layer_settings(fields, kind, ours["n_layer"])
     all_full = ["full_attention"] * ours["n_layer"]
     for name, value in fields.items():
@@ -189,38 +207,54 @@ def check_values(fields, family):
             raise ValueError(f"{field}={value!r} is not built here: {names} are")
 
 
-ROPE_VALUES = {  # built here; llama3's own numbers are read apart
-    "rope_type": ("default", "llama3"),
-    "type": ("default", "llama3"),
-    "partial_rotary_factor": (1,),
-    "low_freq_factor": (1,),
-    "high_freq_factor": (4,),
+ROPE_NUMBERS = {  # of each rope_type: the fields of its numbers, and what they are if missing
+    "linear": {},
+    "llama3": {"low_freq_factor": None, "high_freq_factor": None},
+    "yarn": {"beta_fast": 32, "beta_slow": 1},
 }
 
 
-def rope_settings(fields, base):
+def rope_settings(fields, base, block_size):
     """Take the fields of RoPE out of fields; return our settings.
 
-    base: rope_theta where it is missing.
+    base: rope_theta where it is missing. block_size: the trained positions where they are missing.
     """
     scaling = {}
-    for name in ("rope_scaling", "rope_parameters"):
-        value = fields.pop(name, None) or {}
+    for name in ("rope_parameters", "rope_scaling"):  # transformers takes the latter of both
+        value = fields.pop(name, None) or scaling
         if not isinstance(value, dict):
             raise ValueError(f"{name}={value!r} is not built here")
-        scaling |= value
+        scaling = dict(value)
     bases = [place.pop("rope_theta") for place in (fields, scaling) if "rope_theta" in place]
     if len({number("rope_theta", value) for value in bases}) > 1:
         raise ValueError(f"rope_theta has two values, {bases}")
     ours = {"rope_base": float(bases[0] if bases else base)}
-    if "llama3" in (scaling.get("rope_type"), scaling.get("type")):
-        trained = "original_max_position_embeddings"
-        ours["rope_stretch"] = number("factor", scaling.pop("factor", None))
-        ours["rope_trained"] = number(trained, scaling.pop(trained, None))
+    kind = scaling.pop("rope_type", scaling.pop("type", "default"))
+    if kind not in ["default", *ROPE_NUMBERS]:
+        raise ValueError(f"rope_scaling with rope_type={kind!r} is not built here")
+    built = {"partial_rotary_factor": (1,), "truncate": (True,)}
+    if kind != "default":
+        ours |= stretch_settings(kind, scaling, block_size)
+        growth = 0.1 * math.log(max(1, ours["rope_stretch"])) + 1  # YaRN's own
+        built["attention_factor"] = (None, growth)
     for name, value in scaling.items():
-        if value not in ROPE_VALUES.get(name, ()):
+        if value not in built.get(name, ()):
             raise ValueError(f"rope_scaling with {name}={value!r} is not built here")
     return ours
+
+
+def stretch_settings(kind, scaling, block_size):
+    """Take the numbers of a rope_type out of scaling, a dict; return our settings."""
+    trained = "original_max_position_embeddings"
+    numbers = [
+        str(number(field, scaling.pop(field, default)))
+        for field, default in ROPE_NUMBERS[kind].items()
+    ]
+    return {
+        "rope_stretch": number("factor", scaling.pop("factor", None)),
+        "rope_trained": number(trained, scaling.pop(trained, block_size)),
+        "rope_scaling": f"{kind}:{','.join(numbers)}".rstrip(":"),
+    }
 
 
 def layer_settings(fields, kind, n_layer):

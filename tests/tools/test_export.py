@@ -16,11 +16,15 @@ transformers = pytest.importorskip("transformers")
 
 SMALL = dict(block_size=64, vocab_size=64, n_layer=3, n_head=4, n_embd=32)
 LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False)
+LONG = dict(rope_stretch=4.0, rope_trained=16)
 EXPORTABLE = {
     "gpt2": dict(bias=True, mlp="gelu_tanh"),
     "gpt2 of nanoGPT": dict(bias=False, mlp="gelu", tie_weights=False),
     "llama": LLAMA | dict(tie_weights=False),
-    "llama 3": LLAMA | dict(n_kv_head=2, rope_stretch=8.0, rope_trained=32, head_size=10),
+    "llama 3": LLAMA | LONG | dict(n_kv_head=2, head_size=10, rope_scaling="llama3:.5,3"),
+    "llama, linear": LLAMA | LONG | dict(bias=True, rope_scaling="linear"),
+    "qwen3, yarn": LLAMA | LONG | dict(qk_norm="head", attn_bias=True, rope_scaling="yarn:8,0.5"),
+    "gpt2, quick_gelu": dict(mlp="quick_gelu", bias=False, qkv_bias=True),
     "mistral": LLAMA | dict(window=7),
     "qwen2": LLAMA | dict(qkv_bias=True, window=9, window_pattern="LS"),
     "olmo2": LLAMA | dict(norm_after=True, qk_norm="width"),
@@ -83,11 +87,14 @@ CHOICES = dict(
     qk_norm=[False, True, "head", "width"],
     norm_after=[False, False, True],
     qkv_bias=[True, False],
+    attn_bias=[True, False],
+    mlp_bias=[True, False],
     n_kv_head=[0, 2],
     head_size=[0, 12],
     mlp_size=[0, 24],
     rope_pattern=["R", "R", "RN"],
     rope_stretch=[1.0, 4.0],
+    rope_scaling=["linear", "llama3:0.5,2", "yarn:8,0.5"],
     norm_eps=[1e-3],
     tie_weights=[True, False],
     score=["scaled_dot", "dot"],

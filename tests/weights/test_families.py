@@ -13,13 +13,12 @@ from engine.decoding.quantization import prepare_for_inference
 from engine.text import dataset
 from engine.text.tokenizer import create_tokenizer
 from engine.weights import families, pretrained
-from engine.weights.families import FAMILIES, config_from_hugging_face
-from model import GPT, GPTConfig
+from engine.weights.families import ACTIVATIONS, FAMILIES, config_from_hugging_face
+from model import GPT, MLP, GPTConfig, Rotary
 
 transformers = pytest.importorskip("transformers")
 
 PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_text())
-LLAMA3 = PUBLISHED["configs"]["llama3"]["rope_scaling"]
 
 
 def config_class(kind):
@@ -29,7 +28,10 @@ def config_class(kind):
 
 
 def random_config(kind, seed):
-    """A small config: shared key heads, odd sizes, tied or not, windows shorter than a text."""
+    """A small config: shared key heads, odd sizes, tied or not, texts longer than windows and RoPE.
+
+    seed: below 4.
+    """
     rng = random.Random(f"{kind} {seed}")
     H = rng.choice([2, 4, 6])
     width = H * rng.choice([8, 12, 16])
@@ -42,11 +44,10 @@ def random_config(kind, seed):
             n_layer=3,
             n_head=H,
             n_inner=rng.choice([None, 50]),
-            activation_function=rng.choice(["gelu_new", "gelu"]),
+            activation_function=rng.choice([*ACTIVATIONS]),
             layer_norm_epsilon=rng.choice([1e-5, 1e-6]),
             **common,
         )
-    rope = LLAMA3 if kind == "llama" and seed % 2 == 0 else {"rope_type": "default"}
     own = {
         "llama": {"head_dim": rng.choice([None, odd])},
         "olmo2": {},
@@ -57,6 +58,8 @@ def random_config(kind, seed):
     }[kind]
     if kind in ("smollm3", "qwen2", "qwen3"):
         own |= {"sliding_window": 9, "use_sliding_window": seed % 2 == 0}
+    biases = {"attention_bias": seed % 2 == 0, "mlp_bias": seed < 2}
+    own |= {name: value for name, value in biases.items() if name in FAMILIES[kind].settings}
     return config_class(kind)(
         hidden_size=width,
         intermediate_size=rng.choice([40, 88]),
@@ -66,7 +69,7 @@ def random_config(kind, seed):
         max_position_embeddings=256,
         tie_word_embeddings=rng.random() < 0.5,
         rms_norm_eps=rng.choice([1e-5, 1e-6]),
-        rope_parameters=rope | {"rope_theta": rng.choice([1e4, 5e5])},
+        rope_parameters=PUBLISHED["ropes"][seed] | {"rope_theta": rng.choice([1e4, 5e5])},
         **common,
         **own,
     )
@@ -124,6 +127,14 @@ def test_a_family_computes_the_same(kind, seed, tmp_path):
     assert_same_logits(*in_float64(model, ours), idx, 1e-10)
 
 
+@pytest.mark.parametrize("theirs, ours", ACTIVATIONS.items())
+def test_an_activation(theirs, ours):
+    """Catches a name that stands for another function here."""
+    x = torch.linspace(-9, 9, 99, dtype=torch.float64)
+    expected = transformers.activations.ACT2FN[theirs](x)
+    torch.testing.assert_close(MLP[ours](GPTConfig()).activation(x), expected)
+
+
 def published(name, changes):
     """One of the configs in published_configs.json, with changes."""
     return PUBLISHED["configs"][name] | changes
@@ -134,6 +145,19 @@ def test_published_configs(name, changes, expected):
     """Catches a field of a published model that stops the load, or whose meaning was mistaken."""
     read = GPTConfig(**config_from_hugging_face(published(name, changes)))
     assert {name: getattr(read, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("changes", PUBLISHED["angles"], ids=str)
+def test_angles(changes):
+    """Catches YaRN's blend with an end beyond the pairs, or both on one, and other defaults."""
+    config = published("llama", changes)
+    wpe = Rotary(GPTConfig(**config_from_hugging_face(config)))
+    theirs = transformers.LlamaConfig(**config)
+    build = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS
+    frequency, size = build[theirs.rope_parameters["rope_type"]](theirs)
+    angle = torch.atan2(wpe.sin[1], wpe.cos[1])
+    torch.testing.assert_close(angle, frequency, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(wpe.cos[0], torch.full_like(angle, size))
 
 
 @pytest.mark.parametrize("name", PUBLISHED["configs"])
@@ -170,7 +194,7 @@ def test_fields(kind):
 def test_values_that_mean_something_else(name, changes, message):
     """Catches angles, numbers and layers that would be taken for others, or for none."""
     with pytest.raises(ValueError, match=message):
-        config_from_hugging_face(published(name, changes))
+        GPTConfig(**config_from_hugging_face(published(name, changes)))
 
 
 def test_a_head_of_its_own(tmp_path):

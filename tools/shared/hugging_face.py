@@ -1,6 +1,6 @@
 """Our models as those of a published family: what engine/weights reads, written."""
 
-from engine.weights.families import FAMILIES
+from engine.weights.families import ACTIVATIONS, FAMILIES, ROPE_NUMBERS
 from engine.weights.tensor_names import LLAMA, TABLES, join_name, oriented, split_name
 
 
@@ -14,19 +14,19 @@ def config_json(kind, ours):
     theirs = {"model_type": kind, "architectures": [family.hf_class]}
     theirs |= {field: ours[name] for field, (name, _) in family.settings.items()}
     if kind == "gpt2":
-        theirs["activation_function"] = "gelu" if ours["mlp"] == "gelu" else "gelu_new"
+        names = {mlp: name for name, mlp in reversed(ACTIVATIONS.items())}
+        theirs["activation_function"] = names.get(ours["mlp"], "gelu_new")
         theirs["n_ctx"] = ours["block_size"]
         return theirs
     theirs["rope_theta"] = ours["rope_base"]
     theirs["rope_scaling"] = None
     if ours["rope_stretch"] != 1:
-        theirs["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": ours["rope_stretch"],
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": ours["rope_trained"],
-        }
+        name, *numbers = ours["rope_scaling"]
+        scaling = {"rope_type": name, "factor": ours["rope_stretch"]}
+        scaling |= dict(zip(ROPE_NUMBERS[name], numbers))
+        if name != "linear":
+            scaling["original_max_position_embeddings"] = ours["rope_trained"]
+        theirs["rope_scaling"] = scaling
     letters = {"L": "full_attention", "S": "sliding_attention"}
     fields = {
         "sliding_window": ours["window"] or None,
