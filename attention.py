@@ -620,7 +620,8 @@ class KVCache:
 
 def check_mechanism(attention, score, normalize, window, visible):
     """ValueError for a mechanism that does not exist, or that this path cannot compute."""
-    if window and getattr(predicate(visible), "across", False):
+    seen = predicate(visible)
+    if window and getattr(seen, "across", False):
         raise ValueError(f"visible={visible!r} sees all positions: leave window out")
     choose("attention", attention, ATTENTION | FEATURE)
     choose("score", score, SCORE)
