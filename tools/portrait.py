@@ -1,4 +1,4 @@
-"""The self-portrait of attention.py: its masks, an example by hand, and all paths beside naive."""
+"""The self-portrait of attention.py: its masks, examples by hand, and all paths beside naive."""
 
 import sys
 from pathlib import Path
@@ -7,24 +7,26 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from attention import ATTENTION, attention_weights, dot, masked_fill, naive, scaled_dot
+from attention import ATTENTION, naive
+from engine.common.checks import choose
 from engine.common.errors import one_line_errors
 from engine.common.hardware import measure_seconds, peak_bytes
 from engine.common.processes import progress_bar
 from engine.common.tables import format_table
 from masks import VISIBLE, both, causal, full, mask_of, positions, same_document
-from tools.shared import benchmark
+from tools.shared import benchmark, worked
 
 H = 3  # heads
 
 
 def self_portrait(lengths=(256, 1024)):
-    """Draw the masks, work an example, compare all paths; returns whether they agree."""
+    """Draw the masks, work the examples, compare all paths; returns whether they agree."""
     predicates = benchmark.mechanism_examples(VISIBLE, 3, H)
     predicates["causal, 2 documents"] = both(causal, same_document(torch.arange(120) // 5))
     predicates["full"] = full
     draw_masks(predicates)
-    work_by_hand()
+    for name in worked.EXAMPLES:
+        worked.show(name)
     return compare_paths(predicates, lengths)
 
 
@@ -42,23 +44,6 @@ def draw_masks(predicates):
         print()
         for line in zip(*pictures[start : start + 4]):
             print("".join(f"{part:24}" for part in line).rstrip())
-
-
-def work_by_hand():
-    """Print each step of attention for the second of two tokens."""
-    q = torch.tensor([[[[0.0, 0.0], [1.0, 0.0]]]])
-    k = torch.tensor([[[[1.0, 0.0], [2.0, 0.0]]]])
-    v = torch.tensor([[[[10.0, 0.0], [0.0, 10.0]]]])
-    steps = {
-        "scores q·k": dot(q, k),
-        "divided by sqrt(2)": scaled_dot(q, k),
-        "softmax": attention_weights(q, k),
-        "average of the values": masked_fill(q, k, v),
-    }
-    print("\nBy hand, two tokens and D = 2: the second token sees both.")
-    for name, values in steps.items():
-        first, second = values[0, 0, 1].tolist()  # batch, head, position
-        print(f"  {name:24} {first:.2f}  {second:.2f}")
 
 
 def compare_paths(predicates, lengths):
@@ -104,6 +89,8 @@ def largest_difference(found, expected):
 
 if __name__ == "__main__":
     with one_line_errors():
-        if sys.argv[1:]:
-            raise ValueError(f"{sys.argv[1]}: attention.py takes no settings")
-        sys.exit(not self_portrait())
+        if not sys.argv[1:]:
+            sys.exit(not self_portrait())
+        for name in sys.argv[1:]:
+            choose("example", name, worked.EXAMPLES)
+            worked.show(name)
