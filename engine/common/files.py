@@ -45,12 +45,23 @@ def fsync_path(path):
         os.close(descriptor)
 
 
+def make_folder(folder):
+    """Make a folder and its parents, if they are missing; their names are then on the disk."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        fsync_path(folder.parent)
+
+
 def remove_path(path):
-    """Remove a file or a folder, if it is there."""
+    """Remove a file or a folder, if it is there; a power cut does not bring it back."""
+    if not os.path.lexists(path):
+        return
     if path.is_dir():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+    fsync_path(path.parent)
 
 
 def write_error(path, error):
@@ -97,12 +108,18 @@ def atomic_write(path, content):
         unfinished.write_bytes(content)
 
 
-def append_text(path, text):
-    """Add text to a file; if that fails, its old content stays, and an OSError names it."""
+def append_text(path, text, sync=False):
+    """Add text to a file; if that fails, its old content stays, and an OSError names it.
+
+    sync: wait until it is on the disk.
+    """
     size = path.stat().st_size if path.exists() else 0
     try:
         with open(path, "a", encoding="utf-8") as file:
             file.write(text)
+        if sync:
+            fsync_path(path)
+            fsync_path(path.parent)
     except OSError as error:
         if path.exists():
             os.truncate(path, size)
@@ -116,7 +133,7 @@ def folder_lock(folder):
     The system releases the lock when the process ends, however it ends. Windows and some network
     drives have no such locks: there nothing is checked.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
     try:
         if fcntl:

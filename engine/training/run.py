@@ -56,7 +56,8 @@ class Run:
         """Write a line of metrics.jsonl, and the same to wandb."""
         record["wall_s"] = round(time.perf_counter() - self.started, 3)
         if self.writes and record["step"] != self.evaluated_step:  # its line is there already
-            append_text(self.out_dir / "metrics.jsonl", json.dumps(record) + "\n")
+            line = json.dumps(record) + "\n"
+            append_text(self.out_dir / "metrics.jsonl", line, sync="val_loss" in record)
         if self.wandb:
             self.wandb.log(record, step=record["step"])
         self.trainer.speed.restart()

@@ -14,6 +14,8 @@ from contextlib import suppress
 from engine.common.files import (
     DamagedFile,
     atomic_write,
+    fsync_path,
+    make_folder,
     remove_path,
     remove_unfinished,
     require_regular_file,
@@ -30,7 +32,7 @@ def start_run(out_dir, step, resumed):
     step from which a run is resumed, moves to out_dir/previous-N. ValueError if out_dir is not
     writable.
     """
-    out_dir.mkdir(parents=True, exist_ok=True)
+    make_folder(out_dir)
     if not os.access(out_dir, os.W_OK):
         raise ValueError(f"{out_dir} is not writable: allow it with chmod, or give another out_dir")
     remove_unfinished(out_dir)
@@ -54,12 +56,15 @@ def move_aside(out_dir, step, resumed):
     while (out_dir / f"previous-{number}").exists():
         number += 1
     aside = out_dir / f"previous-{number}"
-    aside.mkdir()
+    make_folder(aside)
     for path in (*checkpoints, *records):
         if resumed and path.name == "metrics.jsonl":  # its beginning belongs to this run too
             shutil.copy(path, aside)
+            fsync_path(aside / path.name)
         else:
             path.rename(aside / path.name)
+    fsync_path(aside)  # before the folder that they left
+    fsync_path(out_dir)
     moved = "what came after this checkpoint" if resumed else "the earlier run"
     print(f"moved {moved} in {out_dir} to {aside}")
 
