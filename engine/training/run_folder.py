@@ -29,8 +29,8 @@ def start_run(out_dir, step, resumed):
     """Prepare out_dir for a run that begins at this step; return the last of its metrics, or {}.
 
     A run neither mixes with an earlier one nor destroys it: an earlier run, or what came after the
-    step from which a run is resumed, moves to out_dir/previous-N. ValueError if out_dir is not
-    writable.
+    step from which a run is resumed, moves to out_dir/previous-N. Only the metrics of a run that
+    ended before its first checkpoint are removed. ValueError if out_dir is not writable.
     """
     make_folder(out_dir)
     if not os.access(out_dir, os.W_OK):
@@ -47,9 +47,14 @@ def start_run(out_dir, step, resumed):
 def move_aside(out_dir, step, resumed):
     """Move what does not belong to a run that begins at this step to out_dir/previous-N."""
     checkpoints = list_checkpoints(out_dir)
+    best = out_dir / "best.json"
+    metrics = out_dir / "metrics.jsonl"
     if resumed:
         checkpoints = [folder for folder in checkpoints if step_of(folder) > step]
-    records = [path for path in (out_dir / "best.json", out_dir / "metrics.jsonl") if path.exists()]
+    elif not checkpoints and not best.exists() and metrics.exists():
+        remove_path(metrics)
+        print(f"removed {metrics}, of a run that ended before its first checkpoint")
+    records = [path for path in (best, metrics) if path.exists()]
     if not checkpoints and (resumed or not records):
         return
     number = 1
@@ -58,7 +63,7 @@ def move_aside(out_dir, step, resumed):
     aside = out_dir / f"previous-{number}"
     make_folder(aside)
     for path in (*checkpoints, *records):
-        if resumed and path.name == "metrics.jsonl":  # its beginning belongs to this run too
+        if resumed and path == metrics:  # its beginning belongs to this run too
             shutil.copy(path, aside)
             fsync_path(aside / path.name)
         else:

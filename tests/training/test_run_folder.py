@@ -50,6 +50,18 @@ def test_an_earlier_run_is_moved(tmp_path):
     assert not (tmp_path / "previous-3").exists()
 
 
+def test_a_run_that_saved_nothing_is_not_moved(tmp_path):
+    """Catches a previous-N of a few lines for each start that was killed, and lines that stay; but
+    a run whose checkpoints its user has removed is kept.
+    """
+    for best, left in (False, []), (True, ["previous-1"]):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n')
+        if best:
+            (tmp_path / "best.json").write_text("{}")
+        run_folder.start_run(tmp_path, 0, resumed=False)
+        assert [path.name for path in tmp_path.iterdir()] == left
+
+
 def test_resuming_from_an_earlier_step(tmp_path, capsys):
     """Catches later steps that mix with a resumed run, or a best checkpoint that is forgotten."""
     losses = {1: 3.0, 2: 1.5, 3: 2.0, 4: 1.0}
