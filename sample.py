@@ -9,20 +9,20 @@ the standard error.
 
 import contextlib
 import math
-import signal
 import sys
 from dataclasses import dataclass
 from typing import Literal
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during imports ends without a traceback
+from engine.common.errors import one_line_errors, quiet_imports
+
+if __name__ == "__main__":
+    quiet_imports()
 
 import torch
 
 from attention import ATTENTION
 from engine.common.checks import at_least
 from engine.common.device import pick_device
-from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
 from engine.decoding.generation import Generator
 from engine.decoding.quantization import best_dtype, prepare_for_inference

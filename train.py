@@ -14,7 +14,6 @@ matter, as long as they compute in the same dtype.
 """
 
 import os
-import signal
 import sys
 import time
 from contextlib import nullcontext
@@ -22,8 +21,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C during the imports: no traceback
+from engine.common.errors import IgnoreBrokenPipe, one_line_errors, quiet_imports
+
+if __name__ == "__main__":
+    quiet_imports()
 
 import torch
 
@@ -31,7 +32,6 @@ from attention import ATTENTION
 from engine.common import processes
 from engine.common.checks import at_least, choose
 from engine.common.device import pick_device
-from engine.common.errors import IgnoreBrokenPipe, one_line_errors
 from engine.common.files import folder_lock
 from engine.common.processes import print0
 from engine.common.settings import given_settings, leading_presets, parse_settings

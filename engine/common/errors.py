@@ -38,13 +38,22 @@ class IgnoreBrokenPipe:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
 
+def quiet_imports():
+    """Before torch is imported: Ctrl-C ends without a traceback, and SIGUSR1 does nothing yet."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    number = getattr(signal, "SIGUSR1", None)  # Windows lacks it
+    if number and signal.getsignal(number) is signal.SIG_DFL:
+        signal.signal(number, lambda *_: None)
+
+
 @contextlib.contextmanager
 def one_line_errors():
     """Around a script: bad input ends it with one line and exit code 2.
 
     `python -X dev SCRIPT` shows where the error was raised.
     """
-    # A script may have set the system's own handler, so that Ctrl-C during imports is quiet.
+    # quiet_imports has set the system's own handler.
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -138,16 +138,17 @@ def test_a_second_ctrl_c_ends_at_once():
 @pytest.mark.skipif(
     not Path("/proc/self/maps").exists(), reason="reads the loaded libraries in /proc"
 )
-def test_ctrl_c_while_torch_is_imported():
-    """Catches a page of traceback from the middle of PyTorch."""
+@pytest.mark.parametrize("name, status", [("SIGINT", -signal.SIGINT), ("SIGUSR1", 0)])
+def test_a_signal_while_torch_is_imported(name, status):
+    """Catches a page of traceback from the middle of PyTorch, and a request to save that kills."""
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen([sys.executable, "train.py", "--help"], cwd=ROOT, **pipes) as process:
         while "libtorch" not in Path(f"/proc/{process.pid}/maps").read_text():
             assert process.poll() is None
             time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(getattr(signal, name))
         _, errors = process.communicate()
-    assert "Traceback" not in errors
+    assert process.returncode == status and "Traceback" not in errors
 
 
 def test_a_save_interval_of_its_own(settings, tmp_path):
