@@ -37,6 +37,7 @@ class Trainer:
         self.learning_rate = None  # of the newest step, as its loss and the norm of its gradient
         self.loss = None
         self.norm = None
+        self.learns = True  # until a note has said that it does not
 
         # The dtype of products. A resumed run keeps what auto was, also on another processor.
         self.dtype = config.dtype
@@ -83,6 +84,12 @@ class Trainer:
             self.loss, self.norm = self.accumulate(self.micro_batches)
         except FloatingPointError as error:
             raise self.not_finite(error) from None
+        if self.learns and not self.norm:
+            self.learns = False
+            processes.print0(
+                f"note: the gradient at step {self.step} is 0, so nothing is learned: "
+                "all targets are ignored, or a learning_rate too high has ruined the model"
+            )
         self.step += 1
         self.speed.steps += 1
         if self.compiled and self.step == self.first_step + 1:  # it waited for the compiler
