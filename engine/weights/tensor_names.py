@@ -75,6 +75,8 @@ def from_hugging_face(tensors, family, tie_weights):
             continue
         if theirs not in places:
             raise ValueError(f"it has a tensor {name}, which is not known here")
+        if not tensor.dim():
+            raise ValueError(f"its tensor {name} is a single number, of shape ()")
         module, part, count = places[theirs]
         ours = join_name("transformer.", "h.", number, module, kind)
         parts = incomplete.setdefault(ours, {})

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from conftest import TINY, complaint, hugging_face_folder, run, run_here, tiny
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.text import dataset
 from engine.text.tokenizer import create_tokenizer
@@ -134,6 +134,10 @@ def test_what_cannot_be_loaded(tmp_path):
         GPT.from_pretrained(tmp_path)
     hugging_face_folder(tmp_path / "short", tiny(), n_positions=12)
     with pytest.raises(ValueError, match=r"wpe.weight is \(16, 16\) there and \(12, 16\) here"):
+        GPT.from_pretrained(tmp_path / "short")
+    path = tmp_path / "short" / "model.safetensors"
+    save_file(load_file(path) | {"transformer.ln_f.bias": torch.tensor(1.0)}, path)
+    with pytest.raises(ValueError, match=r"its tensor transformer.ln_f.bias is .* of shape \(\)"):
         GPT.from_pretrained(tmp_path / "short")
 
 
