@@ -99,7 +99,9 @@ def alibi(H):
         return j <= i
 
     def bias(i, j):
-        slopes = 2.0 ** (-8 * torch.arange(1, H + 1, device=j.device) / H)
+        # Exact for scores in float64, which not every device has.
+        dtype = torch.float64 if j.device.type == "cpu" else torch.float32
+        slopes = 2.0 ** (-8 * torch.arange(1, H + 1, device=j.device, dtype=dtype) / H)
         distance = i - j
         return -slopes.view(-1, *[1] * distance.dim()) * distance
 
