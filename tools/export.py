@@ -21,21 +21,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION
 from engine.common.errors import one_line_errors
-from engine.common.files import atomic_path, shell_path
+from engine.common.files import atomic_path, make_folder, remove_unfinished, shell_path
 from engine.common.settings import parse_settings
-from engine.weights import checkpoint, families, pretrained
+from engine.weights import families
 from engine.weights.loading import WithoutInit
 from engine.weights.tensor_files import write_safetensors
 from model import GPT, GPTConfig
 from tools.shared import hugging_face
+from tools.shared.model_settings import ModelSettings
 
 
 @dataclass(kw_only=True)
-class ExportConfig:
-    out_dir: str = "out"
-    """A folder that train.py wrote, or one checkpoint in it."""
-    checkpoint: str = "latest"
-    """Which checkpoint: latest, best, or a name such as step_002000."""
+class ExportConfig(ModelSettings):
     to: str = ""
     """The folder to write; it must not exist yet."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -54,9 +51,7 @@ def export(config):
     to = Path(config.to)
     if to.exists():
         raise ValueError(f"--to={to} exists: choose another folder, or remove it")
-    folder = checkpoint.find_checkpoint(config.out_dir, config.checkpoint)
-    model = GPT.from_checkpoint(folder)
-    tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
+    folder, model, tokenizer = config.load()
     about, standard_config = standard(model)
     kind = about["model_type"]
 
@@ -89,7 +84,8 @@ def export(config):
             )
 
     # The folder, complete or not there
-    to.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(to.parent)
+    remove_unfinished(to.parent, f"{to.name}.")
     with atomic_path(to) as unfinished:
         unfinished.mkdir()
         for name, content in files.items():

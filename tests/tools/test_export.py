@@ -179,6 +179,25 @@ def test_the_end_of_text(tmp_path, gpt2_files):
     assert theirs("two  words\n<|endoftext|>").input_ids[-1] == 50256
 
 
+def test_an_export_beside_a_run_and_after_a_kill(tmp_path, monkeypatch):
+    """Catches an export that ends since a run removes the checkpoint that it reads, and what killed
+    ones left: of this name, and not of others.
+    """
+    saved(tmp_path)
+    for name in "to.7.partial", "tower.7.partial":
+        (tmp_path / name).mkdir()
+    load, out = checkpoint.load_checkpoint, tmp_path / "out"
+
+    def load_late(folder):
+        if folder.name == "step_000001":
+            folder.rename(out / "step_000002")
+        return load(folder)
+
+    monkeypatch.setattr(checkpoint, "load_checkpoint", load_late)
+    exported(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "to", "tower.7.partial"}
+
+
 def test_what_cannot_be_written(tmp_path):
     """Catches a folder that is overwritten, and a traceback."""
     saved(tmp_path)

@@ -11,7 +11,7 @@ class ModelSettings:
     """Which model a tool reads."""
 
     out_dir: str = "out"
-    """A folder that train.py wrote."""
+    """A folder that train.py wrote, or one checkpoint in it."""
     checkpoint: str = "latest"
     """Which checkpoint: latest, best, or a name such as step_002000."""
     init_from: str = ""
