@@ -4,7 +4,6 @@ python -m tools.plot benchmarks/train_cpu.json ...        a .png beside each .js
 python -m tools.plot out out-2 ... [--output=loss.png]    runs of train.py, in one picture
 """
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.errors import one_line_errors  # noqa: E402
-from engine.common.files import atomic_path  # noqa: E402
+from engine.common.files import atomic_path, read_json  # noqa: E402
 from engine.common.settings import parse_settings  # noqa: E402
 from engine.training import curves  # noqa: E402
 
@@ -58,7 +57,7 @@ def main(config):
 def draw_measurement(path):
     """The figure of a JSON file by its "kind", or None."""
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        report = read_json(path)
         draw = DRAW[report["kind"]]
     except (ValueError, KeyError, TypeError):
         kinds = ", ".join(DRAW)

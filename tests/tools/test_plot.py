@@ -1,6 +1,7 @@
 """Every stored measurement can be drawn again, by the one tool that knows how."""
 
 import json
+import os
 
 import matplotlib.pyplot as plt
 import pytest
@@ -48,12 +49,13 @@ def test_stored_measurements_are_drawn_again(tmp_path):
     assert "trained_cpu.png not written: there is nothing to draw" in result.stdout
 
 
-@pytest.mark.parametrize("content", ["no JSON", '{"kind": "poem"}'])
+@pytest.mark.parametrize("content", ["no JSON", '{"kind": "poem"}', '{"kind": []}', None])
 def test_a_file_that_is_no_measurement(content, tmp_path):
-    """Catches a traceback for a file that is not a measurement."""
-    (tmp_path / "x.json").write_text(content)
+    """Catches a traceback for a file that is not a measurement, and a wait for what a pipe says."""
+    path = tmp_path / "x.json"
+    os.mkfifo(path) if content is None else path.write_text(content)
     with pytest.raises(ValueError, match='not a measurement: its "kind" is none of attention'):
-        plot(tmp_path / "x.json")
+        plot(path)
 
 
 @pytest.fixture
@@ -99,6 +101,9 @@ def test_a_damaged_run(runs, tmp_path):
     assert "is damaged, or empty" in complaint(run_here("-m", "tools.plot", *runs))
     metrics.unlink()
     with pytest.raises(ValueError, match="has no metrics.jsonl"):
+        plot(*runs)
+    os.mkfifo(metrics)
+    with pytest.raises(ValueError, match="is not a regular file"):
         plot(*runs)
 
 
