@@ -35,9 +35,11 @@ def at_least(least, settings, *names, most=1e38):
     """
     for name in names:
         value = getattr(settings, name)
+        limit = "finite" if most == 1e38 else f"at most {most}"
+        if value < least:
+            limit = f"at least {least}"
         if not least <= value <= most:
-            limit = "and finite" if most == 1e38 else f"and at most {most}"
-            raise ValueError(f"{name}={value} must be at least {least}, {limit}")
+            raise ValueError(f"{name}={value} must be {limit}")
 
 
 def check_heads(n_embd, n_head, n_kv_head=None, head_size=None):

@@ -80,12 +80,17 @@ def parse_words(parser, cls, words):
         values = vars(given).items()
         return {key: tuple(value) if isinstance(value, list) else value for key, value in values}
     word = unknown[0]
+    also = getattr(cls, "also", {})  # what a user may call a setting ("": without a name) -> ours
     if not word.startswith("--"):
+        hint = f'; did you mean --{also[""]}="{word}"?' if "" in also else ""
+        if word.endswith(".py"):
+            hint = "; write nanoGPT's .py as TOML: x = false, not False"
         forms = "a setting (--key=value) nor a preset (config/x.toml, before all settings)"
-        raise ValueError(f"{word!r} is neither {forms}")
+        raise ValueError(f"{word!r} is neither {forms}{hint}")
     key = word[2:].split("=")[0]
-    nearest = difflib.get_close_matches(key, [field.name for field in fields(cls)], n=1, cutoff=0.4)
-    hint = f"did you mean {nearest[0]}?" if nearest else "--help lists all settings"
+    known = {field.name: field.name for field in fields(cls)} | also
+    nearest = difflib.get_close_matches(key, known, n=1)
+    hint = f"did you mean {known[nearest[0]]}?" if nearest else "--help lists all settings"
     raise ValueError(f"unknown setting {key!r}: {hint}")
 
 

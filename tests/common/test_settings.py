@@ -87,14 +87,17 @@ def test_each_type():
         ("--n_layer", "--n_layer: expected one argument"),
         ("--eval_iters=x", "--eval_iters: 'x' is not a whole number or full"),
         ("--dtype=float8", "--dtype: 'float8' is not auto or float32"),
-        ("--learning_rate=nan", "learning_rate=nan must be at least 0, and finite"),
+        ("--learning_rate=nan", "learning_rate=nan must be finite"),
+        ("--batch_size=0", "batch_size=0 must be at least 1"),
+        ("--backend=nccl", "unknown setting 'backend': --help lists all settings"),
+        ("config/train_gpt2.py", "; write nanoGPT's .py as TOML: x = false, not False"),
         ("--visible=strided:99999999999999999999", "a number is too large"),
         ("--rope_scaling=ntk", "choose from linear, llama3, yarn"),
         ("--rope_scaling=linear:2", "write it as linear"),
         ("--rope_scaling=llama3:4,4", "write it as llama3:low,high"),
         ("--rope_scaling=yarn:1,nan", "write it as yarn:fast,slow"),
         ("--rope_scaling=yarn:inf,1", "a number is too large"),
-        ("--rope_trained=99999999999999999999", "and at most 16777216"),
+        ("--rope_trained=99999999999999999999", "must be at most 16777216"),
         ("--out_dir=", "must not be empty"),
         ("n_layer=3", "'n_layer=3' is neither a setting"),
         ("minute.toml", "there is no preset minute.toml: choose config/"),
@@ -105,6 +108,13 @@ def test_bad_settings(argument, message):
     with pytest.raises(ValueError) as error:
         parse(argument)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_where_a_prompt_goes():
+    """Catches a user of sample.py who is not told which setting is the prompt."""
+    for word, message in ("hello", '--start="hello"'), ("--prompt=hello", "did you mean start, a"):
+        with pytest.raises(ValueError, match=message):
+            parse_settings(SampleConfig, [word])
 
 
 @pytest.mark.parametrize(

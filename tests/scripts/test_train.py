@@ -558,7 +558,7 @@ def test_a_step_that_ruins_the_weights(configure, tmp_path):
         (["--dataset=nothing"], "dataset 'nothing' has no train.bin"),
         (["--block_size=4096"], "block_size=4096 needs at least"),
         (["--vocab_size=3"], "vocab_size=3"),
-        ([f"--seed={2**32}"], "seed=4294967296 must be at least 0, and at most"),
+        ([f"--seed={2**32}"], "seed=4294967296 must be at most"),
         (["--beta2=1"], "beta2=1.0 must be at least 0 and below 1"),
         (["--init_from=gpt3"], "'gpt3' is neither a folder nor a published model: gpt2"),
         ([f"--out_dir={ROOT / 'README.md'}"], "out_dir=.*a file"),
