@@ -268,7 +268,7 @@ def mask_of(visible, i, j, B=1):
         Tk = int(j.max()) + 1
         raise ValueError(f"the predicate does not know all {Tk} positions: {error}") from None
     shape = common_shape(i, j)
-    kind = getattr(mask, "dtype", type(mask).__name__)
+    kind = mask.dtype if torch.is_tensor(mask) else type(mask).__name__
     found = tuple(getattr(mask, "shape", ()))
     if kind != torch.bool or found not in (shape, (1, *shape), (B, *shape)):
         raise ValueError(
