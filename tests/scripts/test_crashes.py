@@ -367,39 +367,31 @@ def test_no_space_for_other_files(poem, tmp_path, monkeypatch):
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
-def on_disk(path):
-    """What a sync of this path keeps: the names in a folder, or the content of a file."""
-    return sorted(os.listdir(path)) if path.is_dir() else path.read_bytes()
-
-
 def test_names_that_a_power_cut_keeps(poem, tmp_path, monkeypatch):
     """Catches a new folder, an earlier run that was moved, the last line of a finished one, or the
     removal of a meta.json, which a power cut undoes.
     """
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to know what was synced")
-    synced, described = {}, []
+    history = []
+
+    def on_disk(path):
+        return sorted(os.listdir(path)) if path.is_dir() else path.read_bytes()
 
     def fsync(descriptor):
         path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
-        synced[path] = on_disk(path)
-
-    def replace(source, target, really=os.replace):
-        if target.suffix == ".bin":
-            described.append("meta.json" in synced[target.parent])
-        really(source, target)
+        history.append((path, on_disk(path)))
 
     monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", replace)
     out = tmp_path / "new" / "out"
     train(TrainConfig(**SMALL, dataset=poem, out_dir=str(out), max_iters=2, eval_iters=1))
-    assert all(synced[path] == on_disk(path) for path in (tmp_path, out.parent, out))
-    assert synced[out / "metrics.jsonl"] == on_disk(out / "metrics.jsonl")
     run_folder.start_run(out, 0, resumed=False)
-    aside = out / "previous-1"
-    assert synced[out] == ["previous-1"] and synced[aside] == on_disk(aside)
     dataset.write_dataset(poem, ["Little Lamb who made thee\n"] * 20, "char", "another poem")
-    assert described == [False, False]
+    synced, aside = dict(history), out / "previous-1"
+    assert all(synced[path] == on_disk(path) for path in (tmp_path, out.parent, out, aside))
+    assert synced[out / "metrics.jsonl"] == on_disk(aside / "metrics.jsonl")
+    first = next(names for path, names in history if path == Path(poem))
+    assert len(first) == 4, "two files and their successors, which meta.json does not describe"
 
 
 @pytest.mark.parametrize("renamed", [False, True])

@@ -186,14 +186,13 @@ def test_an_export_beside_a_run_and_after_a_kill(tmp_path, monkeypatch):
     saved(tmp_path)
     for name in "to.7.partial", "tower.7.partial":
         (tmp_path / name).mkdir()
-    load, out = checkpoint.load_checkpoint, tmp_path / "out"
 
-    def load_late(folder):
-        if folder.name == "step_000001":
-            folder.rename(out / "step_000002")
+    def late(folder, load=checkpoint.load_checkpoint):
+        monkeypatch.undo()
+        folder.rename(folder.with_name("step_000002"))
         return load(folder)
 
-    monkeypatch.setattr(checkpoint, "load_checkpoint", load_late)
+    monkeypatch.setattr(checkpoint, "load_checkpoint", late)
     exported(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"out", "to", "tower.7.partial"}
 

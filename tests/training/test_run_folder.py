@@ -37,7 +37,9 @@ def test_pruning(tmp_path):
 
 
 def test_an_earlier_run_is_moved(tmp_path):
-    """Catches a new run that destroys an old one, or a user's own file that is moved with it."""
+    """Catches a new run that destroys an old one, or a user's own file that is moved with it, and
+    a previous-N, or lines that stay, for a start that was killed before it saved.
+    """
     for number in (1, 2):
         saved(tmp_path, number)
         (tmp_path / "metrics.jsonl").write_text("{}\n")
@@ -46,20 +48,10 @@ def test_an_earlier_run_is_moved(tmp_path):
         assert run_folder.start_run(tmp_path, 0, resumed=False) == {}
         assert steps(tmp_path / f"previous-{number}") == [number]
         assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["notes.txt"]
-    run_folder.start_run(tmp_path, 0, resumed=False)
-    assert not (tmp_path / "previous-3").exists()
-
-
-def test_a_run_that_saved_nothing_is_not_moved(tmp_path):
-    """Catches a previous-N of a few lines for each start that was killed, and lines that stay; but
-    a run whose checkpoints its user has removed is kept.
-    """
-    for best, left in (False, []), (True, ["previous-1"]):
-        (tmp_path / "metrics.jsonl").write_text('{"step": 5}\n')
-        if best:
-            (tmp_path / "best.json").write_text("{}")
+    for name, moved in ("metrics.jsonl", False), ("best.json", True):  # without any checkpoint
+        (tmp_path / name).write_text("{}\n")
         run_folder.start_run(tmp_path, 0, resumed=False)
-        assert [path.name for path in tmp_path.iterdir()] == left
+        assert (tmp_path / "previous-3").exists() == moved and not (tmp_path / name).exists()
 
 
 def test_resuming_from_an_earlier_step(tmp_path, capsys):
