@@ -62,5 +62,5 @@ def test_examples():
     """Catches a mask of a fork's own that is not measured."""
     registry = VISIBLE | {"mine": lambda a, b: (a, b)}
     found = benchmark.mechanism_examples(registry, 3, H=4)
-    assert found["mine(3, 1)"] == (3, 1)
+    assert found["mine(3, 2)"] == (3, 2)
     assert {"causal", "alibi(4)", "sliding_window(3)"} <= found.keys()

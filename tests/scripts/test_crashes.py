@@ -390,7 +390,7 @@ def test_names_that_a_power_cut_keeps(poem, tmp_path, monkeypatch):
     synced, aside = dict(history), out / "previous-1"
     assert all(synced[path] == on_disk(path) for path in (tmp_path, out.parent, out, aside))
     assert synced[out / "metrics.jsonl"] == on_disk(aside / "metrics.jsonl")
-    first = next(names for path, names in history if path == Path(poem))
+    first = dict(reversed(history))[Path(poem)]
     assert len(first) == 4, "two files and their successors, which meta.json does not describe"
 
 

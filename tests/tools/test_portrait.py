@@ -16,7 +16,7 @@ def test_the_self_portrait(capsys):
     """Catches a path or a mask that is left out, and an example that is not worked right."""
     assert self_portrait(lengths=(16,))
     printed = capsys.readouterr().out
-    row_8_of_local_global = "■ · · · · · ■ ■ ■ ·"
+    row_8_of_local_global = "■ ■ · · · · ■ ■ ■ ·"
     worked = "0.33     0.67", "3.30     6.70", row_8_of_local_global, "all agree"
     assert all(text in printed for text in (*worked, *ATTENTION, *VISIBLE))
 

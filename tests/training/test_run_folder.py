@@ -48,10 +48,13 @@ def test_an_earlier_run_is_moved(tmp_path):
         assert run_folder.start_run(tmp_path, 0, resumed=False) == {}
         assert steps(tmp_path / f"previous-{number}") == [number]
         assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["notes.txt"]
-    for name, moved in ("metrics.jsonl", False), ("best.json", True):  # without any checkpoint
-        (tmp_path / name).write_text("{}\n")
+    for files in ["metrics.jsonl"], ["best.json", "metrics.jsonl"]:  # without any checkpoint
+        for name in files:
+            (tmp_path / name).write_text("{}\n")
         run_folder.start_run(tmp_path, 0, resumed=False)
-        assert (tmp_path / "previous-3").exists() == moved and not (tmp_path / name).exists()
+        assert not (tmp_path / "metrics.jsonl").exists()
+        moved = sorted(path.name for path in tmp_path.glob("previous-3/*"))
+        assert moved == (files if "best.json" in files else [])
 
 
 def test_resuming_from_an_earlier_step(tmp_path, capsys):

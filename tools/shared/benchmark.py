@@ -86,14 +86,14 @@ def mechanism_examples(registry, number, H):
     """Make one predicate of each kind in a registry: {"name(arguments)": predicate}.
 
     A parameter H gets the number of heads; the others get their defaults if all have one, else
-    this number, a second one a quarter of it, and so on.
+    this number, a second one half of it, and so on.
     """
     examples = {}
     for name, make in registry.items():
         parameters = inspect.signature(make).parameters
         arguments = [parameter.default for parameter in parameters.values()]
         if inspect.Parameter.empty in arguments:
-            numbers = (max(1, number // 4**n) for n in range(len(parameters)))
+            numbers = (-(-number // 2**n) for n in range(len(parameters)))
             arguments = [H if parameter == "H" else next(numbers) for parameter in parameters]
         label = f"{name}({', '.join(map(str, arguments))})" if arguments else name
         examples[label] = make(*arguments)
