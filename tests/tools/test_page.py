@@ -262,27 +262,32 @@ def points(opened, selector):
 
 
 @pytest.mark.parametrize(
-    "mask, visible, normalize, root, temperature",
+    "mask, visible, normalize, root, temperature, size",
     [
-        ("causal", causal, softmax, True, 1),
-        ("window", sliding_window(2), sparsemax, True, 2.5),
-        ("everything", everything, softmax, False, 0.5),
+        ("causal", causal, softmax, True, 1, 2),
+        ("window", sliding_window(2), sparsemax, True, 2.5, 64),
+        ("everything", everything, softmax, False, 0.5, 8),
     ],
 )
-def test_the_playground_computes_attention(opened, mask, visible, normalize, root, temperature):
-    """Catches weights that are not attention.py's, for each mask, normalizer and temperature."""
+def test_the_playground_computes_attention(
+    opened, mask, visible, normalize, root, temperature, size
+):
+    """Catches weights that are not attention.py's, and numbers that are typed in vain."""
     opened.find("#tab-playground").click()
-    opened.choose(mask=mask, normalize=normalize.__name__, temperature=temperature)
+    opened.choose(mask=mask, normalize=normalize.__name__, temperature=temperature, size=size)
     if not root:
         opened.find("#root").click()
+    opened.choose(**{"type-k2": "-0.5, 1.25", "type-v3": "nonsense"})
     query, keys, values, output = (
         points(opened, selector)
         for selector in ("#drag-q", "#keys [id^=drag-k]", "#values [id^=drag-v]", "#output")
     )
     weights = torch.tensor(opened.each("#numbers tbody tr", "+e.dataset.weight"))
-    scaled = query / temperature * (1 if root else math.sqrt(2))
-    q = scaled.expand(1, 1, 5, 2)
-    expected = attention_weights(q, keys[None, None], visible, normalize=normalize)[0, 0, 3]
+    assert keys[1].tolist() == [-0.5, 1.25] and values[2, 0] == -0.5
+    scaled = query / temperature * (1 if root else math.sqrt(size))
+    q = scaled.repeat(1, 1, 5, size // 2)
+    k = keys.repeat(1, 1, 1, size // 2)
+    expected = attention_weights(q, k, visible, normalize=normalize)[0, 0, 3]
     assert (weights - expected).abs().max() < 1e-5
     assert (output - expected @ values).abs().max() < 1e-5
 

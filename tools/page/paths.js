@@ -11,12 +11,14 @@
 
   // A step: the scores that are made in it (pairs of query and key), what it holds besides (numbers), how many keys and values there
   // are by then (all, unless it says so), and what happens, in words. A step that makes none goes on holding those of the one before;
-  // blind: no mask as yet. large: the scores and the like that are held with T tokens.
+  // blind: no mask as yet. large: the scores and the like that are held with T tokens. moved: the numbers that a GPU reads from its memory
+  // and writes to it for T tokens, where only what is held at a time stays in its cores.
   const PATHS = [
     {
       name: "naive", about: "One query at a time, only the keys that it may see.",
       steps: all.map((i) => ({ made: row(i, past(i)), says: `Query ${i + 1} is compared with ${plural(i + 1, "key")}, then its scores are let go.` })),
       large: (T) => T,
+      moved: (T, D) => T * (T + 1) * D + 2 * T * D,
     },
     {
       name: "masked_fill", about: "All scores at once, then −inf where nobody may look.",
@@ -27,6 +29,7 @@
         { says: "Weights times values: the output." },
       ],
       large: (T) => T * T,
+      moved: (T, D) => 4 * T * T + 4 * T * D,
     },
     {
       name: "tiled", about: "FlashAttention: tile by tile, a running maximum and sum for each query.",
@@ -35,6 +38,7 @@
         says: `Queries ${a + 1} to ${a + TILE} meet keys ${b + 1} to ${b + TILE}; what they had is rescaled. Tiles of the future are skipped.`,
       }))),
       large: (T) => 256 * 256 + 2 * T,
+      moved: (T, D) => T * (T / 256 + 1) * D + 2 * T * D,
     },
     {
       name: "cached decode", about: "One new token at a time: one row of scores. Without the cache, each would make all rows again.",
@@ -43,11 +47,13 @@
         says: `Token ${i + 1} arrives: one row of scores; its key and value join ${plural(i, "earlier one")}.`,
       })),
       large: (T) => T,
+      moved: (T, D) => T * (T + 1) * D + 4 * T * D,
     },
     {
       name: "window", about: "Each query sees the last few keys only: the cost per token stops growing.",
       steps: all.map((i) => ({ made: row(i, past(i).slice(-W)), says: `Query ${i + 1} is compared with ${plural(Math.min(W, i + 1), "key")}.` })),
       large: () => 256,
+      moved: (T, D) => 256 * (2 * T - 255) * D + 2 * T * D,
     },
   ];
 
@@ -68,14 +74,15 @@
     });
   }
 
-  const size = (bytes) => (bytes < 1e3 ? `${bytes} B` : bytes < 1e6 ? `${(bytes / 1e3).toFixed(bytes < 1e4 ? 1 : 0)} kB` : `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)} MB`);
+  const size = (bytes) => (bytes < 1e3 ? `${bytes} B` : bytes < 1e6 ? `${(bytes / 1e3).toFixed(bytes < 1e4 ? 1 : 0)} kB` : bytes < 1e9 ? `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)} MB` : `${(bytes / 1e9).toFixed(1)} GB`);
   const panels = PATHS.map((path) => {
     const canvas = make("canvas", { width: CELL * T, height: CELL * T + TOP, role: "img" });
     const says = make("p"), counts = {};
     const list = make("dl");
-    for (const name of ["scores made", "scores held", "bytes held", "with 8,192 tokens"])
+    for (const name of ["scores made", "scores held", "bytes held", "with 8,192 tokens", "read and written then"])
       list.append(make("dt", {}, name), counts[name] = make("dd"));
     counts["with 8,192 tokens"].textContent = size(BYTES * (path.large(8192) + 2 * 8192 * 64));
+    counts["read and written then"].textContent = size(BYTES * path.moved(8192, 64));
     const section = make("section", { class: "panel", "data-path": path.name, "aria-label": path.name }, make("h2", {}, path.name), make("p", {}, path.about), canvas, says, list);
     $("#panels").append(section);
     return { section, canvas, says, counts, frames: frames(path) };

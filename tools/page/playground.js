@@ -1,7 +1,8 @@
-// The second tab: one query, five keys and their values, all in two dimensions, to drag about.
+// The second tab: one query, five keys and their values, in two dimensions, to drag about or to type. With d features the two are
+// repeated d / 2 times, so that q·k grows with d, as it does in a model.
 "use strict";
 {
-  const D = 2, AT = 3; // features of a head, and where the query stands, counted from 0
+  const AT = 3; // where the query stands, counted from 0
   const REACH = 2.3; // how far something can be dragged
   const query = { name: "q", at: [1.0, 0.3] };
   const keys = [[-1.1, 1.3], [1.5, 1.4], [0.3, -1.5], [1.7, -0.3], [-1.6, -0.7]].map((at, n) => ({ name: `k${n + 1}`, at }));
@@ -13,7 +14,8 @@
   };
 
   // ---- The maths of attention.py, for one query
-  const dot = (a, b) => a[0] * b[0] + a[1] * b[1];
+  const size = () => Number($("#size").value); // features of a head
+  const dot = (a, b) => (size() / 2) * (a[0] * b[0] + a[1] * b[1]);
 
   function softmax(scores) {
     const largest = Math.max(...scores);
@@ -34,7 +36,7 @@
   const sparsemax = (scores) => scores.map((score) => Math.max(0, score - threshold(scores)));
 
   function attend() {
-    const divisor = ($("#root").checked ? Math.sqrt(D) : 1) * Number($("#temperature").value);
+    const divisor = ($("#root").checked ? Math.sqrt(size()) : 1) * Number($("#temperature").value);
     const { visible } = MASKS[$("#mask").value];
     const seen = keys.map((_, j) => j).filter((j) => visible(AT, j));
     const scores = seen.map((j) => dot(query.at, keys[j].at) / divisor);
@@ -97,11 +99,26 @@
   const end = $("#values").appendChild(make("circle", { r: 0.09, class: "output-end", id: "output" }));
 
   // ---- In numbers
-  const HEAD = ["key", "q·k", "score", "weight", ""];
+  const HEAD = ["key", "value", "q·k", "score", "weight", ""];
+
+  // A field for the two numbers of a thing, such as "1.5, 0.3".
+  function typed(thing) {
+    thing.field = make("input", { id: `type-${thing.name}`, size: 9, "aria-label": `numbers of ${thing.name}` });
+    thing.field.addEventListener("change", () => {
+      const numbers = thing.field.value.replaceAll("−", "-").split(/[\s,;]+/).filter(Boolean).map(Number);
+      if (numbers.length === 2 && numbers.every(Number.isFinite)) move(thing, ...numbers);
+      else paint(); // what was there
+    });
+    return thing.field;
+  }
+
   $("#numbers thead").append(make("tr", {}, ...HEAD.map((name) => make("th", {}, name))));
-  const rows = keys.map(() => {
+  $("#type-q").append(typed(query));
+  const rows = keys.map((key, j) => {
     const cells = HEAD.map(() => make("td"));
-    cells[4].append(make("span", { class: "bar" }));
+    cells[0].append(key.name, " ", typed(key));
+    cells[1].append(typed(values[j]));
+    cells[5].append(make("span", { class: "bar" }));
     const row = make("tr", {}, ...cells);
     $("#numbers tbody").append(row);
     return { row, cells };
@@ -114,9 +131,10 @@
   function formula({ divisor, seen, scores, weights, output }) {
     const best = seen.reduce((a, b) => (weights[b] > weights[a] ? b : a));
     const [n, [q0, q1], [k0, k1]] = [below(best + 1), query.at, keys[best].at];
-    const by = `${$("#root").checked ? "√2 · " : ""}${$("#temperature").value}`;
+    const by = `${$("#root").checked ? `√${size()} · ` : ""}${$("#temperature").value}`;
     const score = scores[seen.indexOf(best)];
-    const lines = [`score${n} = q·k${n} / (${by}) = (${digits(q0)}·${digits(k0)} + ${digits(q1)}·${digits(k1)}) / ${digits(divisor)} = ${digits(score)}`];
+    const times = size() > 2 ? `${size() / 2} · ` : "";
+    const lines = [`score${n} = q·k${n} / (${by}) = ${times}(${digits(q0)}·${digits(k0)} + ${digits(q1)}·${digits(k1)}) / ${digits(divisor)} = ${digits(score)}`];
     if ($("#normalize").value === "softmax") {
       const powers = seen.map((j, at) => `e^${digits(scores[at])}`);
       lines.push(`weight${n} = e^${digits(score)} / (${powers.join(" + ")}) = ${digits(weights[best])}`);
@@ -132,6 +150,7 @@
       thing.handle.setAttribute("aria-valuenow", thing.at[0]);
       thing.handle.setAttribute("aria-valuetext", point(thing.at));
       [thing.handle.dataset.x, thing.handle.dataset.y] = thing.at;
+      thing.field.value = thing.at.map(digits).join(", ");
     }
     query.disc.setAttribute("r", 0.27);
     now.weights.forEach((weight, j) => {
@@ -142,9 +161,9 @@
       const { row, cells } = rows[j], product = dot(query.at, keys[j].at), seen = now.seen.includes(j);
       row.dataset.weight = weight.toFixed(6);
       row.classList.toggle("unseen", !seen);
-      [keys[j].name, digits(product), seen ? digits(product / now.divisor) : "hidden", seen ? digits(weight) : "–"]
-        .forEach((text, n) => { cells[n].textContent = text; });
-      cells[4].firstChild.style.setProperty("--p", weight);
+      [digits(product), seen ? digits(product / now.divisor) : "hidden", seen ? digits(weight) : "–"]
+        .forEach((text, n) => { cells[n + 2].textContent = text; });
+      cells[5].firstChild.style.setProperty("--p", weight);
     });
     const [x, y] = now.output;
     for (const [arrow, [toX, toY], width] of [[asks, query.at, 0.05], [answer, now.output, 0.06]])
@@ -156,6 +175,6 @@
     $("#formula").textContent = formula(now);
   }
 
-  for (const id of ["#root", "#temperature", "#mask", "#normalize"]) $(id).addEventListener("input", paint);
+  for (const id of ["#size", "#root", "#temperature", "#mask", "#normalize"]) $(id).addEventListener("input", paint);
   paint();
 }
