@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.common.files import read_json, sha256_of_file, shell_path
+from engine.common.files import read_json, sha256_of_file, shell_path, shell_quote
 from engine.text.preparation import DATA, SMALL, SPLITS, meta_digest, write_dataset  # noqa: F401
 from engine.text.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
 
@@ -66,6 +66,8 @@ def not_prepared(name, folder):
         return f"dataset {name} is not prepared yet: python {shell_path(folder / 'prepare.py')}"
     known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
     script = shell_path(DATA / "text" / "prepare.py")
+    if Path(name).exists():  # a text, or a folder of texts
+        script = f"{script} --input {shell_quote(name)} --name mine"
     return (
         f"dataset {name!r} has no train.bin and val.bin: prepare it with {script}, or choose "
         f"{', '.join(known)}"

@@ -60,7 +60,7 @@ def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
     code that is run.
     """
     (tmp_path / "prepare.py").write_text("raise SystemExit('it ran')")
-    with pytest.raises(ValueError, match="has no train.bin"):
+    with pytest.raises(ValueError, match="has no train.bin.*prepare.py --input .* --name mine"):
         dataset.load_dataset(str(tmp_path), 8)
     for split in "train", "val":
         (tmp_path / f"{split}.bin").write_bytes(np.arange(40, dtype="<u2").tobytes())
