@@ -152,7 +152,7 @@ def test_code_in_a_copied_folder(tmp_path):
 def test_names_that_are_not_there(poem):
     """Catches a traceback for a misspelt dataset, a text or a text that is too short."""
     for name in "shakespeare_chr", str(files.ROOT / "README.md"):
-        with pytest.raises(ValueError, match="text/prepare.py, or choose .*shakespeare_char"):
+        with pytest.raises(ValueError, match="text/prepare.py.*, or choose .*shakespeare_char"):
             dataset.load_dataset(name, 8)
     with pytest.raises(ValueError, match="not prepared yet: python .*openwebtext/prepare.py"):
         dataset.load_dataset("openwebtext", 8)
