@@ -272,6 +272,8 @@ def hard(scores):
     """
     if scores.requires_grad:
         raise ValueError("hard attention has no gradient: train with softmax, or use no_grad")
+    if not scores.shape[-1]:
+        return scores
     return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
 
 
@@ -733,7 +735,9 @@ class SelfAttention(nn.Module):
         return self.dropout(self.c_proj(y))
 
     def new_cache(self, batch_size, max_len):
-        """An empty memory of this layer: a KVCache or a LinearState."""
+        """An empty memory of this layer: a KVCache or a LinearState; ValueError for an encoder."""
+        if getattr(self.visible, "across", False):
+            raise ValueError("without a mask each token sees later ones: there is no cache")
         if self.feature:
             return LinearState(batch_size, max_len)
         return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, self.value_size)

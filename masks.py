@@ -12,8 +12,8 @@ A predicate may carry promises as attributes, so that the attention paths can sk
     across             the predicate ignores the query position, so there may be more queries
                        than keys
 
-and a bias, bias(i, j) -> (H, *common shape of i and j), a function of the distance i - j that the
-paths add to the scores of each head.
+and a bias, bias(i, j, dtype) -> (H, *common shape of i and j), a function of the distance i - j
+that the paths add to the scores of each head. dtype: that of the scores.
 """
 
 import types
@@ -98,9 +98,7 @@ def alibi(H):
     def visible(i, j):
         return j <= i
 
-    def bias(i, j):
-        # Exact for scores in float64, which not every device has.
-        dtype = torch.float64 if j.device.type == "cpu" else torch.float32
+    def bias(i, j, dtype=torch.float32):
         slopes = 2.0 ** (-8 * torch.arange(1, H + 1, device=j.device, dtype=dtype) / H)
         distance = i - j
         return -slopes.view(-1, *[1] * distance.dim()) * distance
@@ -185,7 +183,7 @@ def both(a, b):
 
     biases = [p.bias for p in (a, b) if hasattr(p, "bias")]
     if biases:
-        visible.bias = lambda i, j: sum(bias(i, j) for bias in biases)
+        visible.bias = lambda *where: sum(bias(*where) for bias in biases)
     windows = [(p.window, getattr(p, "n_global", 0)) for p in (a, b) if hasattr(p, "window")]
     if windows:
         visible.window, visible.n_global = min(windows, key=sum)
@@ -233,7 +231,7 @@ def at_position(visible, at):
         return visible(at[:, None], j) & (i == i)
 
     if hasattr(visible, "bias"):
-        moved.bias = lambda i, j: visible.bias(at[:, None], j)
+        moved.bias = lambda i, *where: visible.bias(at[:, None], *where)
     return moved
 
 
@@ -285,7 +283,7 @@ def bias_of(visible, i, j, q):
     """
     if not hasattr(visible, "bias"):
         return None
-    bias = visible.bias(i, j)
+    bias = visible.bias(i, j, torch.promote_types(q.dtype, torch.float32))
     n_head = q.shape[1]
     shape = (n_head, *common_shape(i, j))
     if bias.shape != shape:

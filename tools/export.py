@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION
 from engine.common.errors import one_line_errors
-from engine.common.files import atomic_path, make_folder, remove_unfinished, shell_path
+from engine.common.files import atomic_path, make_folder, shell_path
 from engine.common.settings import parse_settings
 from engine.weights import families
 from engine.weights.loading import WithoutInit
@@ -66,8 +66,9 @@ def export(config):
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": standard_config.block_size,
-            "eos_token": None if end is None else tokenizer.decode([end]),
-            "bos_token": None if begin is None else tokenizer.decode([begin]),
+            # A tokenizer of words puts a space before each.
+            "eos_token": None if end is None else tokenizer.decode([end]).strip(),
+            "bos_token": None if begin is None else tokenizer.decode([begin]).strip(),
             "clean_up_tokenization_spaces": False,
         },
     }
@@ -85,7 +86,6 @@ def export(config):
 
     # The folder, complete or not there
     make_folder(to.parent)
-    remove_unfinished(to.parent, f"{to.name}.")
     with atomic_path(to) as unfinished:
         unfinished.mkdir()
         for name, content in files.items():
@@ -203,7 +203,7 @@ def notes(kind, config, tokenizer):
             "for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: use "
             "PreTrainedTokenizerFast"
         )
-    if kind == "gpt2" and "gelu" not in config.mlp:
+    if kind == "gpt2" and config.mlp not in ("gelu", "gelu_tanh"):
         yield "llama.cpp computes GPT-2 with GELU, whatever config.json says"
     if config.window:
         yield (

@@ -96,14 +96,10 @@ def atomic_path(path):
         raise
 
 
-def remove_unfinished(folder, prefix=""):
-    """Remove what processes that were killed left in a folder, of names that begin with prefix.
-
-    No other process may write these: for all names, the folder must be locked.
-    """
+def remove_unfinished(folder):
+    """Remove what processes that were killed left in a folder that is locked."""
     for unfinished in folder.glob("*.partial"):
-        if unfinished.name.startswith(prefix):
-            remove_path(unfinished)
+        remove_path(unfinished)
 
 
 def atomic_write(path, content):

@@ -17,7 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from engine.common.files import read_json
-from engine.text.tokenizer_checks import check_components, check_pattern, failures_as_errors
+from engine.text.tokenizer_checks import (
+    check_components,
+    check_pattern,
+    components,
+    failures_as_errors,
+    without_reports,
+)
 
 END_OF_TEXT = "<|endoftext|>"
 MAX_VOCAB_SIZE = 2**22
@@ -191,7 +197,7 @@ class HubTokenizer(Tokenizer):
         check_components(content)
         model = content["model"]
         self.tokenizer_json = content
-        with failures_as_errors():
+        with failures_as_errors(), without_reports():
             self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
             self.encoding.no_truncation()
             self.encoding.no_padding()
@@ -202,16 +208,16 @@ class HubTokenizer(Tokenizer):
         self.added = self.encoding.get_added_tokens_decoder()
         if isinstance(end_of_text, str):
             end_of_text = self.encoding.token_to_id(end_of_text)
-        self.end_of_text = end_of_text
-        ids = [self.vocab_size - 1, *whole, end_of_text or 0]
-        if not all(0 <= n < min(self.vocab_size, MAX_VOCAB_SIZE) for n in ids):
-            raise ValueError("its template or its end of text is beyond its vocabulary")
-        decoder = content.get("decoder") or {"type": "WordPiece"}
-        self.by_bytes = '"ByteLevel"' in json.dumps(decoder)
+        known = type(end_of_text) is int and 0 <= end_of_text < self.vocab_size
+        self.end_of_text = end_of_text if known else None
+        if max(self.vocab_size - 1, *whole) >= min(self.vocab_size, MAX_VOCAB_SIZE):
+            raise ValueError("its vocabulary is too large, or its template beyond it")
+        decoder = {part["type"]: part for part in components(content.get("decoder"))}
+        self.by_bytes = "ByteLevel" in decoder
         # Its tokens are words, or with a prefix the rest of one.
-        self.by_words = decoder["type"] == "WordPiece"
-        self.prefix = decoder.get("prefix") or ""
-        drops = model["type"] == "BPE" and model.get("unk_token") is None
+        self.by_words = not decoder or "WordPiece" in decoder
+        self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
+        drops = "merges" in model and model.get("unk_token") is None
         self.may_drop = drops and not (self.by_bytes or model.get("byte_fallback"))
 
     def encode(self, text, allow_special=False):
@@ -231,7 +237,7 @@ class HubTokenizer(Tokenizer):
         piece = self.encoding.id_to_token(token) or ""
         if token in self.added and not self.by_words:
             return piece.encode("utf-8")
-        if self.by_bytes:
+        if self.by_bytes and BYTE_OF.keys() >= set(piece):
             return to_bytes(piece)
         if self.by_words:
             rest = piece.removeprefix(self.prefix)

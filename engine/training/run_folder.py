@@ -30,7 +30,7 @@ def start_run(out_dir, step, resumed):
 
     A run neither mixes with an earlier one nor destroys it: an earlier run, or what came after the
     step from which a run is resumed, moves to out_dir/previous-N. Only the metrics of a run that
-    ended before its first checkpoint are removed. ValueError if out_dir is not writable.
+    ended before its first evaluation are removed. ValueError if out_dir is not writable.
     """
     make_folder(out_dir)
     if not os.access(out_dir, os.W_OK):
@@ -52,8 +52,9 @@ def move_aside(out_dir, step, resumed):
     if resumed:
         checkpoints = [folder for folder in checkpoints if step_of(folder) > step]
     elif not checkpoints and not best.exists() and metrics.exists():
-        remove_path(metrics)
-        print(f"removed {metrics}, of a run that ended before its first checkpoint")
+        if not any("val_loss" in record for record in read_metrics(metrics).values()):
+            remove_path(metrics)
+            print(f"removed {metrics}, of a run that ended before its first evaluation")
     records = [path for path in (best, metrics) if path.exists()]
     if not checkpoints and (resumed or not records):
         return

@@ -88,7 +88,8 @@ class Trainer:
             self.learns = False
             processes.print0(
                 f"note: the gradient at step {self.step} is 0, so nothing is learned: "
-                "all targets are ignored, or a learning_rate too high has ruined the model"
+                "all targets are ignored, a learning_rate too high has ruined the model, or "
+                "float16 has no numbers that small"
             )
         self.step += 1
         self.speed.steps += 1

@@ -247,7 +247,7 @@ def stretch_settings(kind, scaling, block_size):
     """Take the numbers of a rope_type out of scaling, a dict; return our settings."""
     trained = "original_max_position_embeddings"
     numbers = [
-        str(number(field, scaling.pop(field, default)))
+        str(number(field, scaling.pop(field, None) or default))
         for field, default in ROPE_NUMBERS[kind].items()
     ]
     return {

@@ -452,6 +452,8 @@ def test_self_attention_without_a_mask(attention):
     q, k, v = (part.unflatten(2, (3, -1)).transpose(1, 2) for part in parts)
     y = torch.softmax(q @ k.mT / 2, -1) @ v
     assert_same([layer(x)], [layer.c_proj(y.transpose(1, 2).flatten(2))])
+    with pytest.raises(ValueError, match="there is no cache"):
+        layer.new_cache(2, 6)
 
 
 @pytest.mark.parametrize("attention", ATTENTION)

@@ -233,9 +233,9 @@ def test_a_predicate_keeps_its_promises(spec):
     if getattr(visible, "exact", False):  # all that FlashAttention knows
         assert torch.equal(mask[0], ~hidden & (j <= i)) and not hasattr(visible, "n_global")
     if hasattr(visible, "bias"):  # what it says of the future may be nan
-        here = visible.bias(i, j).where(j <= i, 0)
+        here = visible.bias(i, j, torch.float64).where(j <= i, 0)
         for shift in 1, 50, 1000:
-            shifted = visible.bias(i + shift, j + shift).where(j <= i, 0)
+            shifted = visible.bias(i + shift, j + shift, torch.float64).where(j <= i, 0)
             torch.testing.assert_close(shifted, here)
 
 
@@ -256,7 +256,7 @@ def test_a_learned_bias(monkeypatch):
     def visible(i, j):
         return j <= i
 
-    visible.bias = lambda i, j: slope * (j - i)
+    visible.bias = lambda i, j, dtype: slope * (j - i)
     inputs = qkv(1, (4, 2), (5, 5), 4)
     (want,) = torch.autograd.grad(naive(*inputs, visible).sin().sum(), slope)
     for name in "masked_fill", "fused":

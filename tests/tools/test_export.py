@@ -4,10 +4,11 @@ import json
 import random
 
 import pytest
+import tokenizers
 import torch
 from conftest import POEM, complaint, run_here
 
-from engine.text.tokenizer import create_tokenizer
+from engine.text.tokenizer import HubTokenizer, create_tokenizer
 from engine.weights import checkpoint, pretrained
 from model import GPT, MLP, MODERN, NORM, POSITION, GPTConfig
 from tools.export import ExportConfig, export, standard
@@ -179,13 +180,9 @@ def test_the_end_of_text(tmp_path, gpt2_files):
     assert theirs("two  words\n<|endoftext|>").input_ids[-1] == 50256
 
 
-def test_an_export_beside_a_run_and_after_a_kill(tmp_path, monkeypatch):
-    """Catches an export that ends since a run removes the checkpoint that it reads, and what killed
-    ones left: of this name, and not of others.
-    """
+def test_an_export_beside_a_run(tmp_path, monkeypatch):
+    """Catches an export that ends since a run removes the checkpoint that it reads."""
     saved(tmp_path)
-    for name in "to.7.partial", "tower.7.partial":
-        (tmp_path / name).mkdir()
 
     def late(folder, load=checkpoint.load_checkpoint):
         monkeypatch.undo()
@@ -194,7 +191,7 @@ def test_an_export_beside_a_run_and_after_a_kill(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "load_checkpoint", late)
     exported(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"out", "to", "tower.7.partial"}
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "to"}
 
 
 def test_what_cannot_be_written(tmp_path):
@@ -203,3 +200,12 @@ def test_what_cannot_be_written(tmp_path):
     with pytest.raises(ValueError, match="exists: choose another folder"):
         export(ExportConfig(out_dir=str(tmp_path / "out"), to=str(tmp_path)))
     assert "--to is missing" in complaint(run_here("-m", "tools.export"))
+
+
+def test_special_tokens_of_a_tokenizer_of_words(tmp_path):
+    """Catches a space before the end of text, which transformers would take for a new token."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<end>": 0, "a": 1}, "a"))
+    words.add_special_tokens(["<end>"])
+    saved(tmp_path, HubTokenizer(json.loads(words.to_str()), "<end>"))
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(exported(tmp_path))
+    assert theirs.eos_token_id == 0 and len(theirs) == 2

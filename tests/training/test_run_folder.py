@@ -55,6 +55,10 @@ def test_an_earlier_run_is_moved(tmp_path):
         assert not (tmp_path / "metrics.jsonl").exists()
         moved = sorted(path.name for path in tmp_path.glob("previous-3/*"))
         assert moved == (files if "best.json" in files else [])
+    # A run whose checkpoints somebody has removed.
+    (tmp_path / "metrics.jsonl").write_text('{"step": 9, "val_loss": 2.0}\n')
+    run_folder.start_run(tmp_path, 0, resumed=False)
+    assert (tmp_path / "previous-4/metrics.jsonl").exists()
 
 
 def test_resuming_from_an_earlier_step(tmp_path, capsys):

@@ -125,7 +125,7 @@ def temperatures():
 
 
 def scale():
-    """Random q and k of D = 512 have products as large as √512 = 22.6."""
+    """Random q and k of D = 512 have products of about ±√512 = 22.6: here 22, 0 and −22."""
     q = torch.ones(1, 1, 1, 512)
     k = torch.tensor([22.0, 0.0, -22.0])[None, None, :, None].expand(1, 1, 3, 512) / 512
     return {
