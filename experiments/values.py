@@ -1,0 +1,102 @@
+"""Keys and values: one matrix, or two, and how wide?
+
+    python -m experiments.values [--seeds=3]
+
+Claim: attention needs keys to be found by and values to be read, from two matrices (Vaswani et al.
+2017, arXiv:1706.03762), where earlier attention has one vector for both (Bahdanau et al. 2014,
+arXiv:1409.0473; Luong et al. 2015, arXiv:1508.04025); values may have another width than keys.
+
+All models but one have equally many parameters: what attention saves or spends, the MLP has more or
+less. (Separate keys and values do not double a head's parameters: Wq, Wk, Wv for Wq, Wk are 1.5
+times as many.)
+
+Found: not yet run.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from attention import SelfAttention
+from experiments.shared import trials
+from model import init_weights
+
+T, H, WIDTH = 64, 4, 64  # tokens of a text, heads, width of the model
+D = WIDTH // H
+KINDS = {  # name: (width of values, whether they are the keys, equal parameters)
+    "K and V": (D, False, True),
+    "K = V": (D, True, True),
+    "K = V, fewer parameters": (D, True, False),
+    "V half as wide": (D // 2, False, True),
+    "V twice as wide": (2 * D, False, True),
+}
+LEARNING_RATE = 4e-3  # the best of 1e-3, 2e-3, 4e-3 and 8e-3 for each of them
+
+
+@dataclass(kw_only=True)
+class Settings(trials.Settings):
+    steps: int = 600
+
+
+class OneMatrix(nn.Linear):
+    """x -> queries, keys, and the keys again as values."""
+
+    def forward(self, x):
+        q, k = super().forward(x).chunk(2, dim=-1)
+        return torch.cat([q, k, k], dim=-1)
+
+
+def new_model(value_size, shared, equal):
+    """Return a GPT whose attention has these values, and whose MLP makes up for it if equal."""
+    matrices = 2 + (0 if shared else value_size / D) + value_size / D  # in place of 4
+    mlp_size = 4 * WIDTH + round((4 - matrices) * WIDTH / 2) * equal
+    model = trials.new_gpt(
+        block_size=T, n_head=H, n_embd=WIDTH, position="rope", mlp="relu2", mlp_size=mlp_size
+    )
+    for block in model.transformer.h:
+        block.attn = SelfAttention(WIDTH, H, value_size=value_size)
+        if shared:
+            block.attn.c_attn = OneMatrix(WIDTH, 2 * WIDTH, bias=False)
+    init_weights(model)
+    return model
+
+
+def run(kind, config, seed):
+    """Train a GPT; return its number of parameters and its loss."""
+    torch.manual_seed(seed)
+    data = trials.load_text()
+    model = new_model(*KINDS[kind])
+    trials.fit_text(model, data.train, T, config, seed, LEARNING_RATE)
+    return {
+        "parameters": model.num_params(),
+        "validation loss": trials.text_loss(model, data.val, T),
+    }
+
+
+def draw(runs):
+    figure, panel = trials.make_figure(6, 2.6)
+    losses = [[run["validation loss"] for run in found] for found in runs.values()]
+    means, errors = trials.mean_and_error(losses)
+    panel.errorbar(means, range(len(runs)), xerr=errors, fmt="o")
+    panel.set_yticks(range(len(runs)), runs)
+    panel.invert_yaxis()
+    panel.set_xlabel("validation loss (nats per byte)")
+    return figure
+
+
+def main(config):
+    trials.load_text()  # before several processes make it
+    runs = trials.run_seeds(run, KINDS, config)
+    rows = trials.make_table("model", runs, 4)
+    for row, found in zip(rows, runs.values()):
+        row["parameters"] = found[0]["parameters"]
+    trials.write_result("values", config, {"the same GPT": rows}, draw(runs))
+
+
+if __name__ == "__main__":
+    trials.run_script(main, Settings)
