@@ -369,7 +369,8 @@ def test_no_space_for_other_files(poem, tmp_path, monkeypatch):
 
 def test_names_that_a_power_cut_keeps(poem, tmp_path, monkeypatch):
     """Catches a new folder, an earlier run that was moved, the last line of a finished one, or the
-    removal of a meta.json, which a power cut undoes.
+    removal of a meta.json, which a power cut undoes; a checkpoint that has its name and half of its
+    files again.
     """
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to know what was synced")
@@ -392,6 +393,8 @@ def test_names_that_a_power_cut_keeps(poem, tmp_path, monkeypatch):
     assert synced[out / "metrics.jsonl"] == on_disk(aside / "metrics.jsonl")
     first = dict(reversed(history))[Path(poem)]
     assert len(first) == 4, "two files and their successors, which meta.json does not describe"
+    run_folder.discard_checkpoint(aside / "step_000002")
+    assert any(path == aside and "step_000002.partial" in names for path, names in history)
 
 
 @pytest.mark.parametrize("renamed", [False, True])
