@@ -40,6 +40,7 @@ WHOLE = WORK / "whole"  # what undisturbed programs make
 LATER = WORK / "later"  # and the run that has gone on
 MARK = WORK / "executed"
 PIPE = object()
+TOOK = {}  # seconds, of undisturbed programs
 ENDS = collections.Counter()
 TRAIN = """train.py --out_dir=WORK/case/out --dataset=WORK/whole/mine --init_from=auto
     --block_size=8 --n_layer=2 --n_head=2 --n_embd=8 --norm=rmsnorm_scale --mlp=swiglu
@@ -111,7 +112,9 @@ def fresh(*parts):
 def kills(rng, number):
     """A signal; half of them are SIGKILL."""
     sent = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-    return interrupted(rng, lambda name, command: attempt(command, rng.uniform(0, 1.5), sent))
+    return interrupted(
+        rng, lambda name, command: attempt(command, rng.uniform(0, TOOK[name]), sent)
+    )
 
 
 def cuts(rng, number):
@@ -334,7 +337,9 @@ def main():
     (WORK / "older.txt").write_text(POEM[:80] * 200)
     fresh()
     for name, command in PROGRAMS.items():
+        begun = time.monotonic()
         assert attempt(command)[0] == 0
+        TOOK[name] = time.monotonic() - begun
         shutil.copytree(CASE / name, WHOLE / name)
     (WORK / "text").write_text(attempt(SAMPLE)[1])
     attempt(RESUME)
