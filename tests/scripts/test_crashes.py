@@ -216,6 +216,19 @@ def test_hostile_records(tmp_path, poem):
         path.write_bytes(good)
 
 
+def test_a_hostile_optimizer(poem, tmp_path):
+    """Catches a trainer.safetensors, with the right hash, that ends in a traceback."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path / "out"), eval_iters=1)
+    train(TrainConfig(**settings, max_iters=1))
+    folder = tmp_path / "out" / "step_000001"
+    path = folder / "trainer.safetensors"
+    tensor_files.write_safetensors(path, {"x/a": torch.zeros(1)})
+    manifest = json.loads((folder / "manifest.json").read_text())
+    written(folder / "manifest.json", manifest | {path.name: files.sha256_of_file(path)})
+    with pytest.raises(ValueError, match="is of another optimizer"):
+        train(TrainConfig(**settings, max_iters=2, init_from="resume"))
+
+
 @pytest.mark.parametrize(
     "spec",
     [{"kind": "char", "characters": characters} for characters in ("\ud800", 5, None)]
