@@ -111,7 +111,7 @@ def fresh(*parts):
 
 def kills(rng, number):
     """A signal; half of them are SIGKILL."""
-    sent = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+    sent = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
     return interrupted(
         rng, lambda name, command: attempt(command, rng.uniform(0, TOOK[name]), sent)
     )
