@@ -73,6 +73,8 @@ def one_line_errors():
         line = one_line_message(error)
         if sys.flags.dev_mode or line is None:
             raise
+        # Names and values from hostile files may be long, or have line ends and a terminal's codes.
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line[:2000])
         print(f"{Path(sys.argv[0]).name}: {line}", file=sys.stderr)
         sys.exit(2)
 

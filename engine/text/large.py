@@ -111,10 +111,13 @@ def read_hub(name, config=None, streaming=False):
 
 
 def only_text(rows, column, source):
-    """Return rows with the one column text; ValueError if they have no such column."""
+    """Return rows with the one column text; ValueError if they have no such column of texts."""
     if column not in rows.column_names:
         known = ", ".join(rows.column_names)
         raise ValueError(f"{source} has no column {column!r}: choose one by --column ({known})")
+    kind = rows.features[column]
+    if getattr(kind, "dtype", None) not in ("string", "large_string", "string_view", "null"):
+        raise ValueError(f"{source}: its column {column!r} is {str(kind)[:80]}, not text")
     rows = rows.select_columns(column)
     return rows if column == "text" else rows.rename_column(column, "text")
 

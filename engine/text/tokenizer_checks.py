@@ -149,8 +149,10 @@ def check_component(part):
         raise ValueError("its spaces are not written as U+2581")
     if part["type"] == "Precompiled":  # the size of a table, the table, and texts that it points to
         table = base64.b64decode(part["precompiled_charsmap"])
-        texts = table[4 + int.from_bytes(table[:4], "little") :].decode()
-        for text in texts.split("\0"):
+        end = 4 + int.from_bytes(table[:4], "little")
+        if end > len(table):  # the library would take memory for all of it first
+            raise ValueError("its Precompiled is cut off")
+        for text in table[end:].decode().split("\0"):
             check_longer("x" * 18, text)  # what one character may be in NFKC: U+FDFA
 
 

@@ -141,6 +141,7 @@ def discard_checkpoint(folder):
     """Remove a checkpoint. It loses its name first, or a half removed one would look complete."""
     unfinished = folder.with_name(folder.name + ".partial")
     folder.rename(unfinished)
+    fsync_path(folder.parent)  # before its files go
     remove_path(unfinished)
 
 

@@ -68,7 +68,7 @@ class Trainer:
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
         if self.saved:
-            self.optimizer.load_state_dict(self.saved.pop("optimizer"))  # pop frees its memory
+            self.optimizer.load_state_dict(self.saved.pop("optimizer", {}))  # its memory is freed
             if self.saved["scaler"]:  # empty if the run was in another dtype
                 self.scaler.load_state_dict(self.saved["scaler"])
 

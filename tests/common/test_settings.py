@@ -201,6 +201,15 @@ def test_too_little_memory(allocate, capsys):
         torch.zeros(2, 3) @ torch.zeros(2, 3)
 
 
+def test_a_hostile_message(capsys):
+    """Catches a name from a hostile file that ends the line, or speaks to the terminal."""
+    with pytest.raises(SystemExit), one_line_errors():
+        raise ValueError("a\nb\x1b[2J\u202e猫" + "x" * 10**6)
+    errors = capsys.readouterr().err
+    assert "a\\nb\\x1b[2J\\u202e猫xx" in errors and len(errors) < 2100
+    assert errors.strip().isprintable()
+
+
 def test_a_terminal_without_utf8():
     """Catches a text that ends the program because the terminal cannot show a character."""
     code = """

@@ -216,6 +216,19 @@ def test_hostile_records(tmp_path, poem):
         path.write_bytes(good)
 
 
+def test_a_hostile_optimizer(poem, tmp_path):
+    """Catches a trainer.safetensors, with the right hash, that ends in a traceback."""
+    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path / "out"), eval_iters=1)
+    train(TrainConfig(**settings, max_iters=1))
+    folder = tmp_path / "out" / "step_000001"
+    path = folder / "trainer.safetensors"
+    tensor_files.write_safetensors(path, {"x/a": torch.zeros(1)})
+    manifest = json.loads((folder / "manifest.json").read_text())
+    written(folder / "manifest.json", manifest | {path.name: files.sha256_of_file(path)})
+    with pytest.raises(ValueError, match="is of another optimizer"):
+        train(TrainConfig(**settings, max_iters=2, init_from="resume"))
+
+
 @pytest.mark.parametrize(
     "spec",
     [{"kind": "char", "characters": characters} for characters in ("\ud800", 5, None)]
@@ -369,7 +382,8 @@ def test_no_space_for_other_files(poem, tmp_path, monkeypatch):
 
 def test_names_that_a_power_cut_keeps(poem, tmp_path, monkeypatch):
     """Catches a new folder, an earlier run that was moved, the last line of a finished one, or the
-    removal of a meta.json, which a power cut undoes.
+    removal of a meta.json, which a power cut undoes; a checkpoint that has its name and half of its
+    files again.
     """
     if not Path("/proc/self/fd").exists():
         pytest.skip("needs /proc to know what was synced")
@@ -392,6 +406,8 @@ def test_names_that_a_power_cut_keeps(poem, tmp_path, monkeypatch):
     assert synced[out / "metrics.jsonl"] == on_disk(aside / "metrics.jsonl")
     first = dict(reversed(history))[Path(poem)]
     assert len(first) == 4, "two files and their successors, which meta.json does not describe"
+    run_folder.discard_checkpoint(aside / "step_000002")
+    assert any(path == aside and "step_000002.partial" in names for path, names in history)
 
 
 @pytest.mark.parametrize("renamed", [False, True])

@@ -249,7 +249,7 @@ def template(**special):
         (spec_with(normalizer=replace("a", "a" * 1000)), "it replaces 'a' by the longer 'aaa"),
         (spec_with(normalizer=replace("", "")), "it replaces '' by"),
         (spec_with(normalizer=precompiled("a" * 1000)), "by the longer 'aaa"),
-        (spec_with(normalizer=("Precompiled", {"precompiled_charsmap": ""})), "Cannot parse"),
+        (spec_with(normalizer=("Precompiled", {"precompiled_charsmap": "////fwAA"})), "cut off"),
         (spec_with(post_processor=template()), "no entry found"),
         (spec_with(post_processor=template(s=3)), "template beyond it"),
         (spec_with(model=("WordLevel", {"vocab": {"a": 2**31}, "unk_token": "a"})), "too large"),

@@ -1,0 +1,361 @@
+"""Does to lookback what a bad day does, and prints what went wrong: python tests/torture.py
+
+    python tests/torture.py kills flips --count=40 --first=7     some kinds; how many; from which on
+
+kills: a signal at a random moment; then the same command is run again. cuts: the power fails
+before a random operation on files; of what was not synced, some is there. flips: a bit, a block or
+the end of a file is lost. hostile: the files in hostile.toml are given to programs that read them.
+"""
+
+import argparse
+import collections
+import json
+import os
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from random import Random
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+WORK = Path(tempfile.mkdtemp(prefix="torture-"))
+os.environ |= {"HF_HOME": str(WORK / "hub"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+import datasets  # noqa: E402, F401  (here, or each fork would take seconds for it)
+import matplotlib.pyplot  # noqa: E402, F401
+from conftest import POEM, forked, losses, read_back, same_weights, text_file  # noqa: E402
+
+from engine.common.files import sha256_of_file  # noqa: E402
+from engine.text import preparation  # noqa: E402
+from engine.weights import checkpoint  # noqa: E402
+
+SECONDS = 30
+MEMORY = 6 * 2**30  # of addresses, of which a process that has imported torch has a third
+CASE = preparation.DATA = WORK / "case"
+WHOLE = WORK / "whole"  # what undisturbed programs make
+LATER = WORK / "later"  # and the run that has gone on
+MARK = WORK / "executed"
+PIPE = object()
+TOOK = {}  # seconds, of undisturbed programs
+ENDS = collections.Counter()
+TRAIN = """train.py --out_dir=WORK/case/out --dataset=WORK/whole/mine --init_from=auto
+    --block_size=8 --n_layer=2 --n_head=2 --n_embd=8 --norm=rmsnorm_scale --mlp=swiglu
+    --qk_norm=False --dropout=0.1 --device=cpu --batch_size=4 --max_iters=12 --lr_decay_iters=99
+    --save_interval=1 --eval_interval=4 --eval_iters=1 --log_interval=1 --keep_checkpoints=3
+    --draw_loss=False"""
+RESUME = TRAIN + " --init_from=resume --max_iters=16 --dataset=WORK/case/mine"
+SAMPLE = "sample.py --out_dir=WORK/case/out --max_new_tokens=20"
+PROGRAMS = {  # what a program makes: its command
+    "mine": "data/text/prepare.py --input=WORK/poem.txt --name=mine --tokenizer=bpe:300",
+    "out": TRAIN,
+    "exported": "-m tools.export --out_dir=WORK/whole/out --to=WORK/case/exported",
+}
+
+# ---- Running
+
+
+def attempt(command, after=0.0, sent=None):
+    """(exit code, output, what is wrong) of a program that gets a signal after some seconds."""
+    with text_file() as output, text_file() as errors:
+        pid = forked(command.replace("WORK", str(WORK)).split(), output, errors)
+        resource.prlimit(pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
+        code = None
+        for seconds, number in (after, sent), (SECONDS, signal.SIGKILL):
+            end = time.monotonic() + seconds
+            while code is None and time.monotonic() < end:
+                time.sleep(0.003)
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                code = os.waitstatus_to_exitcode(status) if ended else None
+            if code is None and number:
+                os.kill(pid, number)
+        if code is None:
+            os.waitpid(pid, 0)
+        printed, said = read_back(output), read_back(errors).splitlines()
+    ENDS[code] += 1
+    said = [line for line in said if line.strip() and "/s]" not in line]  # a progress bar's
+    wrong = []
+    if code is None:
+        wrong.append(f"no end in {SECONDS} s")
+    elif any("Traceback" in line for line in said):
+        wrong.append(f"traceback: {said[-1][:200]}")
+    elif code == 2 and (len(said) != 1 or len(said[0]) > 2200 or not said[0].isprintable()):
+        wrong.append(f"not one line: {said}"[:300])
+    elif code not in (0, 2, *((-sent, 128 + sent) if sent else ())):
+        wrong.append(f"exit code {code}: {said[-1:]}")
+    if MARK.exists():
+        MARK.unlink()
+        wrong.append("executed")
+    return code, printed, wrong
+
+
+def contents(folder):
+    """{name: bytes} of the complete files in a folder."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".partial"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def fresh(*parts):
+    """Make the folder of a case, with copies of what undisturbed programs made."""
+    shutil.rmtree(CASE, ignore_errors=True)
+    CASE.mkdir()
+    for part in parts:
+        shutil.copytree(WHOLE / part, CASE / part)
+
+
+# ---- Kills and power cuts
+
+
+def kills(rng, number):
+    """A signal; half of them are SIGKILL."""
+    sent = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+    return interrupted(
+        rng, lambda name, command: attempt(command, rng.uniform(0, TOOK[name]), sent)
+    )
+
+
+def cuts(rng, number):
+    """A power cut."""
+    most = {"mine": 20, "out": 400, "exported": 20}
+    return interrupted(rng, lambda name, command: cut(rng, command, rng.randint(1, most[name])))
+
+
+def interrupted(rng, disturb):
+    """Disturb a program once or twice, and then let it end; yields what is wrong."""
+    name = rng.choice(["out", "out", "mine", "exported"])
+    command = PROGRAMS[name]
+    fresh()
+    if name == "mine" and rng.random() < 0.5:
+        attempt(command.replace("poem", "older"))
+    known = [contents(WHOLE / name), contents(CASE / name)]
+    for _ in range(rng.randint(1, 2)):
+        code, printed, wrong = disturb(name, command)
+        yield from wrong + lost(name, printed, known)
+        if name == "exported":
+            shutil.rmtree(CASE / name, ignore_errors=True)
+    code, printed, wrong = attempt(command)
+    yield from wrong
+    if code == 0 and not same(name):
+        yield f"other results: {name}"
+    if left := [*CASE.rglob("*.partial")]:
+        yield f"left over: {left}"
+
+
+def lost(name, printed, known):
+    """What is wrong after a kill: a checkpoint that is gone or damaged, or a mixture of files."""
+    if name == "out":
+        said = [line.split()[1].rstrip(":") for line in printed.splitlines() if line[:5] == "step "]
+        there = checkpoint.list_checkpoints(CASE / name)
+        try:
+            for folder in there:
+                for file in checkpoint.FILES:
+                    checkpoint.verified_file(folder, file)
+        except ValueError as error:
+            return [f"not whole: {error}"]
+        newest = max(map(checkpoint.step_of, there), default=0)
+        return [f"lost: step {said[-1]}, at {newest}"] if said and int(said[-1]) > newest else []
+    named = CASE / name / {"mine": "meta.json", "exported": ""}[name]
+    return [f"a mixture: {name}"] if named.exists() and contents(CASE / name) not in known else []
+
+
+def same(name):
+    ours, theirs = CASE / name, WHOLE / name
+    if name == "out":
+        return losses(ours) == losses(theirs) and same_weights(ours, theirs)
+    return contents(ours) == contents(theirs)
+
+
+class Disk:
+    """What a power cut leaves: files and folders as their last fsync saw them, or as they are.
+
+    Inodes stand for them, so that what is renamed keeps what it had.
+    """
+
+    writes = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fsync"}
+
+    def __init__(self, rng, moment):
+        self.rng, self.moment, self.owner = rng, moment, os.getpid()
+        self.synced, self.held = {}, []  # inode: what fsync saw; held open, or its number is reused
+        for path in CASE, *CASE.rglob("*"):
+            self.sync(path)
+
+    def see(self, event, arguments=()):
+        """Before an operation: cut the power, if it is the one."""
+        reads = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
+        if event in self.writes and not reads and os.getpid() != self.owner:
+            self.moment -= 1
+            if self.moment == 0:
+                live = {path.stat().st_ino: path for path in (CASE, *CASE.rglob("*"))}
+                self.put(CASE.stat().st_ino, WORK / "left", live)
+                os._exit(128 + signal.SIGKILL)
+
+    def sync(self, path):
+        self.held.append(os.open(path, os.O_RDONLY))
+        self.synced[path.stat().st_ino] = content_of(path)
+
+    def put(self, inode, target, live):
+        """Write what is left of an inode."""
+        before = self.synced.get(inode)
+        now = content_of(live[inode]) if inode in live else before or b""
+        if isinstance(now, dict):
+            target.mkdir()
+            for name, inner in self.rng.choice([before or {}, now]).items():
+                self.put(inner, target / name, live)
+            return
+        if now != before:
+            end = self.rng.randint(min(len(before or b""), len(now)), len(now))  # it has grown
+            now = self.rng.choice([before or b"", now[:end], now[:end] + bytes(len(now) - end)])
+        target.write_bytes(now)
+
+
+def content_of(path):
+    """The bytes of a file; {name: inode} of a folder."""
+    if path.is_dir():
+        return {entry.name: entry.inode() for entry in os.scandir(path)}
+    return path.read_bytes()
+
+
+disk = None
+sys.addaudithook(lambda event, arguments: disk and disk.see(event, arguments))
+
+
+def fsync(descriptor):
+    disk.see("fsync")
+    disk.sync(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+
+def cut(rng, command, moment):
+    """attempt(command), on a disk whose power fails before this operation."""
+    global disk
+    really, os.fsync, disk = os.fsync, fsync, Disk(rng, moment)
+    result = attempt(command, SECONDS, signal.SIGKILL)
+    for descriptor in disk.held:
+        os.close(descriptor)
+    disk, os.fsync = None, really
+    if (WORK / "left").exists():
+        shutil.rmtree(CASE)
+        (WORK / "left").rename(CASE)
+    return result
+
+
+# ---- Damage and malice
+
+
+def damaged(rng, content):
+    """Bytes of which a bit, 512 bytes or the end are lost."""
+    where = rng.randrange(len(content))
+    bit = bytes([content[where] ^ 1 << rng.randrange(8)]) + content[where + 1 :]
+    block = bytes(len(content[where : where + 512])) + content[where + 512 :]
+    return content[:where] + rng.choice([bit, bit, block, b""])
+
+
+def flips(rng, number):
+    """Damage to a file; what does not end with one line must end with the right result."""
+    fresh("out", "mine", "exported")
+    name = rng.choice(["out", "out", "mine", "exported"])
+    path = rng.choice(sorted(path for path in (CASE / name).rglob("*") if path.is_file()))
+    path.write_bytes(damaged(rng, path.read_bytes()))
+    where = path.relative_to(CASE)
+    if name == "exported":  # it has no hashes
+        yield from attempt(SAMPLE + " --init_from=WORK/case/exported")[2]
+        return
+    code, text, wrong = attempt(SAMPLE)
+    yield from wrong
+    if code == 0 and text != (WORK / "text").read_text():
+        yield f"another text: {where}"
+    code, printed, wrong = attempt(RESUME)
+    yield from wrong
+    if code == 0 and not same_weights(CASE / "out", LATER / "out"):
+        yield f"other weights: {where}"
+    yield from attempt("-m tools.plot WORK/case/out")[2]
+
+
+def hostile_files(readers, files):
+    """[({name: content}, the programs that read it)]: bytes, changes of JSON, PIPE, Path, None."""
+    found = []
+    for table in files:
+        without = dict.fromkeys(table.get("without", ()))
+        contents = [text.encode("latin-1") for text in table.get("contents", ())]
+        contents += [text.encode("latin-1") * 10**5 for text in table.get("many", ())]
+        for text in table.get("headers", ()):
+            contents.append(len(text).to_bytes(8, "little") + text.encode() + bytes(16))
+        contents += [json.loads(text) for text in table.get("changes", ())]
+        contents += [PIPE, Path("/dev/zero"), Path("."), Path("nowhere")]
+        for name in table["names"]:
+            programs = readers[name.partition("/")[0]]
+            found += [(without | {name: content}, programs) for content in contents]
+    return Random(0).sample(found, len(found))
+
+
+def put(path, content):
+    """Put a content in place of a file, with its hash in the manifest beside it."""
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(path.read_bytes()) | content).encode()
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    manifest = path.parent / "manifest.json"
+    if content is PIPE:
+        os.mkfifo(path)
+    elif isinstance(content, Path):
+        path.symlink_to(content)
+    elif content is not None:
+        path.write_bytes(content)
+        if manifest.exists() and path != manifest:
+            hashes = json.loads(manifest.read_bytes()) | {path.name: sha256_of_file(path)}
+            manifest.write_text(json.dumps(hashes))
+
+
+def hostile(rng, number):
+    """A file of the list, given to two programs that read it."""
+    fresh("out", "mine", "exported")
+    files, readers = FILES[number % len(FILES)]
+    for name, content in files.items():
+        put(CASE / name, content)
+    for command in rng.sample(readers, min(2, len(readers))):
+        for wrong in attempt(command)[2]:
+            yield f"{str(files)[:150]} {command[:30]}: {wrong}"
+
+
+# ---- All of it
+
+text = Path(__file__).with_name("hostile.toml").read_text(encoding="utf-8")
+text = text.replace("LONG", "x" * 10**6).replace("MARK", str(MARK))
+FILES = hostile_files(**tomllib.loads(text))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    kinds = {"kills": kills, "cuts": cuts, "flips": flips, "hostile": hostile}
+    parser.add_argument("kinds", nargs="*", default=[*kinds], help=", ".join(kinds))
+    parser.add_argument("--count", type=int, default=40, help="cases of each kind")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first case")
+    config = parser.parse_args()
+    (WORK / "poem.txt").write_text(POEM * 200)
+    (WORK / "older.txt").write_text(POEM[:80] * 200)
+    fresh()
+    for name, command in PROGRAMS.items():
+        begun = time.monotonic()
+        assert attempt(command)[0] == 0
+        TOOK[name] = time.monotonic() - begun
+        shutil.copytree(CASE / name, WHOLE / name)
+    (WORK / "text").write_text(attempt(SAMPLE)[1])
+    attempt(RESUME)
+    CASE.rename(LATER)
+    print("kind     cases  wrong  programs that ended with 0, with 2, otherwise")
+    for kind in config.kinds:
+        wrong = 0
+        ENDS.clear()
+        for number in range(config.first, config.first + config.count):
+            for fault in kinds[kind](Random(f"{kind} {number}"), number):
+                print(f"{kind} {number}: {fault}", flush=True)
+                wrong += 1
+        others = ENDS.total() - ENDS[0] - ENDS[2]
+        print(f"{kind:8} {config.count:5} {wrong:6}  {ENDS[0]}, {ENDS[2]}, {others}", flush=True)
+    shutil.rmtree(WORK)
+
+
+if __name__ == "__main__":
+    main()
