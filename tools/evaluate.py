@@ -50,7 +50,7 @@ def main(config):
     """Print the figures and return them."""
     device = pick_device(config.device)
     folder, model, tokenizer = config.load()
-    tokens, source = read_tokens(config, folder, tokenizer)
+    tokens, size, source = read_tokens(config, folder, tokenizer)
     if len(tokens) < 2:
         raise ValueError(f"{source} has {len(tokens)} tokens: at least two are needed")
 
@@ -58,7 +58,7 @@ def main(config):
     loss = total / count
     bits = total / math.log(2)
     result = {"tokens": count, "loss": loss, "perplexity": math.exp(loss)}
-    result["bits_per_byte"] = bits / count_bytes(tokens[1:], tokenizer)
+    result["bits_per_byte"] = bits / size
     figures = f"loss {loss:.4f}, perplexity {result['perplexity']:.4g}"
     figures += f", {result['bits_per_byte']:.4f} bits per byte"
     print(f"{folder} on {source}: {count:,} tokens, {figures}")
@@ -66,12 +66,17 @@ def main(config):
 
 
 def read_tokens(config, folder, tokenizer):
-    """Return the ids (T,) of the text that the settings name, and words for its source."""
+    """Return the ids (T,) of the text that the settings name, its bytes, and words for its source.
+
+    Its first token is not predicted, and its bytes do not count.
+    """
     if config.text:
-        ids = tokenizer.encode(preparation.read_text(config.text))
-        return np.array([*tokenizer.begin, *ids]), config.text
+        text = preparation.read_text(config.text)
+        tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)])
+        first = 0 if tokenizer.begin else count_bytes(tokens[:1], tokenizer)
+        return tokens, len(text.encode()) - first, config.text
     name, tokens = validation_tokens(folder, config.dataset, tokenizer)
-    return tokens, f"the validation split of {name}"
+    return tokens, count_bytes(tokens[1:], tokenizer), f"the validation split of {name}"
 
 
 @torch.no_grad()

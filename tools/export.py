@@ -198,10 +198,10 @@ def with_constants(model, config):
 def notes(kind, config, tokenizer):
     """Yield what readers of an exported folder make of it that one would not expect."""
     spec = tokenizer.spec()["kind"]
-    if kind == "qwen2" and spec != "tokenizers":
+    if kind == "qwen2":
         yield (
-            "for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: use "
-            "PreTrainedTokenizerFast"
+            "for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: if yours are "
+            "others, use PreTrainedTokenizerFast"
         )
     if kind == "gpt2" and config.mlp not in ("gelu", "gelu_tanh"):
         yield "llama.cpp computes GPT-2 with GELU, whatever config.json says"

@@ -58,13 +58,14 @@ def given_settings(cls, argv, hidden=()):
     parser = make_parser(cls, hidden)
     presets = leading_presets(argv)
     values = {}
+    kinds = typing.get_type_hints(cls)
     for preset in presets:
         settings = read_preset(preset)
         words = []
         try:
             for key, value in settings.items():
-                if isinstance(value, list):
-                    words += [f"--{key}", *map(str, value)]
+                if isinstance(value, list) and typing.get_origin(kinds.get(key)) is tuple:
+                    words += [f"--{key}={item}" for item in value] or [f"--{key}"]
                 else:
                     words.append(f"--{key}={value}")
             values |= parse_words(parser, cls, words)

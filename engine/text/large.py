@@ -4,6 +4,7 @@ It reads them, encodes them with several processes, and keeps in its cache what 
 """
 
 import contextlib
+import glob
 import hashlib
 import itertools
 import os
@@ -55,7 +56,7 @@ def datasets_library(source, remedy=""):
         yield datasets
     except Exception as error:
         cause = error.__cause__ or error
-        reason = str(cause).strip().partition("\n")[0]
+        reason = str(cause).strip().partition("\n")[0] or "is it damaged?"
         raise ValueError(
             f"cannot prepare {source} ({type(cause).__name__}: {reason[:200]}){remedy}"
         ) from error
@@ -79,7 +80,7 @@ def read_files(paths, column="text"):
             size = unpacked_size(path)
             if size > max(LARGE, 100 * path.stat().st_size):
                 raise ValueError(f"it unpacks to {size:,} bytes: if you trust it, give a .jsonl")
-            rows = datasets.load_dataset(builder, data_files=str(path), split="train")
+            rows = datasets.load_dataset(builder, data_files=glob.escape(str(path)), split="train")
         parts.append(only_text(rows, column, path))
     with datasets_library(paths[0]) as datasets:
         if texts:

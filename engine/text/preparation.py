@@ -186,7 +186,10 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0):
             meta["train"] = train.finish()
             meta["val"] = val.finish()
             if not train.tokens or not val.tokens:
-                raise ValueError(f"{source['name']}: there is no text, or too little to split it")
+                raise ValueError(
+                    f"{source['name']}: there is no text, or too little to split it: give other "
+                    "text by --val"
+                )
             # An interruption must not leave meta.json beside files that it does not describe.
             remove_path(folder / "meta.json")
         meta["sha256"] = meta_digest(meta)

@@ -205,7 +205,6 @@ class HubTokenizer(Tokenizer):
             bare = self.encoding.encode("a", add_special_tokens=False).ids
         self.begin = whole[: whole.index(bare[0])] if bare else []
         self.vocab_size = max(self.encoding.get_vocab().values()) + 1
-        self.added = self.encoding.get_added_tokens_decoder()
         if isinstance(end_of_text, str):
             end_of_text = self.encoding.token_to_id(end_of_text)
         known = type(end_of_text) is int and 0 <= end_of_text < self.vocab_size
@@ -217,8 +216,11 @@ class HubTokenizer(Tokenizer):
         # Its tokens are words, or with a prefix the rest of one.
         self.by_words = not decoder or "WordPiece" in decoder
         self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
-        drops = "merges" in model and model.get("unk_token") is None
-        self.may_drop = drops and not (self.by_bytes or model.get("byte_fallback"))
+        # A BPE drops characters that it has no token for, nor for their bytes, nor for any unknown.
+        tokens = self.encoding.get_vocab().keys()
+        by_fallback = model.get("byte_fallback") and {f"<0x{n:02X}>" for n in range(256)} <= tokens
+        complete = by_fallback or self.by_bytes and set(CHARACTERS) <= tokens
+        self.may_drop = "merges" in model and model.get("unk_token") is None and not complete
 
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array, without those that a template adds.
@@ -229,14 +231,18 @@ class HubTokenizer(Tokenizer):
         self.encoding.encode_special_tokens = not allow_special
         with failures_as_errors():
             ids = self.encoding.encode(text, add_special_tokens=False).ids
-        if self.may_drop and self.decode(ids).strip() != text.strip():
+        if self.may_drop and self.decode(ids).removeprefix(" ") != self.normal(text):
             raise ValueError(f"the tokenizer lacks a character of {text[:80]!r}")
         return np.array(ids, dtype=np.uint32)
 
+    def normal(self, text):
+        """Return a text as its tokens say it: normalized, and without a space in front."""
+        if self.encoding.normalizer:
+            text = self.encoding.normalizer.normalize_str(text).replace("\u2581", " ")
+        return text.removeprefix(" ")
+
     def token_bytes(self, token):
         piece = self.encoding.id_to_token(token) or ""
-        if token in self.added and not self.by_words:
-            return piece.encode("utf-8")
         if self.by_bytes and BYTE_OF.keys() >= set(piece):
             return to_bytes(piece)
         if self.by_words:
@@ -357,6 +363,10 @@ def learned_bpe(texts, vocab_size):
             "at least 257"
         )
     learner = tokenizers.Tokenizer.from_str(json.dumps(byte_level_json(BYTES, {}, PATTERN)))
+    # The time that learning takes grows with the square of a word's length.
+    parts = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]{1,500}"), "isolated")
+    whole, by_bytes = learner.pre_tokenizer[0], learner.pre_tokenizer[1]
+    learner.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([whole, parts, by_bytes])
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=CHARACTERS, show_progress=False
     )

@@ -246,10 +246,10 @@ def rope_settings(fields, base, block_size):
 def stretch_settings(kind, scaling, block_size):
     """Take the numbers of a rope_type out of scaling, a dict; return our settings."""
     trained = "original_max_position_embeddings"
-    numbers = [
-        str(number(field, scaling.pop(field, None) or default))
-        for field, default in ROPE_NUMBERS[kind].items()
-    ]
+    numbers = []
+    for field, default in ROPE_NUMBERS[kind].items():
+        value = scaling.pop(field, None)
+        numbers.append(str(number(field, default if value is None else value)))
     return {
         "rope_stretch": number("factor", scaling.pop("factor", None)),
         "rope_trained": number(trained, scaling.pop(trained, block_size)),

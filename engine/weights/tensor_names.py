@@ -81,6 +81,8 @@ def from_hugging_face(tensors, family, tie_weights):
         ours = join_name("transformer.", "h.", number, module, kind)
         parts = incomplete.setdefault(ours, {})
         parts[part] = oriented(tensor, family, module)
+        if count > 1 and len({parts[n].shape for n in (count - 2, count - 1) if n in parts}) > 1:
+            raise ValueError(f"the parts of {ours} have other shapes than each other")
         if len(parts) == count:  # the others' memory is released before the next is read
             weights[ours] = torch.cat([parts[n] for n in range(count)]).float()
             del incomplete[ours]

@@ -62,6 +62,12 @@ def test_every_kind_of_file(tmp_path):
     assert sorted(whole.split("\n")) == sorted("\n".join([*texts[1:], *texts[1:]]).split("\n"))
 
 
+def test_names_that_look_like_patterns(tmp_path):
+    """Catches another file that is read in place of the one that is named."""
+    jsonl(tmp_path / "w1.jsonl", ["wrong"])
+    assert large.read_files([jsonl(tmp_path / "w[1].jsonl", ["right"])])["text"][:] == ["right"]
+
+
 def test_small_files_that_unpack_to_much(tmp_path, monkeypatch):
     """Catches 120 kB that fill the disk, and a row of parquet that fills the memory."""
     zstandard = pytest.importorskip("zstandard")

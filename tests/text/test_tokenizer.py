@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pickle
+import time
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 
@@ -66,7 +67,7 @@ def trained(pre_tokenizer, decoder, **trainer):
     found.train_from_iterator([TEXT] * 3, how)
     begin = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
     found.post_processor = begin
-    found.add_tokens(["<think> it"])
+    found.add_tokens(["\u2581\u2581", "<think> it"])
     content = json.loads(found.to_str())
     added = content["added_tokens"]
     content["added_tokens"] = [token for token in added if not token["content"].startswith("<0x")]
@@ -132,6 +133,8 @@ def test_published_tokenizers(name):
     assert 1 not in ids and 1 in found.encode(text, allow_special=True)
     assert b"".join(map(found.token_bytes, ids)).decode() == found.decode(ids) == text
     assert max(ids) == found.vocab_size - 1  # <think> it
+    spaces = found.encoding.token_to_id("\u2581\u2581")
+    assert found.decode([spaces]) == ("  " if name == "metaspace" else "\u2581\u2581")
 
 
 @given(st.text(min_size=1))
@@ -338,6 +341,16 @@ def test_characters_that_a_published_tokenizer_lacks():
     assert found.decode(found.encode("ab c\n")) == "ab c\n"
     with pytest.raises(ValueError, match="lacks a character of 'abé'"):
         found.encode("abé")
+    # Bytes, but not all of them.
+    some = tokenizers.Tokenizer(tokenizers.models.BPE())
+    some.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    some.decoder = tokenizers.decoders.ByteLevel()
+    some.train_from_iterator(["abc \n"], tokenizers.trainers.BpeTrainer(show_progress=False))
+    found = HubTokenizer(json.loads(some.to_str()))
+    assert found.decode(found.encode("ab c\n")) == "ab c\n"
+    for text in "abé", "\tabc":
+        with pytest.raises(ValueError, match="lacks a character"):
+            found.encode(text)
     only_a = {"vocab": {"a": 0}, "unk_token": "x"}
     without = tokenizer_from_spec(spec_with(model=("WordLevel", only_a)))
     with pytest.raises(ValueError, match="the tokenizer fails: .*Missing"):
@@ -399,3 +412,6 @@ def test_a_vocabulary_that_cannot_be_learned(monkeypatch):
     assert 257 < create_tokenizer("bpe:500", ["aaaa aaaa"]).vocab_size < 270
     monkeypatch.setattr(tokenizer_module, "LEARNED_FROM", 100)
     create_tokenizer("bpe:300", itertools.repeat("some words\n"))  # it comes to an end
+    begun = time.monotonic()
+    assert create_tokenizer("bpe:300", ["AC" * 300_000]).vocab_size > 257
+    assert time.monotonic() - begun < 60  # it took hours

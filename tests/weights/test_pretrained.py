@@ -183,8 +183,8 @@ def test_many_files(tmp_path):
     others = {other: p for other, p in weights.items() if index[other] == path.name}
     del others[name]
     for changed, message in (
-        ({name: torch.ones(15, 16)}, "c_attn.weight is .47, 16. there and .48, 16. here"),
-        ({name: torch.ones(16, 17)}, "Sizes of tensors must match"),
+        ({name: torch.ones(15, 16)}, "c_attn.weight have other shapes"),
+        ({name: torch.ones(16, 17)}, "have other shapes"),
         ({}, "a part of transformer.h.1.attn.c_attn.weight is missing"),
         ({name: torch.ones(16, 16), "model.extra": torch.ones(1)}, "model.extra"),
     ):
