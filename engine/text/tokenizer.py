@@ -243,8 +243,8 @@ class HubTokenizer(Tokenizer):
 
     def token_bytes(self, token):
         piece = self.encoding.id_to_token(token) or ""
-        if self.by_bytes and BYTE_OF.keys() >= set(piece):
-            return to_bytes(piece)
+        if self.by_bytes:
+            return to_bytes(piece) if BYTE_OF.keys() >= set(piece) else piece.encode("utf-8")
         if self.by_words:
             rest = piece.removeprefix(self.prefix)
             return (rest if rest != piece else " " + piece).encode("utf-8")
