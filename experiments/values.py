@@ -10,7 +10,9 @@ All models but one have equally many parameters: what attention saves or spends,
 less. (Separate keys and values do not double a head's parameters: Wq, Wk, Wv for Wq, Wk are 1.5
 times as many.)
 
-Found: not yet run.
+Found (3 seeds, 600 steps): separate keys and values have 1.807 ± 0.005 nats, one matrix for both
+1.878 ± 0.005 with the same number of parameters (and 1.892 ± 0.010 with fewer): two matrices are
+worth it. Values half as wide do as well, 1.808 ± 0.018, twice as wide no better, 1.843 ± 0.016.
 """
 
 import sys
@@ -35,7 +37,8 @@ KINDS = {  # name: (width of values, whether they are the keys, equal parameters
     "V half as wide": (D // 2, False, True),
     "V twice as wide": (2 * D, False, True),
 }
-LEARNING_RATE = 4e-3  # the best of 1e-3, 2e-3, 4e-3 and 8e-3 for each of them
+# The best of 2e-3, 4e-3, 8e-3 and 16e-3 for each of them, with another seed.
+LEARNING_RATE = dict.fromkeys(KINDS, 8e-3) | {"V twice as wide": 4e-3}
 
 
 @dataclass(kw_only=True)
@@ -71,7 +74,7 @@ def run(kind, config, seed):
     torch.manual_seed(seed)
     data = trials.load_text()
     model = new_model(*KINDS[kind])
-    trials.fit_text(model, data.train, T, config, seed, LEARNING_RATE)
+    trials.fit_text(model, data.train, T, config, seed, LEARNING_RATE[kind])
     return {
         "parameters": model.num_params(),
         "validation loss": trials.text_loss(model, data.val, T),
