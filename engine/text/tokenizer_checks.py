@@ -116,6 +116,8 @@ def check_object(part):
         check_pattern(part["Regex"])
     if kind == "Replace":
         check_longer(part["pattern"].get("String", "x"), part["content"])
+    if kind == "Prepend":
+        check_longer("x", part["prepend"])
     if kind == "Precompiled":  # the size of a table, the table, and the texts that it points to
         table = base64.b64decode(part["precompiled_charsmap"])
         end = 4 + int.from_bytes(table[:4], "little")
