@@ -244,7 +244,7 @@ def damaged(rng, content):
 def flips(rng, number):
     """Damage to a file; what does not end with one line must end with the right result."""
     fresh("out", "mine", "exported")
-    name = rng.choice(["out", "out", "mine", "exported"])
+    name = rng.choice(["out/step_000012", "out/step_000012", "out", "mine", "exported"])
     path = rng.choice(sorted(path for path in (CASE / name).rglob("*") if path.is_file()))
     path.write_bytes(damaged(rng, path.read_bytes()))
     where = path.relative_to(CASE)
