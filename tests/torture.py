@@ -20,6 +20,7 @@ import time
 import tomllib
 from pathlib import Path
 from random import Random
+from threading import Timer
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 WORK = Path(tempfile.mkdtemp(prefix="torture-"))
@@ -27,13 +28,14 @@ os.environ |= {"HF_HOME": str(WORK / "hub"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBL
 
 import datasets  # noqa: E402, F401  (here, or each fork would take seconds for it)
 import matplotlib.pyplot  # noqa: E402, F401
-from conftest import POEM, forked, losses, read_back, same_weights, text_file  # noqa: E402
+from conftest import POEM, exit_code, forked, losses, read_back, same_weights, text_file  # noqa: E402
 
 from engine.common.files import sha256_of_file  # noqa: E402
 from engine.text import preparation  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 
 SECONDS = 30
+POWER_CUT = 137
 MEMORY = 6 * 2**30  # of addresses, of which a process that has imported torch has a third
 CASE = preparation.DATA = WORK / "case"
 WHOLE = WORK / "whole"  # what undisturbed programs make
@@ -58,34 +60,26 @@ PROGRAMS = {  # what a program makes: its command
 # ---- Running
 
 
-def attempt(command, after=0.0, sent=None):
+def attempt(command, after=0.0, sent=0):
     """(exit code, output, what is wrong) of a program that gets a signal after some seconds."""
     with text_file() as output, text_file() as errors:
         pid = forked(command.replace("WORK", str(WORK)).split(), output, errors)
         resource.prlimit(pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
-        code = None
-        for seconds, number in (after, sent), (SECONDS, signal.SIGKILL):
-            end = time.monotonic() + seconds
-            while code is None and time.monotonic() < end:
-                time.sleep(0.003)
-                ended, status = os.waitpid(pid, os.WNOHANG)
-                code = os.waitstatus_to_exitcode(status) if ended else None
-            if code is None and number:
-                os.kill(pid, number)
-        if code is None:
-            os.waitpid(pid, 0)
-        printed, said = read_back(output), read_back(errors).splitlines()
+        times = {signal.SIGALRM: SECONDS} | ({sent: after} if sent else {})
+        timers = [Timer(seconds, os.kill, (pid, number)) for number, seconds in times.items()]
+        [timer.start() for timer in timers]
+        code = exit_code(pid)
+        [timer.cancel() for timer in timers]
+        printed, said = read_back(output), read_back(errors)
     ENDS[code] += 1
-    said = [line for line in said if line.strip() and "/s]" not in line]  # a progress bar's
+    lines = [line for line in said.splitlines() if line.strip() and "/s]" not in line]  # no bars
     wrong = []
-    if code is None:
+    if code == -signal.SIGALRM:
         wrong.append(f"no end in {SECONDS} s")
-    elif any("Traceback" in line for line in said):
-        wrong.append(f"traceback: {said[-1][:200]}")
-    elif code == 2 and (len(said) != 1 or len(said[0]) > 2200 or not said[0].isprintable()):
-        wrong.append(f"not one line: {said}"[:300])
-    elif code not in (0, 2, *((-sent, 128 + sent) if sent else ())):
-        wrong.append(f"exit code {code}: {said[-1:]}")
+    elif "Traceback" in said or code not in (0, 2, POWER_CUT, -sent, 128 + sent):
+        wrong.append(f"exit code {code}: {lines[-1:]}")
+    elif code == 2 and not (len(lines) == 1 and len(lines[0]) < 2200 and lines[0].isprintable()):
+        wrong.append(f"not one line: {lines}"[:300])
     if MARK.exists():
         MARK.unlink()
         wrong.append("executed")
@@ -112,31 +106,28 @@ def fresh(*parts):
 def kills(rng, number):
     """A signal; half of them are SIGKILL."""
     sent = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-    return interrupted(
-        rng, lambda name, command: attempt(command, rng.uniform(0, TOOK[name]), sent)
-    )
+    return interrupted(rng, lambda name: attempt(PROGRAMS[name], rng.uniform(0, TOOK[name]), sent))
 
 
 def cuts(rng, number):
     """A power cut."""
     most = {"mine": 20, "out": 400, "exported": 20}
-    return interrupted(rng, lambda name, command: cut(rng, command, rng.randint(1, most[name])))
+    return interrupted(rng, lambda name: cut(rng, PROGRAMS[name], rng.randint(1, most[name])))
 
 
 def interrupted(rng, disturb):
     """Disturb a program once or twice, and then let it end; yields what is wrong."""
     name = rng.choice(["out", "out", "mine", "exported"])
-    command = PROGRAMS[name]
     fresh()
     if name == "mine" and rng.random() < 0.5:
-        attempt(command.replace("poem", "older"))
+        attempt(PROGRAMS[name].replace("poem", "older"))
     known = [contents(WHOLE / name), contents(CASE / name)]
     for _ in range(rng.randint(1, 2)):
-        code, printed, wrong = disturb(name, command)
+        code, printed, wrong = disturb(name)
         yield from wrong + lost(name, printed, known)
         if name == "exported":
             shutil.rmtree(CASE / name, ignore_errors=True)
-    code, printed, wrong = attempt(command)
+    code, printed, wrong = attempt(PROGRAMS[name])
     yield from wrong
     if code == 0 and not same(name):
         yield f"other results: {name}"
@@ -150,9 +141,7 @@ def lost(name, printed, known):
         said = [line.split()[1].rstrip(":") for line in printed.splitlines() if line[:5] == "step "]
         there = checkpoint.list_checkpoints(CASE / name)
         try:
-            for folder in there:
-                for file in checkpoint.FILES:
-                    checkpoint.verified_file(folder, file)
+            [checkpoint.verified_file(x, file) for x in there for file in checkpoint.FILES]
         except ValueError as error:
             return [f"not whole: {error}"]
         newest = max(map(checkpoint.step_of, there), default=0)
@@ -190,7 +179,7 @@ class Disk:
             if self.moment == 0:
                 live = {path.stat().st_ino: path for path in (CASE, *CASE.rglob("*"))}
                 self.put(CASE.stat().st_ino, WORK / "left", live)
-                os._exit(128 + signal.SIGKILL)
+                os._exit(POWER_CUT)
 
     def sync(self, path):
         self.held.append(os.open(path, os.O_RDONLY))
@@ -231,7 +220,7 @@ def cut(rng, command, moment):
     """attempt(command), on a disk whose power fails before this operation."""
     global disk
     really, os.fsync, disk = os.fsync, fsync, Disk(rng, moment)
-    result = attempt(command, SECONDS, signal.SIGKILL)
+    result = attempt(command)
     for descriptor in disk.held:
         os.close(descriptor)
     disk, os.fsync = None, really
@@ -255,7 +244,7 @@ def damaged(rng, content):
 def flips(rng, number):
     """Damage to a file; what does not end with one line must end with the right result."""
     fresh("out", "mine", "exported")
-    name = rng.choice(["out", "out", "mine", "exported"])
+    name = rng.choice(["out/step_000012", "out/step_000012", "out", "mine", "exported"])
     path = rng.choice(sorted(path for path in (CASE / name).rglob("*") if path.is_file()))
     path.write_bytes(damaged(rng, path.read_bytes()))
     where = path.relative_to(CASE)
@@ -329,7 +318,7 @@ FILES = hostile_files(**tomllib.loads(text))
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     kinds = {"kills": kills, "cuts": cuts, "flips": flips, "hostile": hostile}
-    parser.add_argument("kinds", nargs="*", default=[*kinds], help=", ".join(kinds))
+    parser.add_argument("kinds", nargs="*", default=[*kinds])
     parser.add_argument("--count", type=int, default=40, help="cases of each kind")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     config = parser.parse_args()

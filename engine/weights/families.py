@@ -186,7 +186,7 @@ def read_settings(fields, family):
         if number(field, value) == 0 and value is not False:  # our 0 stands for a default
             raise ValueError(f"{field}={value!r} is not built here")
         ours[name] = value
-    if ours["n_layer"] > 10_000:  # a list of its layers could fill the memory
+    if ours["n_layer"] > 1000:  # they could fill the memory, or take minutes to be built
         raise ValueError(f"{ours['n_layer']:,} layers are not built here")
     return ours
 

@@ -252,6 +252,7 @@ def template(**special):
         (spec_with(normalizer=replace("a", "a" * 1000)), "it replaces 'a' by the longer 'aaa"),
         (spec_with(normalizer=replace("", "")), "it replaces '' by"),
         (spec_with(normalizer=precompiled("a" * 1000)), "by the longer 'aaa"),
+        (spec_with(normalizer=("Prepend", {"prepend": "aaa"})), "by the longer 'aaa"),
         (spec_with(normalizer=("Precompiled", {"precompiled_charsmap": "////fwAA"})), "cut off"),
         (spec_with(post_processor=template()), "no entry found"),
         (spec_with(post_processor=template(s=3)), "template beyond it"),
