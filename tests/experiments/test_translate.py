@@ -188,10 +188,12 @@ def test_the_block_of_2017(norm_first):
 
 
 def test_the_learning_rate_of_2017():
-    """Catches a rate that is not the paper's: at warmup it is largest, then halves in 4 times."""
-    first, largest, later = (translate.vaswani(step, 512, 4000) for step in (0, 3999, 15999))
-    assert largest == pytest.approx(6.99e-4, rel=1e-3)
-    assert first * 4000 == pytest.approx(largest) == 2 * later
+    """Catches a rate that is not the paper's."""
+    d, warmup = 512, 4000
+    for step in (1, 10, 4000, 9000):
+        paper = d**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        ours = (d * warmup) ** -0.5 * translate.inverse_sqrt(step - 1, warmup)
+        assert ours == pytest.approx(paper, rel=1e-12)
 
 
 class Table:
