@@ -34,7 +34,9 @@ class Shape:
     n_embd: int = 128
     """Width of all layers."""
     n_layer: int = 2
-    """Blocks on each side of transformer2017; transformer has one."""
+    """Blocks on each side of transformer2017."""
+    norm_first: bool = False
+    """In transformer2017, x + f(norm(x)), as in GPT-2, in place of norm(x + f(x))."""
     dropout: float = 0.0
     """On embeddings, before the output, and in a transformer's layers."""
 
@@ -180,10 +182,11 @@ class Padded:
 class Transformer(nn.Module):
     """No recurrence (Vaswani et al. 2017): blocks that read, and blocks that write and look."""
 
-    def __init__(self, vocab_size, shape, n_layer=0, norm_first=False, mlp_factor=4):
+    def __init__(self, vocab_size, shape, mlp_factor=4):
         super().__init__()
         C = shape.n_embd
-        layers = range(n_layer or shape.n_layer)
+        layers = range(shape.n_layer)
+        norm_first = shape.norm_first
         writer = GPTConfig(
             n_embd=C, n_head=HEADS, mlp="relu", mlp_size=mlp_factor * C, dropout=shape.dropout
         )
@@ -224,13 +227,19 @@ class Transformer(nn.Module):
         return self.embed.scores(self.ln_f(x)), past
 
 
+def small_transformer(vocab_size, shape):
+    """One block on each side, with half of an MLP, and normalized first."""
+    small = Shape(n_embd=shape.n_embd, n_layer=1, norm_first=True, dropout=shape.dropout)
+    return Transformer(vocab_size, small, mlp_factor=2)
+
+
 MODELS = {
     "none": Recurrent,
     "additive": functools.partial(Luong, score=additive),
     "general": functools.partial(Luong, score=General),
     "dot": functools.partial(Luong, score=lambda C: dot),
     "bahdanau": Bahdanau,
-    "transformer": functools.partial(Transformer, n_layer=1, norm_first=True, mlp_factor=2),
+    "transformer": small_transformer,
     "transformer2017": Transformer,
 }
 
