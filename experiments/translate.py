@@ -7,13 +7,17 @@ The first translates sentences of a grammar from English to French, in minutes o
 
 Claim (Bahdanau et al. 2014, arXiv:1409.0473, figure 2): a network that reads a sentence into one
 vector, and writes the translation from that, fails at long sentences; one that looks back at all
-states of the reader does not. Luong et al. 2015 (arXiv:1508.04025): simpler scores do as well.
-Vaswani et al. 2017 (arXiv:1706.03762): with attention, no recurrence is needed.
+states of the reader does not. Luong et al. 2015 (arXiv:1508.04025): simpler scores do as well, and
+it may look after each step. Vaswani et al. 2017 (arXiv:1706.03762): with attention, no recurrence
+is needed.
 
-The recurrent networks differ in nothing but what the writer sees of the source: the same vector at
-each step, or an average of the reader's states with the weights of one of attention.py's scores.
-Unlike Bahdanau's and Luong's, they know positions (sinusoidal), without which they lose their place
-in long sentences for much longer, and begin with short sentences.
+none, additive, general and dot differ in nothing but what the writer sees of the source: the same
+vector at each step, or an average of the reader's states with the weights of one of attention.py's
+scores, looked at after the step, as in Luong et al. bahdanau looks before the step, with the
+additive score, and reads what it sees. Unlike in the papers, all know positions (sinusoidal),
+without which they lose their place in long sentences for much longer, and begin with short
+sentences. transformer is a small one, with one block on each side; transformer2017 the paper's,
+with --n_layer blocks, label smoothing, and a learning rate that falls as 1/sqrt(step).
 
 Found (--seeds=3): BLEU of sentences of 1 to 10 and of 41 to 50 words is 64.9 ± 0.3 and 8.2 ± 0.4
 without attention; 99.6 and 96.1 ± 0.6 with additive, 99.7 and 97.8 ± 0.1 with general, 98.3 and
@@ -49,7 +53,7 @@ from experiments.shared import translation, translators, trials
 from experiments.shared.translation import bleu, padded, shifted
 from experiments.shared.translators import MODELS, Shape
 
-FACTORS = {"transformer": 2, "transformer2017": 1}  # of the steps
+FACTORS = {"transformer": 2, "transformer2017": 0.86}  # of the steps: both take the same time
 
 
 @dataclass(kw_only=True)
