@@ -30,9 +30,10 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from attention import CrossAttention, attention_weights
+from attention import attention_weights
 from engine.plotting.inspection import recording
 from experiments.shared import digits, trials
+from experiments.shared.blocks import LookingBlock
 from experiments.shared.digits import DIGITS, LENGTH, SIDE, WORDS
 from model import NORM, Block, GPTConfig, Learned, init_weights
 
@@ -90,20 +91,6 @@ class Eye(nn.Module):
         return self.head(self(x).mean(1))
 
 
-class CaptionBlock(Block):
-    """A block that looks at an image, too, between the words so far and the MLP."""
-
-    def __init__(self, config, n):
-        super().__init__(config, n)
-        self.ln_x = NORM[config.norm](config)
-        self.look = CrossAttention(config.n_embd, config.n_head, attention="masked_fill")
-
-    def forward(self, x, memory):
-        x = x + self.attn(self.ln_1(x))
-        x = x + self.look(self.ln_x(x), memory)
-        return x + self.mlp(self.ln_2(x))
-
-
 class Captioner(nn.Module):
     """Images and words so far (B, T) -> scores of the next word (B, T, words).
 
@@ -116,7 +103,7 @@ class Captioner(nn.Module):
         self.looks = looks
         self.wte = nn.Embedding(len(WORDS), config.n_embd)
         self.wpe = Learned(config)
-        self.block = CaptionBlock(config, 0)
+        self.block = LookingBlock(config, 0)
         self.ln_f = NORM[config.norm](config)
         self.lm_head = nn.Linear(config.n_embd, len(WORDS), bias=False)
         init_weights(self)

@@ -2,10 +2,12 @@
 
     python -m tools.visualize --text="The animal did not cross the street because it was"
     python -m tools.visualize --text=FILE:story.txt --init_from=FOLDER_OR_NAME
+    python -m tools.visualize --text="the cat sees the red dog" --out_dir=out-translate
 
 The page is one file that needs no network: tokens to click, all heads, what the model expects
 next, a playground and the paths. Layers and heads are counted from 1. The weights in it are those
-of attention.py, as bytes.
+of attention.py, as bytes. For a translator, from experiments.translate, it is alignment.html: the
+sentence, its translation, and which word of one looked at which of the other.
 """
 
 import base64
@@ -28,11 +30,13 @@ from engine.common.settings import parse_settings
 from engine.plotting import heatmaps
 from engine.plotting.inspection import attention_maps, entropy
 from engine.text.preparation import read_text
+from experiments.shared import translation, translators
 from tools.shared import labels
 from tools.shared.model_settings import ModelSettings
 
 PAGE = Path(__file__).with_name("page")
 CANDIDATES = 10  # for the next token
+BEAM = 4  # of a translator
 
 
 @dataclass(kw_only=True)
@@ -42,7 +46,9 @@ class VisualizeConfig(ModelSettings):
 
 
 def main(config):
-    """Write both files and return their paths; ValueError for what cannot be shown."""
+    """Write the files and return their paths; ValueError for what cannot be shown."""
+    if translators.is_translator(config.out_dir) and not config.init_from:
+        return show_alignment(config.out_dir, config.text)
     folder, model, tokenizer = config.load()
     ids, note = read(tokenizer, config.text, model.config.block_size)
     L = model.config.n_layer
@@ -64,6 +70,21 @@ def main(config):
         print(f"note: {note}", file=sys.stderr)
     print(f"{html} and {picture}: {len(ids)} tokens, {L} layers x {H} heads")
     return html, picture
+
+
+def show_alignment(folder, text):
+    """Write alignment.html and return its path, in a tuple."""
+    model, vocabulary = translators.load(folder)
+    vocabulary.check(text)
+    source, target, weights = translation.alignment(model, vocabulary, text, BEAM)
+    if weights is None:
+        raise ValueError(f"the translator in {folder} has no attention to show")
+    weights = [rounded(row, 3) for row in torch.tensor(weights)]
+    data = {"model": str(folder), "source": source, "target": target, "weights": weights}
+    html = Path(folder, "alignment.html")
+    atomic_write(html, page(data, "alignment.html").encode())
+    print(f"{html}: {len(source)} and {len(target)} pieces")
+    return (html,)
 
 
 def read(tokenizer, text, most):
@@ -180,14 +201,14 @@ def draw(maps, labels, title):
     return figure
 
 
-def page(data):
-    """The whole of attention.html. No text can end the element around it: < becomes \\u003c."""
+def page(data, template="index.html"):
+    """The whole of a page. No text can end the element around it: < becomes \\u003c."""
     content = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     parts = {"data": content.replace("<", "\\u003c")}
     parts["style"] = (PAGE / "style.css").read_text(encoding="utf-8")
     for path in PAGE.glob("*.js"):
         parts[path.name] = path.read_text(encoding="utf-8")
-    template = (PAGE / "index.html").read_text(encoding="utf-8")
+    template = (PAGE / template).read_text(encoding="utf-8")
     return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], template)
 
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from attention import attention_weights
+from engine.decoding.sampling import sample_next_token
 from engine.plotting.inspection import recording
 from engine.text import tokenizer
 from experiments.shared import grammar
@@ -64,17 +65,23 @@ def load_pairs(config):
     return pairs[tested:], test
 
 
-class Vocabulary:
-    """Pieces of words in lower case, numbered from 1. Those that these texts lack are left out."""
+def learn_vocabulary(texts, size):
+    """Return the Vocabulary of pieces that occur in these texts, learned as bpe:SIZE."""
+    texts = [text.lower() for text in texts]
+    bpe = tokenizer.create_tokenizer(f"bpe:{size}", texts)
+    used = set()
+    for text in texts:
+        used.update(bpe.encode(f" {text}").tolist())
+    return Vocabulary(bpe, sorted(used))
 
-    def __init__(self, texts, size):
-        texts = [text.lower() for text in texts]
-        self.bpe = tokenizer.create_tokenizer(f"bpe:{size}", texts)
-        used = set()
-        for text in texts:
-            used.update(self.bpe.encode(f" {text}"))
-        self.pieces = sorted(used)
-        self.numbers = {piece: n for n, piece in enumerate(self.pieces, 1)}
+
+class Vocabulary:
+    """Pieces of words in lower case, of both languages, numbered from 1. Others are left out."""
+
+    def __init__(self, bpe, pieces):
+        self.bpe = bpe
+        self.pieces = pieces  # the ids that bpe gives them
+        self.numbers = {piece: n for n, piece in enumerate(pieces, 1)}
 
     def __len__(self):
         return 1 + len(self.pieces)
@@ -84,6 +91,15 @@ class Vocabulary:
         pieces = self.bpe.encode(f" {text.lower()}")
         numbers = [self.numbers[piece] for piece in pieces if piece in self.numbers]
         return [*numbers, END]
+
+    def check(self, text):
+        """ValueError for a text without words, or with a word of which a piece is unknown."""
+        words = text.lower().split()
+        if not words:
+            raise ValueError('--text is empty: --text="..."')
+        for word in words:
+            if not self.numbers.keys() >= {*self.bpe.encode(f" {word}").tolist()}:
+                raise ValueError(f"--text: the translator's vocabulary lacks {word!r}")
 
     def decode(self, numbers):
         """Return the text of the numbers up to END."""
@@ -127,11 +143,12 @@ def batches(lengths, tokens, seed):
 
 
 @torch.no_grad()
-def search(model, source, real, beam=1):
+def search(model, source, real, beam=1, sampler=None, longest=None):
     """Return the translations (B, T) that beam search finds, and the mean log-probability of each.
 
-    Of all continuations, the best `beam` are kept at each step, until all have ended. beam=1 is
-    greedy. The model has four methods:
+    Of all continuations, the best `beam` are kept at each step, until all have ended, or have
+    `longest` pieces. Of those, the best by their mean counts: by their sum, short ones would win.
+    beam=1 is greedy, or with a Sampler draws each piece. The model has four methods:
 
         encode(source, real) -> memory, tensors (B, ...)
         new_past(memory, longest) -> past, before the first piece
@@ -139,7 +156,7 @@ def search(model, source, real, beam=1):
         select(past, rows) -> past
     """
     B = len(source)
-    longest = 2 * source.shape[1] + 10
+    longest = longest or 2 * source.shape[1] + 10
     memory = model.encode(source, real)
     memory = [x.repeat_interleave(beam, 0) for x in memory]
     past = model.new_past(memory, longest)
@@ -151,14 +168,18 @@ def search(model, source, real, beam=1):
     scores[:, 0] = 0.0
     scores = scores.flatten()
     first_row = torch.arange(0, B * beam, beam)[:, None]
-    for _ in range(longest):
+    for n in range(longest):
         logits, past = model.decode(tokens[:, -1:], memory, past)
         more = logits[:, -1].log_softmax(-1)
         more[ended] = -math.inf
         more[ended, END] = 0.0  # one more END costs nothing
         V = more.shape[1]
         continued = scores[:, None] + more  # (B·beam, V)
-        scores, best = continued.view(B, beam * V).topk(beam)
+        if sampler:
+            best = sample_next_token(more, sampler.sampling, sampler.random(n))[:, None]
+            scores = continued.gather(1, best)
+        else:
+            scores, best = continued.view(B, beam * V).topk(beam)
         scores = scores.flatten()
         rows = (first_row + best // V).flatten()
         pieces = (best % V).view(-1, 1)
@@ -174,14 +195,14 @@ def search(model, source, real, beam=1):
     return tokens[rows, 1:], best
 
 
-def translate(model, vocabulary, texts, beam):
+def translate(model, vocabulary, texts, beam, sampler=None):
     """Return translations of texts, found for 100 of similar length at a time."""
     numbers = [vocabulary.encode(text) for text in texts]
     lengths = torch.tensor([len(row) for row in numbers])
     found = {}
     for rows in lengths.argsort(stable=True).split(100):
         source, real = padded([numbers[n] for n in rows])
-        tokens, _ = search(model, source, real, beam)
+        tokens, _ = search(model, source, real, beam, sampler)
         for n, row in zip(rows.tolist(), tokens.tolist()):
             found[n] = vocabulary.decode(row)
     return [found[n] for n in range(len(texts))]
@@ -198,15 +219,19 @@ def alignment(model, vocabulary, text, beam):
     length = (found != END).sum() + 1
     target = found[:, :length]
     memory = model.encode(source, real)
+    past = model.new_past(memory, length)
+    weights = []
     with recording(model, attention_weights) as maps:
-        model.decode(shifted(target), memory)
+        for piece in shifted(target).split(1, dim=1):
+            _, past = model.decode(piece, memory, past)
+            weights += maps[-1:]
     pieces = []
     for numbers in source[0], target[0]:
         pieces.append([vocabulary.decode([n]) or "(end)" for n in numbers])
-    if not maps:
+    if not weights:
         return [*pieces, None]
-    weights = maps[-1][0].mean(0)
-    return [*pieces, weights.tolist()]
+    weights = torch.cat(weights, 2)[0]  # (H, T, S)
+    return [*pieces, weights.mean(0).tolist()]
 
 
 def bleu(found, right):

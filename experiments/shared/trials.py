@@ -121,11 +121,11 @@ def new_gpt(**settings):
     return GPT(GPTConfig(**shape | settings))
 
 
-def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0):
+def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0, schedule=None):
     """Train a model by AdamW. loss(step) gives a scalar tensor.
 
-    The learning rate rises over the first tenth of the steps and then falls to 0. Gradients are
-    clipped to norm 1.
+    schedule(step): a factor of the learning rate. Without one, it rises over the first tenth of
+    the steps and then falls to 0. Gradients are clipped to norm 1.
     """
     optimizer = torch.optim.AdamW(
         model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=weight_decay
@@ -136,14 +136,14 @@ def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0):
     def factor(step):
         return min((step + 1) / rise, (steps - step) / fall)
 
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule or factor)
     model.train()
     for step in range(steps):
         optimizer.zero_grad()
         loss(step).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        schedule.step()
+        scheduler.step()
     model.eval()
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import itertools
+import json
 import pickle
 
 import numpy as np
@@ -9,9 +10,14 @@ import pytest
 import torch
 from conftest import complaint, run_here
 
+from attention import attention_weights
+from engine.decoding.sampling import Sampler, Sampling
+from engine.plotting.inspection import recording
 from experiments import translate
-from experiments.shared import grammar, translation, trials
+from experiments.shared import grammar, translation, translators, trials
+from experiments.shared.blocks import LookingBlock
 from experiments.shared.translation import END, padded, shifted
+from model import GPTConfig
 
 PAIRS = grammar.pairs(400, 0)
 TINY = dict(n_embd=32, batch_tokens=300, sentences=200, beam=2)
@@ -58,7 +64,7 @@ def test_train_and_test_are_apart():
 
 def test_vocabulary():
     """Catches texts that do not come back, and a number for a piece that training never saw."""
-    vocabulary = translation.Vocabulary([text for pair in PAIRS for text in pair], 700)
+    vocabulary = translation.learn_vocabulary([text for pair in PAIRS for text in pair], 700)
     for text in PAIRS[0]:
         numbers = vocabulary.encode(text)
         assert numbers[-1] == END and max(numbers) < len(vocabulary)
@@ -121,6 +127,135 @@ def test_searches(name):
     assert scores[5].mean() >= scores[1].mean()
 
 
+def test_bahdanau_by_hand():
+    """Catches a query after the step, and a context that the recurrence or the output lacks."""
+    model = new_model("bahdanau").double()
+    source, real = padded([torch.randint(1, 40, (n,)) for n in (6, 4)])
+    target = torch.randint(1, 40, (2, 5))
+    h, vector, _ = memory = model.encode(source, real)
+    logits, _ = model.decode(target, memory)
+    words = model.embed(target)
+    s = model.begin(vector).tanh()
+    W, U, of_x, of_s = model.decoder.parameters()
+    for i in range(5):
+        e = torch.tanh((s @ model.score.W1)[:, None] + h[:, 0] @ model.score.W2) @ model.score.v
+        alpha = e.masked_fill(~real, -torch.inf).softmax(1)
+        c = (alpha[..., None] * h[:, 0]).sum(1)
+        x = torch.cat([words[:, i], c], 1)
+        reset, keep, new = (W @ x[..., None])[..., 0].add(of_x).chunk(3, 1)
+        old = (U @ s[..., None])[..., 0].add(of_s).chunk(3, 1)
+        z = torch.sigmoid(keep + old[1])
+        s = (1 - z) * torch.tanh(new + torch.sigmoid(reset + old[0]) * old[2]) + z * s
+        t = model.combine(torch.cat([s, x], 1)).tanh()
+        assert torch.allclose(logits[:, i], t @ model.embed.weight.T, atol=1e-12)
+
+
+@pytest.mark.parametrize("name, asks_before", [("bahdanau", True), ("additive", False)])
+def test_when_it_looks(name, asks_before):
+    """Catches Bahdanau's first look that depends on the first word, and Luong's that does not."""
+    model = new_model(name)
+    memory = model.encode(*padded([torch.arange(1, 7)]))
+    with recording(model, attention_weights) as maps:
+        for piece in (3, 4):
+            model.decode(torch.tensor([[piece]]), memory)
+    assert torch.equal(*maps) == asks_before
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_the_block_of_2017(norm_first):
+    """Catches a block that differs from PyTorch's own, as by a norm in another place."""
+    ours = LookingBlock(GPTConfig(n_embd=32, n_head=4, mlp="relu"), 0, norm_first=norm_first)
+    for p in ours.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    theirs = torch.nn.TransformerDecoderLayer(
+        32, 4, 128, dropout=0.0, batch_first=True, norm_first=norm_first
+    )
+    names = {"attn.c_attn.": "self_attn.in_proj_", "attn.c_proj": "self_attn.out_proj"}
+    names |= {"look.c_proj": "multihead_attn.out_proj", "ln_1": "norm1", "ln_x": "norm2"}
+    names |= {"ln_2": "norm3", "mlp.c_fc": "linear1", "mlp.c_proj": "linear2"}
+    weights = {name: torch.zeros_like(p) for name, p in theirs.named_parameters()}
+    weights["multihead_attn.in_proj_weight"] = torch.cat(
+        [ours.look.c_q.weight, ours.look.c_kv.weight]
+    )
+    for name, p in ours.named_parameters():
+        for mine, other in names.items():
+            if name.startswith(mine):
+                weights[name.replace(mine, other)] = p
+    theirs.load_state_dict(weights)
+    x, memory = torch.randn(2, 5, 32), torch.randn(2, 7, 32)
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    assert torch.allclose(ours(x, memory), theirs(x, memory, future), atol=1e-4)
+
+
+def test_the_learning_rate_of_2017():
+    """Catches a rate that is not the paper's."""
+    d, warmup = 512, 4000
+    for step in (1, 10, 4000, 9000):
+        paper = d**-0.5 * min(step**-0.5, step * warmup**-1.5)
+        ours = (d * warmup) ** -0.5 * translate.inverse_sqrt(step - 1, warmup)
+        assert ours == pytest.approx(paper, rel=1e-12)
+
+
+class Table:
+    """A model whose next piece depends on the last one alone."""
+
+    def encode(self, source, real):
+        return [source]
+
+    def new_past(self, memory, longest):
+        return None
+
+    def decode(self, target, memory, past):
+        [tables] = memory
+        return tables[torch.arange(len(target)), target[:, -1], None], past
+
+    def select(self, past, rows):
+        return past
+
+
+def test_length_normalization():
+    """Catches a search that misses the translation with the best mean, or wants short ones."""
+    torch.manual_seed(0)
+    tables = torch.randn(20, 3, 3).log_softmax(-1)
+    found, means = translation.search(Table(), tables, None, 31, longest=4)
+    ends = [(*words, END) for n in range(4) for words in itertools.product((1, 2), repeat=n)]
+    every = [*ends, *itertools.product((1, 2), repeat=4)]
+    short = 0
+    for table, tokens, mean in zip(tables.tolist(), found.tolist(), means.tolist()):
+        sums = {row: sum(table[a][b] for a, b in zip((END, *row), row)) for row in every}
+        best = max(every, key=lambda row: sums[row] / len(row))
+        assert tuple(tokens[: len(best)]) == best and not any(tokens[len(best) :])
+        assert mean == pytest.approx(sums[best] / len(best), abs=1e-5)
+        short += len(max(sums, key=sums.get)) < len(best)
+    assert short > 5
+
+
+def test_sampling():
+    """Catches samples with other probabilities than the model's at this temperature."""
+    table = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
+    generators = [torch.Generator().manual_seed(seed) for seed in range(2000)]
+    sampler = Sampler(Sampling(temperature=2), generators)
+    tokens, _ = translation.search(Table(), table.expand(2000, 3, 3), None, sampler=sampler)
+    shares = tokens[:, 0].bincount() / 2000
+    assert torch.allclose(shares, (table[0] / 2).softmax(0), atol=0.04)
+
+
+@pytest.mark.parametrize("name", ["bahdanau", "transformer2017"])
+def test_files(tmp_path, name):
+    """Catches weights, a shape or a vocabulary that do not come back."""
+    texts = [text for pair in PAIRS for text in pair]
+    vocabulary = translation.learn_vocabulary(texts, 700)
+    shape = translators.Shape(n_embd=32, n_layer=3)
+    model = translators.MODELS[name](len(vocabulary), shape).eval()
+    translators.save(tmp_path / "t", name, shape, vocabulary, dict(model.named_parameters()))
+    assert {path.suffix for path in (tmp_path / "t").iterdir()} == {".json", ".safetensors"}
+    before = translation.translate(model, vocabulary, texts[:3], 2)
+    assert translation.translate(*translators.load(tmp_path / "t"), texts[:3], 2) == before
+    (tmp_path / "t" / "translator.json").write_text("{}")
+    with pytest.raises(ValueError, match="is damaged"):
+        translators.load(tmp_path / "t")
+
+
 def test_bleu():
     """Catches a score that does not rise with the right words, or that counts capitals."""
     right = ["the small cat sees the dog", "a man sleeps behind the house"]
@@ -141,8 +276,8 @@ def test_attention_frees_from_one_vector(monkeypatch):
     config = translate.Settings(**TINY, learning_rate=1e-2, steps=100, patience=1)
     fit, losses = trials.fit, {}
 
-    def keep(model, loss, *settings):
-        fit(model, loss, *settings)
+    def keep(model, loss, *settings, **more):
+        fit(model, loss, *settings, **more)
         losses[name] = loss(0).item()
 
     monkeypatch.setattr(trials, "fit", keep)
@@ -166,14 +301,22 @@ def test_a_run(tmp_path, small_experiment, monkeypatch):
         source=str(tmp_path / "en.gz"),
         target=str(tmp_path / "fr"),
         vocab_size=400,
-        models="none,general,transformer",
+        models="none,bahdanau,transformer2017",
         steps=2,
         example="the cat sleeps",
+        save=str(tmp_path / "saved"),
     )
     [rows] = report["tables"].values()
-    assert [row["attention"] for row in rows] == ["none", "general", "transformer"]
-    (none,), (general,), _ = report["runs"].values()
-    assert none["alignment"][2] is None and np.allclose(np.sum(general["alignment"][2], 1), 1)
+    assert [row["attention"] for row in rows] == ["none", "bahdanau", "transformer2017"]
+    (none,), *others = report["runs"].values()
+    assert none["alignment"][2] is None
+    for [found] in others:
+        source, target, weights = found["alignment"]
+        assert np.shape(weights) == (len(target), len(source))
+        assert np.allclose(np.sum(weights, 1), 1)
+    scores = {name: found["beam 2"] for name, [found] in report["runs"].items()}
+    saved = json.loads((tmp_path / "saved" / "translator.json").read_text())["model"]
+    assert scores[saved] == max(scores.values())
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,18 @@ def test_seconds_alone():
     "flags, message",
     [
         ("scaling --seeds=0", "seeds=0 must be at least 1"),
-        ("translate --models=none,bahdanau", "models='bahdanau' is unknown"),
+        ("translate --models=none,luong", "models='luong' is unknown"),
     ],
 )
 def test_bad_settings(flags, message):
     """Catches a traceback for a setting that is impossible."""
     name, *flags = flags.split()
     assert message in complaint(run_here("-m", f"experiments.{name}", *flags))
+
+
+def test_a_schedule():
+    """Catches a schedule that does not reach the optimizer: Adam moves by its learning rate."""
+    model = torch.nn.Linear(1, 1)
+    before = model.bias.item()
+    trials.fit(model, lambda step: model.bias.sum(), 3, 0.5, schedule=lambda step: step / 10)
+    assert before - model.bias.item() == pytest.approx(0.5 * 0.3, abs=1e-4)

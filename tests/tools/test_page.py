@@ -13,6 +13,7 @@ from conftest import tiny
 from attention import attention_weights, causal, everything, sliding_window, softmax, sparsemax
 from engine.plotting.inspection import attention_maps, entropy
 from engine.weights import checkpoint
+from experiments.shared import translation, translators
 from tools.visualize import VisualizeConfig, distance, main
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -322,3 +323,30 @@ def test_it_fits(opened, scheme, width):
     ink, soft, paper = opened.run("return ['ink', 'soft', 'paper'].map(n => colour('--' + n)[0])")
     assert abs(paper - ink) > 150 and abs(paper - soft) > 100
     assert (paper < ink) == (scheme == "dark")
+
+
+def test_an_alignment(chromium, tmp_path):
+    """Catches a word that lights nothing, or by the weights of another; a page only for a mouse."""
+    vocabulary = translation.learn_vocabulary(["the cat", "le chat"], 300)
+    shape = translators.Shape(n_embd=32)
+    model = translators.MODELS["bahdanau"](len(vocabulary), shape)
+    torch.nn.init.normal_(model.score.v)
+    weights = dict(model.named_parameters())
+    translators.save(tmp_path / "out", "bahdanau", shape, vocabulary, weights)
+    [path] = main(VisualizeConfig(out_dir=str(tmp_path / "out"), text="the cat"))
+    chromium.get_log("browser")
+    chromium.get(path.as_uri())
+    weights = torch.tensor(chromium.execute_script("return data.weights"))
+
+    def lit(side):
+        each = f"[...document.querySelectorAll('#{side} button')]"
+        script = f"return {each}.map(e => Number(e.style.getPropertyValue('--share')) ** 2)"
+        return torch.tensor(chromium.execute_script(script), dtype=torch.float)
+
+    assert torch.allclose(lit("source"), weights[0], atol=1e-3)
+    chromium.switch_to.active_element.send_keys(Keys.TAB)
+    assert torch.allclose(lit("target"), weights[:, 0], atol=1e-3) and not lit("source").any()
+    last = chromium.find_elements("css selector", "#target button")[-1]
+    webdriver.ActionChains(chromium).move_to_element(last).perform()
+    assert torch.allclose(lit("source"), weights[-1], atol=1e-3) and not lit("target").any()
+    assert not chromium.get_log("browser")

@@ -1,0 +1,76 @@
+"""tools.translate, and what tools.visualize shows of a translator, without a browser."""
+
+import json
+import re
+
+import pytest
+import torch
+from conftest import complaint, run_here
+
+from experiments.shared import translation, translators
+from tools import translate, visualize
+
+TEXT = "the cat sees the red dog"
+
+
+def saved(folder, name="bahdanau"):
+    vocabulary = translation.learn_vocabulary([TEXT, "le chat voit le chien rouge"], 300)
+    shape = translators.Shape(n_embd=32)
+    torch.manual_seed(0)
+    model = translators.MODELS[name](len(vocabulary), shape).eval()
+    translators.save(folder / "out", name, shape, vocabulary, dict(model.named_parameters()))
+    return model, vocabulary
+
+
+def test_each_way_to_translate(tmp_path):
+    """Catches a flag that does not reach the search, and samples that do not follow the seed."""
+    model = saved(tmp_path)
+
+    def said(**settings):
+        folder = str(tmp_path / "out")
+        return translate.main(translate.TranslateConfig(out_dir=folder, text=TEXT, **settings))
+
+    greedy, best = (translation.translate(*model, [TEXT], beam)[0] for beam in (1, 9))
+    assert said() == greedy != best == said(beam=9)
+    assert said(temperature=1e-3) == greedy
+    first, second, other = (said(temperature=1.0, seed=seed) for seed in (1, 1, 2))
+    assert first == second != other
+
+
+def test_the_alignment_page(tmp_path):
+    """Catches weights of another sentence, or the wrong way round; a page that needs a network."""
+    model = saved(tmp_path)
+    config = visualize.VisualizeConfig(out_dir=str(tmp_path / "out"), text=TEXT)
+    [path] = visualize.main(config)
+    content = path.read_text(encoding="utf-8")
+    assert "{{" not in content and not re.search('(src|href)="?http', content)
+    element = '<script type="application/json" id="data">(.*?)</script>'
+    data = json.loads(re.search(element, content, re.DOTALL)[1])
+    source, target, weights = translation.alignment(*model, TEXT, visualize.BEAM)
+    assert (data["source"], data["target"]) == (source, target)
+    assert torch.allclose(torch.tensor(data["weights"]), torch.tensor(weights), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "tool, flags, message",
+    [
+        ("translate", ["--text=the zebra"], "lacks 'zebra'"),
+        ("visualize", ["--text=the zebra"], "lacks 'zebra'"),
+        ("translate", ["--text= "], "is empty"),
+        ("translate", ["--text=the cat", "--beam=2", "--temperature=1"], "give one of them"),
+        ("translate", ["--text=the cat", "--out_dir=nowhere"], "in nowhere: train one"),
+    ],
+)
+def test_what_cannot_be_translated(tmp_path, tool, flags, message):
+    """Catches a traceback, or a translation of other words."""
+    saved(tmp_path)
+    result = run_here("-m", f"tools.{tool}", f"--out_dir={tmp_path / 'out'}", *flags)
+    assert message in complaint(result)
+
+
+def test_no_attention_to_show(tmp_path):
+    """Catches a traceback for a translator that looks at nothing."""
+    saved(tmp_path, "none")
+    config = visualize.VisualizeConfig(out_dir=str(tmp_path / "out"), text=TEXT)
+    with pytest.raises(ValueError, match="no attention"):
+        visualize.main(config)

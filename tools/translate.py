@@ -1,0 +1,59 @@
+"""A sentence translated by a model that experiments.translate has trained.
+
+python -m experiments.translate --save=out-translate
+python -m tools.translate --text="the cat sees the red dog" [--beam=4]
+python -m tools.translate --text="the cat sees the red dog" --temperature=0.8 --seed=1
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from engine.common.checks import at_least
+from engine.common.errors import escape_control_characters, one_line_errors
+from engine.common.settings import parse_settings
+from engine.decoding.sampling import Sampler, Sampling
+from experiments.shared import translation, translators
+
+
+@dataclass(kw_only=True)
+class TranslateConfig:
+    out_dir: str = "out-translate"
+    """The folder that experiments.translate wrote (--save)."""
+    text: str = ""
+    """The sentence."""
+    beam: int = 1
+    """Translations that beam search keeps at each step; 1: greedy."""
+    temperature: float = 0.0
+    """Above 0: sample each piece, the more surprising the higher, in place of a search."""
+    seed: int = 1337
+    """The same seed samples the same translation."""
+
+    def __post_init__(self):
+        at_least(1, self, "beam", most=1000)
+        at_least(0, self, "temperature")
+        at_least(0, self, "seed", most=2**32 - 1)
+        if self.temperature and self.beam > 1:
+            raise ValueError(f"beam={self.beam} searches, temperature samples: give one of them")
+
+
+def main(config):
+    """Print the translation and return it."""
+    model, vocabulary = translators.load(config.out_dir)
+    vocabulary.check(config.text)
+    sampler = None
+    if config.temperature:
+        generator = torch.Generator().manual_seed(config.seed)
+        sampler = Sampler(Sampling(temperature=config.temperature), [generator])
+    [text] = translation.translate(model, vocabulary, [config.text], config.beam, sampler)
+    print(escape_control_characters(text))
+    return text
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main(parse_settings(TranslateConfig, sys.argv[1:]))
