@@ -9,10 +9,10 @@ and what it makes of a sentence serves other tasks.
 
 The three models differ in one word, "full" or "causal", or in the task: a GPT is asked for every
 word, an encoder for 15 %. They see the same sentences, of at most 16 words, of two kinds. In those
-of a grammar both sides matter by construction: "the" fits any number, and "a dog" or "some dogs"
-any verb, so that only what follows tells a determiner, and only an object that a verb had one.
-Those of docstrings are real, and about topics, which are to be told from the mean of all states,
-by a linear probe. The words that define the topics are hidden from it.
+of a grammar both sides matter by construction: the noun that follows tells "a" from "some", and an
+object or its absence what kind of verb stands before it. Those of docstrings are real. Some are
+about topics, which a linear probe is to tell from the mean of all states. The words that define the
+topics are hidden from it.
 """
 
 import copy
@@ -186,7 +186,7 @@ def main(config):
         for table, rows in found.items():
             for row, numbers in rows.items():
                 runs[table].setdefault(row, []).append(numbers)
-    tables = {title: trials.make_table("", rows) for title, rows in runs.items()}
+    tables = {title: trials.make_table("by", rows) for title, rows in runs.items()}
     trials.write_result("blanks", config, tables, draw(runs), runs=runs)
 
 

@@ -98,8 +98,8 @@ def test_both_sides_help(small_experiment, monkeypatch):
     texts = [f"the {word} {verb} {n} things" for word, verb in said.items() for n in "abcdefgh"]
     monkeypatch.setattr(labelled, "docstrings", lambda: 3 * texts)
     report = small_experiment(blanks, steps=100)
-    losses = {row[""]: float(row["loss"]) for row in report["tables"][blanks.DOCSTRINGS]}
+    losses = {row["by"]: float(row["loss"]) for row in report["tables"][blanks.DOCSTRINGS]}
     assert losses[blanks.FULL] < losses[blanks.BACK] - 0.1, losses
     assert losses[blanks.BACK] < losses["commonest word"] - 1, losses
-    told = {row[""]: float(row["right"]) for row in report["tables"][blanks.TOPICS]}
+    told = {row["by"]: float(row["right"]) for row in report["tables"][blanks.TOPICS]}
     assert told[blanks.COUNTS] == 1 and min(told.values()) > 0.5, told
