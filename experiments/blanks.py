@@ -2,17 +2,24 @@
 
     python -m experiments.blanks [--seeds=3]
 
-Claim (BERT, Devlin et al. 2018, arXiv:1810.04805): what a word is can be told best from both of its
-sides. A model that may look at both cannot learn to say the next word, which it sees; so some words
-are hidden, and it learns to say these. It fills blanks better than a model that looks back only,
-and what it makes of a sentence serves other tasks.
+Claim (BERT, Devlin et al. 2018, arXiv:1810.04805): a word is told best from both of its sides. Who
+sees both cannot learn to say the next word, which it sees; so it learns to say words that are
+hidden. It then fills blanks better than who looks back, and its states serve other tasks.
 
-The three models differ in one word, "full" or "causal", or in the task: a GPT is asked for every
-word, an encoder for 15 %. They see the same sentences, of at most 16 words, of two kinds. In those
-of a grammar both sides matter by construction: the noun that follows tells "a" from "some", and an
-object or its absence what kind of verb stands before it. Those of docstrings are real. Some are
-about topics, which a linear probe is to tell from the mean of all states. The words that define the
-topics are hidden from it.
+The same module is trained on blanks with "full" and with "causal", and as a GPT. In sentences of a
+grammar both sides matter by construction: the noun that follows tells "a" from "some", an object
+what kind of verb stood before. Those of docstrings are real; some are about topics, which a linear
+probe is to tell from the mean of all states, while the words that define the topics are hidden.
+
+Found (3 seeds, 800 steps of 64 sentences; learning rates, 0.003 or 0.01, tuned on another seed for
+400 steps): in the grammar, of 118 words, to see both sides is right for 0.261 ± 0.002 of the blanks
+(loss 2.106 ± 0.023), to look back for 0.165 ± 0.004 (2.843 ± 0.007), and for 0.179 ± 0.004 (2.697 ±
+0.008) if trained as a GPT, which is asked for every word, not for 15 %. Counts of pairs are right
+for 0.158 ± 0.004 by the word before, 0.245 ± 0.006 by both neighbours. In docstrings, of some 3,900
+words, blanks have taught little beyond the commonest word, 0.102 ± 0.009 with both sides, 0.098 ±
+0.003 looking back; the GPT has 0.163 ± 0.001, counts by both neighbours 0.276 ± 0.003. Nor do mean
+states tell topics: 0.365 ± 0.010 with both sides, 0.346 ± 0.004 looking back, 0.409 ± 0.017 the
+GPT, 0.361 ± 0.012 untrained; counts of words tell 0.681 ± 0.006.
 """
 
 import copy
@@ -39,9 +46,9 @@ GRAMMAR, DOCSTRINGS = "grammar", "docstrings"
 COUNTS, UNTRAINED = "counts of words", "untrained"
 FULL, BACK, NEXT = "sees both sides", "looks back", "looks back, next word"
 KINDS = {  # who may look, learning rate
-    FULL: ("full", 5e-3),
-    BACK: ("causal", 5e-3),
-    NEXT: ("causal", 5e-3),
+    FULL: ("full", 0.01),
+    BACK: ("causal", 0.01),
+    NEXT: ("causal", 0.003),
 }
 RIGHT, TOPICS = "right", "topics of docstrings, telling words hidden"
 SHAPE = dict(block_size=LONGEST + 1, n_layer=2, n_head=4, n_embd=64) | MODERN
@@ -84,14 +91,13 @@ class Encoder(nn.Module):
     @torch.no_grad()
     def mean_state(self, ids):
         x, real = self.states(ids)
-        total = real[:, None].to(x.dtype) @ x
-        return total[:, 0] / real.sum(1, keepdim=True)
+        total = (x * real[..., None]).sum(1)
+        return total / real.sum(1, keepdim=True)
 
     @torch.no_grad()
     def fill(self, ids, places):
         """Return scores (N, V) of the words at one place of each sentence."""
-        parts = [self.states(part)[0] for part in ids.split(256)]
-        states = torch.cat(parts)
+        states = torch.cat([self.states(part)[0] for part in ids.split(256)])
         return self.lm_head(states[torch.arange(len(ids)), places])
 
 
