@@ -6,7 +6,8 @@ Claim: softmax over all pairs takes O(n²) time and memory; FlashAttention O(n²
 (Dao et al. 2022, arXiv:2205.14135); sparse attention O(n·sqrt(n)) (Child et al. 2019,
 arXiv:1904.10509), a window O(n) (Longformer, arXiv:2004.05150), and so do linear attention
 (Katharopoulos et al. 2020, arXiv:2006.16236), Performer (Choromanski et al. 2021, arXiv:2009.14794)
-and Linformer (Wang et al. 2020, arXiv:2006.04768).
+and Linformer (Wang et al. 2020, arXiv:2006.04768). Or a query chooses few keys by what is in them
+(Kitaev et al. 2020, arXiv:2001.04451; Roy et al. 2020, arXiv:2003.05997): see shared/chosen.py.
 
 Exponents are slopes of a line through the logarithms of length and cost, fitted to the upper half
 of the lengths. A mask of strides goes through a path that looks at all pairs and hides most of
@@ -39,6 +40,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attention import FEATURE, fused, linear, masked_fill, tiled
 from engine.common.hardware import peak_bytes
 from experiments.shared import trials
+from experiments.shared.chosen import KEYS, chosen
 from experiments.shared.trials import plus_minus
 from masks import causal, full, mean_keys, sliding_window, strided
 
@@ -50,6 +52,7 @@ TRAINED = {  # settings of the GPTs
     "softmax": {},
     "window": {"window": WINDOW},
     "strided": {"visible": f"strided:{math.isqrt(SHORT)}"},
+    "chosen": {},  # and a path that GPT does not know
     "linear": {"attention": "linear"},
     "performer": {"attention": "performer"},
 }
@@ -105,6 +108,7 @@ def mechanisms(n):
     path = functools.partial(tiled, visible=strides)
     found["strided, as a mask"] = path, mean_keys(strides, n), "strided"
     found["strided, as two heads"] = two_heads, mean_keys(strides, n), None
+    found[f"chosen, {KEYS}"] = chosen, mean_keys(sliding_window(KEYS), n), "chosen"
     for name, make in FEATURE.items():
         feature = make(D)
         path = functools.partial(linear, feature=feature)
@@ -161,6 +165,9 @@ def run(name, config, seed):
         init="zero_out",
         **TRAINED[name],
     )
+    if name == "chosen":
+        for block in model.transformer.h:
+            block.attn.attention = chosen
     trials.fit_text(model, data.train, SHORT, config, seed, 3e-3, batch_size=8)
     return trials.text_loss(model, data.val, SHORT)
 

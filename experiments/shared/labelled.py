@@ -11,6 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 WORDS, SENTENCES = 16, 40  # of the longest sentence, of the longest document
 # A sentence with words of only one topic is about that topic. Models are not told these words.
@@ -110,6 +111,14 @@ def compose(sentences, number, seed, crowded):
     return splits
 
 
+def about_topics(sentences):
+    """Return the sentences that are about a topic, and their topics."""
+    found = []
+    for (topic, _), group in group_by_topic(sentences, crowded=False).items():
+        found += [(sentence, topic) for sentence in group if topic]
+    return zip(*found)
+
+
 # ---- As numbers
 
 
@@ -121,6 +130,15 @@ def vocabulary_of(documents):
             counts.update(words_of(sentence))
     frequent = [word for word, count in counts.items() if count > 1]
     return {word: n for n, word in enumerate(frequent, 2)}
+
+
+def numbers_of(sentences, vocabulary):
+    """Return word ids (N, T) as below, with at least one 0 after each sentence."""
+    rows = []
+    for sentence in sentences:
+        words = [vocabulary.get(word, 1) for word in words_of(sentence)]
+        rows.append(torch.tensor([*words, 0]))
+    return pad_sequence(rows, batch_first=True)
 
 
 def tensors_of(documents, vocabulary):

@@ -6,6 +6,7 @@ import torch
 from attention import full, masked_fill
 from experiments import efficient
 from experiments.shared import trials
+from experiments.shared.chosen import chosen
 from masks import sliding_window
 
 
@@ -28,6 +29,30 @@ def test_paths_written_out_here():
     identity = torch.eye(512, dtype=torch.float64)
     mixed = efficient.linformer(q, k, v, identity, identity)
     torch.testing.assert_close(mixed, masked_fill(q, k, v, full))
+
+
+def test_chosen_keys():
+    """Catches keys of the future, rows in another order, and choices by something else."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 300, 8, dtype=torch.float64, generator=random)
+    full_attention = masked_fill(q, k, v)
+    torch.testing.assert_close(chosen(q, k, v, keys=300), full_attention)
+    last = chosen(q[:, :, -5:], k, v, keys=400)
+    torch.testing.assert_close(last, full_attention[:, :, -5:])
+    few = chosen(q, k, v, keys=4)
+    assert torch.equal(few[:, :, :200], chosen(*(x[:, :, :200] for x in (q, k, v)), keys=4))
+    torch.testing.assert_close(few[:, :, :4], full_attention[:, :, :4])
+
+
+def test_the_best_keys_are_chosen(monkeypatch):
+    """Catches the worst keys, and scores of other pairs."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 1, 1, 40, 8, dtype=torch.float64, generator=random)
+    monkeypatch.setattr(torch, "randn", lambda *shape, generator: torch.eye(8))
+    scores = (q @ k.mT)[0, 0].masked_fill(torch.ones(40, 40).triu(1) > 0, -torch.inf)
+    fifth = scores.topk(5, 1).values[:, -1:]
+    right = masked_fill(q, k, v, lambda i, j: (scores >= fifth) & (j <= i))
+    torch.testing.assert_close(chosen(q, k, v, keys=5), right)
 
 
 @pytest.mark.slow

@@ -1,0 +1,200 @@
+"""Filling blanks: an encoder sees both sides of a word, a decoder only what came before it.
+
+    python -m experiments.blanks [--seeds=3]
+
+Claim (BERT, Devlin et al. 2018, arXiv:1810.04805): a word is told best from both of its sides. Who
+sees both cannot learn to say the next word, which it sees; so it learns to say words that are
+hidden. It then fills blanks better than who looks back, and its states serve other tasks.
+
+The same module is trained on blanks with "full" and with "causal", and as a GPT. In sentences of a
+grammar both sides matter by construction: the noun that follows tells "a" from "some", an object
+what kind of verb stood before. Those of docstrings are real; some are about topics, which a linear
+probe is to tell from the mean of all states, while the words that define the topics are hidden.
+
+Found (3 seeds, 800 steps of 64 sentences; learning rates, 0.003 or 0.01, tuned on another seed for
+400 steps): in the grammar, of 118 words, to see both sides is right for 0.261 ± 0.002 of the blanks
+(loss 2.106 ± 0.023), to look back for 0.165 ± 0.004 (2.843 ± 0.007), and for 0.179 ± 0.004 (2.697 ±
+0.008) if trained as a GPT, which is asked for every word, not for 15 %. Counts of pairs are right
+for 0.158 ± 0.004 by the word before, 0.245 ± 0.006 by both neighbours. In docstrings, of some 3,900
+words, blanks have taught little beyond the commonest word, 0.102 ± 0.009 with both sides, 0.098 ±
+0.003 looking back; the GPT has 0.163 ± 0.001, counts by both neighbours 0.276 ± 0.003. Nor do mean
+states tell topics: 0.365 ± 0.010 with both sides, 0.346 ± 0.004 looking back, 0.409 ± 0.017 the
+GPT, 0.361 ± 0.012 untrained; counts of words tell 0.681 ± 0.006.
+"""
+
+import copy
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from experiments.shared import grammar, labelled, masking, trials
+from experiments.shared.masking import PAD, UNKNOWN
+from masks import PackedDocuments
+from model import MODERN, NORM, POSITION, Block, GPTConfig, init_weights
+
+LONGEST = 16  # words of a sentence
+TESTED = 300  # sentences in which each word is left out once
+GRAMMAR, DOCSTRINGS = "grammar", "docstrings"
+COUNTS, UNTRAINED = "counts of words", "untrained"
+FULL, BACK, NEXT = "sees both sides", "looks back", "looks back, next word"
+KINDS = {  # who may look, learning rate
+    FULL: ("full", 0.01),
+    BACK: ("causal", 0.01),
+    NEXT: ("causal", 0.003),
+}
+RIGHT, TOPICS = "right", "topics of docstrings, telling words hidden"
+SHAPE = dict(block_size=LONGEST + 1, n_layer=2, n_head=4, n_embd=64) | MODERN
+
+
+@dataclass(kw_only=True)
+class Settings(trials.Settings):
+    steps: int = 800
+
+
+class Encoder(nn.Module):
+    """Scores the word at each place of sentences (B, T), which end in PAD: (B, T, V).
+
+    shifted: at a word's place stands the one before, and itself is still to come, as in a GPT.
+    """
+
+    def __init__(self, config, shifted=False):
+        super().__init__()
+        self.config = config
+        self.shifted = shifted
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        self.wpe = POSITION[config.position](config)
+        self.h = nn.ModuleList(Block(config, n) for n in range(config.n_layer))
+        self.ln_f = NORM[config.norm](config)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        init_weights(self)
+
+    def states(self, ids):
+        """Return what is made of each word (B, T, C), and at which places one stands (B, T)."""
+        if self.shifted:
+            ids = F.pad(ids, (1, -1), value=PAD)
+        x = self.wte(ids)
+        rope = self.wpe.rope(slice(ids.shape[1]))
+        # Each PAD begins a document of its own: no word sees it.
+        apart = PackedDocuments(ids, PAD)
+        for block in self.h:
+            x = block(x, rope, apart)
+        return self.ln_f(x), ids > PAD
+
+    @torch.no_grad()
+    def mean_state(self, ids):
+        x, real = self.states(ids)
+        total = (x * real[..., None]).sum(1)
+        return total / real.sum(1, keepdim=True)
+
+    @torch.no_grad()
+    def fill(self, ids, places):
+        """Return scores (N, V) of the words at one place of each sentence."""
+        states = torch.cat([self.states(part)[0] for part in ids.split(256)])
+        return self.lm_head(states[torch.arange(len(ids)), places])
+
+
+def loss_of(model, given, words):
+    """Return the mean loss of the words that are asked for, which are not -1."""
+    asked = words >= 0
+    x, _ = model.states(given)
+    return F.cross_entropy(model.lm_head(x[asked]), words[asked])
+
+
+def measure(scores, words):
+    right = scores.argmax(1) == words
+    loss = F.cross_entropy(scores, words)
+    return {RIGHT: right.double().mean().item(), "loss": loss.item()}
+
+
+# ---- Runs
+
+
+def run(config, text, sentences, seed):
+    """Return {table: {row: numbers}}."""
+    sentences = random.Random(seed).sample(sentences, len(sentences))
+    tested = len(sentences) // 5
+    splits = sentences[tested:], sentences[:tested]
+    vocabulary = labelled.vocabulary_of([splits[:1]])
+    V = len(vocabulary) + 3
+    train, test = (labelled.numbers_of(part, vocabulary) for part in splits)
+    blanks, places, words = masking.without_each(test[:TESTED], V)
+    filled = masking.guesses(train, blanks, places, V)
+    readers = {COUNTS: lambda ids: torch.stack([row.bincount(minlength=V) for row in ids])}
+    for name, (visible, learning_rate) in KINDS.items():
+        torch.manual_seed(seed)
+        shape = GPTConfig(**SHAPE, vocab_size=V, visible=visible)
+        model = Encoder(shape, shifted=name == NEXT)
+        readers.setdefault(UNTRAINED, copy.deepcopy(model).mean_state)
+
+        def loss(step):
+            ids = train[torch.randint(len(train), (64,))]
+            if model.shifted:
+                return loss_of(model, ids, ids.where(ids > UNKNOWN, -1))
+            return loss_of(model, *masking.corrupted(ids, V))
+
+        trials.fit(model, loss, config.steps, learning_rate)
+        filled[name] = model.fill(blanks, places)
+        readers[name] = model.mean_state
+    found = {text: {row: measure(scores, words) for row, scores in filled.items()}}
+    if text == DOCSTRINGS:
+        found[TOPICS] = tell_topics(readers, splits, vocabulary)
+    return found
+
+
+def tell_topics(readers, splits, vocabulary):
+    """Return how often linear probes of what readers make of sentences tell their topics."""
+    from sklearn.linear_model import RidgeClassifierCV
+
+    telling = " ".join(labelled.TOPICS.values()).split()
+    telling = torch.tensor([vocabulary.get(word, UNKNOWN) for word in telling])
+    parts = []
+    for sentences in splits:
+        texts, topics = labelled.about_topics(sentences)
+        ids = labelled.numbers_of(texts, vocabulary)
+        parts += [ids.masked_fill(torch.isin(ids, telling), UNKNOWN), topics]
+    train, y, test, right = parts
+    found = {}
+    for name, read in readers.items():
+        probe = RidgeClassifierCV(np.logspace(-4, 4, 9))
+        probe.fit(read(train), y)
+        found[name] = {RIGHT: probe.score(read(test), right)}
+    return found
+
+
+def draw(runs):
+    """Draw how often each is right."""
+    figure, panels = trials.make_figure(12, 2.8, 1, 3)
+    for panel, (title, rows) in zip(panels, runs.items()):
+        values = [[run[RIGHT] for run in found] for found in rows.values()]
+        means, errors = trials.mean_and_error(values)
+        colors = ["C0" if name in KINDS else "C7" for name in rows]
+        panel.barh([*rows], means, xerr=errors, color=colors)
+        panel.invert_yaxis()
+        panel.set_title(title)
+    return figure
+
+
+def main(config):
+    english = [text for text, _ in grammar.pairs(40_000, 0)]
+    short = [text for text in english if len(text.split()) <= LONGEST]
+    texts = {DOCSTRINGS: labelled.docstrings(), GRAMMAR: short}
+    jobs = [(config, *text, seed) for text in texts.items() for seed in range(config.seeds)]
+    runs = {GRAMMAR: {}, DOCSTRINGS: {}, TOPICS: {}}
+    for found in trials.run_jobs(run, jobs):
+        for table, rows in found.items():
+            for row, numbers in rows.items():
+                runs[table].setdefault(row, []).append(numbers)
+    tables = {title: trials.make_table("by", rows) for title, rows in runs.items()}
+    trials.write_result("blanks", config, tables, draw(runs), runs=runs)
+
+
+if __name__ == "__main__":
+    trials.run_script(main, Settings)
