@@ -1,6 +1,38 @@
 """What "it" refers to: a pronoun whose translation needs the noun that it stands for.
 
-python -m experiments.pronouns [--seeds=3]
+    python -m experiments.pronouns [--seeds=3]
+
+Claim (Vaswani et al. 2017, arXiv:1706.03762, figure 4; Voita et al. 2018, arXiv:1805.10163): "the
+dog did not cross the street because it was too tired", or "too wide": attention finds the noun that
+"it" stands for, though nobody marks it.
+
+In French it is "il" or "elle", by the noun's gender. The two nouns of a test sentence have
+different genders, and an adjective tells which one is meant: neither a noun, nor both, nor the
+adjective alone is better than a guess, 0.5. The test has pairs of nouns that training lacks. The
+models are translators, and a GPT that reads both languages as one text. Learning rates are the best
+of 0.002, 0.005 and 0.01 for another seed and 400 steps: 0.01 but for the transformer.
+
+Measured is the weight on English words from the query that writes the French pronoun, and from
+other words, beside that of each word if it were spread evenly over what may be seen. The best head
+is the one that most prefers the referent on half of the sentences, measured on the other half.
+
+Found (3 seeds, 800 steps): pronouns are right in 0.996 ± 0.004 without attention, 1.000 ± 0.000
+with additive scores, 0.958 ± 0.039 with dot, 1.000 ± 0.000 for the transformer and for the GPT. So
+for twelve words one vector will do. The additive score gives 0.241 ± 0.077 to the referent, 0.050 ±
+0.017 to the other noun (evenly: 0.077); the transformer's best head 0.340 ± 0.151 and 0.058 ±
+0.047, the GPT's 0.233 ± 0.068 and 0.068 ± 0.067 (evenly: 0.051).
+
+But weights do not explain the pronoun. With dot, two runs that are right in 0.880 and 1.000 give
+both nouns less than 0.003. With --easy=False transformer and GPT (600 steps) are right in 1.000
+too, and the transformer's best heads give the referent 0.000, 0.045, 0.111, the other noun 0.000,
+0.009, 0.146. The mean of all heads is larger on the adjective, 0.226 ± 0.043 and 0.194 ± 0.015. And
+words are states that have looked around: the transformer in the picture looks at "did", which has
+looked at "dog".
+
+In the transformer's encoder the adjective looks at its noun, 0.169 ± 0.077, more than at the other,
+0.050 ± 0.010; "it" looks at the adjective, 0.150 ± 0.013, and in one run of three at the referent.
+In the GPT the adjective comes after "it", so that both nouns get the same. Its best head gives
+0.264 ± 0.058 from verb to subject (evenly: 0.153), the transformer's 0.080 ± 0.012.
 """
 
 import sys
@@ -43,11 +75,11 @@ class Settings(trials.Settings):
 
 
 MODELS = {  # name -> (kind, learning rate)
-    "none": (translators.MODELS["none"], 5e-3),
-    "additive": (translators.MODELS["additive"], 5e-3),
-    "dot": (translators.MODELS["dot"], 5e-3),
+    "none": (translators.MODELS["none"], 1e-2),
+    "additive": (translators.MODELS["additive"], 1e-2),
+    "dot": (translators.MODELS["dot"], 1e-2),
     "transformer": (translators.MODELS["transformer"], 5e-3),
-    "gpt": (ambiguity.Continuation, 5e-3),
+    "gpt": (ambiguity.Continuation, 1e-2),
 }
 
 
@@ -69,14 +101,10 @@ def look(model, source, target, weights):
     with recording(model, weights) as maps:
         logits, _ = model.decode(shifted(target), model.encode(source, real))
     S = source.shape[1]
-    found = {"French": [], "English": []}
-    for each in maps:
-        rows, columns = each.shape[2:]
-        if columns == S:
-            found["English" if rows == S else "French"].append(each)
-        elif columns > target.shape[1]:  # both are one text
-            found["French"].append(each[:, :, S:, :S])
-            found["English"].append(each[:, :, :S, :S])
+    found = {"French": maps[-1:], "English": maps[:-2]}  # without the French words on each other
+    if maps and maps[0].shape[-1] > target.shape[1]:  # both are one text
+        found["French"] = [weights[:, :, S:, :S] for weights in maps]
+        found["English"] = [weights[:, :, :S, :S] for weights in maps]
     return logits, {language: torch.cat(each, 1) for language, each in found.items() if each}
 
 
@@ -192,7 +220,11 @@ def main(config):
                 looking[name] = [run[query] for run in found]
         title = f"weights from {query}, of the head that most prefers the first word, and of all"
         tables[title] = trials.make_table("model", looking)
-    trials.write_result("pronouns", config, tables, draw(config, runs), runs=runs)
+    figure = draw(config, runs)
+    for found in runs.values():
+        for run_of_seed in found:
+            del run_of_seed["maps"]  # the figure has them
+    trials.write_result("pronouns", config, tables, figure, runs=runs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,23 @@
-"""One word, two senses: attention gives the same embedding two meanings.
+"""One word, two senses: what attention adds to an embedding.
 
-python -m experiments.senses [--seeds=3]
+    python -m experiments.senses [--seeds=3]
+
+Claim (Peters et al. 2018, arXiv:1802.05365; Ethayarajh 2019, arXiv:1909.00512): a word has one
+embedding, whatever it means. Its states in a network differ with the context, and those of
+different senses lie apart.
+
+A GPT learns sentences in which the verb tells which bank it is, and the next word depends on that:
+"robbed the bank for the money", "swam to the bank near the water". The probe takes the state of the
+word, in sentences that were not trained, for the sense whose mean is nearest. As long as nobody has
+looked at the verb, all states are the same, and it can but guess: 0.5. Afterwards they hold which
+verb it was, in a model without training too. So the probe is also asked about a verb that its means
+lack: that needs states that hold the sense.
+
+Found (3 seeds, 200 steps): 0.500 for embeddings, and 1.000 ± 0.000 from the first attention on, for
+both words, with a verb that the means lack too. There states of different senses of "bank" are
+0.706 ± 0.063 apart, those of one sense 0.135 ± 0.013; at the end 5.053 ± 0.290 and 0.455 ± 0.051.
+Without training, known verbs have 0.79 to 0.85, an unseen one 0.33 to 0.55, a guess: attention
+brings the context, but to sort it by sense is learned.
 """
 
 import random
@@ -178,7 +195,7 @@ def draw(runs):
     first.set_ylim(0, 1.03)
     first.legend()
 
-    most = max(np.abs(stage["points"]).max() for stage in states)
+    most = 1.1 * max(np.abs(stage["points"]).max() for stage in states)
     for panel, stage in zip(others, ("embedding", "attention 1", "MLP 2")):
         points = np.array(states[STAGES.index(stage)]["points"])
         for sense, (_, verb, *_) in enumerate(SENSES[::2]):
