@@ -101,11 +101,16 @@ def look(model, source, target, weights):
     with recording(model, weights) as maps:
         logits, _ = model.decode(shifted(target), model.encode(source, real))
     S = source.shape[1]
-    found = {"French": maps[-1:], "English": maps[:-2]}  # without the French words on each other
+    french = maps[-1:]
+    english = maps[:-2]  # without the French words on each other
     if maps and maps[0].shape[-1] > target.shape[1]:  # both are one text
-        found["French"] = [weights[:, :, S:, :S] for weights in maps]
-        found["English"] = [weights[:, :, :S, :S] for weights in maps]
-    return logits, {language: torch.cat(each, 1) for language, each in found.items() if each}
+        french = [weights[:, :, S:, :S] for weights in maps]
+        english = [weights[:, :, :S, :S] for weights in maps]
+    found = {}
+    for language, layers in (("French", french), ("English", english)):
+        if layers:
+            found[language] = torch.cat(layers, 1)
+    return logits, found
 
 
 def on_words(weights, query, places):
