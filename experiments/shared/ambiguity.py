@@ -1,0 +1,267 @@
+"""English sentences with a word that may mean two things, and French ones, which must tell which.
+
+"it" is "il" or "elle", by the gender of the noun that it stands for, and only the adjective tells
+which noun that is: "the dog did not cross the street because it was too tired", or "too wide".
+"""
+
+import random
+import re
+
+import torch
+import torch.nn as nn
+
+from experiments.shared import trials
+from experiments.shared.grammar import NOUNS, elide, table
+from experiments.shared.translation import END, padded
+
+
+def dictionary(text):
+    """Return {English: French, with a gender or in the feminine} from a table of words."""
+    return {row[0]: row[1:] for row in table(text)}
+
+
+ANIMALS = {"cat", "dog", "bird", "horse", "cow", "mouse", "bear", "wolf", "ant", "bee", "lion"}
+CROSSING = {  # who does not do what with what; what can be said of the one, and of the other
+    "subject": {row[0]: [row[2], row[4]] for row in NOUNS if row[0] in ANIMALS},
+    "verb": dictionary("""
+        cross       traversé
+        leave       quitté
+        reach       atteint
+    """),
+    "object": dictionary("""
+        street      rue         f
+        road        route       f
+        river       rivière     f
+        forest      forêt       f
+        meadow      prairie     f
+        bridge      pont        m
+        field       champ       m
+        park        parc        m
+        garden      jardin      m
+        path        sentier     m
+    """),
+    "of the subject": dictionary("""
+        tired       fatigué     fatiguée
+        hungry      affamé      affamée
+        ill         malade      malade
+        lazy        paresseux   paresseuse
+        frightened  effrayé     effrayée
+    """),
+    "of the object": dictionary("""
+        wide        large       large
+        long        long        longue
+        dark        sombre      sombre
+        muddy       boueux      boueuse
+        crowded     bondé       bondée
+    """),
+}
+FITTING = {
+    "subject": dictionary("""
+        trophy      trophée     m
+        vase        vase        m
+        book        livre       m
+        helmet      casque      m
+        cake        gâteau      m
+        lamp        lampe       f
+        statue      statue      f
+        doll        poupée      f
+        guitar      guitare     f
+        chair       chaise      f
+    """),
+    "verb": dictionary("fit  tenu_dans"),
+    "object": dictionary("""
+        suitcase    valise      f
+        box         boîte       f
+        crate       caisse      f
+        pocket      poche       f
+        bag         sac         m
+        basket      panier      m
+        drawer      tiroir      m
+        cupboard    placard     m
+    """),
+    "of the subject": dictionary("""
+        big         grand       grande
+        tall        haut        haute
+        thick       épais       épaisse
+        bulky       encombrant  encombrante
+    """),
+    "of the object": dictionary("""
+        small       petit       petite
+        narrow      étroit      étroite
+        full        plein       pleine
+        low         bas         basse
+    """),
+}
+SCENES = [CROSSING, FITTING]
+THE = dictionary("""
+    the     le      la
+    this    ce      cette
+    my      mon     ma
+""")
+IT = ["il", "elle"]
+FACT = re.compile(r"(the|this|my) (\w+) did not (\w+) (the|this|my) (\w+)")
+REASON = re.compile(r"because it was too (\w+)")
+
+
+def words_of(text):
+    return text.replace("'", "' ").split()
+
+
+class Reading:
+    """What an English sentence says: its words by their roles, and which noun "it" stands for.
+
+    ValueError if it has no pronoun, or one that may stand for neither noun, or for either.
+    """
+
+    def __init__(self, english):
+        words = english.split()
+        count = words.count("it")
+        if count != 1:
+            raise ValueError(f"{english!r}: 'it' must stand there once, not {count} times")
+        fact = FACT.search(english)
+        reason = REASON.search(english)
+        self.reason_first = words[0] == "because"
+        halves = [half[0] for half in (fact, reason) if half]
+        if self.reason_first:
+            halves.reverse()
+        if len(halves) < 2 or " ".join(halves) != english:
+            raise ValueError(
+                f"{english!r} is not like 'the dog did not cross the street because it was too "
+                "tired', or with its halves exchanged"
+            )
+        one, self.subject, self.verb, two, self.object = fact.groups()
+        self.articles = one, two
+        self.adjective = reason[1]
+        scene = self.find_scene(english)
+        nouns = [self.subject, self.object]
+        if self.adjective in scene["of the object"]:
+            nouns.reverse()
+        self.referent, self.other = nouns
+        roles = ["subject", "verb", "object", "adjective", "referent", "other"]
+        self.places = {role: words.index(getattr(self, role)) for role in roles}
+        self.places["it"] = words.index("it")
+
+    def find_scene(self, english):
+        """Return the scene that has all the words, and keep its dictionary."""
+        for scene in SCENES:
+            nouns_fit = self.subject in scene["subject"] and self.object in scene["object"]
+            self.dictionary = {}
+            for words in scene.values():
+                self.dictionary |= words
+            if nouns_fit and {self.verb, self.adjective} <= self.dictionary.keys():
+                return scene
+        raise ValueError(f"{english!r} does not tell what 'it' stands for, in the words known here")
+
+    def french(self):
+        """Return the translation."""
+
+        def phrase(article, noun):
+            translation, gender = self.dictionary[noun]
+            return f"{THE[article][gender == 'f']} {translation}"
+
+        one, two = map(phrase, self.articles, (self.subject, self.object))
+        verb = self.dictionary[self.verb][0]
+        female = self.dictionary[self.referent][1] == "f"
+        adjective = self.dictionary[self.adjective][female]
+        fact = f"{one} ne a pas {verb} {two}"
+        reason = f"parce que {IT[female]} était trop {adjective}"
+        halves = f"{reason} {fact}" if self.reason_first else f"{fact} {reason}"
+        return elide(halves, "aeiouéh")
+
+
+def is_tested(scene, subject, object):
+    """Whether this pair of nouns is kept for the test, as a fifth of all pairs is."""
+    number = [*scene["subject"]].index(subject) + [*scene["object"]].index(object)
+    return number % 5 == 0
+
+
+def draw_nouns(rng, scene, genders, tested):
+    """Return a subject and an object of these genders."""
+    found = []
+    for subject, (_, gender) in scene["subject"].items():
+        for object, (_, other) in scene["object"].items():
+            if gender + other == genders and is_tested(scene, subject, object) == tested:
+                found.append((subject, object))
+    return rng.choice(found)
+
+
+def similar_sentences(rng, genders, tested):
+    """Return English sentences that differ in the nouns' genders, and in what "it" stands for.
+
+    With nouns of different genders, mf and fm, each adjective comes with "il" as often as with
+    "elle", and so does each pair of nouns: neither tells the gender without the other.
+    """
+    scene = rng.choice(SCENES)
+    verb = rng.choice([*scene["verb"]])
+    one, two = rng.choice([*THE]), rng.choice([*THE])
+    adjectives = [rng.choice([*scene[of]]) for of in ("of the subject", "of the object")]
+    reason_first = rng.random() < 0.5
+    found = []
+    for both in genders:
+        subject, object = draw_nouns(rng, scene, both, tested)
+        fact = f"{one} {subject} did not {verb} {two} {object}"
+        for adjective in adjectives:
+            reason = f"because it was too {adjective}"
+            found.append(f"{reason} {fact}" if reason_first else f"{fact} {reason}")
+    return found
+
+
+def pronouns(number, seed, easy=False, tested=False):
+    """Return pairs of sentences. Those of the test have pairs of nouns that the others lack.
+
+    easy: half of them have nouns of the same gender, so that the adjective is not needed.
+    """
+    rng = random.Random(seed)
+    genders = ["mf", "fm", "mm", "ff"] if easy else ["mf", "fm"]
+    found = []
+    while len(found) < number:
+        found += similar_sentences(rng, genders, tested)
+    return [(english, Reading(english).french()) for english in found[:number]]
+
+
+def number_words(pairs):
+    """Return {word: its number, from 1} of all words of both languages."""
+    words = {word for pair in pairs for text in pair for word in words_of(text)}
+    return {word: n for n, word in enumerate(sorted(words), 1)}
+
+
+def encode(pairs, numbers):
+    """Return tensors of the English texts and the French, (B, S) and (B, T), and which are real.
+
+    All English texts have the same number of words.
+    """
+    english, french = zip(*pairs)
+
+    def rows(texts):
+        return [[*(numbers[word] for word in words_of(text)), END] for text in texts]
+
+    return torch.tensor(rows(english)), *padded(rows(french))
+
+
+def new_gpt(vocab_size):
+    """Return a small GPT for such sentences and their translations as one text."""
+    return trials.new_gpt(
+        block_size=64,
+        vocab_size=vocab_size,
+        n_head=4,
+        n_embd=64,
+        mlp_size=128,
+        position="rope",
+        rope_base=100.0,
+    )
+
+
+class Continuation(nn.Module):
+    """A GPT that reads the English and goes on in French, with a translator's methods."""
+
+    def __init__(self, vocab_size, shape):
+        super().__init__()
+        self.gpt = new_gpt(vocab_size)
+
+    def encode(self, source, real):
+        return source
+
+    def decode(self, target, source):
+        ids = torch.cat([source, target], 1)
+        logits, _ = self.gpt(ids, ids)  # with targets, it scores at all positions
+        return logits[:, source.shape[1] :], None
