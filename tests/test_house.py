@@ -38,12 +38,13 @@ WINGS = {  # of engine/: which others each may import
 # width, encoders without a mask and the score `mlp`, which the lectures have.
 # tools: 13,000 before. The worked examples of the lectures (tools/shared/worked.py), a translator.
 # experiments: 17,000 before. Claims of the lectures that were not tried.
+# tests: 80,000 before. Tests of all that, and tests/torture.py.
 READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP}
 BUDGET = {
-    (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 48_000,
+    (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 48_500,
     ("tools", "benchmarks"): 15_000,
-    ("experiments",): 23_000,
-    ("tests",): 86_000,
+    ("experiments",): 27_000,
+    ("tests",): 94_000,
 }
 
 
