@@ -6,8 +6,7 @@ Claim: softmax over all pairs takes O(n²) time and memory; FlashAttention O(n²
 (Dao et al. 2022, arXiv:2205.14135); sparse attention O(n·sqrt(n)) (Child et al. 2019,
 arXiv:1904.10509), a window O(n) (Longformer, arXiv:2004.05150), and so do linear attention
 (Katharopoulos et al. 2020, arXiv:2006.16236), Performer (Choromanski et al. 2021, arXiv:2009.14794)
-and Linformer (Wang et al. 2020, arXiv:2006.04768). Or a query chooses few keys by what is in them
-(Kitaev et al. 2020, arXiv:2001.04451; Roy et al. 2020, arXiv:2003.05997): see shared/chosen.py.
+and Linformer (Wang et al. 2020, arXiv:2006.04768). Keys may be chosen by content: shared/chosen.py.
 
 Exponents are slopes of a line through the logarithms of length and cost, fitted to the upper half
 of the lengths. A mask of strides goes through a path that looks at all pairs and hides most of
@@ -15,15 +14,15 @@ them: no time is won. The two heads that Child et al. have for it are written ou
 Linformer, whose projections mix all positions: it is for encoders, and no language model could be
 trained with it. Paths that compute the same function share one loss.
 
-Found (n = 256 to 16,384, one head of 64 features, one thread, AMD EPYC; 3 seeds of 200 steps;
-efficient.json): time grows by n^2.07 ± 0.07 for masked_fill, 1.90 ± 0.02 fused, 1.88 ± 0.06 tiled;
-0.97 ± 0.07 for the window, 1.06 ± 0.05 linear, 1.03 ± 0.02 performer, 1.11 ± 0.06 Linformer. A
-query of strided sees 2·sqrt(n) keys, or pairs ~ n^1.46 ± 0.07 (the stride is a power of two): as a
-mask it takes n^1.92 ± 0.01 and longer than tiled without it, as two heads n^1.30 ± 0.04. Memory
-grows by n^2.00 for masked_fill (3.8 GB at 16,384), for all others by no more than n^1.11: fused 4.9
-MB, tiled 9.3 MB. The cheap need not be worse: losses are 2.436 ± 0.003 for strided, 2.456 ± 0.007
-window, 2.467 ± 0.002 softmax over everything, 2.534 ± 0.003 linear, 2.557 ± 0.012 performer, after
-a short training on text, which asks for little recall (on 8 batches; a run now reads 20).
+Found (n = 256 to 16,384, one head of 64 features, one thread, AMD EPYC; 3 seeds of 200 steps): time
+grows by n^2.08 ± 0.03 for masked_fill, 1.92 ± 0.03 fused, 1.95 ± 0.02 tiled; 1.10 ± 0.04 for the
+window, 1.10 ± 0.03 linear, 1.10 ± 0.01 performer, 1.08 ± 0.03 Linformer. Strided, of n^1.46 ± 0.07
+pairs, takes as a mask n^1.99 ± 0.00 and longer than tiled without it, as two heads n^1.32 ± 0.05.
+To choose 32 keys by a cheap score of all takes n^1.54 ± 0.05, and 1.6 s at 16,384, where fused
+looks at all in 0.43 s. Memory grows by n^2.00 for masked_fill (3.8 GB at 16,384), for all others by
+no more than n^1.11: fused 4.9 MB, tiled 9.3 MB. The cheap need not be worse: losses are 2.441 ±
+0.001 for strided, 2.462 ± 0.006 window, 2.472 ± 0.002 softmax over everything, 2.489 ± 0.015 chosen
+keys, 2.543 ± 0.002 linear, 2.566 ± 0.012 performer, after a short training on text.
 """
 
 import functools

@@ -15,11 +15,15 @@ def corrupted(ids, V):
 
     Return sentences (B, T), and the words that were chosen, elsewhere -1.
     """
-    chosen = (torch.rand(ids.shape) < 0.15) & (ids > UNKNOWN)
+    chosen = torch.rand(ids.shape) < 0.15
+    chosen = chosen & (ids > UNKNOWN)
     fate = torch.rand(ids.shape)
+    replaced = chosen & (fate < 0.1)
+    hidden = chosen & (fate > 0.2)
     random_words = torch.randint(UNKNOWN + 1, V - 1, ids.shape)
-    given = torch.where(chosen & (fate < 0.1), random_words, ids)
-    return given.masked_fill(chosen & (fate > 0.2), V - 1), ids.where(chosen, -1)
+    given = random_words.where(replaced, ids)
+    given = given.masked_fill(hidden, V - 1)
+    return given, ids.where(chosen, -1)
 
 
 def without_each(ids, V):
@@ -37,11 +41,15 @@ def guesses(train, ids, places, V):
     counts = torch.bincount(pairs.flatten(), minlength=V * V).view(V, V)
     alone = counts.sum(0) / counts.sum() + 1e-5
     # As if each word had been followed by 5 others before.
-    follows = (counts + 5 * alone) / (counts.sum(1, keepdim=True) + 5)
-    before = F.pad(ids, (1, 0)).gather(1, places[:, None])[:, 0]
-    after = ids.gather(1, places[:, None] + 1)[:, 0]
-    left = follows.log()[before]
-    right = follows.log()[:, after].mT
-    scores = torch.stack([alone.log().expand_as(left), left, left + right])
+    total = counts.sum(1, keepdim=True) + 5
+    follows = (counts + 5 * alone) / total
+    follows = follows.log()
+    n = torch.arange(len(ids))
+    before = F.pad(ids, (1, 0))[n, places]
+    after = ids[n, places + 1]
+    left = follows[before]
+    right = follows[:, after].mT
+    common = alone.log().expand_as(left)
+    scores = torch.stack([common, left, left + right])
     scores[..., : UNKNOWN + 1] = -torch.inf
     return dict(zip(GUESSES, scores))
