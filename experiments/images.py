@@ -23,33 +23,22 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from attention import CrossAttention, attention_weights
+from attention import attention_weights
 from engine.plotting.inspection import recording
 from experiments.shared import digits, trials
-from experiments.shared.digits import LENGTH, SIDE, WORDS
-from experiments.shared.eye import PATCH, PATCHES, Eye
-from model import NORM, Block, GPTConfig, Learned, init_weights
+from experiments.shared.digits import LENGTH, WORDS
+from experiments.shared.eye import SHAPE, Eye, LookingBlock, fit, show
+from model import NORM, Learned, init_weights
 
 SHOWN = 4  # images in the picture
 CLASSIFIERS = "vision transformer", "support vector machine"
 CAPTIONERS = "looks at the patches for each word", "has one vector, their mean"
-SHAPE = GPTConfig(
-    block_size=PATCHES,
-    vocab_size=len(WORDS),
-    n_layer=3,
-    n_head=4,
-    n_embd=64,
-    norm="rmsnorm",
-    init="zero_out",
-    tie_weights=False,
-)
 
 
 @dataclass(kw_only=True)
@@ -59,20 +48,6 @@ class Settings(trials.Settings):
 
 
 # ---- Models
-
-
-class CaptionBlock(Block):
-    """A block that looks at an image, too, between the words so far and the MLP."""
-
-    def __init__(self, config, n):
-        super().__init__(config, n)
-        self.ln_x = NORM[config.norm](config)
-        self.look = CrossAttention(config.n_embd, config.n_head, attention="masked_fill")
-
-    def forward(self, x, memory):
-        x = x + self.attn(self.ln_1(x))
-        x = x + self.look(self.ln_x(x), memory)
-        return x + self.mlp(self.ln_2(x))
 
 
 class Captioner(nn.Module):
@@ -87,7 +62,7 @@ class Captioner(nn.Module):
         self.looks = looks
         self.wte = nn.Embedding(len(WORDS), config.n_embd)
         self.wpe = Learned(config)
-        self.block = CaptionBlock(config, 0)
+        self.block = LookingBlock(config, 0)
         self.ln_f = NORM[config.norm](config)
         self.lm_head = nn.Linear(config.n_embd, len(WORDS), bias=False)
         init_weights(self)
@@ -113,17 +88,6 @@ class Captioner(nn.Module):
 
 
 # ---- Runs
-
-
-def fit(model, loss, x, y, steps):
-    """Train a model for loss(images, digits), with images that are changed a little each time."""
-
-    def of_step(step):
-        rows = torch.randint(len(x), (64,))
-        images = digits.augmented(x[rows])
-        return loss(images, y[rows])
-
-    trials.fit(model, of_step, steps, 3e-3, weight_decay=0.05)
 
 
 def classify(train, test, steps):
@@ -198,17 +162,11 @@ def draw(shown):
     figure, panels = trials.make_figure(1.7 * columns, 2 * SHOWN, SHOWN, columns)
     for n, row in enumerate(panels):
         image = shown["images"][n]
-        for panel in row:
-            panel.imshow(image, cmap="gray_r", vmin=0, vmax=1)
-            panel.axis("off")
         said = shown["said"][n]
         where = shown["where"][n]
+        show(row[0], image)
         for panel, word, weights in zip(row[1:], said[1:], where):
-            patches = weights.reshape(SIDE // PATCH, -1)
-            patch = np.ones((PATCH, PATCH))
-            pixels = np.kron(patches, patch)
-            opacity = 0.7 * pixels / pixels.max()
-            panel.imshow(0 * pixels, cmap="autumn", alpha=opacity)
+            show(panel, image, weights)
             panel.set_title(WORDS[word], fontsize=11)
     return figure
 

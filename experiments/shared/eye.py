@@ -1,15 +1,29 @@
-"""A vision transformer for the digits of digits.py."""
+"""A vision transformer for the digits of digits.py, and what looks at an image through it."""
 
 from dataclasses import replace
 
+import numpy as np
+import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from experiments.shared.digits import DIGITS, SIDE
-from model import NORM, Block, Learned, init_weights
+from attention import CrossAttention
+from experiments.shared import digits, trials
+from experiments.shared.digits import DIGITS, SIDE, WORDS
+from model import NORM, Block, GPTConfig, Learned, init_weights
 
 PATCH = 2  # pixels of its side
 PATCHES = (SIDE // PATCH) ** 2
+SHAPE = GPTConfig(
+    block_size=PATCHES,
+    vocab_size=len(WORDS),
+    n_layer=3,
+    n_head=4,
+    n_embd=64,
+    norm="rmsnorm",
+    init="zero_out",
+    tie_weights=False,
+)
 
 
 class Eye(nn.Module):
@@ -38,3 +52,40 @@ class Eye(nn.Module):
     def classify(self, x):
         """The paper's appendix D.3: the mean of all patches serves as well as a class token."""
         return self.head(self(x).mean(1))
+
+
+class LookingBlock(Block):
+    """A block that looks at an image, too, between attention to words and the MLP."""
+
+    def __init__(self, config, n):
+        super().__init__(config, n)
+        self.ln_x = NORM[config.norm](config)
+        self.look = CrossAttention(config.n_embd, config.n_head, attention="masked_fill")
+
+    def forward(self, x, memory):
+        x = x + self.attn(self.ln_1(x))
+        x = x + self.look(self.ln_x(x), memory)
+        return x + self.mlp(self.ln_2(x))
+
+
+def fit(model, loss, x, y, steps, learning_rate=3e-3, batch_size=64):
+    """Train a model for loss(images, digits), with images that are changed a little each time."""
+
+    def of_step(step):
+        rows = torch.randint(len(x), (batch_size,))
+        images = digits.augmented(x[rows])
+        return loss(images, y[rows])
+
+    trials.fit(model, of_step, steps, learning_rate, weight_decay=0.05)
+
+
+def show(panel, image, weights=None):
+    """Draw an image, and in red the weights of its patches."""
+    panel.imshow(image, cmap="gray_r", vmin=0, vmax=1)
+    panel.axis("off")
+    if weights is not None:
+        patches = weights.reshape(SIDE // PATCH, -1)
+        patch = np.ones((PATCH, PATCH))
+        pixels = np.kron(patches, patch)
+        opacity = 0.7 * pixels / pixels.max()
+        panel.imshow(0 * pixels, cmap="autumn", alpha=opacity)

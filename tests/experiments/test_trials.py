@@ -80,6 +80,7 @@ def test_seconds_alone():
     "flags, message",
     [
         ("scaling --seeds=0", "seeds=0 must be at least 1"),
+        ("questions --steps=0", "steps=0 must be at least 1"),
         ("translate --models=none,bahdanau", "models='bahdanau' is unknown"),
     ],
 )
