@@ -27,8 +27,9 @@ from experiments.shared.digits import CAPTIONS, DIGITS, QUESTIONS, WORDS
 from experiments.shared.eye import SHAPE, Eye, LookingBlock, fit, show
 from model import NORM, Block, Learned, init_weights
 
+PAIR, GUESS = "contrastive pair", "a guess"
 BOTH = "question and image"
-ANSWERERS = {  # (whether it has the image, whether the question, whether it looks at each patch)
+ANSWERERS = {  # (whether it has the image, the question; whether it looks at each patch)
     BOTH: (True, True, True),
     "question and one vector of the image": (True, True, False),
     "question alone": (False, True, True),
@@ -112,22 +113,26 @@ def contrastive_loss(images, captions, scale):
     """
     scores = scale * images @ captions.T
     own = torch.arange(len(scores))
-    return (F.cross_entropy(scores, own) + F.cross_entropy(scores.T, own)) / 2
+    to_caption = F.cross_entropy(scores, own)
+    to_image = F.cross_entropy(scores.T, own)
+    return (to_caption + to_image) / 2
 
 
 # ---- Runs
 
 
 def ask(x, y, count):
-    """Return images, questions and answers: for each question, count times yes, and count times no.
+    """Ask each question about `count` images with yes and `count` with no.
 
-    They are rows of x, numbers in QUESTIONS, and True for yes. (If all images give the same answer,
-    it is both times this one.)
+    Return rows of x, numbers in QUESTIONS, and True for yes.
     """
     answers = digits.answers(x, y)
-    wanted = torch.cat([answers, ~answers]) + 1e-9
-    rows = torch.multinomial(wanted, count, replacement=True).flatten()
-    questions = torch.arange(len(QUESTIONS)).repeat(2).repeat_interleave(count)
+    wanted = torch.cat([answers, ~answers])
+    wanted = wanted + 1e-9  # there may be none in a small batch: then any image is taken
+    rows = torch.multinomial(wanted, count, replacement=True)
+    questions = torch.arange(len(QUESTIONS)).repeat(2)
+    questions = questions.repeat_interleave(count)
+    rows = rows.flatten()
     return rows, questions, answers[questions, rows]
 
 
@@ -176,23 +181,26 @@ def match(train, test, steps):
         read = model.read(captions)
         every = model.read(digits.encode(CAPTIONS, WORDS))
     # A digit is what all of its captions have in common, as in the paper's section 3.1.4.
-    of_digit = F.normalize(every.unflatten(0, (len(DIGITS), -1)).mean(1), dim=1)
+    of_digit = every.unflatten(0, (len(DIGITS), -1)).mean(1)
+    of_digit = F.normalize(of_digit, dim=1)
     same = (captions[:, None] == captions).all(2)
+    is_digit = F.one_hot(y, len(DIGITS))
     tasks = {
         "caption of an image": (seen @ read.T, same),
         "image of a caption": (read @ seen.T, same),
-        "digit of an image": (seen @ of_digit.T, F.one_hot(y, len(DIGITS))),
+        "digit of an image": (seen @ of_digit.T, is_digit),
     }
+    found = {PAIR: {}, GUESS: {}}
+    for task, (scores, right) in tasks.items():
+        found[PAIR][task] = share_right(scores, right)
+        found[GUESS][task] = right.float().mean().item()
     nearest = (seen[:SHOWN] @ every.T).argmax(1)
-    return model.eye, {
-        "contrastive pair": {task: best_is_right(*of_task) for task, of_task in tasks.items()},
-        "a guess": {task: right.float().mean().item() for task, (_, right) in tasks.items()},
-        "captions": [CAPTIONS[n].removeprefix("<start> ") for n in nearest],
-    }
+    found["captions"] = [CAPTIONS[n].removeprefix("<start> ") for n in nearest]
+    return model.eye, found
 
 
-def best_is_right(scores, right):
-    """Return how often the largest of each row of scores is right (1) and not wrong (0)."""
+def share_right(scores, right):
+    """Return how often the best of each row of scores (N, M) is right (1), not wrong (0)."""
     best = scores.argmax(1, keepdim=True)
     return right.gather(1, best).float().mean().item()
 
@@ -223,7 +231,8 @@ def draw(found):
         for question, panel in zip(PICTURED, row[1:]):
             said, where = next(answers)
             show(panel, image, where)
-            panel.set_title(f"{QUESTIONS[question]}? {'yes' if said else 'no'}", fontsize=9)
+            word = "yes" if said else "no"
+            panel.set_title(f"{QUESTIONS[question]}? {word}", fontsize=9)
     return figure
 
 
@@ -231,7 +240,7 @@ def main(config):
     jobs = [(config, seed) for seed in range(config.seeds)]
     runs = trials.run_jobs(run, jobs)
     tables = {}
-    for title, kinds in ("answers", ANSWERERS), ("finding", ("contrastive pair", "a guess")):
+    for title, kinds in ("answers", ANSWERERS), ("finding", (PAIR, GUESS)):
         by_kind = {kind: [run[kind] for run in runs] for kind in kinds}
         tables[title] = trials.make_table("model", by_kind)
     trials.write_result("questions", config, tables, draw(runs[0]))

@@ -93,7 +93,7 @@ def test_the_best_of_each_row():
     """Catches columns for rows."""
     scores = torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3]])
     right = torch.tensor([[False, True], [False, True], [False, True]])
-    assert questions.best_is_right(scores, right) == pytest.approx(2 / 3)
+    assert questions.share_right(scores, right) == pytest.approx(2 / 3)
 
 
 @pytest.mark.slow
