@@ -48,7 +48,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attention import Additive, CrossAttention, General, dot, masked_fill, present, sinusoidal
 from engine.common.checks import at_least, choose
 from engine.plotting import heatmaps
-from experiments.shared import translation, trials
+from experiments.shared import grammar, translation, trials
 from experiments.shared.translation import bleu, padded, shifted
 from model import Block, GPTConfig
 
@@ -72,6 +72,8 @@ class Settings(trials.Settings):
     """Sentences of the test; empty: a tenth of the others, at most 500, not used in training."""
     test_target: str = ""
     """Their translations."""
+    task: str = "translate"
+    """Of the grammar's sentences; or summarize: of four in a row, write the one behind a mark."""
     sentences: int = 8000
     """From the grammar, those of the test included."""
     models: str = "none,additive,general,dot,transformer"
@@ -101,6 +103,7 @@ class Settings(trials.Settings):
         super().__post_init__()
         at_least(100, self, "sentences")
         at_least(1, self, "patience", "batch_tokens", "beam", "bin")
+        choose("task", self.task, grammar.TASKS)
         for name in self.models.split(","):
             choose("models", name, MODELS)
 
