@@ -16,7 +16,7 @@ CAPTIONS = [
     f"<start> a {width} {digit} leaning {side}"
     for digit, width, side in itertools.product(DIGITS, WIDTHS, SIDES)
 ]
-LIMITS = 2, 4, 6  # digits are larger, or smaller than the next
+LIMITS = 2, 4, 6  # a digit is larger than a limit, or smaller than the one after it
 QUESTIONS = ["is it even", "is it thick", "does it lean right"]
 QUESTIONS += [f"is it larger than {DIGITS[n]}" for n in LIMITS]
 QUESTIONS += ["is it odd", "is it thin", "does it lean left"]  # the opposites, in the same order

@@ -68,15 +68,15 @@ class LookingBlock(Block):
         return x + self.mlp(self.ln_2(x))
 
 
-def fit(model, loss, x, y, steps, learning_rate=3e-3, batch_size=64):
+def fit(model, loss, x, y, steps):
     """Train a model for loss(images, digits), with images that are changed a little each time."""
 
     def of_step(step):
-        rows = torch.randint(len(x), (batch_size,))
+        rows = torch.randint(len(x), (64,))
         images = digits.augmented(x[rows])
         return loss(images, y[rows])
 
-    trials.fit(model, of_step, steps, learning_rate, weight_decay=0.05)
+    trials.fit(model, of_step, steps, 3e-3, weight_decay=0.05)
 
 
 def show(panel, image, weights=None):
