@@ -7,6 +7,19 @@ arXiv:1505.00468), if the questions are balanced: here each has as many images w
 and its opposite is asked as often, so that neither one alone gives the answer away. An encoder of
 images and one of captions that learn only which belong together find one by the other, and tell
 digits by what is common to their captions (CLIP, Radford et al. 2021, arXiv:2103.00020).
+
+Found (3 seeds, scikit-learn's digits, 449 to test): with question and image 0.904 ± 0.015 of the
+answers are right. With the question alone it is one half by the balance, and so it is for the most
+frequent answer to each question; with the image alone 0.502 ± 0.002. One vector, the mean of the
+patches, gives 0.800 ± 0.007, though captions are found from it: attention to a single vector has
+weight 1 whatever is asked, so that question and image meet only in the MLP. (Whether more steps
+close the gap is not measured. All begin with the pair's eye; on another seed 3e-3 was the better
+learning rate of 1e-3 and 3e-3 for the pair, for looking and for one vector.) Where it looks depends
+on the question: in the picture at the bottom right for the slant, above the middle for the size.
+
+The pair finds an image's caption among the 449 for 0.860 ± 0.006 of the images, an image of a
+caption for 0.996 ± 0.002, where a guess has 0.036 (equal captions count as right), and the digit
+for 0.961 ± 0.010 (guess: 0.100), without labels, but from captions that name it.
 """
 
 import copy
