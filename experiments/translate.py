@@ -55,7 +55,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least, choose
 from engine.plotting import heatmaps
-from experiments.shared import translation, translators, trials
+from experiments.shared import grammar, translation, translators, trials
 from experiments.shared.translation import bleu, padded, shifted
 from experiments.shared.translators import MODELS, Shape
 
@@ -73,6 +73,8 @@ class Settings(trials.Settings, Shape):
     """Sentences of the test; empty: a tenth of the others, at most 500, not used in training."""
     test_target: str = ""
     """Their translations."""
+    task: str = "translate"
+    """Of the grammar's sentences; or summarize: of four in a row, write the one behind a mark."""
     sentences: int = 8000
     """From the grammar, those of the test included."""
     models: str = ",".join(MODELS)
@@ -106,6 +108,7 @@ class Settings(trials.Settings, Shape):
         Shape.__post_init__(self)
         at_least(100, self, "sentences")
         at_least(1, self, "warmup", "patience", "batch_tokens", "beam", "bin")
+        choose("task", self.task, grammar.TASKS)
         for name in self.models.split(","):
             choose("models", name, MODELS)
         if self.save and Path(self.save).exists():

@@ -1,7 +1,10 @@
-"""Handwritten digits of scikit-learn, real data that needs no download, and captions for them."""
+"""Handwritten digits of scikit-learn, real data that needs no download; captions, and questions."""
+
+import itertools
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 SIDE = 8  # of an image, in pixels
 DIGITS = "zero one two three four five six seven eight nine".split()
@@ -9,6 +12,24 @@ WIDTHS = ["thin", "thick"]
 SIDES = ["left", "right"]
 WORDS = ["<start>", "a", *WIDTHS, *DIGITS, "leaning", *SIDES]
 LENGTH = 5  # words of a caption
+CAPTIONS = [
+    f"<start> a {width} {digit} leaning {side}"
+    for digit, width, side in itertools.product(DIGITS, WIDTHS, SIDES)
+]
+LIMITS = 2, 4, 6  # a digit is larger than a limit, or smaller than the one after it
+QUESTIONS = ["is it even", "is it thick", "does it lean right"]
+QUESTIONS += [f"is it larger than {DIGITS[n]}" for n in LIMITS]
+QUESTIONS += ["is it odd", "is it thin", "does it lean left"]  # the opposites, in the same order
+QUESTIONS += [f"is it smaller than {DIGITS[n + 1]}" for n in LIMITS]
+
+
+def encode(texts, words):
+    """Return texts as numbers of their words (N, T), 0 after the end of shorter ones."""
+    rows = []
+    for text in texts:
+        numbers = [words.index(word) for word in text.split()]
+        rows.append(torch.tensor(numbers))
+    return pad_sequence(rows, batch_first=True)
 
 
 def images(seed):
@@ -28,24 +49,32 @@ def images(seed):
     return train, (x[:tested], y[:tested])
 
 
-def captions(x, y):
-    """Return captions of images x that show digits y, as ids of WORDS (N, 1 + LENGTH).
-
-    They say whether a digit is thin or thick, and whether it leans to the left or right.
-    """
+def looks(x):
+    """Return whether images x are thick, and whether they lean to the right, both (N,) bool."""
     place = torch.arange(SIDE) - (SIDE - 1) / 2
     ink = x.sum((1, 2))
     down = (x.sum(2) @ place) / ink  # the centre of the ink
     right = (x.sum(1) @ place) / ink
     product = torch.einsum("nij,i,j->n", x, place, place) / ink
     covariance = product - down * right
-    found = []
-    for n, digit in enumerate(y):
-        width = WIDTHS[ink[n] > 0.3 * SIDE**2]
-        side = SIDES[covariance[n] < 0]
-        words = ["<start>", "a", width, DIGITS[digit], "leaning", side]
-        found.append([WORDS.index(word) for word in words])
-    return torch.tensor(found)
+    return ink > 0.3 * SIDE**2, covariance < 0
+
+
+def captions(x, y):
+    """Return captions of images x that show digits y, as ids of WORDS (N, 1 + LENGTH).
+
+    They say whether a digit is thin or thick, and whether it leans to the left or right.
+    """
+    thick, right = looks(x)
+    return encode(CAPTIONS, WORDS)[4 * y + 2 * thick + right]
+
+
+def answers(x, y):
+    """Return the answers to all QUESTIONS about images x of digits y, True for yes: (Q, N)."""
+    thick, right = looks(x)
+    larger = [y > n for n in LIMITS]
+    facts = torch.stack([y % 2 == 0, thick, right, *larger])
+    return torch.cat([facts, ~facts])
 
 
 def augmented(x):

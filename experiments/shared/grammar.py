@@ -10,6 +10,7 @@ import itertools
 import random
 
 LONGEST = 50  # words of an English sentence
+MARK = "note:"  # before the sentence of a document that counts
 
 
 def table(text):
@@ -220,3 +221,20 @@ def pairs(number, seed):
         if english:
             found[english] = french
     return [*found.items()]
+
+
+def summaries(number, seed):
+    """Return different documents of four short English sentences, and the one behind MARK."""
+    rng = random.Random(seed)
+    found = {}
+    while len(found) < number:
+        sentences = [pair(rng, 6)[0] for _ in range(4)]
+        if all(sentences):
+            place = rng.randrange(4)
+            summary = sentences[place]
+            sentences[place] = f"{MARK} {summary}"
+            found[". ".join(sentences)] = summary
+    return [*found.items()]
+
+
+TASKS = {"translate": pairs, "summarize": summaries}

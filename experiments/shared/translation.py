@@ -54,7 +54,8 @@ def load_pairs(config):
     if config.source or config.target:
         pairs = read_pairs(config.source, config.target)
     else:
-        pairs = grammar.pairs(config.sentences, 0)
+        task = grammar.TASKS[config.task]
+        pairs = task(config.sentences, 0)
     if config.test_source or config.test_target:
         return pairs, read_pairs(config.test_source, config.test_target)
     tested = min(len(pairs) // 10, MOST_TESTED)

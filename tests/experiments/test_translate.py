@@ -59,6 +59,18 @@ def test_train_and_test_are_apart():
     assert len(test) == 20 and len(train) == 180 and not dict(train).keys() & dict(test).keys()
 
 
+def test_summaries():
+    """Catches a summary that is another sentence than the marked one, and a place that gives it."""
+    places = []
+    for document, summary in grammar.summaries(100, 0):
+        before, after = document.split(f"{grammar.MARK} ")
+        assert after.split(". ")[0] == summary and document.count(".") == 3
+        places.append(before.count("."))
+    assert {places.count(n) > 10 for n in range(4)} == {True}
+    train, test = translation.load_pairs(translate.Settings(**TINY, task="summarize"))
+    assert len(train) + len(test) == 200 and grammar.MARK in test[0][0]
+
+
 # ---- Pieces and batches
 
 

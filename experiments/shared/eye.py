@@ -1,0 +1,76 @@
+"""A vision transformer for the digits of digits.py, and what looks at an image through it."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from experiments.shared import digits, trials
+from experiments.shared.digits import DIGITS, SIDE, WORDS
+from model import NORM, Block, GPTConfig, Learned, init_weights
+
+PATCH = 2  # pixels of its side
+PATCHES = (SIDE // PATCH) ** 2
+SHAPE = GPTConfig(
+    block_size=PATCHES,
+    vocab_size=len(WORDS),
+    n_layer=3,
+    n_head=4,
+    n_embd=64,
+    norm="rmsnorm",
+    init="zero_out",
+    tie_weights=False,
+)
+
+
+class Eye(nn.Module):
+    """A vision transformer: images (B, 8, 8) -> what it sees in each patch (B, PATCHES, C)."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.config = config
+        self.patch = nn.Linear(PATCH**2, config.n_embd)
+        self.wpe = Learned(config)
+        no_future = replace(config, visible="full")
+        self.h = nn.ModuleList(Block(no_future, n) for n in range(config.n_layer))
+        self.ln_f = NORM[config.norm](config)
+        self.head = nn.Linear(config.n_embd, len(DIGITS))
+        init_weights(self)
+        nn.init.normal_(self.wpe.weight)  # as large as the patches, to tell where they were
+
+    def forward(self, x):
+        patches = F.unfold(x[:, None], PATCH, stride=PATCH)  # (B, PATCH², PATCHES)
+        x = self.patch(patches.mT)
+        x = self.wpe.add(x, slice(None))
+        for block in self.h:
+            x = block(x)
+        return self.ln_f(x)
+
+    def classify(self, x):
+        """The paper's appendix D.3: the mean of all patches serves as well as a class token."""
+        return self.head(self(x).mean(1))
+
+
+def fit(model, loss, x, y, steps):
+    """Train a model for loss(images, digits), with images that are changed a little each time."""
+
+    def of_step(step):
+        rows = torch.randint(len(x), (64,))
+        images = digits.augmented(x[rows])
+        return loss(images, y[rows])
+
+    trials.fit(model, of_step, steps, 3e-3, weight_decay=0.05)
+
+
+def show(panel, image, weights=None):
+    """Draw an image, and in red the weights of its patches."""
+    panel.imshow(image, cmap="gray_r", vmin=0, vmax=1)
+    panel.axis("off")
+    if weights is not None:
+        patches = weights.reshape(SIDE // PATCH, -1)
+        patch = np.ones((PATCH, PATCH))
+        pixels = np.kron(patches, patch)
+        opacity = 0.7 * pixels / pixels.max()
+        panel.imshow(0 * pixels, cmap="autumn", alpha=opacity)
