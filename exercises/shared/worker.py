@@ -1,6 +1,8 @@
-"""Runs a learner's file, in a process of its own: python -m exercises.shared.worker EXERCISE FILE TO
+"""Runs a learner's file in a process of its own.
 
-It writes what came out to the file TO: {"outcomes": [...]} or {"error": text}.
+    python -m exercises.shared.worker EXERCISE FILE TO
+
+What came out is in the file TO: {"outcomes": [...]} or {"error": text}.
 """
 
 import importlib.util
