@@ -25,7 +25,7 @@ def same_tensor(a, b, error=EXACT):
     if not a.is_floating_point():
         return torch.equal(a, b)
     size = max(1.0, b[b.isfinite()].abs().max().item()) if b.isfinite().any() else 1.0
-    return torch.allclose(a, b, rtol=0, atol=error * size)
+    return torch.allclose(a, b, rtol=0, atol=error * size, equal_nan=True)
 
 
 def same_outcomes(got, expected, error=EXACT):
