@@ -32,7 +32,12 @@ READ_ON = "attention.py: SelfAttention and share_heads"
 
 def self_attention(x, W_qkv, W_out, H, G):
     """x (B, T, C), W_qkv ((H + 2G)·D, C), W_out (C, C) -> (B, T, C)."""
-    return flawed(x, W_qkv, W_out, H, G)
+    D = x.shape[-1] // H
+    q, k, v = (x @ W_qkv.T).split([H * D, G * D, G * D], dim=-1)
+    q, k, v = (part.unflatten(2, (-1, D)).transpose(1, 2) for part in (q, k, v))
+    k, v = (part.repeat_interleave(H // G, dim=1) for part in (k, v))
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return y.transpose(1, 2).flatten(2) @ W_out.T
 
 
 def flawed(x, W_qkv, W_out, H, G, **wrong):

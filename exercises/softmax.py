@@ -32,7 +32,10 @@ READ_ON = "attention.py: softmax, sparsemax, and the end of attention_weights"
 
 def softmax(scores):
     """scores (..., Tk) -> weights (..., Tk), zeros for a row of nothing but −∞."""
-    return flawed(scores)
+    largest = scores.amax(dim=-1, keepdim=True)
+    powers = (scores - largest.masked_fill(largest == -math.inf, 0.0)).exp()
+    total = powers.sum(dim=-1, keepdim=True)
+    return powers / total.masked_fill(total == 0, 1.0)
 
 
 def flawed(scores, dim=-1, shift="row", base=math.e, blind="zero", norm=1):
