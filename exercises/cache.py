@@ -56,8 +56,6 @@ class Cache:
 
 
 class Flawed(Cache):
-    """The same with mistakes."""
-
     late, longer, wrong = 0, 0, ""
 
     def attend(self, q, k, v):
@@ -103,13 +101,13 @@ MISTAKES = {
 
 def cases():
     random = torch.Generator().manual_seed(0)
-    lists = ([1, 1], None, None), ([2, 1, 2], None, None), ([3] + [1] * 6, None, None)
-    more = ([1] * 5, 2, None), ([4, 3, 1], 3, None), ([3, 1, 2], None, [0, 2, 1])
-    for sizes, window, padding in (*lists, *more):
+    plain = [([1, 1], None, None), ([2, 1, 2], None, None), ([3] + [1] * 6, None, None)]
+    more = [([1] * 5, 2, None), ([4, 3, 1], 3, None), ([3, 1, 2], None, [0, 2, 1])]
+    for sizes, window, padding in plain + more:
         B = len(padding or [0])
         inputs = torch.randn(3, B, 2, sum(sizes), 2, dtype=torch.float64, generator=random)
-        label = f"calls of {sizes} tokens, window={window}, padding={padding}"
-        yield label, in_calls, *inputs, sizes, window, padding
+        how = sizes, window, padding
+        yield "calls of {} tokens, window={}, padding={}".format(*how), in_calls, *inputs, *how
 
 
 def in_calls(theirs, q, k, v, sizes, window, padding):
