@@ -9,21 +9,16 @@ python -m exercises 2 --watch       checks again whenever the file is saved
 import argparse
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
-import torch
-
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
-from exercises.shared import definition, diagnosis
-from exercises.shared.definition import FOLDER, ORDER
-
-ROOT = FOLDER.parent
-SECONDS = 30
+from engine.common.tables import format_table
+from exercises.shared import definition
+from exercises.shared.definition import ORDER
+from exercises.shared.runner import check
 
 
 def progress(folder):
@@ -37,42 +32,6 @@ def note(folder, name, **changes):
     found = progress(folder)
     found[name] = {"solved": False, "hints": 0} | found.get(name, {}) | changes
     atomic_write(folder / "progress.json", json.dumps(found, indent=1).encode())
-
-
-def run_file(name, path, seconds=SECONDS):
-    """Run a learner's file in a process of its own; return what it found, and what it printed."""
-    with tempfile.TemporaryDirectory() as folder:
-        to = Path(folder) / "outcomes"
-        command = [sys.executable, "-m", "exercises.shared.worker", name, str(path), str(to)]
-        with open(Path(folder) / "output", "w+b") as output:
-            process = subprocess.Popen(
-                command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL
-            )
-            try:
-                process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return {
-                    "error": f"it takes more than {seconds} seconds: is there an endless loop?"
-                }, ""
-            finally:
-                process.kill()
-                process.wait()
-            output.seek(0)
-            printed = output.read(2000).decode(errors="replace")
-        if to.exists():
-            return torch.load(to, weights_only=True), printed
-    return {"error": "it ended without a result: did it need too much memory?"}, printed
-
-
-def check(name, folder):
-    """Return what is wrong with a learner's file, as lines; none if all is right."""
-    exercise = definition.load(name)
-    found, printed = run_file(name, (folder / f"{name}.py").resolve())
-    lines = [f"it prints: {printed.strip()}", ""] if printed.strip() else []
-    if "error" in found:
-        return [*lines, found["error"]]
-    wrong = diagnosis.diagnose(exercise, found["outcomes"])
-    return [*lines, *wrong] if wrong else []
 
 
 def show_list(folder):
@@ -95,13 +54,14 @@ def begin(name, folder):
 
 def try_once(name, folder):
     """Check a file and say what came out."""
-    wrong = check(name, folder)
+    exercise = definition.load(name)
+    wrong, costs = check(name, folder / f"{name}.py")
     note(folder, name, solved=not wrong)
     if wrong:
         print("\n".join(wrong))
     else:
-        print(f"Right, in all {len([*definition.load(name).cases()])} cases.")
-        print(f"Read on: {definition.load(name).READ_ON}")
+        print(f"Right, in all {len([*exercise.cases()])} cases.\n\n{format_table(costs)}\n")
+        print(f"Read on: {exercise.READ_ON}")
 
 
 def hint(name, folder):

@@ -18,9 +18,12 @@ Every query may look somewhere.
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
 """
 
+import functools
 import math
 
 import torch
+
+from attention import ATTENTION
 
 LEARN = ("attention",)
 HINTS = (
@@ -78,3 +81,12 @@ def cases():
         q, k, v = (torch.randn(x, dtype=torch.float64, generator=random) for x in shapes)
         label = f"B={B}, H={H}, Tq={Tq}, Tk={Tk}, D={D}, Dv={Dv}"
         yield label, "attention", q, k, v, square(Tq, Tk, Tk - Tq)
+
+
+def beside(theirs):
+    """lookback's paths, for 256 tokens and 4 heads."""
+    x = torch.randn(1, 4, 256, 32)
+    yours = functools.partial(theirs.attention, x, x, x, square(256, 256, 0))
+    return {"yours": yours} | {
+        name: functools.partial(path, x, x, x) for name, path in ATTENTION.items()
+    }

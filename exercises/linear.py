@@ -85,4 +85,4 @@ def all_steps(theirs, q, k, v):
     for t in range(T):
         y, state = theirs.step(q[t], k[t], v[t], state)
         outputs.append(y)
-    return torch.stack(outputs), *state
+    return torch.stack(outputs, dim=2), *state

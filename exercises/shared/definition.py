@@ -8,6 +8,8 @@ MISTAKES        {sentence: {name: a wrong function}}, or {sentence: {setting: va
                 flawed, which stands for the first name: known wrong answers
 HINTS           texts, from a nudge to nearly everything
 READ_ON         where lookback's own code is
+beside(theirs)  only where it is not the solution on the largest case: {name: a function without
+                arguments}, whose time and memory are printed when all is right
 """
 
 import ast
@@ -21,7 +23,7 @@ import torch
 
 from engine.common.checks import choose
 
-FOLDER = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ORDER = (
     "masks scores softmax attention heads positions cross cache tiles backward linear sampling "
     "block search yours"
@@ -42,12 +44,11 @@ def name_of(exercise):
 
 def stub(exercise):
     """Return what a learner begins with: the solution without what its functions do."""
-    source = Path(exercise.__file__).read_text(encoding="utf-8")
-    lines = [f'"""{exercise.__doc__}"""', "", "import math", "", "import torch"]
-    for node in ast.parse(source).body:
+    parts = [f'"""{exercise.__doc__}"""\n\nimport math\n\nimport torch']
+    for node in ast.parse(Path(exercise.__file__).read_text(encoding="utf-8")).body:
         if getattr(node, "name", None) in exercise.LEARN:
-            lines += ["", "", without_bodies(node)]
-    return "\n".join(lines) + "\n"
+            parts.append(without_bodies(node))
+    return "\n\n\n".join(parts) + "\n"
 
 
 def without_bodies(node):
@@ -78,10 +79,7 @@ def with_mistakes(exercise, *mistakes):
 
 
 def outcomes(theirs, exercise):
-    """Yield what each case gives with somebody's functions.
-
-    {"values": tensors, "gradients": tensors or None, "changed": whether it changed its arguments}
-    """
+    """Yield what each case gives: values, gradients, and whether it changed its arguments."""
     for _, call, *arguments in exercise.cases():
         function = getattr(theirs, call) if isinstance(call, str) else call
         inputs = [trainable(x) for x in arguments]
@@ -105,21 +103,18 @@ def trainable(x):
 
 
 def tensors(result):
-    """Return a result as a list of tensors: it is one, a number, or a sequence of either."""
+    """Return a result, a tensor, a number or a sequence of either, as a list of tensors."""
     parts = result if isinstance(result, tuple | list) else [result]
     if not all(torch.is_tensor(part) or isinstance(part, int | float) for part in parts):
         raise TypeError(f"it returns {type(result).__name__}, and not a tensor")
-    numbers = [part if torch.is_tensor(part) else torch.tensor(part) for part in parts]
-    return [x.double() if not torch.is_tensor(y) else x for x, y in zip(numbers, parts)]
+    return [x if torch.is_tensor(x) else torch.tensor(x, dtype=torch.float64) for x in parts]
 
 
 def gradients(values, leaves):
     """The gradients of the arguments, for a gradient of the values that differs everywhere."""
-    total = 0
+    total = torch.zeros((), requires_grad=True)
     for value in values:
         if value.requires_grad:
             finite = value.masked_fill(~value.isfinite(), 0)
             total = total + (finite * torch.linspace(-1, 1, value.numel()).view_as(value)).sum()
-    if not torch.is_tensor(total):
-        return [None] * len(leaves)
-    return [*torch.autograd.grad(total, leaves, allow_unused=True)]
+    return [*torch.autograd.grad(total, leaves, allow_unused=True)] if leaves else []

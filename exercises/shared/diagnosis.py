@@ -1,39 +1,14 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
+import inspect
 import itertools
 
 import torch
 
-from exercises.shared import definition
+from exercises.shared import comparison, definition
+from exercises.shared.comparison import same, same_outcome, same_outcomes
 
-EXACT = 1e-12  # of float64, for numbers about 1
-FEW = 40  # numbers that are printed
-
-
-def same(got, expected, error=EXACT):
-    """Whether two lists of tensors are equal; None equals None."""
-    if len(got) != len(expected):
-        return False
-    return all(same_tensor(a, b, error) for a, b in zip(got, expected))
-
-
-def same_tensor(a, b, error=EXACT):
-    if a is None or b is None:
-        return a is b or not torch.stack([x.abs().max() for x in (a, b) if x is not None]).any()
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if not a.is_floating_point():
-        return torch.equal(a, b)
-    size = max(1.0, b[b.isfinite()].abs().max().item()) if b.isfinite().any() else 1.0
-    return torch.allclose(a, b, rtol=0, atol=error * size, equal_nan=True)
-
-
-def same_outcomes(got, expected, error=EXACT):
-    return len(got) == len(expected) and all(
-        same(a[what] or [], b[what] or [], error)
-        for a, b in zip(got, expected)
-        for what in ("values", "gradients")
-    )
+DIMENSIONS = {2: "row column", 3: "text row column", 4: "text head row column"}
 
 
 def expected_outcomes(exercise, *mistakes):
@@ -52,78 +27,92 @@ def diagnose(exercise, got):
     """Return what is wrong with a learner's outcomes, as lines; none if all is right."""
     expected = expected_outcomes(exercise)
     cases = [*exercise.cases()]
-    for number, ((label, call, *arguments), a, b) in enumerate(zip(cases, got, expected)):
-        what = next((what for what in ("values", "gradients") if not same(a[what], b[what])), None)
-        if what or a["changed"] and not b["changed"]:
+    for (label, call, *arguments), a, b in zip(cases, got, expected):
+        changed = a["changed"] and not b["changed"]
+        if changed or not same_outcome(a, b):
             break
     else:
         return []
-    name = call if isinstance(call, str) else exercise.LEARN[0]
-    lines = [f"{name}, {label}:", ""]
-    if not what:
+    lines = [f"{call if isinstance(call, str) else exercise.LEARN[0]}, {label}:", ""]
+    if same_outcome(a, b):
         return [*lines, "  it changes its arguments: what calls it may still need them"]
-    if what == "gradients":
+    what = "values"
+    if same(a["values"], b["values"]):
+        what = "gradients"
         lines.insert(1, "the values are right, the gradients of its arguments are not:")
-    lines += by_hand(arguments, a[what], b[what]) + [""]
-    return lines + name_mistake(exercise, got, expected, number)
+    lines += comparison.beside(arguments, a[what], b[what]) + [""]
+    if names := known_mistakes(exercise, got):
+        return [*lines, "These are the numbers that one gets if", *(f"  {name}" for name in names)]
+    return [*lines, *properties(exercise, cases, got, expected)]
 
 
-def by_hand(arguments, got, expected):
-    """Return input, expected and got, if they are small, or else where they differ."""
-    numbers = sum(x.numel() for x in (*arguments, *expected) if torch.is_tensor(x))
-    if numbers <= FEW:
-        inputs = [written(x) for x in arguments]
-        parts = {"input": inputs, "expected": map(written, expected), "got": map(written, got)}
-        return [
-            f"  {title:9}{text}".replace("\n", "\n" + " " * 11)
-            for title, texts in parts.items()
-            for text in texts
-        ]
-    return [line for a, b in zip(got, expected) for line in where(a, b)][:3]
-
-
-def written(x):
-    if not torch.is_tensor(x):
-        return str(x)
-    torch.set_printoptions(precision=3, sci_mode=False, linewidth=80)
-    text = str(x.detach()).removeprefix("tensor(").replace("\n       ", "\n")
-    return text.partition(", dtype")[0].removesuffix(")")
-
-
-def where(a, b):
-    """Yield in words how two tensors differ, and where."""
-    if a is None or b is None:
-        yield (
-            "  there is no gradient" if a is None else "  there is a gradient, where none should be"
-        )
-    elif a.shape != b.shape:
-        yield f"  the shape is {tuple(a.shape)}, and should be {tuple(b.shape)}"
-    elif a.dtype != b.dtype:
-        yield f"  the dtype is {a.dtype}, and should be {b.dtype}"
-    else:
-        wrong = ~torch.isclose(a.double(), b.double(), rtol=0, atol=EXACT)
-        if wrong.any():
-            at = [*map(int, wrong.nonzero()[0])]
-            yield (
-                f"  {int(wrong.sum())} of {wrong.numel()} numbers differ, the first one at {at}: "
-                f"{a[tuple(at)]:.4f}, and not {b[tuple(at)]:.4f}"
-            )
-
-
-def name_mistake(exercise, got, expected, number):
-    """Return the known mistake that gives exactly these numbers, two of them, or what holds."""
-    known = exercise.MISTAKES
+def known_mistakes(exercise, got):
+    """Return the known mistake that gives these numbers, or two of them; () if none does."""
     for count in 1, 2:
-        for names in itertools.combinations(known, count):
-            wrong = expected_outcomes(exercise, *(known[name] for name in names))
+        for names in itertools.combinations(exercise.MISTAKES, count):
+            wrong = expected_outcomes(exercise, *(exercise.MISTAKES[name] for name in names))
             if wrong and same_outcomes(got, wrong, 1e-9):
-                return ["These are the numbers that one gets if", *(f"  {name}" for name in names)]
-    labels = [label for label, *_ in exercise.cases()]
-    right = [
-        label
-        for label, a, b in zip(labels, got, expected)
-        if same(a["values"], b["values"]) and same(a["gradients"], b["gradients"])
-    ]
-    if right:
-        return ["It is right for: " + "; ".join(right)]
-    return ["None of the known mistakes gives these numbers."]
+                return names
+    return ()
+
+
+# ---- What can be said of numbers that no known mistake gives
+
+
+def properties(exercise, cases, got, expected):
+    """Yield what all wrong cases have in common, and what is wrong in the last of them."""
+    right = [same_outcome(a, b) for a, b in zip(got, expected)]
+    if any(right):
+        labels = [label for (label, *_), is_right in zip(cases, right) if is_right]
+        yield "It is right for: " + "; ".join(labels)
+    named = [named_floats(exercise, *case) for case in cases]
+    lengths = [{name: x.shape[-2] for name, x in pairs if name in ("q", "k")} for pairs in named]
+    if any(right) and right == [x.get("q", 0) >= x.get("k", 0) for x in lengths]:
+        yield "It is wrong wherever Tq < Tk, and only there."
+    if all(same(a["values"], b["values"]) for a, b in zip(got, expected)):
+        yield f"Only gradients are wrong: those of {wrong_gradients(named, got, expected)}."
+    last = max(n for n, is_right in enumerate(right) if not is_right)
+    for a, b in zip(got[last]["values"], expected[last]["values"]):
+        if a.shape == b.shape and a.dtype == b.dtype:
+            yield from (f"In {cases[last][0]}, {text}." for text in traits(a, b))
+
+
+def named_floats(exercise, label, call, *arguments):
+    """Return [(name, tensor)] of the arguments of a case that take a gradient."""
+    function = getattr(exercise, call) if isinstance(call, str) else call
+    names = [*inspect.signature(function).parameters][not isinstance(call, str) :]
+    names += [names[-1]] * (len(arguments) - len(names))  # *parts
+    pairs = zip(names, arguments)
+    return [(name, x) for name, x in pairs if torch.is_tensor(x) and x.is_floating_point()]
+
+
+def wrong_gradients(named, got, expected):
+    """The names of all arguments whose gradient is wrong in some case."""
+    found = {}
+    for arguments, a, b in zip(named, got, expected):
+        for (name, _), *pair in zip(arguments, a["gradients"], b["gradients"]):
+            if not comparison.same_tensor(*pair):
+                found[name] = True
+    return ", ".join(found)
+
+
+def traits(a, b):
+    """Yield what is wrong with a tensor: in which rows, heads, texts; NaN; sums of rows."""
+    wrong = ~comparison.close(a, b)
+    for d, name in enumerate(DIMENSIONS.get(wrong.dim(), "").split()):
+        hit = wrong.movedim(d, 0).flatten(1).any(1)
+        if hit.any() and not hit.all():
+            where = ", ".join(map(str, hit.nonzero().flatten().tolist()))
+            yield f"all wrong numbers are in {name} {where}"
+    if (a.isnan() & ~b.isnan()).any():
+        yield f"{int(a.isnan().sum())} of {a.numel()} numbers are NaN"
+    elif is_shares(b) and not torch.allclose(a.sum(-1), b.sum(-1)):
+        yield "the rows do not sum to 1"
+
+
+def is_shares(x):
+    """Whether the rows of a tensor are weights: not negative, with a sum of 1, or of 0."""
+    if not x.dim() or x.shape[-1] == 1 or not x.is_floating_point():
+        return False
+    sums = x.sum(-1)
+    return bool((x >= 0).all()) and torch.allclose(sums, sums.round().clamp(0, 1))
