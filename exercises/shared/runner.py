@@ -25,7 +25,7 @@ def run_file(name, path, seconds=None):
         with open(printed, "w+b") as output:
             status = run(command, here, output, seconds or SECONDS)
             output.seek(0)
-            text = output.read(2000).decode(errors="replace")
+            text = output.read(1000).decode(errors="replace")
         if status is None:
             error = f"it takes more than {seconds or SECONDS} seconds: is there an endless loop?"
         elif to.exists():
