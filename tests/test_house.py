@@ -15,6 +15,7 @@ from conftest import ROOT
 
 PATTERNS = """
 *.py engine/**/*.py data/*/*.py tools/**/*.py benchmarks/*.py experiments/**/*.py
+exercises/**/*.py
 """.split()
 SOURCES = sorted(path.relative_to(ROOT) for pattern in PATTERNS for path in ROOT.glob(pattern))
 ENGINE = [path for path in SOURCES if path.parts[0] == "engine"]
@@ -97,7 +98,7 @@ def test_who_imports_whom(path):
     if path.parts[0] == "engine":
         assert all(name.startswith("engine.") for name in found), found
     room = "tools" if path.parts[0] == "benchmarks" else path.parts[0]
-    rooms = ("tools.", "benchmarks.", "experiments.", "data.")
+    rooms = ("tools.", "benchmarks.", "experiments.", "exercises.", "data.")
     own = (f"{room}.shared.", f"{path.parts[0]}.shared.", "benchmarks.peers")
     scripts = {name for name in found if name.startswith(rooms) and not name.startswith(own)}
     assert not scripts and not found & {"train", "sample"}, found
@@ -127,7 +128,8 @@ def users(module):
         if path.parts[0] == "engine":
             found |= users(name)
         else:
-            found.add("tools" if path.parts[0] in ("tools", "benchmarks") else name)
+            room = {"benchmarks": "tools"}.get(path.parts[0], path.parts[0])
+            found.add(room if room in ("tools", "exercises") else name)
     return found
 
 
