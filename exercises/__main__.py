@@ -8,7 +8,6 @@ python -m exercises 2 --watch       checks again whenever the file is saved
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -77,7 +76,8 @@ def watch(name, folder):
     """Check again whenever the file is saved, until Ctrl-C."""
     path, seen = folder / f"{name}.py", None
     while True:
-        if (now := os.stat(path).st_mtime_ns) != seen:
+        # An editor may take the file away for a moment.
+        if path.exists() and (now := path.stat().st_mtime_ns) != seen:
             seen = now
             print(time.strftime("\n%H:%M:%S"))
             try_once(name, folder)
