@@ -1,5 +1,6 @@
 """Helpers of several tests: small models and datasets, scripts in forks, and the real datasets."""
 
+import contextlib
 import functools
 import gc
 import json
@@ -119,7 +120,8 @@ def forked(command, output, errors, typed=None, **environment):
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
+        with contextlib.suppress(OSError):  # the disk may be full
+            sys.stdout.flush()
         os._exit(status)
 
 

@@ -1,5 +1,11 @@
-"""The self-portrait of attention.py: its masks, examples by hand, and all paths beside naive."""
+"""The self-portrait of attention.py: its masks, examples by hand, and all paths beside naive.
 
+python attention.py                   all of it
+python attention.py look-up           one example
+python attention.py --device=cuda     does this machine compute attention right?
+"""
+
+import argparse
 import sys
 from pathlib import Path
 
@@ -9,12 +15,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION, naive
 from engine.common.checks import choose
+from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.hardware import measure_seconds, peak_bytes
 from engine.common.processes import progress_bar
 from engine.common.tables import format_table
 from masks import VISIBLE, both, causal, full, mask_of, positions, same_document
-from tools.shared import benchmark, worked
+from tools.shared import benchmark, machine_check, worked
 
 H = 3  # heads
 
@@ -89,8 +96,14 @@ def largest_difference(found, expected):
 
 if __name__ == "__main__":
     with one_line_errors():
-        if not sys.argv[1:]:
+        parser = argparse.ArgumentParser(prog="python attention.py", allow_abbrev=False)
+        parser.add_argument("example", nargs="*", help=", ".join(worked.EXAMPLES))
+        parser.add_argument("--device", help="check attention on it: cpu, cuda, mps or auto")
+        options = parser.parse_args()
+        if options.device:
+            sys.exit(not machine_check.check_machine(pick_device(options.device)))
+        if not options.example:
             sys.exit(not self_portrait())
-        for name in sys.argv[1:]:
+        for name in options.example:
             choose("example", name, worked.EXAMPLES)
             worked.show(name)

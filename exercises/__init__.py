@@ -1,0 +1,2 @@
+"""Write attention yourself: python -m exercises."""
+# A package, so that pytest does not take exercises/attention.py for attention.py.

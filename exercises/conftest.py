@@ -1,0 +1,16 @@
+"""The option of test_implementation.py."""
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser):
+    parser.addoption("--implementation", default="my", help="the folder of somebody's files")
+
+
+def pytest_configure(config):
+    """A folder with another name would skip everything, and look like success."""
+    folder = config.getoption("implementation")
+    if not Path(folder).is_dir():
+        raise pytest.UsageError(f"--implementation={folder} is not a folder")

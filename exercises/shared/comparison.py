@@ -1,0 +1,83 @@
+"""Two lists of tensors: are they equal, and how do they differ?"""
+
+import torch
+
+EXACT = 1e-12  # of float64, for numbers about 1
+FEW = 40  # numbers that are printed
+
+
+def same(got, expected, error=EXACT):
+    """Whether two lists of tensors are equal; a gradient that is None equals zeros."""
+    if len(got) != len(expected):
+        return False
+    return all(same_tensor(a, b, error) for a, b in zip(got, expected))
+
+
+def same_tensor(a, b, error=EXACT):
+    if a is None or b is None:
+        return a is b or not torch.stack([x.abs().max() for x in (a, b) if x is not None]).any()
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if not a.is_floating_point():
+        return torch.equal(a, b)
+    return bool(close(a, b, error).all())
+
+
+def close(a, b, error=EXACT):
+    """Where two tensors of one shape are equal; the error is relative to the largest of b."""
+    a, b = a.double(), b.double()
+    finite = b[b.isfinite()]
+    size = max(1.0, finite.abs().max().item()) if finite.numel() else 1.0
+    return torch.isclose(a, b, rtol=0, atol=error * size, equal_nan=True)
+
+
+def same_outcome(a, b, error=EXACT):
+    return all(same(a[what], b[what], error) for what in ("values", "gradients"))
+
+
+def same_outcomes(got, expected, error=EXACT):
+    pairs = zip(got, expected)
+    return len(got) == len(expected) and all(same_outcome(a, b, error) for a, b in pairs)
+
+
+def in_words(a, b):
+    """How two tensors differ, and where; "" if they do not."""
+    if same_tensor(a, b):
+        return ""
+    if a is None or b is None:
+        return "there is no gradient" if a is None else "there is a gradient, where none should be"
+    if a.shape != b.shape:
+        return f"the shape is {tuple(a.shape)}, and should be {tuple(b.shape)}"
+    if a.dtype != b.dtype:
+        return f"the dtype is {a.dtype}, and should be {b.dtype}"
+    wrong = ~close(a, b)
+    at = [*map(int, wrong.nonzero()[0])]
+    numbers = f"{a[tuple(at)]:.4f}, and not {b[tuple(at)]:.4f}"
+    return f"{int(wrong.sum())} of {wrong.numel()} numbers differ, the first one at {at}: {numbers}"
+
+
+def beside(arguments, got, expected):
+    """Return expected and got as lines, with the input if that is small too, or how they differ."""
+    if len(got) != len(expected):
+        return [f"  it returns {len(got)} results, and should return {len(expected)}"]
+    words = [text for a, b in zip(got, expected) if (text := in_words(a, b))]
+    if "numbers" not in words[0] or count(expected) > FEW:
+        return [f"  {text}" for text in words[:3]]
+    parts = {"expected": expected, "got": got}
+    if count((*arguments, *expected)) <= FEW:
+        parts = {"input": arguments} | parts
+    lines = [f"  {title:9}{written(x)}" for title, tensors in parts.items() for x in tensors]
+    return [line.replace("\n", "\n" + " " * 11) for line in lines]
+
+
+def count(tensors):
+    return sum(x.numel() for x in tensors if torch.is_tensor(x))
+
+
+def written(x):
+    """A tensor's numbers without torch's words around them; anything else by its name."""
+    if not torch.is_tensor(x):
+        return getattr(x, "__name__", str(x))
+    torch.set_printoptions(precision=3, sci_mode=False, linewidth=80)
+    text = str(x.detach()).removeprefix("tensor(").replace("\n       ", "\n")
+    return text.partition(", dtype")[0].removesuffix(")")

@@ -1,0 +1,418 @@
+"""Exercises: solutions pass, each mistake is known by its name, no file takes the shell."""
+
+import ast
+import functools
+import itertools
+import math
+import os
+import signal
+import time
+import types
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import complaint, exit_code, forked, read_back, run, run_here, text_file
+
+from exercises.shared import definition, diagnosis, runner
+from exercises.shared.comparison import same_outcomes
+from exercises.shared.definition import ORDER
+
+NAMED = "These are the numbers that one gets if"
+
+
+@pytest.fixture
+def forks(monkeypatch):
+    """Learners' files run in forks of this process, which has imported torch."""
+
+    def run_in_fork(command, folder, output, seconds):
+        pid = forked(command, output, output)
+        deadline = time.monotonic() + seconds
+        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return None
+            time.sleep(0.01)
+        return os.waitstatus_to_exitcode(ended[1])
+
+    monkeypatch.setattr(runner, "run", run_in_fork)
+
+
+def diagnosed(name, **functions):
+    """What the check says of these functions; the solution stands for the others."""
+    exercise = definition.load(name)
+    others = {name: getattr(exercise, name) for name in exercise.LEARN}
+    theirs = types.SimpleNamespace(**others | functions)
+    return [*diagnosis.diagnose(exercise, [*definition.outcomes(theirs, exercise)])]
+
+
+def names(lines):
+    return [line.strip() for line in lines[lines.index(NAMED) + 1 :]] if NAMED in lines else lines
+
+
+# ---- Each exercise
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_each_mistake_has_its_name(name):
+    """Catches a solution that fails, and a mistake that passes or is taken for another."""
+    exercise = definition.load(name)
+    right = diagnosis.expected_outcomes(exercise)
+    assert diagnosis.diagnose(exercise, right) == []
+    wrong = {}
+    for sentence, mistake in exercise.MISTAKES.items():
+        wrong[sentence] = diagnosis.expected_outcomes(exercise, mistake)
+        assert names(diagnosis.diagnose(exercise, wrong[sentence])) == [sentence]
+    for a, b in itertools.combinations(wrong, 2):
+        assert not same_outcomes(wrong[a], wrong[b], 1e-9), (a, b)
+    if hasattr(exercise, "flawed"):
+        plain = diagnosis.diagnose(exercise, diagnosis.expected_outcomes(exercise, {}))
+        assert plain == [] == diagnosed(name, **{exercise.LEARN[0]: exercise.flawed})
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_what_a_learner_begins_with(name):
+    """Catches a long task, a stub that does not run without this repository, or that tells all."""
+    exercise = definition.load(name)
+    assert len(exercise.__doc__.strip().splitlines()) <= 25
+    assert len(exercise.HINTS) >= 3 and len(exercise.MISTAKES) >= 3 and exercise.READ_ON
+    text = definition.stub(exercise)
+    tree = ast.parse(text)
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert {alias.name for node in imports for alias in node.names} <= {"math", "torch", "numpy"}
+    assert ast.get_docstring(tree) == exercise.__doc__.strip()
+    found = {}
+    exec(compile(text, "stub", "exec"), found)
+    assert set(exercise.LEARN) <= found.keys() and "return" not in text.split('"""')[2]
+    with pytest.raises(NotImplementedError):
+        [*definition.outcomes(types.SimpleNamespace(**found), exercise)]
+
+
+def test_number_of_mistakes():
+    """Catches known mistakes that got lost."""
+    assert sum(len(definition.load(name).MISTAKES) for name in ORDER) >= 60
+
+
+# ---- Right in another way
+
+
+def scores_einsum(q, k):
+    return torch.einsum("bhqd,bhkd->bhqk", q, k) * q.shape[-1] ** -0.5
+
+
+def scores_loop(q, k):
+    rows = [(q[:, :, a : a + 1] * k).sum(-1) for a in range(q.shape[2])]
+    return torch.stack(rows, dim=2) / math.sqrt(q.shape[3])
+
+
+def softmax_rows(scores):
+    out = torch.zeros_like(scores)
+    for at in itertools.product(*map(range, scores.shape[:-1])):
+        if scores[at].max() > -math.inf:
+            out[at] = (scores[at] - scores[at].logsumexp(0)).exp()
+    return out
+
+
+def softmax_torch(scores):
+    hidden = scores == -math.inf
+    blind = hidden.all(-1, keepdim=True)
+    return scores.masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+
+
+def attention_kernel(q, k, v, visible):
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+
+
+def attention_loop(q, k, v, visible):
+    rows = []
+    for a, see in enumerate(visible):
+        weights = (q[:, :, a : a + 1] @ k[:, :, see].mT / q.shape[-1] ** 0.5).softmax(-1)
+        rows.append(torch.einsum("bhqk,bhkd->bhqd", weights, v[:, :, see]))
+    return torch.cat(rows, dim=2)
+
+
+def heads_loop(x, W_qkv, W_out, H, G):
+    T, D = x.shape[1], x.shape[2] // H
+    parts = torch.einsum("btc,nc->btn", x, W_qkv).split(D, dim=-1)
+    future = torch.ones(T, T).triu(1).bool()
+    heads = []
+    for h in range(H):
+        g = h * G // H
+        scores = parts[h] @ parts[H + g].mT / D**0.5
+        heads.append(scores.masked_fill(future, -math.inf).softmax(-1) @ parts[H + G + g])
+    return torch.cat(heads, dim=-1) @ W_out.T
+
+
+def heads_shared(x, W_qkv, W_out, H, G):
+    B, T, C = x.shape
+    q, k, v = F.linear(x, W_qkv).split([C, G * C // H, G * C // H], dim=2)
+    q, k, v = (part.view(B, T, -1, C // H).transpose(1, 2) for part in (q, k, v))
+    mask = torch.ones(T, T, dtype=torch.bool).tril()
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return F.linear(y.transpose(1, 2).reshape(B, T, C), W_out)
+
+
+def tiled_whole(q, blocks):
+    k, v = (torch.cat(parts) for parts in zip(*blocks))
+    return F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+
+
+def tiled_numbers(q, blocks):
+    outputs = []
+    for query in q:
+        largest, total, y = -math.inf, 0.0, 0.0
+        for key, value in ((key, value) for block in blocks for key, value in zip(*block)):
+            score = query @ key / len(key) ** 0.5
+            new = max(largest, score)
+            shrink = 0.0 if largest == -math.inf else (largest - new).exp()
+            total = total * shrink + (score - new).exp()
+            y = y * shrink + (score - new).exp() * value
+            largest = new
+        outputs.append(y / total)
+    return torch.stack(outputs)
+
+
+OTHERS = {
+    "scores": [scores_einsum, scores_loop],
+    "softmax": [softmax_rows, softmax_torch],
+    "attention": [attention_kernel, attention_loop],
+    "heads": [heads_loop, heads_shared],
+    "tiles": [tiled_whole, tiled_numbers],
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_another_solution(name):
+    """Catches a check that asks for the solution's own rounding, or its way."""
+    for function in OTHERS[name]:
+        assert diagnosed(name, **{definition.load(name).LEARN[0]: function}) == [], function
+
+
+def plain(q, k, v, shift=None, dim=-1, scale=0.5, half=True):
+    """The attention of somebody who invents nothing."""
+    Tq, Tk = q.shape[2], k.shape[2]
+    if half:
+        q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))
+    see = torch.ones(Tq, Tk).tril(Tk - Tq if shift is None else shift).bool()
+    scores = (q @ k.mT / q.shape[-1] ** scale).masked_fill(~see, -math.inf)
+    return scores.softmax(dim).nan_to_num().to(v.dtype) @ v
+
+
+def test_any_mechanism_of_your_own():
+    """Catches invariants that only one mechanism keeps, and names that fit it alone."""
+    assert diagnosed("yours", attention=plain) == []
+    for how, part in (
+        (dict(shift=999), "later positions are visible"),
+        (dict(shift=0), "the mask is aligned at the top left"),
+        (dict(dim=-2), "over the queries"),
+    ):
+        (name,) = names(diagnosed("yours", attention=functools.partial(plain, **how)))
+        assert part in name
+    kernel = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+    assert "Tq < Tk" in diagnosed("yours", attention=kernel)[0]
+
+
+# ---- What is said of wrong numbers
+
+
+def test_two_mistakes_at_once():
+    """Catches a second mistake that hides the first."""
+    flawed = definition.load("attention").flawed
+    lines = diagnosed("attention", attention=functools.partial(flawed, power=0, hidden=0.0))
+    assert names(lines) == ["the scale is missing", "0 stands for −∞: exp(0) is a weight too"]
+    flawed = definition.load("heads").flawed
+    lines = diagnosed("heads", self_attention=functools.partial(flawed, swap=True, turned=True))
+    assert names(lines) == ["keys and values are swapped", "W_out is not transposed"]
+
+
+def without_gradient(q, k):
+    return scores_einsum(q, k.detach())
+
+
+def head_one(q, k):
+    scores = scores_einsum(q, k)
+    return torch.cat([scores[:, :1], scores[:, 1:2] + 1, scores[:, 2:]], dim=1)
+
+
+def short(q, k):
+    return scores_einsum(q, k) + (q.shape[2] < k.shape[2])
+
+
+def changes(q, k):
+    scores = scores_einsum(q, k.clone())
+    k.data.mul_(2)
+    return scores
+
+
+def unshared(scores):
+    return softmax_torch(scores) * 1.5
+
+
+def undefined(scores):
+    return softmax_torch(scores) * math.nan
+
+
+@pytest.mark.parametrize(
+    "name, function, part",
+    [
+        ("scores", without_gradient, "Only gradients are wrong: those of k."),
+        ("scores", head_one, "In B=2, H=3, Tq=4, Tk=9, D=6, all wrong numbers are in head 1."),
+        ("scores", short, "It is wrong wherever Tq < Tk, and only there."),
+        ("scores", short, "It is right for: two queries, two keys, D = 2; B=1, H=1, Tq=3"),
+        ("softmax", unshared, "In B=2, H=3, Tq=4, Tk=5, the rows do not sum to 1."),
+        ("softmax", undefined, "120 of 120 numbers are NaN"),
+        (
+            "scores",
+            lambda q, k: q[..., :1],
+            "the shape is (1, 1, 2, 1), and should be (1, 1, 2, 2)",
+        ),
+        ("scores", lambda q, k: scores_einsum(q, k).float(), "the dtype is torch.float32"),
+        ("scores", lambda q, k: (scores_einsum(q, k),) * 2, "it returns 2 results, and should"),
+        ("scores", changes, "it changes its arguments"),
+    ],
+)
+def test_numbers_of_no_known_mistake(name, function, part):
+    """Catches a learner who is left with "wrong", though the numbers say what is wrong."""
+    lines = diagnosed(name, **{definition.load(name).LEARN[0]: function})
+    assert any(part in line for line in lines), lines
+
+
+# ---- Learners' files that do what they should not
+
+BODIES = {
+    "while True: pass": "it takes more than 3 seconds: is there an endless loop?",
+    "time.sleep(99)": "it takes more than 3 seconds: is there an endless loop?",
+    "sys.exit(0)": "it ends the program",
+    "os._exit(0)": "it ends its process (os._exit), with exit code 0",
+    "os.kill(os.getpid(), 9)": "signal 9 ended its process: does it need too much memory?",
+    "while True: print('x' * 5000)": "it prints more than 16 MB",
+    "return torch.ones(2**30, dtype=torch.float64)": "it needs more than 4 GB of memory",
+    "return bytes(2**33)": "it needs more than 4 GB of memory",
+    "return None": "TypeError: it returns NoneType, and not a tensor",
+    "return 'none'": "TypeError: it returns str, and not a tensor",
+    "return q[0]": "the shape is (1, 2, 2), and should be (1, 1, 2, 2)",
+    "return (q @ k.mT).float()": "the dtype is torch.float32, and should be torch.float64",
+    "return q.mul_(2) @ k.mT": "it changes an argument in place",
+    "return input()": "it asks for input, and nobody types here",
+    "return helper(q)": "in helper: return x.no_such_name\nAttributeError",
+    "return scaled_dot(q, k)": "RecursionError",
+    "return (": "line 9: '(' was never closed",
+    "raise NotImplementedError": "it is still to be written",
+}
+
+
+def learners_file(folder, body, name="scaled_dot"):
+    text = "import os, sys, time\nimport torch\n\n\ndef helper(x):\n    return x.no_such_name\n\n"
+    path = folder / "scores.py"
+    path.write_text(f"{text}def {name}(q, k):\n    {body}\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_hostile_file(body, forks, tmp_path, monkeypatch):
+    """Catches a file that takes the shell, the machine, or that gets a traceback of this one."""
+    monkeypatch.setattr(runner, "SECONDS", 3 if "3 seconds" in BODIES[body] else 60)
+    path = learners_file(tmp_path, body)
+    lines, costs = runner.check("scores", path)
+    report = "\n".join(lines[-5:] if "prints more" in BODIES[body] else lines)
+    assert BODIES[body] in report and not costs
+    assert len(report) < 1500 and "Traceback" not in report and "worker.py" not in report
+    if "still to be" in report or "line" in report:
+        assert f"{path}, line " in report
+
+
+def test_a_missing_function(forks, tmp_path):
+    """Catches a name that is not there, in words of Python instead of the task's."""
+    path = learners_file(tmp_path, "return q", name="scale")
+    assert runner.check("scores", path)[0] == [f"NameError: {path} has no scaled_dot"]
+
+
+def test_the_current_folder(tmp_path, monkeypatch):
+    """Catches a file whose writing and deleting reaches the learner's own files."""
+    monkeypatch.chdir(tmp_path)
+    body = """
+    assert not os.listdir("."), "it sees files"
+    open("new", "w").write("x")
+    os.remove("new")
+    return q @ k.mT / q.shape[-1] ** 0.5"""
+    learners_file(tmp_path, body)
+    lines, costs = runner.check("scores", (tmp_path / "scores.py").relative_to(tmp_path))
+    assert not lines and [row[""] for row in costs] == ["yours", "the solution"]
+    assert [path.name for path in tmp_path.iterdir()] == ["scores.py"]
+
+
+def test_interrupted(tmp_path):
+    """Catches Ctrl-C that leaves an endless loop behind."""
+    learners_file(tmp_path, f"open({str(tmp_path / 'pid')!r}, 'w').write(f'{{os.getpid()}} ')")
+    with open(tmp_path / "scores.py", "a") as file:
+        file.write("    while True: pass\n")
+    with text_file() as output:
+        pid = forked(["-m", "exercises", "2", "--folder", tmp_path], output, output)
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "pid").exists() or " " not in (tmp_path / "pid").read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(pid, signal.SIGINT)
+        assert exit_code(pid) == 130, read_back(output)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+# ---- The command
+
+
+def command(folder, *arguments):
+    return run_here("-m", "exercises", *arguments, "--folder", folder)
+
+
+def test_the_command(forks, tmp_path):
+    """Catches a stub that is not copied, or copied over what was written; and a forgotten hint."""
+    my = tmp_path / "my"
+    listed = command(my)
+    assert len(listed.stdout.splitlines()) == len(ORDER) + 2 and "exercises 1\n" in listed.stdout
+    first = command(my, "scores").stdout
+    assert "how alike are a query and a key" in first and "it is still to be written" in first
+    assert (my / "scores.py").read_text() == definition.stub(definition.load("scores"))
+    learners_file(my, "return q @ k.mT / q.shape[-1]")
+    wrong = command(my, "2").stdout
+    assert "input    [[[[1., 0.]" in wrong and "  the products are divided by D, not by √D" in wrong
+    assert "no_such_name" in (my / "scores.py").read_text()
+    hints = [command(my, "2", "--hint").stdout for _ in range(4)]
+    assert [text.count("hint ") for text in hints] == [1, 2, 3, 3]
+    learners_file(my, "return q @ k.mT / q.shape[-1] ** 0.5")
+    solved = command(my, "2").stdout
+    assert "Right, in all 5 cases." in solved and "| yours " in solved and "Read on: " in solved
+    assert "✓ Scores" in command(my).stdout
+
+
+def test_costs_beside_the_paths(forks, tmp_path):
+    """Catches a success that is not measured beside lookback's four paths."""
+    path = learners_file(tmp_path, "", name="other")
+    with open(path, "a") as file:
+        file.write(
+            "    pass\n\ndef attention(q, k, v, visible):\n"
+            "    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)\n"
+            "    return scores.softmax(-1) @ v\n"
+        )
+    lines, costs = runner.check("attention", path)
+    assert not lines
+    assert [row[""] for row in costs] == ["yours", "naive", "masked_fill", "tiled", "fused"]
+    assert all(row["time"].endswith(" ms") and row["memory"].endswith(" kB") for row in costs)
+
+
+@pytest.mark.parametrize("name", ["attnetion", "0", "99"])
+def test_no_such_exercise(name, tmp_path):
+    """Catches an unknown name or number that becomes a traceback."""
+    assert f"exercise='{name}' is unknown; choose from masks" in complaint(command(tmp_path, name))
+
+
+def test_a_course(tmp_path):
+    """Catches a wrong file that a course's tests let pass, and a folder with a typing error."""
+    tests = "-m", "pytest", "exercises", "-n0", "-p", "no:cacheprovider"
+    learners_file(tmp_path, "return q @ k.mT")
+    result = run(*tests, f"--implementation={tmp_path}")
+    assert result.returncode == 1 and "\n  the scale is missing\n" in result.stdout
+    assert f"1 failed, {len(ORDER) - 1} skipped" in result.stdout
+    result = run(*tests, f"--implementation={tmp_path}/mine")
+    assert result.returncode == 4 and "mine is not a folder" in result.stderr
