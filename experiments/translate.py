@@ -39,6 +39,11 @@ Multi30k, English to French, test 2016, 7,000 steps of both (one seed;
 benchmarks/translate_multi30k.json has the command): 34.2 without attention, 47.3 with general; 44.2
 and 52.4 for 6 to 10 words, 16.1 and 28.8 for 21 to 25. Here beam search gains 2.6 and 2.1. (Lower
 case, tokenization 13a, beam 4.)
+
+Summaries (--task=summarize --models=none,general,transformer --seeds=3 --steps=400, 2026-11-25): to
+write the one sentence of four that is marked needs hardly any looking, for it is short, and a
+reader that knows the mark can forget the others: BLEU 98.1 ± 0.1 from one vector (with 2.5 times
+the steps), 99.8 ± 0.0 with general, 97.4 ± 0.8 for the transformer.
 """
 
 import functools
