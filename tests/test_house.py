@@ -38,17 +38,18 @@ WINGS = {  # of engine/: which others each may import
 # core: 46,000 before. Tokenizers and RoPE as others publish them: libraries read them, but hang or
 # panic on hostile ones, and compute nothing (tokenizer_checks.py, families.py). Values of another
 # width, encoders without a mask and the score `mlp`, which the lectures have.
-# tools: 13,000 before. The worked examples of the lectures (tools/shared/worked.py), a translator.
+# tools: 13,000 before. The worked examples of the lectures (tools/shared/worked.py), a translator,
+# and whether a machine computes attention right (machine_check.py).
 # experiments: 17,000 before. Claims of the lectures that were not tried.
-# tests: 80,000 before. Tests of all that, and tests/torture.py.
+# tests: 80,000 before. Tests of all that, of the exercises, and tests/torture.py.
 # exercises: new. Half of it are wrong answers, and no library has a check that names a mistake.
 READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP}
 BUDGET = {
     (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 48_500,
-    ("tools", "benchmarks"): 15_000,
-    ("experiments",): 27_000,
+    ("tools", "benchmarks"): 16_000,
+    ("experiments",): 28_500,
     ("exercises",): 16_000,
-    ("tests",): 94_000,
+    ("tests",): 99_000,
 }
 
 
