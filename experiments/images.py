@@ -20,7 +20,7 @@ thick in all images; for the digit other ones in each, on its strokes and beside
 
 import copy
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,24 +33,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attention import CrossAttention, attention_weights
 from engine.plotting.inspection import recording
 from experiments.shared import digits, trials
-from experiments.shared.digits import DIGITS, LENGTH, SIDE, WORDS
-from model import NORM, Block, GPTConfig, Learned, init_weights
+from experiments.shared.digits import LENGTH, PATCH, SHAPE, SIDE, WORDS, Eye
+from model import NORM, Block, Learned, init_weights
 
-PATCH = 2  # pixels of its side
-PATCHES = (SIDE // PATCH) ** 2
 SHOWN = 4  # images in the picture
 CLASSIFIERS = "vision transformer", "support vector machine"
 CAPTIONERS = "looks at the patches for each word", "has one vector, their mean"
-SHAPE = GPTConfig(
-    block_size=PATCHES,
-    vocab_size=len(WORDS),
-    n_layer=3,
-    n_head=4,
-    n_embd=64,
-    norm="rmsnorm",
-    init="zero_out",
-    tie_weights=False,
-)
 
 
 @dataclass(kw_only=True)
@@ -60,34 +48,6 @@ class Settings(trials.Settings):
 
 
 # ---- Models
-
-
-class Eye(nn.Module):
-    """A vision transformer: images (B, 8, 8) -> what it sees in each patch (B, PATCHES, C)."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.config = config
-        self.patch = nn.Linear(PATCH**2, config.n_embd)
-        self.wpe = Learned(config)
-        no_future = replace(config, visible="full")
-        self.h = nn.ModuleList(Block(no_future, n) for n in range(config.n_layer))
-        self.ln_f = NORM[config.norm](config)
-        self.head = nn.Linear(config.n_embd, len(DIGITS))
-        init_weights(self)
-        nn.init.normal_(self.wpe.weight)  # as large as the patches, to tell where they were
-
-    def forward(self, x):
-        patches = F.unfold(x[:, None], PATCH, stride=PATCH)  # (B, PATCH², PATCHES)
-        x = self.patch(patches.mT)
-        x = self.wpe.add(x, slice(None))
-        for block in self.h:
-            x = block(x)
-        return self.ln_f(x)
-
-    def classify(self, x):
-        """The paper's appendix D.3: the mean of all patches serves as well as a class token."""
-        return self.head(self(x).mean(1))
 
 
 class CaptionBlock(Block):

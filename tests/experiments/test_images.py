@@ -19,7 +19,7 @@ def test_each_patch_sees_all():
     assert not torch.allclose(eye(one)[0, 0], eye(other)[0, 0])
     eye.h = torch.nn.ModuleList()
     changed = (eye(one) != eye(other)).any(-1)
-    assert changed.nonzero().tolist() == [[0, images.PATCHES - 1]]
+    assert changed.nonzero().tolist() == [[0, digits.PATCHES - 1]]
 
 
 def test_captions():
