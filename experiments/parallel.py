@@ -3,13 +3,21 @@
     python -m experiments.parallel [--seeds=3]
 
 Claims (Vaswani et al. 2017, arXiv:1706.03762): a recurrent layer computes n positions in n steps,
-each of which waits for the one before; self-attention computes all at once, in n² time (table 1).
-Dot scores are much faster than additive ones and need less memory (section 3.2.1). The price, as
-Katharopoulos et al. 2020 (arXiv:2006.16236) put it, is paid while a text is written: a recurrent
-layer needs the same time for each new word, attention looks at all that came before.
+each of which waits for the one before; self-attention computes all at once, but in n² time (table
+1). Dot scores are much faster than additive ones and need less memory (section 3.2.1). The price is
+paid where a text is written: a recurrent layer takes the same time for each new word, attention
+looks at all before it (Katharopoulos et al. 2020, arXiv:2006.16236).
 
 A GRU and a block of a GPT with as many weights read one sequence, forwards and backwards, and then
 one position more. Scores are those of masked_fill, which holds them all.
+
+Found (3 repeats in turns, width 64, processor time of one thread, AMD EPYC): a training step takes
+1.5, 6.2, 26.7, 116 and 531 ms for 16, 64, 256, 1,024 and 4,096 positions by GRU, and 0.5, 0.7, 2.4,
+19 and 198 ms by attention. So it is up to 11 times as fast, at 256; from there on n² takes the lead
+back. One thread wins no more than products of matrices in place of steps of vectors: what many
+cores win by not waiting is not measured. In decoding the GRU is faster: 0.04 ms at any length, for
+0.16 to 0.25 ms. Of 512 positions, additive scores take 90 ms and 201 MB, dot scores 4.9 ms and 3.9
+MB.
 """
 
 import itertools

@@ -36,10 +36,10 @@ def test_the_first_symbol_is_another_kind():
 @pytest.mark.slow
 def test_attention_reaches_the_first_symbol(small_experiment, monkeypatch):
     """Catches attention whose gradient vanishes, and a task that it does not learn."""
-    monkeypatch.setattr(distance, "DISTANCES", [1, 4, 16, 32])
-    names = "tanh RNN", distance.ATTENTION
-    monkeypatch.setattr(distance, "LEARNING_RATES", dict.fromkeys(names, 3e-3))
+    monkeypatch.setattr(distance, "DISTANCES", [1, 32])
+    monkeypatch.setattr(distance, "TRAINED_ALONE", [32])
+    monkeypatch.setattr(distance, "NAMES", ["tanh RNN", distance.ATTENTION])
     recurrent, attention = small_experiment(distance, steps=60)["runs"].values()
-    for what, gap in ((distance.BEFORE, 5), (distance.AFTER, 1), (distance.RIGHT, 0.3)):
+    for what, gap in (distance.BEFORE, 5), (distance.AFTER, 1), (distance.ALONE, 0.3):
         assert attention[0][what]["32"] > recurrent[0][what]["32"] + gap
     assert attention[0][distance.BEFORE]["32"] > -2

@@ -79,7 +79,7 @@ def test_a_flat_reader_knows_the_sentences():
 def test_attention_finds_what_averages_miss(sentences, small_experiment, monkeypatch):
     """Catches weights of the wrong sentences, and a query that does not learn."""
     monkeypatch.setattr(labelled, "docstrings", lambda: sentences)
-    average, hierarchical = "hierarchical average, GRUs", documents.HIERARCHICAL
+    average, hierarchical = "average of sentences", documents.HIERARCHICAL
     monkeypatch.setattr(documents, "MODELS", [documents.BAYES, average, hierarchical])
     monkeypatch.setattr(documents, "DOCUMENTS", 400)
     [rows] = small_experiment(documents, steps=60)["tables"].values()
