@@ -98,8 +98,7 @@ class Pool(nn.Module):
             x = self.context(x, real)
         q = self.query.expand(len(x), 1, 1, -1)
         k = self.key(x).tanh()[:, None]
-        weights = attention_weights(q, k, present(real), dot)
-        weights = weights[:, 0]  # (B, 1, N)
+        weights = attention_weights(q, k, present(real), dot)[:, 0]  # (B, 1, N)
         pooled = weights @ x
         return pooled[:, 0], weights[:, 0]
 
@@ -186,15 +185,11 @@ def run(name, config, sentences, seed):
     }
 
 
-# ---- The picture
-
-
 def draw(runs):
     """Draw accuracies, and the weights of a document's sentences."""
     shown = runs[HIERARCHICAL][0]
     sentences, topic, place = shown["document"]
-    height = 0.19 * len(sentences) + 1.2
-    figure, panels = trials.make_figure(11, height, 1, 2)
+    figure, panels = trials.make_figure(11, 6, 1, 2)
     left, right = panels
     values = [[run[ACCURACY] for run in found] for found in runs.values()]
     means, errors = trials.mean_and_error(values)
@@ -202,8 +197,7 @@ def draw(runs):
     left.set_title(ACCURACY)
 
     rows = range(len(sentences))
-    weights = shown["weights"][: len(sentences)]
-    right.barh(rows, weights)
+    right.barh(rows, shown["weights"][: len(sentences)])
     short = [textwrap.shorten(text, 60, placeholder=" …") for text in sentences]
     right.set_yticks(rows, map(heatmaps.plain, short), fontsize=8)
     labels = right.get_yticklabels()
