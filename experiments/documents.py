@@ -13,6 +13,12 @@ others may that are about none. No sentence is both in training and test.
 
 Others read all words at once, as one long sentence. With GRUs they have the same facts as the
 hierarchy: a word of its own ends each sentence.
+
+Found (3 seeds): naive Bayes is right for 0.303 ± 0.008, the average of sentences for 0.274 ± 0.021,
+attention to all words for 0.297 ± 0.039, hierarchical attention for 0.670 ± 0.013: without GRUs the
+levels make the difference. With GRUs they do not: the flat reader, which knows where sentences end,
+is right for 0.711 ± 0.044, the hierarchy for 0.625 ± 0.020, and both find the sentence (0.88 and
+0.83 of the weight). What the hierarchy saves is time: 29 seconds of training for 64.
 """
 
 import sys
