@@ -47,9 +47,9 @@ READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP}
 BUDGET = {
     (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 48_500,
     ("tools", "benchmarks"): 16_000,
-    ("experiments",): 28_500,
+    ("experiments",): 31_000,
     ("exercises",): 16_000,
-    ("tests",): 99_000,
+    ("tests",): 100_500,
 }
 
 

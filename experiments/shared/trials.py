@@ -212,6 +212,25 @@ def make_table(label, runs, digits=3):
     return rows
 
 
+def make_curves(runs, what):
+    """Return {kind: {x: values of all seeds}} of runs whose `what` is {x: value}."""
+    curves = {}
+    for kind, found in runs.items():
+        curves[kind] = {x: [run[what][x] for run in found] for x in found[0][what]}
+    return curves
+
+
+def curve_table(label, curves):
+    """Return a row for each kind: its name, and plus_minus for each x."""
+    rows = []
+    for kind, points in curves.items():
+        row = {label: kind}
+        for x, values in points.items():
+            row[str(x)] = plus_minus(values)
+        rows.append(row)
+    return rows
+
+
 def make_figure(width, height, rows=1, columns=1, **layout):
     """Return a matplotlib figure of this size in inches, and its panels: one, or an array."""
     import matplotlib
@@ -226,6 +245,14 @@ def log_axis(panel, label, ticks):
     panel.set(xscale="log", xlabel=label)
     panel.set_xticks(ticks, ticks)
     panel.minorticks_off()
+
+
+def draw_curves(panel, label, curves):
+    """Draw the means of each kind with their errors, over a logarithmic x-axis."""
+    for kind, points in curves.items():
+        means, errors = mean_and_error([*points.values()])
+        panel.errorbar([*points], means, errors, fmt="o-", label=kind)
+    log_axis(panel, label, [*points])
 
 
 def write_result(name, config, tables, figure, **more):

@@ -1,0 +1,109 @@
+"""What a convolution knows before it has seen an image, and attention must learn.
+
+    python -m experiments.convolution [--seeds=3]
+
+Claim (Dosovitskiy et al. 2021, arXiv:2010.11929, sections 1 and 4.3): a convolution (LeCun et al.
+1989) is built for images: it looks at neighbours, and in the same way everywhere. Attention learns
+from data which patches belong together. So with few images a convolutional network is better than a
+vision transformer, and with many the transformer comes up to it.
+
+Both have as many weights, and use each weight for 16 places of an image. They have the same number
+of steps, whatever the number of images, with the images as they are, or each time stretched,
+slanted and shifted a little at random, which shows what should make no difference.
+
+Found (3 seeds): of 50 images the convolutions learn 0.885 ± 0.012, the transformer 0.762 ± 0.023
+(changed a little at random: 0.924 ± 0.018 and 0.852 ± 0.010); of all 1,348 images 0.993 ± 0.002 and
+0.973 ± 0.011. The gap shrinks with data, and remains: a thousand digits are few.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from experiments.shared import digits, trials
+from experiments.shared.digits import DIGITS, SIDE
+from experiments.shared.eye import SHAPE, Eye
+
+SIZES = [50, 200, 800, 1348]  # images to train on; the last are all
+ACCURACY = "test accuracy"
+CONVOLUTION, TRANSFORMER = "convolutions", "vision transformer"
+# The best of 0.003, 0.01 and 0.03, and of 0.001, 0.003 and 0.01, for another seed.
+LEARNING_RATES = {CONVOLUTION: 1e-2, TRANSFORMER: 3e-3}
+KINDS = {  # (model, whether images are changed)
+    "convolutions": (CONVOLUTION, False),
+    "convolutions, changed images": (CONVOLUTION, True),
+    "vision transformer": (TRANSFORMER, False),
+    "vision transformer, changed images": (TRANSFORMER, True),
+}
+
+
+@dataclass(kw_only=True)
+class Settings(trials.Settings):
+    steps: int = 300
+
+
+class Convolutions(nn.Sequential):
+    """Images (B, 8, 8) -> scores of digits, by 3 x 3 pixels, and then 3 x 3 places of 4 x 4."""
+
+    def __init__(self, C=64):
+        layers = [nn.Unflatten(1, (1, SIDE)), *convolution(1, C), nn.MaxPool2d(2)]
+        for _ in range(4):
+            layers += convolution(C, C)
+        super().__init__(*layers, nn.AvgPool2d(4), nn.Flatten(), nn.Linear(C, len(DIGITS)))
+
+    def classify(self, x):
+        return self(x)
+
+
+def convolution(before, C):
+    return nn.Conv2d(before, C, 3, padding=1, bias=False), nn.BatchNorm2d(C), nn.ReLU()
+
+
+MODELS = {CONVOLUTION: Convolutions, TRANSFORMER: lambda: Eye(SHAPE)}
+
+
+def fit(name, changed, steps, x, y):
+    """Return a model that is trained on images x and digits y."""
+    model = MODELS[name]()
+
+    def loss(step):
+        rows = torch.randint(len(x), (32,))
+        images = digits.augmented(x[rows]) if changed else x[rows]
+        return F.cross_entropy(model.classify(images), y[rows], label_smoothing=0.1)
+
+    trials.fit(model, loss, steps, LEARNING_RATES[name], weight_decay=0.05)
+    return model
+
+
+def run(kind, config, seed):
+    """Return the accuracy for each number of images to train on."""
+    (x, y), test = digits.images(seed)
+    found = {}
+    for size in SIZES:
+        torch.manual_seed(seed)
+        model = fit(*KINDS[kind], config.steps, x[:size], y[:size])
+        with torch.no_grad():
+            right = model.classify(test[0]).argmax(1) == test[1]
+        found[size] = right.float().mean().item()
+    return {ACCURACY: found}
+
+
+def main(config):
+    runs = trials.run_seeds(run, KINDS, config)
+    curves = trials.make_curves(runs, ACCURACY)
+    tables = {ACCURACY: trials.curve_table("images", curves)}
+    figure, panel = trials.make_figure(6, 3.8)
+    trials.draw_curves(panel, "images to train on", curves)
+    panel.set_title(ACCURACY)
+    panel.legend()
+    trials.write_result("convolution", config, tables, figure, runs=runs)
+
+
+if __name__ == "__main__":
+    trials.run_script(main, Settings)

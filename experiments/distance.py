@@ -1,0 +1,148 @@
+"""Why attention won: nothing lies between two words, however far apart they are.
+
+    python -m experiments.distance [--seeds=3]
+
+Claim (Bengio et al. 1994, "Learning Long-Term Dependencies with Gradient Descent is Difficult";
+Pascanu et al. 2013, arXiv:1211.5063): in a recurrent network the gradient passes through each step
+between two words, is multiplied by a Jacobian in each, and so vanishes exponentially. Attention
+takes one step, at any distance (Vaswani et al. 2017, arXiv:1706.03762, table 1).
+
+The task: the first symbol of a sequence is to be named at its end, 1 to 256 symbols of another kind
+later. The gradient is the norm of the Jacobian of the last state with respect to the first input,
+relative to that one step later. All layers are equally wide and have PyTorch's initial weights. (At
+the learning rate, of 0.001, 0.003 and 0.01, all are right at all distances for another seed.)
+
+Found (3 seeds): before training, the gradient over 256 steps is 10^-14.8 of that over one in a tanh
+RNN, 10^-3.7 in an LSTM, 10^-0.7 in a GRU, and the same in attention. Trained at all distances at
+once, all of them learn all: what is near teaches what is far. Trained at one distance alone, the
+recurrent ones fail at 64 and beyond (0.12 right, a guess is 0.125), RNN and LSTM at 16 already;
+attention is right at each.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from experiments.shared import trials
+from model import Block, GPTConfig
+
+WIDTH = 64
+SYMBOLS = 8  # to be remembered, and as many others
+DISTANCES = [2**n for n in range(9)]
+RECURRENT = {"tanh RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
+ATTENTION = "attention"
+NAMES = [*RECURRENT, ATTENTION]
+BEFORE = "log10 of the gradient before training"
+AFTER = "log10 of the gradient after training"
+MIXED = "right answers, trained at all distances"
+ALONE = "right answers, trained at this distance alone"
+TRAINED_ALONE = [4, 16, 64, 128]
+
+
+@dataclass(kw_only=True)
+class Settings(trials.Settings):
+    steps: int = 360
+
+
+class Model(nn.Module):
+    """Symbols (B, T) -> scores of the first of them (B, SYMBOLS)."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.wte = nn.Embedding(2 * SYMBOLS, WIDTH)
+        if name == ATTENTION:
+            self.core = Block(GPTConfig(n_embd=WIDTH, n_head=4), 0)
+        else:
+            self.core = RECURRENT[name](WIDTH, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, SYMBOLS)
+
+    def last_state(self, x):
+        y = self.core(x)
+        states = y if torch.is_tensor(y) else y[0]  # recurrent layers return their memory too
+        return states[:, -1]
+
+    def forward(self, symbols):
+        x = self.wte(symbols)
+        return self.head(self.last_state(x))
+
+
+def sequences(number, distance):
+    """Return symbols (number, 1 + distance): one to be remembered, then others."""
+    first = torch.randint(SYMBOLS, (number, 1))
+    others = torch.randint(SYMBOLS, 2 * SYMBOLS, (number, distance))
+    return torch.cat([first, others], 1)
+
+
+# ---- Runs
+
+
+def gradient(model, distance):
+    """Return the norm of the Jacobian of the last state with respect to the first input.
+
+    For a random v, the mean of |v^T J|² is the squared Frobenius norm of J.
+    """
+    x = model.wte(sequences(64, distance)).detach().requires_grad_()
+    y = model.last_state(x)
+    [found] = torch.autograd.grad(y, x, torch.randn_like(y))
+    return found[:, 0].square().sum(1).mean().sqrt()
+
+
+def gradients(model):
+    """Return {distance: log10 of the gradient, relative to that of one step}."""
+    model.double()  # some are smaller than any number of float32
+    norms = torch.stack([gradient(model, distance) for distance in DISTANCES])
+    model.float()
+    relative = (norms / norms[0]).log10()
+    return dict(zip(DISTANCES, relative.tolist()))
+
+
+def train(model, distances, steps):
+    """Train a model at these distances in turn; return {distance: its share of right answers}."""
+
+    def loss(step):
+        symbols = sequences(32, distances[step % len(distances)])
+        return F.cross_entropy(model(symbols), symbols[:, 0])
+
+    trials.fit(model, loss, steps, 3e-3)
+    found = {}
+    for distance in distances:
+        symbols = sequences(512, distance)
+        with torch.no_grad():
+            right = model(symbols).argmax(1) == symbols[:, 0]
+        found[distance] = right.float().mean().item()
+    return found
+
+
+def run(name, config, seed):
+    """Return {what: {distance: value}} of a layer."""
+    torch.manual_seed(seed)
+    model = Model(name)
+    before = gradients(model)
+    mixed = train(model, DISTANCES, config.steps)
+    alone = {}
+    for distance in TRAINED_ALONE:
+        alone |= train(Model(name), [distance], config.steps)
+    return {BEFORE: before, AFTER: gradients(model), MIXED: mixed, ALONE: alone}
+
+
+def main(config):
+    runs = trials.run_seeds(run, NAMES, config)
+    figure, panels = trials.make_figure(16, 3.8, 1, 4)
+    tables = {}
+    for panel, what in zip(panels, (BEFORE, AFTER, MIXED, ALONE)):
+        curves = trials.make_curves(runs, what)
+        tables[what] = trials.curve_table("steps between", curves)
+        trials.draw_curves(panel, "steps between", curves)
+        panel.set_title(what)
+    panel.legend()
+    trials.write_result("distance", config, tables, figure, runs=runs)
+
+
+if __name__ == "__main__":
+    trials.run_script(main, Settings)
