@@ -209,7 +209,7 @@ class HubTokenizer(Tokenizer):
             end_of_text = self.encoding.token_to_id(end_of_text)
         known = type(end_of_text) is int and 0 <= end_of_text < self.vocab_size
         self.end_of_text = end_of_text if known else None
-        if max(self.vocab_size - 1, *whole) >= min(self.vocab_size, MAX_VOCAB_SIZE):
+        if max([self.vocab_size - 1, *whole]) >= min(self.vocab_size, MAX_VOCAB_SIZE):
             raise ValueError("its vocabulary is too large, or its template beyond it")
         decoder = {part["type"]: part for part in components(content.get("decoder"))}
         self.by_bytes = "ByteLevel" in decoder
@@ -360,7 +360,7 @@ def learned_bpe(texts, vocab_size):
     if not 257 <= vocab_size < MAX_VOCAB_SIZE:
         raise ValueError(
             f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
-            "at least 257"
+            f"at least 257, and less than {MAX_VOCAB_SIZE:,}"
         )
     learner = tokenizers.Tokenizer.from_str(json.dumps(byte_level_json(BYTES, {}, PATTERN)))
     # The time that learning takes grows with the square of a word's length.

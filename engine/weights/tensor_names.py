@@ -79,6 +79,8 @@ def from_hugging_face(tensors, family, tie_weights):
             raise ValueError(f"its tensor {name} is a single number, of shape ()")
         module, part, count = places[theirs]
         ours = join_name("transformer.", "h.", number, module, kind)
+        if ours in weights:
+            raise ValueError(f"it has {ours} twice, the second time as {name}")
         parts = incomplete.setdefault(ours, {})
         parts[part] = oriented(tensor, family, module)
         if count > 1 and len({parts[n].shape for n in (count - 2, count - 1) if n in parts}) > 1:

@@ -352,6 +352,8 @@ def test_characters_that_a_published_tokenizer_lacks():
     for text in "abé", "\tabc":
         with pytest.raises(ValueError, match="lacks a character"):
             found.encode(text)
+    only_b = spec_with(model=("BPE", {"vocab": {"b": 0}, "merges": []}))
+    assert tokenizer_from_spec(only_b).encode("b").tolist() == [0]  # it lacks a
     only_a = {"vocab": {"a": 0}, "unk_token": "x"}
     without = tokenizer_from_spec(spec_with(model=("WordLevel", only_a)))
     with pytest.raises(ValueError, match="the tokenizer fails: .*Missing"):

@@ -187,6 +187,7 @@ def test_many_files(tmp_path):
         ({name: torch.ones(16, 17)}, "have other shapes"),
         ({}, "a part of transformer.h.1.attn.c_attn.weight is missing"),
         ({name: torch.ones(16, 16), "model.extra": torch.ones(1)}, "model.extra"),
+        ({name: torch.ones(16, 16), "norm.weight": torch.ones(32)}, "twice"),
     ):
         save_file(others | changed, path)
         with pytest.raises(ValueError, match=message):
