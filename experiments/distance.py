@@ -12,9 +12,11 @@ later. The gradient is the norm of the Jacobian of the last state with respect t
 relative to that one step later. All layers are equally wide and have PyTorch's initial weights. (At
 the learning rate, of 0.001, 0.003 and 0.01, all are right at all distances for another seed.)
 
-Found (3 seeds): before training, the gradient over 256 steps is 10^-14.8 of that over one in a tanh
-RNN, 10^-3.7 in an LSTM, 10^-0.7 in a GRU, and the same in attention. Trained at all distances at
-once, all of them learn all: what is near teaches what is far. Trained at one distance alone, the
+Found (3 seeds): before training, the gradient over 256 steps is 10^-83 of that over one in a tanh
+RNN, 10^-48 in an LSTM, 10^-46 in a GRU, and 10^-2 in attention, which is an average of 256. Trained
+at all distances at once, all of them learn all (the RNN is right for 0.996 at the farthest): what
+is near teaches what is far, and the gradients are then 10^-14.8, 10^-3.7, 10^-0.7 and as large as
+over one step. Trained at one distance alone, the
 recurrent ones fail at 64 and beyond (0.12 right, a guess is 0.125), RNN and LSTM at 16 already;
 attention is right at each.
 """
