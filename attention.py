@@ -10,7 +10,8 @@ to bottom:
     the paths: naive, masked_fill, tiled, fused · another function: linear attention ·
     memory: the KV cache · the modules, which project, call a path, project back
 
-`python attention.py` draws the masks, works an example by hand and compares the paths.
+`python attention.py` draws the masks, works examples by hand and compares the paths, and the page
+of `python -m tools.visualize` shows step by step which scores each path makes.
 
 Shapes, everywhere:
     B batch · H query heads · G key/value heads (H % G == 0, each shared by H/G query heads)
@@ -369,7 +370,8 @@ class Tiled(torch.autograd.Function):
     def tiles(q, k, visible):
         """Yield each tile in which something is visible, for q (B, G, H/G, Tq, D).
 
-        It is a slice of queries, a slice of keys, and the numbers to add to their scores.
+        It is a slice of queries, a slice of keys, and the numbers to add to their scores: a bias,
+        or 0, where a query may look, and -inf where not.
         """
         i, j = positions(q.shape[-2], k.shape[-2], q.device)
         for a in range(0, q.shape[-2], Tiled.TILE):
@@ -391,11 +393,12 @@ class Tiled(torch.autograd.Function):
         wide = torch.promote_types(q.dtype, torch.float32)  # dtype of scores and sums
         y = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=wide)
         total = q.new_zeros(*q.shape[:-1], 1, dtype=wide)
+        # Finite, since -inf - -inf would be NaN.
         largest = torch.full_like(total, torch.finfo(wide).min)
         for rows, columns, bias in Tiled.tiles(q, k, visible):
             scores = scaled_dot(q[..., rows, :].to(wide), k[..., columns, :].to(wide)) + bias
             new = torch.maximum(largest[..., rows, :], scores.amax(-1, keepdim=True))
-            weights = (scores - new).exp()
+            weights = (scores - new).exp()  # divided by their total at the end
             shrink = (largest[..., rows, :] - new).exp()
             total[..., rows, :] = total[..., rows, :] * shrink + weights.sum(-1, keepdim=True)
             y[..., rows, :] = y[..., rows, :] * shrink + weights @ v[..., columns, :].to(wide)

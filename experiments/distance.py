@@ -16,9 +16,8 @@ Found (3 seeds): before training, the gradient over 256 steps is 10^-83 of that 
 RNN, 10^-48 in an LSTM, 10^-46 in a GRU, and 10^-2 in attention, which is an average of 256. Trained
 at all distances at once, all of them learn all (the RNN is right for 0.996 at the farthest): what
 is near teaches what is far, and the gradients are then 10^-14.8, 10^-3.7, 10^-0.7 and as large as
-over one step. Trained at one distance alone, the
-recurrent ones fail at 64 and beyond (0.12 right, a guess is 0.125), RNN and LSTM at 16 already;
-attention is right at each.
+over one step. Trained at one distance alone, the recurrent ones fail at 64 and beyond (0.12 right,
+a guess is 0.125), RNN and LSTM at 16 already; attention is right at each.
 """
 
 import sys
