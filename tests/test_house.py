@@ -218,14 +218,38 @@ def test_readme():
     assert len(text.split()) <= 900 and len(text.splitlines()) <= 120
 
 
-def test_the_page_of_the_lectures():
-    """Catches a slide whose code, command or test has another name now, or is gone."""
-    text = (ROOT / "docs/lectures.md").read_text(encoding="utf-8")
+def settings():
+    """The names of all settings: annotated fields of classes, and flags of argparse."""
+    names = set()
+    for path in SOURCES:
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.AnnAssign):
+                names.add(ast.unparse(node.target))
+            elif isinstance(node, ast.Constant) and str(node.value).startswith("--"):
+                names.add(node.value.removeprefix("--"))
+    return names
+
+
+@pytest.mark.parametrize("page", ["lectures", "questions"])
+def test_a_page_that_names_tests(page):
+    """Catches an answer whose code, test, command or setting has another name now, or is gone."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     for path, name in re.findall(r"`([\w/]+\.py):(\w+)`", text):
         nodes = ast.walk(parse(path))
         assert name in {getattr(node, "name", None) for node in nodes}, f"{path}:{name}"
     for module in re.findall(r"`python -m ([\w.]+)", text):
         assert module in MODULES, module
+    for path in re.findall(r"\]\((?!https)([^#)]+)", text):
+        assert (ROOT / "docs" / path).exists(), path
+    known = settings()
+    for command in re.findall(r"`((?:python |torchrun |--)[^`]+)`", text):
+        for word in command.split():
+            assert not word.endswith((".py", ".toml")) or (ROOT / word).exists(), command
+        flags = command.split("train.py")[-1]  # those before it are torchrun's
+        assert set(re.findall(r"--(\w+)", flags)) <= known, command
+    for answer in text.split("\n### ")[1:]:
+        assert "`python " in answer or "`torchrun " in answer, answer
+        assert "`tests/" in answer, answer
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,10 @@
     python -m tools.export --out_dir=out --to=FOLDER [--checkpoint=best] [--dtype=bfloat16]
 
 It becomes a model of a standard family, GPT-2 or a relative of Llama, that computes the same
-function, with its tokenizer as tokenizer.json: no code of ours is needed to run it. Where no family
-computes the same, export names the setting that is in the way. config/llama_small.toml and
-config/llama_125m.toml are made to be exported.
+function, with its tokenizer as tokenizer.json: no code of ours is needed to run it. README.md is a
+model card, with what is known of its training. Where no family computes the same, export names the
+setting that is in the way. config/llama_small.toml and config/llama_125m.toml are made to be
+exported.
 """
 
 import json
@@ -27,7 +28,7 @@ from engine.weights import families
 from engine.weights.loading import WithoutInit
 from engine.weights.tensor_files import write_safetensors
 from model import GPT, GPTConfig
-from tools.shared import hugging_face
+from tools.shared import hugging_face, model_card
 from tools.shared.model_settings import ModelSettings
 
 
@@ -52,6 +53,7 @@ def export(config):
     if to.exists():
         raise ValueError(f"--to={to} exists: choose another folder, or remove it")
     folder, model, tokenizer = config.load()
+    facts = model_card.read_facts(folder, config.init_from)
     about, standard_config = standard(model)
     kind = about["model_type"]
 
@@ -91,7 +93,9 @@ def export(config):
         for name, content in files.items():
             (unfinished / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
         write_safetensors(unfinished / "model.safetensors", tensors)
-    for note in notes(kind, standard_config, tokenizer):
+        remarks = list(notes(kind, standard_config, tokenizer))
+        model_card.write(unfinished, model, tokenizer, about, facts, remarks)
+    for note in remarks:
         print(f"note: {note}")
     size = f"{model.num_params():,} parameters in {config.dtype}"
     print(f"{to}: a {about['architectures'][0]} of {size}, from {folder}")

@@ -2,12 +2,16 @@
 
 import json
 import random
+import re
+import shutil
 
 import pytest
 import tokenizers
 import torch
 from conftest import POEM, complaint, run_here
+from huggingface_hub import ModelCard
 
+from engine.text import dataset
 from engine.text.tokenizer import HubTokenizer, create_tokenizer
 from engine.weights import checkpoint, pretrained
 from model import GPT, MLP, MODERN, NORM, POSITION, GPTConfig
@@ -209,3 +213,37 @@ def test_special_tokens_of_a_tokenizer_of_words(tmp_path):
     saved(tmp_path, HubTokenizer(json.loads(words.to_str()), "<end>"))
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(exported(tmp_path))
     assert theirs.eos_token_id == 0 and len(theirs) == 2
+
+
+def test_the_model_card(tmp_path):
+    """Catches a card with numbers of another run, a path in it, and metadata that a name ends."""
+    name = "x\n---\nlicense: mit\n```"
+    dataset.write_dataset(tmp_path / name, [POEM * 30], "char", "a poem")
+    flags = "--max_iters=3 --batch_size=2 --block_size=16 --n_layer=1 --n_embd=16 --mlp=swiglu"
+    flags += " --norm=rmsnorm_scale --init=gpt2 --qk_norm=False --norm_eps=1e-5"
+    places = f"--dataset={tmp_path / name}", f"--out_dir={tmp_path / 'out'}"
+    assert run_here("train.py", *flags.split(), *places).returncode == 0
+    card = ModelCard.load(exported(tmp_path) / "README.md")
+    assert card.data.license is None and card.data.tags == ["lookback", "llama"]
+    assert str(tmp_path) not in card.text
+    facts = json.loads(re.search("```json\n(.*?)\n```", card.text, re.DOTALL)[1])
+    metrics = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
+    last = json.loads(metrics[-1])
+    assert (facts["dataset"], facts["steps"], facts["tokens_seen"]) == (name, 3, 96)
+    assert (facts["val_loss"], facts["seconds"]) == (last["val_loss"], last["wall_s"])
+    meta = json.loads((tmp_path / name / "meta.json").read_text())
+    for split in ("train", "val"):
+        assert facts["dataset_tokens"][split] == meta[split]["tokens"]
+        assert facts["dataset_sha256"][split] == meta[split]["sha256"]
+
+    # Exported again, it is not a model that lookback trained
+    again = export(ExportConfig(init_from=str(tmp_path / "to"), to=str(tmp_path / "again")))
+    text = (again / "README.md").read_text()
+    assert "not trained by lookback" in text and "steps" not in text
+
+    # Beside the metrics of another run, its losses are not those
+    moved = tmp_path / "other" / "step_000003"
+    shutil.copytree(tmp_path / "out" / "step_000003", moved)
+    (tmp_path / "other" / "metrics.jsonl").write_text('{"step": 3, "val_loss": 1.0}\n')
+    other = export(ExportConfig(out_dir=str(moved), to=str(tmp_path / "third")))
+    assert 'val_loss"' not in (other / "README.md").read_text()

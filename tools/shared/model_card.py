@@ -1,0 +1,129 @@
+"""The model card of an exported folder: README.md, whose first lines the Hugging Face hub reads."""
+
+import json
+import math
+from contextlib import suppress
+from pathlib import Path
+
+from engine.common.files import read_json
+from engine.text.preparation import DATA, SPLITS
+from engine.training.run_folder import read_metrics
+from engine.weights import checkpoint
+
+SIZES = "batch_size", "gradient_accumulation_steps", "block_size"
+SETTINGS = """
+seed batch_size gradient_accumulation_steps max_iters optimizer learning_rate embedding_lr head_lr
+vector_lr momentum muon_steps weight_decay beta1 beta2 grad_clip decay_lr lr_schedule warmup_iters
+hold lr_decay_iters min_lr dtype mask_documents
+""".split()
+OURS = """\
+What lookback's train.py recorded. Losses are in nats per token; val_loss is that of the validation
+split, seconds the time of the run. If the run was resumed, began_from is "resume", and the settings
+and the product tokens_seen are those of its last part."""
+OTHERS = """\
+These weights were not trained by lookback, which only wrote them in this layout. For their data,
+their training and their license see the model that they come from."""
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: text-generation
+tags:
+- lookback
+- {kind}
+# license: yours to fill in: what the training text and the first weights allow, not lookback's own
+---
+
+# {architecture}, {parameters:,} parameters
+
+Weights in {dtype}, a context of {context:,} tokens, a tokenizer of the kind `{tokenizer}` with
+{vocabulary:,} of them.
+
+## Training
+
+{about}
+
+```json
+{facts}
+```
+
+## Use
+
+```python
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+tokenizer = PreTrainedTokenizerFast.from_pretrained("FOLDER")
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+inputs = tokenizer("Once upon", return_tensors="pt").input_ids
+print(tokenizer.decode(model.generate(inputs, max_new_tokens=50)[0]))
+```
+
+With lookback: `python sample.py --init_from=FOLDER --start="Once upon"`
+{notes}"""
+
+
+def read_facts(folder, name):
+    """Return what is known of a model's training, as a dict, from the folder of its weights.
+
+    name: what the user called it. No path is in it: it would tell strangers about this machine.
+    """
+    if not (folder / "manifest.json").exists():
+        return {"converted_from": without_path(name)}
+    config = checkpoint.load_config(folder)
+    training = config["training"]
+    dataset = training.get("dataset", "")
+    facts = {
+        "dataset": without_path(dataset),
+        "dataset_tokens": count_tokens(dataset, config["data"]),
+        "dataset_sha256": config["data"],
+        "began_from": without_path(training.get("init_from", "")),
+        "steps": config["step"],
+    }
+    sizes = [training.get(name) for name in SIZES]
+    if all(isinstance(size, int) for size in sizes):
+        facts["tokens_seen"] = config["step"] * math.prod(sizes)
+    facts |= losses(folder, config)
+    facts["settings"] = {name: training[name] for name in SETTINGS if name in training}
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def without_path(name):
+    """Return a name as it is, but of an absolute path only its last part."""
+    return Path(str(name)).name if Path(str(name)).is_absolute() else name
+
+
+def count_tokens(dataset, hashes):
+    """Return the tokens of a dataset's splits; None if it is not here as it was in training."""
+    for folder in (DATA / str(dataset), Path(str(dataset))):
+        with suppress(OSError, ValueError, LookupError):
+            meta = read_json(folder / "meta.json")
+            if hashes == {split: meta[split]["sha256"] for split in SPLITS}:
+                return {split: meta[split]["tokens"] for split in SPLITS}
+
+
+def losses(folder, config):
+    """Return the losses of a checkpoint, and the seconds of its run, as far as they are known."""
+    record = config["record"]
+    metrics = folder.parent / "metrics.jsonl"
+    if record and metrics.exists():
+        line = read_metrics(metrics).get(config["step"], {})
+        if line.items() >= record.items():  # it is this run's: a checkpoint may have been moved
+            record = line
+    names = {"train_loss": "train_loss", "val_loss": "val_loss", "wall_s": "seconds"}
+    return {ours: record.get(name) for name, ours in names.items()}
+
+
+def write(folder, model, tokenizer, about, facts, notes):
+    """Write README.md. about: config.json's content, a dict. notes: sentences for its readers."""
+    text = CARD.format(
+        kind=about["model_type"],
+        architecture=about["architectures"][0],
+        parameters=model.num_params(),
+        dtype=about["torch_dtype"],
+        context=model.config.block_size,
+        tokenizer=tokenizer.spec()["kind"],
+        vocabulary=tokenizer.vocab_size,
+        about=OTHERS if "converted_from" in facts else OURS,
+        facts=json.dumps(facts, indent=1),  # one line each, whatever a name has in it
+        notes="".join(f"\n- {note}" for note in notes) + "\n" if notes else "",
+    )
+    (folder / "README.md").write_text(text, encoding="utf-8")
