@@ -18,16 +18,9 @@ Attention itself, also causal, may come from torch.nn.functional.
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv:2305.13245.
 """
 
-import torch
 import torch.nn.functional as F
 
-LEARN = ("self_attention",)
-HINTS = (
-    "split([H * D, G * D, G * D], dim=-1) cuts q, k and v out of each token's features.",
-    "unflatten(2, (H, D)) makes (B, T, H, D), transpose(1, 2) makes (B, H, T, D) of it.",
-    "Shared heads: k.repeat_interleave(H // G, dim=1). To merge: y.transpose(1, 2).flatten(2).",
-)
-READ_ON = "attention.py: SelfAttention and share_heads"
+from exercises.shared.cases import random
 
 
 def self_attention(x, W_qkv, W_out, H, G):
@@ -40,50 +33,30 @@ def self_attention(x, W_qkv, W_out, H, G):
     return y.transpose(1, 2).flatten(2) @ W_out.T
 
 
-def flawed(x, W_qkv, W_out, H, G, **wrong):
-    B, T, C = x.shape
-    D = C // H
-    widths = [H * D, G * D, G * D]
-    parts = (x @ W_qkv.T).split(widths, dim=-1)
-    q, k, v = (split_heads(part, D, wrong.get("split")) for part in parts)
-    if "swap" in wrong:
-        k, v = v, k
-    if "repeat" in wrong:
-        k, v = (part.repeat(1, H // G, 1, 1) for part in (k, v))
-    else:
-        k, v = (part.repeat_interleave(H // G, dim=1) for part in (k, v))
-    scale = C**-0.5 if "wide" in wrong else D**-0.5
-    y = F.scaled_dot_product_attention(q, k, v, is_causal="open" not in wrong, scale=scale)
-    y = y.reshape(B, T, C) if "merge" in wrong else y.transpose(1, 2).flatten(2)
-    return y @ (W_out if "turned" in wrong else W_out.T)
-
-
-def split_heads(x, D, how=None):
-    """(B, T, heads·D) -> (B, heads, T, D)."""
-    B, T, width = x.shape
-    if how == "view":
-        return x.reshape(B, width // D, T, D)
-    if how == "features":
-        return x.unflatten(2, (D, width // D)).permute(0, 3, 1, 2)
-    return x.unflatten(2, (width // D, D)).transpose(1, 2)
-
-
+LEARN = ("self_attention",)
 MISTAKES = {
-    "heads are split without a transpose: view mixes tokens": {"split": "view"},
-    "a head takes every H-th feature, and not D that stand together": {"split": "features"},
-    "heads are merged without a transpose": {"merge": True},
-    "key heads are repeated 0 1 0 1 and not 0 0 1 1": {"repeat": True},
-    "keys and values are swapped": {"swap": True},
-    "the scores are divided by √C, not by √D": {"wide": True},
-    "the future is visible": {"open": True},
-    "W_out is not transposed": {"turned": True},
+    "heads are split without a transpose: view mixes tokens": {
+        "unflatten(2, (-1, D)).transpose(1, 2)": "reshape(len(x), -1, x.shape[1], D)"
+    },
+    "heads are merged without a transpose": {"y.transpose(1, 2).flatten(2)": "y.reshape(x.shape)"},
+    "keys are repeated 0 1 0 1, not 0 0 1 1": {"_interleave(H // G, dim=1)": "(1, H // G, 1, 1)"},
+    "keys and values are swapped": {"attention(q, k, v": "attention(q, v, k"},
+    "the scores are divided by √C, not by √D": {"is_causal": "scale=(H * D) ** -0.5, is_causal"},
+    "the future is visible": {"is_causal=True": "is_causal=False"},
 }
+HINTS = (
+    "Cut each token's features: split([H * D, G * D, G * D], dim=-1). To split q into heads: "
+    "unflatten(2, (H, D)) makes (B, T, H, D), transpose(1, 2) makes (B, H, T, D) of it.",
+    "Shared heads: k.repeat_interleave(H // G, dim=1). To merge: y.transpose(1, 2).flatten(2).",
+)
+READ_ON = "attention.py: SelfAttention and share_heads"
 
 
 def cases():
-    random = torch.Generator().manual_seed(0)
-    shapes = (1, 2, 2, 1, 1), (1, 3, 4, 2, 2), (1, 3, 4, 4, 2), (2, 5, 12, 4, 2), (2, 3, 12, 6, 3)
-    for B, T, C, H, G in shapes:
-        sizes = (B, T, C), (C + 2 * G * C // H, C), (C, C)
-        x, W_qkv, W_out = (torch.randn(n, dtype=torch.float64, generator=random) for n in sizes)
-        yield f"B={B}, T={T}, C={C}, H={H}, G={G}", "self_attention", x, W_qkv, W_out, H, G
+    for H, G, sizes in (
+        (2, 1, "B=1, T=2, C=2, rows=4"),
+        (2, 2, "B=1, T=3, C=4, rows=12"),
+        (4, 2, "B=2, T=5, C=12, rows=24"),
+    ):
+        inputs = random(sizes, "B T C", "rows C", "C C")
+        yield f"{sizes} of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

@@ -21,14 +21,6 @@ Sutskever et al. 2014, arXiv:1409.3215; Wu et al. 2016, arXiv:1609.08144.
 
 import torch
 
-LEARN = ("greedy", "beam")
-HINTS = (
-    "greedy: int(log_probs(text).argmax()) is the next id, log_probs(text).max() adds to the sum.",
-    "beam: a list of (text, score), at first [([], 0.0)]. text[-1:] == [end] says: it has ended.",
-    "sorted(texts, key=lambda kept: -kept[1])[:width] are the best by score, not by mean.",
-)
-READ_ON = "experiments/shared/translation.py: search, for a batch of sentences at once"
-
 
 def greedy(log_probs, end, longest):
     """A function from a list of ids to (V), two numbers -> a list of ids, its score."""
@@ -54,48 +46,20 @@ def beam(log_probs, end, longest, width):
     return max(kept, key=lambda kept: kept[1] / len(kept[0]))
 
 
-def flawed_greedy(log_probs, end, longest, stop=True, add=1, mean=False):
-    text, score = [], 0.0
-    while len(text) < longest and not (stop and text[-1:] == [end]):
-        more = log_probs(text)
-        text, score = [*text, int(more.argmax())], add * score + more.max()
-    return text, score / len(text) if mean else score
-
-
-def flawed_beam(log_probs, end, longest, width, by=0, last=0, add=1, **wrong):
-    kept = [([], 0.0)]
-    for _ in range(longest):
-        texts = []
-        for text, score in kept:
-            if text[-1:] == [end] and "continued" not in wrong:
-                texts.append((text, score))
-            else:
-                more = enumerate(log_probs(text))
-                texts += [([*text, id], add * score + p) for id, p in more]
-        kept = sorted(texts, key=lambda kept: -kept[1] / len(kept[0]) ** by)[:width]
-        ended = [text for text in kept if text[0][-1] == end]
-        if "first" in wrong and ended:
-            return ended[0]
-    text, score = max(kept, key=lambda kept: kept[1] / len(kept[0]) ** (1 - last))
-    return text, score / len(text) if "mean" in wrong else score
-
-
-def wrong(name, **how):
-    function = flawed_greedy if name == "greedy" else flawed_beam
-    return {name: lambda *inputs: function(*inputs, **how)}
-
-
+LEARN = ("greedy", "beam")
 MISTAKES = {
-    "greedy: it writes on after the end": wrong("greedy", stop=False),
-    "greedy: the score is that of the last id alone": wrong("greedy", add=0),
-    "greedy: the score is a mean, and not a sum": wrong("greedy", mean=True),
-    "beam: it writes on after the end": wrong("beam", continued=True),
-    "beam: it returns the first text that ends": wrong("beam", first=True),
-    "beam: texts compete by their last id alone": wrong("beam", add=0),
-    "beam: texts compete by their mean, and not by their score": wrong("beam", by=1),
-    "beam: the text of the largest score is returned": wrong("beam", last=1),
-    "beam: the score is a mean, and not a sum": wrong("beam", mean=True),
+    "greedy: it writes on after the end": {" and text[-1:] != [end]": ""},
+    "greedy: the score is that of the last id alone": {"score + more.max()": "more.max()"},
+    "beam: it writes on after the end": {"text[-1:] == [end]": "False"},
+    "beam: texts compete by their last id alone": {"score + p": "p"},
+    "beam: texts compete by their mean": {"-kept[1])": "-kept[1] / len(kept[0]))"},
+    "beam: the text of the largest score is returned": {"kept[1] / len(kept[0])": "kept[1]"},
 }
+HINTS = (
+    "beam: a list of (text, score), at first [([], 0.0)]. text[-1:] == [end] says: it has ended.",
+    "sorted(texts, key=lambda kept: -kept[1])[:width] are the best by score, not by mean.",
+)
+READ_ON = "experiments/shared/translation.py: search, for a batch of sentences at once"
 
 
 def cases():
@@ -103,8 +67,8 @@ def cases():
     for width in 1, 2:
         yield f"greedy is not best, width={width}", with_table, table, 4, width
     for V, seed in (4, 5), (5, 2), (5, 39):
-        random = torch.Generator().manual_seed(seed)
-        table = torch.randn(V, V, dtype=torch.float64, generator=random).softmax(-1)
+        generator = torch.Generator().manual_seed(seed)
+        table = torch.randn(V, V, dtype=torch.float64, generator=generator).softmax(-1)
         for width in 2, 3:
             yield f"random table of {V} ids, width={width}", with_table, table, 6, width
 
