@@ -55,7 +55,7 @@ def try_once(name, path):
 
 def hint(name, folder):
     """Print one hint more than before."""
-    hints = definition.load(name).HINTS
+    hints = definition.solution(definition.load(name))[1]
     count = min(len(hints), progress(folder)["hints"].get(name, 0) + 1)
     note(folder, "hints", name, count)
     for number, text in enumerate(hints[:count], 1):

@@ -14,12 +14,10 @@ Write attention(q, k, v, visible): each query's average of the values, weighted 
 3 softmax over the keys    4 the weights times the values
 
 Every query may look somewhere.
-
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
 """
 
 import functools
-import math
 
 import torch
 
@@ -29,31 +27,29 @@ from exercises.shared.cases import random, small
 
 def attention(q, k, v, visible):
     """q (B, H, Tq, D), k (B, H, Tk, D), v (B, H, Tk, Dv), visible (Tq, Tk) -> (B, H, Tq, Dv)."""
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    scores = scores.masked_fill(~visible, -math.inf)
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    # masked_fill writes where a mask is True, so that it gets ~visible.
+    scores = scores.masked_fill(~visible, -torch.inf)
+    # dim=-1 are the keys: each query's weights sum to 1.
     weights = scores.softmax(dim=-1)
     return weights @ v
 
 
 LEARN = ("attention",)
 MISTAKES = {
-    "the scale is missing": {" / math.sqrt(q.shape[-1])": ""},
-    "the scores are divided by D, not by √D": {"math.sqrt(q.shape[-1])": "q.shape[-1]"},
+    "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
+    "the scores are divided by D, not by √D": {"q.shape[-1] ** 0.5": "q.shape[-1]"},
     "softmax is taken over the queries: rows do not sum to 1": {"dim=-1": "dim=-2"},
     "the mask comes after softmax: rows do not sum to 1": {
-        "scores.masked_fill(~visible, -math.inf)": "scores",
+        "scores.masked_fill(~visible, -torch.inf)": "scores",
         "weights @ v": "weights.masked_fill(~visible, 0.0) @ v",
     },
-    "0 stands for −∞: exp(0) is a weight too": {"-math.inf": "0.0"},
-    "the future is visible": {"scores.masked_fill(~visible, -math.inf)": "scores"},
+    "0 stands for −∞: exp(0) is a weight too": {"-torch.inf": "0.0"},
+    "the future is visible": {"scores.masked_fill(~visible, -torch.inf)": "scores"},
     "the mask is inverted": {"~visible": "visible"},
     "the mask is aligned at the top left, though Tq < Tk": {"~visible": "~visible.tril()"},
     "a token cannot see itself": {"~visible": "~visible.tril(k.shape[2] - q.shape[2] - 1)"},
 }
-HINTS = (
-    "scores.masked_fill(~visible, -math.inf) writes −∞ where a query may not look.",
-    "Then scores.softmax(dim=-1), which runs over the keys, and weights @ v.",
-)
 READ_ON = "attention.py: masked_fill does this, and naive does it without a mask"
 
 

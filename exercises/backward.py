@@ -14,11 +14,8 @@ Write backward(q, k, v, dy): given the gradient dy of the output y, return dq, d
 
 Weights of the future are 0, and so are their dscores. Autograd may not help: the tensors that the
 check gives have no graph, and it compares with autograd's own gradients.
-
 Rumelhart et al. 1986; Dao et al. 2022, arXiv:2205.14135, appendix B.2.
 """
-
-import math
 
 import torch
 
@@ -27,10 +24,12 @@ from exercises.shared.cases import random
 
 def backward(q, k, v, dy):
     """q, k (B, H, T, D), v, dy (B, H, T, Dv) -> dq, dk, dv."""
-    T, scale = q.shape[2], 1 / math.sqrt(q.shape[3])
+    T, scale = q.shape[2], q.shape[3] ** -0.5
     future = torch.ones(T, T).triu(1).bool()
-    weights = (q @ k.mT * scale).masked_fill(future, -math.inf).softmax(dim=-1)
+    # The weights once more, as in the forward pass. ᵀ is .mT.
+    weights = (q @ k.mT * scale).masked_fill(future, -torch.inf).softmax(dim=-1)
     dweights = dy @ v.mT
+    # Each row's sum: over the keys, with keepdim=True.
     total = (weights * dweights).sum(dim=-1, keepdim=True)
     dscores = weights * (dweights - total)
     return dscores @ k * scale, dscores.mT @ q * scale, weights.mT @ dy
@@ -44,20 +43,14 @@ MISTAKES = {
     "the scale is missing in dq and dk": {"@ k * scale": "@ k", "@ q * scale": "@ q"},
     "dk is made of dscores, not of dscoresᵀ": {"dscores.mT": "dscores"},
     "dv is made of weights, not of weightsᵀ": {"weights.mT": "weights"},
-    "the causal mask is missing": {".masked_fill(future, -math.inf)": ""},
+    "the causal mask is missing": {".masked_fill(future, -torch.inf)": ""},
 }
-HINTS = (
-    "First compute the weights again, with the causal mask. ᵀ is .mT.",
-    "The row's sum: (weights * dweights).sum(-1, keepdim=True).",
-)
 READ_ON = "engine/kernels/autograd.py: tiled_gradients, which needs y to know each row's sum"
 
 
 def cases():
+    def call(theirs, *inputs):
+        return theirs.backward(*(x.detach() for x in inputs))
+
     for sizes in "B=1, H=1, T=2, D=2, Dv=2", "B=2, H=3, T=5, D=4, Dv=6":
-        inputs = random(sizes, "B H T D", "B H T D", "B H T Dv", "B H T Dv")
-        yield sizes, without_graph, *inputs
-
-
-def without_graph(theirs, *inputs):
-    return theirs.backward(*(x.detach() for x in inputs))
+        yield sizes, call, *random(sizes, "B H T D", "B H T D", "B H T Dv", "B H T Dv")

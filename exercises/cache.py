@@ -19,11 +19,8 @@ the batch begins with so many positions that are no tokens, and no token looks a
 rows of padding themselves give is not looked at. rotate: a function, rotate(x, positions) turns
 queries or keys x (B, H, T, D) of the positions (T,), which count from 0 in the first call. Each
 query and each key is to be turned once.
-
 Shazeer 2019, arXiv:1911.02150, section 2.3.1; Beltagy et al. 2020, arXiv:2004.05150.
 """
-
-import math
 
 import torch
 
@@ -43,31 +40,30 @@ class Cache:
         """q, k, v (B, H, T, D) of the next T tokens -> their attention (B, H, T, D)."""
         past = 0 if self.k is None else self.k.shape[2]
         i = torch.arange(past, past + q.shape[2])
-        q, k = self.rotate(q, i), self.rotate(k, i)
+        # Keys are turned before they are kept: those of the past are turned already.
+        q, k = (self.rotate(x, i) for x in (q, k))
         if past:
             k, v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
         self.k, self.v = k, v
+        # The queries are the last T of all positions: i (T, 1) and j (Tk).
         i, j = i[:, None], torch.arange(k.shape[2])
         see = (j <= i) & (j > i - (self.window or len(j)))
         if self.padding is not None:
+            # padding[:, None, None, None] is (B, 1, 1, 1).
             see = see & (j >= self.padding[:, None, None, None])
-        scores = (q @ k.mT / math.sqrt(q.shape[3])).masked_fill(~see, -math.inf)
+        scores = (q @ k.mT / q.shape[3] ** 0.5).masked_fill(~see, -torch.inf)
         return scores.softmax(dim=-1).nan_to_num() @ v
 
 
 LEARN = ("Cache",)
 MISTAKES = {
-    "queries stand at 0, 1, ... in each call, as if it were empty": {
-        "i[:, None]": "i[:, None] - past"
-    },
+    "queries stand at 0, 1, ... in each call": {"i[:, None]": "i[:, None] - past"},
     "the offset is one too small: a token does not see itself": {"i[:, None]": "i[:, None] - 1"},
     "the offset is one too large: a token sees the one after it": {"i[:, None]": "i[:, None] + 1"},
     "the tokens of one call see each other's future": {"(j <= i) & ": ""},
     "the window is one position too long": {"j > i - ": "j >= i - "},
     "padding is seen": {"j >= self.padding[:, None, None, None]": "j >= 0"},
-    "rotation begins at position 0 in each call": {
-        "self.rotate(q, i), self.rotate(k, i)": "self.rotate(q, i - past), self.rotate(k, i - past)"
-    },
+    "rotation begins at position 0 in each call": {"rotate(x, i)": "rotate(x, i - past)"},
     "cached keys are rotated twice: when they are kept, and when they are read": {
         "    i, j =": "    k = self.rotate(k, torch.arange(k.shape[2]))\n        i, j ="
     },
@@ -75,14 +71,13 @@ MISTAKES = {
         "cat([self.k, k]": "cat([self.rotate(self.k, torch.arange(past)), k]"
     },
 }
-HINTS = (
-    "torch.cat([self.k, k], dim=2) appends. Of Tk keys the last T are at the queries' positions.",
-    "i (T, 1), j (Tk): see = (j <= i) & (j > i − window) & (j >= padding[:, None, None, None]).",
-)
 READ_ON = "attention.py: KVCache, whose memory is allocated once; masks.py: after_padding"
 
 
 def cases():
+    def by_position(x, positions):
+        return turn(x, positions[:, None].double())
+
     for calls, window, padding, rotate in (
         ([1, 1], None, None, None),
         ([2, 1, 2], None, None, None),
@@ -94,11 +89,6 @@ def cases():
         inputs = random(f"B={len(padding or [0])}, H=2, T={sum(calls)}, D=2", *shapes)
         label = f"calls of {calls} tokens, window={window}, padding={padding}"
         yield label + ", rotated" * bool(rotate), in_calls, *inputs, calls, window, padding, rotate
-
-
-def by_position(x, positions):
-    """Queries or keys, turned by one radian for each position."""
-    return turn(x, positions[:, None].double())
 
 
 def in_calls(theirs, q, k, v, calls, window, padding, rotate):

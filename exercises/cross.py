@@ -14,11 +14,8 @@ Write cross_attention(q, k, v, real): scaled dot products of a decoder's queries
            S = 4, real = ■ ■ ■ ·             every query sees the same three keys: there is no
       q0   ■ ■ ■ ·                           future in another sequence, and T may be larger than S
       q1   ■ ■ ■ ·
-
 Bahdanau et al. 2014, arXiv:1409.0473; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3.
 """
-
-import math
 
 import torch
 
@@ -27,6 +24,7 @@ from exercises.shared.cases import random
 
 def additive(s, h, W1, W2, v):
     """s (B, C), h (B, S, C), W1, W2 (C, A), v (A) -> weights (B, S), context (B, C)."""
+    # s[:, None] is (B, 1, C): it is added to each of the S states.
     hidden = torch.tanh(s[:, None] @ W1 + h @ W2)
     weights = (hidden @ v).softmax(dim=-1)
     return weights, (weights[:, :, None] * h).sum(1)
@@ -34,8 +32,9 @@ def additive(s, h, W1, W2, v):
 
 def cross_attention(q, k, v, real):
     """q (B, H, T, D), k, v (B, H, S, D), real (B, S) -> (B, H, T, D)."""
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    scores = scores.masked_fill(~real[:, None, None], -math.inf)
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    # real[:, None, None] is (B, 1, 1, S): one mask for all heads and queries.
+    scores = scores.masked_fill(~real[:, None, None], -torch.inf)
     return scores.softmax(dim=-1) @ v
 
 
@@ -43,15 +42,11 @@ LEARN = ("additive", "cross_attention")
 MISTAKES = {
     "tanh is missing": {"torch.tanh(s": "(s"},
     "the context is divided by S, though the weights sum to 1": {".sum(1)": ".mean(1)"},
-    "padding is seen": {"scores.masked_fill(~real[:, None, None], -math.inf)": "scores"},
-    "0 stands for −∞: exp(0) is a weight too": {"-math.inf": "0.0"},
+    "padding is seen": {"scores.masked_fill(~real[:, None, None], -torch.inf)": "scores"},
+    "0 stands for −∞: exp(0) is a weight too": {"-torch.inf": "0.0"},
     "all texts have the padding of the first": {"~real[:, None, None]": "~real[:1, None, None]"},
-    "the scale is missing": {" / math.sqrt(q.shape[-1])": ""},
+    "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
 }
-HINTS = (
-    "s[:, None] @ W1 + h @ W2 is (B, S, A); the context is (weights[:, :, None] * h).sum(1).",
-    "real[:, None, None] is (B, 1, 1, S), one mask for all heads and queries.",
-)
 READ_ON = "attention.py: Additive and CrossAttention; masks.py: present"
 
 

@@ -14,7 +14,6 @@ heads that follow one another: with H = 4 and G = 2, heads 0 and 1 use keys 0, h
 The heads' outputs stand side by side again, (B, T, C), before W_out.
 
 Attention itself, also causal, may come from torch.nn.functional.
-
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv:2305.13245.
 """
 
@@ -26,8 +25,11 @@ from exercises.shared.cases import random
 def self_attention(x, W_qkv, W_out, H, G):
     """x (B, T, C), W_qkv ((H + 2G)·D, C), W_out (C, C) -> (B, T, C)."""
     D = x.shape[-1] // H
+    # split([8, 4, 4], dim=-1) cuts 16 features of a token into 8, 4 and 4.
     q, k, v = (x @ W_qkv.T).split([H * D, G * D, G * D], dim=-1)
+    # unflatten gives (B, T, heads, D), transpose then (B, heads, T, D).
     q, k, v = (part.unflatten(2, (-1, D)).transpose(1, 2) for part in (q, k, v))
+    # repeat_interleave makes heads 0 0 1 1 of heads 0 1.
     k, v = (part.repeat_interleave(H // G, dim=1) for part in (k, v))
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return y.transpose(1, 2).flatten(2) @ W_out.T
@@ -44,11 +46,6 @@ MISTAKES = {
     "the scores are divided by √C, not by √D": {"is_causal": "scale=(H * D) ** -0.5, is_causal"},
     "the future is visible": {"is_causal=True": "is_causal=False"},
 }
-HINTS = (
-    "Cut each token's features: split([H * D, G * D, G * D], dim=-1). To split q into heads: "
-    "unflatten(2, (H, D)) makes (B, T, H, D), transpose(1, 2) makes (B, H, T, D) of it.",
-    "Shared heads: k.repeat_interleave(H // G, dim=1). To merge: y.transpose(1, 2).flatten(2).",
-)
 READ_ON = "attention.py: SelfAttention and share_heads"
 
 

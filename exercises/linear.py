@@ -15,7 +15,6 @@ Write step(q, k, v, state): one token more.
     return y, (S, z): y (B, H, Dv) and the new state; a token sees itself
 
 However long the past is, the state has the same size.
-
 Katharopoulos et al. 2020, arXiv:2006.16236.
 """
 
@@ -29,8 +28,10 @@ def step(q, k, v, state):
     """q, k (B, H, D), v (B, H, Dv), state (S, z) -> y (B, H, Dv), new state (S, z)."""
     S, z = state
     q, k = F.elu(q) + 1, F.elu(k) + 1
+    # A column (D, 1) times a row (1, Dv). A token sees itself: first add, then read.
     S = S + k[..., :, None] * v[..., None, :]
     z = z + k
+    # q as a row (1, D) times S (D, Dv).
     y = (q[..., None, :] @ S)[..., 0, :]
     y = y / (q * z).sum(dim=-1, keepdim=True)
     return y, (S, z)
@@ -45,10 +46,6 @@ MISTAKES = {
     "f is not applied to q": {"F.elu(q) + 1": "q"},
     "f is elu without the 1": {"F.elu(q) + 1, F.elu(k) + 1": "F.elu(q), F.elu(k)"},
 }
-HINTS = (
-    "f is F.elu(x) + 1. S adds the product f(k)[..., :, None] * v[..., None, :] for this token.",
-    "(f(q)[..., None, :] @ S)[..., 0, :] is f(q) S. Add the token first, and then read.",
-)
 READ_ON = "attention.py: linear and linear_step; engine/kernels/linear_attention.py"
 
 

@@ -15,7 +15,6 @@ i and j are tensors that broadcast against each other, such as i (T, 1) and j (1
      i=2   ■ ■ ■ · ·            · ■ ■ · ·            ■ ■ ■ · ·
      i=3   ■ ■ ■ ■ ·            · · ■ ■ ·            · · · ■ ·
      i=4   ■ ■ ■ ■ ■            · · · ■ ■            · · · ■ ■
-
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3; Beltagy et al. 2020, arXiv:2004.05150.
 """
 
@@ -24,16 +23,19 @@ import torch
 
 def causal(i, j):
     """i, j integers that broadcast -> bool tensor of their common shape."""
+    # True for the token itself and the past; & joins two conditions in parentheses.
     return j <= i
 
 
 def window(i, j, W):
     """The last W positions, the token itself included."""
+    # The last W positions begin at i - W + 1.
     return (j <= i) & (j > i - W)
 
 
 def same_document(i, j, ids):
     """ids (T,): the document of each position."""
+    # ids[i] are the documents of the queries, ids[j] those of the keys.
     return (j <= i) & (ids[i] == ids[j])
 
 
@@ -46,10 +48,6 @@ MISTAKES = {
     "same_document: the future of the document is visible": {"(j <= i) & (ids": "(ids"},
     "same_document: earlier documents are visible": {"ids[i] == ids": "ids[i] >= ids"},
 }
-HINTS = (
-    "j <= i is True for the token itself and the past; & joins two conditions in parentheses.",
-    "The window begins at i - W + 1; ids[i] == ids[j] compares the documents.",
-)
 READ_ON = "masks.py"
 
 

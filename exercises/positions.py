@@ -15,7 +15,6 @@ a = position · 10000^(−2p/D):
 
 so that the product of a query and a key depends on their distance alone. Values say what a token
 is, not where: they stay as they are.
-
 Vaswani et al. 2017, arXiv:1706.03762, section 3.5; Su et al. 2021, arXiv:2104.09864.
 """
 
@@ -26,6 +25,7 @@ from exercises.shared.cases import random
 
 def sinusoidal(T, C):
     """T, C -> (T, C), in float64."""
+    # ω of all pairs, and then the angles of all positions, (T, pairs).
     omega = 10000 ** (-2 * torch.arange(C // 2).double() / C)
     a = torch.arange(T)[:, None] * omega
     return torch.stack([a.sin(), a.cos()], dim=-1).flatten(1)
@@ -41,6 +41,7 @@ def rotary(q, k, v):
 
 def turn(x, a):
     """x (B, H, T, D), the angles a (T, D/2) -> (B, H, T, D)."""
+    # chunk halves the features; cat joins what became of both halves.
     x1, x2 = x.chunk(2, dim=-1)
     y1 = x1 * a.cos() - x2 * a.sin()
     y2 = x2 * a.cos() + x1 * a.sin()
@@ -49,9 +50,7 @@ def turn(x, a):
 
 LEARN = ("sinusoidal", "rotary")
 MISTAKES = {
-    "sines come first and then all cosines, not in turns": {
-        "dim=-1).flatten(1)": "dim=1).flatten(1)"
-    },
+    "sines come first, and then all cosines": {"dim=-1).flatten(1)": "dim=1).flatten(1)"},
     "ω is 10000^(−p/C), and not −2p/C": {"-2 * torch.arange(C": "-torch.arange(C"},
     "pairs are neighbours (2p, 2p + 1), and not halves (p, p + D/2)": {
         "x.chunk(2, dim=-1)": "x[..., ::2], x[..., 1::2]",
@@ -61,10 +60,6 @@ MISTAKES = {
     "values are turned too": {"turn(k, a), v": "turn(k, a), turn(v, a)"},
     "only queries are turned": {"turn(k, a), v": "k, v"},
 }
-HINTS = (
-    "ω of all pairs: 10000.0 ** (-2 * torch.arange(D // 2, dtype=torch.float64) / D).",
-    "torch.outer(positions, ω) has all angles; x1, x2 = x.chunk(2, dim=-1), and torch.cat after.",
-)
 READ_ON = "attention.py: sinusoidal, rope_table and rotate"
 
 

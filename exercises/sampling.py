@@ -14,7 +14,6 @@ Write losses(logits, targets, characters): of logits (B, T, V), at targets (B, T
 
     the mean cross-entropy in nats, the perplexity, and the bits per character of a text that has
     so many characters: all bits of its tokens, divided by its characters
-
 Holtzman et al. 2019, arXiv:1904.09751; Shannon 1951.
 """
 
@@ -29,8 +28,10 @@ from exercises.shared.cases import random
 def probabilities(logits, temperature, top_k, top_p):
     """logits (B, V) -> probabilities (B, V)."""
     p, ids = (logits / temperature).softmax(dim=-1).sort(dim=-1, descending=True)
+    # In this order the first top_k are the most likely; scatter brings them back.
     rank = torch.arange(p.shape[-1])
     p = renormalized(p * (rank < top_k))
+    # cumsum − p is the sum before each token: if it is below top_p, the token is needed.
     p = renormalized(p * (p.cumsum(dim=-1) - p < top_p))
     return torch.zeros_like(p).scatter(1, ids, p)
 
@@ -43,6 +44,7 @@ def losses(logits, targets, characters):
     """logits (B, T, V), targets (B, T), a number -> nats, perplexity, bits per character."""
     nats = F.cross_entropy(logits.mT, targets, ignore_index=-1, reduction="sum")
     mean = nats / (targets >= 0).sum()
+    # exp of the mean; a nat is 1 / ln 2 bits.
     return mean, mean.exp(), nats / math.log(2) / characters
 
 
@@ -59,14 +61,7 @@ MISTAKES = {
     "losses: logarithms have base 2": {'"sum")': '"sum") / math.log(2)'},
     "losses: perplexity is 2^nats": {"mean.exp()": "mean.exp2()"},
     "losses: nats per character, and not bits": {"nats / math.log(2)": "nats"},
-    "losses: bits per token, not per character": {
-        "nats / math.log(2) / characters": "mean / math.log(2)"
-    },
 }
-HINTS = (
-    "p.sort(dim=-1, descending=True) gives values and indices; scatter brings them back.",
-    "Of the sorted, top_p needs those where cumsum − p is below it. A nat is 1 / ln 2 bits.",
-)
 READ_ON = "engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py"
 
 

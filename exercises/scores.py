@@ -10,31 +10,26 @@ Write scaled_dot(q, k): every query with every key.
 
 B texts and H heads do not see each other. Without the √D the products of vectors of D random
 numbers are as large as √D, and softmax of them nearly picks one key.
-
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.
 """
-
-import math
 
 from exercises.shared.cases import random, small
 
 
 def scaled_dot(q, k):
     """q (B, H, Tq, D), k (B, H, Tk, D) -> scores (B, H, Tq, Tk)."""
-    return q @ k.mT / math.sqrt(q.shape[-1])
+    # @ multiplies matrices of the last two dimensions, and k.mT swaps those of k.
+    # D is q.shape[-1], and a power of 0.5 is a square root.
+    return q @ k.mT / q.shape[-1] ** 0.5
 
 
 LEARN = ("scaled_dot",)
 MISTAKES = {
-    "the scale is missing": {" / math.sqrt(q.shape[-1])": ""},
-    "the products are divided by D, not by √D": {"math.sqrt(q.shape[-1])": "q.shape[-1]"},
+    "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
+    "the products are divided by D, not by √D": {"q.shape[-1] ** 0.5": "q.shape[-1]"},
     "√Tq stands for √D: q.shape[-2] is the number of queries": {"q.shape[-1]": "q.shape[-2]"},
     "rows are keys and columns queries: it is k @ q.mT": {"q @ k.mT": "k @ q.mT"},
 }
-HINTS = (
-    "@ multiplies matrices of the last two dimensions, and k.mT swaps those of k.",
-    "q @ k.mT has the products; the square root is math.sqrt(q.shape[-1]).",
-)
 READ_ON = "attention.py: dot and scaled_dot, then General and Additive, which are learned"
 
 

@@ -15,7 +15,6 @@ each next id. A text's score is the sum of those of its ids, that of `end` inclu
 Texts that have ended compete as they are. Of all texts the `width` of the largest score are kept,
 until all of them have ended or have `longest` ids. Return the one of these whose score / number of
 ids is largest, and its score: by the sum alone, short texts would win.
-
 Sutskever et al. 2014, arXiv:1409.3215; Wu et al. 2016, arXiv:1609.08144.
 """
 
@@ -37,11 +36,13 @@ def beam(log_probs, end, longest, width):
     for _ in range(longest):
         texts = []
         for text, score in kept:
+            # Slices, as text[-1:], are right for an empty text too.
             if text[-1:] == [end]:
                 texts.append((text, score))
             else:
                 more = enumerate(log_probs(text))
                 texts += [([*text, id], score + p) for id, p in more]
+        # By the sum: the mean decides at the end, between texts of all lengths.
         kept = sorted(texts, key=lambda kept: -kept[1])[:width]
     return max(kept, key=lambda kept: kept[1] / len(kept[0]))
 
@@ -55,10 +56,6 @@ MISTAKES = {
     "beam: texts compete by their mean": {"-kept[1])": "-kept[1] / len(kept[0]))"},
     "beam: the text of the largest score is returned": {"kept[1] / len(kept[0])": "kept[1]"},
 }
-HINTS = (
-    "beam: a list of (text, score), at first [([], 0.0)]. text[-1:] == [end] says: it has ended.",
-    "sorted(texts, key=lambda kept: -kept[1])[:width] are the best by score, not by mean.",
-)
 READ_ON = "experiments/shared/translation.py: search, for a batch of sentences at once"
 
 

@@ -50,9 +50,9 @@ def beside(arguments, got, expected):
     words = [text for a, b in zip(got, expected) if (text := difference(a, b))]
     if "numbers" not in words[0] or count(expected) > FEW:
         return [f"  {text}" for text in words[:3]]
-    parts = {"expected": expected, "got": got}
-    if count([*arguments, *expected]) <= FEW:
-        parts = {"input": arguments} | parts
+    parts = {"input": arguments, "expected": expected, "got": got}
+    if count([*arguments, *expected]) > FEW:
+        parts.pop("input")
     lines = [f"  {title:9}{written(x)}" for title, tensors in parts.items() for x in tensors]
     return [line.replace("\n", "\n" + " " * 11) for line in lines]
 

@@ -1,9 +1,9 @@
 """What an exercise is: a file of this folder, with
 
 its docstring   the task: what to write, with shapes, a picture and the paper
-LEARN           the names that a learner writes. What stands before it is the solution
+the solution    its comments are the hints
+LEARN           the names of the solution that a learner writes
 MISTAKES        {sentence: {a text of the solution: what a learner wrote in its place}}
-HINTS           from a nudge to nearly everything
 READ_ON         where lookback's own code is
 cases()         [(label, call, *arguments)], from tiny to random, the last to be timed. call: one
                 of LEARN, or a function of the learner's module and the arguments
@@ -14,7 +14,6 @@ beside(theirs)  only if it is timed beside more than the solution: {name: a func
 import ast
 import importlib
 import re
-import textwrap
 import types
 from pathlib import Path
 
@@ -35,10 +34,11 @@ def load(name):
     return importlib.import_module(f"exercises.{name}")
 
 
-def source(exercise):
-    """Return the text of the solution."""
-    text = Path(exercise.__file__).read_text(encoding="utf-8")
-    return text.partition("\nLEARN = ")[0]
+def solution(exercise):
+    """Return the text of the solution, and its comments."""
+    text = Path(exercise.__file__).read_text(encoding="utf-8").partition("\nLEARN = ")[0]
+    comment = re.compile("^ +# (.*)\n", re.MULTILINE)
+    return comment.sub("", text), comment.findall(text)
 
 
 def with_mistakes(exercise, *sentences):
@@ -48,7 +48,7 @@ def with_mistakes(exercise, *sentences):
     pairs = [pair for sentence in sentences for pair in exercise.MISTAKES[sentence].items()]
     wrong = dict(pairs)
     right = "|".join(map(re.escape, wrong))
-    text, count = re.subn(right, lambda found: wrong[found[0]], source(exercise))
+    text, count = re.subn(right, lambda found: wrong[found[0]], solution(exercise)[0])
     if count != len(pairs):
         return None
     module = types.ModuleType("mistaken")
@@ -58,19 +58,10 @@ def with_mistakes(exercise, *sentences):
 
 def stub(exercise):
     """Return what a learner begins with: the solution without what its functions do."""
-    parts = [f'"""{exercise.__doc__}"""\n\nimport math\n\nimport torch']
-    for node in ast.parse(source(exercise)).body:
-        if getattr(node, "name", None) in exercise.LEARN:
-            parts.append(without_bodies(node))
-    return "\n\n\n".join(parts) + "\n"
-
-
-def without_bodies(node):
-    """Return the source of a function, or of a class with its methods, without their bodies."""
-    if isinstance(node, ast.ClassDef):
-        methods = [without_bodies(part) for part in node.body if isinstance(part, ast.FunctionDef)]
-        parts = [f'"""{ast.get_docstring(node)}"""', *methods]
-        return f"class {node.name}:\n" + textwrap.indent("\n\n".join(parts), "    ")
-    keep = node.body[:1] if ast.get_docstring(node) else []
-    node.body = [*keep, *ast.parse("raise NotImplementedError").body]
-    return ast.unparse(node)
+    tree = ast.parse(solution(exercise)[0])
+    tree.body = [node for node in tree.body if getattr(node, "name", None) in exercise.LEARN]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            docstring = node.body[: ast.get_docstring(node) is not None]
+            node.body = [*docstring, *ast.parse("raise NotImplementedError").body]
+    return f'"""{exercise.__doc__}"""\n\nimport math\n\nimport torch\n\n{ast.unparse(tree)}\n'

@@ -27,8 +27,7 @@ def diagnose(exercise, got):
     expected = expected_outcomes(exercise)
     cases = [*exercise.cases()]
     for (label, call, *arguments), a, b in zip(cases, got, expected):
-        changed = a["changed"] and not b["changed"]
-        if changed or not same_outcome(a, b):
+        if a["changed"] or not same_outcome(a, b):
             break
     else:
         return []
@@ -39,7 +38,7 @@ def diagnose(exercise, got):
     if same(a["values"], b["values"]):
         what = "gradients"
         lines.insert(1, "the values are right, the gradients of its arguments are not:")
-    lines += comparison.beside(arguments, a[what], b[what]) + [""]
+    lines += [*comparison.beside(arguments, a[what], b[what]), ""]
     if names := known_mistakes(exercise, got):
         return [*lines, "These are the numbers that one gets if", *(f"  {name}" for name in names)]
     return [*lines, *properties(exercise, cases, got, expected)]
@@ -62,11 +61,8 @@ def alike(got, wrong):
     return same(*values, 1e-9) and (blind or same(got["gradients"], wrong["gradients"], 1e-9))
 
 
-# ---- What can be said of numbers that no known mistake gives
-
-
 def properties(exercise, cases, got, expected):
-    """Yield what all wrong cases have in common, and what is wrong in the last of them."""
+    """Yield what wrong numbers of no known mistake have in common, and those of the last case."""
     right = [same_outcome(a, b) for a, b in zip(got, expected)]
     if any(right):
         labels = [label for (label, *_), is_right in zip(cases, right) if is_right]
@@ -106,12 +102,6 @@ def traits(a, b):
             yield f"all wrong numbers are in {name} {where}"
     if (a.isnan() & ~b.isnan()).any():
         yield f"{int(a.isnan().sum())} of {a.numel()} numbers are NaN"
-    elif is_shares(b) and not torch.allclose(a.sum(-1), b.sum(-1)):
-        yield "the rows do not sum to 1"
-
-
-def is_shares(x):
-    """Whether the rows of a tensor are weights: not negative, with a sum of 1."""
-    if not x.dim() or x.shape[-1] == 1 or not x.is_floating_point():
-        return False
-    return bool((x >= 0).all() and (x.sum(-1) - 1).abs().max() < 1e-9)
+    elif b.dim() and b.is_floating_point() and (b.sum(-1) - 1).abs().max() < 1e-9:
+        if (a.sum(-1) - 1).abs().max() > 1e-9:
+            yield "the rows do not sum to 1"

@@ -6,9 +6,10 @@ TO: where the result is written, {"outcomes": [...]}, with "costs" if all is rig
 import contextlib
 import errno
 import functools
-import importlib.util
+import runpy
 import sys
 import traceback
+import types
 from pathlib import Path
 
 import torch
@@ -48,14 +49,6 @@ def limit_memory():
     resource.setrlimit(resource.RLIMIT_FSIZE, (MEGABYTES * 2**20, MEGABYTES * 2**20))
 
 
-def load_file(path):
-    """Return a learner's file as a module."""
-    spec = importlib.util.spec_from_file_location("theirs", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def report(error, path):
     """Return an error in words: the learner's own line, and what is wrong there."""
     if isinstance(error, SyntaxError) and error.filename == path:
@@ -91,7 +84,7 @@ def main(name, path, to):
     limit_memory()
     found, labels = {"outcomes": []}, []
     try:
-        theirs = load_file(path)
+        theirs = types.SimpleNamespace(**runpy.run_path(path))
         if missing := [name for name in exercise.LEARN if not hasattr(theirs, name)]:
             raise NameError(f"{path} has no {', '.join(missing)}")
         labels += [label for label, *_ in exercise.cases()]

@@ -58,8 +58,9 @@ def test_each_mistake_has_its_name(name):
     """Catches a solution that fails, and a mistake that passes or is taken for another."""
     exercise = definition.load(name)
     assert diagnosis.diagnose(exercise, diagnosis.expected_outcomes(exercise)) == []
+    text = definition.solution(exercise)[0]
     for sentence, changes in exercise.MISTAKES.items():
-        assert all(definition.source(exercise).count(right) == 1 for right in changes), sentence
+        assert all(text.count(right) == 1 for right in changes), sentence
         wrong = diagnosis.expected_outcomes(exercise, sentence)
         assert names(diagnosis.diagnose(exercise, wrong)) == [sentence]
 
@@ -69,7 +70,11 @@ def test_what_a_learner_begins_with(name):
     """Catches a long task, a stub that does not run without this repository, or that tells all."""
     exercise = definition.load(name)
     assert len(exercise.__doc__.strip().splitlines()) <= 25
-    assert len(exercise.HINTS) >= 2 and len(exercise.MISTAKES) >= 3 and exercise.READ_ON
+    assert (
+        len(definition.solution(exercise)[1]) >= 2
+        and len(exercise.MISTAKES) >= 3
+        and exercise.READ_ON
+    )
     text = definition.stub(exercise)
     tree = ast.parse(text)
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
