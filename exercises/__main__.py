@@ -1,10 +1,4 @@
-"""Write attention yourself; the check names your mistake.
-
-python -m exercises                 the list, and which one is next
-python -m exercises 2               the second: its task, and the check of my/scores.py
-python -m exercises 2 --hint        one hint more each time
-python -m exercises 2 --watch       checks again whenever the file is saved
-"""
+"""Write attention yourself; the check names your mistake: see README.md."""
 
 import argparse
 import json
@@ -27,7 +21,6 @@ def progress(folder):
 
 
 def note(folder, what, name, value):
-    """Remember something about an exercise."""
     found = progress(folder)
     found[what][name] = value
     atomic_write(folder / "progress.json", json.dumps(found, indent=1).encode())
@@ -35,10 +28,10 @@ def note(folder, what, name, value):
 
 def show_list(folder):
     solved = progress(folder)["solved"]
+    left = [number for number, name in enumerate(ORDER, 1) if not solved.get(name)]
     for number, name in enumerate(ORDER, 1):
         title = definition.load(name).__doc__.partition("\n")[0]
-        print(f"  {number:2} {'✓' if solved.get(name) else '·'} {title}")
-    left = [number for number, name in enumerate(ORDER, 1) if not solved.get(name)]
+        print(f"  {number:2} {'·' if number in left else '✓'} {title}")
     print(f"\nnext: python -m exercises {left[0]}" if left else "\nall solved")
 
 

@@ -17,7 +17,7 @@ Every query may look somewhere.
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
 """
 
-import functools
+import types
 
 import torch
 
@@ -26,7 +26,6 @@ from exercises.shared.cases import random, small
 
 
 def attention(q, k, v, visible):
-    """q (B, H, Tq, D), k (B, H, Tk, D), v (B, H, Tk, Dv), visible (Tq, Tk) -> (B, H, Tq, Dv)."""
     scores = q @ k.mT / q.shape[-1] ** 0.5
     # masked_fill writes where a mask is True, so that it gets ~visible.
     scores = scores.masked_fill(~visible, -torch.inf)
@@ -50,6 +49,11 @@ MISTAKES = {
     "the mask is aligned at the top left, though Tq < Tk": {"~visible": "~visible.tril()"},
     "a token cannot see itself": {"~visible": "~visible.tril(k.shape[2] - q.shape[2] - 1)"},
 }
+LONG = "B=1, H=4, Tq=256, Tk=256, D=32, Dv=32"
+BESIDE = {
+    name: types.SimpleNamespace(attention=lambda q, k, v, visible, path=path: path(q, k, v))
+    for name, path in ATTENTION.items()
+}
 READ_ON = "attention.py: masked_fill does this, and naive does it without a mask"
 
 
@@ -61,14 +65,6 @@ def last_rows(Tq, Tk):
 def cases():
     tiny = small([0, 0], [1, 0]), small([1, 0], [2, 0]), small([10, 0], [0, 10])
     yield "two tokens, D = 2", "attention", *tiny, last_rows(2, 2)
-    for sizes in "B=1, H=1, Tq=2, Tk=4, D=2, Dv=2", "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4":
+    for sizes in "B=1, H=1, Tq=2, Tk=4, D=2, Dv=2", "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
         q, k, v = random(sizes, "B H Tq D", "B H Tk D", "B H Tk Dv")
         yield sizes, "attention", q, k, v, last_rows(q.shape[2], k.shape[2])
-
-
-def beside(theirs):
-    """lookback's paths, for 256 tokens and 4 heads."""
-    x = torch.randn(1, 4, 256, 32)
-    yours = functools.partial(theirs.attention, x, x, x, last_rows(256, 256))
-    paths = {name: functools.partial(path, x, x, x) for name, path in ATTENTION.items()}
-    return {"yours": yours} | paths

@@ -23,7 +23,6 @@ from exercises.shared.cases import random
 
 
 def backward(q, k, v, dy):
-    """q, k (B, H, T, D), v, dy (B, H, T, Dv) -> dq, dk, dv."""
     T, scale = q.shape[2], q.shape[3] ** -0.5
     future = torch.ones(T, T).triu(1).bool()
     # The weights once more, as in the forward pass. ᵀ is .mT.
@@ -42,7 +41,6 @@ MISTAKES = {
     "dscores are not multiplied by the weights": {"= weights * (": "= ("},
     "the scale is missing in dq and dk": {"@ k * scale": "@ k", "@ q * scale": "@ q"},
     "dk is made of dscores, not of dscoresᵀ": {"dscores.mT": "dscores"},
-    "dv is made of weights, not of weightsᵀ": {"weights.mT": "weights"},
     "the causal mask is missing": {".masked_fill(future, -torch.inf)": ""},
 }
 READ_ON = "engine/kernels/autograd.py: tiled_gradients, which needs y to know each row's sum"

@@ -28,26 +28,22 @@ from exercises.shared.cases import random, small
 
 
 def layer_norm(x, weight, bias, eps):
-    """x (B, T, C), weight (C), bias (C), eps a number -> (B, T, C)."""
     centered = x - x.mean(dim=-1, keepdim=True)
     variance = centered.square().mean(dim=-1, keepdim=True)
     return centered / (variance + eps).sqrt() * weight + bias
 
 
 def mlp(x, W_fc, W_proj):
-    """x (B, T, C), W_fc (4C, C), W_proj (C, 4C) -> (B, T, C)."""
     return F.gelu(x @ W_fc.T) @ W_proj.T
 
 
 def block(x, norm_1, attend, norm_2, mlp):
-    """x (B, T, C) and four functions of (B, T, C) -> (B, T, C)."""
     # Each adds to x what it makes of a normed x.
     x = x + attend(norm_1(x))
     return x + mlp(norm_2(x))
 
 
 def initial(V, n_layer):
-    """V tokens, n_layer blocks -> the first loss in nats, the std."""
     # n random writes of one std add up to √n times that std.
     return math.log(V), 0.02 / math.sqrt(2 * n_layer)
 
@@ -56,7 +52,6 @@ LEARN = ("layer_norm", "mlp", "block", "initial")
 MISTAKES = {
     "layer_norm: the variance is divided by C − 1": {"centered.square().mean(": "x.var("},
     "layer_norm: eps is added to the root": {"(variance + eps).sqrt()": "(variance.sqrt() + eps)"},
-    "mlp: relu stands for gelu": {"F.gelu(": "F.relu("},
     "block: the norm comes after the sum (post-norm)": {
         "x + attend(norm_1(x))": "norm_1(x + attend(x))",
         "x + mlp(norm_2(x))": "norm_2(x + mlp(x))",
@@ -71,8 +66,8 @@ def cases():
     x = small([1, 2, 3, 6], [5, 5, 5, 5])[0]
     yield "two tokens, C = 4", "layer_norm", x, *small([1] * 4, [0] * 4)[0, 0], 1e-5
     yield "65 tokens, 4 blocks", "initial", 65, 4
-    for sizes in "B=1, T=2, C=3, 4C=12", "B=2, T=3, C=5, 4C=20":
-        x, weight, bias, *matrices = random(sizes, "B T C", "C", "C", "4C C", "C 4C")
-        yield sizes, "layer_norm", x, weight, bias, 0.1
-        yield sizes, "block", x, torch.tanh, torch.sigmoid, torch.atan, torch.sin
-        yield sizes, "mlp", x, *matrices
+    sizes = "B=2, T=3, C=5, 4C=20"
+    x, weight, bias, *matrices = random(sizes, "B T C", "C", "C", "4C C", "C 4C")
+    yield sizes, "layer_norm", x, weight, bias, 0.1
+    yield sizes, "block", x, torch.tanh, torch.sigmoid, torch.atan, torch.sin
+    yield sizes, "mlp", x, *matrices

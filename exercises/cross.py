@@ -23,7 +23,6 @@ from exercises.shared.cases import random
 
 
 def additive(s, h, W1, W2, v):
-    """s (B, C), h (B, S, C), W1, W2 (C, A), v (A) -> weights (B, S), context (B, C)."""
     # s[:, None] is (B, 1, C): it is added to each of the S states.
     hidden = torch.tanh(s[:, None] @ W1 + h @ W2)
     weights = (hidden @ v).softmax(dim=-1)
@@ -31,7 +30,6 @@ def additive(s, h, W1, W2, v):
 
 
 def cross_attention(q, k, v, real):
-    """q (B, H, T, D), k, v (B, H, S, D), real (B, S) -> (B, H, T, D)."""
     scores = q @ k.mT / q.shape[-1] ** 0.5
     # real[:, None, None] is (B, 1, 1, S): one mask for all heads and queries.
     scores = scores.masked_fill(~real[:, None, None], -torch.inf)

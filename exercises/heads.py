@@ -23,7 +23,6 @@ from exercises.shared.cases import random
 
 
 def self_attention(x, W_qkv, W_out, H, G):
-    """x (B, T, C), W_qkv ((H + 2G)·D, C), W_out (C, C) -> (B, T, C)."""
     D = x.shape[-1] // H
     # split([8, 4, 4], dim=-1) cuts 16 features of a token into 8, 4 and 4.
     q, k, v = (x @ W_qkv.T).split([H * D, G * D, G * D], dim=-1)
@@ -43,7 +42,6 @@ MISTAKES = {
     "heads are merged without a transpose": {"y.transpose(1, 2).flatten(2)": "y.reshape(x.shape)"},
     "keys are repeated 0 1 0 1, not 0 0 1 1": {"_interleave(H // G, dim=1)": "(1, H // G, 1, 1)"},
     "keys and values are swapped": {"attention(q, k, v": "attention(q, v, k"},
-    "the scores are divided by √C, not by √D": {"is_causal": "scale=(H * D) ** -0.5, is_causal"},
     "the future is visible": {"is_causal=True": "is_causal=False"},
 }
 READ_ON = "attention.py: SelfAttention and share_heads"

@@ -25,7 +25,6 @@ from exercises.shared.cases import random
 
 
 def step(q, k, v, state):
-    """q, k (B, H, D), v (B, H, Dv), state (S, z) -> y (B, H, Dv), new state (S, z)."""
     S, z = state
     q, k = F.elu(q) + 1, F.elu(k) + 1
     # A column (D, 1) times a row (1, Dv). A token sees itself: first add, then read.
@@ -40,7 +39,6 @@ def step(q, k, v, state):
 LEARN = ("step",)
 MISTAKES = {
     "the sum of the weights does not divide": {"y / (q * z).sum(dim=-1, keepdim=True)": "y"},
-    "only the last token's weight divides": {"q * z": "q * k"},
     "the state is replaced, and not added to": {"S = S + k": "S = k", "z = z + k": "z = k"},
     "a token does not see itself": {"@ S)": "@ state[0])", "q * z": "q * state[1]"},
     "f is not applied to q": {"F.elu(q) + 1": "q"},

@@ -22,19 +22,16 @@ import torch
 
 
 def causal(i, j):
-    """i, j integers that broadcast -> bool tensor of their common shape."""
     # True for the token itself and the past; & joins two conditions in parentheses.
     return j <= i
 
 
 def window(i, j, W):
-    """The last W positions, the token itself included."""
     # The last W positions begin at i - W + 1.
     return (j <= i) & (j > i - W)
 
 
 def same_document(i, j, ids):
-    """ids (T,): the document of each position."""
     # ids[i] are the documents of the queries, ids[j] those of the keys.
     return (j <= i) & (ids[i] == ids[j])
 
@@ -44,7 +41,6 @@ MISTAKES = {
     "causal: a token cannot see itself": {"return j <= i": "return j < i"},
     "causal: the future is visible, and not the past": {"return j <= i": "return j >= i"},
     "window: it is one position too long": {"j > i - W": "j >= i - W"},
-    "window: the future is visible": {"(j <= i) & (j > i - W)": "j > i - W"},
     "same_document: the future of the document is visible": {"(j <= i) & (ids": "(ids"},
     "same_document: earlier documents are visible": {"ids[i] == ids": "ids[i] >= ids"},
 }

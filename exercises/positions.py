@@ -24,7 +24,6 @@ from exercises.shared.cases import random
 
 
 def sinusoidal(T, C):
-    """T, C -> (T, C), in float64."""
     # ω of all pairs, and then the angles of all positions, (T, pairs).
     omega = 10000 ** (-2 * torch.arange(C // 2).double() / C)
     a = torch.arange(T)[:, None] * omega
@@ -32,7 +31,6 @@ def sinusoidal(T, C):
 
 
 def rotary(q, k, v):
-    """q, k, v (B, H, T, D) -> q, k, v that go into attention."""
     T, D = q.shape[2:]
     omega = 10000 ** (-2 * torch.arange(D // 2).double() / D)
     a = torch.arange(0, T)[:, None] * omega
@@ -40,7 +38,6 @@ def rotary(q, k, v):
 
 
 def turn(x, a):
-    """x (B, H, T, D), the angles a (T, D/2) -> (B, H, T, D)."""
     # chunk halves the features; cat joins what became of both halves.
     x1, x2 = x.chunk(2, dim=-1)
     y1 = x1 * a.cos() - x2 * a.sin()
@@ -58,7 +55,6 @@ MISTAKES = {
     },
     "the first position of rotary is 1, and not 0": {"arange(0, T)": "arange(1, T + 1)"},
     "values are turned too": {"turn(k, a), v": "turn(k, a), turn(v, a)"},
-    "only queries are turned": {"turn(k, a), v": "k, v"},
 }
 READ_ON = "attention.py: sinusoidal, rope_table and rotate"
 

@@ -26,7 +26,6 @@ from exercises.shared.cases import random
 
 
 def probabilities(logits, temperature, top_k, top_p):
-    """logits (B, V) -> probabilities (B, V)."""
     p, ids = (logits / temperature).softmax(dim=-1).sort(dim=-1, descending=True)
     # In this order the first top_k are the most likely; scatter brings them back.
     rank = torch.arange(p.shape[-1])
@@ -41,7 +40,6 @@ def renormalized(p):
 
 
 def losses(logits, targets, characters):
-    """logits (B, T, V), targets (B, T), a number -> nats, perplexity, bits per character."""
     nats = F.cross_entropy(logits.mT, targets, ignore_index=-1, reduction="sum")
     mean = nats / (targets >= 0).sum()
     # exp of the mean; a nat is 1 / ln 2 bits.
@@ -59,7 +57,6 @@ MISTAKES = {
     },
     "losses: ignored targets count in the mean": {"(targets >= 0).sum()": "targets.numel()"},
     "losses: logarithms have base 2": {'"sum")': '"sum") / math.log(2)'},
-    "losses: perplexity is 2^nats": {"mean.exp()": "mean.exp2()"},
     "losses: nats per character, and not bits": {"nats / math.log(2)": "nats"},
 }
 READ_ON = "engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py"

@@ -17,7 +17,6 @@ from exercises.shared.cases import random, small
 
 
 def scaled_dot(q, k):
-    """q (B, H, Tq, D), k (B, H, Tk, D) -> scores (B, H, Tq, Tk)."""
     # @ multiplies matrices of the last two dimensions, and k.mT swaps those of k.
     # D is q.shape[-1], and a power of 0.5 is a square root.
     return q @ k.mT / q.shape[-1] ** 0.5

@@ -22,7 +22,6 @@ import torch
 
 
 def greedy(log_probs, end, longest):
-    """A function from a list of ids to (V), two numbers -> a list of ids, its score."""
     text, score = [], 0.0
     while len(text) < longest and text[-1:] != [end]:
         more = log_probs(text)
@@ -31,7 +30,6 @@ def greedy(log_probs, end, longest):
 
 
 def beam(log_probs, end, longest, width):
-    """A function from a list of ids to (V), three numbers -> a list of ids, its score."""
     kept = [([], 0.0)]
     for _ in range(longest):
         texts = []
@@ -50,7 +48,6 @@ def beam(log_probs, end, longest, width):
 LEARN = ("greedy", "beam")
 MISTAKES = {
     "greedy: it writes on after the end": {" and text[-1:] != [end]": ""},
-    "greedy: the score is that of the last id alone": {"score + more.max()": "more.max()"},
     "beam: it writes on after the end": {"text[-1:] == [end]": "False"},
     "beam: texts compete by their last id alone": {"score + p": "p"},
     "beam: texts compete by their mean": {"-kept[1])": "-kept[1] / len(kept[0]))"},

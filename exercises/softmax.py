@@ -22,7 +22,6 @@ from exercises.shared.cases import random, small
 
 
 def softmax(scores):
-    """scores (..., Tk) -> weights (..., Tk), zeros for a row of nothing but −∞."""
     # Of each row: dim=-1, and keepdim=True so that it can be subtracted from the row.
     largest = scores.amax(dim=-1, keepdim=True)
     # −∞ minus −∞ is NaN: from a row of nothing but −∞ we subtract 0.

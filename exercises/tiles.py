@@ -22,7 +22,6 @@ from exercises.shared.cases import random, small
 
 
 def tiled(q, blocks):
-    """q (Tq, D), blocks [(k (n, D), v (n, Dv))] -> (Tq, Dv)."""
     # No score was seen yet: largest is −∞, total and y are 0.
     largest = torch.full((len(q), 1), -torch.inf, dtype=q.dtype)
     total, y = 0.0, 0.0

@@ -25,7 +25,6 @@ from exercises.shared.cases import random
 
 
 def attention(q, k, v):
-    """q (B, H, Tq, D), k (B, H, Tk, D), v (B, H, Tk, Dv) -> (B, H, Tq, Dv)."""
     Tq, Tk = q.shape[2], k.shape[2]
     # float16 has no number above 65504.
     q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))

@@ -48,17 +48,13 @@ def beside(arguments, got, expected):
     if len(got) != len(expected):
         return [f"  it returns {len(got)} results, and should return {len(expected)}"]
     words = [text for a, b in zip(got, expected) if (text := difference(a, b))]
-    if "numbers" not in words[0] or count(expected) > FEW:
+    sizes = [x.numel() for x in (*expected, *arguments) if torch.is_tensor(x)]
+    if "numbers" not in words[0] or sum(sizes[: len(expected)]) > FEW:
         return [f"  {text}" for text in words[:3]]
-    parts = {"input": arguments, "expected": expected, "got": got}
-    if count([*arguments, *expected]) > FEW:
-        parts.pop("input")
-    lines = [f"  {title:9}{written(x)}" for title, tensors in parts.items() for x in tensors]
+    parts = [("input", x) for x in arguments if sum(sizes) <= FEW]
+    parts += [("expected", x) for x in expected] + [("got", x) for x in got]
+    lines = [f"  {title:9}{written(x)}" for title, x in parts]
     return [line.replace("\n", "\n" + " " * 11) for line in lines]
-
-
-def count(tensors):
-    return sum(x.numel() for x in tensors if torch.is_tensor(x))
 
 
 def written(x):

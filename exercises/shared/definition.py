@@ -7,8 +7,7 @@ MISTAKES        {sentence: {a text of the solution: what a learner wrote in its 
 READ_ON         where lookback's own code is
 cases()         [(label, call, *arguments)], from tiny to random, the last to be timed. call: one
                 of LEARN, or a function of the learner's module and the arguments
-beside(theirs)  only if it is timed beside more than the solution: {name: a function without
-                arguments}
+BESIDE          only if others than the solution are timed too: {name: a module}
 """
 
 import ast
@@ -62,6 +61,5 @@ def stub(exercise):
     tree.body = [node for node in tree.body if getattr(node, "name", None) in exercise.LEARN]
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            docstring = node.body[: ast.get_docstring(node) is not None]
-            node.body = [*docstring, *ast.parse("raise NotImplementedError").body]
+            node.body = ast.parse("raise NotImplementedError").body
     return f'"""{exercise.__doc__}"""\n\nimport math\n\nimport torch\n\n{ast.unparse(tree)}\n'

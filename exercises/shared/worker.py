@@ -1,7 +1,4 @@
-"""Runs a learner's file: python -m exercises.shared.worker EXERCISE FILE TO
-
-TO: where the result is written, {"outcomes": [...]}, with "costs" if all is right, or with "error".
-"""
+"""Runs a learner's file, and writes {"outcomes": [...]}, with "costs" or "error", to another."""
 
 import contextlib
 import errno
@@ -62,17 +59,13 @@ def report(error, path):
 def costs(theirs, exercise):
     """Return the time and the memory of the last case, a row for each who does it."""
     _, call, *arguments = [*exercise.cases()][-1]
-    calls = {
-        name: functools.partial(called, call, module, arguments)
-        for name, module in (("yours", theirs), ("the solution", exercise))
-    }
-    if hasattr(exercise, "beside"):
-        calls = exercise.beside(theirs)
+    others = getattr(exercise, "BESIDE", {"the solution": exercise})
     device, rows = torch.device("cpu"), []
-    for name, call in calls.items():
-        call()
-        seconds = min(measure_seconds(call, device) for _ in range(5))
-        size = peak_bytes(call, device) / 1000
+    for name, module in ({"yours": theirs} | others).items():
+        run = functools.partial(called, call, module, arguments)
+        run()
+        seconds = min(measure_seconds(run, device) for _ in range(5))
+        size = peak_bytes(run, device) / 1000
         rows.append({"": name, "time": f"{1000 * seconds:.2f} ms", "memory": f"{size:,.0f} kB"})
     return rows
 
