@@ -15,7 +15,7 @@ from exercises.shared.runner import check
 
 
 def progress(folder):
-    """Return what a learner has done: {"solved": {exercise: bool}, "hints": {exercise: number}}."""
+    """Return {"solved": {exercise: bool}, "hints": {exercise: number}} of a learner."""
     path = folder / "progress.json"
     return json.loads(path.read_text()) if path.exists() else {"solved": {}, "hints": {}}
 
@@ -59,8 +59,8 @@ def watch(name, path):
     """Check again whenever the file is saved, until Ctrl-C."""
     seen = None
     while True:
-        # An editor may take the file away for a moment.
-        if path.exists() and (now := path.stat().st_mtime_ns) != seen:
+        now = path.stat().st_mtime_ns if path.exists() else seen  # an editor may replace it
+        if now != seen:
             seen = now
             print(time.strftime("\n%H:%M:%S"))
             try_once(name, path)

@@ -4,7 +4,7 @@ Write attention(q, k, v, visible): each query's average of the values, weighted 
 
     q (B, H, Tq, D)   k (B, H, Tk, D)   v (B, H, Tk, Dv)   output (B, H, Tq, Dv)
 
-    visible (Tq, Tk) says True where a query may look at a key:
+    visible (Tq, Tk) says True where a query may look at a key; each may look somewhere:
 
           k0 k1 k2 k3
       q2   ■  ■  ■  ·      two queries, which are the last two of four tokens
@@ -12,8 +12,6 @@ Write attention(q, k, v, visible): each query's average of the values, weighted 
 
 1 the scores q·k / √D      2 −∞ where a query may not look
 3 softmax over the keys    4 the weights times the values
-
-Every query may look somewhere.
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
 """
 
@@ -34,7 +32,6 @@ def attention(q, k, v, visible):
     return weights @ v
 
 
-LEARN = ("attention",)
 MISTAKES = {
     "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
     "the scores are divided by D, not by √D": {"q.shape[-1] ** 0.5": "q.shape[-1]"},

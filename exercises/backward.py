@@ -34,7 +34,6 @@ def backward(q, k, v, dy):
     return dscores @ k * scale, dscores.mT @ q * scale, weights.mT @ dy
 
 
-LEARN = ("backward",)
 MISTAKES = {
     "softmax's gradient lacks the row's sum": {"dweights - total": "dweights"},
     "the sum runs over the queries, not over the keys": {"sum(dim=-1": "sum(dim=-2"},

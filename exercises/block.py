@@ -48,7 +48,6 @@ def initial(V, n_layer):
     return math.log(V), 0.02 / math.sqrt(2 * n_layer)
 
 
-LEARN = ("layer_norm", "mlp", "block", "initial")
 MISTAKES = {
     "layer_norm: the variance is divided by C − 1": {"centered.square().mean(": "x.var("},
     "layer_norm: eps is added to the root": {"(variance + eps).sqrt()": "(variance.sqrt() + eps)"},

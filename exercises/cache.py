@@ -2,7 +2,7 @@
 
 Write the class Cache. It keeps keys and values of the past, and attends to them:
 
-    cache = Cache(window=None, padding=None, rotate=None)
+    cache = Cache(window=None, rotate=None)
     y = cache.attend(q, k, v)       q, k, v (B, H, T, D) of the next T tokens, T is often 1
 
 attend appends k and v, and returns what causal attention of the whole text has in these T rows:
@@ -14,11 +14,9 @@ attend appends k and v, and returns what causal attention of the whole text has 
     third call   q3   ■  ■  ■  ■  ·                T = 2: its queries are the last 2 of 5 positions
                  q4   ■  ■  ■  ■  ■
 
-window: a query sees the last `window` positions, itself included. padding (B,): a shorter text of
-the batch begins with so many positions that are no tokens, and no token looks at them. What the
-rows of padding themselves give is not looked at. rotate: a function, rotate(x, positions) turns
-queries or keys x (B, H, T, D) of the positions (T,), which count from 0 in the first call. Each
-query and each key is to be turned once.
+window: a query sees the last `window` positions, itself included. rotate: a function, and
+rotate(x, positions) turns queries or keys x (B, H, T, D) of the positions (T,), which count from 0
+in the first call. Each query and each key is to be turned once.
 Shazeer 2019, arXiv:1911.02150, section 2.3.1; Beltagy et al. 2020, arXiv:2004.05150.
 """
 
@@ -28,8 +26,8 @@ from exercises.shared.cases import random
 
 
 class Cache:
-    def __init__(self, window=None, padding=None, rotate=None):
-        self.window, self.padding = window, padding
+    def __init__(self, window=None, rotate=None):
+        self.window = window
         self.rotate = rotate or (lambda x, positions: x)
         self.k = self.v = None
 
@@ -44,21 +42,16 @@ class Cache:
         # The queries are the last T of all positions: i (T, 1) and j (Tk).
         i, j = i[:, None], torch.arange(k.shape[2])
         see = (j <= i) & (j > i - (self.window or len(j)))
-        if self.padding is not None:
-            # padding[:, None, None, None] is (B, 1, 1, 1).
-            see = see & (j >= self.padding[:, None, None, None])
         scores = (q @ k.mT / q.shape[3] ** 0.5).masked_fill(~see, -torch.inf)
-        return scores.softmax(dim=-1).nan_to_num() @ v
+        return scores.softmax(dim=-1) @ v
 
 
-LEARN = ("Cache",)
 MISTAKES = {
     "queries stand at 0, 1, ... in each call": {"i[:, None]": "i[:, None] - past"},
     "the offset is one too small: a token does not see itself": {"i[:, None]": "i[:, None] - 1"},
     "the offset is one too large: a token sees the one after it": {"i[:, None]": "i[:, None] + 1"},
     "the tokens of one call see each other's future": {"(j <= i) & ": ""},
     "the window is one position too long": {"j > i - ": "j >= i - "},
-    "padding is seen": {"j >= self.padding[:, None, None, None]": "j >= 0"},
     "rotation begins at position 0 in each call": {"rotate(x, i)": "rotate(x, i - past)"},
     "cached keys are rotated twice: when they are kept, and when they are read": {
         "    i, j =": "    k = self.rotate(k, torch.arange(k.shape[2]))\n        i, j ="
@@ -67,30 +60,25 @@ MISTAKES = {
         "cat([self.k, k]": "cat([self.rotate(self.k, torch.arange(past)), k]"
     },
 }
-READ_ON = "attention.py: KVCache, whose memory is allocated once; masks.py: after_padding"
+READ_ON = "attention.py: KVCache, whose memory is allocated once"
 
 
 def cases():
     def by_position(x, positions):
         return x * positions[:, None].cos()
 
-    for calls, window, padding, rotate in (
-        ([1, 1], None, None, None),
-        ([2, 1, 2], None, None, None),
-        ([4, 3, 1], 3, None, None),
-        ([2, 1, 1], None, None, by_position),
-        ([3, 1, 2], None, [0, 2, 1], None),
+    for calls, window, rotate in (
+        ([1, 1], None, None),
+        ([2, 1, 2], None, None),
+        ([4, 3, 1], 3, None),
+        ([2, 1, 1], None, by_position),
     ):
-        shapes = ["B H T D"] * 3
-        inputs = random(f"B={len(padding or [0])}, H=2, T={sum(calls)}, D=2", *shapes)
-        label = f"calls of {calls} tokens, window={window}, padding={padding}"
-        yield label + ", rotated" * bool(rotate), in_calls, *inputs, calls, window, padding, rotate
+        inputs = random(f"B=2, H=1, T={sum(calls)}, D=2", *["B H T D"] * 3)
+        label = f"calls of {calls} tokens, window={window}" + ", rotated" * bool(rotate)
+        yield label, in_calls, *inputs, calls, window, rotate
 
 
-def in_calls(theirs, q, k, v, calls, window, padding, rotate):
-    """The attention of all calls, without the rows of padding."""
-    cache = theirs.Cache(window, padding and torch.tensor(padding), rotate)
+def in_calls(theirs, q, k, v, calls, window, rotate):
+    cache = theirs.Cache(window, rotate)
     parts = [x.split(calls, dim=2) for x in (q, k, v)]
-    y = torch.cat([cache.attend(*call) for call in zip(*parts)], dim=2)
-    real = torch.arange(sum(calls)) >= torch.tensor(padding or [0])[:, None]
-    return y.masked_fill(~real[:, None, :, None], 0.0)
+    return torch.cat([cache.attend(*call) for call in zip(*parts)], dim=2)

@@ -3,7 +3,6 @@
 Write additive(s, h, W1, W2, v): Bahdanau's weights of a decoder's state, and its context.
 
     s (B, C) the state     h (B, S, C) the encoder's states     W1, W2 (C, A)     v (A)
-
     score of state i of h:  v · tanh(s W1 + h[i] W2)            weights: softmax over the S states
     context: the average of h with these weights            return weights (B, S), context (B, C)
 
@@ -36,7 +35,6 @@ def cross_attention(q, k, v, real):
     return scores.softmax(dim=-1) @ v
 
 
-LEARN = ("additive", "cross_attention")
 MISTAKES = {
     "tanh is missing": {"torch.tanh(s": "(s"},
     "the context is divided by S, though the weights sum to 1": {".sum(1)": ".mean(1)"},

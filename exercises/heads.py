@@ -11,9 +11,8 @@ Write self_attention(x, W_qkv, W_out, H, G): causal attention by H heads, of one
 
 There are H heads of queries and G of keys and values; each of these is shared by the H/G query
 heads that follow one another: with H = 4 and G = 2, heads 0 and 1 use keys 0, heads 2 and 3 keys 1.
-The heads' outputs stand side by side again, (B, T, C), before W_out.
-
-Attention itself, also causal, may come from torch.nn.functional.
+The heads' outputs stand side by side again, (B, T, C), before W_out. Attention itself may come from
+torch.nn.functional.
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv:2305.13245.
 """
 
@@ -34,7 +33,6 @@ def self_attention(x, W_qkv, W_out, H, G):
     return y.transpose(1, 2).flatten(2) @ W_out.T
 
 
-LEARN = ("self_attention",)
 MISTAKES = {
     "heads are split without a transpose: view mixes tokens": {
         "unflatten(2, (-1, D)).transpose(1, 2)": "reshape(len(x), -1, x.shape[1], D)"
@@ -48,10 +46,6 @@ READ_ON = "attention.py: SelfAttention and share_heads"
 
 
 def cases():
-    for H, G, sizes in (
-        (2, 1, "B=1, T=2, C=2, rows=4"),
-        (2, 2, "B=1, T=3, C=4, rows=12"),
-        (4, 2, "B=2, T=5, C=12, rows=24"),
-    ):
+    for H, G, sizes in (2, 2, "B=1, T=3, C=4, rows=12"), (4, 2, "B=2, T=5, C=12, rows=24"):
         inputs = random(sizes, "B T C", "rows C", "C C")
         yield f"{sizes} of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

@@ -14,8 +14,7 @@ Write step(q, k, v, state): one token more.
     q, k (B, H, D)      v (B, H, Dv)      state: (S, z), with S (B, H, D, Dv) and z (B, H, D)
     return y, (S, z): y (B, H, Dv) and the new state; a token sees itself
 
-However long the past is, the state has the same size.
-Katharopoulos et al. 2020, arXiv:2006.16236.
+However long the past is, the state has the same size. Katharopoulos et al. 2020, arXiv:2006.16236.
 """
 
 import torch
@@ -36,7 +35,6 @@ def step(q, k, v, state):
     return y, (S, z)
 
 
-LEARN = ("step",)
 MISTAKES = {
     "the sum of the weights does not divide": {"y / (q * z).sum(dim=-1, keepdim=True)": "y"},
     "the state is replaced, and not added to": {"S = S + k": "S = k", "z = z + k": "z = k"},

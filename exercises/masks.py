@@ -36,7 +36,6 @@ def same_document(i, j, ids):
     return (j <= i) & (ids[i] == ids[j])
 
 
-LEARN = ("causal", "window", "same_document")
 MISTAKES = {
     "causal: a token cannot see itself": {"return j <= i": "return j < i"},
     "causal: the future is visible, and not the past": {"return j <= i": "return j >= i"},

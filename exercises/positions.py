@@ -34,18 +34,17 @@ def rotary(q, k, v):
     T, D = q.shape[2:]
     omega = 10000 ** (-2 * torch.arange(D // 2).double() / D)
     a = torch.arange(0, T)[:, None] * omega
-    return turn(q, a), turn(k, a), v
+
+    def turn(x):
+        # chunk halves the features; cat joins what became of both halves.
+        x1, x2 = x.chunk(2, dim=-1)
+        y1 = x1 * a.cos() - x2 * a.sin()
+        y2 = x2 * a.cos() + x1 * a.sin()
+        return torch.cat([y1, y2], dim=-1)
+
+    return turn(q), turn(k), v
 
 
-def turn(x, a):
-    # chunk halves the features; cat joins what became of both halves.
-    x1, x2 = x.chunk(2, dim=-1)
-    y1 = x1 * a.cos() - x2 * a.sin()
-    y2 = x2 * a.cos() + x1 * a.sin()
-    return torch.cat([y1, y2], dim=-1)
-
-
-LEARN = ("sinusoidal", "rotary")
 MISTAKES = {
     "sines come first, and then all cosines": {"dim=-1).flatten(1)": "dim=1).flatten(1)"},
     "ω is 10000^(−p/C), and not −2p/C": {"-2 * torch.arange(C": "-torch.arange(C"},
@@ -54,7 +53,7 @@ MISTAKES = {
         "torch.cat([y1, y2], dim=-1)": "torch.stack([y1, y2], dim=-1).flatten(-2)",
     },
     "the first position of rotary is 1, and not 0": {"arange(0, T)": "arange(1, T + 1)"},
-    "values are turned too": {"turn(k, a), v": "turn(k, a), turn(v, a)"},
+    "values are turned too": {"turn(k), v": "turn(k), turn(v)"},
 }
 READ_ON = "attention.py: sinusoidal, rope_table and rotate"
 

@@ -26,6 +26,9 @@ from exercises.shared.cases import random
 
 
 def probabilities(logits, temperature, top_k, top_p):
+    def renormalized(p):
+        return p / p.sum(dim=-1, keepdim=True)
+
     p, ids = (logits / temperature).softmax(dim=-1).sort(dim=-1, descending=True)
     # In this order the first top_k are the most likely; scatter brings them back.
     rank = torch.arange(p.shape[-1])
@@ -35,10 +38,6 @@ def probabilities(logits, temperature, top_k, top_p):
     return torch.zeros_like(p).scatter(1, ids, p)
 
 
-def renormalized(p):
-    return p / p.sum(dim=-1, keepdim=True)
-
-
 def losses(logits, targets, characters):
     nats = F.cross_entropy(logits.mT, targets, ignore_index=-1, reduction="sum")
     mean = nats / (targets >= 0).sum()
@@ -46,7 +45,6 @@ def losses(logits, targets, characters):
     return mean, mean.exp(), nats / math.log(2) / characters
 
 
-LEARN = ("probabilities", "losses")
 MISTAKES = {
     "the logits are multiplied by the temperature": {"(logits / temp": "(logits * temp"},
     "the token that crosses top_p is left out": {"p.cumsum(dim=-1) - p": "p.cumsum(dim=-1)"},

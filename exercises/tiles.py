@@ -37,7 +37,6 @@ def tiled(q, blocks):
     return y / total
 
 
-LEARN = ("tiled",)
 MISTAKES = {
     "total and y are not rescaled when a larger score comes": {"(largest - new).exp()": "1.0"},
     "y is rescaled, and total is not": {"total * shrink": "total"},

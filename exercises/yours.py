@@ -35,7 +35,6 @@ def attention(q, k, v):
     return weights.to(v.dtype) @ v
 
 
-LEARN = ("attention",)
 MISTAKES = {
     "later positions are visible": {".masked_fill(future, -torch.inf)": ""},
     "the mask is aligned at the top left, though Tq < Tk": {"Tk - Tq + 1": "1"},

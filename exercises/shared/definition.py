@@ -1,12 +1,11 @@
 """What an exercise is: a file of this folder, with
 
 its docstring   the task: what to write, with shapes, a picture and the paper
-the solution    its comments are the hints
-LEARN           the names of the solution that a learner writes
+the solution    the functions that a learner writes; their comments are the hints
 MISTAKES        {sentence: {a text of the solution: what a learner wrote in its place}}
 READ_ON         where lookback's own code is
-cases()         [(label, call, *arguments)], from tiny to random, the last to be timed. call: one
-                of LEARN, or a function of the learner's module and the arguments
+cases()         [(label, call, *arguments)], from tiny to random, the last to be timed. call: the
+                name of a function, or one of the learner's module and the arguments
 BESIDE          only if others than the solution are timed too: {name: a module}
 """
 
@@ -35,7 +34,7 @@ def load(name):
 
 def solution(exercise):
     """Return the text of the solution, and its comments."""
-    text = Path(exercise.__file__).read_text(encoding="utf-8").partition("\nLEARN = ")[0]
+    text = Path(exercise.__file__).read_text(encoding="utf-8").partition("\nMISTAKES = ")[0]
     comment = re.compile("^ +# (.*)\n", re.MULTILINE)
     return comment.sub("", text), comment.findall(text)
 
@@ -55,10 +54,15 @@ def with_mistakes(exercise, *sentences):
     return module
 
 
+def functions(exercise):
+    """Return {name: node of its syntax tree} of the functions and classes that a learner writes."""
+    nodes = ast.parse(solution(exercise)[0]).body
+    return {node.name: node for node in nodes if hasattr(node, "name")}
+
+
 def stub(exercise):
     """Return what a learner begins with: the solution without what its functions do."""
-    tree = ast.parse(solution(exercise)[0])
-    tree.body = [node for node in tree.body if getattr(node, "name", None) in exercise.LEARN]
+    tree = ast.Module([*functions(exercise).values()], [])
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.body = ast.parse("raise NotImplementedError").body

@@ -8,7 +8,7 @@ import torch
 from exercises.shared import comparison
 from exercises.shared.cases import outcomes
 from exercises.shared.comparison import same, same_outcome
-from exercises.shared.definition import with_mistakes
+from exercises.shared.definition import functions, with_mistakes
 
 DIMENSIONS = {2: "row column", 3: "text row column", 4: "text head row column"}
 
@@ -31,7 +31,8 @@ def diagnose(exercise, got):
             break
     else:
         return []
-    lines = [f"{call if isinstance(call, str) else exercise.LEARN[0]}, {label}:", ""]
+    name = call if isinstance(call, str) else ", ".join(functions(exercise))
+    lines = [f"{name}, {label}:", ""]
     if same_outcome(a, b):
         return [*lines, "  it changes its arguments: what calls it may still need them"]
     what = "values"

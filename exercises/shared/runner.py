@@ -24,10 +24,7 @@ def check(name, path):
 
 
 def run_file(name, path):
-    """Run a learner's file in a process and an empty folder of its own.
-
-    Returns what it found, as in worker.py, and what it printed.
-    """
+    """Return what worker.py found, in a process and an empty folder of its own, and printed."""
     with tempfile.TemporaryDirectory() as folder:
         to, printed, here = (Path(folder) / part for part in ("outcomes", "printed", "here"))
         here.mkdir()

@@ -50,8 +50,10 @@ def report(error, path):
     """Return an error in words: the learner's own line, and what is wrong there."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return f"{path}, line {error.lineno}: {error.msg}"
-    own = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    where = f"{path}, line {own[-1].lineno}, in {own[-1].name}: {own[-1].line}\n" if own else ""
+    where = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == path:  # the last of them
+            where = f"{path}, line {frame.lineno}, in {frame.name}: {frame.line}\n"
     text = f"{type(error).__name__}: {str(error)[:500]}"
     return where + next((words for part, words in IN_WORDS.items() if part in text), text)
 
@@ -78,7 +80,9 @@ def main(name, path, to):
     found, labels = {"outcomes": []}, []
     try:
         theirs = types.SimpleNamespace(**runpy.run_path(path))
-        if missing := [name for name in exercise.LEARN if not hasattr(theirs, name)]:
+        if missing := [
+            name for name in definition.functions(exercise) if not hasattr(theirs, name)
+        ]:
             raise NameError(f"{path} has no {', '.join(missing)}")
         labels += [label for label, *_ in exercise.cases()]
         found["outcomes"].extend(outcomes(theirs, exercise))
