@@ -39,11 +39,9 @@ def try_once(name, path):
     """Check a file and say what came out."""
     wrong, costs = check(name, path)
     note(path.parent, "solved", name, not wrong)
-    if wrong:
-        return print("\n".join(wrong))
     exercise = definition.load(name)
-    print(f"Right, in all {len([*exercise.cases()])} cases.\n\n{format_table(costs)}\n")
-    print(f"Read on: {exercise.READ_ON}")
+    right = f"Right, in all {len([*exercise.cases()])} cases.\n\n{format_table(costs)}\n"
+    print("\n".join(wrong) or f"{right}\nRead on: {exercise.READ_ON}")
 
 
 def hint(name, folder):

@@ -3,7 +3,6 @@
 Write attention(q, k, v, visible): each query's average of the values, weighted by its scores.
 
     q (B, H, Tq, D)   k (B, H, Tk, D)   v (B, H, Tk, Dv)   output (B, H, Tq, Dv)
-
     visible (Tq, Tk) says True where a query may look at a key; each may look somewhere:
 
           k0 k1 k2 k3
@@ -55,7 +54,6 @@ READ_ON = "attention.py: masked_fill does this, and naive does it without a mask
 
 
 def last_rows(Tq, Tk):
-    """The mask of the last Tq of Tk positions."""
     return torch.ones(Tq, Tk).tril(Tk - Tq).bool()
 
 

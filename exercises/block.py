@@ -9,10 +9,8 @@ Write four functions. x is (B, T, C): of B texts of T tokens each, C features.
                                           in nn.Linear; gelu(x) = x · Φ(x), which F.gelu knows
     block(x, norm_1, attend, norm_2, mlp) a pre-norm block. The others are functions: (B, T, C) to
                                           (B, T, C)
-
         x ──┬── norm_1 ── attend ── + ──┬── norm_2 ── mlp ── + ──      x itself is never normed:
             └───────────────────────┘   └────────────────────┘        it is the residual stream
-
     initial(V, n_layer)   → loss, std   the loss in nats of a model that finds V tokens equally
                           likely; and the std of matrices that write into the residual stream: each
                           of n_layer blocks has two, and all their writes are to add up to 0.02

@@ -64,14 +64,13 @@ READ_ON = "attention.py: KVCache, whose memory is allocated once"
 
 
 def cases():
-    def by_position(x, positions):
+    def turn(x, positions):
         return x * positions[:, None].cos()
 
     for calls, window, rotate in (
         ([1, 1], None, None),
-        ([2, 1, 2], None, None),
         ([4, 3, 1], 3, None),
-        ([2, 1, 1], None, by_position),
+        ([2, 1, 2], None, turn),
     ):
         inputs = random(f"B=2, H=1, T={sum(calls)}, D=2", *["B H T D"] * 3)
         label = f"calls of {calls} tokens, window={window}" + ", rotated" * bool(rotate)

@@ -5,7 +5,6 @@ Write self_attention(x, W_qkv, W_out, H, G): causal attention by H heads, of one
     x (B, T, C)                       D = C / H features for each head
     W_qkv ((H + 2G)·D, C)             as in nn.Linear: x @ W_qkv.T is (B, T, (H + 2G)·D)
     W_out (C, C)                      of the merged heads
-
     of each token:   q of head 0 | q of head 1 | ... | k of head 0 | ... | v of head 0 | ...
                      D features    D features          G heads of keys      G heads of values
 
@@ -25,9 +24,8 @@ def self_attention(x, W_qkv, W_out, H, G):
     D = x.shape[-1] // H
     # split([8, 4, 4], dim=-1) cuts 16 features of a token into 8, 4 and 4.
     q, k, v = (x @ W_qkv.T).split([H * D, G * D, G * D], dim=-1)
-    # unflatten gives (B, T, heads, D), transpose then (B, heads, T, D).
+    # unflatten: (B, T, heads, D), transpose: (B, heads, T, D), repeat_interleave: heads 0 0 1 1.
     q, k, v = (part.unflatten(2, (-1, D)).transpose(1, 2) for part in (q, k, v))
-    # repeat_interleave makes heads 0 0 1 1 of heads 0 1.
     k, v = (part.repeat_interleave(H // G, dim=1) for part in (k, v))
     y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
     return y.transpose(1, 2).flatten(2) @ W_out.T
@@ -39,7 +37,6 @@ MISTAKES = {
     },
     "heads are merged without a transpose": {"y.transpose(1, 2).flatten(2)": "y.reshape(x.shape)"},
     "keys are repeated 0 1 0 1, not 0 0 1 1": {"_interleave(H // G, dim=1)": "(1, H // G, 1, 1)"},
-    "keys and values are swapped": {"attention(q, k, v": "attention(q, v, k"},
     "the future is visible": {"is_causal=True": "is_causal=False"},
 }
 READ_ON = "attention.py: SelfAttention and share_heads"

@@ -7,7 +7,6 @@ i and j are tensors that broadcast against each other, such as i (T, 1) and j (1
     window(i, j, W)            the last W positions, the token itself included
     same_document(i, j, ids)   causal, and both in one document: ids (T,) has the number of each
                                position's document
-
            causal            window, W = 2       same_document, ids = 0 0 0 1 1
         j  0 1 2 3 4            0 1 2 3 4            0 1 2 3 4
      i=0   ■ · · · ·            ■ · · · ·            ■ · · · ·
@@ -22,12 +21,11 @@ import torch
 
 
 def causal(i, j):
-    # True for the token itself and the past; & joins two conditions in parentheses.
+    # True for itself and the past; & joins conditions. The last W begin at i - W + 1.
     return j <= i
 
 
 def window(i, j, W):
-    # The last W positions begin at i - W + 1.
     return (j <= i) & (j > i - W)
 
 

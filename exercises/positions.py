@@ -24,16 +24,14 @@ from exercises.shared.cases import random
 
 
 def sinusoidal(T, C):
-    # ω of all pairs, and then the angles of all positions, (T, pairs).
-    omega = 10000 ** (-2 * torch.arange(C // 2).double() / C)
-    a = torch.arange(T)[:, None] * omega
+    # Positions (T, 1) times the ω of all pairs: the angles (T, pairs).
+    a = torch.arange(T)[:, None] * 10000 ** (-2 * torch.arange(C // 2).double() / C)
     return torch.stack([a.sin(), a.cos()], dim=-1).flatten(1)
 
 
 def rotary(q, k, v):
     T, D = q.shape[2:]
-    omega = 10000 ** (-2 * torch.arange(D // 2).double() / D)
-    a = torch.arange(0, T)[:, None] * omega
+    a = torch.arange(0, T)[:, None] * 10000 ** (-2 * torch.arange(D // 2).double() / D)
 
     def turn(x):
         # chunk halves the features; cat joins what became of both halves.

@@ -3,7 +3,6 @@
 Write probabilities(logits, temperature, top_k, top_p), from which the next token will be drawn:
 
     logits (B, V), top_k a number of tokens, top_p in (0, 1]          -> probabilities (B, V)
-
     1  softmax of logits / temperature            0.5  0.3  0.1  0.1
     2  the top_k most likely tokens remain, 3:    0.5  0.3  0.1  0       of equal ones any
        renormalized                               0.56 0.33 0.11 0
@@ -67,5 +66,5 @@ def cases():
     yield "3 of 6 targets, 7 characters", "losses", *random("B=2, T=3, V=4", "B T V"), targets, 7
     for temperature, top_k, top_p in (1.0, 9, 1.0), (0.5, 9, 1.0), (2.0, 5, 0.7), (1.0, 7, 0.9):
         label = f"temperature={temperature}, top_k={top_k}, top_p={top_p}"
-        (logits,) = random("B=3, V=9", "B V")
-        yield label, "probabilities", 2 * logits, temperature, top_k, top_p
+        logits = random("B=3, V=9", "B V")
+        yield label, "probabilities", *logits, temperature, top_k, top_p

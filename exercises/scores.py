@@ -3,7 +3,6 @@
 Write scaled_dot(q, k): every query with every key.
 
     q (B, H, Tq, D)      k (B, H, Tk, D)      scores (B, H, Tq, Tk)
-
                  k0    k1    k2
           q0   q0·k0 q0·k1 q0·k2
           q1   q1·k0 q1·k1 q1·k2        all of it divided by √D

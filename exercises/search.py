@@ -7,7 +7,6 @@ each next id. A text's score is the sum of those of its ids, that of `end` inclu
                                                               again, until that is `end`, which is
                                                               part of the text, or `longest` ids
     beam(log_probs, end, longest, width)    -> text, score    keep not one text, but `width`:
-
     all continuations compete:   a 0.5         b 0.4         end 0.1        a and b are kept
                                  aa 0.15       ab 0.15       a end 0.20     greedy's text
     with width = 2               ba 0.02       bb 0.02       b end 0.36     the better one

@@ -4,7 +4,6 @@ Write softmax(scores), over the last dimension:
 
     weight of key j = exp(score j) / sum of exp(score) over all keys
     scores (B, H, Tq, Tk)     weights of the same shape
-
             1    2    3    −∞                    0.09  0.24  0.67  0
         10000    0    0    −∞       becomes      1     0     0     0
            −∞   −∞   −∞    −∞                    0     0     0     0

@@ -5,7 +5,6 @@ knows what its numbers should be. But whatever it is, it must keep what every me
 repository keeps, and that is what the check looks at:
 
     q (B, H, Tq, D)   k (B, H, Tk, D)   v (B, H, Tk, Dv)   output (B, H, Tq, Dv)
-
     rows sum to 1      values that are all ones come out as ones
     no future          keys and values of later positions change nothing
     Tq < Tk            the last queries alone get the last rows of the whole
@@ -41,10 +40,6 @@ MISTAKES = {
     "the weights of a key sum to 1 over the queries": {".softmax(-1)": ".softmax(-2)"},
     "a mean or a sum runs over the texts": {"cdist(q": "cdist(q - q.mean(0)"},
     "a mean or a sum runs over the heads": {"cdist(q": "cdist(q - q.mean(1, keepdim=True)"},
-    "exp of large scores overflows: subtract each row's largest": {
-        ".softmax(-1)": ".exp()",
-        "weights.to": "(weights / weights.sum(-1, keepdim=True)).to",
-    },
     "a part of the gradient is cut off (detach, no_grad, item)": {"cdist(q": "cdist(q.detach()"},
 }
 READ_ON = "docs/hacking.md: train with it; tests/model/test_registries.py then tests it further"

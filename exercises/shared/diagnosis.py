@@ -35,9 +35,8 @@ def diagnose(exercise, got):
     lines = [f"{name}, {label}:", ""]
     if same_outcome(a, b):
         return [*lines, "  it changes its arguments: what calls it may still need them"]
-    what = "values"
-    if same(a["values"], b["values"]):
-        what = "gradients"
+    what = "gradients" if same(a["values"], b["values"]) else "values"
+    if what == "gradients":
         lines.insert(1, "the values are right, the gradients of its arguments are not:")
     lines += [*comparison.beside(arguments, a[what], b[what]), ""]
     if names := known_mistakes(exercise, got):
@@ -65,20 +64,19 @@ def alike(got, wrong):
 def properties(exercise, cases, got, expected):
     """Yield what wrong numbers of no known mistake have in common, and those of the last case."""
     right = [same_outcome(a, b) for a, b in zip(got, expected)]
-    if any(right):
-        labels = [label for (label, *_), is_right in zip(cases, right) if is_right]
+    labels = [label for (label, *_), is_right in zip(cases, right) if is_right]
+    if labels:
         yield "It is right for: " + "; ".join(labels)
     named = [named_floats(exercise, *case) for case in cases]
     lengths = [{name: x.shape[-2] for name, x in pairs if name in ("q", "k")} for pairs in named]
-    if any(right) and right == [x.get("q", 0) >= x.get("k", 0) for x in lengths]:
+    if labels and right == [x.get("q", 0) >= x.get("k", 0) for x in lengths]:
         yield "It is wrong wherever Tq < Tk, and only there."
     if all(same(a["values"], b["values"]) for a, b in zip(got, expected)):
-        wrong = {}  # names, in their order
+        wrong = []
         for pairs, a, b in zip(named, got, expected):
-            for (name, _), *pair in zip(pairs, a["gradients"], b["gradients"]):
-                if comparison.difference(*pair):
-                    wrong[name] = True
-        yield f"Only gradients are wrong: those of {', '.join(wrong)}."
+            differ = map(comparison.difference, a["gradients"], b["gradients"])
+            wrong += [name for (name, _), text in zip(pairs, differ) if text]
+        yield f"Only gradients are wrong: those of {', '.join(dict.fromkeys(wrong))}."
     last = max(n for n, is_right in enumerate(right) if not is_right)
     for a, b in zip(got[last]["values"], expected[last]["values"]):
         if a.shape == b.shape and a.dtype == b.dtype:

@@ -33,17 +33,14 @@ IN_WORDS = {  # parts of an error's text, and what they mean
 
 
 def limit_memory():
-    """End what takes gigabytes, or prints them. Windows has no such limits."""
-    try:
+    """End what takes gigabytes, or prints them. Windows has no such limits, macOS may refuse."""
+    with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
-    except ImportError:
-        return
-    sizes = Path("/proc/self/statm")  # in pages; the first is the address space
-    pages = int(sizes.read_text().split()[0]) if sizes.exists() else 0
-    most = pages * resource.getpagesize() + GIGABYTES * 2**30
-    with contextlib.suppress(ValueError, OSError):  # macOS may refuse
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MEGABYTES * 2**20, MEGABYTES * 2**20))
+        pages = int(Path("/proc/self/statm").read_text().split()[0])  # the address space
+        most = pages * resource.getpagesize() + GIGABYTES * 2**30
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MEGABYTES * 2**20, MEGABYTES * 2**20))
 
 
 def report(error, path):
@@ -80,10 +77,8 @@ def main(name, path, to):
     found, labels = {"outcomes": []}, []
     try:
         theirs = types.SimpleNamespace(**runpy.run_path(path))
-        if missing := [
-            name for name in definition.functions(exercise) if not hasattr(theirs, name)
-        ]:
-            raise NameError(f"{path} has no {', '.join(missing)}")
+        if missing := definition.functions(exercise).keys() - vars(theirs).keys():
+            raise NameError(f"{path} has no {', '.join(sorted(missing))}")
         labels += [label for label, *_ in exercise.cases()]
         found["outcomes"].extend(outcomes(theirs, exercise))
         if all(map(same_outcome, found["outcomes"], expected_outcomes(exercise))):
