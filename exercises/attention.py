@@ -4,7 +4,6 @@ Write attention(q, k, v, visible): each query's average of the values, weighted 
 
     q (B, H, Tq, D)   k (B, H, Tk, D)   v (B, H, Tk, Dv)   output (B, H, Tq, Dv)
     visible (Tq, Tk) says True where a query may look at a key; each may look somewhere:
-
           k0 k1 k2 k3
       q2   ■  ■  ■  ·      two queries, which are the last two of four tokens
       q3   ■  ■  ■  ■

@@ -1,12 +1,10 @@
 """Cache: a token that is written costs one row of attention, and not all rows again.
 
 Write the class Cache. It keeps keys and values of the past, and attends to them:
-
     cache = Cache(window=None, rotate=None)
     y = cache.attend(q, k, v)       q, k, v (B, H, T, D) of the next T tokens, T is often 1
 
 attend appends k and v, and returns what causal attention of the whole text has in these T rows:
-
                      k0 k1 k2 k3 k4
     first call   q0   ■  ·                         T = 2
                  q1   ■  ■
@@ -33,32 +31,28 @@ class Cache:
 
     def attend(self, q, k, v):
         past = 0 if self.k is None else self.k.shape[2]
-        i = torch.arange(past, past + q.shape[2])
+        j = torch.arange(past + q.shape[2])
         # Keys are turned before they are kept: those of the past are turned already.
-        q, k = (self.rotate(x, i) for x in (q, k))
+        q, k = (self.rotate(x, j[past:]) for x in (q, k))
         if past:
             k, v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
         self.k, self.v = k, v
-        # The queries are the last T of all positions: i (T, 1) and j (Tk).
-        i, j = i[:, None], torch.arange(k.shape[2])
+        # The queries are the last T of all positions j (Tk).
+        i = j[past:, None]
         see = (j <= i) & (j > i - (self.window or len(j)))
         scores = (q @ k.mT / q.shape[3] ** 0.5).masked_fill(~see, -torch.inf)
         return scores.softmax(dim=-1) @ v
 
 
 MISTAKES = {
-    "queries stand at 0, 1, ... in each call": {"i[:, None]": "i[:, None] - past"},
-    "the offset is one too small: a token does not see itself": {"i[:, None]": "i[:, None] - 1"},
-    "the offset is one too large: a token sees the one after it": {"i[:, None]": "i[:, None] + 1"},
+    "queries stand at 0, 1, ... in each call": {"j[past:, None]": "j[past:, None] - past"},
+    "the offset is one too small: a token does not see itself": {"None]": "None] - 1"},
+    "the offset is one too large: a token sees the one after it": {"None]": "None] + 1"},
     "the tokens of one call see each other's future": {"(j <= i) & ": ""},
     "the window is one position too long": {"j > i - ": "j >= i - "},
-    "rotation begins at position 0 in each call": {"rotate(x, i)": "rotate(x, i - past)"},
-    "cached keys are rotated twice: when they are kept, and when they are read": {
-        "    i, j =": "    k = self.rotate(k, torch.arange(k.shape[2]))\n        i, j ="
-    },
-    "cached keys are rotated twice: all of them again in each call": {
-        "cat([self.k, k]": "cat([self.rotate(self.k, torch.arange(past)), k]"
-    },
+    "rotation begins at position 0 in each call": {"j[past:])": "j[past:] - past)"},
+    "cached keys are rotated twice": {"cat([self.k, k]": "cat([self.rotate(self.k, j[:past]), k]"},
+    "keys are rotated when kept and when read": {"q @ k.mT": "q @ self.rotate(k, j).mT"},
 }
 READ_ON = "attention.py: KVCache, whose memory is allocated once"
 

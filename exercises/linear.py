@@ -1,16 +1,12 @@
 """Linear attention: a state that replaces the past.
 
 Replace exp(q·k) by f(q)·f(k), with f(x) = elu(x) + 1, which is positive. Then
-
     y_i = Σ_j≤i f(q_i)·f(k_j) v_j  /  Σ_j≤i f(q_i)·f(k_j)
-
-and f(q_i) comes out of both sums: what is left inside does not depend on the query.
-
+and f(q_i) comes out of both sums: what is left inside does not depend on the query:
     S = Σ_j f(k_j) v_jᵀ   (D, Dv)          z = Σ_j f(k_j)   (D)
     y_i = f(q_i) S / (f(q_i)·z)
 
-Write step(q, k, v, state): one token more.
-
+Write step(q, k, v, state): one token more:
     q, k (B, H, D)      v (B, H, Dv)      state: (S, z), with S (B, H, D, Dv) and z (B, H, D)
     return y, (S, z): y (B, H, Dv) and the new state; a token sees itself
 
@@ -30,13 +26,12 @@ def step(q, k, v, state):
     S = S + k[..., :, None] * v[..., None, :]
     z = z + k
     # q as a row (1, D) times S (D, Dv).
-    y = (q[..., None, :] @ S)[..., 0, :]
-    y = y / (q * z).sum(dim=-1, keepdim=True)
+    y = (q[..., None, :] @ S)[..., 0, :] / (q * z).sum(dim=-1, keepdim=True)
     return y, (S, z)
 
 
 MISTAKES = {
-    "the sum of the weights does not divide": {"y / (q * z).sum(dim=-1, keepdim=True)": "y"},
+    "the sum of the weights does not divide": {" / (q * z).sum(dim=-1, keepdim=True)": ""},
     "the state is replaced, and not added to": {"S = S + k": "S = k", "z = z + k": "z = k"},
     "a token does not see itself": {"@ S)": "@ state[0])", "q * z": "q * state[1]"},
     "f is not applied to q": {"F.elu(q) + 1": "q"},

@@ -2,7 +2,6 @@
 
 A mask is a predicate: it says True where the query at position i may look at the key at position j.
 i and j are tensors that broadcast against each other, such as i (T, 1) and j (1, T). Write
-
     causal(i, j)               the token itself, and all before it
     window(i, j, W)            the last W positions, the token itself included
     same_document(i, j, ids)   causal, and both in one document: ids (T,) has the number of each

@@ -1,7 +1,6 @@
 """Sampling: from logits to probabilities, and how good they are.
 
 Write probabilities(logits, temperature, top_k, top_p), from which the next token will be drawn:
-
     logits (B, V), top_k a number of tokens, top_p in (0, 1]          -> probabilities (B, V)
     1  softmax of logits / temperature            0.5  0.3  0.1  0.1
     2  the top_k most likely tokens remain, 3:    0.5  0.3  0.1  0       of equal ones any
@@ -10,7 +9,6 @@ Write probabilities(logits, temperature, top_k, top_p), from which the next toke
        reach top_p, 0.8: as few as possible       0.63 0.37 0    0       top_p is in; renormalized
 
 Write losses(logits, targets, characters): of logits (B, T, V), at targets (B, T), −1 to be ignored,
-
     the mean cross-entropy in nats, the perplexity, and the bits per character of a text that has
     so many characters: all bits of its tokens, divided by its characters
 Holtzman et al. 2019, arXiv:1904.09751; Shannon 1951.

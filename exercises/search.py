@@ -2,7 +2,6 @@
 
 log_probs(text) is given: for a list of ids so far it returns a tensor (V), the log-probability of
 each next id. A text's score is the sum of those of its ids, that of `end` included. Write
-
     greedy(log_probs, end, longest)         -> text, score    the most probable next id, again and
                                                               again, until that is `end`, which is
                                                               part of the text, or `longest` ids

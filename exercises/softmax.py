@@ -1,9 +1,9 @@
 """Softmax: from scores to weights that are positive and sum to 1.
 
 Write softmax(scores), over the last dimension:
-
     weight of key j = exp(score j) / sum of exp(score) over all keys
     scores (B, H, Tq, Tk)     weights of the same shape
+
             1    2    3    −∞                    0.09  0.24  0.67  0
         10000    0    0    −∞       becomes      1     0     0     0
            −∞   −∞   −∞    −∞                    0     0     0     0
@@ -18,22 +18,19 @@ from exercises.shared.cases import random, small
 
 
 def softmax(scores):
-    # Of each row: dim=-1, and keepdim=True so that it can be subtracted from the row.
-    largest = scores.amax(dim=-1, keepdim=True)
+    # The largest of each row: dim -1, and keepdim=True so that it can be subtracted from the row.
+    largest = scores.amax(-1, keepdim=True)
     # −∞ minus −∞ is NaN: from a row of nothing but −∞ we subtract 0.
     shift = largest.masked_fill(largest == float("-inf"), 0.0)
     powers = (scores - shift).exp()
-    total = powers.sum(dim=-1, keepdim=True)
+    total = powers.sum(-1, keepdim=True)
     # The sum of such a row is 0: it is divided by 1.
     return powers / total.masked_fill(total == 0, 1.0)
 
 
 MISTAKES = {
     "no largest score is subtracted: exp(10000) is infinite": {"scores - shift": "scores"},
-    "it is over the queries, and the weights of one query do not sum to 1": {
-        "scores.amax(dim=-1": "scores.amax(dim=-2",
-        "powers.sum(dim=-1": "powers.sum(dim=-2",
-    },
+    "it is over the queries: rows do not sum to 1": {"amax(-1": "amax(-2", "sum(-1": "sum(-2"},
     "powers of 2 stand for powers of e": {".exp()": ".exp2()"},
     "a row of nothing but −∞ is NaN": {"total.masked_fill(total == 0, 1.0)": "total"},
 }

@@ -4,7 +4,6 @@ Write tiled(q, blocks): attention of q to keys and values that come in blocks, o
 
     q (Tq, D)     blocks: a list of (k, v), k (n, D), v (n, Dv); n may differ     output (Tq, Dv)
     after each block every query keeps three things:
-
         largest   its largest score so far           1.0  │  3.0
         total     Σ exp(score − largest)             1.4  │  1.4 · exp(1 − 3) + 1.0
         y         Σ exp(score − largest) · value          │  the same, with values

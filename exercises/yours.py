@@ -3,7 +3,6 @@
 Write attention(q, k, v), causal, with a score, a mask or a way to share that you invent. Nobody
 knows what its numbers should be. But whatever it is, it must keep what every mechanism of this
 repository keeps, and that is what the check looks at:
-
     q (B, H, Tq, D)   k (B, H, Tk, D)   v (B, H, Tk, Dv)   output (B, H, Tq, Dv)
     rows sum to 1      values that are all ones come out as ones
     no future          keys and values of later positions change nothing

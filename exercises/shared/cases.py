@@ -14,11 +14,8 @@ def random(sizes, *shapes):
     """Random tensors of float64: random("B=2, T=5", "B T", "T") are of shapes (2, 5) and (5)."""
     size = {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", sizes)}
     generator = torch.Generator().manual_seed(0)
-    tensors = []
-    for shape in shapes:
-        shape = [size[name] for name in shape.split()]
-        tensors.append(torch.randn(shape, dtype=torch.float64, generator=generator))
-    return tensors
+    shapes = [[size[name] for name in shape.split()] for shape in shapes]
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
 def called(call, module, arguments):
