@@ -15,7 +15,6 @@ from exercises.shared.runner import check
 
 
 def progress(folder):
-    """Return {"solved": {exercise: bool}, "hints": {exercise: number}} of a learner."""
     path = folder / "progress.json"
     return json.loads(path.read_text()) if path.exists() else {"solved": {}, "hints": {}}
 

@@ -1,7 +1,6 @@
 """Attention: the four lines.
 
-Write attention(q, k, v, visible): each query's average of the values, weighted by its scores.
-
+Write attention(q, k, v, visible): each query's average of the values, weighted by its scores:
     q (B, H, Tq, D)   k (B, H, Tk, D)   v (B, H, Tk, Dv)   output (B, H, Tq, Dv)
     visible (Tq, Tk) says True where a query may look at a key; each may look somewhere:
           k0 k1 k2 k3

@@ -1,7 +1,6 @@
 """Backward: the gradients of attention by hand.
 
-Write backward(q, k, v, dy): given the gradient dy of the output y, return dq, dk and dv.
-
+Write backward(q, k, v, dy): given the gradient dy of the output y, return dq, dk and dv:
     q, k (B, H, T, D)      v, y and dy (B, H, T, Dv)      attention is causal
     forward                                  backward, from the last line to the first
     scores  = q kᵀ / √D                      dv       = weightsᵀ dy

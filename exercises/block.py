@@ -1,14 +1,12 @@
 """Block: what stands around attention, and how it begins.
 
-Write four functions. x is (B, T, C): of B texts of T tokens each, C features.
-
+Write four functions. x is (B, T, C): of B texts of T tokens each, C features:
     layer_norm(x, weight, bias, eps)      each token by itself: (x − mean) / √(variance + eps) over
                                           its C features, times weight (C), plus bias (C); the
                                           variance is the mean of the squares, divided by C
     mlp(x, W_fc, W_proj)                  widen, gelu, narrow: W_fc (4C, C) and W_proj (C, 4C), as
                                           in nn.Linear; gelu(x) = x · Φ(x), which F.gelu knows
-    block(x, norm_1, attend, norm_2, mlp) a pre-norm block. The others are functions: (B, T, C) to
-                                          (B, T, C)
+    block(x, norm_1, attend, norm_2, mlp) a pre-norm block; the others map (B, T, C) to (B, T, C)
         x ──┬── norm_1 ── attend ── + ──┬── norm_2 ── mlp ── + ──      x itself is never normed:
             └───────────────────────┘   └────────────────────┘        it is the residual stream
     initial(V, n_layer)   → loss, std   the loss in nats of a model that finds V tokens equally

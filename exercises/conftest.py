@@ -10,6 +10,5 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    # A folder with another name would skip everything, and look like success.
     if not Path(folder := config.getoption("implementation")).is_dir():
         raise pytest.UsageError(f"--implementation={folder} is not a folder")

@@ -1,13 +1,11 @@
 """Cross: look at another sequence, whose end may be padding.
 
-Write additive(s, h, W1, W2, v): Bahdanau's weights of a decoder's state, and its context.
-
+Write additive(s, h, W1, W2, v): Bahdanau's weights of a decoder's state, and its context:
     s (B, C) the state     h (B, S, C) the encoder's states     W1, W2 (C, A)     v (A)
     score of state i of h:  v · tanh(s W1 + h[i] W2)            weights: softmax over the S states
     context: the average of h with these weights            return weights (B, S), context (B, C)
 
-Write cross_attention(q, k, v, real): scaled dot products of a decoder's queries with an encoder.
-
+Write cross_attention(q, k, v, real): scaled dot products of a decoder's queries with an encoder:
     q (B, H, T, D)     k, v (B, H, S, D)     real (B, S): False where the encoder's text is padding
 
            S = 4, real = ■ ■ ■ ·             every query sees the same three keys: there is no

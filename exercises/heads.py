@@ -1,7 +1,6 @@
 """Heads: split, attend, merge.
 
-Write self_attention(x, W_qkv, W_out, H, G): causal attention by H heads, of one text or several.
-
+Write self_attention(x, W_qkv, W_out, H, G): causal attention by H heads, of one text or several:
     x (B, T, C)                       D = C / H features for each head
     W_qkv ((H + 2G)·D, C)             as in nn.Linear: x @ W_qkv.T is (B, T, (H + 2G)·D)
     W_out (C, C)                      of the merged heads
@@ -10,8 +9,7 @@ Write self_attention(x, W_qkv, W_out, H, G): causal attention by H heads, of one
 
 There are H heads of queries and G of keys and values; each of these is shared by the H/G query
 heads that follow one another: with H = 4 and G = 2, heads 0 and 1 use keys 0, heads 2 and 3 keys 1.
-The heads' outputs stand side by side again, (B, T, C), before W_out. Attention itself may come from
-torch.nn.functional.
+Heads' outputs stand side by side again, (B, T, C), before W_out. Attention may be PyTorch's own.
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv:2305.13245.
 """
 

@@ -4,8 +4,7 @@ A mask is a predicate: it says True where the query at position i may look at th
 i and j are tensors that broadcast against each other, such as i (T, 1) and j (1, T). Write
     causal(i, j)               the token itself, and all before it
     window(i, j, W)            the last W positions, the token itself included
-    same_document(i, j, ids)   causal, and both in one document: ids (T,) has the number of each
-                               position's document
+    same_document(i, j, ids)   causal, and both in one document; ids (T,): each position's document
            causal            window, W = 2       same_document, ids = 0 0 0 1 1
         j  0 1 2 3 4            0 1 2 3 4            0 1 2 3 4
      i=0   ■ · · · ·            ■ · · · ·            ■ · · · ·

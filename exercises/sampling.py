@@ -38,7 +38,6 @@ def probabilities(logits, temperature, top_k, top_p):
 def losses(logits, targets, characters):
     nats = F.cross_entropy(logits.mT, targets, ignore_index=-1, reduction="sum")
     mean = nats / (targets >= 0).sum()
-    # exp of the mean; a nat is 1 / ln 2 bits.
     return mean, mean.exp(), nats / math.log(2) / characters
 
 

@@ -1,7 +1,6 @@
 """Scores: how alike are a query and a key?
 
-Write scaled_dot(q, k): every query with every key.
-
+Write scaled_dot(q, k): every query with every key:
     q (B, H, Tq, D)      k (B, H, Tk, D)      scores (B, H, Tq, Tk)
                  k0    k1    k2
           q0   q0·k0 q0·k1 q0·k2

@@ -18,9 +18,8 @@ from exercises.shared.cases import random, small
 
 
 def softmax(scores):
-    # The largest of each row: dim -1, and keepdim=True so that it can be subtracted from the row.
     largest = scores.amax(-1, keepdim=True)
-    # −∞ minus −∞ is NaN: from a row of nothing but −∞ we subtract 0.
+    # keepdim=True, to subtract it from its row; −∞ minus −∞ is NaN, and there we subtract 0.
     shift = largest.masked_fill(largest == float("-inf"), 0.0)
     powers = (scores - shift).exp()
     total = powers.sum(-1, keepdim=True)

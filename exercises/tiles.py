@@ -1,7 +1,6 @@
 """Tiles: attention that never holds all scores.
 
-Write tiled(q, blocks): attention of q to keys and values that come in blocks, one after another.
-
+Write tiled(q, blocks): attention of q to keys and values that come in blocks, one after another:
     q (Tq, D)     blocks: a list of (k, v), k (n, D), v (n, Dv); n may differ     output (Tq, Dv)
     after each block every query keeps three things:
         largest   its largest score so far           1.0  │  3.0
@@ -55,6 +54,5 @@ def cases():
 
 
 def with_blocks(theirs, q, *parts):
-    """parts: the keys of all blocks, and then their values."""
     half = len(parts) // 2
     return theirs.tiled(q, [*zip(parts[:half], parts[half:])])

@@ -12,14 +12,18 @@ def small(*rows):
 
 def random(sizes, *shapes):
     """Random tensors of float64: random("B=2, T=5", "B T", "T") are of shapes (2, 5) and (5)."""
-    size = {name: int(number) for name, number in re.findall(r"(\w+)=(\d+)", sizes)}
+    size = sizes_of(sizes)
     generator = torch.Generator().manual_seed(0)
     shapes = [[size[name] for name in shape.split()] for shape in shapes]
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
+def sizes_of(label):
+    """Return {"B": 2, "T": 5} for "B=2, T=5"."""
+    return {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", label)}
+
+
 def called(call, module, arguments):
-    """Call a function of a module, or, with this module, one that knows what to call."""
     if isinstance(call, str):
         return getattr(module, call)(*arguments)
     return call(module, *arguments)
@@ -40,7 +44,11 @@ def outcomes(theirs, exercise):
 
 def leaf(x):
     """A copy of a tensor, which takes a gradient if it has floats; anything else as it is."""
-    return x.clone().requires_grad_(x.is_floating_point()) if torch.is_tensor(x) else x
+    return x.clone().requires_grad_(is_float(x)) if torch.is_tensor(x) else x
+
+
+def is_float(x):
+    return torch.is_tensor(x) and x.is_floating_point()
 
 
 def tensors(result):
@@ -56,6 +64,6 @@ def gradients(values, leaves):
     total = torch.zeros((), requires_grad=True)
     for value in values:
         if value.requires_grad:
-            finite = value.masked_fill(~value.isfinite(), 0)
-            total = total + (finite * torch.linspace(-1, 1, value.numel()).view_as(value)).sum()
+            finite = value.masked_fill(~value.isfinite(), 0).flatten()
+            total = total + (finite * torch.linspace(-1, 1, len(finite))).sum()
     return [*torch.autograd.grad(total, leaves, allow_unused=True)] if leaves else []

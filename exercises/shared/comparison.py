@@ -46,14 +46,18 @@ def beside(arguments, got, expected):
     """Return expected and got as lines, with the input if that is small too, or how they differ."""
     if len(got) != len(expected):
         return [f"  it returns {len(got)} results, and should return {len(expected)}"]
-    words = [text for a, b in zip(got, expected) if (text := difference(a, b))]
-    sizes = [x.numel() for x in (*expected, *arguments) if torch.is_tensor(x)]
-    if "numbers" not in words[0] or sum(sizes[: len(expected)]) > FEW:
+    words = [*filter(None, map(difference, got, expected))]
+    if "numbers" not in words[0] or count(expected) > FEW:
         return [f"  {text}" for text in words[:3]]
-    parts = [("input", x) for x in arguments if sum(sizes) <= FEW]
-    parts += [("expected", x) for x in expected] + [("got", x) for x in got]
-    lines = [f"  {title:9}{written(x)}" for title, x in parts]
+    lines = [f"  {'expected':9}{written(x)}" for x in expected]
+    lines += [f"  {'got':9}{written(x)}" for x in got]
+    if count(arguments) + count(expected) <= FEW:
+        lines = [f"  {'input':9}{written(x)}" for x in arguments] + lines
     return [line.replace("\n", "\n" + " " * 11) for line in lines]
+
+
+def count(tensors):
+    return sum(x.numel() for x in tensors if torch.is_tensor(x))
 
 
 def written(x):

@@ -1,16 +1,17 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
+import functools
 import inspect
 import itertools
 
 import torch
 
 from exercises.shared import comparison
-from exercises.shared.cases import outcomes
+from exercises.shared.cases import is_float, outcomes, sizes_of
 from exercises.shared.comparison import same, same_outcome
 from exercises.shared.definition import functions, with_mistakes
 
-DIMENSIONS = {2: "row column", 3: "text row column", 4: "text head row column"}
+DIMENSIONS = {2: ("row",), 3: ("text", "row"), 4: ("text", "head", "row")}
 
 
 def expected_outcomes(exercise, *mistakes):
@@ -56,51 +57,61 @@ def known_mistakes(exercise, got):
 
 def alike(got, wrong):
     """Whether a case gives the same. What sees nothing is NaN or 0, which have no one gradient."""
-    values = [[x.nan_to_num(posinf=torch.inf) for x in case["values"]] for case in (got, wrong)]
-    blind = any(x.isnan().any() for x in (*got["values"], *wrong["values"]))
-    return same(*values, 1e-9) and (blind or same(got["gradients"], wrong["gradients"], 1e-9))
+    a, b = ([x.nan_to_num(posinf=torch.inf) for x in case["values"]] for case in (got, wrong))
+    blind = any(x.isnan().any() for x in wrong["values"])
+    return same(a, b, 1e-9) and (blind or same(got["gradients"], wrong["gradients"], 1e-9))
 
 
 def properties(exercise, cases, got, expected):
     """Yield what wrong numbers of no known mistake have in common, and those of the last case."""
-    right = [same_outcome(a, b) for a, b in zip(got, expected)]
-    labels = [label for (label, *_), is_right in zip(cases, right) if is_right]
-    if labels:
-        yield "It is right for: " + "; ".join(labels)
-    named = [named_floats(exercise, *case) for case in cases]
-    lengths = [{name: x.shape[-2] for name, x in pairs if name in ("q", "k")} for pairs in named]
-    if labels and right == [x.get("q", 0) >= x.get("k", 0) for x in lengths]:
+    right, square, gradients = [], [], {}
+    for (label, *call), a, b in zip(cases, got, expected):
+        size = sizes_of(label)
+        if size.get("Tq", 0) >= size.get("Tk", 0):
+            square.append(label)
+        if same_outcome(a, b):
+            right.append(label)
+            continue
+        last = label, zip(a["values"], b["values"])
+        for name, *pair in zip(float_names(exercise, *call), a["gradients"], b["gradients"]):
+            if comparison.difference(*pair):
+                gradients[name] = True
+    if right:
+        yield "It is right for: " + "; ".join(right)
+    if right and right == square:
         yield "It is wrong wherever Tq < Tk, and only there."
     if all(same(a["values"], b["values"]) for a, b in zip(got, expected)):
-        wrong = []
-        for pairs, a, b in zip(named, got, expected):
-            differ = map(comparison.difference, a["gradients"], b["gradients"])
-            wrong += [name for (name, _), text in zip(pairs, differ) if text]
-        yield f"Only gradients are wrong: those of {', '.join(dict.fromkeys(wrong))}."
-    last = max(n for n, is_right in enumerate(right) if not is_right)
-    for a, b in zip(got[last]["values"], expected[last]["values"]):
+        yield f"Only gradients are wrong: those of {', '.join(gradients)}."
+    label, pairs = last
+    for a, b in pairs:
         if a.shape == b.shape and a.dtype == b.dtype:
-            yield from (f"In {cases[last][0]}, {text}." for text in traits(a, b))
+            yield from (f"In {label}, {text}." for text in traits(a, b))
 
 
-def named_floats(exercise, label, call, *arguments):
-    """Return [(name, tensor)] of the arguments of a case that take a gradient."""
-    function = getattr(exercise, call) if isinstance(call, str) else call
-    names = [*inspect.signature(function).parameters][not isinstance(call, str) :]
-    pairs = itertools.zip_longest(names, arguments, fillvalue=names[-1])  # *parts
-    return [(name, x) for name, x in pairs if torch.is_tensor(x) and x.is_floating_point()]
+def float_names(exercise, call, *arguments):
+    """The names of the arguments of a case that take a gradient."""
+    if isinstance(call, str):
+        function = getattr(exercise, call)
+    else:
+        function = functools.partial(call, exercise)
+    names = inspect.signature(function).parameters
+    return [name for name, x in zip(names, arguments) if is_float(x)]
 
 
 def traits(a, b):
     """Yield what is wrong with a tensor: in which rows, heads, texts; NaN; sums of rows."""
     wrong = ~comparison.close(a, b)
-    for d, name in enumerate(DIMENSIONS.get(wrong.dim(), "").split()):
+    for d, name in enumerate(DIMENSIONS.get(wrong.dim(), ())):
         hit = wrong.movedim(d, 0).flatten(1).any(1)
         if hit.any() and not hit.all():
-            where = ", ".join(map(str, hit.nonzero().flatten().tolist()))
-            yield f"all wrong numbers are in {name} {where}"
+            where = hit.nonzero().flatten().tolist()
+            yield f"all wrong numbers are in {name} {str(where)[1:-1]}"
     if (a.isnan() & ~b.isnan()).any():
         yield f"{int(a.isnan().sum())} of {a.numel()} numbers are NaN"
-    elif b.dim() and b.is_floating_point() and (b.sum(-1) - 1).abs().max() < 1e-9:
-        if (a.sum(-1) - 1).abs().max() > 1e-9:
-            yield "the rows do not sum to 1"
+    elif b.dim() > 1 and sum_to_one(b) and not sum_to_one(a):
+        yield "the rows do not sum to 1"
+
+
+def sum_to_one(x):
+    error = x.double().sum(-1) - 1
+    return error.abs().max() < 1e-9
