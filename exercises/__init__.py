@@ -1,2 +1,1 @@
-"""Write attention yourself: python -m exercises."""
-# A package, so that pytest does not take exercises/attention.py for attention.py.
+"""A package, so that pytest does not take exercises/attention.py for attention.py."""

@@ -1,10 +1,4 @@
-"""Write attention yourself; the check names your mistake.
-
-python -m exercises                 the list, and which one is next
-python -m exercises 2               the second: its task, and the check of my/scores.py
-python -m exercises 2 --hint        one hint more each time
-python -m exercises 2 --watch       checks again whenever the file is saved
-"""
+"""Write attention yourself; the check names your mistake: see README.md."""
 
 import argparse
 import json
@@ -21,66 +15,52 @@ from exercises.shared.runner import check
 
 
 def progress(folder):
-    """Return {exercise: {"solved": bool, "hints": number}} of a learner."""
     path = folder / "progress.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text()) if path.exists() else {"solved": {}, "hints": {}}
 
 
-def note(folder, name, **changes):
-    """Remember something about an exercise."""
+def note(folder, what, name, value):
     found = progress(folder)
-    found[name] = {"solved": False, "hints": 0} | found.get(name, {}) | changes
+    found[what][name] = value
     atomic_write(folder / "progress.json", json.dumps(found, indent=1).encode())
 
 
 def show_list(folder):
-    solved = [name for name in ORDER if progress(folder).get(name, {}).get("solved")]
-    left = [name for name in ORDER if name not in solved]
+    solved = progress(folder)["solved"]
+    left = [number for number, name in enumerate(ORDER, 1) if not solved.get(name)]
     for number, name in enumerate(ORDER, 1):
         title = definition.load(name).__doc__.partition("\n")[0]
-        print(f"  {number:2} {'✓' if name in solved else '·'} {title}")
-    print(f"\nnext: python -m exercises {ORDER.index(left[0]) + 1}" if left else "\nall solved")
+        print(f"  {number:2} {'·' if number in left else '✓'} {title}")
+    print(f"\nnext: python -m exercises {left[0]}" if left else "\nall solved")
 
 
-def begin(name, folder):
-    """Print the task, and give the learner a file to begin with."""
-    exercise = definition.load(name)
-    path = folder / f"{name}.py"
-    if not path.exists():
-        atomic_write(path, definition.stub(exercise).encode())
-    print(f"{exercise.__doc__}\nYour file: {path}\n")
-
-
-def try_once(name, folder):
+def try_once(name, path):
     """Check a file and say what came out."""
+    wrong, costs = check(name, path)
+    note(path.parent, "solved", name, not wrong)
     exercise = definition.load(name)
-    wrong, costs = check(name, folder / f"{name}.py")
-    note(folder, name, solved=not wrong)
-    if wrong:
-        print("\n".join(wrong))
-    else:
-        print(f"Right, in all {len([*exercise.cases()])} cases.\n\n{format_table(costs)}\n")
-        print(f"Read on: {exercise.READ_ON}")
+    right = f"Right, in all {len([*exercise.cases()])} cases.\n\n{format_table(costs)}\n"
+    print("\n".join(wrong) or f"{right}\nRead on: {exercise.READ_ON}")
 
 
 def hint(name, folder):
     """Print one hint more than before."""
-    hints = definition.load(name).HINTS
-    count = min(len(hints), progress(folder).get(name, {}).get("hints", 0) + 1)
-    note(folder, name, hints=count)
+    hints = definition.solution(definition.load(name))[1]
+    count = min(len(hints), progress(folder)["hints"].get(name, 0) + 1)
+    note(folder, "hints", name, count)
     for number, text in enumerate(hints[:count], 1):
         print(f"hint {number} of {len(hints)}: {text}")
 
 
-def watch(name, folder):
+def watch(name, path):
     """Check again whenever the file is saved, until Ctrl-C."""
-    path, seen = folder / f"{name}.py", None
+    seen = None
     while True:
-        # An editor may take the file away for a moment.
-        if path.exists() and (now := path.stat().st_mtime_ns) != seen:
+        now = path.stat().st_mtime_ns if path.exists() else seen  # an editor may replace it
+        if now != seen:
             seen = now
             print(time.strftime("\n%H:%M:%S"))
-            try_once(name, folder)
+            try_once(name, path)
         time.sleep(0.3)
 
 
@@ -89,17 +69,20 @@ def main(arguments):
     parser.add_argument("exercise", nargs="?", help="its number or its name")
     parser.add_argument("--hint", action="store_true", help="one hint more each time")
     parser.add_argument("--watch", action="store_true", help="check whenever the file is saved")
-    parser.add_argument("--folder", default="my", help="where your files are")
+    parser.add_argument("--folder", default="my", type=Path, help="where your files are")
     options = parser.parse_args(arguments)
-    folder = Path(options.folder)
     if options.exercise is None:
-        return show_list(folder)
-    name = definition.name_of(definition.load(options.exercise))
-    folder.mkdir(parents=True, exist_ok=True)
+        return show_list(options.folder)
+    exercise = definition.load(options.exercise)
+    name = exercise.__name__.rpartition(".")[2]
+    options.folder.mkdir(parents=True, exist_ok=True)
     if options.hint:
-        return hint(name, folder)
-    begin(name, folder)
-    (watch if options.watch else try_once)(name, folder)
+        return hint(name, options.folder)
+    path = options.folder / f"{name}.py"
+    if not path.exists():
+        atomic_write(path, definition.stub(exercise).encode())
+    print(f"{exercise.__doc__}\nYour file: {path}\n")
+    (watch if options.watch else try_once)(name, path)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,5 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """A folder with another name would skip everything, and look like success."""
-    folder = config.getoption("implementation")
-    if not Path(folder).is_dir():
+    if not Path(folder := config.getoption("implementation")).is_dir():
         raise pytest.UsageError(f"--implementation={folder} is not a folder")

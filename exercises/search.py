@@ -2,12 +2,10 @@
 
 log_probs(text) is given: for a list of ids so far it returns a tensor (V), the log-probability of
 each next id. A text's score is the sum of those of its ids, that of `end` included. Write
-
     greedy(log_probs, end, longest)         -> text, score    the most probable next id, again and
                                                               again, until that is `end`, which is
                                                               part of the text, or `longest` ids
     beam(log_probs, end, longest, width)    -> text, score    keep not one text, but `width`:
-
     all continuations compete:   a 0.5         b 0.4         end 0.1        a and b are kept
                                  aa 0.15       ab 0.15       a end 0.20     greedy's text
     with width = 2               ba 0.02       bb 0.02       b end 0.36     the better one
@@ -15,23 +13,13 @@ each next id. A text's score is the sum of those of its ids, that of `end` inclu
 Texts that have ended compete as they are. Of all texts the `width` of the largest score are kept,
 until all of them have ended or have `longest` ids. Return the one of these whose score / number of
 ids is largest, and its score: by the sum alone, short texts would win.
-
 Sutskever et al. 2014, arXiv:1409.3215; Wu et al. 2016, arXiv:1609.08144.
 """
 
 import torch
 
-LEARN = ("greedy", "beam")
-HINTS = (
-    "greedy: int(log_probs(text).argmax()) is the next id, log_probs(text).max() adds to the sum.",
-    "beam: a list of (text, score), at first [([], 0.0)]. text[-1:] == [end] says: it has ended.",
-    "sorted(texts, key=lambda kept: -kept[1])[:width] are the best by score, not by mean.",
-)
-READ_ON = "experiments/shared/translation.py: search, for a batch of sentences at once"
-
 
 def greedy(log_probs, end, longest):
-    """A function from a list of ids to (V), two numbers -> a list of ids, its score."""
     text, score = [], 0.0
     while len(text) < longest and text[-1:] != [end]:
         more = log_probs(text)
@@ -40,73 +28,39 @@ def greedy(log_probs, end, longest):
 
 
 def beam(log_probs, end, longest, width):
-    """A function from a list of ids to (V), three numbers -> a list of ids, its score."""
     kept = [([], 0.0)]
     for _ in range(longest):
         texts = []
         for text, score in kept:
+            # Slices, as text[-1:], are right for an empty text too.
             if text[-1:] == [end]:
                 texts.append((text, score))
             else:
                 more = enumerate(log_probs(text))
                 texts += [([*text, id], score + p) for id, p in more]
+        # By the sum: the mean decides at the end, between texts of all lengths.
         kept = sorted(texts, key=lambda kept: -kept[1])[:width]
     return max(kept, key=lambda kept: kept[1] / len(kept[0]))
 
 
-def flawed_greedy(log_probs, end, longest, stop=True, add=1, mean=False):
-    text, score = [], 0.0
-    while len(text) < longest and not (stop and text[-1:] == [end]):
-        more = log_probs(text)
-        text, score = [*text, int(more.argmax())], add * score + more.max()
-    return text, score / len(text) if mean else score
-
-
-def flawed_beam(log_probs, end, longest, width, by=0, last=0, add=1, **wrong):
-    kept = [([], 0.0)]
-    for _ in range(longest):
-        texts = []
-        for text, score in kept:
-            if text[-1:] == [end] and "continued" not in wrong:
-                texts.append((text, score))
-            else:
-                more = enumerate(log_probs(text))
-                texts += [([*text, id], add * score + p) for id, p in more]
-        kept = sorted(texts, key=lambda kept: -kept[1] / len(kept[0]) ** by)[:width]
-        ended = [text for text in kept if text[0][-1] == end]
-        if "first" in wrong and ended:
-            return ended[0]
-    text, score = max(kept, key=lambda kept: kept[1] / len(kept[0]) ** (1 - last))
-    return text, score / len(text) if "mean" in wrong else score
-
-
-def wrong(name, **how):
-    function = flawed_greedy if name == "greedy" else flawed_beam
-    return {name: lambda *inputs: function(*inputs, **how)}
-
-
 MISTAKES = {
-    "greedy: it writes on after the end": wrong("greedy", stop=False),
-    "greedy: the score is that of the last id alone": wrong("greedy", add=0),
-    "greedy: the score is a mean, and not a sum": wrong("greedy", mean=True),
-    "beam: it writes on after the end": wrong("beam", continued=True),
-    "beam: it returns the first text that ends": wrong("beam", first=True),
-    "beam: texts compete by their last id alone": wrong("beam", add=0),
-    "beam: texts compete by their mean, and not by their score": wrong("beam", by=1),
-    "beam: the text of the largest score is returned": wrong("beam", last=1),
-    "beam: the score is a mean, and not a sum": wrong("beam", mean=True),
+    "greedy: it writes on after the end": {" and text[-1:] != [end]": ""},
+    "beam: it writes on after the end": {"text[-1:] == [end]": "False"},
+    "beam: texts compete by their last id alone": {"score + p": "p"},
+    "beam: texts compete by their mean": {"-kept[1])": "-kept[1] / len(kept[0]))"},
+    "beam: the text of the largest score is returned": {"kept[1] / len(kept[0])": "kept[1]"},
 }
+READ_ON = "experiments/shared/translation.py: search, for a batch of sentences at once"
 
 
 def cases():
     table = torch.tensor([[0.3, 0.3, 0.4], [0.05, 0.05, 0.9], [0.5, 0.4, 0.1]]).double()
     for width in 1, 2:
         yield f"greedy is not best, width={width}", with_table, table, 4, width
-    for V, seed in (4, 5), (5, 2), (5, 39):
-        random = torch.Generator().manual_seed(seed)
-        table = torch.randn(V, V, dtype=torch.float64, generator=random).softmax(-1)
-        for width in 2, 3:
-            yield f"random table of {V} ids, width={width}", with_table, table, 6, width
+    for V, seed, width in (4, 5, 2), (5, 2, 3), (5, 39, 2), (5, 39, 3):
+        generator = torch.Generator().manual_seed(seed)
+        table = torch.randn(V, V, dtype=torch.float64, generator=generator).softmax(-1)
+        yield f"random table of {V} ids, width={width}", with_table, table, 6, width
 
 
 def with_table(theirs, table, longest, width):

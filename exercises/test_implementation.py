@@ -10,10 +10,8 @@ from exercises.shared.runner import check
 
 @pytest.mark.parametrize("name", ORDER)
 def test_exercise(name, request):
-    """A file that is missing is skipped."""
     path = Path(request.config.getoption("implementation")) / f"{name}.py"
     if not path.exists():
         pytest.skip(f"{path} is missing")
-    lines, _ = check(name, path)
-    if lines:
+    if lines := check(name, path)[0]:
         pytest.fail("\n".join(lines), pytrace=False)

@@ -13,21 +13,28 @@ from exercises.shared import definition, diagnosis
 SECONDS = 30
 
 
-def run_file(name, path, seconds=None):
-    """Run a learner's file in a process and an empty folder of its own.
+def check(name, path):
+    """Return what is wrong with a learner's file, as lines, and what it costs if nothing is."""
+    found, printed = run_file(name, path.resolve())
+    lines = [f"it prints: {printed.strip()}", ""] if printed.strip() else []
+    if "error" in found:
+        return [*lines, found["error"].replace(str(path.resolve()), str(path))], []
+    wrong = diagnosis.diagnose(definition.load(name), found["outcomes"])
+    return (lines + wrong if wrong else []), found.get("costs", [])
 
-    Returns what it found, as in worker.py, and what it printed.
-    """
+
+def run_file(name, path):
+    """Return what worker.py found, in a process and an empty folder of its own, and printed."""
     with tempfile.TemporaryDirectory() as folder:
         to, printed, here = (Path(folder) / part for part in ("outcomes", "printed", "here"))
         here.mkdir()
-        command = ["-m", "exercises.shared.worker", name, str(path.resolve()), str(path), str(to)]
         with open(printed, "w+b") as output:
-            status = run(command, here, output, seconds or SECONDS)
+            command = ["-m", "exercises.shared.worker", name, str(path), str(to)]
+            status = run(command, here, output, SECONDS)
             output.seek(0)
             text = output.read(1000).decode(errors="replace")
         if status is None:
-            error = f"it takes more than {seconds or SECONDS} seconds: is there an endless loop?"
+            error = f"it takes more than {SECONDS} seconds: is there an endless loop?"
         elif to.exists():
             return torch.load(to, weights_only=True), text
         elif status < 0:
@@ -39,14 +46,10 @@ def run_file(name, path, seconds=None):
 
 def run(command, folder, output, seconds):
     """Run Python in a folder; return its exit code, or None if it takes longer."""
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(definition.ROOT)},
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-    )
+    environment = os.environ | {"PYTHONPATH": str(definition.ROOT)}
+    streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
+    command = [sys.executable, *command]
+    process = subprocess.Popen(command, cwd=folder, env=environment, **streams)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -54,13 +57,3 @@ def run(command, folder, output, seconds):
     finally:  # also after Ctrl-C
         process.kill()
         process.wait()
-
-
-def check(name, path):
-    """Return what is wrong with a learner's file, as lines, and what it costs if nothing is."""
-    found, printed = run_file(name, path)
-    lines = [f"it prints: {printed.strip()}", ""] if printed.strip() else []
-    if "error" in found:
-        return [*lines, found["error"]], []
-    wrong = diagnosis.diagnose(definition.load(name), found["outcomes"])
-    return (lines + wrong if wrong else []), found.get("costs", [])

@@ -1,0 +1,69 @@
+"""The inputs of cases, and what functions make of them."""
+
+import re
+
+import torch
+
+
+def small(*rows):
+    """These rows as a tensor of float64, of one text and one head: (1, 1, rows, columns)."""
+    return torch.tensor(rows, dtype=torch.float64)[None, None]
+
+
+def random(sizes, *shapes):
+    """Random tensors of float64: random("B=2, T=5", "B T", "T") are of shapes (2, 5) and (5)."""
+    size = sizes_of(sizes)
+    generator = torch.Generator().manual_seed(0)
+    shapes = [[size[name] for name in shape.split()] for shape in shapes]
+    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+
+
+def sizes_of(label):
+    """Return {"B": 2, "T": 5} for "B=2, T=5"."""
+    return {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", label)}
+
+
+def called(call, module, arguments):
+    if isinstance(call, str):
+        return getattr(module, call)(*arguments)
+    return call(module, *arguments)
+
+
+def outcomes(theirs, exercise):
+    """Yield what each case gives: values, gradients, and whether it changed its arguments."""
+    for _, call, *arguments in exercise.cases():
+        inputs = [leaf(x) for x in arguments]
+        values = tensors(called(call, theirs, inputs))
+        pairs = [(x, then) for x, then in zip(inputs, arguments) if torch.is_tensor(x)]
+        yield {
+            "values": [value.detach() for value in values],
+            "gradients": gradients(values, [x for x, _ in pairs if x.requires_grad]),
+            "changed": not all(torch.equal(x, then) for x, then in pairs),
+        }
+
+
+def leaf(x):
+    """A copy of a tensor, which takes a gradient if it has floats; anything else as it is."""
+    return x.clone().requires_grad_(is_float(x)) if torch.is_tensor(x) else x
+
+
+def is_float(x):
+    return torch.is_tensor(x) and x.is_floating_point()
+
+
+def tensors(result):
+    """Return a result, a tensor, a number or a sequence of either, as a list of tensors."""
+    parts = result if isinstance(result, tuple | list) else [result]
+    if not all(torch.is_tensor(part) or isinstance(part, int | float) for part in parts):
+        raise TypeError(f"it returns {type(result).__name__}, and not a tensor")
+    return [x if torch.is_tensor(x) else torch.tensor(x, dtype=torch.float64) for x in parts]
+
+
+def gradients(values, leaves):
+    """The gradients of the arguments, for a gradient of the values that differs everywhere."""
+    total = torch.zeros((), requires_grad=True)
+    for value in values:
+        if value.requires_grad:
+            finite = value.masked_fill(~value.isfinite(), 0).flatten()
+            total = total + (finite * torch.linspace(-1, 1, len(finite))).sum()
+    return [*torch.autograd.grad(total, leaves, allow_unused=True)] if leaves else []
