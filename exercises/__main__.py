@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from engine.common.errors import one_line_errors
-from engine.common.files import atomic_write
+from engine.common.files import atomic_write, read_json
 from engine.common.tables import format_table
 from exercises.shared import definition
 from exercises.shared.definition import ORDER
@@ -16,7 +16,7 @@ from exercises.shared.runner import check
 
 def progress(folder):
     path = folder / "progress.json"
-    return json.loads(path.read_text()) if path.exists() else {"solved": {}, "hints": {}}
+    return {"solved": {}, "hints": {}} | (read_json(path) if path.exists() else {})
 
 
 def note(folder, what, name, value):

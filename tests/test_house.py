@@ -42,7 +42,7 @@ WINGS = {  # of engine/: which others each may import
 # and whether a machine computes attention right (machine_check.py).
 # experiments: 17,000 before. Claims of the lectures that were not tried.
 # tests: 80,000 before. Tests of all that, of the exercises, and tests/torture.py.
-# exercises: new. Half of it are wrong answers, and no library has a check that names a mistake.
+# exercises: new. No library has a check that names a mistake.
 READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP}
 BUDGET = {
     (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 48_500,
