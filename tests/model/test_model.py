@@ -95,6 +95,7 @@ def test_gpt2_has_124_million_parameters():
     "shape",
     [
         {},
+        {"n_head": 1},
         {**MODERN, "n_kv_head": 2},
         dict(n_layer=4, n_embd=32, window=5, window_pattern="SSL", mlp="relu2", bias=False),
     ],
