@@ -3,7 +3,7 @@ trains GPT-2 (124M).
 
     python data/openwebtext/prepare.py [--tokens=N] [--tokenizer=gpt2|bpe:32768]
 
-Downloaded by Hugging Face's library (pip install datasets==5.2.0), whose cache keeps what is
+Downloaded by Hugging Face's library (pip install -e ".[data]"), whose cache keeps what is
 complete: run the same command again after an interruption. --tokens reads only as much as it
 needs, without the cache. A hash of each page decides whether it is for validation. If you have its
 parquet files: data/text/prepare.py --input FILES.

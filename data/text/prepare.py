@@ -10,7 +10,7 @@ left out and named. Of a git repository: --input $(git ls-files "*.py"). About a
 characters, taken from all parts of the text, is for validation, unless --val names files for it.
 
 Files of many documents, and texts of 256 MB or more, are read by Hugging Face's library datasets
-(pip install datasets==5.2.0): they may be of any size. A hash of each document decides whether it
+(pip install -e ".[data]"): they may be of any size. A hash of each document decides whether it
 is for validation; a long text is cut into documents.
 """
 

@@ -48,9 +48,7 @@ def datasets_library(source, remedy=""):
     try:
         import datasets
     except ImportError:
-        raise ValueError(
-            f"{source} needs the library datasets: pip install datasets==5.2.0"
-        ) from None
+        raise ValueError(f'{source} needs the library datasets: pip install -e ".[data]"') from None
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     try:
         yield datasets

@@ -185,7 +185,7 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SystemExit):
         prepare_hub("x")
-    assert "library datasets: pip install datasets==5.2.0" in capsys.readouterr().err
+    assert 'library datasets: pip install -e ".[data]"' in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
