@@ -206,13 +206,13 @@ def similar_sentences(rng, genders, tested):
     return found
 
 
-def pronouns(number, seed, easy=False, tested=False):
+def pronouns(number, seed, tested=False):
     """Return pairs of sentences. Those of the test have pairs of nouns that the others lack.
 
-    easy: half of them have nouns of the same gender, so that the adjective is not needed.
+    Half of the others have nouns of the same gender, so that the adjective is not needed.
     """
     rng = random.Random(seed)
-    genders = ["mf", "fm", "mm", "ff"] if easy else ["mf", "fm"]
+    genders = ["mf", "fm"] if tested else ["mf", "fm", "mm", "ff"]
     found = []
     while len(found) < number:
         found += similar_sentences(rng, genders, tested)

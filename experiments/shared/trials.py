@@ -99,6 +99,11 @@ def run_seeds(function, kinds, config, *data):
     return {kind: [next(results) for _ in seeds] for kind in kinds}
 
 
+def by_kind(runs):
+    """Turn a list of {kind: what a seed found} into {kind: [what each seed found]}."""
+    return {kind: [run[kind] for run in runs] for kind in runs[0]}
+
+
 def seconds_alone(function):
     """Return the processor seconds of a call: the least of all calls that fit into 0.1 s.
 
@@ -193,6 +198,12 @@ def mean_and_error(values):
     return means, values.std(-1, ddof=1) / math.sqrt(seeds)
 
 
+def means_of(runs, what):
+    """Return the mean of `what` for each kind of runs, and the standard errors."""
+    values = [[run[what] for run in found] for found in runs.values()]
+    return mean_and_error(values)
+
+
 def plus_minus(values, digits=3):
     """Return a text with the mean of a list ± its standard error."""
     mean, error = mean_and_error(values)
@@ -214,10 +225,7 @@ def make_table(label, runs, digits=3):
 
 def make_curves(runs, what):
     """Return {kind: {x: values of all seeds}} of runs whose `what` is {x: value}."""
-    curves = {}
-    for kind, found in runs.items():
-        curves[kind] = {x: [run[what][x] for run in found] for x in found[0][what]}
-    return curves
+    return {kind: by_kind([run[what] for run in found]) for kind, found in runs.items()}
 
 
 def curve_table(label, curves):
