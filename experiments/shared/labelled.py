@@ -145,9 +145,8 @@ def numbers_of(sentences, vocabulary):
 
 
 def counts_of(ids, V):
-    """Return how often each word of the vocabulary occurs in ids (N, ...): (N, V)."""
-    counts = torch.stack([row.bincount(minlength=V) for row in ids.flatten(1)])
-    return counts * (torch.arange(V) > 1)
+    """Return how often each of V numbers occurs in ids (N, ...): (N, V)."""
+    return torch.stack([row.bincount(minlength=V) for row in ids.flatten(1)])
 
 
 def tensors_of(documents, vocabulary):
