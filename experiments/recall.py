@@ -32,7 +32,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments.shared import trials
-from model import NoPosition
+from model import MODERN, NoPosition
 
 D = 64  # width of the models, and size of their one head
 KEYS = 64  # different keys, and as many values
@@ -77,18 +77,9 @@ def sequences(pairs, count, seed):
 
 
 def new_model(name, pairs):
+    settings = MODERN | dict(position="none", tie_weights=True) | MECHANISMS[name]
     model = trials.new_gpt(
-        block_size=3 * pairs,
-        vocab_size=2 * KEYS,
-        n_layer=1,
-        n_head=1,
-        n_embd=D,
-        position="none",
-        mlp="relu2",
-        qk_norm=True,
-        tie_weights=True,
-        init="zero_out",
-        **MECHANISMS[name],
+        block_size=3 * pairs, vocab_size=2 * KEYS, n_layer=1, n_head=1, n_embd=D, **settings
     )
     model.transformer["wpe"] = Shift()
     return model
