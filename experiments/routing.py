@@ -175,7 +175,7 @@ def draw(runs):
     losses.set_title("validation loss (nats per byte)")
     for kind in ROUTED, ALONE:
         layer = runs[kind][0]["load"][-1]
-        loads.plot(sorted(layer), "o-", label=kind)
+        loads.plot(sorted(layer, reverse=True), "o-", label=kind)
     loads.axhline(CHOSEN / EXPERTS, color="grey", linestyle=":")
     loads.set(title="part of tokens that asks each expert", xticks=())
     loads.legend()
