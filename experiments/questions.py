@@ -42,7 +42,7 @@ ANSWERERS = {  # (whether it has the image, the question; whether it looks at ea
     "question alone": (False, True, True),
     "image alone": (True, False, True),
 }
-ASKING = ["?", *sorted({word for question in QUESTIONS for word in question.split()})]
+ASKING = ["?", *sorted({*" ".join(QUESTIONS).split()})]
 HALF = len(QUESTIONS) // 2  # then come their opposites
 KINDS = ["even or odd", "thin or thick", "left or right", "larger or smaller"]
 PICTURED = [0, 1, 2, 3, 5]  # questions
@@ -108,7 +108,10 @@ def answer(name, eye, train, test, steps):
     where = maps[-1].mean((1, 2))  # of heads and words
     right = (said == answers).float()
     kind = (questions % HALF).clamp(max=len(KINDS) - 1)
-    found = {name: right[kind == n].mean().item() for n, name in enumerate(KINDS)}
+    found = {}
+    for n, name in enumerate(KINDS):
+        own = right[kind == n]
+        found[name] = own.mean().item()
     found["all"] = right.mean().item()
     found["shown"] = {
         "images": x[:SHOWN].numpy(),
@@ -133,7 +136,9 @@ def run(config, seed):
 def draw(shown):
     """Draw images, and for each question the answer, and in red where it looks."""
     columns = 1 + len(PICTURED)
-    figure, panels = trials.make_figure(2 * columns, 2.2 * SHOWN, SHOWN, columns)
+    width = 2 * columns
+    height = 2.2 * SHOWN
+    figure, panels = trials.make_figure(width, height, SHOWN, columns)
     for n, (first, *others) in enumerate(panels):
         image = shown["images"][n]
         show(first, image)
@@ -149,7 +154,8 @@ def main(config):
     jobs = [(config, seed) for seed in range(config.seeds)]
     runs = trials.by_kind(trials.run_jobs(run, jobs))
     tables = {"answers": trials.make_table("model", runs)}
-    trials.write_result("questions", config, tables, draw(runs[BOTH][0]["shown"]))
+    first, *_ = runs[BOTH]
+    trials.write_result("questions", config, tables, draw(first["shown"]))
 
 
 if __name__ == "__main__":

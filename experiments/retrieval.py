@@ -32,7 +32,8 @@ SHOWN = 6  # images in the picture
 def share_right(scores, right):
     """Return how often the best of each row of scores (N, M) is right (1), not wrong (0)."""
     best = scores.argmax(1, keepdim=True)
-    return right.gather(1, best).float().mean().item()
+    found = right.gather(1, best).float()
+    return found.mean().item()
 
 
 def run(config, seed):
@@ -46,8 +47,8 @@ def run(config, seed):
         read = pair.read(captions)
         every = pair.read(digits.encode(CAPTIONS, WORDS))
     # A digit is what all of its captions have in common, as in the paper's section 3.1.4.
-    of_digit = every.unflatten(0, (len(DIGITS), -1)).mean(1)
-    of_digit = F.normalize(of_digit, dim=1)
+    by_digit = every.unflatten(0, (len(DIGITS), -1))
+    of_digit = F.normalize(by_digit.mean(1), dim=1)
     same = (captions[:, None] == captions).all(2)
     is_digit = F.one_hot(y, len(DIGITS))
     tasks = {
@@ -60,15 +61,15 @@ def run(config, seed):
         found[PAIR][task] = share_right(scores, right)
         found[GUESS][task] = right.float().mean().item()
     nearest = (seen[:SHOWN] @ every.T).argmax(1)
-    found[PAIR]["images"] = x[:SHOWN].numpy()
-    found[PAIR]["captions"] = [CAPTIONS[n].removeprefix("<start> ") for n in nearest]
+    said = [CAPTIONS[n].removeprefix("<start> ") for n in nearest]
+    found[PAIR]["shown"] = [*zip(x.numpy(), said)]
     return found
 
 
 def draw(shown):
     """Draw images with the captions found for them."""
     figure, panels = trials.make_figure(2 * SHOWN, 2.2, 1, SHOWN)
-    for panel, image, caption in zip(panels, shown["images"], shown["captions"]):
+    for panel, (image, caption) in zip(panels, shown):
         show(panel, image)
         panel.set_title(caption, fontsize=9)
     return figure
@@ -78,7 +79,8 @@ def main(config):
     jobs = [(config, seed) for seed in range(config.seeds)]
     runs = trials.by_kind(trials.run_jobs(run, jobs))
     tables = {"finding": trials.make_table("model", runs)}
-    trials.write_result("retrieval", config, tables, draw(runs[PAIR][0]))
+    first, *_ = runs[PAIR]
+    trials.write_result("retrieval", config, tables, draw(first["shown"]))
 
 
 if __name__ == "__main__":
