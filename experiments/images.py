@@ -74,7 +74,8 @@ class Captioner(nn.Module):
         if not self.looks:
             memory = memory.mean(1, keepdim=True)
         T = words.shape[1]
-        x = self.wpe.add(self.wte(words), slice(T))
+        x = self.wte(words)
+        x = self.wpe.add(x, slice(T))
         x = self.block(x, memory)
         return self.lm_head(self.ln_f(x))
 
@@ -107,8 +108,9 @@ def classify(train, test, steps):
     # The 0.001 of scikit-learn's own example, for ink from 0 to 1.
     machine = SVC(gamma=0.256)
     machine.fit(train[0].flatten(1), train[1])
-    accuracy = right.float().mean()
-    return eye, accuracy.item(), machine.score(x.flatten(1), y)
+    accuracy = right.float().mean().item()
+    of_machine = machine.score(x.flatten(1), y)
+    return eye, accuracy, of_machine
 
 
 def caption(eye, looks, train, test, steps):

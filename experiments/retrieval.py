@@ -26,7 +26,7 @@ from experiments.shared.eye import show
 from experiments.shared.pair import trained_pair
 
 PAIR, GUESS = "contrastive pair", "a guess"
-SHOWN = 6  # images in the picture
+SHOWN = 8  # images in the picture
 
 
 def share_right(scores, right):

@@ -36,7 +36,8 @@ def words_of(sentence):
 
 def sentences_of(text):
     parts = re.split(r"(?<=[.!?])\s+|\n\s*\n", text)
-    return [" ".join(part.split()) for part in parts if words_of(part)]
+    parts = filter(words_of, parts)
+    return [" ".join(part.split()) for part in parts]
 
 
 # ---- From docstrings
@@ -68,7 +69,8 @@ def group_by_topic(sentences):
     Sentences about two topics are left out.
     """
     topics = {topic: set(words.split()) for topic, words in TOPICS.items()}
-    groups = {(topic, returns): [] for topic in (*TOPICS, None) for returns in (False, True)}
+    keys = itertools.product((*TOPICS, None), (False, True))
+    groups = {key: [] for key in keys}
     for sentence in sentences:
         words = set(words_of(sentence))
         about = [topic for topic in TOPICS if topics[topic] & words] or [None]
@@ -80,7 +82,8 @@ def group_by_topic(sentences):
 
 def compose_document(chance, groups, topic):
     """Return 20 to 40 sentences, of which one says what is returned, and is about the topic."""
-    sentences = chance.sample(groups[None, False], chance.randint(19, 39))
+    number = chance.randint(19, 39)
+    sentences = chance.sample(groups[None, False], number)
     # Half of these, in place of others.
     keys = [(None, True)]
     keys += [(other, False) for other in TOPICS if other != topic]

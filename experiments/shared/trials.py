@@ -162,7 +162,8 @@ def load_text():
 
 def random_batch(tokens, batch_size, T, *seed):
     """Return inputs and targets (batch_size, T), a function of the seed alone."""
-    return dataset.random_batch(tokens, batch_size, T, np.random.default_rng(seed))
+    generator = np.random.default_rng(seed)
+    return dataset.random_batch(tokens, batch_size, T, generator)
 
 
 def fit_text(model, tokens, T, config, seed, learning_rate, batch_size=16):
@@ -181,7 +182,8 @@ def text_loss(model, tokens, T):
     losses = []
     for n in range(20):
         x, y = random_batch(tokens, 16, T, n)
-        losses.append(model(x, y, only_loss=True)[1].item())
+        _, loss = model(x, y, only_loss=True)
+        losses.append(loss.item())
     return statistics.fmean(losses)
 
 
@@ -218,14 +220,19 @@ def make_table(label, runs, digits=3):
         row = {label: kind}
         for title, value in found[0].items():
             if isinstance(value, float):
-                row[title] = plus_minus([run[title] for run in found], digits)
+                values = [run[title] for run in found]
+                row[title] = plus_minus(values, digits)
         rows.append(row)
     return rows
 
 
 def make_curves(runs, what):
     """Return {kind: {x: values of all seeds}} of runs whose `what` is {x: value}."""
-    return {kind: by_kind([run[what] for run in found]) for kind, found in runs.items()}
+    curves = {}
+    for kind, found in runs.items():
+        own = [run[what] for run in found]
+        curves[kind] = by_kind(own)
+    return curves
 
 
 def curve_table(label, curves):
@@ -272,6 +279,7 @@ def write_result(name, config, tables, figure, **more):
         print(f"\n{title}\n\n{format_table(rows)}")
     folder = Path(config.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / f"{name}.json", json.dumps(report, indent=1).encode())
+    text = json.dumps(report, indent=1)
+    atomic_write(folder / f"{name}.json", text.encode())
     heatmaps.save(figure, folder / f"{name}.png")
     print(f"\n{folder / name}.png and .json written")
