@@ -12,14 +12,13 @@ what kind of verb stood before. Those of docstrings are real; some are about top
 probe is to tell from the mean of all states, while the words that define the topics are hidden.
 
 Found (3 seeds, 800 steps of 64 sentences; learning rates, 0.003 or 0.01, tuned on another seed for
-400 steps): in the grammar, of 118 words, to see both sides is right for 0.261 ± 0.002 of the blanks
-(loss 2.106 ± 0.023), to look back for 0.165 ± 0.004 (2.843 ± 0.007), and for 0.179 ± 0.004 (2.697 ±
-0.008) if trained as a GPT, which is asked for every word, not for 15 %. Counts of pairs are right
-for 0.158 ± 0.004 by the word before, 0.245 ± 0.006 by both neighbours. In docstrings, of some 3,900
-words, blanks have taught little beyond the commonest word, 0.102 ± 0.009 with both sides, 0.098 ±
-0.003 looking back; the GPT has 0.163 ± 0.001, counts by both neighbours 0.276 ± 0.003. Nor do mean
-states tell topics: 0.365 ± 0.010 with both sides, 0.346 ± 0.004 looking back, 0.409 ± 0.017 the
-GPT, 0.361 ± 0.012 untrained; counts of words tell 0.681 ± 0.006.
+400 steps): in the grammar, of 118 words, to see both sides is right for 0.261 ± 0.002 of the
+blanks, to look back for 0.165 ± 0.004, and for 0.179 ± 0.004 if trained as a GPT, which is asked
+for every word, not for 15 %. Counts of pairs are right for 0.245 ± 0.006 by both neighbours. In
+docstrings, of some 3,900 words, blanks have taught little beyond the commonest word: 0.102 ± 0.009
+with both sides, 0.098 ± 0.003 looking back; the GPT has 0.163 ± 0.001, counts 0.276 ± 0.003. Nor do
+mean states tell topics: 0.365 ± 0.010 with both sides, 0.346 ± 0.004 looking back, 0.409 ± 0.017
+the GPT, 0.361 ± 0.012 untrained; counts of words tell 0.681 ± 0.006.
 """
 
 import copy
@@ -98,14 +97,16 @@ class Encoder(nn.Module):
     def fill(self, ids, places):
         """Return scores (N, V) of the words at one place of each sentence."""
         states = torch.cat([self.states(part)[0] for part in ids.split(256)])
-        return self.lm_head(states[torch.arange(len(ids)), places])
+        rows = torch.arange(len(ids))
+        return self.lm_head(states[rows, places])
 
 
 def loss_of(model, given, words):
     """Return the mean loss of the words that are asked for, which are not -1."""
     asked = words >= 0
     x, _ = model.states(given)
-    return F.cross_entropy(model.lm_head(x[asked]), words[asked])
+    scores = model.lm_head(x[asked])
+    return F.cross_entropy(scores, words[asked])
 
 
 def measure(scores, words):
@@ -117,9 +118,9 @@ def measure(scores, words):
 # ---- Runs
 
 
-def run(config, text, sentences, seed):
-    """Return {table: {row: numbers}}."""
-    sentences = random.Random(seed).sample(sentences, len(sentences))
+def run(text, config, texts, seed):
+    """Return {table: {row: numbers}} of one of the texts."""
+    sentences = random.Random(seed).sample(texts[text], len(texts[text]))
     tested = len(sentences) // 5
     splits = sentences[tested:], sentences[:tested]
     vocabulary = labelled.vocabulary_of([splits[:1]])
@@ -127,7 +128,7 @@ def run(config, text, sentences, seed):
     train, test = (labelled.numbers_of(part, vocabulary) for part in splits)
     blanks, places, words = masking.without_each(test[:TESTED], V)
     filled = masking.guesses(train, blanks, places, V)
-    readers = {COUNTS: lambda ids: torch.stack([row.bincount(minlength=V) for row in ids])}
+    readers = {COUNTS: lambda ids: labelled.counts_of(ids, V)}
     for name, (visible, learning_rate) in KINDS.items():
         torch.manual_seed(seed)
         shape = GPTConfig(**SHAPE, vocab_size=V, visible=visible)
@@ -135,7 +136,8 @@ def run(config, text, sentences, seed):
         readers.setdefault(UNTRAINED, copy.deepcopy(model).mean_state)
 
         def loss(step):
-            ids = train[torch.randint(len(train), (64,))]
+            rows = torch.randint(len(train), (64,))
+            ids = train[rows]
             if model.shifted:
                 return loss_of(model, ids, ids.where(ids > UNKNOWN, -1))
             return loss_of(model, *masking.corrupted(ids, V))
@@ -159,7 +161,8 @@ def tell_topics(readers, splits, vocabulary):
     for sentences in splits:
         texts, topics = labelled.about_topics(sentences)
         ids = labelled.numbers_of(texts, vocabulary)
-        parts += [ids.masked_fill(torch.isin(ids, telling), UNKNOWN), topics]
+        hidden = torch.isin(ids, telling)
+        parts += [ids.masked_fill(hidden, UNKNOWN), topics]
     train, y, test, right = parts
     found = {}
     for name, read in readers.items():
@@ -173,8 +176,7 @@ def draw(runs):
     """Draw how often each is right."""
     figure, panels = trials.make_figure(12, 2.8, 1, 3)
     for panel, (title, rows) in zip(panels, runs.items()):
-        values = [[run[RIGHT] for run in found] for found in rows.values()]
-        means, errors = trials.mean_and_error(values)
+        means, errors = trials.means_of(rows, RIGHT)
         colors = ["C0" if name in KINDS else "C7" for name in rows]
         panel.barh([*rows], means, xerr=errors, color=colors)
         panel.invert_yaxis()
@@ -185,13 +187,11 @@ def draw(runs):
 def main(config):
     english = [text for text, _ in grammar.pairs(40_000, 0)]
     short = [text for text in english if len(text.split()) <= LONGEST]
-    texts = {DOCSTRINGS: labelled.docstrings(), GRAMMAR: short}
-    jobs = [(config, *text, seed) for text in texts.items() for seed in range(config.seeds)]
-    runs = {GRAMMAR: {}, DOCSTRINGS: {}, TOPICS: {}}
-    for found in trials.run_jobs(run, jobs):
-        for table, rows in found.items():
-            for row, numbers in rows.items():
-                runs[table].setdefault(row, []).append(numbers)
+    texts = {GRAMMAR: short, DOCSTRINGS: labelled.docstrings()}
+    runs = {}
+    for found in trials.run_seeds(run, texts, config, texts).values():
+        for table, rows in trials.by_kind(found).items():
+            runs[table] = trials.by_kind(rows)
     tables = {title: trials.make_table("by", rows) for title, rows in runs.items()}
     trials.write_result("blanks", config, tables, draw(runs), runs=runs)
 

@@ -13,7 +13,8 @@ slanted and shifted a little at random, which shows what should make no differen
 
 Found (3 seeds): of 50 images the convolutions learn 0.885 ± 0.012, the transformer 0.762 ± 0.023
 (changed a little at random: 0.924 ± 0.018 and 0.852 ± 0.010); of all 1,348 images 0.993 ± 0.002 and
-0.973 ± 0.011. The gap shrinks with data, and remains: a thousand digits are few.
+0.973 ± 0.011. The gap shrinks with data, and remains after 300 steps of 32 images; in images.py the
+same transformer comes to 0.987 ± 0.001 in 700 steps of 64 that are changed.
 """
 
 import sys
@@ -52,17 +53,21 @@ class Convolutions(nn.Sequential):
     """Images (B, 8, 8) -> scores of digits, by 3 x 3 pixels, and then 3 x 3 places of 4 x 4."""
 
     def __init__(self, C=64):
-        layers = [nn.Unflatten(1, (1, SIDE)), *convolution(1, C), nn.MaxPool2d(2)]
+        layers = [nn.Unflatten(1, (1, SIDE))]
+        layers += convolution(1, C)
+        layers += [nn.MaxPool2d(2)]
         for _ in range(4):
             layers += convolution(C, C)
-        super().__init__(*layers, nn.AvgPool2d(4), nn.Flatten(), nn.Linear(C, len(DIGITS)))
+        layers += [nn.AvgPool2d(4), nn.Flatten(), nn.Linear(C, len(DIGITS))]
+        super().__init__(*layers)
 
     def classify(self, x):
         return self(x)
 
 
 def convolution(before, C):
-    return nn.Conv2d(before, C, 3, padding=1, bias=False), nn.BatchNorm2d(C), nn.ReLU()
+    convolve = nn.Conv2d(before, C, 3, padding=1, bias=False)
+    return convolve, nn.BatchNorm2d(C), nn.ReLU()
 
 
 MODELS = {CONVOLUTION: Convolutions, TRANSFORMER: lambda: Eye(SHAPE)}
@@ -75,7 +80,8 @@ def fit(name, changed, steps, x, y):
     def loss(step):
         rows = torch.randint(len(x), (32,))
         images = digits.augmented(x[rows]) if changed else x[rows]
-        return F.cross_entropy(model.classify(images), y[rows], label_smoothing=0.1)
+        scores = model.classify(images)
+        return F.cross_entropy(scores, y[rows], label_smoothing=0.1)
 
     trials.fit(model, loss, steps, LEARNING_RATES[name], weight_decay=0.05)
     return model
@@ -83,13 +89,15 @@ def fit(name, changed, steps, x, y):
 
 def run(kind, config, seed):
     """Return the accuracy for each number of images to train on."""
-    (x, y), test = digits.images(seed)
+    (x, y), (test_x, test_y) = digits.images(seed)
+    name, changed = KINDS[kind]
     found = {}
     for size in SIZES:
         torch.manual_seed(seed)
-        model = fit(*KINDS[kind], config.steps, x[:size], y[:size])
+        model = fit(name, changed, config.steps, x[:size], y[:size])
         with torch.no_grad():
-            right = model.classify(test[0]).argmax(1) == test[1]
+            scores = model.classify(test_x)
+        right = scores.argmax(1) == test_y
         found[size] = right.float().mean().item()
     return {ACCURACY: found}
 

@@ -8,27 +8,27 @@ arXiv:1904.10509), a window O(n) (Longformer, arXiv:2004.05150), and so do linea
 (Katharopoulos et al. 2020, arXiv:2006.16236), Performer (Choromanski et al. 2021, arXiv:2009.14794)
 and Linformer (Wang et al. 2020, arXiv:2006.04768). Keys may be chosen by content: shared/chosen.py.
 
-Exponents are slopes of a line through the logarithms of length and cost, fitted to the upper half
-of the lengths. A mask of strides goes through a path that looks at all pairs and hides most of
-them: no time is won. The two heads that Child et al. have for it are written out here, and so is
-Linformer, whose projections mix all positions: it is for encoders, and no language model could be
-trained with it. Paths that compute the same function share one loss.
+Exponents are slopes of a line through the logarithms of length and cost. A mask of strides goes
+through a path that looks at all pairs and hides most of them; the two heads that Child et al. have
+for it are written out here, and so is Linformer, whose projections mix all positions: no language
+model could be trained with it. Paths that compute the same function share one loss. All models have
+one learning rate, not tuned for each.
 
 Found (n = 256 to 16,384, one head of 64 features, one thread, AMD EPYC; 3 seeds of 200 steps): time
-grows by n^2.08 ± 0.03 for masked_fill, 1.92 ± 0.03 fused, 1.95 ± 0.02 tiled; 1.10 ± 0.04 for the
-window, 1.10 ± 0.03 linear, 1.10 ± 0.01 performer, 1.08 ± 0.03 Linformer. Strided, of n^1.46 ± 0.07
-pairs, takes as a mask n^1.99 ± 0.00 and longer than tiled without it, as two heads n^1.32 ± 0.05.
-To choose 32 keys by a cheap score of all takes n^1.54 ± 0.05, and 1.6 s at 16,384, where fused
-looks at all in 0.43 s. Memory grows by n^2.00 for masked_fill (3.8 GB at 16,384), for all others by
-no more than n^1.11: fused 4.9 MB, tiled 9.3 MB. The cheap need not be worse: losses are 2.441 ±
-0.001 for strided, 2.462 ± 0.006 window, 2.472 ± 0.002 softmax over everything, 2.489 ± 0.015 chosen
-keys, 2.543 ± 0.002 linear, 2.566 ± 0.012 performer, after a short training on text.
+grows by n^2.08 ± 0.03 for masked_fill, 1.92 ± 0.03 fused, 1.95 ± 0.02 tiled; 1.08 to 1.10 for the
+window, linear, performer and Linformer. Strided, of n^1.46 ± 0.07 pairs, takes as a mask n^1.99 ±
+0.00 and longer than tiled without it, as two heads n^1.32 ± 0.05. To choose 32 keys by a cheap
+score of all takes n^1.54 ± 0.05, and 1.6 s at 16,384, where fused looks at all in 0.43 s. Memory
+grows by n^2.00 for masked_fill (3.8 GB at 16,384), for all others by no more than n^1.11: fused 4.9
+MB, tiled 9.3 MB. The cheap need not be worse: losses are 2.441 ± 0.001 for strided, 2.462 ± 0.006
+window, 2.472 ± 0.002 softmax over everything, 2.489 ± 0.015 chosen keys, 2.543 ± 0.002 linear,
+2.566 ± 0.012 performer, after a short training on text.
 """
 
-import functools
 import math
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +40,8 @@ from attention import FEATURE, fused, linear, masked_fill, tiled
 from engine.common.hardware import peak_bytes
 from experiments.shared import trials
 from experiments.shared.chosen import KEYS, chosen
-from experiments.shared.trials import plus_minus
 from masks import causal, full, mean_keys, sliding_window, strided
+from model import MODERN
 
 D, WINDOW = 64, 64  # size of the head, of the window
 RANK = 64  # how many keys Linformer makes of all
@@ -102,19 +102,17 @@ def mechanisms(n):
     random = torch.Generator().manual_seed(0)
     E, F = torch.randn(2, RANK, n, generator=random) / math.sqrt(n)
     found = {path.__name__: (path, mean_keys(causal, n), "softmax") for path in EXACT}
-    path = functools.partial(fused, visible=window)
+    path = partial(fused, visible=window)
     found[f"sliding window, {WINDOW}"] = path, mean_keys(window, n), "window"
-    path = functools.partial(tiled, visible=strides)
+    path = partial(tiled, visible=strides)
     found["strided, as a mask"] = path, mean_keys(strides, n), "strided"
     found["strided, as two heads"] = two_heads, mean_keys(strides, n), None
     found[f"chosen, {KEYS}"] = chosen, mean_keys(sliding_window(KEYS), n), "chosen"
     for name, make in FEATURE.items():
         feature = make(D)
-        path = functools.partial(linear, feature=feature)
         features = feature(torch.zeros(1, D)).shape[1]
-        found[name] = path, features, name
-    path = functools.partial(linformer, E=E, F=F)
-    found[f"Linformer, {RANK}"] = path, RANK, None
+        found[name] = partial(linear, feature=feature), features, name
+    found[f"Linformer, {RANK}"] = partial(linformer, E=E, F=F), RANK, None
     return found
 
 
@@ -128,7 +126,7 @@ def costs():
     for n in LENGTHS:
         q, k, v = torch.randn(3, 1, 1, n, D)
         for name, (path, keys, _) in mechanisms(n).items():
-            call = functools.partial(path, q, k, v)
+            call = partial(path, q, k, v)
             memory = peak_bytes(call, q.device)  # also warms up
             seconds = trials.seconds_alone(call)
             values = found[name]
@@ -154,24 +152,13 @@ def run(name, config, seed):
     """Return the validation loss of a GPT."""
     torch.manual_seed(seed)
     data = trials.load_text()
-    model = trials.new_gpt(
-        block_size=SHORT,
-        n_head=1,
-        n_embd=D,
-        position="rope",
-        mlp="relu2",
-        qk_norm=True,
-        init="zero_out",
-        **TRAINED[name],
-    )
+    settings = MODERN | TRAINED[name]
+    model = trials.new_gpt(block_size=SHORT, n_head=1, n_embd=D, **settings)
     if name == "chosen":
         for block in model.transformer.h:
             block.attn.attention = chosen
     trials.fit_text(model, data.train, SHORT, config, seed, 3e-3, batch_size=8)
     return trials.text_loss(model, data.val, SHORT)
-
-
-# ---- The picture
 
 
 def draw(found):
@@ -200,7 +187,7 @@ def main(config):
             row[f"{what} ~ n^"] = f"{p:.2f} ± {error:.2f}"
         for what in TITLES:
             row[f"{what}, n = {LENGTHS[-1]}"] = found[name][what][-1]
-        row["validation loss"] = plus_minus(losses[trained]) if trained else None
+        row["validation loss"] = trials.plus_minus(losses[trained]) if trained else None
         rows.append(row)
     tables = {"how cost grows, and what is learned": rows}
     trials.write_result("efficient", config, tables, draw(found), costs=found, losses=losses)

@@ -74,7 +74,8 @@ class Captioner(nn.Module):
         if not self.looks:
             memory = memory.mean(1, keepdim=True)
         T = words.shape[1]
-        x = self.wpe.add(self.wte(words), slice(T))
+        x = self.wte(words)
+        x = self.wpe.add(x, slice(T))
         x = self.block(x, memory)
         return self.lm_head(self.ln_f(x))
 
@@ -107,8 +108,9 @@ def classify(train, test, steps):
     # The 0.001 of scikit-learn's own example, for ink from 0 to 1.
     machine = SVC(gamma=0.256)
     machine.fit(train[0].flatten(1), train[1])
-    accuracy = right.float().mean()
-    return eye, accuracy.item(), machine.score(x.flatten(1), y)
+    accuracy = right.float().mean().item()
+    of_machine = machine.score(x.flatten(1), y)
+    return eye, accuracy, of_machine
 
 
 def caption(eye, looks, train, test, steps):
@@ -142,16 +144,19 @@ def caption(eye, looks, train, test, steps):
 
 
 def run(config, seed):
-    """Return what each classifier and each captioner finds. Captioners share the eye's weights."""
+    """Return what classifiers and captioners find. Captioners begin with the classifier's eye."""
     torch.manual_seed(seed)
     train, test = digits.images(seed)
     eye, *accuracies = classify(train, test, config.steps)
-    found = {name: {"test accuracy": value} for name, value in zip(CLASSIFIERS, accuracies)}
+    digit = {}
+    for name, accuracy in zip(CLASSIFIERS, accuracies):
+        digit[name] = {"test accuracy": accuracy}
+    captions = {}
     steps = 2 * config.steps // 3
     for name, looks in zip(CAPTIONERS, (True, False)):
         own_eye = copy.deepcopy(eye)
-        found[name] = caption(own_eye, looks, train, test, steps)
-    return found
+        captions[name] = caption(own_eye, looks, train, test, steps)
+    return {"which digit": digit, "captions": captions}
 
 
 # ---- The picture
@@ -160,7 +165,8 @@ def run(config, seed):
 def draw(shown):
     """Draw images, and in red where the captioner looks for each word."""
     columns = 1 + LENGTH
-    figure, panels = trials.make_figure(1.7 * columns, 2 * SHOWN, SHOWN, columns)
+    width = 1.7 * columns
+    figure, panels = trials.make_figure(width, 2 * SHOWN, SHOWN, columns)
     for n, row in enumerate(panels):
         image = shown["images"][n]
         said = shown["said"][n]
@@ -176,11 +182,11 @@ def main(config):
     jobs = [(config, seed) for seed in range(config.seeds)]
     runs = trials.run_jobs(run, jobs)
     tables = {}
-    for title, kinds in ("which digit", CLASSIFIERS), ("captions", CAPTIONERS):
-        by_kind = {kind: [run[kind] for run in runs] for kind in kinds}
-        tables[title] = trials.make_table("model", by_kind)
-    looking = runs[0][CAPTIONERS[0]]
-    trials.write_result("images", config, tables, draw(looking["shown"]))
+    for title, found in trials.by_kind(runs).items():
+        tables[title] = trials.make_table("model", trials.by_kind(found))
+    looks, _ = CAPTIONERS
+    first = runs[0]["captions"]
+    trials.write_result("images", config, tables, draw(first[looks]["shown"]))
 
 
 if __name__ == "__main__":

@@ -72,8 +72,9 @@ def measure(model, ids, period):
     weights = torch.stack(maps)
     i, j = positions(T, T)
     again = i[:, 0] >= period  # (B, T): the query's token has been there before
+    past = (j <= i) & (j > 0)
     distance = i + 1 - j
-    followed = (j <= i) & (j > 0) & (distance % period[..., None] == 0)  # (B, T, T)
+    followed = past & (distance % period[..., None] == 0)  # (B, T, T)
     on_followed = (weights * followed[:, None]).sum(-1)
     on_followed = on_followed.transpose(1, 2)  # (n_layer, H, B, T)
     on_previous = weights.diagonal(-1, -2, -1)

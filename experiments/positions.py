@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import causal, full, masked_fill
 from experiments.shared import trials
-from model import POSITION
+from model import MODERN, POSITION
 
 T, LONGER = 64, 8  # bytes of the texts of training; times as long are those of the test
 H = 4  # heads
@@ -71,15 +71,8 @@ def run(kind, config, seed):
     """Train a GPT; return its mean losses at positions of texts LONGER times as long."""
     torch.manual_seed(seed)
     data = trials.load_text()
-    model = trials.new_gpt(
-        block_size=LONGER * T,
-        n_head=H,
-        n_embd=64,
-        mlp="relu2",
-        qk_norm=True,
-        init="zero_out",
-        **KINDS[kind],
-    )
+    settings = MODERN | KINDS[kind]
+    model = trials.new_gpt(block_size=LONGER * T, n_head=H, n_embd=64, **settings)
     trials.fit_text(model, data.train, T, config, seed, 3e-3)
     losses = []
     for n in range(12):

@@ -6,15 +6,10 @@ Claim (Vaswani et al. 2017, arXiv:1706.03762, figure 4; Voita et al. 2018, arXiv
 dog did not cross the street because it was too tired", or "too wide": attention finds the noun that
 "it" stands for, though nobody marks it.
 
-In French it is "il" or "elle", by the noun's gender. The two nouns of a test sentence have
-different genders, and an adjective tells which one is meant: neither a noun, nor both, nor the
-adjective alone is better than a guess, 0.5. The test has pairs of nouns that training lacks. The
-models are translators, and a GPT that reads both languages as one text. Learning rates are the best
-of 0.002, 0.005 and 0.01 for another seed and 400 steps: 0.01 but for the transformer.
-
-Measured is the weight on English words from the query that writes the French pronoun, and from
-other words, beside that of each word if it were spread evenly over what may be seen. The best head
-is the one that most prefers the referent on half of the sentences, measured on the other half.
+In French it is "il" or "elle", by the noun's gender. In the test the nouns have different genders,
+and an adjective tells which one is meant: neither a noun, nor both, nor the adjective alone is
+better than a guess, 0.5. Training lacks these pairs of nouns. Learning rates are the best of 0.002,
+0.005 and 0.01 for another seed and 400 steps.
 
 Found (3 seeds, 800 steps): pronouns are right in 0.996 ± 0.004 without attention, 1.000 ± 0.000
 with additive scores, 0.958 ± 0.039 with dot, 1.000 ± 0.000 for the transformer and for the GPT. So
@@ -23,16 +18,11 @@ for twelve words one vector will do. The additive score gives 0.241 ± 0.077 to 
 0.047, the GPT's 0.233 ± 0.068 and 0.068 ± 0.067 (evenly: 0.051).
 
 But weights do not explain the pronoun. With dot, two runs that are right in 0.880 and 1.000 give
-both nouns less than 0.003. With --easy=False transformer and GPT (600 steps) are right in 1.000
-too, and the transformer's best heads give the referent 0.000, 0.045, 0.111, the other noun 0.000,
-0.009, 0.146. The mean of all heads is larger on the adjective, 0.226 ± 0.043 and 0.194 ± 0.015. And
-words are states that have looked around: the transformer in the picture looks at "did", which has
-looked at "dog".
-
-In the transformer's encoder the adjective looks at its noun, 0.169 ± 0.077, more than at the other,
-0.050 ± 0.010; "it" looks at the adjective, 0.150 ± 0.013, and in one run of three at the referent.
-In the GPT the adjective comes after "it", so that both nouns get the same. Its best head gives
-0.264 ± 0.058 from verb to subject (evenly: 0.153), the transformer's 0.080 ± 0.012.
+both nouns less than 0.003. The mean of all heads is larger on the adjective, 0.226 ± 0.043 and
+0.194 ± 0.015. And words are states that have looked around: the transformer in the picture looks at
+"did". In its encoder the adjective looks at its noun, 0.169 ± 0.077, more than at the other, 0.050
+± 0.010, and "it" at the adjective, 0.150 ± 0.013. From verb to subject the GPT's best head gives
+0.264 ± 0.058 (evenly: 0.153), the transformer's 0.080 ± 0.012 (0.077).
 """
 
 import sys
@@ -52,6 +42,9 @@ from experiments.shared.translation import shifted
 
 SHAPE = translators.Shape(n_embd=64)
 SENTENCES, TESTED = 4000, 400  # for training, for the test
+MODELS = {name: translators.MODELS[name] for name in ("none", "additive", "dot", "transformer")}
+MODELS["gpt"] = ambiguity.Continuation
+LEARNING_RATES = dict.fromkeys(MODELS, 1e-2) | {"transformer": 5e-3}
 PRONOUN = "the French pronoun"
 RELATIONS = {  # from a word: to which word, rather than to which other one
     PRONOUN: ("referent", "other"),
@@ -64,23 +57,8 @@ RELATIONS = {  # from a word: to which word, rather than to which other one
 @dataclass(kw_only=True)
 class Settings(trials.Settings):
     steps: int = 800
-    easy: bool = True
-    """Train with nouns of the same gender too, where the adjective is not needed."""
     example: str = "the dog did not cross the street because it was too tired"
     """A sentence in which attention is drawn."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        ambiguity.Reading(self.example)
-
-
-MODELS = {  # name -> (kind, learning rate)
-    "none": (translators.MODELS["none"], 1e-2),
-    "additive": (translators.MODELS["additive"], 1e-2),
-    "dot": (translators.MODELS["dot"], 1e-2),
-    "transformer": (translators.MODELS["transformer"], 5e-3),
-    "gpt": (ambiguity.Continuation, 1e-2),
-}
 
 
 # ---- Where they look
@@ -100,16 +78,13 @@ def look(model, source, target, weights):
     real = torch.ones_like(source, dtype=torch.bool)
     with recording(model, weights) as maps:
         logits, _ = model.decode(shifted(target), model.encode(source, real))
-    S = source.shape[1]
-    french = maps[-1:]
-    english = maps[:-2]  # without the French words on each other
-    if maps and maps[0].shape[-1] > target.shape[1]:  # both are one text
-        french = [weights[:, :, S:, :S] for weights in maps]
-        english = [weights[:, :, :S, :S] for weights in maps]
-    found = {}
-    for language, layers in (("French", french), ("English", english)):
-        if layers:
-            found[language] = torch.cat(layers, 1)
+    if isinstance(model, ambiguity.Continuation):  # both languages are one text
+        S = source.shape[1]
+        english, french = torch.cat(maps, 1)[..., :S].tensor_split([S], 2)
+        return logits, {"French": french, "English": english}
+    found = {"French": maps[-1]} if maps else {}
+    if len(maps) > 1:  # a transformer: then come French words on each other
+        found["English"] = maps[0]
     return logits, found
 
 
@@ -125,10 +100,8 @@ def measure(model, pairs, numbers):
 
     ValueError for an English text in which "it" stands for nothing, or may stand for either noun.
     """
-    readings = [ambiguity.Reading(english) for english, _ in pairs]
-    places = {}
-    for role in readings[0].places:
-        places[role] = torch.tensor([reading.places[role] for reading in readings])
+    places = trials.by_kind([ambiguity.Reading(english).places for english, _ in pairs])
+    places = {role: torch.tensor(found) for role, found in places.items()}
     source, target, _ = ambiguity.encode(pairs, numbers)
     logits, maps = look(model, source, target, attention_weights)
     _, even = look(model, source, target, evenly)
@@ -136,12 +109,13 @@ def measure(model, pairs, numbers):
     queries = places | {PRONOUN: is_pronoun.int().argmax(1)}
     right = logits.argmax(-1)[is_pronoun] == target[is_pronoun]
     found = {"right": right.float().mean().item()}
-    for query, roles in RELATIONS.items():
+    for query, (wanted, other) in RELATIONS.items():
         language = "French" if query == PRONOUN else "English"
         if language in maps:
             weights = on_words(maps[language], queries[query], places)
             chance = on_words(even[language], queries[query], places)
-            found[query] = summary(weights, *roles) | {"evenly": chance[roles[0]].mean().item()}
+            found[query] = summary(weights, wanted, other)
+            found[query]["evenly"] = chance[wanted].mean().item()
     return found
 
 
@@ -157,7 +131,7 @@ def summary(weights, wanted, other):
     found = {"head": head}
     for role in (wanted, other):
         found[f"{role}, best head"] = weights[role][half:, head].mean().item()
-    for role in dict.fromkeys((wanted, other, "it", "adjective")):
+    for role in (wanted, other, "it", "adjective"):
         found[role] = weights[role].mean().item()
     return found
 
@@ -165,16 +139,14 @@ def summary(weights, wanted, other):
 # ---- Runs
 
 
-def run(name, config, seed):
-    """Train a model; return its measurements, and its weights in the example."""
+def run(name, config, example, seed):
+    """Train a model; return its measurements, and its weights in the example, a pair of texts."""
     torch.manual_seed(seed)
-    train = ambiguity.pronouns(SENTENCES, seed, config.easy)
+    train = ambiguity.pronouns(SENTENCES, seed)
     test = ambiguity.pronouns(TESTED, seed, tested=True)
-    example = config.example, ambiguity.Reading(config.example).french()
     numbers = ambiguity.number_words([*train, *test, example])
     sources, targets, real = ambiguity.encode(train, numbers)
-    kind, learning_rate = MODELS[name]
-    model = kind(len(numbers) + 1, SHAPE)
+    model = MODELS[name](len(numbers) + 1, SHAPE)
 
     def loss(step):
         rows = torch.randint(len(train), (32,))
@@ -183,53 +155,43 @@ def run(name, config, seed):
         logits, _ = model.decode(shifted(target), memory)
         return F.cross_entropy(logits[own], target[own])
 
-    trials.fit(model, loss, config.steps, learning_rate)
+    trials.fit(model, loss, config.steps, LEARNING_RATES[name])
     found = measure(model, test, numbers)
     source, target, _ = ambiguity.encode([example], numbers)
     _, maps = look(model, source, target, attention_weights)
-    found["maps"] = {language: weights[0].tolist() for language, weights in maps.items()}
+    if "French" in maps:
+        head = found[PRONOUN]["head"]
+        found["example"] = maps["French"][0, head].tolist()
     return found
 
 
-def draw(config, runs):
+def draw(example, runs):
     """Draw accuracies, and where the best heads of the first runs look in the example."""
-    english = [*ambiguity.words_of(config.example), "(end)"]
-    french = [*ambiguity.words_of(ambiguity.Reading(config.example).french()), "(end)"]
-    figure, panels = trials.make_figure(12, 8, 2, 3)
-    first, *others = panels.flat
-    right = [[run["right"] for run in found] for found in runs.values()]
-    means, errors = trials.mean_and_error(right)
+    english, french = ([*ambiguity.words_of(text), "(end)"] for text in example)
+    figure, panels = trials.make_figure(19, 3.8, 1, 5)
+    first, *others = panels
+    means, errors = trials.means_of(runs, "right")
     first.bar([*runs], means, yerr=errors)
     first.axhline(0.5, color="black", linestyle=":")
     first.set_title("pronouns that are right (dotted: a guess)")
-    shown = [(name, PRONOUN) for name in runs if name != "none"]
-    for panel, (name, query) in zip(others, [*shown, ("transformer", "it")]):
-        language, rows = ("English", english) if query == "it" else ("French", french)
-        found = runs[name][0]
-        head = found[query]["head"]
-        maps = found["maps"][language]
-        heatmaps.cells(panel, maps[head], rows, english)
-        panel.set_title(f"{name}, head {head + 1} of {len(maps)}")
-        place = [word in ("it", *ambiguity.IT) for word in rows].index(True)
+    for panel, name in zip(others, [name for name in runs if name != "none"]):
+        heatmaps.cells(panel, runs[name][0]["example"], french, english)
+        panel.set_title(f"{name}, best head")
+        [place] = [n for n, word in enumerate(french) if word in ambiguity.IT]
         panel.get_yticklabels()[place].set(color="C3", weight="bold")
     return figure
 
 
 def main(config):
-    runs = trials.run_seeds(run, MODELS, config)
+    example = config.example, ambiguity.Reading(config.example).french()
+    runs = trials.run_seeds(run, MODELS, config, example)
     tables = {"pronouns that are right; a guess: 0.5": trials.make_table("model", runs)}
     for query in RELATIONS:
-        looking = {}
-        for name, found in runs.items():
-            if query in found[0]:
-                looking[name] = [run[query] for run in found]
+        looking = {name: found for name, found in runs.items() if query in found[0]}
+        weights = {name: [run[query] for run in found] for name, found in looking.items()}
         title = f"weights from {query}, of the head that most prefers the first word, and of all"
-        tables[title] = trials.make_table("model", looking)
-    figure = draw(config, runs)
-    for found in runs.values():
-        for run_of_seed in found:
-            del run_of_seed["maps"]  # the figure has them
-    trials.write_result("pronouns", config, tables, figure, runs=runs)
+        tables[title] = trials.make_table("model", weights)
+    trials.write_result("pronouns", config, tables, draw(example, runs), runs=runs)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments.shared import trials
-from model import NoPosition
+from model import MODERN, NoPosition
 
 D = 64  # width of the models, and size of their one head
 KEYS = 64  # different keys, and as many values
@@ -64,7 +64,8 @@ def sequences(pairs, count, seed):
     Then all keys come again in another order; their targets are their values. Other targets are -1.
     """
     random = torch.Generator().manual_seed(seed)
-    key = torch.rand(count, KEYS, generator=random).argsort(1)[:, :pairs]
+    every_key = torch.rand(count, KEYS, generator=random).argsort(1)
+    key = every_key[:, :pairs]
     value = torch.randint(KEYS, 2 * KEYS, (count, pairs), generator=random)
     order = torch.rand(count, pairs, generator=random).argsort(1)
     shown = torch.stack([key, value], dim=2).flatten(1)  # (count, 2·pairs)
@@ -77,18 +78,9 @@ def sequences(pairs, count, seed):
 
 
 def new_model(name, pairs):
+    settings = MODERN | dict(position="none", tie_weights=True) | MECHANISMS[name]
     model = trials.new_gpt(
-        block_size=3 * pairs,
-        vocab_size=2 * KEYS,
-        n_layer=1,
-        n_head=1,
-        n_embd=D,
-        position="none",
-        mlp="relu2",
-        qk_norm=True,
-        tie_weights=True,
-        init="zero_out",
-        **MECHANISMS[name],
+        block_size=3 * pairs, vocab_size=2 * KEYS, n_layer=1, n_head=1, n_embd=D, **settings
     )
     model.transformer["wpe"] = Shift()
     return model
@@ -101,13 +93,15 @@ def run(name, config, seed):
 
     def loss(step):
         pairs = PAIRS[step % len(PAIRS)]
-        x, y = sequences(pairs, max(1, 512 // pairs), seed << 32 | step)
+        count = max(1, 512 // pairs)
+        x, y = sequences(pairs, count, seed << 32 | step)
         return model(x, y, only_loss=True)[1]
 
     trials.fit(model, loss, config.steps, 1e-2)
     found = {}
     for pairs in PAIRS:
-        x, y = sequences(pairs, max(1, 4096 // pairs), seed << 32 | config.steps)
+        count = max(1, 4096 // pairs)
+        x, y = sequences(pairs, count, seed << 32 | config.steps)
         with torch.no_grad():
             logits, _ = model(x, y)
         right = logits.argmax(-1) == y
@@ -138,7 +132,8 @@ def memory(name, pairs):
         features = attn.feature(torch.zeros(1, D))
         return features.numel() * (D + 1)
     length = 3 * pairs
-    reach = getattr(attn.visible, "window", length) + getattr(attn.visible, "n_global", 0)
+    window = getattr(attn.visible, "window", length)
+    reach = window + getattr(attn.visible, "n_global", 0)
     return 2 * D * min(length, reach)
 
 

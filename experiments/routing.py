@@ -7,27 +7,24 @@ replaced by many, the experts, of which each token is sent to few. So a model ha
 for the same number of FLOPs per token, and learns better. Left alone, the router sends most tokens
 to few experts; an auxiliary loss balances their load.
 
-The router is attention here, in other words: tokens are queries, each expert has a learned key, and
-of the weights only the largest are kept, which then add up to 1, as in Shazeer et al. (but for
-their noise). The balancing loss is Fedus et al.'s. No token is dropped. To tell what the router
-does, the keys of one kind are random and stay so; and to tell what the parameters do, one dense MLP
-has as many as all experts together, and every token uses all of them.
+The router is attention here: tokens are queries, each expert has a learned key, and of the weights
+only the largest are kept, which then add up to 1, as in Shazeer et al. (but for their noise). The
+balancing loss is Fedus et al.'s. No token is dropped. To tell what the router does, the keys of one
+kind are random and stay so; to tell what the parameters do, one dense MLP has as many as all
+experts together, and every token uses all of them.
 
 Found (--seeds=6; of 8 experts each token asks 2, at 1.01 times the FLOPs of the dense model): yes,
 routing learns better, by 0.069 ± 0.005 nats of 2.097 ± 0.008. The large dense MLP has 2.074 ±
-0.010, and comes as far by --learning_rate=0.012 (2.021 ± 0.007, while routed stays at 2.036 ±
-0.004), for 2.5 times the FLOPs: which suggests that it is the parameters that help. That the keys
-are learned helps little: random ones have 2.048 ± 0.012, and with twice the rate 2.023 ± 0.011.
-(The dense model does not bear that rate: 2.165 ± 0.038. With 0.003 all are worse; two other seeds.)
-Left alone, the router sends 0.695 ± 0.025 of all tokens to its favourite, where 0.25 would be
-balanced, and 0.057 ± 0.007 to the least asked; with the balancing loss 0.311 and 0.176. The loss is
-not lower for it (2.028 ± 0.004, alone 2.020 ± 0.015). In the run that is drawn, all newlines are
-sent to one expert of each layer, and digits to another (0.74 and 0.97 of them). As a loop over
-experts on a CPU, routing takes 1.48 times as long as the dense MLP, and the large one 2.15.
+0.010, and comes as far by --learning_rate=0.012 (2.021 ± 0.007, routed 2.036 ± 0.004), for 2.5
+times the FLOPs: which suggests that it is the parameters that help. Random keys have 2.048 ± 0.012,
+with that rate 2.023 ± 0.011: to learn them helps little. (Small dense MLPs do not bear it: 2.165 ±
+0.038.) Left alone, the router sends 0.695 ± 0.025 of all tokens to its favourite, where 0.25 would
+be balanced, and 0.057 ± 0.007 to the least asked; with the balancing loss 0.311 and 0.176, and the
+loss is not lower for it (2.028 ± 0.004, alone 2.020 ± 0.015). As a loop over experts on a CPU,
+routing takes 1.48 times as long as the dense MLP, and the large one 2.15.
 """
 
 import statistics
-import string
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,10 +38,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights, dot
 from engine.common.hardware import time_interleaved
-from engine.plotting import heatmaps
 from experiments.shared import trials
 from masks import full
-from model import MLP, init_weights
+from model import MLP, MODERN, init_weights
 
 T, WIDTH = 64, 64
 EXPERTS, CHOSEN = 8, 2  # in each layer; by each token
@@ -56,15 +52,7 @@ KINDS = {  # (keys of the experts, weight of the balancing loss)
     "routed by random keys": ("random", 0),
     "dense, as large as all experts": (None, 0),
 }
-DENSE, ROUTED, *_, LARGE = KINDS
-BYTES = {
-    "a-z": string.ascii_lowercase,
-    "A-Z": string.ascii_uppercase,
-    "0-9": string.digits,
-    "space": " ",
-    "newline": "\n",
-    "signs": string.punctuation,
-}
+DENSE, ROUTED, ALONE, _, LARGE = KINDS
 LOSS = "validation loss"
 
 
@@ -85,8 +73,7 @@ def load(chosen):
 class Routed(nn.Module):
     """Experts for tokens x (B, T, C): the mean of the chosen ones' outputs, by a token's weights.
 
-    Each token chooses for itself. If experts chose tokens, which balances them too, a token could
-    see the future.
+    If experts chose tokens, which balances them too, a token could see the future.
     """
 
     def __init__(self, config, keys):
@@ -119,16 +106,8 @@ def new_model(kind, attention="fused"):
     """Return a GPT of this kind, and its routed MLPs: none, or one in each layer."""
     keys, _ = KINDS[kind]
     mlps = EXPERTS // CHOSEN if kind == LARGE else 1  # the size, in dense MLPs
-    model = trials.new_gpt(
-        block_size=T,
-        n_head=4,
-        n_embd=WIDTH,
-        position="rope",
-        mlp="relu2",
-        mlp_size=4 * WIDTH * mlps,
-        init="zero_out",
-        attention=attention,
-    )
+    settings = MODERN | dict(qk_norm=False, mlp_size=4 * WIDTH * mlps, attention=attention)
+    model = trials.new_gpt(block_size=T, n_head=4, n_embd=WIDTH, **settings)
     if not keys:
         return model, []
     for block in model.transformer.h:
@@ -141,7 +120,7 @@ def new_model(kind, attention="fused"):
 
 
 def run(kind, config, seed):
-    """Return a model's loss and, of each routed layer, the load by all tokens and by each kind."""
+    """Return a model's loss and, of each routed layer, the load of its experts."""
     torch.manual_seed(seed)
     data = trials.load_text()
     model, routed = new_model(kind)
@@ -156,22 +135,14 @@ def run(kind, config, seed):
     found = {LOSS: trials.text_loss(model, data.val, T)}
     if not routed:
         return found
-
     x, _ = trials.random_batch(data.val, 256, T, 0)
     with torch.no_grad():
         model(x)
     loads = [load(mlp.chosen).tolist() for mlp in routed]
-    found |= {"load": loads, "bytes": []}
-    found["ask the most asked expert"] = statistics.fmean(map(max, loads))  # the mean of the layers
+    # Means of the layers.
+    found["ask the most asked expert"] = statistics.fmean(map(max, loads))
     found["ask the least asked expert"] = statistics.fmean(map(min, loads))
-    for mlp in routed:
-        of_layer = []
-        for letters in BYTES.values():
-            kind = torch.tensor([*letters.encode()])
-            rows = torch.isin(x.flatten(), kind)
-            of_layer.append(load(mlp.chosen[rows]).tolist())
-        found["bytes"].append(of_layer)
-    return found
+    return found | {"load": loads}
 
 
 def costs():
@@ -196,23 +167,18 @@ def costs():
 
 
 def draw(runs):
-    """Draw losses, and which bytes are sent to which expert in one run."""
-    figure, panels = trials.make_figure(11, 3.4, 1, 3)
-    losses, *layers = panels
-    for n, found in enumerate(runs.values()):
-        mean, error = trials.mean_and_error([run[LOSS] for run in found])
-        losses.errorbar(mean, n, xerr=error, fmt="o")
-    losses.set_yticks(range(len(runs)), runs)
+    """Draw losses, and what part of tokens asks each expert of the last layer in one run."""
+    figure, (losses, loads) = trials.make_figure(10, 3.4, 1, 2)
+    means, errors = trials.means_of(runs, LOSS)
+    losses.errorbar(means, [*runs], xerr=errors, fmt="o")
     losses.invert_yaxis()
     losses.set_title("validation loss (nats per byte)")
-
-    of_bytes = runs[ROUTED][0]["bytes"]
-    experts = [str(n) for n in range(1, EXPERTS + 1)]
-    for layer, panel in enumerate(layers):
-        heatmaps.cells(panel, of_bytes[layer], [*BYTES], experts)
-        panel.set_title(f"routed, layer {layer + 1}: who asks")
-        panel.set_xlabel("expert")
-        panel.set_aspect("auto")
+    for kind in ROUTED, ALONE:
+        layer = runs[kind][0]["load"][-1]
+        loads.plot(sorted(layer, reverse=True), "o-", label=kind)
+    loads.axhline(CHOSEN / EXPERTS, color="grey", linestyle=":")
+    loads.set(title="part of tokens that asks each expert", xticks=())
+    loads.legend()
     return figure
 
 
@@ -222,8 +188,8 @@ def main(config):
     runs = trials.run_seeds(run, KINDS, config)
     first, *_ = runs.values()
     for found in runs.values():
-        for dense, run_ in zip(first, found):
-            run_[f"less than {DENSE}"] = dense[LOSS] - run_[LOSS]
+        for dense, other in zip(first, found):
+            other[f"less than {DENSE}"] = dense[LOSS] - other[LOSS]
     rows = trials.make_table("MLP", runs)
     rows = [row | spent[row["MLP"]] for row in rows]
     tables = {f"{EXPERTS} experts, of which each token asks {CHOSEN}": rows}

@@ -57,7 +57,8 @@ def measure_softmax(D):
         # sum(w²) - 2 sum(w³) + sum(w²)².
         square = weights.square().sum(-1)
         cube = weights.pow(3).sum(-1)
-        slope = (square - 2 * cube + square.square()).clamp_min(0).sqrt()
+        norm = square - 2 * cube + square.square()
+        slope = norm.clamp_min(0).sqrt()
         found[name] = {
             "variance": score(q, k).var().item(),
             "entropy": inspection.entropy(weights).mean().item(),

@@ -133,11 +133,10 @@ def train_model(model, name, config, pairs, seed):
     """Train by the recipe of the kind of model. pairs: of numbers."""
     lengths = [max(map(len, pair)) for pair in pairs]
     batches = translation.batches(np.array(lengths), config.batch_tokens, seed)
-    steps = round(config.steps * FACTORS.get(name, 1))
+    factors = FACTORS | {"none": config.patience}
+    steps = round(config.steps * factors.get(name, 1))
     smoothing = config.label_smoothing
     schedule = None
-    if name == "none":
-        steps = round(config.steps * config.patience)
     if name == "transformer2017":
         smoothing = 0.1
         schedule = functools.partial(inverse_sqrt, warmup=config.warmup)
@@ -195,9 +194,9 @@ def draw(runs):
     figure, panels = trials.make_figure(width, 4, 1, columns, squeeze=False)
     first, *others = panels[0]
     for name, found in runs.items():
-        titles = [title for title in found[0] if title.endswith(" words")]
-        values = [[run[title] for run in found] for title in titles]
-        means, errors = trials.mean_and_error(values)
+        scores = trials.by_kind(found)
+        titles = [title for title in scores if title.endswith(" words")]
+        means, errors = trials.mean_and_error([scores[title] for title in titles])
         first.errorbar(titles, means, errors, fmt="o-", label=name)
     first.tick_params("x", rotation=30)
     first.set_ylabel("BLEU")

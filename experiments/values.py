@@ -83,10 +83,8 @@ def run(kind, config, seed):
 
 def draw(runs):
     figure, panel = trials.make_figure(6, 2.6)
-    losses = [[run["validation loss"] for run in found] for found in runs.values()]
-    means, errors = trials.mean_and_error(losses)
-    panel.errorbar(means, range(len(runs)), xerr=errors, fmt="o")
-    panel.set_yticks(range(len(runs)), runs)
+    means, errors = trials.means_of(runs, "validation loss")
+    panel.errorbar(means, [*runs], xerr=errors, fmt="o")
     panel.invert_yaxis()
     panel.set_xlabel("validation loss (nats per byte)")
     return figure

@@ -171,7 +171,9 @@ class Reading:
 
 def is_tested(scene, subject, object):
     """Whether this pair of nouns is kept for the test, as a fifth of all pairs is."""
-    number = [*scene["subject"]].index(subject) + [*scene["object"]].index(object)
+    subjects = [*scene["subject"]]
+    objects = [*scene["object"]]
+    number = subjects.index(subject) + objects.index(object)
     return number % 5 == 0
 
 
@@ -193,30 +195,33 @@ def similar_sentences(rng, genders, tested):
     """
     scene = rng.choice(SCENES)
     verb = rng.choice([*scene["verb"]])
-    one, two = rng.choice([*THE]), rng.choice([*THE])
-    adjectives = [rng.choice([*scene[of]]) for of in ("of the subject", "of the object")]
+    one = rng.choice([*THE])
+    two = rng.choice([*THE])
+    of_subject = rng.choice([*scene["of the subject"]])
+    of_object = rng.choice([*scene["of the object"]])
     reason_first = rng.random() < 0.5
     found = []
     for both in genders:
         subject, object = draw_nouns(rng, scene, both, tested)
         fact = f"{one} {subject} did not {verb} {two} {object}"
-        for adjective in adjectives:
+        for adjective in (of_subject, of_object):
             reason = f"because it was too {adjective}"
             found.append(f"{reason} {fact}" if reason_first else f"{fact} {reason}")
     return found
 
 
-def pronouns(number, seed, easy=False, tested=False):
+def pronouns(number, seed, tested=False):
     """Return pairs of sentences. Those of the test have pairs of nouns that the others lack.
 
-    easy: half of them have nouns of the same gender, so that the adjective is not needed.
+    Half of the others have nouns of the same gender, so that the adjective is not needed.
     """
     rng = random.Random(seed)
-    genders = ["mf", "fm", "mm", "ff"] if easy else ["mf", "fm"]
+    genders = ["mf", "fm"] if tested else ["mf", "fm", "mm", "ff"]
     found = []
     while len(found) < number:
         found += similar_sentences(rng, genders, tested)
-    return [(english, Reading(english).french()) for english in found[:number]]
+    found = found[:number]
+    return [(english, Reading(english).french()) for english in found]
 
 
 def number_words(pairs):
@@ -233,7 +238,11 @@ def encode(pairs, numbers):
     english, french = zip(*pairs)
 
     def rows(texts):
-        return [[*(numbers[word] for word in words_of(text)), END] for text in texts]
+        found = []
+        for text in texts:
+            own = [numbers[word] for word in words_of(text)]
+            found.append([*own, END])
+        return found
 
     return torch.tensor(rows(english)), *padded(rows(french))
 

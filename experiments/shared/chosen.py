@@ -21,7 +21,8 @@ def chosen(q, k, v, visible=causal, score=scaled_dot, normalize=softmax, keys=KE
     A path as in attention.py, but another function where a query sees more. Time is O(Tq·Tk) all
     the same, to score and to rank.
     """
-    k, v = share_heads(q, k), share_heads(q, v)
+    k = share_heads(q, k)
+    v = share_heads(q, v)
     Tq, Tk = q.shape[2], k.shape[2]
     random = torch.Generator().manual_seed(0)
     projection = torch.randn(q.shape[3], FEATURES, generator=random).to(q)
@@ -30,15 +31,19 @@ def chosen(q, k, v, visible=causal, score=scaled_dot, normalize=softmax, keys=KE
     parts = []
     for rows in torch.arange(Tq, device=q.device).split(ROWS):
         queries = q[:, :, rows]
-        mask = mask_of(visible, i[rows], j, len(q))[:, None]
         scores = dot(queries @ projection, few)
-        scores = scores.masked_fill(~mask, -torch.inf)
+        mask = mask_of(visible, i[rows], j, len(q))
+        scores = scores.masked_fill(~mask[:, None], -torch.inf)
         best, places = scores.topk(min(keys, Tk))  # (B, H, rows, keys)
-        real = best > -torch.inf
         places = places[..., None]
-        own = [x[:, :, None].take_along_dim(places, 3) for x in (k, v)]
-        own_k, own_v = (x.flatten(0, 2)[:, None] for x in own)  # (B·H·rows, 1, keys, D or Dv)
+        own_k = k[:, :, None].take_along_dim(places, 3)  # (B, H, rows, keys, D)
+        own_v = v[:, :, None].take_along_dim(places, 3)
+        # Each query alone with its keys, in a batch of B·H·rows.
         one = queries.flatten(0, 2)[:, None, None]
-        y = masked_fill(one, own_k, own_v, present(real.flatten(0, 2)), score, normalize)
-        parts.append(y.view(*queries.shape[:3], -1))
+        own_k = own_k.flatten(0, 2)[:, None]
+        own_v = own_v.flatten(0, 2)[:, None]
+        real = best.flatten(0, 2) > -torch.inf
+        y = masked_fill(one, own_k, own_v, present(real), score, normalize)
+        y = y.view(*queries.shape[:3], -1)
+        parts.append(y)
     return torch.cat(parts, 2)

@@ -42,7 +42,8 @@ def images(seed):
     data = load_digits()
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(data.target), generator=generator)
-    x = torch.tensor(data.images / 16, dtype=torch.float32)[order]
+    ink = torch.tensor(data.images / 16, dtype=torch.float32)
+    x = ink[order]
     y = torch.tensor(data.target)[order]
     tested = len(x) // 4
     train = x[tested:], y[tested:]
@@ -72,8 +73,9 @@ def captions(x, y):
 def answers(x, y):
     """Return the answers to all QUESTIONS about images x of digits y, True for yes: (Q, N)."""
     thick, right = looks(x)
+    even = y % 2 == 0
     larger = [y > n for n in LIMITS]
-    facts = torch.stack([y % 2 == 0, thick, right, *larger])
+    facts = torch.stack([even, thick, right, *larger])
     return torch.cat([facts, ~facts])
 
 

@@ -4,6 +4,7 @@ A document is (its sentences, its topic, the number of the sentence that carries
 """
 
 import ast
+import itertools
 import random
 import re
 import sysconfig
@@ -35,7 +36,8 @@ def words_of(sentence):
 
 def sentences_of(text):
     parts = re.split(r"(?<=[.!?])\s+|\n\s*\n", text)
-    return [" ".join(part.split()) for part in parts if words_of(part)]
+    parts = filter(words_of, parts)
+    return [" ".join(part.split()) for part in parts]
 
 
 # ---- From docstrings
@@ -58,68 +60,72 @@ def docstrings():
     return [*found.values()]
 
 
-def group_by_topic(sentences, crowded):
+# ---- Documents
+
+
+def group_by_topic(sentences):
     """Return {(topic or None, whether it says what is returned): sentences}.
 
-    Sentences about two topics are left out. Not crowded: what is returned makes no difference.
+    Sentences about two topics are left out.
     """
     topics = {topic: set(words.split()) for topic, words in TOPICS.items()}
-    groups = {(topic, returns): [] for topic in (*TOPICS, None) for returns in (False, True)}
+    keys = itertools.product((*TOPICS, None), (False, True))
+    groups = {key: [] for key in keys}
     for sentence in sentences:
         words = set(words_of(sentence))
         about = [topic for topic in TOPICS if topics[topic] & words] or [None]
         if len(about) == 1:
-            groups[about[0], crowded and bool(RETURNS & words)].append(sentence)
+            returns = bool(RETURNS & words)
+            groups[about[0], returns].append(sentence)
     return groups
 
 
-def compose_document(chance, groups, topic, crowded):
-    """Return 20 to 40 sentences about nothing in particular, and among them one about a topic."""
-    sentences = chance.sample(groups[None, False], chance.randint(19, 39))
-    if crowded:  # half of these, in place of others
-        keys = [(None, True)]
-        keys += [(other, False) for other in TOPICS if other != topic]
-        others = [chance.choice(groups[key]) for key in keys]
-        others = [sentence for sentence in others if chance.random() < 0.5]
-        sentences[: len(others)] = others
-        chance.shuffle(sentences)
+def compose_document(chance, groups, topic):
+    """Return 20 to 40 sentences, of which one says what is returned, and is about the topic."""
+    number = chance.randint(19, 39)
+    sentences = chance.sample(groups[None, False], number)
+    # Half of these, in place of others.
+    keys = [(None, True)]
+    keys += [(other, False) for other in TOPICS if other != topic]
+    others = [chance.choice(groups[key]) for key in keys]
+    others = [sentence for sentence in others if chance.random() < 0.5]
+    sentences[: len(others)] = others
+    chance.shuffle(sentences)
     place = chance.randrange(len(sentences) + 1)
-    sentences.insert(place, chance.choice(groups[topic, crowded]))
+    carrying = chance.choice(groups[topic, True])
+    sentences.insert(place, carrying)
     return sentences, topic, place
 
 
-def compose(sentences, number, seed, crowded):
+def compose(sentences, number, seed):
     """Return documents for training, and a quarter as many for the test.
 
-    crowded: sentences about all other topics may stand in a document, and the one that counts is
-    the one that says what is returned. Both splits have sentences of their own.
+    Both have sentences of their own.
     """
     chance = random.Random(seed)
-    groups = group_by_topic(sentences, crowded)
+    groups = group_by_topic(sentences)
     groups = {key: chance.sample(group, len(group)) for key, group in groups.items()}
     for topic in TOPICS:
-        if len(groups[topic, crowded]) < 2:  # some systems leave out tkinter
+        if len(groups[topic, True]) < 2:  # some systems leave out tkinter
             raise ValueError(f"this Python's library says nothing about {topic}: use a full one")
     splits = []
     for first, size in enumerate((number, number // 4)):
         own = {key: group[first::2] for key, group in groups.items()}
-        documents = []
-        for n in range(size):
-            topic = [*TOPICS][n % len(TOPICS)]
-            documents.append(compose_document(chance, own, topic, crowded))
-        splits.append(documents)
+        topics = itertools.islice(itertools.cycle(TOPICS), size)
+        splits.append([compose_document(chance, own, topic) for topic in topics])
     return splits
 
 
 def about_topics(sentences):
     """Return the sentences that are about a topic, and their topics."""
     found = []
-    for (topic, _), group in group_by_topic(sentences, crowded=False).items():
-        found += [(sentence, topic) for sentence in group if topic]
+    for (topic, _), group in group_by_topic(sentences).items():
+        if topic:
+            found += [(sentence, topic) for sentence in group]
     return zip(*found)
 
 
-# ---- As numbers
+# ---- As numbers: 0 is padding, 1 a word that the vocabulary lacks
 
 
 def vocabulary_of(documents):
@@ -133,7 +139,7 @@ def vocabulary_of(documents):
 
 
 def numbers_of(sentences, vocabulary):
-    """Return word ids (N, T) as below, with at least one 0 after each sentence."""
+    """Return word ids (N, T), with at least one 0 after each sentence."""
     rows = []
     for sentence in sentences:
         words = [vocabulary.get(word, 1) for word in words_of(sentence)]
@@ -141,17 +147,18 @@ def numbers_of(sentences, vocabulary):
     return pad_sequence(rows, batch_first=True)
 
 
-def tensors_of(documents, vocabulary):
-    """Return word ids (B, S, W), topics (B,) in alphabetical order, carrying sentences (B,).
+def counts_of(ids, V):
+    """Return how often each of V numbers occurs in ids (N, ...): (N, V)."""
+    return torch.stack([row.bincount(minlength=V) for row in ids.flatten(1)])
 
-    Word 0 is padding, 1 a word that the vocabulary lacks.
-    """
+
+def tensors_of(documents, vocabulary):
+    """Return word ids (B, S, W), topics (B,) in alphabetical order, carrying sentences (B,)."""
+    documents, topics, places = zip(*documents)
     ids = torch.zeros(len(documents), SENTENCES, WORDS, dtype=torch.int32)
-    for n, (sentences, *_) in enumerate(documents):
-        for m, sentence in enumerate(sentences):
-            words = [vocabulary.get(word, 1) for word in words_of(sentence)]
-            ids[n, m, : len(words)] = torch.tensor(words)
+    for n, sentences in enumerate(documents):
+        words = numbers_of(sentences, vocabulary)[:, :WORDS]
+        ids[n, : len(sentences), : words.shape[1]] = words
     order = sorted(TOPICS)
-    topics = [order.index(topic) for _, topic, _ in documents]
-    places = [place for _, _, place in documents]
-    return ids, torch.tensor(topics), torch.tensor(places)
+    numbers = [order.index(topic) for topic in topics]
+    return ids, torch.tensor(numbers), torch.tensor(places)

@@ -37,8 +37,11 @@ def without_each(ids, V):
 def guesses(train, ids, places, V):
     """Return {guess: scores (N, V)}, by counting what stands beside what in training."""
     framed = F.pad(train, (1, 0))
-    pairs = framed[:, :-1] * V + framed[:, 1:]
-    counts = torch.bincount(pairs.flatten(), minlength=V * V).view(V, V)
+    first = framed[:, :-1]
+    second = framed[:, 1:]
+    pairs = V * first + second
+    counts = pairs.flatten().bincount(minlength=V * V)
+    counts = counts.view(V, V)
     alone = counts.sum(0) / counts.sum() + 1e-5
     # As if each word had been followed by 5 others before.
     total = counts.sum(1, keepdim=True) + 5

@@ -60,7 +60,7 @@ def load_pairs(config):
         return pairs, read_pairs(config.test_source, config.test_target)
     tested = min(len(pairs) // 10, MOST_TESTED)
     known = {source for source, _ in pairs[tested:]}
-    test = [pair for pair in pairs[:tested] if pair[0] not in known]
+    test = [(source, target) for source, target in pairs[:tested] if source not in known]
     if not test:
         raise ValueError(f"{config.source} has too few sentences to set a tenth aside for the test")
     return pairs[tested:], test
@@ -99,7 +99,8 @@ class Vocabulary:
         if not words:
             raise ValueError('--text is empty: --text="..."')
         for word in words:
-            if not self.numbers.keys() >= {*self.bpe.encode(f" {word}").tolist()}:
+            pieces = self.bpe.encode(f" {word}").tolist()
+            if not self.numbers.keys() >= {*pieces}:
                 raise ValueError(f"--text: the translator's vocabulary lacks {word!r}")
 
     def decode(self, numbers):
@@ -177,7 +178,8 @@ def search(model, source, real, beam=1, sampler=None, longest=None):
         V = more.shape[1]
         continued = scores[:, None] + more  # (B·beam, V)
         if sampler:
-            best = sample_next_token(more, sampler.sampling, sampler.random(n))[:, None]
+            drawn = sample_next_token(more, sampler.sampling, sampler.random(n))
+            best = drawn[:, None]
             scores = continued.gather(1, best)
         else:
             scores, best = continued.view(B, beam * V).topk(beam)
@@ -228,7 +230,8 @@ def alignment(model, vocabulary, text, beam):
             weights += maps[-1:]
     pieces = []
     for numbers in source[0], target[0]:
-        pieces.append([vocabulary.decode([n]) or "(end)" for n in numbers])
+        texts = [vocabulary.decode([n]) for n in numbers]
+        pieces.append([text or "(end)" for text in texts])
     if not weights:
         return [*pieces, None]
     weights = torch.cat(weights, 2)[0]  # (H, T, S)
@@ -253,4 +256,5 @@ def by_length(texts, step):
         length = math.ceil(words / step) * step
         found.setdefault(length, []).append(n)
     enough = len(texts) / 50
-    return {length: rows for length, rows in sorted(found.items()) if len(rows) >= enough}
+    lengths = [length for length in sorted(found) if len(found[length]) >= enough]
+    return {length: found[length] for length in lengths}

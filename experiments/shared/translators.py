@@ -51,7 +51,8 @@ class Embedding(nn.Module):
     def __init__(self, vocab_size, shape):
         super().__init__()
         C = shape.n_embd
-        self.weight = nn.Parameter(torch.randn(vocab_size, C) / math.sqrt(C))
+        random = torch.randn(vocab_size, C)
+        self.weight = nn.Parameter(random / math.sqrt(C))
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, numbers, start=0):
@@ -101,7 +102,8 @@ class Recurrent(nn.Module):
         state, start = past or self.new_past(memory, 0)
         x = self.embed(target, start)
         states, seen = self.write(x, state, memory)
-        y = self.combine(torch.cat([states, seen], -1))
+        both_states = torch.cat([states, seen], -1)
+        y = self.combine(both_states)
         last = states[:, -1:].transpose(0, 1)
         past = last, start + target.shape[1]
         return self.embed.scores(y.tanh()), past
@@ -212,7 +214,8 @@ class Transformer(nn.Module):
         return memory
 
     def new_past(self, memory, longest):
-        return [block.attn.new_cache(len(memory[0]), longest) for block in self.decoder]
+        B = len(memory[0])
+        return [block.attn.new_cache(B, longest) for block in self.decoder]
 
     def select(self, past, rows):
         return [cache.select(rows) for cache in past]
@@ -221,7 +224,8 @@ class Transformer(nn.Module):
         real, *projected = memory
         keys_and_values = zip(projected[::2], projected[1::2])
         caches = past or [None] * len(self.decoder)
-        x = self.embed(target, len(past[0]) if past else 0)
+        start = len(past[0]) if past else 0
+        x = self.embed(target, start)
         for block, looked_at, cache in zip(self.decoder, keys_and_values, caches):
             x = block(x, looked_at, present(real), cache)
         return self.embed.scores(self.ln_f(x)), past
@@ -253,8 +257,9 @@ def is_translator(folder):
 
 def save(folder, name, shape, vocabulary, weights):
     """Write a translator as a whole, to a new folder. weights: name -> tensor."""
+    names = [field.name for field in fields(Shape)]
     content = {"model": name}
-    content["shape"] = {field.name: getattr(shape, field.name) for field in fields(Shape)}
+    content["shape"] = {key: getattr(shape, key) for key in names}
     content["tokenizer"] = vocabulary.bpe.spec()
     content["pieces"] = vocabulary.pieces
     with atomic_path(Path(folder)) as unfinished:
@@ -278,5 +283,6 @@ def load(folder):
         raise DamagedFile(f"{path} is damaged ({error!r})") from None
     path = path.with_name("model.safetensors")
     weights = dict(read_safetensors(path))
-    model.load_state_dict(checked(dict(model.named_parameters()), weights, path))
+    expected = dict(model.named_parameters())
+    model.load_state_dict(checked(expected, weights, path))
     return model.eval(), vocabulary

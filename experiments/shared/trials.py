@@ -99,6 +99,11 @@ def run_seeds(function, kinds, config, *data):
     return {kind: [next(results) for _ in seeds] for kind in kinds}
 
 
+def by_kind(runs):
+    """Turn a list of {kind: what a seed found} into {kind: [what each seed found]}."""
+    return {kind: [run[kind] for run in runs] for kind in runs[0]}
+
+
 def seconds_alone(function):
     """Return the processor seconds of a call: the least of all calls that fit into 0.1 s.
 
@@ -157,7 +162,8 @@ def load_text():
 
 def random_batch(tokens, batch_size, T, *seed):
     """Return inputs and targets (batch_size, T), a function of the seed alone."""
-    return dataset.random_batch(tokens, batch_size, T, np.random.default_rng(seed))
+    generator = np.random.default_rng(seed)
+    return dataset.random_batch(tokens, batch_size, T, generator)
 
 
 def fit_text(model, tokens, T, config, seed, learning_rate, batch_size=16):
@@ -176,7 +182,8 @@ def text_loss(model, tokens, T):
     losses = []
     for n in range(20):
         x, y = random_batch(tokens, 16, T, n)
-        losses.append(model(x, y, only_loss=True)[1].item())
+        _, loss = model(x, y, only_loss=True)
+        losses.append(loss.item())
     return statistics.fmean(losses)
 
 
@@ -193,6 +200,12 @@ def mean_and_error(values):
     return means, values.std(-1, ddof=1) / math.sqrt(seeds)
 
 
+def means_of(runs, what):
+    """Return the mean of `what` for each kind of runs, and the standard errors."""
+    values = [[run[what] for run in found] for found in runs.values()]
+    return mean_and_error(values)
+
+
 def plus_minus(values, digits=3):
     """Return a text with the mean of a list ± its standard error."""
     mean, error = mean_and_error(values)
@@ -207,7 +220,8 @@ def make_table(label, runs, digits=3):
         row = {label: kind}
         for title, value in found[0].items():
             if isinstance(value, float):
-                row[title] = plus_minus([run[title] for run in found], digits)
+                values = [run[title] for run in found]
+                row[title] = plus_minus(values, digits)
         rows.append(row)
     return rows
 
@@ -216,7 +230,8 @@ def make_curves(runs, what):
     """Return {kind: {x: values of all seeds}} of runs whose `what` is {x: value}."""
     curves = {}
     for kind, found in runs.items():
-        curves[kind] = {x: [run[what][x] for run in found] for x in found[0][what]}
+        own = [run[what] for run in found]
+        curves[kind] = by_kind(own)
     return curves
 
 
@@ -264,6 +279,7 @@ def write_result(name, config, tables, figure, **more):
         print(f"\n{title}\n\n{format_table(rows)}")
     folder = Path(config.out_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / f"{name}.json", json.dumps(report, indent=1).encode())
+    text = json.dumps(report, indent=1)
+    atomic_write(folder / f"{name}.json", text.encode())
     heatmaps.save(figure, folder / f"{name}.png")
     print(f"\n{folder / name}.png and .json written")

@@ -89,7 +89,7 @@ def test_what_cannot_be_measured(example, message):
 
 def new_model(name, words):
     torch.manual_seed(0)
-    return pronouns.MODELS[name][0](words + 1, pronouns.SHAPE).eval()
+    return pronouns.MODELS[name](words + 1, pronouns.SHAPE).eval()
 
 
 @pytest.mark.parametrize("name, heads", [("dot", 1), ("transformer", 4), ("gpt", 8)])

@@ -69,7 +69,7 @@ def test_a_small_run(small_experiment, monkeypatch):
     runs = small_experiment(routing, steps=40)["runs"]
     busiest = []
     for (run,) in runs.values():
-        assert 0.5 < run["validation loss"] < 5.5 and len(run["bytes"]) == 2
+        assert 0.5 < run["validation loss"] < 5.5 and len(run["load"]) == 2
         for load in run["load"]:
             assert sum(load) == pytest.approx(routing.CHOSEN)
         busiest.append(max(map(max, run["load"])))

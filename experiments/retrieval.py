@@ -1,0 +1,87 @@
+"""Images and captions in one space: each finds the other.
+
+    python -m experiments.retrieval [--seeds=3]
+
+Claim (CLIP, Radford et al. 2021, arXiv:2103.00020): an encoder of images and one of captions that
+learn only which belong together find one by the other, and tell classes of images without labels,
+by what is common to the captions that name them.
+
+Found (3 seeds, scikit-learn's digits, 449 to test): an image's caption is found among the 449 for
+0.860 ± 0.006 of the images, an image of a caption for 0.996 ± 0.002, where a guess has 0.036 (equal
+captions count as right), and the digit for 0.961 ± 0.010, where a guess has 0.100. (3e-3 was the
+better learning rate of 1e-3 and 3e-3 on another seed.)
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from experiments.shared import digits, trials
+from experiments.shared.digits import CAPTIONS, DIGITS, WORDS
+from experiments.shared.eye import show
+from experiments.shared.pair import trained_pair
+
+PAIR, GUESS = "contrastive pair", "a guess"
+SHOWN = 8  # images in the picture
+
+
+def share_right(scores, right):
+    """Return how often the best of each row of scores (N, M) is right (1), not wrong (0)."""
+    best = scores.argmax(1, keepdim=True)
+    found = right.gather(1, best).float()
+    return found.mean().item()
+
+
+def run(config, seed):
+    """Return how often a pair finds what belongs together, the same for a guess, and captions."""
+    torch.manual_seed(seed)
+    train, (x, y) = digits.images(seed)
+    pair = trained_pair(*train, config.steps)
+    captions = digits.captions(x, y)
+    with torch.no_grad():
+        seen = pair.see(x)
+        read = pair.read(captions)
+        every = pair.read(digits.encode(CAPTIONS, WORDS))
+    # A digit is what all of its captions have in common, as in the paper's section 3.1.4.
+    by_digit = every.unflatten(0, (len(DIGITS), -1))
+    of_digit = F.normalize(by_digit.mean(1), dim=1)
+    same = (captions[:, None] == captions).all(2)
+    is_digit = F.one_hot(y, len(DIGITS))
+    tasks = {
+        "caption of an image": (seen @ read.T, same),
+        "image of a caption": (read @ seen.T, same),
+        "digit of an image": (seen @ of_digit.T, is_digit),
+    }
+    found = {PAIR: {}, GUESS: {}}
+    for task, (scores, right) in tasks.items():
+        found[PAIR][task] = share_right(scores, right)
+        found[GUESS][task] = right.float().mean().item()
+    nearest = (seen[:SHOWN] @ every.T).argmax(1)
+    said = [CAPTIONS[n].removeprefix("<start> ") for n in nearest]
+    found[PAIR]["shown"] = [*zip(x.numpy(), said)]
+    return found
+
+
+def draw(shown):
+    """Draw images with the captions found for them."""
+    figure, panels = trials.make_figure(2 * SHOWN, 2.2, 1, SHOWN)
+    for panel, (image, caption) in zip(panels, shown):
+        show(panel, image)
+        panel.set_title(caption, fontsize=9)
+    return figure
+
+
+def main(config):
+    jobs = [(config, seed) for seed in range(config.seeds)]
+    runs = trials.by_kind(trials.run_jobs(run, jobs))
+    tables = {"finding": trials.make_table("model", runs)}
+    first, *_ = runs[PAIR]
+    trials.write_result("retrieval", config, tables, draw(first["shown"]))
+
+
+if __name__ == "__main__":
+    trials.run_script(main)
