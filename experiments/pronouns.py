@@ -45,12 +45,13 @@ SENTENCES, TESTED = 4000, 400  # for training, for the test
 MODELS = {name: translators.MODELS[name] for name in ("none", "additive", "dot", "transformer")}
 MODELS["gpt"] = ambiguity.Continuation
 LEARNING_RATES = dict.fromkeys(MODELS, 1e-2) | {"transformer": 5e-3}
-PRONOUN = "the French pronoun"
+PRONOUN, SUBJECT = "the French pronoun", "the French subject"
 RELATIONS = {  # from a word: to which word, rather than to which other one
     PRONOUN: ("referent", "other"),
     "it": ("referent", "other"),
     "adjective": ("referent", "other"),
     "verb": ("subject", "object"),
+    SUBJECT: ("subject", "object"),  # alignment: the word that it translates
 }
 
 
@@ -100,17 +101,19 @@ def measure(model, pairs, numbers):
 
     ValueError for an English text in which "it" stands for nothing, or may stand for either noun.
     """
-    places = trials.by_kind([ambiguity.Reading(english).places for english, _ in pairs])
+    readings = [ambiguity.Reading(english) for english, _ in pairs]
+    places = trials.by_kind([reading.places for reading in readings])
     places = {role: torch.tensor(found) for role, found in places.items()}
+    subjects = torch.tensor([reading.french_subject() for reading in readings])
     source, target, _ = ambiguity.encode(pairs, numbers)
     logits, maps = look(model, source, target, attention_weights)
     _, even = look(model, source, target, evenly)
     is_pronoun = torch.isin(target, torch.tensor([numbers[word] for word in ambiguity.IT]))
-    queries = places | {PRONOUN: is_pronoun.int().argmax(1)}
+    queries = places | {PRONOUN: is_pronoun.int().argmax(1), SUBJECT: subjects}
     right = logits.argmax(-1)[is_pronoun] == target[is_pronoun]
     found = {"right": right.float().mean().item()}
     for query, (wanted, other) in RELATIONS.items():
-        language = "French" if query == PRONOUN else "English"
+        language = "French" if query in (PRONOUN, SUBJECT) else "English"
         if language in maps:
             weights = on_words(maps[language], queries[query], places)
             chance = on_words(even[language], queries[query], places)

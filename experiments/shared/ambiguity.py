@@ -168,6 +168,10 @@ class Reading:
         halves = f"{reason} {fact}" if self.reason_first else f"{fact} {reason}"
         return elide(halves, "aeiouéh")
 
+    def french_subject(self):
+        """Return the place of the subject among the words of the translation."""
+        return words_of(self.french()).index(self.dictionary[self.subject][0])
+
 
 def is_tested(scene, subject, object):
     """Whether this pair of nouns is kept for the test, as a fifth of all pairs is."""

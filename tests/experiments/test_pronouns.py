@@ -101,22 +101,30 @@ def test_measurement_of_a_made_map(name, heads, monkeypatch):
     S = source.shape[1]
 
     def looking(q, k, *how):
-        """The last head looks from il or elle at the referent; all else at the first word."""
+        """The last head looks from il or elle at the referent, and from the subject at itself.
+
+        All else looks at the first word.
+        """
         maps = torch.zeros(len(pairs), q.shape[1], q.shape[2], k.shape[2])
         maps[..., 0] = 1
         start = S if k.shape[2] > target.shape[1] else 0
         for n, (english, french) in enumerate(pairs):
-            words = ambiguity.words_of(french)
-            row = start + [word in ambiguity.IT for word in words].index(True)
-            if row < q.shape[2]:
-                maps[n, -1, row] = 0
-                maps[n, -1, row, Reading(english).places["referent"]] = 1
+            words, reading = ambiguity.words_of(french), Reading(english)
+            pronoun = [word in ambiguity.IT for word in words].index(True)
+            looks = {pronoun: "referent", reading.french_subject(): "subject"}
+            for row, role in looks.items():
+                if start + row < q.shape[2]:
+                    maps[n, -1, start + row] = 0
+                    maps[n, -1, start + row, reading.places[role]] = 1
         return maps
 
     model = new_model(name, len(numbers))
     chance = pronouns.measure(model, pairs, numbers)[pronouns.PRONOUN]["evenly"]
     monkeypatch.setattr(pronouns, "attention_weights", looking)
-    found = pronouns.measure(model, pairs, numbers)[pronouns.PRONOUN]
+    measured = pronouns.measure(model, pairs, numbers)
+    aligned = measured[pronouns.SUBJECT]
+    assert aligned["subject, best head"] == 1 and aligned["object, best head"] == 0
+    found = measured[pronouns.PRONOUN]
     assert found["referent, best head"] == 1 and found["other, best head"] == 0
     assert found["head"] in (heads - 1, heads // 2 - 1)
     assert chance == pytest.approx(1 / S, rel=1e-5) if name != "gpt" else 1 / 30 < chance < 1 / S
