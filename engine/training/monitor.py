@@ -19,12 +19,13 @@ def dry_run(trainer):
     device = trainer.device
     trainer.accumulate(1)  # allocates what stays
     weights = size(model.parameters())
-    activations = peak_bytes(lambda: trainer.accumulate(1), device) - weights
+    gradients = size(p for p in model.parameters() if p.requires_grad)
+    activations = peak_bytes(lambda: trainer.accumulate(1), device) - gradients
     times = []
     for _ in progress_bar(range(REPEATS), "timing steps", delay=2):
         times.append(measure_seconds(lambda: trainer.accumulate(trainer.micro_batches), device))
     states = trainer.optimizer.state_dict().values()
-    memory = dict(weights=weights, gradients=weights, optimizer=size(states))
+    memory = dict(weights=weights, gradients=gradients, optimizer=size(states))
     memory["activations"] = activations
     seconds = min(times)
     steps = trainer.last_step - trainer.first_step

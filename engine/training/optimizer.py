@@ -172,7 +172,7 @@ def make_optimizer(model, config):
     def group(params, lr, weight_decay=0.0, **own):
         return dict(params=params, lr=lr, peak_lr=lr, weight_decay=weight_decay, **adamw | own)
 
-    named = dict(model.named_parameters())
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = {name: p for name, p in named.items() if p.dim() == 2}
     vectors = [p for p in named.values() if p.dim() != 2]
     rate = config.learning_rate
