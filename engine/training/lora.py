@@ -1,7 +1,7 @@
 """LoRA: two thin matrices learn beside a frozen one (Hu et al. 2021, arXiv:2106.09685).
 
 A layer computes W x + alpha / rank * B A x. W needs no gradient and no optimizer state. Checkpoints
-hold A and B alone, and say where the base is. B is zero at first, so that it begins at the base.
+hold A and B alone, and say where the base is. B is zero at first: training begins at the base.
 """
 
 from dataclasses import dataclass
