@@ -351,8 +351,9 @@ def resume_model(config, data):
             f"note: {folder} was trained on other data ({before['training'].get('dataset')}, "
             "or prepared in another way); losses from before do not compare"
         )
-    changes = dict(dropout=config.dropout, attention=config.attention)
-    model = GPT.from_checkpoint(folder, merge=False, **changes)
+    model = GPT.from_checkpoint(
+        folder, merge=False, dropout=config.dropout, attention=config.attention
+    )
     return model, checkpoint.load_trainer(folder)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 
 from engine.common.checks import at_least, choose
 from engine.weights import checkpoint
@@ -32,10 +31,10 @@ class Adapter:
 
 
 class LoRALinear(nn.Linear):
-    """A Linear that has lora_A (rank, inputs) and lora_B (outputs, rank) beside its weight."""
+    """A Linear that has lora_A (inputs to rank) and lora_B (rank to outputs) beside its weight."""
 
     def forward(self, x):
-        return super().forward(x) + F.linear(self.scale * F.linear(x, self.lora_A), self.lora_B)
+        return super().forward(x) + self.lora_B(self.scale * self.lora_A(x))
 
 
 def attach(model, adapter):
@@ -47,13 +46,14 @@ def attach(model, adapter):
         choose("lora_targets", target, dict(layers))
     model.requires_grad_(False)
     model.lora = adapter
+    rank = adapter.lora_rank
     for name, layer in layers:
         if name in targets:
             layer.__class__ = LoRALinear  # all else stays: its weight, and the name of that
-            layer.scale = adapter.lora_alpha / adapter.lora_rank
-            layer.lora_A = nn.Parameter(torch.empty(adapter.lora_rank, layer.in_features))
-            layer.lora_B = nn.Parameter(torch.zeros(layer.out_features, adapter.lora_rank))
-            nn.init.kaiming_uniform_(layer.lora_A, a=5**0.5)  # as a Linear's own weight
+            layer.scale = adapter.lora_alpha / rank
+            layer.lora_A = nn.Linear(layer.in_features, rank, bias=False)
+            layer.lora_B = nn.Linear(rank, layer.out_features, bias=False)
+            nn.init.zeros_(layer.lora_B.weight)
 
 
 @torch.no_grad()
@@ -61,7 +61,7 @@ def merge(model):
     """Make a GPT with an adapter one without, that computes the same."""
     for layer in model.modules():
         if isinstance(layer, LoRALinear):
-            layer.weight += layer.scale * layer.lora_B @ layer.lora_A
+            layer.weight += layer.scale * layer.lora_B.weight @ layer.lora_A.weight
             del layer.lora_A, layer.lora_B
             layer.__class__ = nn.Linear
     model.requires_grad_(True)

@@ -90,10 +90,10 @@ def test_the_cost_of_a_step(tuned):
     costs = train(tuned(dry_run=True, optimizer="adamw", lora_targets="c_fc"))
     assert costs["gradients"] == 4 * 2 * 4 * (16 + 64) < costs["weights"] / 10
     assert costs["optimizer"] == pytest.approx(2 * costs["gradients"], rel=0.02)
-    model = tiny(n_layer=4, attention="naive")
+    model = tiny(block_size=4, attention="naive")
     lora.attach(model, lora.Adapter(lora_rank=1, lora_targets="c_proj"))
     with FlopCounterMode(display=False) as counter:
-        model(IDX, IDX)[1].backward()
+        model(IDX.view(8, 4), IDX.view(8, 4))[1].backward()
     assert model.flops_per_token() * 32 == pytest.approx(counter.get_total_flops(), rel=0.1)
 
 

@@ -67,7 +67,8 @@ def to_peft(adapter, matrices, family, query_rows):
     """
     tensors = {}
     targets = set()
-    for name, tensor in to_hugging_face(matrices, family, query_rows):
+    ours = {name.removesuffix(".weight"): tensor for name, tensor in matrices.items()}
+    for name, tensor in to_hugging_face(ours, family, query_rows):
         layer, _, kind = name.rpartition(".")
         tensors[f"base_model.model.{layer}.{kind}.weight"] = tensor.clone()
         targets.add(layer.rpartition(".")[2])
