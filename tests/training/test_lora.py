@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -17,16 +18,15 @@ from tools.export import ExportConfig, export
 from train import TrainConfig, train
 
 LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False, n_kv_head=2)
-ALL = "c_attn,c_proj,c_fc"
 IDX = torch.arange(32).view(2, 16) % 26
 
 
-def adapted(folder, targets=ALL, **settings):
+def adapted(folder, **settings):
     """Save a base to folder/base and a random adapter to folder/out; return the GPT of both."""
     spec = create_tokenizer("char", POEM).spec()
     model = tiny(**settings)
     base = checkpoint.save_checkpoint(folder / "base", 1, model, {}, spec, {})
-    about = dict(lora_rank=3, lora_alpha=5.0, lora_targets=targets)
+    about = dict(lora_rank=3, lora_alpha=5.0, lora_targets="c_attn,c_proj,c_fc")
     about |= dict(base=str(base), sha256=sha256_of_weights(model))
     lora.attach(model, lora.Adapter(**about))
     for p in model.parameters():
@@ -192,11 +192,8 @@ def test_what_does_not_fit(tmp_path):
     """Catches an adapter on another base than its own, or with other settings than before."""
     adapted(tmp_path)
     folder = tmp_path / "out" / "step_000001"
-    config = TrainConfig(
-        lora_rank=2,
-        **{k: v for k, v in vars(GPT.from_pretrained(folder).config).items()},
-        init_from="x",
-    )
+    saved = asdict(GPT.from_pretrained(folder).config)
+    config = TrainConfig(**saved, lora_rank=2, init_from="resume")
     with pytest.raises(ValueError, match="lora_rank=2 does not fit .*, which has lora_rank=3"):
         checkpoint.check_model(folder, config, {"fused"})
     flags = (f"--out_dir={tmp_path / 'out'}", "--max_new_tokens=1")
