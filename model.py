@@ -24,6 +24,7 @@ from engine.decoding.generation import stream
 from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.kernels.autograd import in_autocast, linear_cross_entropy, relu2, rms_norm
+from engine.training import lora
 from engine.weights import checkpoint, pretrained
 from engine.weights.loading import WithoutInit, checked
 from masks import PackedDocuments, mean_keys, predicate
@@ -429,6 +430,8 @@ class GPT(nn.Module):
         self.activation_checkpointing = False
         # The id that begins a document, if training is to keep documents apart.
         self.separator = None
+        # The Adapter of a model that is tuned by LoRA.
+        self.lora = None
         self.transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(config.vocab_size, config.n_embd),
@@ -502,20 +505,21 @@ class GPT(nn.Module):
         """Floating-point operations of training on one token of a full context.
 
         6 for each weight of a matrix product, 2 forward and 4 backward (Kaplan et al. 2020,
-        arXiv:2001.08361), and 12·n_embd in each block for each key that a query sees, on average
-        (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, but without the pairs that causality
-        or a window hides). Linear attention reads its features instead of keys.
+        arXiv:2001.08361; 2 less if it is frozen), and 12·n_embd in each block for each key that a
+        query sees, on average (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, but without the
+        pairs that causality or a window hides). Linear attention reads its features, not keys.
         """
-        weights = self.lm_head.weight.numel()
+        matrices = [self.lm_head.weight]
         keys = 0.0  # that a query sees, in all blocks
         for block in self.transformer.h:
             attn = block.attn
-            weights += sum(p.numel() for p in block.parameters() if p.dim() >= 2)
+            matrices += [p for p in block.parameters() if p.dim() >= 2]
             if attn.feature:
                 keys += attn.feature(torch.zeros(1, attn.head_size)).shape[1]
             else:
                 keys += mean_keys(attn.visible, self.config.block_size)
-        return 6 * weights + 12 * self.config.n_head * self.config.D * keys
+        of_weights = sum((6 if p.requires_grad else 4) * p.numel() for p in matrices)
+        return of_weights + 12 * self.config.n_head * self.config.D * keys
 
     def new_cache(self, batch_size, max_len=None):
         """One empty KVCache or LinearState per layer.
@@ -586,8 +590,16 @@ class GPT(nn.Module):
         return cls.from_weights(*pretrained.load_pretrained(folder), folder, **changes)
 
     @classmethod
-    def from_checkpoint(cls, folder, **changes):
-        """The model of one checkpoint of train.py; changes and errors as in from_pretrained."""
+    def from_checkpoint(cls, folder, merge=True, **changes):
+        """The model of one checkpoint of train.py; changes and errors as in from_pretrained.
+
+        merge: one of LoRA has its adapter merged into its weights; False: apart, to train on.
+        """
+        if checkpoint.load_config(folder)["lora"]:
+            model = lora.load(cls, folder, **changes)
+            if merge:
+                lora.merge(model)
+            return model
         config, weights = checkpoint.load_checkpoint(folder)
         return cls.from_weights(config, weights, folder, **changes)
 

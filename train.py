@@ -37,6 +37,7 @@ from engine.common.processes import print0
 from engine.common.settings import given_settings, leading_presets, parse_settings
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
+from engine.training import lora
 from engine.training.batches import document_separator
 from engine.training.monitor import dry_run
 from engine.training.optimizer import DECAY, learning_rate_at
@@ -45,6 +46,7 @@ from engine.training.run_folder import resume_hint
 from engine.training.signals import Requests
 from engine.training.trainer import Trainer
 from engine.weights import checkpoint, pretrained
+from engine.weights.loading import sha256_of_weights
 from model import GPT, MODERN, GPTConfig
 
 # Settings that only models published by others need: not in --help.
@@ -118,6 +120,15 @@ class TrainConfig(GPTConfig):
     qk_norm: bool | Literal["head", "width"] = MODERN["qk_norm"]
     tie_weights: bool = MODERN["tie_weights"]
     init: str = MODERN["init"]
+    # LoRA: fine-tune by an adapter
+    lora_rank: int = 0
+    """Freeze the model of init_from, and train two matrices of this rank beside each that
+    lora_targets names; 0: train all of it."""
+    lora_alpha: float = 16.0
+    """What they add is multiplied by lora_alpha / lora_rank."""
+    lora_targets: str = "c_attn,c_proj"
+    """Layers of the blocks that are tuned: c_attn (queries, keys, values), c_proj (the outputs of
+    attention and MLP), c_fc (the MLP's input)."""
     # Optimizer
     optimizer: Literal["adamw", "muon"] = "muon"
     """muon: Muon for the matrices of the blocks and AdamW for everything else; or adamw."""
@@ -181,7 +192,7 @@ class TrainConfig(GPTConfig):
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, most=10**9)
         counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval")
-        at_least(0, self, *counts, "keep_checkpoints", most=10**9)
+        at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
         at_least(0, self, *rates, "weight_decay", "grad_clip")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
@@ -189,6 +200,10 @@ class TrainConfig(GPTConfig):
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        if self.lora_rank and self.init_from == "scratch":
+            raise ValueError(
+                f"lora_rank={self.lora_rank} tunes a model that exists: give --init_from=FOLDER"
+            )
         if self.eval_iters != "full" and not 0 <= self.eval_iters <= 10**6:
             raise ValueError(f"eval_iters={self.eval_iters} must be 0 to {10**6:,}, or full")
 
@@ -329,13 +344,16 @@ def resume_model(config, data):
     vocab_size = config.vocab_size or padded_vocab_size(data.tokenizer.vocab_size)
     before = checkpoint.load_config(folder)
     pretrained.check_tokenizer(folder, before["model"]["vocab_size"], data)
-    checkpoint.check_model(folder, config.model_config(vocab_size), equal_paths=ATTENTION.keys())
+    mine = replace(config, vocab_size=vocab_size)
+    checkpoint.check_model(folder, mine, equal_paths=ATTENTION.keys())
     if before["data"] not in (None, data.hashes):
         print0(
             f"note: {folder} was trained on other data ({before['training'].get('dataset')}, "
             "or prepared in another way); losses from before do not compare"
         )
-    model = GPT.from_checkpoint(folder, dropout=config.dropout, attention=config.attention)
+    model = GPT.from_checkpoint(
+        folder, merge=False, dropout=config.dropout, attention=config.attention
+    )
     return model, checkpoint.load_trainer(folder)
 
 
@@ -348,7 +366,10 @@ def pretrained_model(config, data):
         if attention == TrainConfig.attention:  # the default must not replace another function
             attention = checkpoint.load_config(source)["model"]["attention"]
     model = GPT.from_pretrained(source, dropout=config.dropout, attention=attention)
-    pretrained.check_tokenizer(pretrained.folder_of(source), model.config.vocab_size, data)
+    folder = pretrained.folder_of(source)
+    pretrained.check_tokenizer(folder, model.config.vocab_size, data)
+    if config.lora_rank:
+        add_adapter(config, model, folder.resolve())
     if config.block_size < model.config.block_size:
         model.crop_block_size(config.block_size)
     ignored = []
@@ -359,6 +380,16 @@ def pretrained_model(config, data):
     if ignored:
         print0(f"the model is that of {config.init_from}; ignored: {', '.join(sorted(ignored))}")
     return model
+
+
+def add_adapter(config, model, base):
+    """Freeze the model of a folder, and give it an adapter that is to be trained."""
+    if base.is_relative_to(Path(config.out_dir).resolve()):  # the run would move it aside
+        raise ValueError(f"out_dir={config.out_dir} holds the base, {base}: give another folder")
+    settings = {name: getattr(config, name) for name in ("lora_rank", "lora_alpha", "lora_targets")}
+    sha256 = sha256_of_weights(model)
+    torch.manual_seed(config.seed)
+    lora.attach(model, lora.Adapter(**settings, base=str(base), sha256=sha256))
 
 
 # ---- The command line

@@ -1,6 +1,7 @@
 """A trained model as a folder in Hugging Face's layout: for transformers, vLLM, llama.cpp, lm-eval.
 
     python -m tools.export --out_dir=out --to=FOLDER [--checkpoint=best] [--dtype=bfloat16]
+    python -m tools.export --out_dir=out-lora --to=FOLDER --adapter    of LoRA, in PEFT's layout
 
 It becomes a model of a standard family, GPT-2 or a relative of Llama, that computes the same
 function, with its tokenizer as tokenizer.json: no code of ours is needed to run it. README.md is a
@@ -24,7 +25,7 @@ from attention import ATTENTION
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_path, make_folder, shell_path
 from engine.common.settings import parse_settings
-from engine.weights import families
+from engine.weights import checkpoint, families
 from engine.weights.loading import WithoutInit
 from engine.weights.tensor_files import write_safetensors
 from model import GPT, GPTConfig
@@ -38,6 +39,8 @@ class ExportConfig(ModelSettings):
     """The folder to write; it must not exist yet."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the weights; only float32 keeps all their digits."""
+    adapter: bool = False
+    """Write a LoRA adapter alone, in the layout of PEFT; False: merged into its base."""
 
     def __post_init__(self):
         if not self.to:
@@ -56,6 +59,9 @@ def export(config):
     facts = model_card.read_facts(folder, config.init_from)
     about, standard_config = standard(model)
     kind = about["model_type"]
+    query_rows = standard_config.n_head * standard_config.D
+    if config.adapter:
+        return export_adapter(config, folder, kind, query_rows)
 
     # What the readers need to know
     begin, end = (*tokenizer.begin, tokenizer.end_of_text)[0], tokenizer.end_of_text
@@ -77,29 +83,45 @@ def export(config):
 
     # The weights under the family's names
     weights = with_constants(model, standard_config)
-    query_rows = standard_config.n_head * standard_config.D
-    tensors = {}
-    for name, tensor in hugging_face.to_hugging_face(weights, kind, query_rows):
-        tensors[name] = tensor.to(getattr(torch, config.dtype))
-        if not tensors[name].isfinite().all():
-            raise ValueError(
-                f"{name} has weights too large for {config.dtype}: choose --dtype=bfloat16"
-            )
-
-    # The folder, complete or not there
-    make_folder(to.parent)
-    with atomic_path(to) as unfinished:
-        unfinished.mkdir()
-        for name, content in files.items():
-            (unfinished / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
-        write_safetensors(unfinished / "model.safetensors", tensors)
-        remarks = list(notes(kind, standard_config, tokenizer))
-        model_card.write(unfinished, model, tokenizer, about, facts, remarks)
+    tensors = dict(hugging_face.to_hugging_face(weights, kind, query_rows))
+    remarks = list(notes(kind, standard_config, tokenizer))
+    card = model_card.card(model, tokenizer, about, facts, remarks)
+    write_folder(config, {"README.md": card, **files}, "model.safetensors", tensors)
     for note in remarks:
         print(f"note: {note}")
     size = f"{model.num_params():,} parameters in {config.dtype}"
     print(f"{to}: a {about['architectures'][0]} of {size}, from {folder}")
     return to
+
+
+def export_adapter(config, folder, kind, query_rows):
+    """Write the adapter in a checkpoint as one of PEFT, for a base of this family."""
+    lora = checkpoint.is_ours(folder) and checkpoint.load_config(folder)["lora"]
+    if not lora:
+        raise ValueError(f"--adapter: {folder} is no LoRA adapter, leave it out")
+    matrices = checkpoint.load_tensors(folder, "model.safetensors")
+    about, tensors = hugging_face.to_peft(lora, matrices, kind, query_rows)
+    write_folder(config, {"adapter_config.json": about}, "adapter_model.safetensors", tensors)
+    print(f"{config.to}: a LoRA adapter for PEFT, from {folder}; its base is {lora['base']}")
+    return Path(config.to)
+
+
+def write_folder(config, files, weights_file, tensors):
+    """Write a folder, complete or not there. files: {name: its text, or an object for JSON}."""
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.to(getattr(torch, config.dtype))
+        if not tensors[name].isfinite().all():
+            raise ValueError(
+                f"{name} has weights too large for {config.dtype}: choose --dtype=bfloat16"
+            )
+    to = Path(config.to)
+    make_folder(to.parent)
+    with atomic_path(to) as unfinished:
+        unfinished.mkdir()
+        for name, content in files.items():
+            text = content if isinstance(content, str) else json.dumps(content, indent=1)
+            (unfinished / name).write_text(text, encoding="utf-8")
+        write_safetensors(unfinished / weights_file, tensors)
 
 
 def standard(model):

@@ -196,6 +196,7 @@ def field_help(cls):
         source = textwrap.dedent(inspect.getsource(owner))
         lines = source.splitlines()
         heading = owner.__name__
+        name = None  # of the field before; the class's own docstring has none
         for node in ast.parse(source).body[0].body:
             if isinstance(node, ast.AnnAssign):
                 name = node.target.id

@@ -136,7 +136,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         count = (targets >= 0).sum(dtype=wide).clamp_min(1)
         if with_gradients:
             dx = torch.zeros_like(x)
-            dweight = torch.zeros_like(weight)
+            dweight = torch.zeros_like(weight) if weight.requires_grad else None
         size = rows_of_a_chunk(x, weight)
         for start in range(0, len(x), size):
             rows = slice(start, start + size)
@@ -151,6 +151,8 @@ class LinearCrossEntropy(torch.autograd.Function):
                 dlogits = softmax_minus_target(logits, log_sum, target).masked_fill_(ignored, 0)
                 dlogits = dlogits.mul_(LOSS_SCALE / count).to(half)
                 dx[rows] = dlogits @ weight
+                if dweight is None:  # frozen
+                    continue
                 if half == dweight.dtype:
                     dweight.addmm_(dlogits.mT, x[rows])
                 else:  # under autocast
@@ -164,7 +166,9 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx, dloss):
         dx, dweight = ctx.saved_tensors
         scale = dloss / LOSS_SCALE
-        return dx.mul_(scale), dweight.mul_(scale), None, None
+        if dweight is not None:
+            dweight.mul_(scale)
+        return dx.mul_(scale), dweight, None, None
 
 
 def rows_of_a_chunk(x, weight):

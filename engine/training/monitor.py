@@ -17,26 +17,31 @@ def dry_run(trainer):
     """
     model = trainer.model
     device = trainer.device
+    gradients = size(p for p in model.parameters() if p.requires_grad)
+    memory = dict(weights=size(model.parameters()), gradients=gradients)
+    memory["optimizer"] = size(trainer.optimizer.state_dict().values())
+    print0(f"without activations: {megabytes(memory)}")  # before a step, which may not fit
     trainer.accumulate(1)  # allocates what stays
-    weights = size(model.parameters())
-    activations = peak_bytes(lambda: trainer.accumulate(1), device) - weights
+    memory["activations"] = peak_bytes(lambda: trainer.accumulate(1), device) - gradients
     times = []
     for _ in progress_bar(range(REPEATS), "timing steps", delay=2):
         times.append(measure_seconds(lambda: trainer.accumulate(trainer.micro_batches), device))
-    states = trainer.optimizer.state_dict().values()
-    memory = dict(weights=weights, gradients=weights, optimizer=size(states))
-    memory["activations"] = activations
     seconds = min(times)
     steps = trainer.last_step - trainer.first_step
     duration = datetime.timedelta(seconds=round(steps * seconds))
-    megabytes = ", ".join(f"{kind} {nbytes / 1e6:,.0f}" for kind, nbytes in memory.items())
     print0(
         f"a step: {trainer.tokens_per_step:,} tokens of {model.flops_per_token():,.0f} FLOP "
         f"in {seconds:.3f} s\n"
-        f"memory: {sum(memory.values()) / 1e6:,.0f} MB ({megabytes})\n"
+        f"memory: {megabytes(memory)}\n"
         f"{steps:,} steps would take about {duration}, without evaluations: nothing was written"
     )
     return memory | {"seconds_per_step": seconds}
+
+
+def megabytes(memory):
+    """Return bytes by kind, a dict, in words, with their sum first."""
+    kinds = ", ".join(f"{kind} {nbytes / 1e6:,.0f}" for kind, nbytes in memory.items())
+    return f"{sum(memory.values()) / 1e6:,.0f} MB ({kinds})"
 
 
 def size(tensors):

@@ -164,6 +164,8 @@ def make_optimizer(model, config):
     AdamW (Loshchilov & Hutter 2019, arXiv:1711.05101) decays matrices, but no tensors of another
     number of dimensions ("vectors"). Muon takes the matrices of the blocks; embeddings, head and
     vectors have learning rates of their own.
+    LoRA's are among them: 0.009 and 0.015 nats behind AdamW, each at its best rate (two seeds, in
+    docs/training.md).
     group["peak_lr"] is what the schedule scales. A module that is several matrices on top of each
     other (attention's q, k, v) says so in its attribute `parts`.
     """
@@ -172,7 +174,7 @@ def make_optimizer(model, config):
     def group(params, lr, weight_decay=0.0, **own):
         return dict(params=params, lr=lr, peak_lr=lr, weight_decay=weight_decay, **adamw | own)
 
-    named = dict(model.named_parameters())
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     matrices = {name: p for name, p in named.items() if p.dim() == 2}
     vectors = [p for p in named.values() if p.dim() != 2]
     rate = config.learning_rate

@@ -94,14 +94,14 @@ def gather_state(tensors):
 
 
 def full_model(model):
-    """Return what a checkpoint holds of a GPT: its config and named_parameters(). All processes.
+    """Return what a checkpoint holds of a GPT: config, lora, named_parameters(). All processes.
 
-    It is the model itself, or with fsdp a copy of these, on the CPU of the first process.
+    Those that are frozen are not among the parameters: a LoRA adapter's base is elsewhere. With
+    fsdp they are copies, on the CPU of the first process.
     """
-    if not hasattr(model, "set_requires_gradient_sync"):
-        return model
-    weights = gather_state(dict(model.named_parameters()))
-    return SimpleNamespace(config=model.config, named_parameters=weights.items)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    weights = gather_state(trained)
+    return SimpleNamespace(config=model.config, lora=model.lora, named_parameters=weights.items)
 
 
 # ---- A step of several processes

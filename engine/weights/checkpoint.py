@@ -54,6 +54,7 @@ def save_checkpoint(
     metrics = Path(out_dir) / "metrics.jsonl"
     config = {"step": step, "model": asdict(model.config), "training": training}
     config |= {"tokenizer": tokenizer_spec, "data": data, "record": record}
+    config["lora"] = asdict(model.lora) if model.lora else None
     weights = dict(model.named_parameters())
     values = {}
     tensors = {}
@@ -201,11 +202,15 @@ def newest_valid_or_none(out_dir, which="latest"):
 
 
 def load_config(folder):
-    """Return config.json as a dict: step, model, training, tokenizer, data (or None), record."""
+    """Return config.json as a dict: step, model, training, tokenizer, record, data, lora.
+
+    data is None if it is not known, and lora for a model that is no adapter.
+    """
     path = verified_file(folder, "config.json")
     config = read_json(path)
     kinds = {"step": int, "model": dict, "training": dict, "tokenizer": dict}
-    for name, kind in (kinds | {"data": dict | None, "record": dict | None}).items():
+    kinds |= dict.fromkeys(["data", "record", "lora"], dict | None)
+    for name, kind in kinds.items():
         value = config.setdefault(name)
         if not isinstance(value, kind):
             raise DamagedFile(f"{path} is damaged: {name}={str(value)[:40]}")
@@ -261,12 +266,15 @@ def restore_settings(cls, saved, source):
 
 
 def check_model(folder, config, equal_paths):
-    """ValueError if a checkpoint's model has another GPTConfig than config.
+    """ValueError if a checkpoint's model has another GPTConfig than config, or another adapter.
 
-    Dropout may differ, and attention where both are among equal_paths, which compute the same.
+    config: a train.TrainConfig. Dropout may differ, and attention where both are among equal_paths,
+    which compute the same.
     """
-    for name, saved in load_config(folder)["model"].items():
-        value = getattr(config, name, None)
+    before = load_config(folder)
+    settings = before["model"] | (before["lora"] or {"lora_rank": 0})
+    for name, saved in settings.items():
+        value = getattr(config, name, saved)
         same_function = name == "attention" and {value, saved} <= equal_paths
         if value != saved and name != "dropout" and not same_function:
             raise ValueError(

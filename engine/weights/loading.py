@@ -5,6 +5,8 @@ import math
 import torch.nn as nn
 from torch.overrides import TorchFunctionMode
 
+from engine.common.files import sha256_of
+
 
 class WithoutInit(TorchFunctionMode):
     """Skip torch.nn.init for parameters that will be replaced.
@@ -41,6 +43,11 @@ def checked(parameters, weights, source):
                 f"{source} has weights that are not finite, in {name}: use an earlier checkpoint"
             )
     return weights
+
+
+def sha256_of_weights(model):
+    """Return the sha256 of a model's parameters on the CPU, in their order."""
+    return sha256_of(p.detach().contiguous().numpy() for p in model.parameters())
 
 
 def shape_of(tensor):

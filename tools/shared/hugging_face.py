@@ -49,8 +49,37 @@ def to_hugging_face(weights, family, query_rows):
         number, module, kind = split_name(name)
         parts = TABLES.get(family, LLAMA)[module]
         pieces = tensor.chunk(len(parts))
-        if len(parts) == 3:
+        if kind == "lora_A":  # of all of them: only B has their rows
+            pieces = [tensor] * len(parts)
+        elif len(parts) == 3:
             rest = (len(tensor) - query_rows) // 2
             pieces = tensor.split([query_rows, rest, rest])
         for theirs, piece in zip(parts, pieces):
-            yield join_name(prefix, layers, number, theirs, kind), oriented(piece, family, module)
+            if not kind.startswith("lora_"):
+                piece = oriented(piece, family, module)
+            yield join_name(prefix, layers, number, theirs, kind), piece
+
+
+def to_peft(adapter, matrices, family, query_rows):
+    """Return adapter_config.json, a dict, and the tensors of an adapter in PEFT's layout.
+
+    adapter: an engine.training.lora.Adapter, as a dict. matrices: lora_A and lora_B by name.
+    """
+    tensors = {}
+    targets = set()
+    ours = {name.removesuffix(".weight"): tensor for name, tensor in matrices.items()}
+    for name, tensor in to_hugging_face(ours, family, query_rows):
+        layer, _, kind = name.rpartition(".")
+        tensors[f"base_model.model.{layer}.{kind}.weight"] = tensor.clone()
+        targets.add(layer.rpartition(".")[2])
+    about = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": adapter["base"],
+        "r": adapter["lora_rank"],
+        "lora_alpha": adapter["lora_alpha"],
+        "target_modules": sorted(targets),
+        "fan_in_fan_out": family == "gpt2",  # its Conv1D
+        "inference_mode": True,
+    }
+    return about, tensors

@@ -112,9 +112,9 @@ def losses(folder, config):
     return {ours: record.get(name) for name, ours in names.items()}
 
 
-def write(folder, model, tokenizer, about, facts, notes):
-    """Write README.md. about: config.json's content, a dict. notes: sentences for its readers."""
-    text = CARD.format(
+def card(model, tokenizer, about, facts, notes):
+    """Return the text. about: config.json's content, a dict. notes: sentences for its readers."""
+    return CARD.format(
         kind=about["model_type"],
         architecture=about["architectures"][0],
         parameters=model.num_params(),
@@ -126,4 +126,3 @@ def write(folder, model, tokenizer, about, facts, notes):
         facts=json.dumps(facts, indent=1),  # one line each, whatever a name has in it
         notes="".join(f"\n- {note}" for note in notes) + "\n" if notes else "",
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")

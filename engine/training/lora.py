@@ -1,0 +1,90 @@
+"""LoRA: two thin matrices learn beside a frozen one (Hu et al. 2021, arXiv:2106.09685).
+
+A layer computes W x + alpha / rank * B A x. W needs no gradient and no optimizer state. Checkpoints
+hold A and B alone, and say where the base is. B is zero at first: training begins at the base.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+
+from engine.common.checks import at_least, choose
+from engine.weights import checkpoint
+from engine.weights.loading import checked, sha256_of_weights
+
+
+@dataclass(kw_only=True)
+class Adapter:
+    """What a checkpoint says of an adapter: settings, as in train.TrainConfig, and its base."""
+
+    lora_rank: int = 1
+    lora_alpha: float = 1.0
+    lora_targets: str = ""
+    base: str = ""
+    sha256: str = ""
+
+    def __post_init__(self):
+        at_least(1, self, "lora_rank", most=2**12)
+        at_least(0, self, "lora_alpha")
+
+
+class LoRALinear(nn.Linear):
+    """A Linear that has lora_A (inputs to rank) and lora_B (rank to outputs) beside its weight."""
+
+    def forward(self, x):
+        return super().forward(x) + self.lora_B(self.scale * self.lora_A(x))
+
+
+def attach(model, adapter):
+    """Freeze a GPT, and put an Adapter's matrices beside the layers of its blocks that it names."""
+    modules = model.transformer.h.named_modules()
+    layers = [(name.split(".")[-1], layer) for name, layer in modules if type(layer) is nn.Linear]
+    targets = adapter.lora_targets.split(",")
+    for target in targets:
+        choose("lora_targets", target, dict(layers))
+    model.requires_grad_(False)
+    model.lora = adapter
+    rank = adapter.lora_rank
+    for name, layer in layers:
+        if name in targets:
+            layer.__class__ = LoRALinear  # all else stays: its weight, and the name of that
+            layer.scale = adapter.lora_alpha / rank
+            layer.lora_A = nn.Linear(layer.in_features, rank, bias=False)
+            layer.lora_B = nn.Linear(rank, layer.out_features, bias=False)
+            nn.init.zeros_(layer.lora_B.weight)
+
+
+@torch.no_grad()
+def merge(model):
+    """Make a GPT with an adapter one without, that computes the same."""
+    for layer in model.modules():
+        if isinstance(layer, LoRALinear):
+            layer.weight += layer.scale * layer.lora_B.weight @ layer.lora_A.weight
+            del layer.lora_A, layer.lora_B
+            layer.__class__ = nn.Linear
+    model.requires_grad_(True)
+    model.lora = None
+
+
+def load(GPT, folder, **changes):
+    """Return the GPT of a checkpoint that is an adapter, on its base; changes: to its config.
+
+    ValueError if the base is gone, or has other weights than in training.
+    """
+    saved = checkpoint.load_config(folder)
+    adapter = checkpoint.restore_settings(Adapter, saved["lora"], folder)
+    named = f"{adapter.base}, the base of {folder},"
+    if not Path(adapter.base).is_dir():
+        raise ValueError(f"{named} is gone: put it back")
+    base = GPT.from_pretrained(adapter.base)
+    if sha256_of_weights(base) != adapter.sha256:
+        raise ValueError(f"{named} has other weights now, not those with sha256 {adapter.sha256}")
+    base.crop_block_size(saved["model"]["block_size"])
+    model = GPT.from_weights(saved["model"], dict(base.named_parameters()), folder, **changes)
+    attach(model, adapter)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    weights = checked(trained, checkpoint.load_tensors(folder, "model.safetensors"), folder)
+    model.load_state_dict(weights, strict=False)
+    return model
