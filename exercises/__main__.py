@@ -23,7 +23,7 @@ from exercises.shared.runner import check
 def progress(folder):
     """Return {exercise: {"solved": bool, "hints": number}} of a learner."""
     path = folder / "progress.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def note(folder, name, **changes):

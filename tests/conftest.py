@@ -101,7 +101,7 @@ def forked(command, output, errors, typed=None, **environment):
         return pid
     status = 1
     try:
-        os.environ |= environment
+        os.environ |= {"CUDA_VISIBLE_DEVICES": ""} | environment  # a fork cannot use a GPU
         for number, file in enumerate((typed or open(os.devnull), output, errors)):
             os.dup2(file.fileno(), number)
         sys.stdin = open(0, encoding="utf-8", closefd=False)

@@ -2,7 +2,7 @@
 
 import datetime
 
-from engine.common.hardware import measure_seconds, peak_bytes
+from engine.common.hardware import measure_seconds, memory_bytes, peak_bytes
 from engine.common.processes import print0, progress_bar
 from engine.training.sharding import local_tensor
 
@@ -30,10 +30,12 @@ def dry_run(trainer):
     steps = trainer.last_step - trainer.first_step
     duration = datetime.timedelta(seconds=round(steps * seconds))
     megabytes = ", ".join(f"{kind} {nbytes / 1e6:,.0f}" for kind, nbytes in memory.items())
+    most = memory_bytes(device)
+    bound = f" of {most / 1e6:,.0f}" if most else ""
     print0(
         f"a step: {trainer.tokens_per_step:,} tokens of {model.flops_per_token():,.0f} FLOP "
         f"in {seconds:.3f} s\n"
-        f"memory: {sum(memory.values()) / 1e6:,.0f} MB ({megabytes})\n"
+        f"memory: {sum(memory.values()) / 1e6:,.0f}{bound} MB ({megabytes})\n"
         f"{steps:,} steps would take about {duration}, without evaluations: nothing was written"
     )
     return memory | {"seconds_per_step": seconds}

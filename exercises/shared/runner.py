@@ -42,7 +42,7 @@ def run(command, folder, output, seconds):
     process = subprocess.Popen(
         [sys.executable, *command],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(definition.ROOT)},
+        env=os.environ | {"PYTHONPATH": str(definition.ROOT), "PYTHONIOENCODING": "utf-8"},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,

@@ -42,7 +42,7 @@ def limit_memory():
     except ImportError:
         return
     sizes = Path("/proc/self/statm")  # in pages; the first is the address space
-    pages = int(sizes.read_text().split()[0]) if sizes.exists() else 0
+    pages = int(sizes.read_text(encoding="utf-8").split()[0]) if sizes.exists() else 0
     most = pages * resource.getpagesize() + GIGABYTES * 2**30
     with contextlib.suppress(ValueError, OSError):  # macOS may refuse
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
