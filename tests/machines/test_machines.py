@@ -94,16 +94,18 @@ def test_another_drive(monkeypatch):
     def no_path(path):
         raise ValueError("path is on mount 'C:', start on mount 'D:'")
 
-    monkeypatch.setattr(os.path, "relpath", no_path)
-    assert files.shell_path("train.py") == files.shell_quote(ROOT / "train.py")
-    assert train.preset("minute") == str(ROOT / "config/minute.toml")
+    with monkeypatch.context() as patch:  # pytest needs relpath too
+        patch.setattr(os.path, "relpath", no_path)
+        found = files.shell_path("train.py"), train.preset("minute")
+    assert found == (files.shell_quote(ROOT / "train.py"), str(ROOT / "config/minute.toml"))
 
 
 def test_a_hint_for_cmd(monkeypatch):
     """Catches quotes that cmd.exe takes for a part of the name."""
-    monkeypatch.setattr(os, "name", "nt")
-    assert files.shell_quote(r"out\run") == r"out\run"
-    assert files.shell_quote("python", "my run") == 'python "my run"'
+    with monkeypatch.context() as patch:  # pathlib cannot work under this name
+        patch.setattr(os, "name", "nt")
+        found = files.shell_quote(r"out\run"), files.shell_quote("my run")
+    assert found == (r"out\run", '"my run"')
 
 
 def test_forks_see_no_gpu(tmp_path):
