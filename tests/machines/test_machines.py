@@ -1,6 +1,7 @@
 """What a user does on a machine that this one is not: emulated, as far as that can be."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -50,15 +51,20 @@ def download(tmp_path):
     return copy
 
 
-@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("name", [*MACHINES, pytest.param("arm", marks=pytest.mark.slow)])
 def test_a_day(name, download):
     """Catches a script that needs what only Linux on a large processor has, or a character that
     the output cannot show; and a file that is replaced while it is open.
     """
+    python = [sys.executable]
+    if name == "arm":
+        python = shlex.split(os.environ.get("ARM_PYTHON", ""))
+        if not python:
+            pytest.skip("needs ARM_PYTHON, the command of a Python for aarch64, as qemu runs it")
     day = subprocess.run(
-        [sys.executable, HERE / "day.py", *DAY],
+        [*python, HERE / "day.py", *DAY],
         cwd=download,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | MACHINES[name],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | MACHINES.get(name, {}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="cp1252" if name == "windows" else "utf-8",
