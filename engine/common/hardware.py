@@ -181,8 +181,9 @@ def cpu_flags():
 
 
 def cpu_name():
-    """Return the model of the processor."""
-    return torch.cpu.get_capabilities().get("cpu_name") or platform.machine()
+    """Return the model of the processor, or its architecture, such as aarch64."""
+    name = torch.cpu.get_capabilities().get("cpu_name", "Unknown")  # so on ARM
+    return platform.machine() if name == "Unknown" else name
 
 
 def memory_bytes(device):

@@ -1,6 +1,7 @@
 """The machine: the right line of the table, the right dtype, and when compiling pays."""
 
 import math
+import platform
 
 import pytest
 import torch
@@ -70,6 +71,8 @@ def test_the_processor_of_any_system(monkeypatch):
     known = {"avx2": False, "bf16": True, "sve_max_length": 16, "cpu_name": "Apple M9"}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
     assert hardware.cpu_flags() == ["bf16"] and "Apple M9" in hardware.device_name(CPU)
+    known["cpu_name"] = "Unknown"  # a Graviton
+    assert hardware.device_name(CPU).startswith(platform.machine())
     assert not hardware.is_emulated(CPU, torch.bfloat16)
     assert hardware.is_emulated(CPU, torch.float16)
     assert not hardware.is_emulated(CPU, torch.float32)
