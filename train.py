@@ -13,7 +13,6 @@ a CPU; a GPU's kernels may add in a different order each time). The number of pr
 matter, as long as they compute in the same dtype.
 """
 
-import os
 import sys
 import time
 from contextlib import nullcontext
@@ -32,7 +31,7 @@ from attention import ATTENTION
 from engine.common import processes
 from engine.common.checks import at_least, choose
 from engine.common.device import pick_device
-from engine.common.files import folder_lock
+from engine.common.files import folder_lock, path_from_here
 from engine.common.processes import print0
 from engine.common.settings import given_settings, leading_presets, parse_settings
 from engine.text import dataset
@@ -452,7 +451,7 @@ def settings_to_resume(folder, changes):
 
 def preset(name):
     """Return the path of a preset that comes with lookback, as a user here would write it."""
-    return os.path.relpath(Path(__file__).parent / "config" / f"{name}.toml")
+    return path_from_here(f"config/{name}.toml")
 
 
 def main():

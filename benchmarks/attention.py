@@ -6,7 +6,6 @@ Leaves attention_<device>.json and .png in out_dir. Ratios are medians over inte
 """
 
 import functools
-import os
 import statistics
 import sys
 from dataclasses import dataclass
@@ -21,7 +20,13 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attention import ATTENTION, FEATURE, fused, linear
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
-from engine.common.hardware import machine_report, measure_seconds, peak_bytes, time_interleaved
+from engine.common.hardware import (
+    machine_report,
+    measure_seconds,
+    memory_bytes,
+    peak_bytes,
+    time_interleaved,
+)
 from engine.common.settings import parse_settings
 from masks import VISIBLE, sliding_window
 from tools.shared import benchmark
@@ -74,10 +79,11 @@ def call_of(path, config, device, T):
 
 
 def half_memory(device):
-    """Bytes that a measurement may take: half of what the device has."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory / 2
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
+    """Bytes that a measurement may take: half of what the device has. ValueError on Windows."""
+    nbytes = memory_bytes(device)
+    if not nbytes:
+        raise ValueError("Windows does not say how much memory it has: use Linux, macOS or a GPU")
+    return nbytes / 2
 
 
 def measure_paths(config, device):

@@ -103,7 +103,7 @@ def run_preset(config, out_dir, flag):
     command = [sys.executable, "train.py", config.preset, "--draw_loss=False"]
     command += [*shlex.split(config.flags), f"--device={config.device}", flag]
     seconds, lines = benchmark.run_timed([*command, f"--out_dir={out_dir}"])
-    last = json.loads((out_dir / "metrics.jsonl").read_text().splitlines()[-1])
+    last = json.loads((out_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     run = {key: last[key] for key in ("step", "val_loss", "mfu")}
     return run | {"seconds": seconds, "curve": curve_of(lines, "validation loss")}
 

@@ -82,15 +82,18 @@ def poem(tmp_path):
     return str(tmp_path / "poem")
 
 
-def run(*command, **environment):
-    """Run a script of the repository as a user would; returns the finished process."""
+def run(*command, typed="", **environment):
+    """Run a script of the repository as a user would; returns the finished process.
+
+    typed: its standard input.
+    """
     return subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=ROOT,
         capture_output=True,
         encoding="utf-8",
         env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment,
-        stdin=subprocess.DEVNULL,
+        input=typed,
         timeout=300,
     )
 
@@ -101,7 +104,7 @@ def forked(command, output, errors, typed=None, **environment):
         return pid
     status = 1
     try:
-        os.environ |= environment
+        os.environ |= {"CUDA_VISIBLE_DEVICES": ""} | environment  # a fork cannot use a GPU
         for number, file in enumerate((typed or open(os.devnull), output, errors)):
             os.dup2(file.fileno(), number)
         sys.stdin = open(0, encoding="utf-8", closefd=False)
@@ -139,7 +142,9 @@ def exit_code(pid):
 
 
 def run_here(*command, typed="", **environment):
-    """Run a script as run does, but in a fork, for speed. typed: its standard input."""
+    """Run a script as run does, but in a fork, for speed, where there are forks."""
+    if not hasattr(os, "fork"):
+        return run(*command, typed=typed, **environment)
     with text_file() as content, text_file() as output, text_file() as errors:
         content.write(typed)
         content.seek(0)

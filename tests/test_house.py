@@ -213,6 +213,26 @@ def test_exercises_are_short():
     assert sum(len(code_lines(path)) for path in EXERCISES) <= 1500
 
 
+def in_system_encoding(call):
+    """Whether a call reads or writes text, and does not say in which encoding."""
+    words = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    function = ast.unparse(call.func)
+    name = function.rpartition(".")[2]
+    if "encoding" in words or function in ("os.open", "tokenize.open"):
+        return False
+    if name == "open":
+        return not any(re.fullmatch(r"'[rwax]\+?b\+?'", ast.unparse(word)) for word in call.args)
+    arguments = {"read_text": 0, "write_text": 1}  # of Path's
+    return arguments.get(name) == len(call.args) or words.get("text") == "True"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_text_is_utf8(path):
+    """Catches a text that Windows reads or writes in another encoding than UTF-8."""
+    calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+    assert not [ast.unparse(call) for call in calls if in_system_encoding(call)]
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=str)
 def test_short_functions(path):
     """Catches a function of more lines than a screen shows."""

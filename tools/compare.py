@@ -90,7 +90,7 @@ def main(config):
         if not path.exists():
             result = train(config, changes[name], seed, path.with_suffix(""))
             atomic_write(path, json.dumps(result).encode())
-        runs.append({"change": name, "seed": seed, **json.loads(path.read_text())})
+        runs.append({"change": name, "seed": seed, **json.loads(path.read_text(encoding="utf-8"))})
 
     rows = [summarize(name, flags, runs) for name, flags in changes.items()]
     rows.sort(key=lambda row: -math.inf if row["difference"] is None else -row["difference"])
@@ -153,7 +153,7 @@ def train(config, flags, seed, folder):
     result = {"val_loss": None, "seconds": None}
     try:
         result["seconds"], _ = benchmark.run_timed(command)
-        last = (folder / "metrics.jsonl").read_text().splitlines()[-1]
+        last = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
         result["val_loss"] = json.loads(last)["val_loss"]
     except ValueError as error:
         if ": stopped, " not in str(error):

@@ -58,7 +58,7 @@ def one_line_errors():
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed; else a file of data would take its number
-            setattr(sys, name, open(os.devnull, mode))
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     # A terminal without UTF-8 shows characters that it cannot print as \\u732b.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -89,6 +89,9 @@ def one_line_message(error):
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         reason = text.strip().splitlines()[0]
         return f"torch.compile cannot do this here ({reason}): try --compile=False"
+    if isinstance(error, NotImplementedError) and "MPS" in text:
+        reason = text.partition(". ")[0]
+        return f"{reason}: set PYTORCH_ENABLE_MPS_FALLBACK=1, or give --device=cpu"
     if isinstance(error, torch.distributed.DistError) or "gloo" in text:
         return "another process has ended: see its message above, if there is one"
     if isinstance(error, OSError) and error.filename:

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -14,19 +15,30 @@ from safetensors import SafetensorError
 try:
     import fcntl
 except ImportError:  # Windows
+    import msvcrt
+
     fcntl = None
 
 ROOT = Path(__file__).parents[2]
 
 
-def shell_quote(text):
-    """A name as one types it in a shell."""
-    return shlex.quote(str(text))
+def shell_quote(*words):
+    """Words as one types them in a shell: Windows' own knows no single quotes."""
+    join = subprocess.list2cmdline if os.name == "nt" else shlex.join
+    return join(map(str, words))
+
+
+def path_from_here(name):
+    """A file of this repository, as seen from the present directory."""
+    try:
+        return os.path.relpath(ROOT / name)
+    except ValueError:  # on another drive of Windows
+        return str(ROOT / name)
 
 
 def shell_path(name):
     """A file of this repository, as one types it in the present directory."""
-    return shell_quote(os.path.relpath(ROOT / name))
+    return shell_quote(path_from_here(name))
 
 
 def fsync_path(path):
@@ -130,15 +142,18 @@ def append_text(path, text, sync=False):
 def folder_lock(folder):
     """Make a folder if it is missing, and lock it; ValueError if another process has locked it.
 
-    The system releases the lock when the process ends, however it ends. Windows and some network
-    drives have no such locks: there nothing is checked.
+    The system releases the lock when the process ends, however it ends. Some network drives have no
+    such locks: there nothing is checked.
     """
     make_folder(folder)
-    descriptor = os.open(folder, os.O_RDONLY) if fcntl else None
+    file = folder if fcntl else folder / ".lock"  # Windows opens no folder
+    descriptor = os.open(file, os.O_RDONLY if fcntl else os.O_RDWR | os.O_CREAT)
     try:
         if fcntl:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        else:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    except (BlockingIOError, PermissionError):
         os.close(descriptor)
         remedy = "wait for it, or choose another folder"
         raise ValueError(f"{folder} is in use by another process: {remedy}") from None
@@ -148,6 +163,9 @@ def folder_lock(folder):
         yield
     finally:
         with contextlib.suppress(OSError):
+            if not fcntl:  # Windows removes no open file
+                os.close(descriptor)
+                file.unlink()
             folder.rmdir()  # if it is still empty
         if fcntl:
             os.close(descriptor)

@@ -1,18 +1,17 @@
 """The machine: dtype, compiler, peak FLOP/s, memory bandwidth, seconds and bytes of a call."""
 
 import datetime
-import functools
 import importlib.util
 import itertools
 import os
 import platform
 import re
-import shlex
 import sys
 import time
-from pathlib import Path
 
 import torch
+
+from engine.common.files import shell_quote
 
 # PyTorch's profiler would write of its own beginning and end in mid-table.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -80,6 +79,17 @@ def best_dtype(device, width):
     return "bfloat16" if has_units and width >= 256 else "float32"
 
 
+UNITS = {  # that multiply in half precision: x86's and ARM's
+    torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
+    torch.float16: {"avx512_fp16", "amx_fp16", "fp16_arith"},
+}
+
+
+def is_emulated(device, dtype):
+    """Return whether a processor has no units for products in this dtype: float32 is faster."""
+    return device.type == "cpu" and dtype in UNITS and UNITS[dtype].isdisjoint(cpu_flags())
+
+
 # When torch.compile pays. These are estimates, yet to be measured. To compile a layer's forward and
 # backward pass takes 5 s. Each time they run, it saves 0.5 ms in which Python launches their
 # kernels: 5 s in 10,000 passes. Decoding is the forward pass alone, with a third of the kernels to
@@ -143,8 +153,11 @@ def peak_bytes(function, device):
         before = torch.cuda.memory_allocated(device)
         function()
         return torch.cuda.max_memory_allocated(device) - before
-    if device.type != "cpu":
-        return float("nan")
+    if device.type == "mps":  # it counts no peak, but its pool keeps what was freed
+        torch.mps.empty_cache()
+        before = torch.mps.driver_allocated_memory()
+        function()
+        return torch.mps.driver_allocated_memory() - before
     with torch.profiler.profile(profile_memory=True) as profiler:
         function()
     events = profiler.profiler.kineto_results.events()
@@ -154,30 +167,44 @@ def peak_bytes(function, device):
 
 # ---- The machine of a measurement
 
-# They decide how fast products are: units, and whether MKL uses all of them.
-CPU_FLAGS = "avx2 avx512f avx512_bf16 avx512_vnni amx_bf16 amx_int8 AuthenticAMD".split()
+# They decide how fast products are.
+CPU_FLAGS = (
+    "avx2 avx512_f avx512_bf16 avx512_fp16 avx512_vnni amx_bf16 amx_fp16 amx_int8 "
+    "bf16 fp16_arith i8mm sve"
+).split()
 
 
-def cpu_info():
-    """Linux's description of the processors; empty on other systems."""
-    path = Path("/proc/cpuinfo")
-    return path.read_text() if path.exists() else ""
-
-
-@functools.cache
 def cpu_flags():
-    """Those of CPU_FLAGS that this processor has; empty where the system does not list them."""
-    found = cpu_info().split()
-    return [flag for flag in CPU_FLAGS if flag in found]
+    """Those of CPU_FLAGS that this processor has."""
+    found = torch.cpu.get_capabilities()
+    return [flag for flag in CPU_FLAGS if found.get(flag)]
+
+
+def cpu_name():
+    """Return the model of the processor, or its architecture, such as aarch64."""
+    name = torch.cpu.get_capabilities().get("cpu_name", "Unknown")  # so on ARM
+    return platform.machine() if name == "Unknown" else name
+
+
+def memory_bytes(device):
+    """Return the bytes of memory that a device has, or None if the system does not say (Windows).
+
+    MPS: what a GPU may take of the memory that it shares with the processor.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type == "mps":
+        return torch.mps.recommended_max_memory()
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def device_name(device):
     """Return the model of a GPU, or that of the processor and the number of its cores."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    models = re.findall(r"model name\s*: (.*)", cpu_info())
-    model = models[0] if models else platform.machine()
-    return f"{model}, {os.cpu_count()} cores"
+    return f"{cpu_name()}, {os.cpu_count()} cores"
 
 
 def bandwidth(device):
@@ -200,7 +227,7 @@ def machine_report(device):
         "torch": torch.__version__,
         "python": platform.python_version(),
         "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "command": shell_quote("python", *sys.orig_argv[1:]),
     }
 
 

@@ -11,7 +11,8 @@ float32 is four bytes, a float16 or bfloat16 two, an int8 one. With ten rows bot
               avx512_vnni), and sums are exact integers.
 
 On an x86 CPU only these products change, and all else is computed in float32. Other devices, and
-bfloat16, convert the whole model. On a GPU int8 saves memory, and time for a single text, whose
+bfloat16, convert the whole model; where a CPU would emulate that dtype, it rounds the weights to it
+and computes in float32. On a GPU int8 saves memory, and time for a single text, whose
 compiled step reads the integers themselves. Not used in training.
 """
 
@@ -22,7 +23,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.common.hardware import cpu_flags, half_dtype
+from engine.common.hardware import cpu_flags, cpu_name, half_dtype, is_emulated
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and CAPABILITY.startswith("AVX")
@@ -155,7 +156,7 @@ def layer_for(device, dtype, quantize, rows):
         return Half
     # In float32 oneDNN is faster for several rows, and MKL is slow on AMD.
     if on_cpu and dtype == torch.float32 and HAS_ONEDNN:
-        return Packed if rows >= 4 or "AuthenticAMD" in cpu_flags() else None
+        return Packed if rows >= 4 or "AMD" in cpu_name() else None
     return None
 
 
@@ -168,6 +169,11 @@ def prepare_for_inference(model, dtype, quantize="none", rows=1):
     model.eval().requires_grad_(False)
     device = model.transformer.wte.weight.device
     layer = layer_for(device, dtype, quantize, rows)
+    if not layer and is_emulated(device, dtype):
+        convert(model, dtype)  # rounds the weights; products are faster in float32
+        dtype = torch.float32
+        convert(model, dtype)
+        layer = layer_for(device, dtype, quantize, rows)
     if layer:
         linears = linears_of(model)
         with warnings.catch_warnings(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
@@ -175,8 +181,13 @@ def prepare_for_inference(model, dtype, quantize="none", rows=1):
             for name, new in zip(linears, pool.map(layer, linears.values())):
                 model.set_submodule(name, new)
     if not layer or device.type != "cpu" or rows is None:
-        for p in model.parameters():
-            if dtype == torch.float16:
-                check_range(p)
-            p.data = p.data.to(dtype)
+        convert(model, dtype)
     return model
+
+
+def convert(model, dtype):
+    """Convert all parameters; ValueError if float16 cannot hold one."""
+    for p in model.parameters():
+        if dtype == torch.float16:
+            check_range(p)
+        p.data = p.data.to(dtype)

@@ -61,8 +61,8 @@ def penalize_repetition(logits, text, penalty):
 
 
 def softmax(logits, temperature):
-    """Return the probabilities at a temperature, in float64, but in float32 on MPS without it."""
-    wide = torch.float32 if logits.device.type == "mps" else torch.float64
+    """Return the probabilities at a temperature, in float64, or in float32 on a device without."""
+    wide = torch.float64 if logits.device.type in ("cpu", "cuda") else torch.float32
     logits = logits - logits.amax(dim=-1, keepdim=True)  # no overflow at a tiny temperature
     return (logits.to(wide) / temperature).softmax(dim=-1)
 

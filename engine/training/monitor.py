@@ -2,7 +2,7 @@
 
 import datetime
 
-from engine.common.hardware import measure_seconds, peak_bytes
+from engine.common.hardware import measure_seconds, memory_bytes, peak_bytes
 from engine.common.processes import print0, progress_bar
 from engine.training.sharding import local_tensor
 
@@ -20,7 +20,7 @@ def dry_run(trainer):
     gradients = size(p for p in model.parameters() if p.requires_grad)
     memory = dict(weights=size(model.parameters()), gradients=gradients)
     memory["optimizer"] = size(trainer.optimizer.state_dict().values())
-    print0(f"without activations: {megabytes(memory)}")  # before a step, which may not fit
+    print0(f"without activations: {megabytes(memory, device)}")  # before a step, which may not fit
     trainer.accumulate(1)  # allocates what stays
     memory["activations"] = peak_bytes(lambda: trainer.accumulate(1), device) - gradients
     times = []
@@ -32,16 +32,18 @@ def dry_run(trainer):
     print0(
         f"a step: {trainer.tokens_per_step:,} tokens of {model.flops_per_token():,.0f} FLOP "
         f"in {seconds:.3f} s\n"
-        f"memory: {megabytes(memory)}\n"
+        f"memory: {megabytes(memory, device)}\n"
         f"{steps:,} steps would take about {duration}, without evaluations: nothing was written"
     )
     return memory | {"seconds_per_step": seconds}
 
 
-def megabytes(memory):
-    """Return bytes by kind, a dict, in words, with their sum first."""
+def megabytes(memory, device):
+    """Return bytes by kind, a dict, in words: their sum, and of how much the device has, first."""
     kinds = ", ".join(f"{kind} {nbytes / 1e6:,.0f}" for kind, nbytes in memory.items())
-    return f"{sum(memory.values()) / 1e6:,.0f} MB ({kinds})"
+    most = memory_bytes(device)
+    bound = f" of {most / 1e6:,.0f}" if most else ""
+    return f"{sum(memory.values()) / 1e6:,.0f}{bound} MB ({kinds})"
 
 
 def size(tensors):

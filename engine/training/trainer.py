@@ -52,7 +52,11 @@ class Trainer:
         self.first_micro_batch = processes.rank() * self.micro_batches
         sequences = config.gradient_accumulation_steps * config.batch_size
         self.tokens_per_step = sequences * config.block_size
-        peak = hardware.peak_flops(device, getattr(torch, self.dtype)) * processes.world_size()
+        dtype = getattr(torch, self.dtype)
+        if hardware.is_emulated(device, dtype):
+            processes.print0(f"note: dtype={self.dtype} is emulated here; float32 is faster")
+            dtype = torch.float32
+        peak = hardware.peak_flops(device, dtype) * processes.world_size()
         self.speed = Speed(self.tokens_per_step, model.flops_per_token(), peak)
 
         # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer.

@@ -46,10 +46,10 @@ def run_file(name, path):
 
 def run(command, folder, output, seconds):
     """Run Python in a folder; return its exit code, or None if it takes longer."""
-    environment = os.environ | {"PYTHONPATH": str(definition.ROOT)}
+    own = {"PYTHONPATH": str(definition.ROOT), "PYTHONIOENCODING": "utf-8"}
     streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
     command = [sys.executable, *command]
-    process = subprocess.Popen(command, cwd=folder, env=environment, **streams)
+    process = subprocess.Popen(command, cwd=folder, env=os.environ | own, **streams)
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:

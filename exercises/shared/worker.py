@@ -38,8 +38,8 @@ def limit_memory():
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (MEGABYTES * 2**20, MEGABYTES * 2**20))
-        pages = int(Path("/proc/self/statm").read_text().split()[0])  # the address space
-        most = pages * resource.getpagesize() + GIGABYTES * 2**30
+        sizes = Path("/proc/self/statm").read_text(encoding="utf-8")  # only on Linux
+        most = int(sizes.split()[0]) * resource.getpagesize() + GIGABYTES * 2**30
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 

@@ -5,7 +5,6 @@ import pytest
 from engine.common import files
 
 
-@pytest.mark.skipif(files.fcntl is None, reason="Windows has no such locks")
 def test_folder_lock(tmp_path):
     """Catches a refused process that removes the folder of another, and with it its lock."""
     folder = tmp_path / "new"

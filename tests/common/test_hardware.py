@@ -1,10 +1,12 @@
 """The machine: the right line of the table, the right dtype, and when compiling pays."""
 
 import math
+import platform
 
 import pytest
 import torch
 
+from benchmarks import attention
 from engine.common import hardware
 from engine.common.errors import one_line_message
 
@@ -38,8 +40,8 @@ def test_the_table_of_peaks(name, dtype, capability, peak, monkeypatch):
 @pytest.mark.parametrize(
     "flags, width, expected",
     [
-        ("avx2 avx512f", 768, "float32"),
-        ("amx_bf16 avx512f", 256, "bfloat16"),
+        ("avx2 avx512_f", 768, "float32"),
+        ("amx_bf16 avx512_f", 256, "bfloat16"),
         ("avx512_bf16", 255, "float32"),
     ],
 )
@@ -62,6 +64,33 @@ def test_half_precision_is_never_emulated(capability, hip, expected, monkeypatch
     monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.get)
     assert hardware.half_dtype(device) == hardware.best_dtype(device, 64) == expected
     assert hardware.half_dtype(CPU) == "bfloat16"
+
+
+def test_the_processor_of_any_system(monkeypatch):
+    """Catches a Mac or a Windows machine whose processor is unknown."""
+    known = {"avx2": False, "bf16": True, "sve_max_length": 16, "cpu_name": "Apple M9"}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
+    assert hardware.cpu_flags() == ["bf16"] and "Apple M9" in hardware.device_name(CPU)
+    known["cpu_name"] = "Unknown"  # a Graviton
+    assert hardware.device_name(CPU).startswith(platform.machine())
+    assert not hardware.is_emulated(CPU, torch.bfloat16)
+    assert hardware.is_emulated(CPU, torch.float16)
+    assert not hardware.is_emulated(CPU, torch.float32)
+
+
+def test_memory(monkeypatch):
+    """Catches a traceback on Windows, and figures of a Mac's GPU that are not numbers."""
+    assert hardware.memory_bytes(CPU) > 2**28
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="how much memory"):
+        patch.delattr(hardware.os, "sysconf")
+        attention.half_memory(CPU)
+    pool = [100]  # a Mac's: it grows, and keeps what is freed
+    monkeypatch.setattr(torch.mps, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: pool[0])
+    monkeypatch.setattr(torch.mps, "recommended_max_memory", lambda: 1000)
+    mps = torch.device("mps")
+    assert hardware.peak_bytes(lambda: pool.__setitem__(0, 130), mps) == 30
+    assert hardware.memory_bytes(mps) == 1000
 
 
 def test_when_compiling_pays(monkeypatch, capsys):
@@ -92,6 +121,14 @@ def test_a_failing_compiler():
 
     line = one_line_message(InductorError(RuntimeError("Failed to find C compiler.\nPlease"), None))
     assert "Failed to find C compiler" in line and "--compile=False" in line and "\n" not in line
+
+
+def test_an_operation_that_a_mac_lacks():
+    """Catches a traceback where one variable would help."""
+    reason = "The operator 'aten::eye' is not currently implemented for the MPS device"
+    line = one_line_message(NotImplementedError(f"{reason}. If you want this op, comment."))
+    assert line.startswith(f"{reason}: set PYTORCH_ENABLE_MPS_FALLBACK=1") and "cpu" in line
+    assert one_line_message(NotImplementedError("a path of one's own")) is None
 
 
 def test_machine_report():

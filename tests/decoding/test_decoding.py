@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.common import hardware
 from engine.decoding.compiled import CompiledStep, compile_step, decode_and_sample
 from engine.decoding.generation import stream
 from engine.decoding.quantization import prepare_for_inference
@@ -147,8 +148,9 @@ def test_little_is_read_twice(reads):
 
 
 @pytest.mark.parametrize("where", ["mlp.c_fc", "attn.c_proj"])
-def test_numbers_that_float16_cannot_hold(where):
+def test_numbers_that_float16_cannot_hold(where, monkeypatch):
     """Catches an overflow in the middle of the model whose text is printed."""
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: ["fp16_arith"])  # computes in float16
     model = random_model(mlp="relu2", norm="rmsnorm")
     weight = model.get_submodule(f"transformer.h.0.{where}").weight
     weight.data.fill_(60000 / 2 ** (where == "mlp.c_fc"))

@@ -4,10 +4,15 @@ tests/test_gpu.py runs the real thing.
 """
 
 import contextlib
+import functools
+from pathlib import Path
 
 import pytest
 import torch
+import torchgen
+import yaml
 from mechanisms import MECHANISMS, new_model
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.decoding.sampling import Sampling, sample_next_token
@@ -28,6 +33,7 @@ SPARSE = [
     dict(visible="alibi:4", n_kv_head=2),
     dict(window=30, head_size=5),
 ]
+OLD = dict(position="learned", norm="layernorm", mlp="swiglu", qk_norm="head", bias=True)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -78,6 +84,59 @@ def test_a_training_step_is_one_graph(change, separator, monkeypatch):
     for eager, compiled in zip(*results):
         error = 0.02 * eager.abs().max().item()
         torch.testing.assert_close(compiled, eager, rtol=0.02, atol=error)
+
+
+@functools.cache
+def operations():
+    """PyTorch's own list, from which its code is generated: {name: its kernels, and more}."""
+    path = Path(torchgen.__file__).with_name("packaged") / "ATen/native/native_functions.yaml"
+    entries = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    return {entry["func"].partition("(")[0]: entry for entry in entries}
+
+
+def runs_on_mac(name):
+    entry = operations()[name]
+    if "structured_delegate" in entry:
+        return runs_on_mac(entry["structured_delegate"])
+    kernels = ", ".join(entry.get("dispatch", ["Composite"])).split(", ")
+    return any(kernel == "MPS" or kernel.startswith("Composite") for kernel in kernels)
+
+
+class OnMac(TorchDispatchMode):
+    """Refuses what a Mac's GPU lacks: float64, and operations for which PyTorch has no kernel."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        y = function(*args, **kwargs or {})
+        for x in pytree.tree_leaves(y):
+            if isinstance(x, torch.Tensor) and x.is_meta:
+                assert x.dtype != torch.float64, function
+                name = str(function).removeprefix("aten.").removesuffix(".default")
+                assert runs_on_mac(name), function
+        return y
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("change", [*SPARSE, dict(attention="linear"), OLD], ids=str)
+def test_training_and_sampling_on_a_mac(change, optimizer, monkeypatch):
+    """Catches an operation or a dtype that MPS lacks, where nobody has one to try."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **settings: contextlib.nullcontext())
+    with torch.device("meta"):
+        model = GPT(GPTConfig(**LONG | change))
+        idx = torch.zeros(2, 400, dtype=torch.long)
+    steps = make_optimizer(model, TrainConfig(optimizer=optimizer))
+    with OnMac():
+        model(idx, idx, only_loss=True)[1].backward()
+        gradients = [p.grad for p in model.parameters()]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
+        steps.step()
+        with torch.no_grad():
+            cache = model.new_cache(2)
+            prefill(model, idx[:, :300], cache)
+            logits = decode_one_token(model, idx[:, :1], cache)[:, 0]
+            u = torch.rand(2, dtype=torch.float64)
+            for settings in dict(top_k=9, top_p=0.9, min_p=0.1, repetition_penalty=1.2), {}:
+                sample_next_token(logits, Sampling(**settings), u, idx)
 
 
 class NoWaiting(TorchDispatchMode):

@@ -388,10 +388,22 @@ def test_a_dry_run(configure, tmp_path, capsys):
     assert 4 * 6976 <= costs["optimizer"] <= 8 * 6976 + 100 and costs["activations"] > 0
     assert 0 < costs["seconds_per_step"] < 5 and not (tmp_path / "out").exists()
     printed = capsys.readouterr().out
-    assert (
-        "without activations: 0 MB (weights 0, " in printed
-    )  # said before a step, for lack of room
     assert "60 steps would take about" in printed
+    whole = hardware.memory_bytes(torch.device("cpu"))
+    for part in "without activations", "memory":  # the first is said before a step
+        assert f"{part}: 0 of {whole / 1e6:,.0f} MB (weights 0" in printed
+
+
+def test_a_dtype_without_units(configure, monkeypatch, capsys):
+    """Catches a run that is six times slower than in float32 without a word, at an MFU of 1."""
+    asked = []
+    peak = hardware.peak_flops(torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: ["avx2"])
+    monkeypatch.setattr(hardware, "peak_flops", lambda _, dtype: asked.append(dtype) or peak)
+    train(configure(max_iters=1, dtype="bfloat16"))
+    assert "note: dtype=bfloat16 is emulated here; float32 is faster" in capsys.readouterr().out
+    train(configure(max_iters=1))
+    assert "note" not in capsys.readouterr().out and {*asked} == {torch.float32}
 
 
 def test_few_lines_in_a_log(flags):

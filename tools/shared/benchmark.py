@@ -4,7 +4,6 @@ import inspect
 import json
 import os
 import runpy
-import shlex
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from engine.common.checks import at_least, choose
-from engine.common.files import atomic_write
+from engine.common.files import atomic_write, shell_quote
 from engine.common.hardware import machine_line
 from engine.common.tables import format_table
 
@@ -78,7 +77,7 @@ def run_timed(command, cwd=ROOT):
     if process.returncode:
         printed = [line.strip() for _, line in lines if line.strip()]
         reason = printed[-1] if printed else f"exit code {process.returncode}"
-        raise ValueError(f"{shlex.join(map(str, command))} failed: {reason}")
+        raise ValueError(f"{shell_quote(*command)} failed: {reason}")
     return seconds, lines
 
 

@@ -1,0 +1,147 @@
+"""What a user does on a machine that this one is not: emulated, as far as that can be."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import warnings
+
+import pytest
+from conftest import ROOT, SMALL, run, run_here
+
+import train
+from engine.common import files
+from exercises.shared.runner import run_file
+
+HERE = ROOT / "tests" / "machines"
+FLAGS = " ".join(f"--{key}={value}" for key, value in SMALL.items() if key != "draw_loss")
+# What a redirected output can show on Windows in Western Europe and America.
+WINDOWS = {"PYTHONPATH": str(HERE / "windows"), "PYTHONIOENCODING": "cp1252"}
+MACHINES = {
+    "windows": WINDOWS,
+    "no-avx": {"ATEN_CPU_CAPABILITY": "default"},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
+}
+DAY = [
+    "data/text/prepare.py --input README.md --tokenizer byte --name mine",
+    f"train.py --dataset=mine {FLAGS} --max_iters=10 --eval_interval=5 --keep_checkpoints=1",
+    "train.py --init_from=resume --max_iters=15",
+    "train.py --init_from=resume --checkpoint=step_000015 --max_iters=20",
+    "sample.py --start='■ → 猫' --max_new_tokens=20",
+    "sample.py --quantize=int8 --max_new_tokens=20",
+    "sample.py --dtype=bfloat16 --max_new_tokens=20 --num_samples=2",
+    "-m tools.census",
+    "-m exercises",
+    "attention.py",
+]
+
+
+@pytest.fixture
+def download(tmp_path):
+    """A copy of the repository, in a folder whose name needs quotes."""
+    copy = tmp_path / "Füße's folder"
+    copy.mkdir()
+    for path in ROOT.iterdir():
+        if path.suffix in (".py", ".md"):
+            shutil.copy(path, copy)
+    for name in "config data engine exercises experiments tools".split():
+        ignored = shutil.ignore_patterns("__pycache__", "*.bin", "*.json", "*.png")
+        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+    return copy
+
+
+@pytest.mark.parametrize("name", [*MACHINES, pytest.param("arm", marks=pytest.mark.slow)])
+def test_a_day(name, download):
+    """Catches a script that needs what only Linux on a large processor has, or a character that
+    the output cannot show; and a file that is replaced while it is open.
+    """
+    python = [sys.executable]
+    if name == "arm":
+        python = shlex.split(os.environ.get("ARM_PYTHON", ""))
+        if not python:
+            pytest.skip("needs ARM_PYTHON, the command of a Python for aarch64, as qemu runs it")
+    day = subprocess.run(
+        [*python, HERE / "day.py", *DAY],
+        cwd=download,
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | MACHINES.get(name, {}),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="cp1252" if name == "windows" else "utf-8",
+    )
+    assert day.returncode == 0, day.stderr
+    assert "all agree" in day.stdout
+    assert [path.name for path in (download / "out").glob("step_*")] == ["step_000020"]
+    assert not [*download.rglob("*.partial"), *download.rglob(".lock")]
+
+
+def test_two_runs_in_one_folder_on_windows(tmp_path):
+    """Catches two runs that write over each other where fcntl is missing, and a lock that stays."""
+    code = """
+from engine.common.files import Path, folder_lock
+folder = Path("new").absolute()
+with folder_lock(folder):
+    (folder / "file").touch()
+    with folder_lock(folder):
+        pass
+"""
+    code = f"import sys; sys.path.append({str(ROOT)!r})\n{code}"
+    command = [sys.executable, "-c", code]
+    refused = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | WINDOWS, capture_output=True, encoding="cp1252"
+    )
+    assert "ValueError" in refused.stderr and "is in use by another process" in refused.stderr
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["file"]
+
+
+def test_another_drive(monkeypatch):
+    """Catches a traceback on Windows, started on another drive than the repository's."""
+
+    def no_path(path):
+        raise ValueError("path is on mount 'C:', start on mount 'D:'")
+
+    with monkeypatch.context() as patch:  # pytest needs relpath too
+        patch.setattr(os.path, "relpath", no_path)
+        found = files.shell_path("train.py"), train.preset("minute")
+    assert found == (files.shell_quote(ROOT / "train.py"), str(ROOT / "config/minute.toml"))
+
+
+def test_a_hint_for_cmd(monkeypatch):
+    """Catches quotes that cmd.exe takes for a part of the name."""
+    with monkeypatch.context() as patch:  # pathlib cannot work under this name
+        patch.setattr(os, "name", "nt")
+        found = files.shell_quote(r"out\run"), files.shell_quote("my run")
+    assert found == (r"out\run", '"my run"')
+
+
+def test_forks_see_no_gpu(tmp_path):
+    """Catches a fork that tries a GPU: CUDA cannot be initialized again, and says so."""
+    (tmp_path / "show.py").write_text("import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))")
+    for start in run, run_here:
+        assert start(tmp_path / "show.py").stdout == "''\n"
+
+
+def test_forks_are_meant():
+    """Catches a page of warnings: from Python 3.12 on, each fork of a test would give one."""
+    fork = "This process (pid=7) is multi-threaded, use of fork() may lead to deadlocks."
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.warn(fork, DeprecationWarning)
+    assert not shown
+
+
+def test_what_a_learner_prints(tmp_path, monkeypatch):
+    """Catches a file that fails since the pipe to the check has Windows' encoding."""
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
+    (tmp_path / "masks.py").write_text("print('✓ 猫')", encoding="utf-8")
+    found, printed = run_file("masks", tmp_path / "masks.py")
+    assert printed == "✓ 猫\n" and "has no" in found["error"]
+
+
+@pytest.mark.parametrize("name", ["no-avx", "avx2"])
+def test_products_of_another_processor(name):
+    """Catches a product, or a test of it, that only a processor with AVX512 passes."""
+    suites = ["decoding/test_quantization.py", "common/test_threads.py"]
+    command = ["-m", "pytest", "-n0", "-p", "no:cacheprovider"]
+    command += [ROOT / "tests" / suite for suite in suites]
+    found = run(*command, **MACHINES[name])
+    assert found.returncode == 0, found.stdout

@@ -1,0 +1,99 @@
+"""Makes a Python on Linux like one on Windows, as far as it can: with this folder in PYTHONPATH.
+
+What Windows lacks is gone. A file that this process has open, or mapped into memory, cannot be
+renamed, replaced or removed, nor can a folder that holds one. Names of files, os.name, the shell
+and what is written in C++ stay Linux's.
+"""
+
+import builtins
+import concurrent.futures.process  # noqa: F401  (these look at import time for what goes away)
+import errno
+import fcntl
+import io
+import logging  # noqa: F401
+import multiprocessing
+import os
+import platform  # noqa: F401
+import random  # noqa: F401
+import shutil
+import signal
+import subprocess  # noqa: F401
+import sys
+import tempfile  # noqa: F401
+import threading  # noqa: F401
+import types
+
+multiprocessing.set_start_method("spawn")
+MISSING = (
+    "chown fork forkpty getgid getloadavg getpgid getuid killpg mkfifo nice "
+    "sched_getaffinity sched_setaffinity setsid statvfs sysconf wait wait3 wait4 waitid"
+)
+for name in MISSING.split():
+    delattr(os, name)
+for name in "SIGUSR1 SIGUSR2 SIGHUP SIGALRM SIGPIPE SIGKILL SIGTSTP SIGCHLD".split():
+    delattr(signal, name)
+
+
+def locking(descriptor, mode, nbytes):
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise PermissionError(errno.EACCES, "Permission denied") from None
+
+
+sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
+for name in "fcntl grp pwd readline resource termios".split():
+    sys.modules[name] = None  # import raises ImportError
+
+# ---- Open files
+
+real_open, real_stat, real_os_open, readlink = io.open, os.stat, os.open, os.readlink
+
+
+def is_open(path):
+    """Whether this process has a file, or one in a folder, open or mapped."""
+    path = os.path.realpath(path)
+    held = []
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            held.append(readlink(f"/proc/self/fd/{number}"))
+        except FileNotFoundError:  # the listing's own
+            pass
+    with real_open("/proc/self/maps", encoding="utf-8") as maps:
+        held += [line.rstrip("\n").split(maxsplit=5)[-1] for line in maps]
+    return any(name == path or name.startswith(f"{path}/") for name in held)
+
+
+def refuse_open(function):
+    def on_windows(path, *others, **settings):
+        targets = [path, *others[:1]] if function in (real_rename, real_replace) else [path]
+        for target in targets:
+            if is_open(target):
+                raise PermissionError(errno.EACCES, "another process uses the file", str(target))
+        if function is real_rename and os.path.lexists(others[0]):
+            raise FileExistsError(errno.EEXIST, "cannot create a file that exists", str(path))
+        return function(path, *others, **settings)
+
+    return on_windows
+
+
+real_rename, real_replace = os.rename, os.replace
+for name in "rename replace unlink remove rmdir".split():
+    setattr(os, name, refuse_open(getattr(os, name)))
+shutil._use_fd_functions = False
+
+# ---- /proc
+
+
+def without_proc(function):
+    def on_windows(path, *others, **settings):
+        if str(path).startswith("/proc"):
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return function(path, *others, **settings)
+
+    return on_windows
+
+
+builtins.open = io.open = without_proc(real_open)
+os.stat = without_proc(real_stat)
+os.open = without_proc(real_os_open)
