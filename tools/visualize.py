@@ -31,7 +31,7 @@ from engine.plotting import heatmaps
 from engine.plotting.inspection import attention_maps, entropy
 from engine.text.preparation import read_text
 from experiments.shared import translation, translators
-from tools.shared import labels
+from tools.shared import labels, live
 from tools.shared.model_settings import ModelSettings
 
 PAGE = Path(__file__).with_name("page")
@@ -43,6 +43,9 @@ BEAM = 4  # of a translator
 class VisualizeConfig(ModelSettings):
     text: str = ""
     """The text to read; FILE:name reads it from a file."""
+    live: bool = False
+    """Put the model into the page: type, choose what comes next, switch heads off. Up to 5 M
+    parameters."""
 
 
 def main(config):
@@ -65,11 +68,26 @@ def main(config):
     picture = to / "attention.png"
     html = to / "attention.html"
     heatmaps.save(draw(maps, data["labels"], str(folder)), picture)
+    if config.live:
+        data = live_data(data, model, tokenizer, ids)
     atomic_write(html, page(data).encode())
     if note:
         print(f"note: {note}", file=sys.stderr)
     print(f"{html} and {picture}: {len(ids)} tokens, {L} layers x {H} heads")
+    if "live" in data:
+        print(f"{html} holds the model: {html.stat().st_size / 1e6:.1f} MB")
     return html, picture
+
+
+def live_data(data, model, tokenizer, ids):
+    """What a page needs that computes the rest itself; data, and a note, if it cannot."""
+    try:
+        content = live.describe(model, tokenizer)
+    except ValueError as error:
+        print(f"note: the page is not live: {error}", file=sys.stderr)
+        return data
+    kept = {key: data[key] for key in ("model", "note", "layers", "heads", "windows")}
+    return kept | {"live": content, "ids": ids.tolist()}
 
 
 def show_alignment(folder, text):

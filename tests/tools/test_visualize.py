@@ -77,6 +77,18 @@ def test_the_page_has_what_the_model_does(tmp_path, changes):
         assert came == (top.index(token) if token in top else None)
 
 
+def test_a_page_that_cannot_be_live(tmp_path, capsys):
+    """Catches a page without an answer where the model in it could not run."""
+    saved(tmp_path, attention="linear")
+    assert "maps" in shown(tmp_path, "Tyger", live=True)
+    assert "note: the page is not live: a live page has no attention=linear" in (
+        capsys.readouterr().err
+    )
+    saved(tmp_path, n_layer=1, n_embd=768)
+    assert "maps" in shown(tmp_path, "Tyger", live=True)
+    assert "7.3 M parameters, and a live page 5 M at most" in capsys.readouterr().err
+
+
 def test_linear_attention(tmp_path):
     """Catches weights that no model holds, taken for those that it computed."""
     saved(tmp_path, attention="linear")
@@ -111,7 +123,7 @@ def test_text_that_could_break_out(tmp_path):
     assert labels.startswith("</script><img·src=x·onerror=alert(1)><!--·{{style}}·&·")
     # With a tokenizer of words a label may be the whole text.
     content = page({"labels": [NASTY], "model": NASTY})
-    assert "default-src 'none'" in content and content.count("</script>") == 5
+    assert "default-src 'none'" in content and content.count("</script>") == 10
     assert "<img" not in content and "<!--" not in content
 
 

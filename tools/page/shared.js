@@ -1,4 +1,4 @@
-// What the three tabs share.
+// What the tabs share.
 "use strict";
 
 const $ = (selector) => document.querySelector(selector);
@@ -6,15 +6,46 @@ const data = JSON.parse($("#data").textContent);
 
 // An element with attributes and children; text goes in as text, never as HTML.
 function make(name, attributes = {}, ...children) {
-  const svg = ["g", "circle", "line", "path", "text", "rect"].includes(name);
-  const element = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  const svg = ["svg", "g", "circle", "line", "text", "rect", "image"].includes(name);
+  const space = svg ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
+  const element = document.createElementNS(space, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   element.append(...children);
   return element;
 }
 
+// The bytes of base64.
+function bytes(source) {
+  const text = atob(source), found = new Uint8Array(text.length);
+  for (let k = 0; k < found.length; k++) found[k] = text.charCodeAt(k);
+  return found;
+}
+
+// Float32s of the bits of float16: a sign, five bits of exponent, ten of fraction.
+function fromHalf(halves) {
+  const size = Array.from({ length: 32 }, (_, exponent) => 2 ** (Math.max(1, exponent) - 25));
+  const found = new Float32Array(halves.length);
+  for (let k = 0; k < found.length; k++) {
+    const exponent = (halves[k] >> 10) & 31;
+    const fraction = (halves[k] & 1023) + (exponent ? 1024 : 0);
+    found[k] = (halves[k] & 0x8000 ? -1 : 1) * fraction * size[exponent];
+  }
+  return found;
+}
+
+// A function that computes each result once.
+function once(compute) {
+  const known = new Map();
+  return (...key) => {
+    const name = key.join();
+    if (!known.has(name)) known.set(name, compute(...key));
+    return known.get(name);
+  };
+}
+
 // The colour of a CSS variable of three numbers, as [r, g, b].
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim().split(/\s+/).map(Number);
+const colour = (name) => getComputedStyle(document.documentElement)
+  .getPropertyValue(name).trim().split(/\s+/).map(Number);
 
 const number = (x) => (x > 0 && x < 0.005 ? "<0.01" : x.toFixed(2));
 const darkness = (weight) => Math.sqrt(weight); // faint weights can be seen
