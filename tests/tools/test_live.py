@@ -282,7 +282,7 @@ def test_writing(page):
     wait_for(page, "return $('#write').textContent === 'Write 50 tokens'")
     start = page.model.context_start(59)
     assert len(page.run("return view.reading.ids")) == 59 - start < 32
-    assert f"the last {59 - start} of 59 tokens" in page.find("#note").text
+    assert f"The last {59 - start} of 59 tokens" in page.find("#note").text
 
 
 def wait_for(page, script):

@@ -79,14 +79,15 @@ def test_the_page_has_what_the_model_does(tmp_path, changes):
 
 def test_a_page_that_cannot_be_live(tmp_path, capsys):
     """Catches a page without an answer where the model in it could not run."""
-    saved(tmp_path, attention="linear")
-    assert "maps" in shown(tmp_path, "Tyger", live=True)
-    assert "note: the page is not live: a live page has no attention=linear" in (
-        capsys.readouterr().err
-    )
-    saved(tmp_path, n_layer=1, n_embd=768)
-    assert "maps" in shown(tmp_path, "Tyger", live=True)
-    assert "7.3 M parameters, and a live page 5 M at most" in capsys.readouterr().err
+    for name, changes, reason in [
+        ("linear", dict(attention="linear"), "a live page has no attention=linear"),
+        ("large", dict(n_layer=1, n_embd=768), "7.3 M parameters, and a live page 5 M at most"),
+    ]:
+        (tmp_path / name).mkdir()
+        saved(tmp_path / name, **changes)
+        assert "maps" in shown(tmp_path / name, "Tyger", live=True)
+        error = capsys.readouterr().err
+        assert "note: the page is not live: " in error and reason in error
 
 
 def test_linear_attention(tmp_path):

@@ -5,7 +5,8 @@ const buttons = {};
 for (const side of ["source", "target"]) {
   buttons[side] = data[side].map((word, n) => {
     const button = make("button", { "aria-pressed": false }, word);
-    for (const event of ["pointerenter", "focus", "click"]) button.addEventListener(event, () => light(side, n));
+    for (const event of ["pointerenter", "focus", "click"])
+      button.addEventListener(event, () => light(side, n));
     return button;
   });
   $("#" + side).append(...buttons[side]);
@@ -13,7 +14,8 @@ for (const side of ["source", "target"]) {
 
 function light(side, n) {
   const other = side === "source" ? "target" : "source";
-  const weights = data[other].map((_, m) => (side === "target" ? data.weights[n][m] : data.weights[m][n]));
+  const weight = (m) => (side === "target" ? data.weights[n][m] : data.weights[m][n]);
+  const weights = data[other].map((_, m) => weight(m));
   buttons[side].forEach((button, m) => {
     button.setAttribute("aria-pressed", m === n);
     paint(button, 0);
@@ -23,12 +25,13 @@ function light(side, n) {
     paint(button, darkness(weights[m]));
   });
   const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3);
-  $("#reading").textContent = `${data[side][n]}: ` + best.map((m) => `${data[other][m]} ${number(weights[m])}`).join(", ");
+  const looks = best.map((m) => `${data[other][m]} ${number(weights[m])}`);
+  $("#reading").textContent = `${data[side][n]}: ${looks.join(", ")}`;
 }
 
 function paint(button, share) {
   button.style.setProperty("--share", share);
-  button.classList.toggle("strong", share > Number(getComputedStyle(button).getPropertyValue("--strong")));
+  button.classList.toggle("strong", share > colour("--strong")[0]);
 }
 
 $("#model").textContent = data.model;

@@ -99,7 +99,8 @@ const view = (() => {
     if (state.head === ROLLOUT)
       return `After ${all ? "all layers" : `layer ${state.layer + 1}`}, by attention rollout,`;
     const layer = all ? "On average over all layers" : `In layer ${state.layer + 1}`;
-    return `${layer}, ${state.head === ALL ? "on average over its heads" : `head ${state.head + 1}`},`;
+    const head = state.head === ALL ? "on average over its heads" : `head ${state.head + 1}`;
+    return `${layer}, ${head},`;
   }
 
   function paintSentence(weights) {
@@ -125,7 +126,7 @@ const view = (() => {
     const rows = reading.next(state.token).map(([label, p, id, was], n) => {
       const parts = [make("bdi", {}, label), make("i", {}), make("span", {}, number(p))];
       const row = id === undefined ? make("div", {}, ...parts)
-        : make("button", { "data-id": id, title: "Go on with it after the chosen token" }, ...parts);
+        : make("button", { "data-id": id, title: "Go on with it" }, ...parts);
       const item = make("li", { "data-p": p }, row);
       item.style.setProperty("--p", p);
       if (was !== undefined) item.style.setProperty("--was", was);
@@ -139,8 +140,8 @@ const view = (() => {
     $("#actual").replaceChildren(...(state.token + 1 < T ? goesOn() : ["Here the text ends."]));
   }
 
-  // ---- The map: one pixel for each pair; what comes later stays transparent, and the hatching shows
-  // through.
+  // ---- The map: one pixel for each pair; what comes later stays transparent, and the hatching
+  // shows through.
   const canvas = $("#map canvas");
 
   // The colour of each weight n / 255, as a little-endian pixel: alpha, blue, green, red.
@@ -200,7 +201,8 @@ const view = (() => {
     for (const layer of range(ALL, L)) {
       const window = data.windows[layer];
       const seen = window ? [make("small", {}, `window ${window}`)] : [];
-      grid.append(make("span", { class: "side", "data-layer": layer }, `layer ${layer + 1}`, ...seen));
+      const side = { class: "side", "data-layer": layer };
+      grid.append(make("span", side, `layer ${layer + 1}`, ...seen));
       for (const head of range(ALL, H)) {
         const name = `layer ${layer + 1}, head ${head + 1}`;
         const button = make("button", { "aria-label": name, "aria-pressed": false },
@@ -356,7 +358,7 @@ const view = (() => {
 
   makeGrid();
   $("#note").textContent = data.note;
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
+  onTheme(paintAll);
   return {
     state, select, open, listeners, quoted, clearest, paintNext, ALL, ROLLOUT,
     get reading() { return reading; },

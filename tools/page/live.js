@@ -27,8 +27,8 @@ if (data.live) {
       reading = reads(changedPast, reading);
     }
     view.open(reading, choice ?? { held: false });
-    say(left ? `These are the last ${now.length} of ${ids.length} tokens: the model's context has ` +
-      `room for ${gpt.config.block_size}.` : "");
+    const cut = `The last ${now.length} of ${ids.length} tokens: the context has room for `;
+    say(left ? cut + gpt.config.block_size : "");
     paintVerdict();
     paintParts();
   }
@@ -115,7 +115,7 @@ if (data.live) {
   const SAYS = { off: "off", uniform: "uniform", previous: "on the previous token" };
   const nats = (loss) => `${loss.toFixed(3)} nats a token`;
 
-  function change(more) {
+  function alter(more) {
     changes = { ...changes, ...more };
     for (const [key, how] of Object.entries(changes)) if (!how) delete changes[key];
     update({ token: view.state.token });
@@ -136,7 +136,7 @@ if (data.live) {
   function makeSwitch(key, ...children) {
     const button = make("button", { role: "switch", "data-part": key, "aria-label": named(key) },
       ...children);
-    button.addEventListener("click", () => change({ [key]: changes[key] ? "" : "off" }));
+    button.addEventListener("click", () => alter({ [key]: changes[key] ? "" : "off" }));
     return button;
   }
 
@@ -158,7 +158,7 @@ if (data.live) {
     side.append(makeSwitch(`${side.dataset.layer}.mlp`, "MLP"));
   $("#change").addEventListener("change", () => {
     const { layer, head } = view.state;
-    change({ [`${layer}.${head}`]: $("#change").value });
+    alter({ [`${layer}.${head}`]: $("#change").value });
   });
   $("#reset").addEventListener("click", () => {
     changes = {};

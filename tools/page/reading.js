@@ -5,7 +5,6 @@
 "use strict";
 
 const CANDIDATES = 10;
-const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 
 function readingOfData() {
   const weights = (source) => Float32Array.from(bytes(source), (byte) => byte / 255);

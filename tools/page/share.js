@@ -8,7 +8,8 @@
 
   function address() {
     const { layer, head, token, ahead } = view.state;
-    const parts = { layer: NAMES[layer] ?? layer + 1, head: NAMES[head] ?? head + 1, token: token + 1 };
+    const name = (n) => NAMES[n] ?? n + 1;
+    const parts = { layer: name(layer), head: name(head), token: token + 1 };
     if (ahead) parts.direction = "ahead";
     const { text, changes = {} } = view.live?.state ?? {};
     for (const [key, how] of Object.entries(changes))
@@ -73,8 +74,7 @@
   function drawing() {
     const picture = svg();
     const [, , width, height] = picture.getAttribute("viewBox").split(" ");
-    for (const [name, value] of Object.entries({ width, height })) picture.setAttribute(name, value);
-    const text = new XMLSerializer().serializeToString(picture);
+    const text = new XMLSerializer().serializeToString(change(picture, { width, height }));
     return `data:image/svg+xml,${encodeURIComponent(text)}`;
   }
 

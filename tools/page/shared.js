@@ -9,8 +9,13 @@ function make(name, attributes = {}, ...children) {
   const svg = ["svg", "g", "circle", "line", "text", "rect", "image"].includes(name);
   const space = svg ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
   const element = document.createElementNS(space, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   element.append(...children);
+  return change(element, attributes);
+}
+
+// The element with other attributes.
+function change(element, attributes) {
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
   return element;
 }
 
@@ -47,6 +52,13 @@ function once(compute) {
 const colour = (name) => getComputedStyle(document.documentElement)
   .getPropertyValue(name).trim().split(/\s+/).map(Number);
 
+// Calls back when the colours change.
+function onTheme(paint) {
+  for (const query of ["(prefers-color-scheme: dark)", "print"])
+    matchMedia(query).addEventListener("change", paint);
+}
+
+const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const number = (x) => (x > 0 && x < 0.005 ? "<0.01" : x.toFixed(2));
 const darkness = (weight) => Math.sqrt(weight); // faint weights can be seen
 
