@@ -3,11 +3,20 @@
     python -m tools.visualize --text="The animal did not cross the street because it was"
     python -m tools.visualize --text=FILE:story.txt --init_from=FOLDER_OR_NAME
     python -m tools.visualize --text="the cat sees the red dog" --out_dir=out-translate
+    python -m tools.visualize --live=True --text="def f(x):"
 
 The page is one file that needs no network: tokens to click, all heads, what the model expects
 next, a playground and the paths. Layers and heads are counted from 1. The weights in it are those
 of attention.py, as bytes. For a translator, from experiments.translate, it is alignment.html: the
 sentence, its translation, and which word of one looked at which of the other.
+
+A live page holds the model itself, as float16, and computes all this in the browser: the text can
+be typed, and heads and MLPs switched off. docs/index.html is one, of config/words.toml:
+
+    python train.py config/words.toml
+    python -m experiments.translate --models=bahdanau --save=out-translate
+    python -m tools.visualize --live=True --out_dir=out-words --translator=out-translate \
+        --text="the dogs did not cross the street because it" --page=docs/index.html
 """
 
 import base64
@@ -37,6 +46,9 @@ from tools.shared.model_settings import ModelSettings
 PAGE = Path(__file__).with_name("page")
 CANDIDATES = 10  # for the next token
 BEAM = 4  # of a translator
+SENTENCES = """the tired dogs that the pretty girl follows do not see the green bird
+my young friend that the red dog follows does not like this horse
+the queen does not like a cow because the small bees sing"""
 
 
 @dataclass(kw_only=True)
@@ -46,6 +58,12 @@ class VisualizeConfig(ModelSettings):
     live: bool = False
     """Put the model into the page: type, choose what comes next, switch heads off. Up to 5 M
     parameters."""
+    translator: str = ""
+    """A folder of experiments.translate --save: where it looks becomes a tab of the page."""
+    sentences: str = SENTENCES
+    """What it translates, one sentence a line."""
+    page: str = ""
+    """The file of the page; empty: attention.html in the model's folder."""
 
 
 def main(config):
@@ -66,10 +84,12 @@ def main(config):
 
     to = Path("." if config.init_from else config.out_dir)
     picture = to / "attention.png"
-    html = to / "attention.html"
+    html = Path(config.page or to / "attention.html")
     heatmaps.save(draw(maps, data["labels"], str(folder)), picture)
     if config.live:
         data = live_data(data, model, tokenizer, ids)
+    if config.translator:
+        data["alignments"] = alignments(config.translator, config.sentences)
     atomic_write(html, page(data).encode())
     if note:
         print(f"note: {note}", file=sys.stderr)
@@ -91,18 +111,26 @@ def live_data(data, model, tokenizer, ids):
 
 
 def show_alignment(folder, text):
-    """Write alignment.html and return its path, in a tuple."""
-    model, vocabulary = translators.load(folder)
-    vocabulary.check(text)
-    source, target, weights = translation.alignment(model, vocabulary, text, BEAM)
-    if weights is None:
-        raise ValueError(f"the translator in {folder} has no attention to show")
-    weights = [rounded(row, 3) for row in torch.tensor(weights)]
-    data = {"model": str(folder), "source": source, "target": target, "weights": weights}
+    """Write alignment.html for the sentences of a text, one a line; return its path, in a tuple."""
+    found = alignments(folder, text)
     html = Path(folder, "alignment.html")
-    atomic_write(html, page(data, "alignment.html").encode())
-    print(f"{html}: {len(source)} and {len(target)} pieces")
+    atomic_write(html, page({"model": str(folder), "alignments": found}, "alignment.html").encode())
+    print(f"{html}: {len(found)} sentences")
     return (html,)
+
+
+def alignments(folder, text):
+    """The sentences of a text, one a line, their translations, and the weights between the two."""
+    model, vocabulary = translators.load(folder)
+    found = []
+    for sentence in text.splitlines() or [""]:
+        vocabulary.check(sentence)
+        source, target, weights = translation.alignment(model, vocabulary, sentence, BEAM)
+        if weights is None:
+            raise ValueError(f"the translator in {folder} has no attention to show")
+        weights = [rounded(row, 3) for row in torch.tensor(weights)]
+        found.append({"source": source, "target": target, "weights": weights})
+    return found
 
 
 def read(tokenizer, text, most):
@@ -224,7 +252,7 @@ def page(data, template="index.html"):
     content = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     parts = {"data": content.replace("<", "\\u003c")}
     parts["style"] = (PAGE / "style.css").read_text(encoding="utf-8")
-    for path in PAGE.glob("*.js"):
+    for path in [*PAGE.glob("*.js"), PAGE / "translator.html"]:
         parts[path.name] = path.read_text(encoding="utf-8")
     template = (PAGE / template).read_text(encoding="utf-8")
     return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], template)

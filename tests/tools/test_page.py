@@ -314,7 +314,7 @@ def test_an_alignment(chromium, tmp_path):
     [path] = main(VisualizeConfig(out_dir=str(tmp_path / "out"), text="the cat"))
     chromium.get_log("browser")
     chromium.get(path.as_uri())
-    weights = torch.tensor(chromium.execute_script("return data.weights"))
+    weights = torch.tensor(chromium.execute_script("return data.alignments[0].weights"))
 
     def lit(side):
         each = f"[...document.querySelectorAll('#{side} button')]"

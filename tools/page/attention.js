@@ -8,8 +8,7 @@ const view = (() => {
   const listeners = []; // called after each choice
   let reading, T, average, strongest;
 
-  // ---- Weights: the causal half, row after row; row i has i + 1 of them.
-  const start = (i) => (i * (i + 1)) / 2;
+  // ---- Weights: the causal half, row after row
   const range = (n, count) => (n === ALL ? Array.from({ length: count }, (_, k) => k) : [n]);
 
   function averageOf(layer, head) {
@@ -350,10 +349,12 @@ const view = (() => {
     paintThumbnails();
   }
 
-  // The head that points most clearly.
-  function clearest({ entropy }) {
-    const flat = entropy.flat(), place = flat.indexOf(Math.min(...flat));
-    return { layer: Math.floor(place / H), head: place % H };
+  // The head in which the last token looks most clearly at another one.
+  function clearest({ map, labels: { length: T } }) {
+    const most = thumbnails.map(({ layer, head }) =>
+      Math.max(...map(layer, head).subarray(start(T - 1), start(T) - 1)));
+    const { layer, head } = thumbnails[most.indexOf(Math.max(...most))];
+    return { layer, head };
   }
 
   makeGrid();

@@ -44,50 +44,46 @@
 
   // ---- A picture: the map, with its tokens, and the sentence above it
 
-  function svg() {
+  function picture() {
     const { labels } = view.reading, T = labels.length;
-    const CELL = 18, EDGE = 150, SIZE = EDGE + T * CELL + 20;
-    const [ink, paper] = ["--ink", "--paper"].map((name) => `rgb(${colour(name).join(" ")})`);
-    const words = $("#sentence").textContent.match(/.{1,70}(\s|$)|\S+/g);
-    const label = (text, turn) => make("text", { "text-anchor": "end", transform: turn }, text);
-    const at = (n) => EDGE + (n + 0.7) * CELL;
-    return make("svg", {
-      viewBox: `0 0 ${Math.max(SIZE, 620)} ${SIZE + 20 * words.length}`,
-      "font-family": "monospace", "font-size": 13, fill: ink,
-    },
-    make("rect", { width: "100%", height: "100%", fill: paper }),
-    ...words.map((line, n) => make("text", { x: 20, y: 30 + 20 * n, "font-family": "sans-serif" },
-      line)),
-    make("g", { transform: `translate(0 ${20 * words.length})` },
-      make("image", {
-        x: EDGE, y: EDGE, width: T * CELL, height: T * CELL, style: "image-rendering: pixelated",
-        href: $("#map canvas").toDataURL(),
-      }),
-      ...labels.map((text, n) => label(text, `translate(${EDGE - 6} ${at(n)})`)),
-      ...labels.map((text, n) => label(text, `translate(${at(n)} ${EDGE - 6}) rotate(90)`))));
+    const longest = Math.max(...labels.map((label) => label.length));
+    const cell = Math.max(18, Math.min(36, 500 / T)), edge = 20 + 8 * longest, size = T * cell;
+    const lines = $("#sentence").textContent.match(/.{1,70}(\s|$)|\S+/g);
+    const width = Math.max(edge + size + 20, 620), top = 20 * lines.length + 30 + edge;
+    const [ink, fill] = ["--ink", "--paper"].map((name) => `rgb(${colour(name).join(" ")})`);
+    const at = (n) => (n + 0.5) * cell + 4;
+    const text = (content, x, y, more) => make("text", { x, y, ...more }, content);
+    const font = { "font-family": "monospace", "font-size": 13, fill: ink };
+    return make("svg", { width, height: top + size + 20, ...font },
+      make("rect", { width: "100%", height: "100%", fill }),
+      ...lines.map((line, n) => text(line, 20, 30 + 20 * n, { "font-family": "sans-serif" })),
+      make("g", { transform: `translate(${edge} ${top})` },
+        make("image", {
+          width: size, height: size, style: "image-rendering: pixelated",
+          href: $("#map canvas").toDataURL(),
+        }),
+        ...labels.map((label, n) => text(label, -6, at(n), { "text-anchor": "end" })),
+        ...labels.map((label, n) => text(label, 6, at(n), { transform: "rotate(-90)" }))));
   }
 
-  function save(name, href) {
-    make("a", { download: name, href }).click();
-  }
-
-  function drawing() {
-    const picture = svg();
-    const [, , width, height] = picture.getAttribute("viewBox").split(" ");
-    const text = new XMLSerializer().serializeToString(change(picture, { width, height }));
+  function svg() {
+    const text = new XMLSerializer().serializeToString(picture());
     return `data:image/svg+xml,${encodeURIComponent(text)}`;
   }
 
   async function png() {
-    const image = new Image();
-    image.src = drawing();
+    const image = make("img", { src: svg() });
     await image.decode();
     const canvas = make("canvas", { width: 2 * image.width, height: 2 * image.height });
     canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
     return canvas.toDataURL();
   }
 
-  $("#save-svg").addEventListener("click", () => save("attention.svg", drawing()));
+  function save(name, href) {
+    make("a", { download: name, href }).click();
+  }
+
+  $("#save-svg").addEventListener("click", () => save("attention.svg", svg()));
   $("#save-png").addEventListener("click", async () => save("attention.png", await png()));
   $("#link").addEventListener("click", async () => {
     history.replaceState(null, "", address());
@@ -105,7 +101,8 @@
   }
   $("#large").addEventListener("click", () => talk());
   addEventListener("keydown", (event) => {
-    if (event.target.matches("input, textarea, select") || event.ctrlKey || event.metaKey) return;
+    const typed = event.target.matches?.("input, textarea, select");
+    if (typed || event.ctrlKey || event.metaKey) return;
     if (event.key.toLowerCase() === "p") talk();
     if (event.key === "Escape") talk(false);
   });

@@ -64,6 +64,7 @@ const darkness = (weight) => Math.sqrt(weight); // faint weights can be seen
 
 // Tabs: click, or arrow keys.
 const tabs = [...document.querySelectorAll('[role="tab"]')];
+for (const tab of tabs) tab.hidden &&= !data.alignments;
 
 function show(tab) {
   for (const other of tabs) {
@@ -74,12 +75,13 @@ function show(tab) {
   dispatchEvent(new CustomEvent("shown", { detail: tab.getAttribute("aria-controls") }));
 }
 
-tabs.forEach((tab, n) => {
+tabs.forEach((tab) => {
   tab.addEventListener("click", () => show(tab));
   tab.addEventListener("keydown", (event) => {
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!step) return;
-    const next = tabs[(n + step + tabs.length) % tabs.length];
+    const open = tabs.filter((other) => !other.hidden);
+    const next = open[(open.indexOf(tab) + step + open.length) % open.length];
     next.focus();
     show(next);
   });
