@@ -212,6 +212,14 @@ def test_short_functions(path):
             assert len(lines) <= 60, node.name
 
 
+def test_the_scripts_of_the_page():
+    """Catches scripts that are packed, and a model in the page that one does not read at once."""
+    for path in ROOT.glob("tools/page/*.js"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert max(map(len, lines)) <= 100, path
+        assert path.stem != "model" or len(lines) <= 300
+
+
 def test_readme():
     """Catches a README that takes longer than three minutes."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -16,7 +16,10 @@ be typed, and heads and MLPs switched off. docs/index.html is one, of config/wor
     python train.py config/words.toml
     python -m experiments.translate --models=bahdanau --save=out-translate
     python -m tools.visualize --live=True --out_dir=out-words --translator=out-translate \
-        --text="the dogs did not cross the street because it" --page=docs/index.html
+        --text="the dogs did not cross the street because it" --page=docs/index.html \
+        --examples="the dog did not cross the streets because it
+    the dog did not cross the street because it
+    the trophies did not fit the suitcase because they"
 """
 
 import base64
@@ -58,6 +61,8 @@ class VisualizeConfig(ModelSettings):
     live: bool = False
     """Put the model into the page: type, choose what comes next, switch heads off. Up to 5 M
     parameters."""
+    examples: str = ""
+    """Other texts that a live page offers, one a line."""
     translator: str = ""
     """A folder of experiments.translate --save: where it looks becomes a tab of the page."""
     sentences: str = SENTENCES
@@ -87,7 +92,7 @@ def main(config):
     html = Path(config.page or to / "attention.html")
     heatmaps.save(draw(maps, data["labels"], str(folder)), picture)
     if config.live:
-        data = live_data(data, model, tokenizer, ids)
+        data = live_data(data, model, tokenizer, ids, config.examples)
     if config.translator:
         data["alignments"] = alignments(config.translator, config.sentences)
     atomic_write(html, page(data).encode())
@@ -99,7 +104,7 @@ def main(config):
     return html, picture
 
 
-def live_data(data, model, tokenizer, ids):
+def live_data(data, model, tokenizer, ids, examples):
     """What a page needs that computes the rest itself; data, and a note, if it cannot."""
     try:
         content = live.describe(model, tokenizer)
@@ -107,7 +112,7 @@ def live_data(data, model, tokenizer, ids):
         print(f"note: the page is not live: {error}", file=sys.stderr)
         return data
     kept = {key: data[key] for key in ("model", "note", "layers", "heads", "windows")}
-    return kept | {"live": content, "ids": ids.tolist()}
+    return kept | {"live": content, "ids": ids.tolist(), "examples": examples.splitlines()}
 
 
 def show_alignment(folder, text):

@@ -21,7 +21,8 @@ const view = (() => {
     return sum;
   }
 
-  function chosen({ layer, head } = state) {
+  function chosen() {
+    const { layer, head } = state;
     if (head === ROLLOUT) return reading.rollout(layer === ALL ? L - 1 : layer);
     return layer === ALL || head === ALL ? average(layer, head) : reading.map(layer, head);
   }
@@ -361,9 +362,7 @@ const view = (() => {
   $("#note").textContent = data.note;
   onTheme(paintAll);
   return {
-    state, select, open, listeners, quoted, clearest, paintNext, ALL, ROLLOUT,
+    state, select, open, listeners, clearest, paintNext,
     get reading() { return reading; },
-    weights: () => weightsOf(state.token, chosen(), state.ahead),
-    half: () => chosen(),
   };
 })();

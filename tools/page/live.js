@@ -205,6 +205,13 @@ if (data.live) {
   // ---- Begin
   for (const part of document.querySelectorAll(".live")) part.hidden = false;
   topK.max = Math.min(50, tokenizer.tokens.length);
+  const examples = $("#examples");
+  for (const text of data.examples) examples.append(make("option", {}, text));
+  examples.parentElement.hidden = !data.examples.length;
+  examples.addEventListener("change", () => {
+    if (examples.value) setText((box.value = examples.value));
+    examples.value = "";
+  });
   box.value = tokenizer.decode(written());
   past = gpt.read(context());
   update(view.clearest(reads(past)));

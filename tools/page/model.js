@@ -13,18 +13,19 @@ function linear(x, n, weight, bias) {
   for (let first = 0; first < n; first += 4) {
     const rows = [0, 1, 2, 3].map((k) => Math.min(first + k, n - 1));
     const [a, b, c, d] = rows.map((row) => row * size);
+    const [ya, yb, yc, yd] = rows.map((row) => row * out);
     for (let o = 0; o < out; o += 2) {
-      const p = Math.min(o + 1, out - 1);
+      const p = Math.min(o + 1, out - 1), rowO = o * size, rowP = p * size;
       let ao = bias ? bias[o] : 0, bo = ao, co = ao, dO = ao;
       let ap = bias ? bias[p] : 0, bp = ap, cp = ap, dp = ap;
       for (let k = 0; k < size; k++) {
-        const wo = weight[o * size + k], wp = weight[p * size + k];
+        const wo = weight[rowO + k], wp = weight[rowP + k];
         const xa = x[a + k], xb = x[b + k], xc = x[c + k], xd = x[d + k];
         ao += xa * wo, bo += xb * wo, co += xc * wo, dO += xd * wo;
         ap += xa * wp, bp += xb * wp, cp += xc * wp, dp += xd * wp;
       }
-      [ao, bo, co, dO].forEach((value, k) => { y[rows[k] * out + o] = value; });
-      [ap, bp, cp, dp].forEach((value, k) => { y[rows[k] * out + p] = value; });
+      y[ya + o] = ao, y[yb + o] = bo, y[yc + o] = co, y[yd + o] = dO;
+      y[ya + p] = ap, y[yb + p] = bp, y[yc + p] = cp, y[yd + p] = dp;
     }
   }
   return y;
@@ -64,14 +65,13 @@ function erf(x) {
 }
 
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
-const silu = (x) => x * sigmoid(x);
 const ACTIVATION = {
   gelu_tanh: (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3))),
   gelu: (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
   quick_gelu: (x) => x * sigmoid(1.702 * x),
   relu: (x) => Math.max(0, x),
   relu2: (x) => Math.max(0, x) ** 2,
-  silu,
+  silu: (x) => x * sigmoid(x),
 };
 
 // ---- Who may look: visible(i, j), for j <= i
@@ -138,8 +138,11 @@ class GPT {
     };
   }
 
-  linear(x, n, name) {
-    return linear(x, n, this.weights[`${name}.weight`], this.weights[`${name}.bias`]);
+  // By name; only the outputs from first on, before last, if these are given.
+  linear(x, n, name, first = 0, last = undefined) {
+    const weight = this.weights[`${name}.weight`], size = x.length / n;
+    const rows = weight.subarray(first * size, last && last * size);
+    return linear(x, n, rows, this.weights[`${name}.bias`]?.subarray(first, last));
   }
 
   norm(x, name) {
@@ -194,19 +197,13 @@ class GPT {
   // row T - n on. changes: what heads do instead.
   attention(x, n, layer, { k, v, maps }, changes) {
     const { H, G, D } = this, name = `${layer.name}.attn`;
-    const qkv = this.linear(x, n, `${name}.c_attn`);
-    const width = (H + 2 * G) * D, T = k.length / (G * D), from = T - n;
-    const columns = (first, last) => {
-      const part = new Float32Array(n * (last - first));
-      for (let t = 0; t < n; t++)
-        part.set(qkv.subarray(t * width + first, t * width + last), t * (last - first));
-      return part;
-    };
-    const q = this.qkNorm(columns(0, H * D), n, `${name}.qk_norm.q`);
-    const newK = this.qkNorm(columns(H * D, (H + G) * D), n, `${name}.qk_norm.k`);
+    const T = k.length / (G * D), from = T - n;
+    const project = (first, last) => this.linear(x, n, `${name}.c_attn`, first * D, last * D);
+    const q = this.qkNorm(project(0, H), n, `${name}.qk_norm.q`);
+    const newK = this.qkNorm(project(H, H + G), n, `${name}.qk_norm.k`);
     if (layer.rotates) for (const part of [q, newK]) this.rotate(part, n, from);
     k.set(newK, from * G * D);
-    v.set(columns((H + G) * D, width), from * G * D);
+    v.set(project(H + G, H + 2 * G), from * G * D);
 
     const y = new Float32Array(n * H * D);
     for (let h = 0; h < H; h++) {
@@ -239,16 +236,12 @@ class GPT {
 
   // Each position by itself: (n, C) -> (n, C).
   mlp(x, n, layer) {
-    let wide = this.linear(x, n, `${layer.name}.mlp.c_fc`);
-    if (this.config.mlp === "swiglu") {
-      const size = wide.length / n / 2;
-      const gate = (k) => Math.floor(k / size) * 2 * size + (k % size);
-      const widened = wide;
-      wide = new Float32Array(n * size);
-      for (let k = 0; k < wide.length; k++)
-        wide[k] = silu(widened[gate(k)]) * widened[gate(k) + size];
-    } else wide = wide.map(ACTIVATION[this.config.mlp]);
-    return this.linear(wide, n, `${layer.name}.mlp.c_proj`);
+    const name = `${layer.name}.mlp`, { mlp } = this.config;
+    const gated = mlp === "swiglu";
+    const size = this.weights[`${name}.c_proj.weight`].length / this.config.n_embd;
+    const gate = this.linear(x, n, `${name}.c_fc`, 0, size).map(ACTIVATION[gated ? "silu" : mlp]);
+    const up = gated ? this.linear(x, n, `${name}.c_fc`, size) : null;
+    return this.linear(up ? gate.map((g, k) => g * up[k]) : gate, n, `${name}.c_proj`);
   }
 
   // What the model makes of token ids: {logits: (T, vocab_size), layers: [{k, v, maps}]}, where

@@ -12,9 +12,9 @@
   // A step: the scores that are made in it (pairs of query and key), what it holds besides
   // (numbers), how many keys and values there are by then (all, unless it says so), and what
   // happens, in words. A step that makes none goes on holding those of the one before; blind: no
-  // mask as yet. large: the scores and the like that are held with T tokens. moved: the numbers that
-  // a GPU reads from its memory and writes to it for T tokens, where only what is held at a time
-  // stays in its cores.
+  // mask as yet. large: the scores and the like that are held with T tokens. moved: the numbers
+  // that a GPU reads from its memory and writes to it for T tokens, where only what is held at a
+  // time stays in its cores.
   const PATHS = [
     {
       name: "naive", about: "One query at a time, only the keys that it may see.",

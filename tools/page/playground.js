@@ -14,11 +14,6 @@
     window: (i, j) => j <= i && j > i - 2,
     everything: () => true,
   };
-  const SAYS = {
-    causal: "causal, it sees the keys 1 to 4, but not the future.",
-    window: "a window of 2, it sees itself and the one before.",
-    everything: "everything, it sees all five keys, the future too.",
-  };
 
   // ---- The maths of attention.py, for one query
   const size = () => Number($("#size").value); // features of a head
@@ -205,7 +200,7 @@
     end.setAttribute("transform", `translate(${x} ${-y})`);
     [end.dataset.x, end.dataset.y] = [x.toFixed(6), y.toFixed(6)];
     $("#temperature-value").textContent = Number($("#temperature").value).toFixed(1);
-    $("#mask-says").textContent = SAYS[$("#mask").value];
+    $("#mask-says").textContent = $("#mask").selectedOptions[0].dataset.says;
     $("#formula").textContent = formula(now);
   }
 

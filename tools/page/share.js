@@ -2,18 +2,16 @@
 // #layer=2&head=1&token=7, and on a live page also text=... and 1.2=off (of layer 1, head 2).
 "use strict";
 {
-  const { layers: L, heads: H } = data;
-  const NAMES = { [view.ALL]: "all", [view.ROLLOUT]: "rollout" };
-  const PART = /^(\d+)\.(\d+|mlp)$/;
+  // The options of a select are "1", "2" and so on, "all, on average" and "rollout".
+  const word = (option) => option.text.split(",")[0];
+  const chosen = (name) => word($(name).selectedOptions[0]);
 
   function address() {
-    const { layer, head, token, ahead } = view.state;
-    const name = (n) => NAMES[n] ?? n + 1;
-    const parts = { layer: name(layer), head: name(head), token: token + 1 };
+    const { token, ahead } = view.state, { text, changes = {} } = view.live?.state ?? {};
+    const parts = { layer: chosen("#layer"), head: chosen("#head"), token: token + 1 };
     if (ahead) parts.direction = "ahead";
-    const { text, changes = {} } = view.live?.state ?? {};
-    for (const [key, how] of Object.entries(changes))
-      parts[key.replace(/\d+/g, (n) => Number(n) + 1)] = how;
+    for (const [part, how] of Object.entries(changes))
+      parts[part.replace(/\d+/g, (n) => Number(n) + 1)] = how;
     if (text !== undefined) parts.text = text;
     return `#${new URLSearchParams(parts)}`;
   }
@@ -22,16 +20,13 @@
   function follow() {
     const asked = new URLSearchParams(location.hash.slice(1));
     const choice = { ahead: asked.get("direction") === "ahead" }, changes = {};
-    for (const [name, count, words] of [["layer", L, ["all"]], ["head", H, ["all", "rollout"]]]) {
-      const value = asked.get(name), n = Number(value) - 1;
-      if (words.includes(value)) choice[name] = -1 - words.indexOf(value);
-      else if (value && Number.isInteger(n) && n >= 0 && n < count) choice[name] = n;
+    for (const name of ["layer", "head"]) {
+      const option = [...$(`#${name}`).options].find((own) => word(own) === asked.get(name));
+      if (option) choice[name] = Number(option.value);
     }
     for (const [key, how] of asked) {
-      const [, layer, part] = key.match(PART) ?? [];
-      const known = layer >= 1 && layer <= L && (part === "mlp" || (part >= 1 && part <= H));
-      if (known && (how === "off" || (how in REPLACED && part !== "mlp")))
-        changes[`${layer - 1}.${part === "mlp" ? part : part - 1}`] = how;
+      const part = key.replace(/\d+/g, (n) => n - 1), known = $(`[data-part="${CSS.escape(part)}"]`);
+      if (known && (how === "off" || (how in REPLACED && !part.endsWith("mlp")))) changes[part] = how;
     }
     const text = asked.get("text");
     if (view.live && (text || Object.keys(changes).length)) view.live.open(text, changes, choice);

@@ -77,27 +77,35 @@ def describe_tokenizer(tokenizer):
     content = spec.get("content")
     if content is None:
         return found
-    model = content["model"]
-    cuts = [*components(content["pre_tokenizer"])]
-    kinds = [part["type"] for part in cuts]
     special = {token["content"]: token["id"] for token in content["added_tokens"]}
-    if content["normalizer"] is None and model["type"] == "WordLevel":
-        if kinds == ["WhitespaceSplit"]:
-            unknown = model["vocab"].get(model.get("unk_token"))
-            return found | {"kind": "words", "special": special, "unknown": unknown}
-    patterns = [part["pattern"].get("Regex") for part in cuts if part["type"] == "Split"]
-    if kinds == ["ByteLevel"] and cuts[0]["use_regex"] and not cuts[0]["add_prefix_space"]:
-        patterns = [tokenizers.GPT2_PATTERN]
-    by_bytes = kinds in (["ByteLevel"], ["Split", "ByteLevel"])
-    if content["normalizer"] or model["type"] != "BPE" or not by_bytes or not any(patterns):
-        raise ValueError(f"a live page cannot cut a text as this tokenizer ({model['type']}) does")
-    return found | {
-        "kind": "bpe",
-        "pattern": javascript(patterns[0]),
-        "merges": [merge(pair) for pair in model["merges"]],
-        "whole": model.get("ignore_merges", False),
-        "special": special,
-    }
+    return found | describe_content(content) | {"special": special}
+
+
+def describe_content(content):
+    """How a tokenizer.json cuts a text into words, and these into tokens."""
+    model = content["model"]
+    kind = model.get("type")
+    cuts = [*components(content["pre_tokenizer"])]
+    if content["normalizer"] is None:
+        if kind == "WordLevel" and [part["type"] for part in cuts] == ["WhitespaceSplit"]:
+            return {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}
+        if kind == "BPE" and (pattern := pattern_of(cuts)):
+            merges = [merge(pair) for pair in model["merges"]]
+            whole = model.get("ignore_merges", False)
+            return {"kind": "bpe", "pattern": javascript(pattern), "merges": merges, "whole": whole}
+    raise ValueError(f"a live page cannot cut a text as this tokenizer ({kind}) does")
+
+
+def pattern_of(cuts):
+    """The pattern with which a byte-level BPE cuts a text; None if it does so in another way."""
+    *before, last = cuts or [{}]
+    if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
+        return None
+    if last.get("use_regex", True):
+        return None if before else tokenizers.GPT2_PATTERN
+    if len(before) == 1 and before[0]["type"] == "Split":
+        return before[0]["pattern"].get("Regex")
+    return None
 
 
 def merge(pair):
