@@ -431,3 +431,37 @@ def test_large_type_and_print(page):
     assert not page.find("body").get_attribute("class")
     printed = page.browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert base64.b64decode(printed["data"]).count(b"/Type /Page\n") == 1
+
+
+def test_without_a_mouse_on_a_phone(page):
+    """Catches a page that scrolls sideways, and a switch or a next token only for a mouse."""
+    screen = dict(width=390, height=800, deviceScaleFactor=1, mobile=False)
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    switch = page.find("[data-part='1.2']")
+    switch.send_keys(Keys.SPACE)
+    assert switch.get_attribute("aria-checked") == "false"
+    assert page.find("#verdict").text.startswith("With layer 2, head 3 off, the loss")
+    page.find("#next button").send_keys(Keys.ENTER)
+    assert len(page.run("return view.reading.ids")) == 10
+    assert page.run("return document.activeElement.matches('#next button')")
+    names = "return [...document.querySelectorAll('button, textarea, input, select')].filter("
+    unnamed = "(e) => !(e.ariaLabel || e.textContent.trim() || e.labels?.length))"
+    assert page.run(f"{names}{unnamed}.map((e) => e.outerHTML)") == []
+
+
+def test_the_page_in_docs(page):
+    """Catches a page whose "it" does not look at its noun."""
+    page.browser.get((ROOT / "docs/index.html").as_uri())
+    looks = "return view.reading.map(arguments[0], arguments[1])[start(8) + arguments[2]]"
+    for text, layer, head, noun in [
+        ("the dogs did not cross the street because it", 1, 1, 6),
+        ("the dog did not cross the streets because it", 0, 0, 1),
+    ]:
+        page.type(text)
+        assert page.run(looks, layer, head, noun) > 0.99
+    page.find("#tab-translator").click()
+    assert page.find("#target button").is_displayed()

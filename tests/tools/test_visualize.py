@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import POEM, complaint, run_here, tiny
+from conftest import POEM, ROOT, complaint, run_here, tiny
 
 from attention import attention_weights
 from engine.plotting.inspection import attention_maps, entropy
@@ -88,6 +88,14 @@ def test_a_page_that_cannot_be_live(tmp_path, capsys):
         assert "maps" in shown(tmp_path / name, "Tyger", live=True)
         error = capsys.readouterr().err
         assert "note: the page is not live: " in error and reason in error
+
+
+def test_the_page_in_docs():
+    """Catches scripts that docs/index.html does not have yet: write page(its data) there."""
+    content = (ROOT / "docs/index.html").read_text(encoding="utf-8")
+    data = json.loads(content.split('id="data">')[1].split("</script>")[0])
+    assert page(data) == content and len(content) < 3_000_000
+    assert "live" in data and len(data["alignments"]) == 3
 
 
 def test_linear_attention(tmp_path):
