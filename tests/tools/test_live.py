@@ -412,7 +412,7 @@ def test_pictures(page):
         HTMLAnchorElement.prototype.click = function () { saved.push(this.href); };
         $('#save-svg').click();
         $('#save-png').click();
-        setTimeout(() => done(saved), 500);"""
+        setInterval(() => saved.length === 2 && done(saved), 20);"""
     svg, png = page.browser.execute_async_script(script)
     text = urllib.parse.unquote(svg)
     assert text.count("<text") > 18 and "<image" in text and "In layer" in text

@@ -79,13 +79,8 @@ const view = (() => {
       // The weight above which dark text on the background could not be read, or light text.
       tokens[n].classList.toggle("strong", weights[n] > strong);
     }
-    if (marked !== tokens[state.token]) {
-      marked?.setAttribute("aria-selected", false);
-      if (marked) marked.tabIndex = -1;
-      marked = tokens[state.token];
-      marked.setAttribute("aria-selected", true);
-      marked.tabIndex = 0;
-    }
+    if (marked) change(marked, { "aria-selected": false, tabindex: -1 });
+    marked = change(tokens[state.token], { "aria-selected": true, tabindex: 0 });
     marked.classList.toggle("held", state.held);
     box.dataset.held = state.held;
   }
@@ -165,9 +160,8 @@ const view = (() => {
   }
 
   function paintCross() {
-    const line = state.ahead ? $("#map-column") : $("#map-row");
-    $("#map-row").hidden = state.ahead;
-    $("#map-column").hidden = !state.ahead;
+    const line = $("#map-line");
+    line.className = state.ahead ? "column" : "row";
     line.style.setProperty("--at", `${(100 * state.token) / T}%`);
     line.style.setProperty("--size", `${100 / T}%`);
   }

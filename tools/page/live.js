@@ -9,7 +9,7 @@ if (data.live) {
   let past, changedPast; // what the model has read last, intact and with the changes
 
   const { begin } = data.live.tokenizer;
-  const written = () => ids.slice(begin.every((id, n) => id === ids[n]) ? begin.length : 0);
+  const written = () => ids.slice(begin.length);
   const heat = $("#heat"), topK = $("#top-k");
   const sampling = () => ({ temperature: Number(heat.value), topK: Number(topK.value) });
   const context = () => ids.slice(gpt.contextStart(ids.length));
@@ -19,7 +19,7 @@ if (data.live) {
 
   function update(choice) {
     if (!ids.length) return say("Type something.");
-    const now = context(), left = ids.length - now.length;
+    const now = context();
     past = gpt.read(now, {}, past);
     let reading = reads(past);
     if (Object.keys(changes).length) {
@@ -28,7 +28,7 @@ if (data.live) {
     }
     view.open(reading, choice ?? { held: false });
     const cut = `The last ${now.length} of ${ids.length} tokens: the context has room for `;
-    say(left ? cut + gpt.config.block_size : "");
+    say(now.length < ids.length ? cut + gpt.config.block_size : "");
     paintVerdict();
     paintParts();
   }
@@ -80,30 +80,23 @@ if (data.live) {
 
   function draw(probabilities) {
     let rest = Math.random() * sum(probabilities);
-    const id = probabilities.findIndex((p) => (rest -= p) < 0);
-    return Math.max(0, id);
+    return Math.max(0, probabilities.findIndex((p) => (rest -= p) < 0));
   }
 
   function writeOne() {
+    write.textContent = left ? "Stop" : "Write 50 tokens";
+    $("#sentence").setAttribute("aria-live", left ? "off" : "polite"); // not at each token
+    if (!left) return;
+    left -= 1;
     const last = view.reading.ids.length - 1;
     append(draw(view.reading.probabilities(last).subarray(0, tokenizer.tokens.length)), last);
-    left -= 1;
-    if (left > 0) requestAnimationFrame(writeOne);
-    else stop();
-  }
-
-  function stop() {
-    left = 0;
-    write.textContent = "Write 50 tokens";
-    $("#sentence").setAttribute("aria-live", "polite");
+    requestAnimationFrame(writeOne);
   }
 
   write.addEventListener("click", () => {
-    if (left) return stop();
-    left = 50;
-    write.textContent = "Stop";
-    $("#sentence").setAttribute("aria-live", "off"); // it would speak at each token
-    requestAnimationFrame(writeOne);
+    const writing = left > 0;
+    left = writing ? 0 : 50;
+    if (!writing) writeOne();
   });
 
   // ---- Taking apart
@@ -112,6 +105,7 @@ if (data.live) {
     const [layer, part] = key.split(".");
     return `layer ${Number(layer) + 1}, ${part === "mlp" ? "MLP" : `head ${Number(part) + 1}`}`;
   };
+  const chosen = () => `${view.state.layer}.${view.state.head}`;
   const SAYS = { off: "off", uniform: "uniform", previous: "on the previous token" };
   const nats = (loss) => `${loss.toFixed(3)} nats a token`;
 
@@ -147,19 +141,15 @@ if (data.live) {
       button.parentElement.dataset.change = how ?? "";
       button.title = how ? `${SAYS[how]}: click for as trained` : "Switch it off";
     }
-    const { layer, head } = view.state;
-    $("#change").value = changes[`${layer}.${head}`] ?? "";
-    $("#change").disabled = layer < 0 || head < 0;
+    $("#change").value = changes[chosen()] ?? "";
+    $("#change").disabled = chosen().includes("-"); // not one head
   }
 
   for (const cell of document.querySelectorAll("[data-head]"))
     cell.append(makeSwitch(cell.dataset.head), make("small", { class: "hurt" }));
   for (const side of document.querySelectorAll("[data-layer]"))
     side.append(makeSwitch(`${side.dataset.layer}.mlp`, "MLP"));
-  $("#change").addEventListener("change", () => {
-    const { layer, head } = view.state;
-    alter({ [`${layer}.${head}`]: $("#change").value });
-  });
+  $("#change").addEventListener("change", () => alter({ [chosen()]: $("#change").value }));
   $("#reset").addEventListener("click", () => {
     changes = {};
     update({ token: view.state.token });
@@ -195,10 +185,9 @@ if (data.live) {
     const [layer, head] = cells[n].dataset.head.split(".").map(Number);
     view.select({ layer, head });
     verdict.textContent = losses[n] > before
-      ? `${named(cells[n].dataset.head)} matters most: without it, the loss of this text rises ` +
+      ? `Most matters ${named(cells[n].dataset.head)}: without it, the loss of this text rises ` +
         `from ${before.toFixed(3)} to ${nats(losses[n])}.`
       : "This text needs none of the heads: without any one, its loss does not rise.";
-    verdict.textContent = verdict.textContent.replace("layer", "Layer");
   }
   $("#find").addEventListener("click", find);
 

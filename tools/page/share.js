@@ -25,8 +25,9 @@
       if (option) choice[name] = Number(option.value);
     }
     for (const [key, how] of asked) {
-      const part = key.replace(/\d+/g, (n) => n - 1), known = $(`[data-part="${CSS.escape(part)}"]`);
-      if (known && (how === "off" || (how in REPLACED && !part.endsWith("mlp")))) changes[part] = how;
+      const part = key.replace(/\d+/g, (n) => n - 1);
+      const possible = how === "off" || (how in REPLACED && !part.endsWith("mlp"));
+      if (possible && $(`[data-part="${CSS.escape(part)}"]`)) changes[part] = how;
     }
     const text = asked.get("text");
     if (view.live && (text || Object.keys(changes).length)) view.live.open(text, changes, choice);
