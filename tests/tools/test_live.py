@@ -400,7 +400,7 @@ def test_an_address_is_a_view(page):
     copied = page.run("return location.hash")
     page.open(copied)
     assert page.run("return {...view.state, ...view.live.state}") == state
-    page.open("#layer=9&head=x&token=-3&1.9=off&1.1=hot&9.mlp=off")
+    page.open("#layer=9&head=x&token=-3&1.9=off&1.1=toString&9.mlp=off")
     assert page.run("return view.live.state.changes") == {}
     assert page.run("return view.state.token") == 8
 

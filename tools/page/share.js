@@ -26,11 +26,11 @@
     }
     for (const [key, how] of asked) {
       const part = key.replace(/\d+/g, (n) => n - 1);
-      const possible = how === "off" || (how in REPLACED && !part.endsWith("mlp"));
+      const possible = how === "off" || (Object.hasOwn(REPLACED, how) && !part.endsWith("mlp"));
       if (possible && $(`[data-part="${CSS.escape(part)}"]`)) changes[part] = how;
     }
     const text = asked.get("text");
-    if (view.live && (text || Object.keys(changes).length)) view.live.open(text, changes, choice);
+    if (view.live) view.live.open(text, changes, choice);
     else view.open(view.reading, choice);
     const token = Math.min(view.reading.labels.length, Math.floor(asked.get("token"))) - 1;
     if (token >= 0) view.select({ token, held: true });
