@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -44,6 +45,12 @@ In the forests of the night;
 What immortal hand or eye,
 Could frame thy symmetry?
 """
+
+
+CHROMIUM = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+    "--disable-background-networking --disable-component-update --window-size=1200,900"
+)
 
 
 def pytest_collection_modifyitems(config, items):
@@ -250,6 +257,24 @@ def hugging_face_folder(folder, model, prefix="transformer.", **config):
         model_type="gpt2", n_positions=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16
     )
     (folder / "config.json").write_text(json.dumps(settings | config))
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory):
+    """A browser with an empty profile, which records its console and its requests."""
+    webdriver = pytest.importorskip("selenium.webdriver")
+    binary = shutil.which("chromium") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if not (binary and driver):
+        pytest.skip("needs chromium and chromium-driver (apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = binary
+    for flag in (*CHROMIUM.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield browser
+    browser.quit()
 
 
 @pytest.fixture

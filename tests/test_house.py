@@ -111,8 +111,8 @@ def test_who_imports_whom(path):
     room = "tools" if path.parts[0] == "benchmarks" else path.parts[0]
     rooms = ("tools.", "benchmarks.", "experiments.", "exercises.", "data.")
     own = (f"{room}.shared.", f"{path.parts[0]}.shared.", "benchmarks.peers")
-    if room == "tools":
-        own += ("experiments.shared.",)  # a tool may use what an experiment has trained
+    if room in ("tools", "data"):
+        own += ("experiments.shared.",)  # what an experiment has trained, or a grammar of its text
     scripts = {name for name in found if name.startswith(rooms) and not name.startswith(own)}
     assert not scripts and not found & {"train", "sample"}, found
 
@@ -241,6 +241,14 @@ def test_short_functions(path):
         if isinstance(node, ast.FunctionDef):
             lines = [line for line in range(node.lineno, node.end_lineno + 1) if counts[line]]
             assert len(lines) <= 60, node.name
+
+
+def test_the_scripts_of_the_page():
+    """Catches scripts that are packed, and a model in the page that one does not read at once."""
+    for path in ROOT.glob("tools/page/*.js"):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert max(map(len, lines)) <= 100, path
+        assert path.stem != "model" or len(lines) <= 300
 
 
 def test_readme():

@@ -3,11 +3,23 @@
     python -m tools.visualize --text="The animal did not cross the street because it was"
     python -m tools.visualize --text=FILE:story.txt --init_from=FOLDER_OR_NAME
     python -m tools.visualize --text="the cat sees the red dog" --out_dir=out-translate
+    python -m tools.visualize --live=True --text="def f(x):"
 
 The page is one file that needs no network: tokens to click, all heads, what the model expects
 next, a playground and the paths. Layers and heads are counted from 1. The weights in it are those
 of attention.py, as bytes. For a translator, from experiments.translate, it is alignment.html: the
 sentence, its translation, and which word of one looked at which of the other.
+
+A live page holds the model itself, as float16, and computes all this in the browser: the text can
+be typed, and heads and MLPs switched off. docs/index.html is one, of config/words.toml:
+
+    python train.py config/words.toml
+    python -m experiments.translate --models=bahdanau --save=out-translate
+    python -m tools.visualize --live=True --out_dir=out-words --translator=out-translate \
+        --text="the dogs did not cross the street because it" --page=docs/index.html \
+        --examples="the dog did not cross the streets because it
+    the dog did not cross the street because it
+    the trophies did not fit the suitcase because they"
 """
 
 import base64
@@ -31,18 +43,32 @@ from engine.plotting import heatmaps
 from engine.plotting.inspection import attention_maps, entropy
 from engine.text.preparation import read_text
 from experiments.shared import translation, translators
-from tools.shared import labels
+from tools.shared import labels, live
 from tools.shared.model_settings import ModelSettings
 
 PAGE = Path(__file__).with_name("page")
 CANDIDATES = 10  # for the next token
 BEAM = 4  # of a translator
+SENTENCES = """the tired dogs that the pretty girl follows do not see the green bird
+my young friend that the red dog follows does not like this horse
+the queen does not like a cow because the small bees sing"""
 
 
 @dataclass(kw_only=True)
 class VisualizeConfig(ModelSettings):
     text: str = ""
     """The text to read; FILE:name reads it from a file."""
+    live: bool = False
+    """Put the model into the page: type, choose what comes next, switch heads off. Up to 5 M
+    parameters."""
+    examples: str = ""
+    """Other texts that a live page offers, one a line."""
+    translator: str = ""
+    """A folder of experiments.translate --save: where it looks becomes a tab of the page."""
+    sentences: str = SENTENCES
+    """What it translates, one sentence a line."""
+    page: str = ""
+    """The file of the page; empty: attention.html in the model's folder."""
 
 
 def main(config):
@@ -63,28 +89,53 @@ def main(config):
 
     to = Path("." if config.init_from else config.out_dir)
     picture = to / "attention.png"
-    html = to / "attention.html"
+    html = Path(config.page or to / "attention.html")
     heatmaps.save(draw(maps, data["labels"], str(folder)), picture)
+    if config.live:
+        data = live_data(data, model, tokenizer, ids, config.examples)
+    if config.translator:
+        data["alignments"] = alignments(config.translator, config.sentences)
     atomic_write(html, page(data).encode())
     if note:
         print(f"note: {note}", file=sys.stderr)
     print(f"{html} and {picture}: {len(ids)} tokens, {L} layers x {H} heads")
+    if "live" in data:
+        print(f"{html} holds the model: {html.stat().st_size / 1e6:.1f} MB")
     return html, picture
 
 
+def live_data(data, model, tokenizer, ids, examples):
+    """What a page needs that computes the rest itself; data, and a note, if it cannot."""
+    try:
+        content = live.describe(model, tokenizer)
+    except ValueError as error:
+        print(f"note: the page is not live: {error}", file=sys.stderr)
+        return data
+    kept = {key: data[key] for key in ("model", "note", "layers", "heads", "windows")}
+    return kept | {"live": content, "ids": ids.tolist(), "examples": examples.splitlines()}
+
+
 def show_alignment(folder, text):
-    """Write alignment.html and return its path, in a tuple."""
-    model, vocabulary = translators.load(folder)
-    vocabulary.check(text)
-    source, target, weights = translation.alignment(model, vocabulary, text, BEAM)
-    if weights is None:
-        raise ValueError(f"the translator in {folder} has no attention to show")
-    weights = [rounded(row, 3) for row in torch.tensor(weights)]
-    data = {"model": str(folder), "source": source, "target": target, "weights": weights}
+    """Write alignment.html for the sentences of a text, one a line; return its path, in a tuple."""
+    found = alignments(folder, text)
     html = Path(folder, "alignment.html")
-    atomic_write(html, page(data, "alignment.html").encode())
-    print(f"{html}: {len(source)} and {len(target)} pieces")
+    atomic_write(html, page({"model": str(folder), "alignments": found}, "alignment.html").encode())
+    print(f"{html}: {len(found)} sentences")
     return (html,)
+
+
+def alignments(folder, text):
+    """The sentences of a text, one a line, their translations, and the weights between the two."""
+    model, vocabulary = translators.load(folder)
+    found = []
+    for sentence in text.splitlines() or [""]:
+        vocabulary.check(sentence)
+        source, target, weights = translation.alignment(model, vocabulary, sentence, BEAM)
+        if weights is None:
+            raise ValueError(f"the translator in {folder} has no attention to show")
+        weights = [rounded(row, 3) for row in torch.tensor(weights)]
+        found.append({"source": source, "target": target, "weights": weights})
+    return found
 
 
 def read(tokenizer, text, most):
@@ -206,7 +257,7 @@ def page(data, template="index.html"):
     content = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     parts = {"data": content.replace("<", "\\u003c")}
     parts["style"] = (PAGE / "style.css").read_text(encoding="utf-8")
-    for path in PAGE.glob("*.js"):
+    for path in [*PAGE.glob("*.js"), PAGE / "translator.html"]:
         parts[path.name] = path.read_text(encoding="utf-8")
     template = (PAGE / template).read_text(encoding="utf-8")
     return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], template)

@@ -14,7 +14,7 @@ from engine.text.preparation import DATA, SMALL, SPLITS, meta_digest, write_data
 from engine.text.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
 
 # They prepare themselves when they are first used; no other folder's code is ever run.
-INCLUDED = "stdlib", "shakespeare", "shakespeare_char"
+INCLUDED = "stdlib", "words", "shakespeare", "shakespeare_char"
 
 
 @dataclass

@@ -1,5 +1,9 @@
 """data/text/prepare.py, as a user calls it."""
 
+import collections
+import random
+import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -8,7 +12,7 @@ import sys
 import pytest
 from conftest import POEM, ROOT, complaint, run_here
 
-from engine.text import dataset
+from engine.text import dataset, tokenizer
 
 SCRIPT = "data/text/prepare.py"
 
@@ -104,3 +108,25 @@ def test_a_run_s_own_tokenizer(poem, tmp_path, name):
     assert dataset.load_dataset(name, 8).tokenizer.spec() == spec
     line = complaint(run_here(SCRIPT, "--input", texts, *flags))
     assert "character 'L' (U+004C) at position 0 of 'Little" in line
+
+
+def test_words_in_which_a_pronoun_has_one_meaning(tmp_path):
+    """Catches a pronoun that fits no noun, and what follows it that does not tell which noun."""
+    script = runpy.run_path(str(ROOT / "data/words/prepare.py"))
+    rng = random.Random(1)
+    sentences = [script["sentence"](rng) for _ in range(3000)]
+    follows = collections.defaultdict(set)
+    plurals = {*script["MANY"].values()}
+    for text in sentences:
+        fact = r"the (\w+) did not \w+ the (\w+) because (it|they) "
+        *nouns, pronoun = re.match(fact, text).groups()
+        many = {noun: noun in plurals or noun.endswith("s") for noun in nouns}
+        fitting = [noun for noun in many if many[noun] == (pronoun == "they")]
+        assert fitting, text
+        if len(fitting) == 1:
+            follows[fitting[0]].add(text.split()[-1])
+    assert max(map(len, follows.values())) == 4 and len(follows) > 60
+    script["write_tokenizer"](tmp_path, sentences)
+    found = tokenizer.create_tokenizer(str(tmp_path))
+    ids = found.encode(sentences[0]).tolist()
+    assert len(ids) == len(sentences[0].split()) and found.decode(ids).strip() == sentences[0]

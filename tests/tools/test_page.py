@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import time
 
 import pytest
@@ -21,27 +20,6 @@ Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
 pytestmark = pytest.mark.browser
 TEXT = 'it was </script><b>bold</b> & "so"\nשלום 😀 it was'
 BYTE = 1 / 255 + 1e-5  # the page's weights are bytes
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
-    "--disable-background-networking --disable-component-update --window-size=1200,900"
-)
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    """A browser with an empty profile, which records its console and its requests."""
-    binary = shutil.which("chromium") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if not (binary and driver):
-        pytest.skip("needs chromium and chromium-driver (apt-get install chromium chromium-driver)")
-    options = webdriver.ChromeOptions()
-    options.binary_location = binary
-    for flag in (*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield browser
-    browser.quit()
 
 
 def random_model(**changes):
@@ -336,7 +314,7 @@ def test_an_alignment(chromium, tmp_path):
     [path] = main(VisualizeConfig(out_dir=str(tmp_path / "out"), text="the cat"))
     chromium.get_log("browser")
     chromium.get(path.as_uri())
-    weights = torch.tensor(chromium.execute_script("return data.weights"))
+    weights = torch.tensor(chromium.execute_script("return data.alignments[0].weights"))
 
     def lit(side):
         each = f"[...document.querySelectorAll('#{side} button')]"

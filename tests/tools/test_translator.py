@@ -47,8 +47,9 @@ def test_the_alignment_page(tmp_path):
     element = '<script type="application/json" id="data">(.*?)</script>'
     data = json.loads(re.search(element, content, re.DOTALL)[1])
     source, target, weights = translation.alignment(*model, TEXT, visualize.BEAM)
-    assert (data["source"], data["target"]) == (source, target)
-    assert torch.allclose(torch.tensor(data["weights"]), torch.tensor(weights), atol=1e-3)
+    [shown] = data["alignments"]
+    assert (shown["source"], shown["target"]) == (source, target)
+    assert torch.allclose(torch.tensor(shown["weights"]), torch.tensor(weights), atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import POEM, complaint, run_here, tiny
+from conftest import POEM, ROOT, complaint, run_here, tiny
 
 from attention import attention_weights
 from engine.plotting.inspection import attention_maps, entropy
@@ -77,6 +77,27 @@ def test_the_page_has_what_the_model_does(tmp_path, changes):
         assert came == (top.index(token) if token in top else None)
 
 
+def test_a_page_that_cannot_be_live(tmp_path, capsys):
+    """Catches a page without an answer where the model in it could not run."""
+    for name, changes, reason in [
+        ("linear", dict(attention="linear"), "a live page has no attention=linear"),
+        ("large", dict(n_layer=1, n_embd=768), "7.3 M parameters, and a live page 5 M at most"),
+    ]:
+        (tmp_path / name).mkdir()
+        saved(tmp_path / name, **changes)
+        assert "maps" in shown(tmp_path / name, "Tyger", live=True)
+        error = capsys.readouterr().err
+        assert "note: the page is not live: " in error and reason in error
+
+
+def test_the_page_in_docs():
+    """Catches scripts that docs/index.html does not have yet: write page(its data) there."""
+    content = (ROOT / "docs/index.html").read_text(encoding="utf-8")
+    data = json.loads(content.split('id="data">')[1].split("</script>")[0])
+    assert page(data) == content and len(content) < 3_000_000
+    assert "live" in data and len(data["alignments"]) == 3
+
+
 def test_linear_attention(tmp_path):
     """Catches weights that no model holds, taken for those that it computed."""
     saved(tmp_path, attention="linear")
@@ -111,7 +132,7 @@ def test_text_that_could_break_out(tmp_path):
     assert labels.startswith("</script><img·src=x·onerror=alert(1)><!--·{{style}}·&·")
     # With a tokenizer of words a label may be the whole text.
     content = page({"labels": [NASTY], "model": NASTY})
-    assert "default-src 'none'" in content and content.count("</script>") == 5
+    assert "default-src 'none'" in content and content.count("</script>") == 11
     assert "<img" not in content and "<!--" not in content
 
 

@@ -1,35 +1,48 @@
 // Two sentences: a word lights those of the other one, each by the weight between the two.
 "use strict";
+if (data.alignments) {
+  let pair, buttons; // {source, target, weights}; the words of both sides
 
-const buttons = {};
-for (const side of ["source", "target"]) {
-  buttons[side] = data[side].map((word, n) => {
-    const button = make("button", { "aria-pressed": false }, word);
-    for (const event of ["pointerenter", "focus", "click"]) button.addEventListener(event, () => light(side, n));
-    return button;
+  function open(n) {
+    pair = data.alignments[n];
+    buttons = { source: words("source"), target: words("target") };
+    light("target", 0);
+  }
+
+  function words(side) {
+    const found = pair[side].map((word, n) => {
+      const button = make("button", { "aria-pressed": false }, word);
+      for (const event of ["pointerenter", "focus", "click"])
+        button.addEventListener(event, () => light(side, n));
+      return button;
+    });
+    $(`#${side}`).replaceChildren(...found);
+    return found;
+  }
+
+  function light(side, n) {
+    const other = side === "source" ? "target" : "source";
+    const weight = (m) => (side === "target" ? pair.weights[n][m] : pair.weights[m][n]);
+    const weights = pair[other].map((_, m) => weight(m));
+    buttons[side].forEach((button, m) => paint(button, m === n, 0));
+    buttons[other].forEach((button, m) => paint(button, false, darkness(weights[m])));
+    const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3);
+    const looks = best.map((m) => `${pair[other][m]} ${number(weights[m])}`);
+    $("#reading").textContent = `${pair[side][n]}: ${looks.join(", ")}`;
+  }
+
+  function paint(button, pressed, share) {
+    button.setAttribute("aria-pressed", pressed);
+    button.style.setProperty("--share", share);
+    button.classList.toggle("strong", share > colour("--strong")[0]);
+  }
+
+  data.alignments.forEach(({ source }, n) => {
+    const text = source.slice(0, -1).join(" ");
+    $("#which").append(make("option", { value: n }, text));
   });
-  $("#" + side).append(...buttons[side]);
+  $("#which").addEventListener("change", () => open(Number($("#which").value)));
+  $("#which").closest(".controls").hidden = data.alignments.length === 1;
+  if (!$("#attention")) $("#model").textContent = data.model;
+  open(0);
 }
-
-function light(side, n) {
-  const other = side === "source" ? "target" : "source";
-  const weights = data[other].map((_, m) => (side === "target" ? data.weights[n][m] : data.weights[m][n]));
-  buttons[side].forEach((button, m) => {
-    button.setAttribute("aria-pressed", m === n);
-    paint(button, 0);
-  });
-  buttons[other].forEach((button, m) => {
-    button.setAttribute("aria-pressed", false);
-    paint(button, darkness(weights[m]));
-  });
-  const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3);
-  $("#reading").textContent = `${data[side][n]}: ` + best.map((m) => `${data[other][m]} ${number(weights[m])}`).join(", ");
-}
-
-function paint(button, share) {
-  button.style.setProperty("--share", share);
-  button.classList.toggle("strong", share > Number(getComputedStyle(button).getPropertyValue("--strong")));
-}
-
-$("#model").textContent = data.model;
-light("target", 0);

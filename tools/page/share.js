@@ -1,0 +1,108 @@
+// A view as an address, a picture, in large type. In an address all counts from 1:
+// #layer=2&head=1&token=7, and on a live page also text=... and 1.2=off (of layer 1, head 2).
+"use strict";
+{
+  // The options of a select are "1", "2" and so on, "all, on average" and "rollout".
+  const word = (option) => option.text.split(",")[0];
+  const chosen = (name) => word($(name).selectedOptions[0]);
+
+  function address() {
+    const { token, ahead } = view.state, { text, changes = {} } = view.live?.state ?? {};
+    const parts = { layer: chosen("#layer"), head: chosen("#head"), token: token + 1 };
+    if (ahead) parts.direction = "ahead";
+    for (const [part, how] of Object.entries(changes))
+      parts[part.replace(/\d+/g, (n) => Number(n) + 1)] = how;
+    if (text !== undefined) parts.text = text;
+    return `#${new URLSearchParams(parts)}`;
+  }
+
+  // Opens the view of the address; what is wrong in it is left out.
+  function follow() {
+    const asked = new URLSearchParams(location.hash.slice(1));
+    const choice = { ahead: asked.get("direction") === "ahead" }, changes = {};
+    for (const name of ["layer", "head"]) {
+      const option = [...$(`#${name}`).options].find((own) => word(own) === asked.get(name));
+      if (option) choice[name] = Number(option.value);
+    }
+    for (const [key, how] of asked) {
+      const part = key.replace(/\d+/g, (n) => n - 1);
+      const possible = how === "off" || (Object.hasOwn(REPLACED, how) && !part.endsWith("mlp"));
+      if (possible && $(`[data-part="${CSS.escape(part)}"]`)) changes[part] = how;
+    }
+    const text = asked.get("text");
+    if (view.live) view.live.open(text, changes, choice);
+    else view.open(view.reading, choice);
+    const token = Math.min(view.reading.labels.length, Math.floor(asked.get("token"))) - 1;
+    if (token >= 0) view.select({ token, held: true });
+  }
+  addEventListener("hashchange", follow);
+  if (location.hash.length > 1) follow();
+
+  // ---- A picture: the map, with its tokens, and the sentence above it
+
+  function picture() {
+    const { labels } = view.reading, T = labels.length;
+    const longest = Math.max(...labels.map((label) => label.length));
+    const cell = Math.max(18, Math.min(36, 500 / T)), edge = 20 + 8 * longest, size = T * cell;
+    const lines = $("#sentence").textContent.match(/.{1,70}(\s|$)|\S+/g);
+    const width = Math.max(edge + size + 20, 620), top = 20 * lines.length + 30 + edge;
+    const [ink, fill] = ["--ink", "--paper"].map((name) => `rgb(${colour(name).join(" ")})`);
+    const at = (n) => (n + 0.5) * cell + 4;
+    const text = (content, x, y, more) => make("text", { x, y, ...more }, content);
+    const font = { "font-family": "monospace", "font-size": 13, fill: ink };
+    return make("svg", { width, height: top + size + 20, ...font },
+      make("rect", { width: "100%", height: "100%", fill }),
+      ...lines.map((line, n) => text(line, 20, 30 + 20 * n, { "font-family": "sans-serif" })),
+      make("g", { transform: `translate(${edge} ${top})` },
+        make("image", {
+          width: size, height: size, style: "image-rendering: pixelated",
+          href: $("#map canvas").toDataURL(),
+        }),
+        ...labels.map((label, n) => text(label, -6, at(n), { "text-anchor": "end" })),
+        ...labels.map((label, n) => text(label, 6, at(n), { transform: "rotate(-90)" }))));
+  }
+
+  function svg() {
+    const text = new XMLSerializer().serializeToString(picture());
+    return `data:image/svg+xml,${encodeURIComponent(text)}`;
+  }
+
+  async function png() {
+    const image = make("img", { src: svg() });
+    await image.decode();
+    const canvas = make("canvas", { width: 2 * image.width, height: 2 * image.height });
+    canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+    return canvas.toDataURL();
+  }
+
+  function save(name, href) {
+    make("a", { download: name, href }).click();
+  }
+
+  $("#save-svg").addEventListener("click", () => save("attention.svg", svg()));
+  $("#save-png").addEventListener("click", async () => save("attention.png", await png()));
+  $("#link").addEventListener("click", async () => {
+    history.replaceState(null, "", address());
+    await navigator.clipboard?.writeText(location.href).catch(() => {});
+    $("#link").textContent = "Link copied";
+    setTimeout(() => { $("#link").textContent = "Copy link"; }, 2000);
+  });
+
+  // ---- Large type, for a lecture: P, or the button; Escape ends it
+
+  function talk(on = !document.body.classList.contains("talk")) {
+    document.body.classList.toggle("talk", on);
+    if (on) document.documentElement.requestFullscreen?.().catch(() => {});
+    else if (document.fullscreenElement) document.exitFullscreen();
+  }
+  $("#large").addEventListener("click", () => talk());
+  addEventListener("keydown", (event) => {
+    const typed = event.target.matches?.("input, textarea, select");
+    if (typed || event.ctrlKey || event.metaKey) return;
+    if (event.key.toLowerCase() === "p") talk();
+    if (event.key === "Escape") talk(false);
+  });
+  document.addEventListener("fullscreenchange", () => {
+    if (!document.fullscreenElement) talk(false);
+  });
+}

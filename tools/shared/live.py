@@ -1,0 +1,134 @@
+"""A model and its tokenizer as the page of tools.visualize runs them: tools/page/model.js."""
+
+import base64
+import dataclasses
+import re
+
+import torch
+
+from attention import rope_table
+from engine.text import tokenizer as tokenizers
+from engine.text.tokenizer_checks import components
+
+MOST_PARAMETERS = 5_000_000
+KNOWN = {  # the mechanisms that model.js has
+    "attention": "naive masked_fill tiled fused",  # the same function
+    "score": "scaled_dot dot",
+    "normalize": "softmax",
+    "visible": "causal sliding_window local_global strided alibi",
+    "position": "learned rope sinusoidal none",
+    "norm": "layernorm rmsnorm rmsnorm_scale",
+    "mlp": "gelu_tanh gelu quick_gelu relu relu2 silu swiglu",
+}
+SEPARATOR = "\u0100"  # between the two bytes strings of a merge: no byte is this character
+
+
+def describe(model, tokenizer):
+    """Return all that the page needs, as a dict for JSON; ValueError for what it cannot do."""
+    return describe_model(model) | {"tokenizer": describe_tokenizer(tokenizer)}
+
+
+# ---- The model
+
+
+def describe_model(model):
+    """Config, weights as float16, and the angles of RoPE; ValueError as in describe."""
+    config = model.config
+    if model.num_params() > MOST_PARAMETERS:
+        count = f"the model has {model.num_params() / 1e6:.1f} M parameters"
+        raise ValueError(f"{count}, and a live page {MOST_PARAMETERS / 1e6:g} M at most")
+    for name, known in KNOWN.items():
+        value = getattr(config, name)
+        if value.split(":")[0] not in known.split():
+            raise ValueError(f"a live page has no {name}={value}")
+    names = [name for name, _ in model.named_parameters()]
+    halves = torch.cat([p.detach().half().flatten() for p in model.parameters()])
+    if not halves.isfinite().all():
+        raise ValueError("a weight is not finite, or too large for float16")
+    return {
+        "config": dataclasses.asdict(config),
+        "sizes": [(name, model.get_parameter(name).numel()) for name in names],
+        "weights": base64.b64encode(halves.numpy().astype("<f2").tobytes()).decode(),
+        "rope": describe_rope(config),
+    }
+
+
+def describe_rope(config):
+    """The angle by which each pair turns from one token to the next, and the size of vectors."""
+    stretched = config.rope_stretch, config.rope_trained, config.rope_scaling
+    cos, sin = rope_table(2, config.D, config.rope_base, *stretched)
+    frequency = torch.atan2(sin[1], cos[1]).tolist()
+    return {"frequency": frequency, "size": cos[0, 0].item() if frequency else 1}
+
+
+# ---- The tokenizer
+
+
+def as_characters(content):
+    """Bytes as a string for JSON, in which each character is one byte."""
+    return content.decode("latin-1")
+
+
+def describe_tokenizer(tokenizer):
+    """Its kind, each token's bytes, and how it cuts a text; ValueError as in describe."""
+    spec = tokenizer.spec()
+    tokens = [as_characters(tokenizer.token_bytes(n)) for n in range(tokenizer.vocab_size)]
+    found = {"kind": spec["kind"], "tokens": tokens, "begin": [*tokenizer.begin]}
+    content = spec.get("content")
+    if content is None:
+        return found
+    special = {token["content"]: token["id"] for token in content["added_tokens"]}
+    return found | describe_content(content) | {"special": special}
+
+
+def describe_content(content):
+    """How a tokenizer.json cuts a text into words, and these into tokens."""
+    model = content["model"]
+    kind = model.get("type")
+    cuts = [*components(content["pre_tokenizer"])]
+    if content["normalizer"] is None:
+        if kind == "WordLevel" and [part["type"] for part in cuts] == ["WhitespaceSplit"]:
+            return {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}
+        if kind == "BPE" and (pattern := pattern_of(cuts)):
+            merges = [merge(pair) for pair in model["merges"]]
+            whole = model.get("ignore_merges", False)
+            return {"kind": "bpe", "pattern": javascript(pattern), "merges": merges, "whole": whole}
+    raise ValueError(f"a live page cannot cut a text as this tokenizer ({kind}) does")
+
+
+def pattern_of(cuts):
+    """The pattern with which a byte-level BPE cuts a text; None if it does so in another way."""
+    *before, last = cuts or [{}]
+    if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
+        return None
+    if last.get("use_regex", True):
+        return None if before else tokenizers.GPT2_PATTERN
+    if len(before) == 1 and before[0]["type"] == "Split":
+        return before[0]["pattern"].get("Regex")
+    return None
+
+
+def merge(pair):
+    """The two tokens of a merge, "a b" or ["a", "b"], as one string."""
+    pair = pair.split(" ") if isinstance(pair, str) else pair
+    return SEPARATOR.join(as_characters(tokenizers.to_bytes(token)) for token in pair)
+
+
+def javascript(pattern):
+    """A pattern as JavaScript knows it: it has no atomic groups, and many browsers no (?i:...).
+
+    In the patterns known here, nothing follows what is atomic or possessive that would make it
+    give back a character.
+    """
+
+    def both_cases(group):
+        found = ""
+        for part in re.split(r"(\[.*?\])", group[1]):
+            if part.startswith("["):
+                found += part[:-1] + part[1:].upper()
+            else:
+                found += re.sub("[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", part)
+        return f"(?:{found})"
+
+    pattern = re.sub(r"\(\?i:(.*?)\)", both_cases, pattern.replace("(?>", "(?:"))
+    return re.sub(r"([+*?]|\d\})\+", r"\1", pattern)
