@@ -45,14 +45,15 @@ F_STRING_END = getattr(tokenize, "FSTRING_END", None)
 # panic on hostile ones, and compute nothing (tokenizer_checks.py, families.py). Values of another
 # width, encoders without a mask and the score `mlp`, which the lectures have.
 # tools: 13,000 before. The worked examples of the lectures (tools/shared/worked.py), a translator,
-# and whether a machine computes attention right (machine_check.py).
+# and whether a machine computes attention right (machine_check.py). 16,000 before the model in the
+# page (live.py) and the model card.
 # experiments: 17,000 before. Claims of the lectures that were not tried.
 # tests: 80,000 before. Tests of all that, of the exercises, and tests/torture.py.
 # exercises: new. No library has a check that names a mistake.
 READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, F_STRING}
 BUDGET = {
     (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 48_500,
-    ("tools", "benchmarks"): 16_000,
+    ("tools", "benchmarks"): 17_500,
     ("experiments",): 31_000,
     ("exercises",): 9_500,
     ("tests",): 100_500,

@@ -77,8 +77,10 @@ def write_tokenizer(folder, sentences):
     vocabulary = {word: n for n, word in enumerate([END, UNKNOWN, *words])}
     content = bpe_json(vocabulary, pre_tokenizer={"type": "WhitespaceSplit"})
     content["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": UNKNOWN}
-    Path(folder, "tokenizer.json").write_text(json.dumps(content))
-    Path(folder, "tokenizer_config.json").write_text(json.dumps({"eos_token": END}))
+    Path(folder, "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    Path(folder, "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": END}), encoding="utf-8"
+    )
 
 
 def main():
