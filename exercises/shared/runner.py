@@ -49,11 +49,8 @@ def run(command, folder, output, seconds):
     environment = os.environ | {"PYTHONPATH": str(definition.ROOT)}
     streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
     command = [sys.executable, *command]
-    process = subprocess.Popen(command, cwd=folder, env=environment, **streams)
     try:
-        return process.wait(seconds)
+        ended = subprocess.run(command, cwd=folder, env=environment, timeout=seconds, **streams)
+        return ended.returncode
     except subprocess.TimeoutExpired:
         return None
-    finally:  # also after Ctrl-C
-        process.kill()
-        process.wait()
