@@ -48,13 +48,10 @@ BESIDE = {
 READ_ON = "attention.py: masked_fill does this, and naive does it without a mask"
 
 
-def last_rows(Tq, Tk):
-    return torch.ones(Tq, Tk).tril(Tk - Tq).bool()
-
-
 def cases():
     tiny = small([0, 0], [1, 0]), small([1, 0], [2, 0]), small([10, 0], [0, 10])
-    yield "two tokens, D = 2", "attention", *tiny, last_rows(2, 2)
+    yield "two tokens, D = 2", "attention", *tiny, torch.ones(2, 2).tril().bool()
     for sizes in "B=1, H=1, Tq=2, Tk=4, D=2, Dv=2", "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
         q, k, v = random(sizes, "B H Tq D", "B H Tk D", "B H Tk Dv")
-        yield sizes, "attention", q, k, v, last_rows(q.shape[2], k.shape[2])
+        Tq, Tk = q.shape[2], k.shape[2]
+        yield sizes, "attention", q, k, v, torch.ones(Tq, Tk).tril(Tk - Tq).bool()

@@ -35,7 +35,8 @@ class Cache:
         # Keys are turned before they are kept: those of the past are turned already.
         q, k = (self.rotate(x, j[past:]) for x in (q, k))
         if past:
-            k, v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
+            k = torch.cat([self.k, k], dim=2)
+            v = torch.cat([self.v, v], dim=2)
         self.k, self.v = k, v
         # The queries are the last T of all positions j (Tk).
         i = j[past:, None]
@@ -63,7 +64,7 @@ def cases():
 
     for calls, W, rotate in ([1, 1], None, None), ([2, 2, 1], 2, None), ([2, 1, 2], None, turn):
         inputs = integers(f"B=2, H=1, T={sum(calls)}, D=2", *["B H T D"] * 3)
-        label = f"calls of {calls} tokens, window={W}" + ", rotated" * bool(rotate)
+        label = f"calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
         yield label, in_calls, *inputs, calls, W, rotate
 
 

@@ -5,9 +5,8 @@ Write additive(s, h, W1, W2, u): Bahdanau's weights of a decoder's state, and it
     score of state i of h:  u · tanh(s W1 + h[i] W2)            weights: softmax over the S states
     context: the average of h with these weights            return weights (B, S), context (B, C)
 
-Write cross_attention(q, k, v, real): scaled dot products of a decoder's queries with an encoder:
-    q (B, H, T, D)     k, v (B, H, S, D)     return each query's average of the values (B, H, T, D)
-    real (B, S)        False where the encoder's text is padding, which no query sees
+Write cross_attention(q, k, v, real), a decoder's attention to an encoder; return (B, H, T, D):
+    q (B, H, T, D)     k, v (B, H, S, D)     real (B, S): False where the encoder's text is padding
 
            S = 4, real = ■ ■ ■ ·             every query sees the same three keys: there is no
       q0   ■ ■ ■ ·                           future in another sequence, and T may be larger than S
@@ -17,7 +16,7 @@ Bahdanau et al. 2014, arXiv:1409.0473; Vaswani et al. 2017, arXiv:1706.03762, se
 
 import torch
 
-from exercises.shared.cases import random
+from exercises.shared.cases import integers
 
 
 def additive(s, h, W1, W2, u):
@@ -51,9 +50,9 @@ READ_ON = "attention.py: Additive and CrossAttention; masks.py: present"
 
 def cases():
     for sizes in "B=1, S=2, C=2, A=2", "B=3, S=6, C=5, A=4":
-        yield sizes, "additive", *random(sizes, "B C", "B S C", "C A", "C A", "A")
+        yield sizes, "additive", *integers(sizes, "B C", "B S C", "C A", "C A", "A")
     for sizes in "B=2, H=1, T=1, S=2, D=2", "B=3, H=2, T=6, S=4, D=5":
-        q, k, v = random(sizes, "B H T D", "B H S D", "B H S D")
+        q, k, v = integers(sizes, "B H T D", "B H S D", "B H S D")
         padding = torch.tensor([1, 0, 2])[: len(q), None]
         real = torch.arange(k.shape[2]) < k.shape[2] - padding
         yield sizes, "cross_attention", q, k, v, real

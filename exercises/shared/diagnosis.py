@@ -1,6 +1,5 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
-import functools
 import inspect
 import itertools
 
@@ -25,17 +24,19 @@ def diagnose(exercise, got):
     """Return what is wrong with a learner's outcomes, as lines; none if all is right."""
     expected = expected_outcomes(exercise)
     pairs = zip(exercise.cases(), got, expected)
-    wrong = [pair for pair in pairs if pair[1]["changed"] or not same_outcome(*pair[1:])]
+    wrong = [pair for pair in pairs if not same_outcome(*pair[1:])]
     if not wrong:
         return []
     case, a, b = wrong[0]
     name = b["name"]
     lines = [f"{name}, {b['label']}:", ""]
-    if same_outcome(a, b):
-        return [*lines, "  it changes its arguments: what calls it may still need them"]
     inputs = named(exercise, *case[1:])
     if same(a["values"], b["values"]):
-        names = [f"gradient of {name}" for name, x in inputs.items() if is_float(x)]
+        names = [
+            f"the values are right, the gradient of {name}"
+            for name, x in inputs.items()
+            if is_float(x)
+        ]
         lines += beside(inputs, names, a["gradients"], b["gradients"])
     else:
         lines += beside(inputs, numbered(b["values"]), a["values"], b["values"])
@@ -47,11 +48,9 @@ def diagnose(exercise, got):
 
 def named(exercise, call, *arguments):
     """The arguments of a case by their names."""
-    if isinstance(call, str):
-        function = getattr(exercise, call)
-    else:
-        function = functools.partial(call, exercise)
-    return dict(zip(inspect.signature(function).parameters, arguments))
+    function = getattr(exercise, call) if isinstance(call, str) else call
+    names = [name for name in inspect.signature(function).parameters if name != "theirs"]
+    return dict(zip(names, arguments))
 
 
 def numbered(results):
@@ -60,10 +59,7 @@ def numbered(results):
 
 
 def known_mistakes(exercise, name, got):
-    """Return the known mistake, or two, that give one function's numbers; () if none does.
-
-    Functions that call it are wrong too, and each in its own way.
-    """
+    """Return the known mistake, or two, that give a function's numbers; () if none does."""
     own = [n for n, case in enumerate(got) if case["name"] == name]
     for count in 1, 2:
         for sentences in itertools.combinations(exercise.MISTAKES, count):
@@ -75,12 +71,11 @@ def known_mistakes(exercise, name, got):
 
 def alike(got, wrong):
     """Whether a case gives the same. What sees nothing is NaN or 0, which have no one gradient."""
-    values = wrong["values"]
-    if not any(x.isnan().any() for x in values):
-        return same_outcome(got, wrong, 1e-9)
-    zeros = [x.masked_fill(x.isnan(), 0) for x in values]
-    either = (values, zeros) if any(x.any() for x in zeros) else (values,)
-    return any(same(got["values"], x, 1e-9) for x in either)
+    if not any(x.isnan().any() for x in wrong["values"]):
+        return same_outcome(got, wrong)
+    zeros = [x.masked_fill(x.isnan(), 0) for x in wrong["values"]]
+    replaced = any(x.any() for x in zeros) and same(got["values"], zeros)
+    return replaced or same(got["values"], wrong["values"])
 
 
 def properties(name, pairs):
@@ -93,9 +88,8 @@ def properties(name, pairs):
     if right:
         yield "It is right for: " + "; ".join(right)
     got, expected = [pair for pair in own if not same_outcome(*pair)][-1]
-    if same(got["values"], expected["values"]):
-        yield f"In {expected['label']}, only gradients are wrong."
-    for result, a, b in zip(numbered(expected["values"]), got["values"], expected["values"]):
+    a, b = got["values"], expected["values"]
+    for result, a, b in zip(numbered(b), a, b):
         if a.shape == b.shape and a.dtype == b.dtype:
             for text in comparison.traits(a, b):
                 yield f"In {expected['label']}, {result}: {text}."

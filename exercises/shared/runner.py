@@ -49,8 +49,11 @@ def run(command, folder, output, seconds):
     environment = os.environ | {"PYTHONPATH": str(definition.ROOT)}
     streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
     command = [sys.executable, *command]
+    process = subprocess.Popen(command, cwd=folder, env=environment, **streams)
     try:
-        ended = subprocess.run(command, cwd=folder, env=environment, timeout=seconds, **streams)
-        return ended.returncode
+        return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None
+    finally:  # also after Ctrl-C
+        process.kill()
+        process.wait()

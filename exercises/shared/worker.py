@@ -81,9 +81,10 @@ def main(name, path, to):
         theirs = types.SimpleNamespace(**runpy.run_path(path))
         if missing := definition.functions(exercise).keys() - vars(theirs).keys():
             raise NameError(f"{path} has no {', '.join(sorted(missing))}")
-        labels += [label for label, *_ in exercise.cases()]
+        expected = expected_outcomes(exercise)
+        labels += [f"{case['name']}, {case['label']}" for case in expected]
         found["outcomes"].extend(outcomes(theirs, exercise))
-        if all(map(same_outcome, found["outcomes"], expected_outcomes(exercise))):
+        if all(map(same_outcome, found["outcomes"], expected)):
             found["costs"] = costs(theirs, exercise)
     except BaseException as error:  # a learner's file can raise anything
         found["error"] = report(error, path)
