@@ -36,8 +36,10 @@ def show_list(folder):
 
 def try_once(name, path):
     """Check a file and say what came out."""
+    print("checked, and measured if it is right: some seconds ...\n", flush=True)
     wrong, costs = check(name, path)
-    note(path.parent, "solved", name, not wrong)
+    if not wrong:
+        note(path.parent, "solved", name, True)
     exercise = definition.load(name)
     right = f"Right, in all {len([*exercise.cases()])} cases.\n\n{format_table(costs)}\n"
     print("\n".join(wrong) or f"{right}\nRead on: {exercise.READ_ON}")

@@ -33,15 +33,12 @@ MISTAKES = {
     "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
     "the scores are divided by D, not by √D": {"q.shape[-1] ** 0.5": "q.shape[-1]"},
     "softmax is taken over the queries: rows do not sum to 1": {"dim=-1": "dim=-2"},
-    "the mask comes after softmax: rows do not sum to 1": {
-        "scores.masked_fill(~visible, -torch.inf)": "scores",
-        "weights @ v": "weights.masked_fill(~visible, 0.0) @ v",
-    },
+    "the mask is after softmax": {".masked_fill(~visible, -torch.inf)": "", "@ v": "* visible @ v"},
     "0 stands for −∞: exp(0) is a weight too": {"-torch.inf": "0.0"},
-    "the future is visible": {"scores.masked_fill(~visible, -torch.inf)": "scores"},
+    "0 times −∞ is NaN": {".masked_fill(~visible, -torch.inf)": " + ~visible * -torch.inf"},
+    "the future is visible": {".masked_fill(~visible, -torch.inf)": ""},
     "the mask is inverted": {"~visible": "visible"},
     "the mask is aligned at the top left, though Tq < Tk": {"~visible": "~visible.tril()"},
-    "a token cannot see itself": {"~visible": "~visible.tril(k.shape[2] - q.shape[2] - 1)"},
 }
 LONG = "B=1, H=4, Tq=256, Tk=256, D=32, Dv=32"
 BESIDE = {
@@ -51,13 +48,10 @@ BESIDE = {
 READ_ON = "attention.py: masked_fill does this, and naive does it without a mask"
 
 
-def last_rows(Tq, Tk):
-    return torch.ones(Tq, Tk).tril(Tk - Tq).bool()
-
-
 def cases():
     tiny = small([0, 0], [1, 0]), small([1, 0], [2, 0]), small([10, 0], [0, 10])
-    yield "two tokens, D = 2", "attention", *tiny, last_rows(2, 2)
+    yield "two tokens, D = 2", "attention", *tiny, torch.ones(2, 2).tril().bool()
     for sizes in "B=1, H=1, Tq=2, Tk=4, D=2, Dv=2", "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
         q, k, v = random(sizes, "B H Tq D", "B H Tk D", "B H Tk Dv")
-        yield sizes, "attention", q, k, v, last_rows(q.shape[2], k.shape[2])
+        Tq, Tk = q.shape[2], k.shape[2]
+        yield sizes, "attention", q, k, v, torch.ones(Tq, Tk).tril(Tk - Tq).bool()

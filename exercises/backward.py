@@ -34,7 +34,6 @@ def backward(q, k, v, dy):
 
 MISTAKES = {
     "softmax's gradient lacks the row's sum": {"dweights - total": "dweights"},
-    "the sum runs over the queries, not over the keys": {"sum(dim=-1": "sum(dim=-2"},
     "dscores are not multiplied by the weights": {"= weights * (": "= ("},
     "the scale is missing in dq and dk": {"@ k * scale": "@ k", "@ q * scale": "@ q"},
     "dk is made of dscores, not of dscoresᵀ": {"dscores.mT": "dscores"},
@@ -44,8 +43,8 @@ READ_ON = "engine/kernels/autograd.py: tiled_gradients, which needs y to know ea
 
 
 def cases():
-    def call(theirs, *inputs):
-        return theirs.backward(*(x.detach() for x in inputs))
+    def call(theirs, q, k, v, dy):
+        return theirs.backward(*(x.detach() for x in (q, k, v, dy)))
 
     for sizes in "B=1, H=1, T=2, D=2, Dv=2", "B=2, H=3, T=5, D=4, Dv=6":
         yield sizes, call, *random(sizes, "B H T D", "B H T D", "B H T Dv", "B H T Dv")

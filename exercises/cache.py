@@ -20,7 +20,7 @@ Shazeer 2019, arXiv:1911.02150, section 2.3.1; Beltagy et al. 2020, arXiv:2004.0
 
 import torch
 
-from exercises.shared.cases import random
+from exercises.shared.cases import integers
 
 
 class Cache:
@@ -35,7 +35,8 @@ class Cache:
         # Keys are turned before they are kept: those of the past are turned already.
         q, k = (self.rotate(x, j[past:]) for x in (q, k))
         if past:
-            k, v = torch.cat([self.k, k], dim=2), torch.cat([self.v, v], dim=2)
+            k = torch.cat([self.k, k], dim=2)
+            v = torch.cat([self.v, v], dim=2)
         self.k, self.v = k, v
         # The queries are the last T of all positions j (Tk).
         i = j[past:, None]
@@ -46,13 +47,13 @@ class Cache:
 
 MISTAKES = {
     "queries stand at 0, 1, ... in each call": {"j[past:, None]": "j[past:, None] - past"},
-    "the offset is one too small: a token does not see itself": {"None]": "None] - 1"},
     "the offset is one too large: a token sees the one after it": {"None]": "None] + 1"},
     "the tokens of one call see each other's future": {"(j <= i) & ": ""},
     "the window is one position too long": {"j > i - ": "j >= i - "},
+    "keys are not rotated": {"q, k = (self": "q, _ = (self"},
+    "values are rotated too": {"if past:": "v = self.rotate(v, j[past:])\n        if past:"},
     "rotation begins at position 0 in each call": {"j[past:])": "j[past:] - past)"},
     "cached keys are rotated twice": {"cat([self.k, k]": "cat([self.rotate(self.k, j[:past]), k]"},
-    "keys are rotated when kept and when read": {"q @ k.mT": "q @ self.rotate(k, j).mT"},
 }
 READ_ON = "attention.py: KVCache, whose memory is allocated once"
 
@@ -61,14 +62,10 @@ def cases():
     def turn(x, positions):
         return x * positions[:, None].cos()
 
-    for calls, window, rotate in (
-        ([1, 1], None, None),
-        ([4, 3, 1], 3, None),
-        ([2, 1, 2], None, turn),
-    ):
-        inputs = random(f"B=2, H=1, T={sum(calls)}, D=2", *["B H T D"] * 3)
-        label = f"calls of {calls} tokens, window={window}" + ", rotated" * bool(rotate)
-        yield label, in_calls, *inputs, calls, window, rotate
+    for calls, W, rotate in ([1, 1], None, None), ([2, 2, 1], 2, None), ([2, 1, 2], None, turn):
+        inputs = integers(f"B=2, H=1, T={sum(calls)}, D=2", *["B H T D"] * 3)
+        label = f"calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
+        yield label, in_calls, *inputs, calls, W, rotate
 
 
 def in_calls(theirs, q, k, v, calls, window, rotate):

@@ -1,11 +1,11 @@
 """Cross: look at another sequence, whose end may be padding.
 
-Write additive(s, h, W1, W2, v): Bahdanau's weights of a decoder's state, and its context:
-    s (B, C) the state     h (B, S, C) the encoder's states     W1, W2 (C, A)     v (A)
-    score of state i of h:  v · tanh(s W1 + h[i] W2)            weights: softmax over the S states
+Write additive(s, h, W1, W2, u): Bahdanau's weights of a decoder's state, and its context:
+    s (B, C) the state     h (B, S, C) the encoder's states     W1, W2 (C, A)     u (A)
+    score of state i of h:  u · tanh(s W1 + h[i] W2)            weights: softmax over the S states
     context: the average of h with these weights            return weights (B, S), context (B, C)
 
-Write cross_attention(q, k, v, real): scaled dot products of a decoder's queries with an encoder:
+Write cross_attention(q, k, v, real), a decoder's attention to an encoder; return (B, H, T, D):
     q (B, H, T, D)     k, v (B, H, S, D)     real (B, S): False where the encoder's text is padding
 
            S = 4, real = ■ ■ ■ ·             every query sees the same three keys: there is no
@@ -16,29 +16,33 @@ Bahdanau et al. 2014, arXiv:1409.0473; Vaswani et al. 2017, arXiv:1706.03762, se
 
 import torch
 
-from exercises.shared.cases import random
+from exercises.shared.cases import integers
 
 
-def additive(s, h, W1, W2, v):
+def additive(s, h, W1, W2, u):
     # s[:, None] is (B, 1, C): it is added to each of the S states.
     hidden = torch.tanh(s[:, None] @ W1 + h @ W2)
-    weights = (hidden @ v).softmax(dim=-1)
+    weights = (hidden @ u).softmax(dim=-1)
     return weights, (weights[:, :, None] * h).sum(1)
 
 
 def cross_attention(q, k, v, real):
     scores = q @ k.mT / q.shape[-1] ** 0.5
     # real[:, None, None] is (B, 1, 1, S): one mask for all heads and queries.
-    scores = scores.masked_fill(~real[:, None, None], -torch.inf)
+    real = real[:, None, None]
+    scores = scores.masked_fill(~real, -torch.inf)
     return scores.softmax(dim=-1) @ v
 
 
 MISTAKES = {
     "tanh is missing": {"torch.tanh(s": "(s"},
     "the context is divided by S, though the weights sum to 1": {".sum(1)": ".mean(1)"},
-    "padding is seen": {"scores.masked_fill(~real[:, None, None], -torch.inf)": "scores"},
+    "the context comes first": {"return weights, (": "return (", ".sum(1)": ".sum(1), weights"},
+    "padding is seen": {".masked_fill(~real, -torch.inf)": ""},
     "0 stands for −∞: exp(0) is a weight too": {"-torch.inf": "0.0"},
-    "all texts have the padding of the first": {"~real[:, None, None]": "~real[:1, None, None]"},
+    "only padding is seen: the mask is inverted": {"~real": "real"},
+    "the mask is after softmax": {".masked_fill(~real, -torch.inf)": "", ") @ v": ") * real @ v"},
+    "it is causal too": {"inf)": "inf) + torch.full_like(scores, -torch.inf).triu(1)"},
     "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
 }
 READ_ON = "attention.py: Additive and CrossAttention; masks.py: present"
@@ -46,9 +50,9 @@ READ_ON = "attention.py: Additive and CrossAttention; masks.py: present"
 
 def cases():
     for sizes in "B=1, S=2, C=2, A=2", "B=3, S=6, C=5, A=4":
-        yield sizes, "additive", *random(sizes, "B C", "B S C", "C A", "C A", "A")
+        yield sizes, "additive", *integers(sizes, "B C", "B S C", "C A", "C A", "A")
     for sizes in "B=2, H=1, T=1, S=2, D=2", "B=3, H=2, T=6, S=4, D=5":
-        q, k, v = random(sizes, "B H T D", "B H S D", "B H S D")
+        q, k, v = integers(sizes, "B H T D", "B H S D", "B H S D")
         padding = torch.tensor([1, 0, 2])[: len(q), None]
         real = torch.arange(k.shape[2]) < k.shape[2] - padding
         yield sizes, "cross_attention", q, k, v, real

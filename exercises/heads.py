@@ -3,7 +3,7 @@
 Write self_attention(x, W_qkv, W_out, H, G): causal attention by H heads, of one text or several:
     x (B, T, C)                       D = C / H features for each head
     W_qkv ((H + 2G)·D, C)             as in nn.Linear: x @ W_qkv.T is (B, T, (H + 2G)·D)
-    W_out (C, C)                      of the merged heads
+    W_out (C, C)                      of the merged heads, as in nn.Linear too (transposed)
     of each token:   q of head 0 | q of head 1 | ... | k of head 0 | ... | v of head 0 | ...
                      D features    D features          G heads of keys      G heads of values
 
@@ -15,7 +15,7 @@ Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv
 
 import torch.nn.functional as F
 
-from exercises.shared.cases import random
+from exercises.shared.cases import integers
 
 
 def self_attention(x, W_qkv, W_out, H, G):
@@ -35,12 +35,15 @@ MISTAKES = {
     },
     "heads are merged without a transpose": {"y.transpose(1, 2).flatten(2)": "y.reshape(x.shape)"},
     "keys are repeated 0 1 0 1, not 0 0 1 1": {"_interleave(H // G, dim=1)": "(1, H // G, 1, 1)"},
+    "keys and values are swapped": {"q, k, v = (x": "q, v, k = (x"},
+    "W_out is not transposed": {"W_out.T": "W_out"},
+    "W_out is forgotten": {" @ W_out.T": ""},
     "the future is visible": {"is_causal=True": "is_causal=False"},
 }
 READ_ON = "attention.py: SelfAttention and share_heads"
 
 
 def cases():
-    for H, G, sizes in (2, 2, "B=1, T=3, C=4, rows=12"), (4, 2, "B=2, T=5, C=12, rows=24"):
-        inputs = random(sizes, "B T C", "rows C", "C C")
+    for H, G, sizes in (2, 2, "B=1, T=3, C=2, rows=6"), (4, 2, "B=2, T=5, C=12, rows=24"):
+        inputs = integers(sizes, "B T C", "rows C", "C C")
         yield f"{sizes} of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

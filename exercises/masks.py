@@ -1,7 +1,7 @@
 """Masks: who may look?
 
 A mask is a predicate: it says True where the query at position i may look at the key at position j.
-i and j are tensors that broadcast against each other, such as i (T, 1) and j (1, T). Write
+i and j are tensors that broadcast against each other, such as i (Tq, 1) and j (1, Tk). Write
     causal(i, j)               the token itself, and all before it
     window(i, j, W)            the last W positions, the token itself included
     same_document(i, j, ids)   causal, and both in one document; ids (T,): each position's document
@@ -43,10 +43,10 @@ READ_ON = "masks.py"
 
 
 def cases():
-    for first, T in (0, 3), (0, 6), (4, 7):
+    for first, T in (0, 3), (4, 7):
         i, j = torch.arange(first, T)[:, None], torch.arange(T)[None]
         label = f"positions {first} to {T - 1} look"
         yield label, "causal", i, j
-        yield f"{label}, ids = 0 0 1 1 2 2 3", "same_document", i, j, torch.arange(T) // 2
-        for W in 1, 2, 4:
+        yield label, "same_document", i, j, torch.arange(T) // 2
+        for W in 1, 2:
             yield f"{label}, W={W}", "window", i, j, W

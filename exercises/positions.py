@@ -18,7 +18,7 @@ Vaswani et al. 2017, arXiv:1706.03762, section 3.5; Su et al. 2021, arXiv:2104.0
 
 import torch
 
-from exercises.shared.cases import random
+from exercises.shared.cases import integers
 
 
 def sinusoidal(T, C):
@@ -30,26 +30,31 @@ def sinusoidal(T, C):
 def rotary(q, k, v):
     T, D = q.shape[2:]
     a = torch.arange(0, T)[:, None] * 10000 ** (-2 * torch.arange(D // 2).double() / D)
+    cos, sin = a.cos(), a.sin()
 
     def turn(x):
         # chunk halves the features; cat joins what became of both halves.
         x1, x2 = x.chunk(2, dim=-1)
-        y1 = x1 * a.cos() - x2 * a.sin()
-        y2 = x2 * a.cos() + x1 * a.sin()
+        y1 = x1 * cos - x2 * sin
+        y2 = x2 * cos + x1 * sin
         return torch.cat([y1, y2], dim=-1)
 
     return turn(q), turn(k), v
 
 
 MISTAKES = {
-    "sines come first, and then all cosines": {"dim=-1).flatten(1)": "dim=1).flatten(1)"},
-    "ω is 10000^(−p/C), and not −2p/C": {"-2 * torch.arange(C": "-torch.arange(C"},
-    "pairs are neighbours (2p, 2p + 1), and not halves (p, p + D/2)": {
+    "sinusoidal: sin and cos are swapped": {"a.sin(), a.cos()]": "a.cos(), a.sin()]"},
+    "sinusoidal: the first position is 1, and not 0": {"arange(T)": "arange(1, T + 1)"},
+    "sinusoidal: all sines come first": {"dim=-1).flatten(1)": "dim=1).flatten(1)"},
+    "sinusoidal: ω is 10000^(−p/C), and not −2p/C": {"-2 * torch.arange(C": "-torch.arange(C"},
+    "rotary: pairs are neighbours (2p, 2p + 1), and not halves (p, p + D/2)": {
         "x.chunk(2, dim=-1)": "x[..., ::2], x[..., 1::2]",
         "torch.cat([y1, y2], dim=-1)": "torch.stack([y1, y2], dim=-1).flatten(-2)",
     },
-    "the first position of rotary is 1, and not 0": {"arange(0, T)": "arange(1, T + 1)"},
-    "values are turned too": {"turn(k), v": "turn(k), turn(v)"},
+    "rotary: it turns the other way": {"cos - x2": "cos + x2", "cos + x1": "cos - x1"},
+    "rotary: sin and cos are swapped": {"= a.cos(), a.sin()": "= a.sin(), a.cos()"},
+    "rotary: the first position is 1, and not 0": {"arange(0, T)": "arange(1, T + 1)"},
+    "rotary: values are turned too": {"turn(k), v": "turn(k), turn(v)"},
 }
 READ_ON = "attention.py: sinusoidal, rope_table and rotate"
 
@@ -58,4 +63,4 @@ def cases():
     yield "T=3, C=4", "sinusoidal", 3, 4
     yield "T=40, C=16", "sinusoidal", 40, 16
     for sizes in "B=1, H=1, T=2, D=4", "B=2, H=3, T=7, D=8":
-        yield sizes, "rotary", *random(sizes, *["B H T D"] * 3)
+        yield sizes, "rotary", *integers(sizes, *["B H T D"] * 3)

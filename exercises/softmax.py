@@ -30,7 +30,9 @@ def softmax(scores):
 MISTAKES = {
     "no largest score is subtracted: exp(10000) is infinite": {"scores - shift": "scores"},
     "it is over the queries: rows do not sum to 1": {"amax(-1": "amax(-2", "sum(-1": "sum(-2"},
-    "powers of 2 stand for powers of e": {".exp()": ".exp2()"},
+    "a row of nothing but −∞ is NaN before it is replaced by 0: its gradient stays NaN": {
+        "powers / total.masked_fill(total == 0, 1.0)": "(powers / total).nan_to_num()"
+    },
     "a row of nothing but −∞ is NaN": {"total.masked_fill(total == 0, 1.0)": "total"},
 }
 READ_ON = "attention.py: softmax, sparsemax, and the end of attention_weights"

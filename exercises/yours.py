@@ -8,12 +8,10 @@ repository keeps, and that is what the check looks at:
     no future          keys and values of later positions change nothing
     Tq < Tk            the last queries alone get the last rows of the whole
     texts, heads       each gets what it gets alone, whatever stands beside it
-    large scores       inputs of thousands give finite numbers
-    float16            finite too, and in float16
+    float16            inputs of a thousand give finite numbers, in float16
     the gradient       is the slope: what a small step in a direction changes
 
-Ideas: the cosine of query and key; minus their distance; a penalty for age; only every second
-position; sparsemax. An entry in a dictionary then trains with it: docs/hacking.md.
+Ideas: the cosine; a penalty for age; sparsemax. It can be trained then: docs/hacking.md.
 """
 
 import torch
@@ -43,16 +41,14 @@ MISTAKES = {
 }
 READ_ON = "docs/hacking.md: train with it; tests/model/test_registries.py then tests it further"
 
-
 HOLDS = {  # a function attention and q, k, v -> two tensors that must be equal
     "rows sum to 1": lambda f, q, k, v: (f(q, k, v * 0 + 1), v * 0 + 1),
     "no future": lambda f, *x: (f(*(part[:, :, :4] for part in x)), f(*x)[:, :, :4]),
     "Tq < Tk": lambda f, q, k, v: (f(q[:, :, 4:], k, v), f(q, k, v)[:, :, 4:]),
     "texts": lambda f, *x: (f(*(part[1:] for part in x)), f(*x)[1:]),
     "heads": lambda f, *x: (f(*(part[:, 1:2] for part in x)), f(*x)[:, 1:2]),
-    "large scores": lambda f, q, k, v: (0 * f(3000 * q, 3000 * k, v), v * 0),
-    "float16": lambda f, q, k, v: (0 * f(999 * q.half(), 999 * k.half(), v.half()), 0 * v.half()),
     "the gradient": lambda f, *x: (gradcheck(f, x, fast_mode=True, raise_exception=False), True),
+    "float16": lambda f, q, k, v: (0 * f(999 * q.half(), 999 * k.half(), v.half()), 0 * v.half()),
 }
 
 
@@ -64,5 +60,6 @@ def cases():
 
 def holds(theirs, q, k, v, name):
     got, expected = map(torch.as_tensor, HOLDS[name](theirs.attention, q, k, v))
-    close = got.dtype == expected.dtype and torch.allclose(got, expected, rtol=1e-6, atol=1e-9)
-    return torch.tensor(close)
+    if got.dtype != expected.dtype:
+        return torch.tensor(False)
+    return torch.tensor(torch.allclose(got, expected, rtol=1e-6, atol=1e-9))

@@ -4,6 +4,8 @@ import re
 
 import torch
 
+from exercises.shared.definition import functions
+
 
 def small(*rows):
     """These rows as a tensor of float64, of one text and one head: (1, 1, rows, columns)."""
@@ -12,15 +14,15 @@ def small(*rows):
 
 def random(sizes, *shapes):
     """Random tensors of float64: random("B=2, T=5", "B T", "T") are of shapes (2, 5) and (5)."""
-    size = sizes_of(sizes)
+    size = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", sizes)}
     generator = torch.Generator().manual_seed(0)
     shapes = [[size[name] for name in shape.split()] for shape in shapes]
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
 
-def sizes_of(label):
-    """Return {"B": 2, "T": 5} for "B=2, T=5"."""
-    return {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", label)}
+def integers(sizes, *shapes):
+    """As random, but numbers that are easily read; + 0, since −0 is printed as -0."""
+    return [x.round() + 0 for x in random(sizes, *shapes)]
 
 
 def called(call, module, arguments):
@@ -30,15 +32,18 @@ def called(call, module, arguments):
 
 
 def outcomes(theirs, exercise):
-    """Yield what each case gives: values, gradients, and whether it changed its arguments."""
-    for _, call, *arguments in exercise.cases():
+    """Yield what each case gives; ValueError if it changes its arguments."""
+    for label, call, *arguments in exercise.cases():
         inputs = [leaf(x) for x in arguments]
         values = tensors(called(call, theirs, inputs))
-        pairs = [(x, then) for x, then in zip(inputs, arguments) if torch.is_tensor(x)]
+        for x, then in zip(inputs, arguments):
+            if torch.is_tensor(x) and not torch.equal(x, then):
+                raise ValueError("it changes its arguments: what calls it may still need them")
         yield {
+            "name": call if isinstance(call, str) else ", ".join(functions(exercise)),
+            "label": label,
             "values": [value.detach() for value in values],
-            "gradients": gradients(values, [x for x, _ in pairs if x.requires_grad]),
-            "changed": not all(torch.equal(x, then) for x, then in pairs),
+            "gradients": gradients(values, [*filter(is_float, inputs)]),
         }
 
 
@@ -66,4 +71,6 @@ def gradients(values, leaves):
         if value.requires_grad:
             finite = value.masked_fill(~value.isfinite(), 0).flatten()
             total = total + (finite * torch.linspace(-1, 1, len(finite))).sum()
-    return [*torch.autograd.grad(total, leaves, allow_unused=True)] if leaves else []
+    if not leaves:
+        return []
+    return [*torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)]

@@ -2,39 +2,39 @@
 
 import torch
 
-EXACT = 1e-12  # of float64, for numbers about 1
-FEW = 40  # numbers that are printed
+ERROR = 1e-10  # of float64, relative to the largest number, from 1
+FEW = 80  # numbers that are printed
+DIMENSIONS = {2: ("row",), 3: ("text", "row"), 4: ("text", "head", "row")}
 
 
-def close(a, b, error=EXACT):
+def close(a, b):
     """Where two tensors of one shape are equal; the error is relative to the largest of b."""
     a, b = a.double(), b.double()
     size = b.nan_to_num(0, 0, 0).abs().max().clamp_min(1).item()
-    return torch.isclose(a, b, rtol=0, atol=error * size, equal_nan=True)
+    return torch.isclose(a, b, rtol=0, atol=ERROR * size, equal_nan=True)
 
 
-def difference(a, b, error=EXACT):
-    """How two tensors differ, and where; "" if they do not. A gradient of None equals zeros."""
-    if a is None or b is None:
-        if all(x is None or not x.any() for x in (a, b)):
-            return ""
-        return "there is no gradient" if a is None else "there is a gradient, where none should be"
+def difference(a, b):
+    """How two tensors differ, and where; "" if they do not."""
     if a.shape != b.shape:
         return f"the shape is {tuple(a.shape)}, and should be {tuple(b.shape)}"
     if a.dtype != b.dtype:
         return f"the dtype is {a.dtype}, and should be {b.dtype}"
-    wrong = ~close(a, b, error)
+    wrong = ~close(a, b)
     if not wrong.any():
         return ""
     at = wrong.nonzero()[0].tolist()
-    numbers = f"{a[tuple(at)]:.4f}, and not {b[tuple(at)]:.4f}"
-    return f"{int(wrong.sum())} of {wrong.numel()} numbers differ, the first one at {at}: {numbers}"
+    numbers = f"{a[tuple(at)]:.5g}, and not {b[tuple(at)]:.5g}"
+    text = f"{int(wrong.sum())} of {wrong.numel()} numbers differ, the first one at {at}: {numbers}"
+    largest = (a.double() - b.double()).abs().max()
+    if largest < 1e-3:  # printed, they look alike
+        text += f"; by at most {largest:.1e}: is there an epsilon, or something in float32?"
+    return text
 
 
-def same(got, expected, error=EXACT):
+def same(got, expected):
     """Whether two lists of tensors are equal."""
-    pairs = zip(got, expected)
-    return len(got) == len(expected) and not any(difference(a, b, error) for a, b in pairs)
+    return len(got) == len(expected) and not any(map(difference, got, expected))
 
 
 def same_outcome(got, expected):
@@ -42,28 +42,52 @@ def same_outcome(got, expected):
     return all(same(got[what], expected[what]) for what in ("values", "gradients"))
 
 
-def beside(arguments, got, expected):
-    """Return expected and got as lines, with the input if that is small too, or how they differ."""
+def beside(inputs, names, got, expected):
+    """Return how results of these names differ, as lines; with all numbers if those are few."""
     if len(got) != len(expected):
         return [f"  it returns {len(got)} results, and should return {len(expected)}"]
-    words = [*filter(None, map(difference, got, expected))]
-    if "numbers" not in words[0] or count(expected) > FEW:
-        return [f"  {text}" for text in words[:3]]
-    lines = [f"  {'expected':9}{written(x)}" for x in expected]
-    lines += [f"  {'got':9}{written(x)}" for x in got]
-    if count(arguments) + count(expected) <= FEW:
-        lines = [f"  {'input':9}{written(x)}" for x in arguments] + lines
-    return [line.replace("\n", "\n" + " " * 11) for line in lines]
+    numbers = [x.numel() for x in [*inputs.values(), *expected] if torch.is_tensor(x)]
+    few = sum(numbers) <= FEW
+    lines = [line(name, x) for name, x in inputs.items()] if few else []
+    for name, a, b in zip(names, got, expected):
+        if text := difference(a, b):
+            lines.append(f"  {name}: {text}")
+            if few and "numbers" in text:
+                lines.append(line("expected", b))
+                lines.append(line("got", a))
+    return lines
 
 
-def count(tensors):
-    return sum(x.numel() for x in tensors if torch.is_tensor(x))
+def line(name, x):
+    """A name and a tensor's numbers, without torch's words around them, or what else x is."""
+    text = getattr(x, "__name__", str(x))
+    if torch.is_tensor(x):
+        torch.set_printoptions(precision=3, sci_mode=False, linewidth=80)
+        text = str(x.detach()).removeprefix("tensor(").replace("\n       ", "\n")
+        text = text.partition(", dtype")[0].removesuffix(")")
+    rows = filter(str.strip, text.splitlines())
+    return f"  {name:10} " + ("\n" + " " * 13).join(rows)
 
 
-def written(x):
-    """A tensor's numbers without torch's words around them; anything else by its name."""
-    if not torch.is_tensor(x):
-        return getattr(x, "__name__", str(x))
-    torch.set_printoptions(precision=3, sci_mode=False, linewidth=80)
-    text = str(x.detach()).removeprefix("tensor(").replace("\n       ", "\n")
-    return text.partition(", dtype")[0].removesuffix(")")
+def traits(a, b):
+    """Yield what is wrong with a tensor: a factor, or in which texts, heads and rows."""
+    wrong = ~close(a, b)
+    factor = (a.double() * b).sum() / b.double().square().sum()
+    scaled = 0 < factor.abs() < torch.inf and close(a, factor * b).all()
+    if scaled and wrong.sum() > 1:
+        yield f"every number is {factor:.3g} times what it should be"
+    for d, name in enumerate(DIMENSIONS.get(wrong.dim(), ())):
+        hit = wrong.movedim(d, 0).flatten(1).any(1)
+        if hit.any() and not hit.all():
+            yield f"all wrong numbers are in {places(name, hit)}"
+
+
+def places(name, hit):
+    """Where hit (n) is True, in words: row 3, rows 1 to 4, rows 0, 2."""
+    where = hit.nonzero().flatten().tolist()
+    first, last = where[0], where[-1]
+    if first == last:
+        return f"{name} {first}"
+    if len(where) == last - first + 1:
+        return f"{name}s {first} to {last}"
+    return f"{name}s {str(where)[1:-1]}"

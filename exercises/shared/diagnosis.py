@@ -1,17 +1,14 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
-import functools
 import inspect
 import itertools
 
 import torch
 
 from exercises.shared import comparison
-from exercises.shared.cases import is_float, outcomes, sizes_of
-from exercises.shared.comparison import same, same_outcome
-from exercises.shared.definition import functions, with_mistakes
-
-DIMENSIONS = {2: ("row",), 3: ("text", "row"), 4: ("text", "head", "row")}
+from exercises.shared.cases import is_float, outcomes
+from exercises.shared.comparison import beside, same, same_outcome
+from exercises.shared.definition import with_mistakes
 
 
 def expected_outcomes(exercise, *mistakes):
@@ -26,92 +23,73 @@ def expected_outcomes(exercise, *mistakes):
 def diagnose(exercise, got):
     """Return what is wrong with a learner's outcomes, as lines; none if all is right."""
     expected = expected_outcomes(exercise)
-    cases = [*exercise.cases()]
-    for (label, call, *arguments), a, b in zip(cases, got, expected):
-        if a["changed"] or not same_outcome(a, b):
-            break
-    else:
+    pairs = zip(exercise.cases(), got, expected)
+    wrong = [pair for pair in pairs if not same_outcome(*pair[1:])]
+    if not wrong:
         return []
-    name = call if isinstance(call, str) else ", ".join(functions(exercise))
-    lines = [f"{name}, {label}:", ""]
-    if same_outcome(a, b):
-        return [*lines, "  it changes its arguments: what calls it may still need them"]
-    what = "gradients" if same(a["values"], b["values"]) else "values"
-    if what == "gradients":
-        lines.insert(1, "the values are right, the gradients of its arguments are not:")
-    lines += [*comparison.beside(arguments, a[what], b[what]), ""]
-    if names := known_mistakes(exercise, got):
-        return [*lines, "These are the numbers that one gets if", *(f"  {name}" for name in names)]
-    return [*lines, *properties(exercise, cases, got, expected)]
+    case, a, b = wrong[0]
+    name = b["name"]
+    lines = [f"{name}, {b['label']}:", ""]
+    inputs = named(exercise, *case[1:])
+    if same(a["values"], b["values"]):
+        names = [
+            f"the values are right, the gradient of {name}"
+            for name, x in inputs.items()
+            if is_float(x)
+        ]
+        lines += beside(inputs, names, a["gradients"], b["gradients"])
+    else:
+        lines += beside(inputs, numbered(b["values"]), a["values"], b["values"])
+    if known := known_mistakes(exercise, name, got):
+        lines += ["", "These are the numbers that one gets if"]
+        return lines + [f"  {sentence}" for sentence in known]
+    return [*lines, "", *properties(name, [*zip(got, expected)])]
 
 
-def known_mistakes(exercise, got):
-    """Return the known mistake that gives these numbers, or two of them; () if none does."""
+def named(exercise, call, *arguments):
+    """The arguments of a case by their names."""
+    function = getattr(exercise, call) if isinstance(call, str) else call
+    names = [name for name in inspect.signature(function).parameters if name != "theirs"]
+    return dict(zip(names, arguments))
+
+
+def numbered(results):
+    """Names for these results."""
+    return [f"result {n}" for n in range(1, len(results) + 1)] if results[1:] else ["result"]
+
+
+def known_mistakes(exercise, name, got):
+    """Return the known mistake, or two, that give a function's numbers; () if none does."""
+    own = [n for n, case in enumerate(got) if case["name"] == name]
     for count in 1, 2:
-        for names in itertools.combinations(exercise.MISTAKES, count):
-            wrong = expected_outcomes(exercise, *names)
-            if wrong and all(map(alike, got, wrong)):
-                return names
+        for sentences in itertools.combinations(exercise.MISTAKES, count):
+            wrong = expected_outcomes(exercise, *sentences)
+            if wrong and all(alike(got[n], wrong[n]) for n in own):
+                return sentences
     return ()
 
 
 def alike(got, wrong):
     """Whether a case gives the same. What sees nothing is NaN or 0, which have no one gradient."""
-    a, b = ([x.nan_to_num(posinf=torch.inf) for x in case["values"]] for case in (got, wrong))
-    blind = any(x.isnan().any() for x in wrong["values"])
-    return same(a, b, 1e-9) and (blind or same(got["gradients"], wrong["gradients"], 1e-9))
+    if not any(x.isnan().any() for x in wrong["values"]):
+        return same_outcome(got, wrong)
+    zeros = [x.masked_fill(x.isnan(), 0) for x in wrong["values"]]
+    replaced = any(x.any() for x in zeros) and same(got["values"], zeros)
+    return replaced or same(got["values"], wrong["values"])
 
 
-def properties(exercise, cases, got, expected):
-    """Yield what wrong numbers of no known mistake have in common, and those of the last case."""
-    right, square, gradients = [], [], {}
-    for (label, *call), a, b in zip(cases, got, expected):
-        size = sizes_of(label)
-        if size.get("Tq", 0) >= size.get("Tk", 0):
-            square.append(label)
-        if same_outcome(a, b):
-            right.append(label)
-            continue
-        last = label, zip(a["values"], b["values"])
-        for name, *pair in zip(float_names(exercise, *call), a["gradients"], b["gradients"]):
-            if comparison.difference(*pair):
-                gradients[name] = True
+def properties(name, pairs):
+    """Yield what one function's wrong numbers have in common, and those of its last case."""
+    wrong = {b["name"] for a, b in pairs if not same_outcome(a, b)}
+    if others := {b["name"]: 1 for _, b in pairs if b["name"] not in wrong}:
+        yield f"Right in all cases: {', '.join(others)}."
+    own = [pair for pair in pairs if pair[1]["name"] == name]
+    right = [b["label"] for a, b in own if same_outcome(a, b)]
     if right:
         yield "It is right for: " + "; ".join(right)
-    if right and right == square:
-        yield "It is wrong wherever Tq < Tk, and only there."
-    if all(same(a["values"], b["values"]) for a, b in zip(got, expected)):
-        yield f"Only gradients are wrong: those of {', '.join(gradients)}."
-    label, pairs = last
-    for a, b in pairs:
+    got, expected = [pair for pair in own if not same_outcome(*pair)][-1]
+    a, b = got["values"], expected["values"]
+    for result, a, b in zip(numbered(b), a, b):
         if a.shape == b.shape and a.dtype == b.dtype:
-            yield from (f"In {label}, {text}." for text in traits(a, b))
-
-
-def float_names(exercise, call, *arguments):
-    """The names of the arguments of a case that take a gradient."""
-    if isinstance(call, str):
-        function = getattr(exercise, call)
-    else:
-        function = functools.partial(call, exercise)
-    names = inspect.signature(function).parameters
-    return [name for name, x in zip(names, arguments) if is_float(x)]
-
-
-def traits(a, b):
-    """Yield what is wrong with a tensor: in which rows, heads, texts; NaN; sums of rows."""
-    wrong = ~comparison.close(a, b)
-    for d, name in enumerate(DIMENSIONS.get(wrong.dim(), ())):
-        hit = wrong.movedim(d, 0).flatten(1).any(1)
-        if hit.any() and not hit.all():
-            where = hit.nonzero().flatten().tolist()
-            yield f"all wrong numbers are in {name} {str(where)[1:-1]}"
-    if (a.isnan() & ~b.isnan()).any():
-        yield f"{int(a.isnan().sum())} of {a.numel()} numbers are NaN"
-    elif b.dim() > 1 and sum_to_one(b) and not sum_to_one(a):
-        yield "the rows do not sum to 1"
-
-
-def sum_to_one(x):
-    error = x.double().sum(-1) - 1
-    return error.abs().max() < 1e-9
+            for text in comparison.traits(a, b):
+                yield f"In {expected['label']}, {result}: {text}."

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from conftest import complaint, exit_code, forked, read_back, run, run_here, text_file
 
-from exercises.shared import cases, definition, diagnosis, runner
+from exercises.shared import cases, definition, diagnosis, runner, worker
 from exercises.shared.definition import ORDER
 
 NAMED = "These are the numbers that one gets if"
@@ -67,6 +67,7 @@ def test_each_mistake_has_its_name(name):
         assert all(text.count(right) == 1 for right in changes), sentence
         wrong = diagnosis.expected_outcomes(exercise, sentence)
         assert names(diagnosis.diagnose(exercise, wrong)) == [sentence]
+    assert worker.costs(exercise, exercise)
 
 
 @pytest.mark.parametrize("name", ORDER)
@@ -243,6 +244,42 @@ def test_a_row_that_sees_nothing():
         assert names(diagnosed("attention", attention=function)) == ["the mask is inverted"]
 
 
+def times_infinity(q, k, v, visible):
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    return (scores + (1 - visible.float()) * -math.inf).softmax(-1) @ v
+
+
+def test_nan_where_a_mistake_has_numbers():
+    """Catches NaN that is taken for the 0 of another mistake, and 0 for a mistake's NaN."""
+    assert names(diagnosed("attention", attention=times_infinity)) == ["0 times −∞ is NaN"]
+    assert NAMED not in diagnosed("attention", attention=lambda q, k, v, visible: q @ k.mT @ v * 0)
+
+
+def replaced(scores):
+    return scores.softmax(-1).nan_to_num()
+
+
+def test_a_gradient_that_stays_nan():
+    """Catches right values of which it is said that they are NaN."""
+    (name,) = names(diagnosed("softmax", softmax=replaced))
+    assert "its gradient stays NaN" in name
+
+
+def strict(i, j):
+    return j < i
+
+
+def strict_document(i, j, ids):
+    return strict(i, j) & (ids[i] == ids[j])
+
+
+def test_a_function_that_calls_a_wrong_one():
+    """Catches one mistake that is not known, because it spoils two functions."""
+    lines = diagnosed("masks", causal=strict, same_document=strict_document)
+    assert lines[0].startswith("causal,")
+    assert names(lines) == ["causal: a token cannot see itself"]
+
+
 def without_gradient(q, k):
     return scores_einsum(q, k.detach())
 
@@ -270,15 +307,33 @@ def undefined(scores):
     return softmax_torch(scores) * math.nan
 
 
+def nearly(scores):
+    return softmax_torch(scores) / (1 + 1e-8 / (scores - scores.amax(-1, keepdim=True)).exp().sum())
+
+
+def window_wrong(i, j, W):
+    return (j <= i) & (j > i - W) & (i != 2)
+
+
+def sinusoidal_wrong(T, C):
+    return definition.load("positions").sinusoidal(T, C) + torch.arange(T).sign()[:, None]
+
+
 @pytest.mark.parametrize(
     "name, function, part",
     [
-        ("scores", without_gradient, "Only gradients are wrong: those of k."),
-        ("scores", head_one, "In B=2, H=3, Tq=4, Tk=9, D=6, all wrong numbers are in head 1."),
-        ("scores", short, "It is wrong wherever Tq < Tk, and only there."),
+        ("scores", without_gradient, "the values are right, the gradient of k: 4 of 4 numbers"),
+        ("scores", head_one, "Tq=4, Tk=9, D=6, result: all wrong numbers are in head 1."),
         ("scores", short, "It is right for: two queries and keys; B=1, H=2, Tq=3"),
-        ("softmax", unshared, "In B=2, H=3, Tq=4, Tk=5, the rows do not sum to 1."),
-        ("softmax", undefined, "120 of 120 numbers are NaN"),
+        ("softmax", unshared, "Tk=5, result: every number is 1.5 times what it should be."),
+        ("softmax", undefined, "3 of 3 numbers differ, the first one at [0, 0, 0, 0]: nan"),
+        ("softmax", nearly, "; by at most 4.4e-09: is there an epsilon, or something in float32?"),
+        ("masks", window_wrong, "Right in all cases: causal, same_document."),
+        (
+            "positions",
+            sinusoidal_wrong,
+            "T=40, C=16, result: all wrong numbers are in rows 1 to 39.",
+        ),
         (
             "scores",
             lambda q, k: q[..., :1],
@@ -286,13 +341,21 @@ def undefined(scores):
         ),
         ("scores", lambda q, k: scores_einsum(q, k).float(), "the dtype is torch.float32"),
         ("scores", lambda q, k: (scores_einsum(q, k),) * 2, "it returns 2 results, and should"),
-        ("scores", changes, "it changes its arguments"),
     ],
 )
 def test_numbers_of_no_known_mistake(name, function, part):
     """Catches a learner who is left with "wrong", though the numbers say what is wrong."""
-    lines = diagnosed(name, **{first_name(name): function})
+    target = function.__name__.removesuffix("_wrong")
+    target = target if target in definition.functions(definition.load(name)) else first_name(name)
+    lines = diagnosed(name, **{target: function})
     assert any(part in line for line in lines), lines
+    assert NAMED not in lines
+
+
+def test_changed_arguments():
+    """Catches a function that spoils what its caller still needs."""
+    with pytest.raises(ValueError, match="it changes its arguments"):
+        diagnosed("scores", scaled_dot=changes)
 
 
 # ---- Learners' files that do what they should not
@@ -393,14 +456,19 @@ def test_the_command(forks, tmp_path):
     assert (my / "scores.py").read_text() == definition.stub(definition.load("scores"))
     learners_file(my, "return q @ k.mT / q.shape[-1]")
     wrong = command(my, "2").stdout
-    assert "input    [[[[1., 0.]" in wrong and "  the products are divided by D, not by √D" in wrong
+    assert (
+        "  q          [[[[1., 0.]" in wrong
+        and "  the products are divided by D, not by √D" in wrong
+    )
     assert "no_such_name" in (my / "scores.py").read_text()
     hints = [command(my, "2", "--hint").stdout for _ in range(3)]
     assert [text.count("hint ") for text in hints] == [1, 2, 2]
     learners_file(my, "return q @ k.mT / q.shape[-1] ** 0.5")
     solved = command(my, "2").stdout
     assert "Right, in all 3 cases." in solved and "| yours " in solved and "Read on: " in solved
-    assert "✓ Scores" in command(my).stdout
+    learners_file(my, "return q")
+    command(my, "2")
+    assert "✓ Scores" in command(my).stdout, "solved once, it stays solved"
 
 
 def test_costs_beside_the_paths(forks, tmp_path):
