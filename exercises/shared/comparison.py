@@ -2,7 +2,7 @@
 
 import torch
 
-ERROR = 1e-10  # of float64, relative to the largest number, from 1
+ERROR = 1e-12  # of float64, relative to the largest number, from 1
 FEW = 80  # numbers that are printed
 DIMENSIONS = {2: ("row",), 3: ("text", "row"), 4: ("text", "head", "row")}
 
@@ -70,12 +70,15 @@ def line(name, x):
 
 
 def traits(a, b):
-    """Yield what is wrong with a tensor: a factor, or in which texts, heads and rows."""
+    """Yield what is wrong with a tensor: a factor, sums, or in which texts, heads and rows."""
     wrong = ~close(a, b)
     factor = (a.double() * b).sum() / b.double().square().sum()
     scaled = 0 < factor.abs() < torch.inf and close(a, factor * b).all()
     if scaled and wrong.sum() > 1:
         yield f"every number is {factor:.3g} times what it should be"
+    off, right = ((x.double().sum(-1) - 1).abs().max() for x in (a, b))
+    if b.dim() > 1 and right < 1e-9 < off:
+        yield "the rows do not sum to 1"
     for d, name in enumerate(DIMENSIONS.get(wrong.dim(), ())):
         hit = wrong.movedim(d, 0).flatten(1).any(1)
         if hit.any() and not hit.all():

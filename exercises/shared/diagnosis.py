@@ -32,11 +32,8 @@ def diagnose(exercise, got):
     lines = [f"{name}, {b['label']}:", ""]
     inputs = named(exercise, *case[1:])
     if same(a["values"], b["values"]):
-        names = [
-            f"the values are right, the gradient of {name}"
-            for name, x in inputs.items()
-            if is_float(x)
-        ]
+        floats = [name for name, x in inputs.items() if is_float(x)]
+        names = [f"the values are right, the gradient of {name}" for name in floats]
         lines += beside(inputs, names, a["gradients"], b["gradients"])
     else:
         lines += beside(inputs, numbered(b["values"]), a["values"], b["values"])
@@ -88,8 +85,8 @@ def properties(name, pairs):
     if right:
         yield "It is right for: " + "; ".join(right)
     got, expected = [pair for pair in own if not same_outcome(*pair)][-1]
-    a, b = got["values"], expected["values"]
-    for result, a, b in zip(numbered(b), a, b):
+    right = expected["values"]
+    for result, a, b in zip(numbered(right), got["values"], right):
         if a.shape == b.shape and a.dtype == b.dtype:
             for text in comparison.traits(a, b):
                 yield f"In {expected['label']}, {result}: {text}."
