@@ -52,7 +52,6 @@ MISTAKES = {
         "torch.cat([y1, y2], dim=-1)": "torch.stack([y1, y2], dim=-1).flatten(-2)",
     },
     "rotary: it turns the other way": {"cos - x2": "cos + x2", "cos + x1": "cos - x1"},
-    "rotary: sin and cos are swapped": {"= a.cos(), a.sin()": "= a.sin(), a.cos()"},
     "rotary: the first position is 1, and not 0": {"arange(0, T)": "arange(1, T + 1)"},
     "rotary: values are turned too": {"turn(k), v": "turn(k), turn(v)"},
 }

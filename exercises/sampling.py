@@ -45,6 +45,10 @@ MISTAKES = {
     "the logits are multiplied by the temperature": {"(logits / temp": "(logits * temp"},
     "the token that crosses top_p is left out": {"p.cumsum(dim=-1) - p": "p.cumsum(dim=-1)"},
     "what remains is not renormalized": {" / p.sum(dim=-1, keepdim=True)": ""},
+    "top_k comes after top_p and its renormalization": {
+        "rank < top_k": "p.cumsum(dim=-1) - p < top_p",
+        "p.cumsum(dim=-1) - p < top_p": "rank < top_k",
+    },
     "losses: ignored targets count in the mean": {"(targets >= 0).sum()": "targets.numel()"},
     "losses: nats per character, and not bits": {"nats / math.log(2)": "nats"},
 }

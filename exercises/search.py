@@ -46,7 +46,6 @@ def beam(log_probs, end, longest, width):
 MISTAKES = {
     "greedy: it writes on after the end": {" and text[-1:] != [end]": ""},
     "beam: it writes on after the end": {"text[-1:] == [end]": "False"},
-    "beam: texts compete by their last id alone": {"score + p": "p"},
     "beam: texts compete by their mean": {"-kept[1])": "-kept[1] / len(kept[0]))"},
     "beam: the text of the largest score is returned": {"kept[1] / len(kept[0])": "kept[1]"},
 }

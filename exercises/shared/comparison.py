@@ -91,6 +91,5 @@ def places(name, hit):
     first, last = where[0], where[-1]
     if first == last:
         return f"{name} {first}"
-    if len(where) == last - first + 1:
-        return f"{name}s {first} to {last}"
-    return f"{name}s {str(where)[1:-1]}"
+    together = len(where) == last - first + 1
+    return f"{name}s {first} to {last}" if together else f"{name}s {str(where)[1:-1]}"
