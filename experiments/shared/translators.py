@@ -268,6 +268,17 @@ def save(folder, name, shape, vocabulary, weights):
         write_safetensors(unfinished / "model.safetensors", weights)
 
 
+def save_best(runs, config, vocabulary):
+    """Write the model with the highest BLEU of all runs, and take the weights out of runs."""
+    every = [(found, name) for name in runs for found in runs[name]]
+    best, name = max(every, key=lambda run: run[0][f"beam {config.beam}"])
+    weights = {key: torch.from_numpy(array) for key, array in best["weights"].items()}
+    save(config.save, name, config, vocabulary, weights)
+    for found, _ in every:
+        del found["weights"]
+    print(f"{config.save} written: {name}\n")
+
+
 def load(folder):
     """Return the model and the vocabulary of a folder; ValueError if it holds no translator."""
     if not is_translator(folder):

@@ -126,6 +126,16 @@ def new_gpt(**settings):
     return GPT(GPTConfig(**shape | settings))
 
 
+def inverse_sqrt(step, warmup):
+    """A factor of the learning rate that rises to 1 and then falls as 1/sqrt(step).
+
+    For a learning rate of (n_embd * warmup)^-0.5 it is that of Vaswani et al. 2017, section 5.3.
+    step counts from 0, theirs from 1.
+    """
+    step += 1
+    return min(step / warmup, (warmup / step) ** 0.5)
+
+
 def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0, schedule=None):
     """Train a model by AdamW. loss(step) gives a scalar tensor.
 

@@ -204,7 +204,7 @@ def test_the_learning_rate_of_2017():
     d, warmup = 512, 4000
     for step in (1, 10, 4000, 9000):
         paper = d**-0.5 * min(step**-0.5, step * warmup**-1.5)
-        ours = (d * warmup) ** -0.5 * translate.inverse_sqrt(step - 1, warmup)
+        ours = (d * warmup) ** -0.5 * trials.inverse_sqrt(step - 1, warmup)
         assert ours == pytest.approx(paper, rel=1e-12)
 
 
