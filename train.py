@@ -199,6 +199,9 @@ class TrainConfig(GPTConfig):
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        for name in ("lora_alpha", "lora_targets"):
+            if not self.lora_rank and getattr(self, name) != getattr(TrainConfig, name):
+                raise ValueError(f"{name} is of LoRA, which --lora_rank=8 switches on")
         if self.lora_rank and self.init_from == "scratch":
             raise ValueError(
                 f"lora_rank={self.lora_rank} tunes a model that exists: give --init_from=FOLDER"
@@ -385,8 +388,11 @@ def add_adapter(config, model, base):
     """Freeze the model of a folder, and give it an adapter that is to be trained."""
     if base.is_relative_to(Path(config.out_dir).resolve()):  # the run would move it aside
         raise ValueError(f"out_dir={config.out_dir} holds the base, {base}: give another folder")
+    if checkpoint.is_ours(base) and checkpoint.load_config(base)["lora"]:
+        raise ValueError(f"init_from={base} is a LoRA adapter itself: export it, and tune that")
     settings = {name: getattr(config, name) for name in ("lora_rank", "lora_alpha", "lora_targets")}
     sha256 = sha256_of_weights(model)
+    print0(f"note: the adapter needs {base}: a run that goes on there may remove it")
     torch.manual_seed(config.seed)
     lora.attach(model, lora.Adapter(**settings, base=str(base), sha256=sha256))
 

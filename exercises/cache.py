@@ -62,10 +62,11 @@ def cases():
     def turn(x, positions):
         return x * positions[:, None].cos()
 
-    for calls, W, rotate in ([1, 1], None, None), ([2, 2, 1], 2, None), ([2, 1, 2], None, turn):
-        inputs = integers(f"B=2, H=1, T={sum(calls)}, D=2", *["B H T D"] * 3)
-        label = f"calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
-        yield label, in_calls, *inputs, calls, W, rotate
+    for calls, W in ([1, 1], None), ([2, 2, 1], 2), ([2, 1, 2], None):
+        for rotate in None, turn:
+            inputs = integers(f"B=2, H=1, T={sum(calls)}, D=2", *["B H T D"] * 3)
+            label = f"calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
+            yield label, in_calls, *inputs, calls, W, rotate
 
 
 def in_calls(theirs, q, k, v, calls, window, rotate):

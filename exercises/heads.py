@@ -44,6 +44,6 @@ READ_ON = "attention.py: SelfAttention and share_heads"
 
 
 def cases():
-    for H, G, sizes in (2, 2, "B=1, T=3, C=2, rows=6"), (4, 2, "B=2, T=5, C=12, rows=24"):
+    for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (4, 2, "B=2, T=5, C=12, rows=24"):
         inputs = integers(sizes, "B T C", "rows C", "C C")
         yield f"{sizes} of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

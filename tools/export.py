@@ -102,7 +102,10 @@ def export_adapter(config, folder, kind, query_rows):
     matrices = checkpoint.load_tensors(folder, "model.safetensors")
     about, tensors = hugging_face.to_peft(lora, matrices, kind, query_rows)
     write_folder(config, {"adapter_config.json": about}, "adapter_model.safetensors", tensors)
-    print(f"{config.to}: a LoRA adapter for PEFT, from {folder}; its base is {lora['base']}")
+    print(
+        f"{config.to}: a LoRA adapter for PEFT, from {folder}; its base, {lora['base']}, is "
+        "to be exported too"
+    )
     return Path(config.to)
 
 

@@ -158,6 +158,8 @@ def peak_bytes(function, device):
         before = torch.mps.driver_allocated_memory()
         function()
         return torch.mps.driver_allocated_memory() - before
+    if device.type != "cpu":
+        return float("nan")
     with torch.profiler.profile(profile_memory=True) as profiler:
         function()
     events = profiler.profiler.kineto_results.events()
@@ -174,15 +176,20 @@ CPU_FLAGS = (
 ).split()
 
 
+def capabilities():
+    """What PyTorch knows of this processor; {} before 2.12, which does not say."""
+    return getattr(torch.cpu, "get_capabilities", dict)()
+
+
 def cpu_flags():
     """Those of CPU_FLAGS that this processor has."""
-    found = torch.cpu.get_capabilities()
+    found = capabilities()
     return [flag for flag in CPU_FLAGS if found.get(flag)]
 
 
 def cpu_name():
     """Return the model of the processor, or its architecture, such as aarch64."""
-    name = torch.cpu.get_capabilities().get("cpu_name", "Unknown")  # so on ARM
+    name = capabilities().get("cpu_name", "Unknown")  # so on ARM
     return platform.machine() if name == "Unknown" else name
 
 

@@ -228,6 +228,7 @@ class HubTokenizer(Tokenizer):
         allow_special: special tokens are more than their characters. ValueError for a character
         that the tokenizer lacks, if it has no token for what is unknown.
         """
+        text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         self.encoding.encode_special_tokens = not allow_special
         with failures_as_errors():
             ids = self.encoding.encode(text, add_special_tokens=False).ids

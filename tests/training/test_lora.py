@@ -178,6 +178,7 @@ def test_merged_and_exported(tmp_path, shape):
             dict(init_from="scratch"),
             "lora_rank=4 tunes a model that exists: give --init_from=FOLDER",
         ),
+        (dict(lora_rank=0, lora_alpha=3.0), "lora_alpha is of LoRA"),
         (dict(out_dir="base"), "holds the base, .*base/step_000002: give another folder"),
     ],
 )
@@ -186,6 +187,14 @@ def test_settings_that_are_refused(tuned, tmp_path, monkeypatch, changes, messag
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
         train(tuned(**changes))
+
+
+def test_an_adapter_is_no_base(tuned, tmp_path):
+    """Catches a base whose weights are computed, and differ in their last bits elsewhere."""
+    train(tuned(max_iters=1))
+    on_it = dict(init_from=str(tmp_path / "out"), out_dir=str(tmp_path / "second"))
+    with pytest.raises(ValueError, match="is a LoRA adapter itself: export it"):
+        train(tuned(**on_it))
 
 
 def test_what_does_not_fit(tmp_path):

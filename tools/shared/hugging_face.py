@@ -75,7 +75,7 @@ def to_peft(adapter, matrices, family, query_rows):
     about = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": adapter["base"],
+        "base_model_name_or_path": None,  # it tells nothing of this machine
         "r": adapter["lora_rank"],
         "lora_alpha": adapter["lora_alpha"],
         "target_modules": sorted(targets),

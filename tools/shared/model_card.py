@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +17,7 @@ seed batch_size gradient_accumulation_steps max_iters optimizer learning_rate em
 vector_lr momentum muon_steps weight_decay beta1 beta2 grad_clip decay_lr lr_schedule warmup_iters
 hold lr_decay_iters min_lr dtype mask_documents
 """.split()
+LORA = "lora_rank", "lora_alpha", "lora_targets"
 OURS = """\
 What lookback's train.py recorded. Losses are in nats per token; val_loss is that of the validation
 split, seconds the time of the run. If the run was resumed, began_from is "resume", and the settings
@@ -82,19 +84,21 @@ def read_facts(folder, name):
     if all(isinstance(size, int) for size in sizes):
         facts["tokens_seen"] = config["step"] * math.prod(sizes)
     facts |= losses(folder, config)
-    facts["settings"] = {name: training[name] for name in SETTINGS if name in training}
+    names = [*SETTINGS, *(LORA if config["lora"] else ())]
+    facts["settings"] = {name: training[name] for name in names if name in training}
     return {name: value for name, value in facts.items() if value is not None}
 
 
 def without_path(name):
-    """Return a name as it is, but of an absolute path only its last part."""
-    return Path(str(name)).name if Path(str(name)).is_absolute() else name
+    """Return a name as it is, such as gpt2 or owner/name, but of a path only its last part."""
+    published = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", str(name))
+    return name if published else re.split(r"[/\\]", str(name))[-1]
 
 
 def count_tokens(dataset, hashes):
     """Return the tokens of a dataset's splits; None if it is not here as it was in training."""
     for folder in (DATA / str(dataset), Path(str(dataset))):
-        with suppress(OSError, ValueError, LookupError):
+        with suppress(OSError, ValueError, LookupError, TypeError):
             meta = read_json(folder / "meta.json")
             if hashes == {split: meta[split]["sha256"] for split in SPLITS}:
                 return {split: meta[split]["tokens"] for split in SPLITS}

@@ -5,8 +5,9 @@ renamed, replaced or removed, nor can a folder that holds one. Names of files, o
 and what is written in C++ stay Linux's.
 """
 
+import asyncio  # noqa: F401  (these look at import time for what goes away)
 import builtins
-import concurrent.futures.process  # noqa: F401  (these look at import time for what goes away)
+import concurrent.futures.process  # noqa: F401
 import errno
 import fcntl
 import io
