@@ -90,12 +90,13 @@ def main(config):
     to = Path("." if config.init_from else config.out_dir)
     picture = to / "attention.png"
     html = Path(config.page or to / "attention.html")
-    heatmaps.save(draw(maps, data["labels"], str(folder)), picture)
+    figure = draw(maps, data["labels"], str(folder))
     if config.live:
         data = live_data(data, model, tokenizer, ids, config.examples)
     if config.translator:
         data["alignments"] = alignments(config.translator, config.sentences)
     atomic_write(html, page(data).encode())
+    heatmaps.save(figure, picture)
     if note:
         print(f"note: {note}", file=sys.stderr)
     print(f"{html} and {picture}: {len(ids)} tokens, {L} layers x {H} heads")
