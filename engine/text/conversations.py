@@ -9,6 +9,7 @@ a conversation, is learned, or is only read.
 """
 
 import gzip
+import io
 import itertools
 import json
 
@@ -28,18 +29,21 @@ def read_records(path):
     if path.name.lower().endswith(".parquet"):
         yield from numbered(large.read_rows(path), path)
         return
-    with open_lines(path) as file:
-        for n in itertools.count(1):
-            try:
-                line = file.readline(LONGEST)
-            except (OSError, EOFError, ValueError) as error:  # it is damaged, or cut off
-                raise ValueError(f"{path}, line {n}: cannot be unpacked ({error})") from None
-            if not line:
-                return
-            if len(line) == LONGEST:
-                raise ValueError(f"{path}, line {n} is longer than {LONGEST:,} bytes")
-            if line.strip():
-                yield f"{path}, line {n}", line
+    n = 0
+    size = 0
+    try:
+        with open_lines(path) as file:
+            while line := file.readline(LONGEST):
+                if len(line) == LONGEST:
+                    raise ValueError(f"the next one has {LONGEST:,} bytes or more")
+                n += 1
+                size += len(line)
+                if line.strip():
+                    yield f"{path}, line {n}", line
+        if size < large.unpacked_size(path):  # the reader of .zst does not say it
+            raise ValueError("it is cut off")
+    except Exception as error:  # each library has its own
+        raise ValueError(f"{path} cannot be read after line {n} ({error})") from None
 
 
 def open_lines(path):
@@ -47,12 +51,11 @@ def open_lines(path):
     if path.name.lower().endswith(".gz"):
         return gzip.open(path)
     if path.name.lower().endswith(".zst"):
-        import io
-
         import zstandard
 
         large.check_unpacked_size(path)
-        return io.BufferedReader(zstandard.open(path, "rb"))
+        reader = zstandard.ZstdDecompressor().stream_reader
+        return io.BufferedReader(reader(open(path, "rb"), read_across_frames=True))
     return open(path, "rb")
 
 

@@ -28,7 +28,7 @@ class PackedRows:
         lengths = last_before(answers, np.minimum(ends, self.begins + self.size)) - self.begins
         self.lengths = np.maximum(lengths, 0)  # 0: its first answer does not fit
         self.left_out = int((self.lengths == 0).sum())
-        self.cut = int((self.lengths < whole).sum()) - self.left_out
+        self.cut = int(((self.lengths > 0) & (self.lengths < whole)).sum())
         self.rows = best_fit(self.lengths, self.size)
 
     def __len__(self):
