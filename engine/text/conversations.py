@@ -149,12 +149,13 @@ def texts_of(records):
             continue
 
 
-def encode_records(records, template, split_of, skipped=None):
+def encode_records(records, template, val_share, skipped=None):
     """Yield (split, ids, characters, begins, mask) of records, as write_tokens takes them.
 
-    split_of: a function of a conversation as text. skipped: a list that gets the messages of
-    damaged records; None: the first one is a ValueError.
+    val_share of them are for validation, by a hash of each. skipped: a list that gets what is wrong
+    with damaged records; None: the first one is a ValueError.
     """
+    after = separator(template.tokenizer)
     for where, record in records:
         try:
             messages = messages_of(record)
@@ -164,14 +165,12 @@ def encode_records(records, template, split_of, skipped=None):
                 raise ValueError(f"{where}: {error}") from None
             skipped.append(f"{where}: {error}")
             continue
-        mask = np.where(learned, LEARNED, READ)
+        mask = np.append(np.where(learned, LEARNED, READ), [READ] * len(after))
         mask[0] = BEGINS
-        after = separator(template.tokenizer)
         answers = [message["content"] for message in messages if message["role"] == "assistant"]
         characters = sum(len(answer) + 1 for answer in answers)  # and the end of its turn
-        ids = np.concatenate([ids, after])
-        mask = np.concatenate([mask, np.full(len(after), READ)])
-        yield split_of(json.dumps(messages)), ids, characters, False, mask
+        split = large.split_of(json.dumps(messages), val_share)
+        yield split, np.append(ids, after), characters, False, mask
 
 
 def write_conversations(
@@ -179,23 +178,16 @@ def write_conversations(
 ):
     """Tokenize conversations into a dataset. train, val: functions that yield (where, record).
 
-    val None: val_share of the conversations, chosen by a hash of each. template: as in
-    chat_tokenizer. ValueError names the first damaged record, unless skip_damaged leaves them out.
+    val None: val_share of the conversations. template: as in chat_tokenizer. ValueError names the
+    first damaged record, unless skip_damaged leaves them out.
     """
-    tokenizer = chat_tokenizer(tokenizer_name, texts_of(train()), template)
+    texts = (text for part in (train, val) if part for text in texts_of(part()))
+    tokenizer = chat_tokenizer(tokenizer_name, texts, template)
     template = ChatTemplate(tokenizer)
     skipped = [] if skip_damaged else None
-    if val is None:
-
-        def split_of(text):
-            return large.split_of(text, val_share)
-
-        encoded = encode_records(train(), template, split_of, skipped)
-    else:
-        encoded = itertools.chain(
-            encode_records(train(), template, lambda text: "train", skipped),
-            encode_records(val(), template, lambda text: "val", skipped),
-        )
+    encoded = encode_records(train(), template, 0 if val else val_share, skipped)
+    if val:
+        encoded = itertools.chain(encoded, encode_records(val(), template, 1, skipped))
     write_tokens(folder, tokenizer, {"name": source}, encoded, masks=True)
     if skipped:
         print(f"left out {len(skipped):,} damaged records, such as {skipped[0]}")

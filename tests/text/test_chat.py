@@ -336,11 +336,11 @@ def test_damaged_records(line, message, tmp_path, monkeypatch):
         monkeypatch.setattr(conversations, "LONGEST", 400)
     records = functools.partial(conversations.read_records, path)
     with pytest.raises(ValueError, match=r"a.jsonl.* line [23]\b.*" + message) as error:
-        [*conversations.encode_records(records(), template, str)]
+        [*conversations.encode_records(records(), template, 0)]
     assert len(str(error.value)) < 400 + len(str(path))
     if "or more" not in message:  # then the next line is unknown
         skipped = []
-        assert len([*conversations.encode_records(records(), template, str, skipped)]) == 1
+        assert len([*conversations.encode_records(records(), template, 0, skipped)]) == 1
         assert len(skipped) == 1 and [*conversations.texts_of(records())][1:3] == ["Who?", "I."]
 
 
