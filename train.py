@@ -286,7 +286,8 @@ def make_trainer(config):
     model.separator = document_separator(data, model) if apart else None
     config = replace(config, **asdict(model.config), dataset=data.name)
     if data.masks:
-        print0(data.packed("train", config.block_size).summary())
+        for split in dataset.SPLITS:
+            print0(f"{split}: {data.packed(split, config.block_size).summary()}")
     trainer = Trainer(config, model, data, device, saved)
     compiled = "compiled" if trainer.compiled else "not compiled"
     shared = "1 process" if count == 1 else f"{count} processes ({config.parallel})"

@@ -402,6 +402,28 @@ def test_the_script(tmp_path, monkeypatch, capsys):
     assert len(seen[0] | seen[1]) == 100 and not seen[0] & seen[1] and len(seen[1]) > 3
 
 
+def test_the_hub(tmp_path, monkeypatch):
+    """Catches another split than the one named, and a row that cannot be found again."""
+    datasets = pytest.importorskip("datasets")
+    prepare = runpy.run_path(str(preparation.DATA / "chat" / "prepare.py"))
+    monkeypatch.setattr(preparation, "DATA", tmp_path)
+    rows = datasets.Dataset.from_list([GOOD] * 3 + [{"messages": ONE[:1]}])
+    calls = []
+
+    def load_dataset(*name, **how):
+        calls.append((*name, how))
+        return rows.to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    val = write_lines(tmp_path / "a.jsonl", GOOD)
+    settings = dict(hub="someone/talk", split="train_sft", val=(val,), name="x")
+    with pytest.raises(ValueError, match="someone/talk, row 4: the conversation has no answer"):
+        prepare["prepare"](prepare["Settings"](**settings))
+    prepare["prepare"](prepare["Settings"](**settings, skip_damaged=True))
+    assert calls[0] == ("someone/talk", None, {"split": "train_sft", "streaming": True})
+    assert len(dataset.load_dataset(str(tmp_path / "x"), 8).train) == 3 * 28
+
+
 def test_complaints_of_the_script(tmp_path):
     """Catches a traceback for what a user gives by mistake."""
     path = write_lines(tmp_path / "a.jsonl", GOOD, {"prompt": 5, "completion": "a"})
