@@ -18,7 +18,6 @@ from engine.text.conversations import write_conversations
 from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.training.batches import micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
-from masks import VISIBLE
 from model import POSITION
 from train import TrainConfig, train
 
@@ -62,8 +61,7 @@ def model_of(config, data):
 # ---- Rows
 
 CHANGES = [dict(position=name) for name in POSITION] + [
-    dict(visible=name)
-    for name in VISIBLE.keys() & {"causal"} | {"local_global:3,2", "strided:3", "alibi:4"}
+    dict(visible=name) for name in ("local_global:3,2", "strided:3", "alibi:4")
 ]
 
 
