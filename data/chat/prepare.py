@@ -6,8 +6,7 @@
 
 A record is {"messages": [{"role": "user", "content": "Hi"}, ...]}, {"prompt", "completion"}, or
 ShareGPT's {"conversations": [{"from": "human", "value": "Hi"}, ...]}. What the assistant says is
-learned, all else is only read. A tenth of the conversations is for validation, by a hash of each,
-unless --val names files for it.
+learned, all else is only read.
 """
 
 import functools
@@ -32,6 +31,8 @@ class Settings:
     """Its split."""
     val: tuple[Path, ...] = ()
     """Files or folders for validation, if you have your own split."""
+    val_share: float = 0.1
+    """Else the share of the conversations that is for validation, chosen by a hash of each."""
     name: str = "mychat"
     """The dataset's name: it is written to data/<name>."""
     tokenizer: str = "byte"
@@ -79,6 +80,7 @@ def prepare(settings):
         val,
         settings.tokenizer,
         source,
+        settings.val_share,
         template=settings.template,
         skip_damaged=settings.skip_damaged,
     )

@@ -261,11 +261,9 @@ def test_every_form(tmp_path):
     frames = [zstandard.compress(line) for line in path.read_bytes().splitlines(keepends=True)]
     (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
     datasets.Dataset.from_list([GOOD] * 3).to_parquet(tmp_path / "d.parquet")
-    found = [
-        prepared(tmp_path / name[0], tmp_path / name, template=template)
-        for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet", "e.jsonl")
-        for template in ("", "chatml")
-    ]
+    names = "a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet", "e.jsonl"
+    found = [prepared(tmp_path / name[0], tmp_path / name) for name in names]
+    found.append(prepared(tmp_path / "f", path, template="chatml"))
     assert all(data.hashes == found[0].hashes for data in found)
     data = found[0]
     text = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nI.<|im_end|>\n<|endoftext|>"

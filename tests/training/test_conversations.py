@@ -173,10 +173,10 @@ RUN = {"dataset", "optimizer", "learning_rate", "gradient_accumulation_steps", "
 def test_a_resumed_run(configure, tmp_path):
     """Catches an epoch that begins again, or a grown vocabulary that is lost."""
     whole = str(tmp_path / "whole")
-    extra = dict(dropout=0.1, lr_decay_iters=40, eval_interval=20)
-    train(configure(**extra, max_iters=40, out_dir=whole))
-    train(configure(**extra, max_iters=20))
-    train(configure(**extra, max_iters=40, init_from="resume"))
+    extra = dict(dropout=0.1, lr_decay_iters=16, eval_interval=8, learning_rate=1e-2)
+    train(configure(**extra, max_iters=16, out_dir=whole))
+    train(configure(**extra, max_iters=8))
+    train(configure(**extra, max_iters=16, init_from="resume"))
     assert same_weights(whole, tmp_path / "out") and losses(whole) == losses(tmp_path / "out")
     assert losses(whole)[-1]["val_loss"] < losses(whole)[0]["train_loss"] - 0.3
 
