@@ -122,18 +122,21 @@ def same_document(ids):
 class PackedDocuments:
     """A batch idx (B, T) whose rows are documents one after the other: each sees only itself.
 
-    A separator belongs to the document that it begins, so that a text sampled from it alone is
-    what was trained. Has KVCache's positions, visible and append, but stores nothing: the batch is
-    complete.
+    begins (B, T): True where a document begins. index (B, T): the position of each token in its
+    document; None: positions go on through the row. Has KVCache's positions, visible and append,
+    but stores nothing: the batch is complete.
     """
 
-    def __init__(self, idx, separator):
-        self.same = same_document((idx == separator).cumsum(1))
+    def __init__(self, begins, index=None):
+        self.same = same_document(begins.cumsum(1))
+        self.index = index
 
     def positions(self, T):
-        return slice(0, T)
+        return slice(0, T) if self.index is None else self.index
 
     def visible(self, predicate):
+        if self.index is not None:
+            predicate = counted_by(predicate, self.index)
         return both(predicate, self.same)
 
     def append(self, k, v):
@@ -222,6 +225,20 @@ def after_padding(visible, padding):
     if hasattr(visible, "window") and not getattr(visible, "n_global", 0):
         shifted.window = visible.window
     return shifted
+
+
+def counted_by(visible, index):
+    """visible for sequences of documents: index (B, T) is the position in its document of each."""
+
+    def counted(i, j):
+        return visible(index[..., i], index[..., j])
+
+    if hasattr(visible, "bias"):  # a function of the distance
+        counted.bias = visible.bias
+    # Global keys stand elsewhere in each row, so their promise is lost.
+    if hasattr(visible, "window") and not getattr(visible, "n_global", 0):
+        counted.window = visible.window
+    return counted
 
 
 def at_position(visible, at):

@@ -299,8 +299,12 @@ def make_trainer(config):
     data = processes.main_process_first(load_data)
     model, saved = build_model(config, data)
     model.activation_checkpointing = config.activation_checkpointing
-    model.separator = document_separator(data, model) if config.mask_documents else None
+    apart = config.mask_documents or data.masks
+    model.separator = document_separator(data, model) if apart else None
     config = replace(config, **asdict(model.config), dataset=data.name)
+    if data.masks:
+        for split in dataset.SPLITS:
+            print0(f"{split}: {data.packed(split, config.block_size).summary()}")
     trainer = Trainer(config, model, data, device, saved)
     compiled = "compiled" if trainer.compiled else "not compiled"
     shared = "1 process" if count == 1 else f"{count} processes ({config.parallel})"
@@ -370,6 +374,12 @@ def pretrained_model(config, data):
     model = GPT.from_pretrained(source, dropout=config.dropout, attention=attention)
     folder = pretrained.folder_of(source)
     pretrained.check_tokenizer(folder, model.config.vocab_size, data)
+    count = data.tokenizer.vocab_size
+    if data.masks and count > model.config.vocab_size:  # the special tokens of conversations
+        model.extend_vocab(padded_vocab_size(count))
+        print0(
+            f"the model's vocabulary grows to {model.config.vocab_size:,} for dataset {data.name}"
+        )
     if config.lora_rank:
         add_adapter(config, model, folder.resolve())
     if config.block_size < model.config.block_size:

@@ -6,7 +6,9 @@ and the counts and hashes of the files. write_dataset() takes documents that fit
 large.py has the rest.
 """
 
+import contextlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -28,6 +30,7 @@ DATA = Path(__file__).parents[2] / "data"
 SPLITS = "train", "val"
 # Bytes: a smaller text is prepared in memory, and a smaller file is verified when it is loaded.
 SMALL = 2**28
+READ, LEARNED, BEGINS = 0, 1, 2  # what a byte in a mask of conversations says of its token
 
 
 def read_text(path):
@@ -44,6 +47,13 @@ def read_text(path):
     if wrong >= 0:
         raise ValueError(f"{path} is not UTF-8 text (offset {wrong}): convert it first")
     return text
+
+
+def check_name(name):
+    """ValueError for a name under which no dataset of one's own can stand in data/."""
+    included = (DATA / name / "prepare.py").exists()
+    if included or not re.fullmatch(r"\w[\w. -]*", name):
+        raise ValueError(f"--name={name} must be a folder's name, and no included dataset's")
 
 
 # ---- Splitting
@@ -113,29 +123,42 @@ def pieces(text, size=2**18):
 
 
 class SplitWriter:
-    """Writes the tokens of one split to a file as they come."""
+    """Writes the tokens of one split to a file as they come, and those of conversations' masks."""
 
-    def __init__(self, path, tokenizer):
+    def __init__(self, path, tokenizer, mask_path=None):
         self.path = path
         self.file = open(path, "wb")
+        self.mask_path = mask_path
+        self.mask_file = open(mask_path, "wb") if mask_path else None
+        self.learned = 0
         self.tokenizer = tokenizer
         self.dtype = np.dtype(token_dtype(tokenizer)).newbyteorder("<")
         self.tokens = 0
         self.characters = 0
 
-    def append(self, ids, characters, begins):
-        """Write ids, an array for this number of characters; begins: a document begins here."""
+    def append(self, ids, characters, begins, mask=None):
+        """Write ids, an array for this number of characters; begins: a document begins here.
+
+        mask: READ, LEARNED or BEGINS of each, in conversations, whose characters are those learned.
+        """
         if begins and self.tokens:
             self.append(separator(self.tokenizer), 1, begins=False)
         self.file.write(ids.astype(self.dtype).tobytes())  # tofile does not say that a disk is full
         self.tokens += len(ids)
         self.characters += characters
+        if mask is not None:
+            self.mask_file.write(mask.astype(np.uint8).tobytes())
+            self.learned += int((mask == LEARNED).sum())
 
     def finish(self):
         """Close the file, and return its entry in meta.json."""
         self.file.close()
-        sha256 = sha256_of_file(self.path)
-        return {"tokens": self.tokens, "characters": self.characters, "sha256": sha256}
+        entry = {"tokens": self.tokens, "characters": self.characters}
+        entry["sha256"] = sha256_of_file(self.path)
+        if self.mask_file:
+            self.mask_file.close()
+            entry |= {"learned": self.learned, "mask_sha256": sha256_of_file(self.mask_path)}
+        return entry
 
 
 def separator(tokenizer):
@@ -157,16 +180,15 @@ def meta_digest(meta):
     return sha256_of([json.dumps(meta, sort_keys=True).encode()])
 
 
-def write_tokens(folder, tokenizer, source, encoded, limit=0):
+def write_tokens(folder, tokenizer, source, encoded, limit=0, masks=False):
     """Write train.bin and val.bin, which appear when they are complete, and last meta.json.
 
     source: its entry in meta.json, a dict with the name. encoded: yields (split, ids, characters,
     begins), as SplitWriter.append takes them. limit: stop after this number of tokens; 0: never.
+    masks: encoded yields masks too, for train.mask.bin and val.mask.bin.
     ValueError if a split is empty.
     """
     folder = Path(folder)
-    train_path = folder / "train.bin"
-    val_path = folder / "val.bin"
     meta = {
         "dtype": token_dtype(tokenizer),
         "vocab_size": tokenizer.vocab_size,
@@ -175,12 +197,16 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0):
     }
     with folder_lock(folder):
         remove_unfinished(folder)
-        with atomic_path(train_path) as train_file, atomic_path(val_path) as val_file:
-            train = SplitWriter(train_file, tokenizer)
-            val = SplitWriter(val_file, tokenizer)
-            for split, ids, characters, begins in tqdm(encoded, "writing", leave=False, delay=1):
-                writer = val if split == "val" else train
-                writer.append(ids, characters, begins)
+        with contextlib.ExitStack() as files:
+            writers = {}
+            for split in SPLITS:
+                path = files.enter_context(atomic_path(folder / f"{split}.bin"))
+                mask = folder / f"{split}.mask.bin"
+                mask_path = files.enter_context(atomic_path(mask)) if masks else None
+                writers[split] = SplitWriter(path, tokenizer, mask_path)
+            train, val = writers.values()
+            for split, *piece in tqdm(encoded, "writing", leave=False, delay=1):
+                writers[split].append(*piece)
                 if limit and train.tokens + val.tokens >= limit:
                     break
             meta["train"] = train.finish()

@@ -9,6 +9,7 @@ the library tokenizers all others.
 """
 
 import base64
+import copy
 import itertools
 import json
 import re
@@ -52,6 +53,7 @@ class Tokenizer:
     end_of_text = None  # the id that separates documents, if there is one
     begin = ()  # the ids with which each text begins, if there are any
     cut_at_lines = True  # a text may be cut between lines: its pieces have the ids of the whole
+    chat = None  # what ChatTemplate renders conversations with, if anything: see chat.py
 
     def decode(self, tokens):
         """Return the text of ids; an incomplete character becomes U+FFFD."""
@@ -60,9 +62,22 @@ class Tokenizer:
 
     def same_ids(self, other):
         """Return whether each id stands for the same text in another tokenizer."""
-        if (self.vocab_size, self.end_of_text) != (other.vocab_size, other.end_of_text):
+        return self.vocab_size == other.vocab_size and self.extends(other)
+
+    def extends(self, other):
+        """Return whether it has another tokenizer's ids; any further ones are special tokens."""
+        further = {*range(other.vocab_size, self.vocab_size)}
+        if not further <= {*self.special_tokens.values()}:
             return False
-        return all(self.token_bytes(n) == other.token_bytes(n) for n in range(self.vocab_size))
+        if self.end_of_text != other.end_of_text and self.end_of_text not in further:
+            return False
+        return all(self.token_bytes(n) == other.token_bytes(n) for n in range(other.vocab_size))
+
+    @property
+    def special_tokens(self):
+        """{text: id} of the tokens that no text spells, such as the end of text."""
+        added = self.tokenizer_json["added_tokens"]
+        return {token["content"]: token["id"] for token in added if token["special"]}
 
     def __reduce__(self):  # how other processes receive it
         return tokenizer_from_spec, (self.spec(),)
@@ -85,7 +100,7 @@ class ByteTokenizer(Tokenizer):
 
     @property
     def tokenizer_json(self):
-        return byte_level_json(BYTES, {}, "")
+        return byte_level_json(BYTES, {}, PATTERN)
 
 
 class CharTokenizer(Tokenizer):
@@ -160,6 +175,14 @@ class TiktokenTokenizer(Tokenizer):
         allowed = "all" if allow_special else set()
         return self.encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
 
+    def encode_with_starts(self, text, allow_special=False):
+        """Return the ids of text, and for each the character of text in which it begins."""
+        ids = self.encode(text, allow_special)
+        ends = np.cumsum([len(self.token_bytes(token)) for token in ids], dtype=np.int64)
+        content = np.frombuffer(text.encode("utf-8"), np.uint8)
+        character = np.cumsum(content & 0xC0 != 0x80) - 1  # of each byte; UTF-8 goes on with 10...
+        return ids, character[np.append(0, ends)[: len(ids)]]
+
     def token_bytes(self, token):
         try:
             return self.encoding.decode_single_token_bytes(token)
@@ -167,7 +190,7 @@ class TiktokenTokenizer(Tokenizer):
             return b""
 
     def spec(self):
-        return {"kind": "bpe", "content": self.tokenizer_json}
+        return with_chat({"kind": "bpe", "content": self.tokenizer_json}, self.chat)
 
 
 def check_vocabulary(ranks, special):
@@ -228,13 +251,22 @@ class HubTokenizer(Tokenizer):
         allow_special: special tokens are more than their characters. ValueError for a character
         that the tokenizer lacks, if it has no token for what is unknown.
         """
+        return np.array(self.encoded(text, allow_special).ids, dtype=np.uint32)
+
+    def encode_with_starts(self, text, allow_special=False):
+        """Return the ids of text, and for each the character of text in which it begins."""
+        found = self.encoded(text, allow_special)
+        starts = np.array([start for start, _ in found.offsets], dtype=np.int64)
+        return np.array(found.ids, dtype=np.uint32), starts
+
+    def encoded(self, text, allow_special):
         text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         self.encoding.encode_special_tokens = not allow_special
         with failures_as_errors():
-            ids = self.encoding.encode(text, add_special_tokens=False).ids
-        if self.may_drop and self.decode(ids).removeprefix(" ") != self.normal(text):
+            found = self.encoding.encode(text, add_special_tokens=False)
+        if self.may_drop and self.decode(found.ids).removeprefix(" ") != self.normal(text):
             raise ValueError(f"the tokenizer lacks a character of {text[:80]!r}")
-        return np.array(ids, dtype=np.uint32)
+        return found
 
     def normal(self, text):
         """Return a text as its tokens say it: normalized, and without a space in front."""
@@ -254,8 +286,37 @@ class HubTokenizer(Tokenizer):
         return piece.replace("\u2581", " ").encode("utf-8")  # SentencePiece's way to write a space
 
     def spec(self):
-        content = self.tokenizer_json
-        return {"kind": "tokenizers", "content": content, "end_of_text": self.end_of_text}
+        spec = {"kind": "tokenizers", "content": self.tokenizer_json}
+        return with_chat(spec | {"end_of_text": self.end_of_text}, self.chat)
+
+
+def with_chat(spec, chat):
+    """The specification of a tokenizer and, if it has one, its chat template."""
+    return spec if chat is None else spec | {"chat": chat}
+
+
+def with_special_tokens(tokenizer, texts):
+    """Return a tokenizer that has these special tokens too, with the ids after all others.
+
+    ValueError if it cannot have them.
+    """
+    content = copy.deepcopy(tokenizer.tokenizer_json)
+    missing = [text for text in texts if text not in tokenizer.special_tokens]
+    ids = range(tokenizer.vocab_size, tokenizer.vocab_size + len(missing))
+    # Not in the vocabulary of the model, which would find them in a text.
+    content["added_tokens"] += [special_token(text, n) for text, n in zip(missing, ids)]
+    end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
+    kind = "bpe" if isinstance(tokenizer, ByteTokenizer | TiktokenTokenizer) else "tokenizers"
+    found = tokenizer_from_spec({"kind": kind, "content": content, "end_of_text": end})
+    if not found.extends(tokenizer) or found.vocab_size != ids.stop:
+        raise ValueError(f"the tokenizer cannot have {', '.join(missing)} as special tokens")
+    return found
+
+
+def special_token(text, number):
+    """The entry of a special token in a tokenizer.json."""
+    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+    return {"id": number, "content": text, "special": True, **flags}
 
 
 # ---- The content of tokenizer.json
@@ -300,10 +361,7 @@ def byte_level_json(ranks, special, pattern):
 
 def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None):
     """A tokenizer.json. As in tiktoken, a word in the vocabulary is one token."""
-    added = []
-    for text in special:
-        flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
-        added.append({"id": vocabulary[text], "content": text, "special": True, **flags})
+    added = [special_token(text, vocabulary[text]) for text in special]
     model = {"type": "BPE", "vocab": vocabulary, "merges": [*merges], "ignore_merges": True}
     return {
         "version": "1.0",
@@ -392,7 +450,9 @@ FROM_SPEC = {
 def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
     try:
-        return FROM_SPEC[spec["kind"]](spec)
+        found = FROM_SPEC[spec["kind"]](spec)
+        found.chat = spec.get("chat")
+        return found
     except Exception as error:  # what others wrote can cause any
         reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"not a tokenizer that can be used here: {str(reason)[:200]}") from None

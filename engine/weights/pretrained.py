@@ -165,10 +165,15 @@ def nanogpt_tokenizer(path, vocab_size):
 
 
 def check_tokenizer(folder, vocab_size, data):
-    """ValueError if the model in a folder was trained on other tokens than those of a Dataset."""
+    """ValueError if the model in a folder was trained on other tokens than those of a Dataset.
+
+    A dataset of conversations may have special tokens that the model has not.
+    """
     found = load_tokenizer(folder, vocab_size)
-    if not found.same_ids(data.tokenizer):
+    same = data.tokenizer.extends if data.masks else data.tokenizer.same_ids
+    if not same(found):
+        kind = "chat" if data.masks else "text"
         raise ValueError(
             f"{folder} was trained on other tokens than those of dataset {data.name}: prepare it "
-            f"with {shell_path('data/text/prepare.py')} --tokenizer={shell_quote(folder)}"
+            f"with {shell_path(f'data/{kind}/prepare.py')} --tokenizer={shell_quote(folder)}"
         )

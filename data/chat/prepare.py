@@ -1,0 +1,91 @@
+"""Conversations to fine-tune a model on: .jsonl, .jsonl.gz, .jsonl.zst and .parquet, or the hub.
+
+    python data/chat/prepare.py --input FILE_OR_FOLDER ... --name mychat --tokenizer FOLDER
+    python data/chat/prepare.py --hub OWNER/NAME [--split train] --name mychat ...
+    python train.py --init_from=FOLDER --dataset=mychat
+
+A record is {"messages": [{"role": "user", "content": "Hi"}, ...]}, {"prompt", "completion"}, or
+ShareGPT's {"conversations": [{"from": "human", "value": "Hi"}, ...]}. What the assistant says is
+learned, all else is only read.
+"""
+
+import functools
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from engine.common.errors import one_line_errors
+from engine.common.settings import parse_settings
+from engine.text import conversations, large, preparation
+
+
+@dataclass
+class Settings:
+    input: tuple[Path, ...] = ()
+    """Files of conversations, or folders of them."""
+    hub: str = ""
+    """A dataset of Hugging Face's hub, OWNER/NAME, in place of files."""
+    split: str = "train"
+    """Its split."""
+    val: tuple[Path, ...] = ()
+    """Files or folders for validation, if you have your own split."""
+    val_share: float = 0.1
+    """Else the share of the conversations that is for validation, chosen by a hash of each."""
+    name: str = "mychat"
+    """The dataset's name: it is written to data/<name>."""
+    tokenizer: str = "byte"
+    """The folder of the model to tune; or char, byte, bpe:VOCAB, gpt2 or another of tiktoken."""
+    template: str = ""
+    """A file with a chat template in Jinja, or chatml; empty: the model's own, else chatml."""
+    skip_damaged: bool = False
+    """Leave damaged records out and count them, in place of stopping at the first one."""
+
+    def __post_init__(self):
+        if bool(self.hub) == bool(self.input):
+            raise ValueError("give --input, files of conversations, or --hub, one of the two")
+        preparation.check_name(self.name)
+
+
+def find_files(inputs):
+    """Return the files in inputs, and those of conversations in folders; ValueError without any."""
+    found = []
+    for path in inputs:
+        inside = sorted(path.rglob("*")) if path.is_dir() else []
+        files = [path] if path.is_file() else [file for file in inside if large.builder_of(file)]
+        if not files:
+            raise ValueError(f"there is no .jsonl or .parquet file {path}")
+        found += files
+    return found
+
+
+def records(paths):
+    """Yield the records of files, each with where it is."""
+    for path in paths:
+        yield from conversations.read_records(path)
+
+
+def prepare(settings):
+    """Write the dataset."""
+    train = functools.partial(records, find_files(settings.input))
+    val = functools.partial(records, find_files(settings.val)) if settings.val else None
+    source = settings.hub or ", ".join(path.name for path in settings.input)
+    if settings.hub:
+        rows = large.read_hub(settings.hub, streaming=True, split=settings.split)
+        train = functools.partial(conversations.numbered, rows, settings.hub)
+    conversations.write_conversations(
+        preparation.DATA / settings.name,
+        train,
+        val,
+        settings.tokenizer,
+        source,
+        settings.val_share,
+        template=settings.template,
+        skip_damaged=settings.skip_damaged,
+    )
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        prepare(parse_settings(Settings, sys.argv[1:]))
