@@ -219,12 +219,7 @@ def after_padding(visible, padding):
         real = visible(i - first, j - first) & (j >= first)
         return real | ((i == j) & (j < first))
 
-    if hasattr(visible, "bias"):
-        shifted.bias = visible.bias
-    # Global keys stand elsewhere in each row, so their promise is lost.
-    if hasattr(visible, "window") and not getattr(visible, "n_global", 0):
-        shifted.window = visible.window
-    return shifted
+    return with_promises(shifted, visible)
 
 
 def counted_by(visible, index):
@@ -233,12 +228,17 @@ def counted_by(visible, index):
     def counted(i, j):
         return visible(index[..., i], index[..., j])
 
-    if hasattr(visible, "bias"):  # a function of the distance
-        counted.bias = visible.bias
+    return with_promises(counted, visible)
+
+
+def with_promises(moved, visible):
+    """moved, which is visible counted from other places, with what is a function of distances."""
+    if hasattr(visible, "bias"):
+        moved.bias = visible.bias
     # Global keys stand elsewhere in each row, so their promise is lost.
     if hasattr(visible, "window") and not getattr(visible, "n_global", 0):
-        counted.window = visible.window
-    return counted
+        moved.window = visible.window
+    return moved
 
 
 def at_position(visible, at):

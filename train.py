@@ -299,8 +299,8 @@ def make_trainer(config):
     data = processes.main_process_first(load_data)
     model, saved = build_model(config, data)
     model.activation_checkpointing = config.activation_checkpointing
-    apart = config.mask_documents or data.masks
-    model.separator = document_separator(data, model) if apart else None
+    if config.mask_documents or data.masks:
+        model.separator = document_separator(data, model)
     config = replace(config, **asdict(model.config), dataset=data.name)
     if data.masks:
         for split in dataset.SPLITS:

@@ -30,15 +30,11 @@ class Settings:
     split: str = "train"
     """Its split."""
     val: tuple[Path, ...] = ()
-    """Files or folders for validation, if you have your own split."""
-    val_share: float = 0.1
-    """Else the share of the conversations that is for validation, chosen by a hash of each."""
+    """Files or folders for validation; without any, a tenth of the conversations."""
     name: str = "mychat"
     """The dataset's name: it is written to data/<name>."""
     tokenizer: str = "byte"
     """The folder of the model to tune; or char, byte, bpe:VOCAB, gpt2 or another of tiktoken."""
-    template: str = ""
-    """A file with a chat template in Jinja, or chatml; empty: the model's own, else chatml."""
     skip_damaged: bool = False
     """Leave damaged records out and count them, in place of stopping at the first one."""
 
@@ -52,8 +48,8 @@ def find_files(inputs):
     """Return the files in inputs, and those of conversations in folders; ValueError without any."""
     found = []
     for path in inputs:
-        inside = sorted(path.rglob("*")) if path.is_dir() else []
-        files = [path] if path.is_file() else [file for file in inside if large.builder_of(file)]
+        inside = [file for file in sorted(path.rglob("*")) if large.builder_of(file)]
+        files = [path] if path.is_file() else inside
         if not files:
             raise ValueError(f"there is no .jsonl or .parquet file {path}")
         found += files
@@ -68,22 +64,15 @@ def records(paths):
 
 def prepare(settings):
     """Write the dataset."""
+    source = settings.hub or ", ".join(path.name for path in settings.input)
     train = functools.partial(records, find_files(settings.input))
     val = functools.partial(records, find_files(settings.val)) if settings.val else None
-    source = settings.hub or ", ".join(path.name for path in settings.input)
     if settings.hub:
         rows = large.read_hub(settings.hub, streaming=True, split=settings.split)
         train = functools.partial(conversations.numbered, rows, settings.hub)
-    conversations.write_conversations(
-        preparation.DATA / settings.name,
-        train,
-        val,
-        settings.tokenizer,
-        source,
-        settings.val_share,
-        template=settings.template,
-        skip_damaged=settings.skip_damaged,
-    )
+    folder = preparation.DATA / settings.name
+    skip = settings.skip_damaged
+    conversations.write_conversations(folder, train, val, settings.tokenizer, source, skip)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from engine.text.packing import PackedRows
 from engine.text.preparation import (
     BEGINS,
     DATA,
+    LEARNED,
+    MASKS,
     SMALL,
     SPLITS,
     meta_digest,
@@ -39,22 +41,16 @@ class Dataset:
     """sha256 of train and val (None if unknown): losses compare only if they are the same."""
     tokens_per_character: float | None
     """In the validation text; None where the characters were not counted."""
-    masks: dict | None = None
-    """In conversations: what is learned of train and val, as in their mask files."""
-
+    masks: dict = field(default_factory=dict)
+    """Of conversations: what each token of train and val is (READ, LEARNED or BEGINS)."""
     rows: dict = field(default_factory=dict)
     """What packed has returned."""
 
     def packed(self, split, block_size):
-        """Return the PackedRows of conversations; ValueError if none fits into a row."""
+        """Return the PackedRows of a split of conversations."""
         key = split, block_size
         if key not in self.rows:
             self.rows[key] = PackedRows(getattr(self, split), self.masks[split], block_size)
-        if not len(self.rows[key]):
-            raise ValueError(
-                f"no answer in {split} of dataset {self.name} fits into block_size={block_size}: "
-                "choose a larger one"
-            )
         return self.rows[key]
 
     def bits_per_character(self, loss):
@@ -110,27 +106,35 @@ def load_dataset(name, block_size, data_tokenizer=""):
     else:
         meta = nanogpt_meta(folder, data_tokenizer)
     tokenizer = meta["tokenizer"]
-    tokens = {}
-    masks = {}
+    files = {}
     hashes = {}
     for split in SPLITS:
         path = folder / f"{split}.bin"
-        entry = meta[split]
-        hashes[split] = entry["sha256"]
-        if "mask_sha256" in entry:
-            block_size = 0  # rows of conversations are padded
-            hashes[f"{split}.mask"] = entry["mask_sha256"]
-            masks[split] = map_mask(folder / f"{split}.mask.bin", entry)
-        tokens[split] = map_tokens(path, meta["dtype"], entry["tokens"], block_size)
-        check_tokens(path, tokens[split], tokenizer.vocab_size, hashes[split])
-    return Dataset(
+        least = 0 if MASKS[0] in meta else block_size  # rows of conversations are padded
+        hashes[split] = meta[split]["sha256"]
+        files[split] = map_tokens(path, meta["dtype"], meta[split]["tokens"], least)
+        check_tokens(path, files[split], tokenizer.vocab_size, hashes[split])
+    data = Dataset(
         name=name if folder.parent == DATA else str(folder.resolve()),
-        **tokens,
+        **files,
         tokenizer=tokenizer,
         hashes=hashes,
         tokens_per_character=meta["tokens_per_character"],
-        masks=masks or None,
     )
+    return with_masks(data, folder, meta) if MASKS[0] in meta else data
+
+
+def with_masks(data, folder, meta):
+    """Return a Dataset of conversations with its masks; ValueError if they are damaged."""
+    for split, name in zip(SPLITS, MASKS):
+        path = folder / f"{name}.bin"
+        data.hashes[name] = meta[name]["sha256"]
+        mask = map_tokens(path, np.dtype(np.uint8), meta[split]["tokens"], 0)
+        check_tokens(path, mask, BEGINS + 1, data.hashes[name])
+        data.masks[split] = mask
+    learned = (data.masks["val"] == LEARNED).sum()
+    data.tokens_per_character = learned / meta["val"]["characters"]
+    return data
 
 
 def read_meta(path):
@@ -144,8 +148,7 @@ def read_meta(path):
             raise ValueError("its sha256 is not its own")
         meta["dtype"] = np.dtype(meta["dtype"]).newbyteorder("<")
         meta["tokenizer"] = tokenizer_from_spec(meta["tokenizer"])
-        count = meta["val"].get("learned", meta["val"]["tokens"])
-        meta["tokens_per_character"] = count / meta["val"]["characters"]
+        meta["tokens_per_character"] = meta["val"]["tokens"] / meta["val"]["characters"]
         return meta
     except (ValueError, LookupError, TypeError, ArithmeticError) as error:
         raise ValueError(f"{path} is damaged ({error!r}): prepare the dataset again") from None
@@ -190,22 +193,6 @@ def map_tokens(path, dtype, count, block_size):
             f"{block_size + 1:,}: use more text or a smaller block_size"
         )
     return np.memmap(path, dtype=dtype, mode="r")
-
-
-def map_mask(path, entry):
-    """Map the mask of a split of conversations, with this entry in meta.json.
-
-    ValueError if it is missing or damaged.
-    """
-    if not path.is_file() or path.stat().st_size != entry["tokens"]:
-        raise ValueError(
-            f"{path} has not one byte for each of {entry['tokens']:,} tokens: prepare it again"
-        )
-    mask = np.memmap(path, dtype=np.uint8, mode="r")
-    check_tokens(path, mask, BEGINS + 1, entry["mask_sha256"])
-    if mask[0] != BEGINS:
-        raise ValueError(f"{path} does not begin with a conversation: prepare it again")
-    return mask
 
 
 def check_tokens(path, tokens, vocab_size, sha256):

@@ -6,6 +6,7 @@ It reads them, encodes them with several processes, and keeps in its cache what 
 import contextlib
 import glob
 import hashlib
+import io
 import itertools
 import os
 from pathlib import Path
@@ -65,6 +66,20 @@ def check_unpacked_size(path):
     size = unpacked_size(path)
     if size > max(LARGE, 100 * path.stat().st_size):
         raise ValueError(f"it unpacks to {size:,} bytes: if you trust it, give a .jsonl")
+
+
+def read_lines(path):
+    """Yield the lines of a file, perhaps compressed, as bytes; ValueError if it is damaged."""
+    if path.suffix.lower() not in (".gz", ".zst"):
+        with open(path, "rb") as file:
+            yield from file
+        return
+    with datasets_library(path):
+        import pyarrow
+
+        check_unpacked_size(path)
+        with pyarrow.input_stream(str(path), compression="detect") as file:
+            yield from io.BufferedReader(file)
 
 
 def read_rows(path):

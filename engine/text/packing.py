@@ -13,7 +13,8 @@ class PackedRows:
 
     tokens, mask: arrays (T,) as in its files. A conversation that is too long ends with the last
     answer that fits into a row, and is left out if none does. What follows an answer and is not
-    learned takes no room. The rows depend on tokens, mask and block_size alone.
+    learned takes no room. The rows depend on tokens, mask and block_size alone. ValueError if there
+    are none.
     """
 
     def __init__(self, tokens, mask, block_size):
@@ -30,31 +31,33 @@ class PackedRows:
         self.left_out = int((self.lengths == 0).sum())
         self.cut = int(((self.lengths > 0) & (self.lengths < whole)).sum())
         self.rows = best_fit(self.lengths, self.size)
+        if not self.rows:
+            raise ValueError(f"no answer fits into block_size={block_size}: choose a larger one")
 
     def __len__(self):
         return len(self.rows)
 
     def summary(self):
         """Return in words how many rows there are, and what is not in them."""
-        used = self.lengths.sum() / max(1, len(self) * self.size)
-        kept = len(self.begins) - self.left_out
+        padding = 1 - self.lengths.sum() / (len(self) * self.size)
         return (
-            f"{kept:,} conversations in {len(self):,} rows, {1 - used:.1%} of these padding; "
-            f"{self.cut:,} cut after an answer, {self.left_out:,} left out, as no answer fits"
+            f"{len(self.begins) - self.left_out:,} conversations in {len(self):,} rows, "
+            f"{padding:.1%} of these padding; {self.cut:,} cut after an answer, "
+            f"{self.left_out:,} left out, as no answer fits"
         )
 
-    def batch(self, numbers):
-        """Return inputs, targets and positions of rows, (B, block_size) int64 each.
+    def batch(self, numbers, batch_size):
+        """Return inputs, targets and positions of rows, (batch_size, block_size) int64 each.
 
-        Targets are -1 where nothing is learned. A position of 0 begins a conversation. A number
-        beyond the last row is a row of padding.
+        Targets are -1 where nothing is learned. A position of 0 begins a conversation. Fewer
+        numbers than batch_size are followed by rows of padding.
         """
-        tokens = np.zeros((len(numbers), self.size), np.int64)
+        tokens = np.zeros((batch_size, self.size), np.int64)
         targets = np.full_like(tokens, -1)
-        positions = np.tile(np.arange(self.size), (len(numbers), 1))
+        positions = np.tile(np.arange(self.size), (batch_size, 1))
         for row, number in enumerate(numbers):
             at = 0
-            for n in self.rows[number] if number < len(self) else ():
+            for n in self.rows[number]:
                 place = slice(self.begins[n], self.begins[n] + self.lengths[n])
                 here = slice(at, at + self.lengths[n])
                 tokens[row, here] = self.tokens[place]
@@ -62,8 +65,8 @@ class PackedRows:
                 targets[row, here] = np.where(learned, tokens[row, here], -1)
                 positions[row, at:] = np.arange(self.size - at)  # padding goes on from the last
                 at = here.stop
-        inputs, targets, positions = map(torch.from_numpy, (tokens, targets, positions))
-        return inputs[:, :-1], targets[:, 1:], positions[:, :-1]
+        tokens, targets, positions = map(torch.from_numpy, (tokens, targets, positions))
+        return tokens[:, :-1], targets[:, 1:], positions[:, :-1]
 
 
 def last_before(places, limits):
@@ -78,25 +81,17 @@ def best_fit(lengths, size):
     enough (Johnson 1973: at most 11/9 of the rows that are needed, and a few).
     """
     rows = []
-    with_room = {}  # room -> rows
-    rooms = []  # sorted
+    rooms = []  # (room, row), sorted
     for n in np.argsort(-lengths, kind="stable").tolist():
         length = int(lengths[n])
         if not length:
             break
-        found = bisect.bisect_left(rooms, length)
+        found = bisect.bisect(rooms, (length,))
         if found == len(rooms):
             room, row = size, len(rows)
             rows.append([])
         else:
-            room = rooms[found]
-            row = with_room[room].pop()
-            if not with_room[room]:
-                del with_room[room], rooms[found]
+            room, row = rooms.pop(found)
         rows[row].append(n)
-        if left := room - length:
-            if left not in with_room:
-                with_room[left] = []
-                bisect.insort(rooms, left)
-            with_room[left].append(row)
+        bisect.insort(rooms, (room - length, row))
     return rows

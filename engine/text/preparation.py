@@ -30,7 +30,9 @@ DATA = Path(__file__).parents[2] / "data"
 SPLITS = "train", "val"
 # Bytes: a smaller text is prepared in memory, and a smaller file is verified when it is loaded.
 SMALL = 2**28
-READ, LEARNED, BEGINS = 0, 1, 2  # what a byte in a mask of conversations says of its token
+# Of conversations, train.mask.bin and val.mask.bin say what a token is: one byte for each.
+MASKS = "train.mask", "val.mask"
+READ, LEARNED, BEGINS = 0, 1, 2
 
 
 def read_text(path):
@@ -123,42 +125,29 @@ def pieces(text, size=2**18):
 
 
 class SplitWriter:
-    """Writes the tokens of one split to a file as they come, and those of conversations' masks."""
+    """Writes the tokens of one split, or a mask, to a file as they come."""
 
-    def __init__(self, path, tokenizer, mask_path=None):
+    def __init__(self, path, tokenizer, dtype):
         self.path = path
         self.file = open(path, "wb")
-        self.mask_path = mask_path
-        self.mask_file = open(mask_path, "wb") if mask_path else None
-        self.learned = 0
         self.tokenizer = tokenizer
-        self.dtype = np.dtype(token_dtype(tokenizer)).newbyteorder("<")
+        self.dtype = np.dtype(dtype).newbyteorder("<")
         self.tokens = 0
         self.characters = 0
 
-    def append(self, ids, characters, begins, mask=None):
-        """Write ids, an array for this number of characters; begins: a document begins here.
-
-        mask: READ, LEARNED or BEGINS of each, in conversations, whose characters are those learned.
-        """
+    def append(self, ids, characters, begins):
+        """Write ids, an array for this number of characters; begins: a document begins here."""
         if begins and self.tokens:
             self.append(separator(self.tokenizer), 1, begins=False)
         self.file.write(ids.astype(self.dtype).tobytes())  # tofile does not say that a disk is full
         self.tokens += len(ids)
         self.characters += characters
-        if mask is not None:
-            self.mask_file.write(mask.astype(np.uint8).tobytes())
-            self.learned += int((mask == LEARNED).sum())
 
     def finish(self):
         """Close the file, and return its entry in meta.json."""
         self.file.close()
-        entry = {"tokens": self.tokens, "characters": self.characters}
-        entry["sha256"] = sha256_of_file(self.path)
-        if self.mask_file:
-            self.mask_file.close()
-            entry |= {"learned": self.learned, "mask_sha256": sha256_of_file(self.mask_path)}
-        return entry
+        sha256 = sha256_of_file(self.path)
+        return {"tokens": self.tokens, "characters": self.characters, "sha256": sha256}
 
 
 def separator(tokenizer):
@@ -185,7 +174,7 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, masks=False):
 
     source: its entry in meta.json, a dict with the name. encoded: yields (split, ids, characters,
     begins), as SplitWriter.append takes them. limit: stop after this number of tokens; 0: never.
-    masks: encoded yields masks too, for train.mask.bin and val.mask.bin.
+    masks: encoded yields those of MASKS too.
     ValueError if a split is empty.
     """
     folder = Path(folder)
@@ -199,18 +188,17 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, masks=False):
         remove_unfinished(folder)
         with contextlib.ExitStack() as files:
             writers = {}
-            for split in SPLITS:
-                path = files.enter_context(atomic_path(folder / f"{split}.bin"))
-                mask = folder / f"{split}.mask.bin"
-                mask_path = files.enter_context(atomic_path(mask)) if masks else None
-                writers[split] = SplitWriter(path, tokenizer, mask_path)
-            train, val = writers.values()
-            for split, *piece in tqdm(encoded, "writing", leave=False, delay=1):
-                writers[split].append(*piece)
+            for name in SPLITS + MASKS if masks else SPLITS:
+                path = files.enter_context(atomic_path(folder / f"{name}.bin"))
+                dtype = "uint8" if name in MASKS else token_dtype(tokenizer)
+                writers[name] = SplitWriter(path, tokenizer, dtype)
+            train = writers["train"]
+            val = writers["val"]
+            for name, *piece in tqdm(encoded, "writing", leave=False, delay=1):
+                writers[name].append(*piece)
                 if limit and train.tokens + val.tokens >= limit:
                     break
-            meta["train"] = train.finish()
-            meta["val"] = val.finish()
+            meta |= {name: writer.finish() for name, writer in writers.items()}
             if not train.tokens or not val.tokens:
                 raise ValueError(
                     f"{source['name']}: there is no text, or too little to split it: give other "

@@ -53,7 +53,7 @@ class Tokenizer:
     end_of_text = None  # the id that separates documents, if there is one
     begin = ()  # the ids with which each text begins, if there are any
     cut_at_lines = True  # a text may be cut between lines: its pieces have the ids of the whole
-    chat = None  # what ChatTemplate renders conversations with, if anything: see chat.py
+    chat = None  # the chat template and the special tokens that it names, if any: see chat.py
 
     def decode(self, tokens):
         """Return the text of ids; an incomplete character becomes U+FFFD."""
@@ -67,11 +67,11 @@ class Tokenizer:
     def extends(self, other):
         """Return whether it has another tokenizer's ids; any further ones are special tokens."""
         further = {*range(other.vocab_size, self.vocab_size)}
-        if not further <= {*self.special_tokens.values()}:
-            return False
-        if self.end_of_text != other.end_of_text and self.end_of_text not in further:
-            return False
-        return all(self.token_bytes(n) == other.token_bytes(n) for n in range(other.vocab_size))
+        return (
+            further <= {*self.special_tokens.values()}
+            and self.end_of_text in {other.end_of_text, *further}
+            and all(self.token_bytes(n) == other.token_bytes(n) for n in range(other.vocab_size))
+        )
 
     @property
     def special_tokens(self):
@@ -175,14 +175,6 @@ class TiktokenTokenizer(Tokenizer):
         allowed = "all" if allow_special else set()
         return self.encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
 
-    def encode_with_starts(self, text, allow_special=False):
-        """Return the ids of text, and for each the character of text in which it begins."""
-        ids = self.encode(text, allow_special)
-        ends = np.cumsum([len(self.token_bytes(token)) for token in ids], dtype=np.int64)
-        content = np.frombuffer(text.encode("utf-8"), np.uint8)
-        character = np.cumsum(content & 0xC0 != 0x80) - 1  # of each byte; UTF-8 goes on with 10...
-        return ids, character[np.append(0, ends)[: len(ids)]]
-
     def token_bytes(self, token):
         try:
             return self.encoding.decode_single_token_bytes(token)
@@ -190,7 +182,7 @@ class TiktokenTokenizer(Tokenizer):
             return b""
 
     def spec(self):
-        return with_chat({"kind": "bpe", "content": self.tokenizer_json}, self.chat)
+        return {"kind": "bpe", "content": self.tokenizer_json}
 
 
 def check_vocabulary(ranks, special):
@@ -209,17 +201,19 @@ class HubTokenizer(Tokenizer):
     """A published tokenizer by the library tokenizers. content: its tokenizer.json.
 
     end_of_text: a token's text, or its id. A text's first token may begin with a space that the
-    text has not, as SentencePiece adds it.
+    text has not, as SentencePiece adds it. chat: {"template": a chat template in Jinja, and tokens
+    that it names, such as "eos_token"}, or None.
     """
 
     cut_at_lines = False
 
-    def __init__(self, content, end_of_text=None):
+    def __init__(self, content, end_of_text=None, chat=None):
         import tokenizers
 
         check_components(content)
         model = content["model"]
         self.tokenizer_json = content
+        self.chat = chat
         with failures_as_errors(), without_reports():
             self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
             self.encoding.no_truncation()
@@ -253,13 +247,8 @@ class HubTokenizer(Tokenizer):
         """
         return np.array(self.encoded(text, allow_special).ids, dtype=np.uint32)
 
-    def encode_with_starts(self, text, allow_special=False):
-        """Return the ids of text, and for each the character of text in which it begins."""
-        found = self.encoded(text, allow_special)
-        starts = np.array([start for start, _ in found.offsets], dtype=np.int64)
-        return np.array(found.ids, dtype=np.uint32), starts
-
     def encoded(self, text, allow_special):
+        """Return the library's Encoding: ids, and for each its characters in text (offsets)."""
         text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         self.encoding.encode_special_tokens = not allow_special
         with failures_as_errors():
@@ -287,28 +276,21 @@ class HubTokenizer(Tokenizer):
 
     def spec(self):
         spec = {"kind": "tokenizers", "content": self.tokenizer_json}
-        return with_chat(spec | {"end_of_text": self.end_of_text}, self.chat)
-
-
-def with_chat(spec, chat):
-    """The specification of a tokenizer and, if it has one, its chat template."""
-    return spec if chat is None else spec | {"chat": chat}
+        return spec | {"end_of_text": self.end_of_text, "chat": self.chat}
 
 
 def with_special_tokens(tokenizer, texts):
-    """Return a tokenizer that has these special tokens too, with the ids after all others.
+    """Return a HubTokenizer that has these special tokens too, with the ids after all others.
 
     ValueError if it cannot have them.
     """
     content = copy.deepcopy(tokenizer.tokenizer_json)
     missing = [text for text in texts if text not in tokenizer.special_tokens]
-    ids = range(tokenizer.vocab_size, tokenizer.vocab_size + len(missing))
     # Not in the vocabulary of the model, which would find them in a text.
-    content["added_tokens"] += [special_token(text, n) for text, n in zip(missing, ids)]
+    content["added_tokens"] += map(special_token, missing, itertools.count(tokenizer.vocab_size))
     end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
-    kind = "bpe" if isinstance(tokenizer, ByteTokenizer | TiktokenTokenizer) else "tokenizers"
-    found = tokenizer_from_spec({"kind": kind, "content": content, "end_of_text": end})
-    if not found.extends(tokenizer) or found.vocab_size != ids.stop:
+    found = HubTokenizer(content, end)
+    if found.vocab_size != tokenizer.vocab_size + len(missing) or not found.extends(tokenizer):
         raise ValueError(f"the tokenizer cannot have {', '.join(missing)} as special tokens")
     return found
 
@@ -443,16 +425,16 @@ FROM_SPEC = {
     "char": lambda spec: CharTokenizer(spec["characters"]),
     "bpe": lambda spec: TiktokenTokenizer(spec["content"]),
     "tiktoken": from_earlier_spec,
-    "tokenizers": lambda spec: HubTokenizer(spec["content"], spec.get("end_of_text")),
+    "tokenizers": lambda spec: HubTokenizer(
+        spec["content"], spec.get("end_of_text"), spec.get("chat")
+    ),
 }
 
 
 def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
     try:
-        found = FROM_SPEC[spec["kind"]](spec)
-        found.chat = spec.get("chat")
-        return found
+        return FROM_SPEC[spec["kind"]](spec)
     except Exception as error:  # what others wrote can cause any
         reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"not a tokenizer that can be used here: {str(reason)[:200]}") from None
@@ -484,7 +466,8 @@ def tokenizer_from_folder(folder):
             raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
         return create_tokenizer("gpt2")
     content = read_json(folder / "tokenizer.json")
-    spec = {"kind": "tokenizers", "content": content, "end_of_text": end_of_text_in(folder)}
+    spec = {"kind": "tokenizers", "content": content}
+    spec |= {"end_of_text": end_of_text_in(folder), "chat": chat_in(folder)}
     return tokenizer_from_spec(spec)
 
 
@@ -501,6 +484,23 @@ def end_of_text_in(folder):
             token = token[0]  # of several, the first ends a text
         if token is not None:
             return token
+
+
+def chat_in(folder):
+    """Return the chat template of a published model, and the special tokens that it names.
+
+    None if it has no template.
+    """
+    path = folder / "tokenizer_config.json"
+    config = read_json(path) if path.exists() else {}
+    chat = {"template": config.get("chat_template")}
+    if (folder / "chat_template.jinja").exists():
+        chat["template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for name, token in config.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            chat[name] = text
+    return chat if isinstance(chat["template"], str) else None
 
 
 def padded_vocab_size(vocab_size):

@@ -12,7 +12,7 @@ TRAIN, VAL, EPOCH = 0, 1, 2  # random streams that must differ
 
 
 def micro_batch(data, config, step, micro, device):
-    """Return inputs and targets (B, T), the seed of dropout or None, and positions, or None.
+    """Return inputs and targets (B, T), the seed of dropout or None, and positions or None.
 
     They are a pure function of (config.seed, step, micro). positions: those of conversations, as
     GPT.forward takes them.
@@ -20,8 +20,9 @@ def micro_batch(data, config, step, micro, device):
     rng = np.random.default_rng((config.seed, TRAIN, step, micro))
     if data.masks:
         rows = data.packed("train", config.block_size)
-        count = step * config.gradient_accumulation_steps + micro  # of micro-batches before
-        batch = rows.batch(rows_in_turn(config.seed, len(rows), count, config.batch_size))
+        before = (step * config.gradient_accumulation_steps + micro) * config.batch_size
+        numbers = rows_in_turn(config.seed, len(rows), before, config.batch_size)
+        batch = rows.batch(numbers, config.batch_size)
     else:
         batch = *dataset.random_batch(data.train, config.batch_size, config.block_size, rng), None
     seed = int(rng.integers(1 << 63)) if config.dropout else None  # seeding takes 0.5 ms
@@ -37,16 +38,13 @@ def to_device(batch, device):
     return [t if t is None else t.to(device, non_blocking=at_once) for t in batch]
 
 
-def rows_in_turn(seed, rows, count, batch_size):
-    """Return the numbers of the rows in the micro-batch after `count` others.
+def rows_in_turn(seed, rows, before, count):
+    """Return the numbers of `count` rows that follow `before` others.
 
     Each row comes once in an epoch, and in each epoch in another order.
     """
-    numbers = []
-    for n in range(count * batch_size, (count + 1) * batch_size):
-        epoch, place = divmod(n, rows)
-        numbers.append(int(epoch_order(seed, rows, epoch)[place]))
-    return numbers
+    places = range(before, before + count)
+    return [epoch_order(seed, rows, place // rows)[place % rows] for place in places]
 
 
 @functools.lru_cache(maxsize=2)
@@ -57,55 +55,44 @@ def epoch_order(seed, rows, epoch):
 def document_separator(data, model):
     """Return the id that begins each document, for a model that is to keep documents apart.
 
-    None for conversations, whose batches say where each begins. ValueError if the data has no such
-    id, or the model's attention cannot do that.
+    The batches of conversations say it themselves. ValueError if the data has no such id, or the
+    model's attention cannot do that.
     """
-    blocks = [block.attn for block in model.transformer.h]
-    problem = None
     if data.tokenizer.end_of_text is None and not data.masks:
-        problem = (
-            f"the tokenizer of dataset {data.name} has no end-of-text token: leave it out, "
-            "or prepare the text with --tokenizer=gpt2 or bpe:8192"
+        raise ValueError(
+            f"mask_documents=True: the tokenizer of dataset {data.name} has no end-of-text token: "
+            "leave it out, or prepare the text with --tokenizer=gpt2 or bpe:8192"
         )
-    elif any(attn.feature for attn in blocks):
-        attention = model.config.attention
-        problem = f"attention={attention!r} cannot keep documents apart: choose fused"
-    if problem:
-        setting = f"dataset={data.name}" if data.masks else "mask_documents=True"
-        raise ValueError(f"{setting}: {problem}")
-    return None if data.masks else data.tokenizer.end_of_text
+    if any(block.attn.feature for block in model.transformer.h):
+        raise ValueError(
+            f"attention={model.config.attention!r} cannot keep documents apart, as "
+            "mask_documents=True and conversations need it: choose fused"
+        )
+    return data.tokenizer.end_of_text
 
 
 def validation_batches(data, config):
     """Return the number of batches in a validation loss, and the batches, the same every time.
 
-    A batch is inputs, targets, and positions, or None.
+    A batch is inputs, targets, and positions or None.
     """
+    size = config.batch_size
+    full = config.eval_iters in (0, "full")
     if data.masks:
-        return packed_validation_batches(data.packed("val", config.block_size), config)
-    count, batches = text_validation_batches(data, config)
+        rows = data.packed("val", config.block_size)
+        order = np.random.default_rng((config.seed, VAL)).permutation(len(rows))
+        count = -(-len(rows) // size)
+        count = count if full else min(count, config.eval_iters)
+        starts = range(0, count * size, size)
+        return count, (rows.batch(order[start : start + size], size) for start in starts)
+    if full:
+        count = -(-(len(data.val) - 1) // (size * config.block_size))
+        batches = dataset.sequential_batches(data.val, size, config.block_size)
+    else:
+        count = config.eval_iters
+        rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(count))
+        batches = (dataset.random_batch(data.val, size, config.block_size, rng) for rng in rngs)
     return count, ((*batch, None) for batch in batches)
-
-
-def packed_validation_batches(rows, config):
-    """Return the number and the batches of all rows, or of as many as eval_iters batches have."""
-    order = np.random.default_rng((config.seed, VAL)).permutation(len(rows))
-    count = -(-len(rows) // config.batch_size)
-    if config.eval_iters not in (0, "full"):
-        count = min(count, config.eval_iters)
-    order = np.append(order, [len(rows)] * config.batch_size)  # the last batch may need padding
-    numbers = (order[n * config.batch_size :][: config.batch_size] for n in range(count))
-    return count, (rows.batch(batch.tolist()) for batch in numbers)
-
-
-def text_validation_batches(data, config):
-    """Return the number of batches of a text, and the batches, inputs and targets."""
-    if config.eval_iters in (0, "full"):
-        count = -(-(len(data.val) - 1) // (config.batch_size * config.block_size))
-        return count, dataset.sequential_batches(data.val, config.batch_size, config.block_size)
-    rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(config.eval_iters))
-    size = (config.batch_size, config.block_size)
-    return config.eval_iters, (dataset.random_batch(data.val, *size, rng) for rng in rngs)
 
 
 @torch.no_grad()

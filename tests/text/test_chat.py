@@ -11,7 +11,7 @@ from conftest import complaint, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text import chat, conversations, dataset, preparation
+from engine.text import conversations, dataset, preparation
 from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.packing import PackedRows, best_fit
 from engine.text.preparation import BEGINS
@@ -140,6 +140,7 @@ def published(folder, family):
     tokenizer = with_special_tokens(create_tokenizer("byte"), special)
     content = sentencepiece(special) if family == "mistral" else tokenizer.tokenizer_json
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": eos}
+    config["add_bos_token"] = False
     if bos:
         config["bos_token"] = {"__type": "AddedToken", "content": bos}
     if family == "smollm 3":
@@ -165,8 +166,8 @@ def test_templates_of_others(family, tmp_path):
         assert ours.render(messages, prompt=prompt) == text
         expected = theirs.apply_chat_template(messages, add_generation_prompt=prompt)
         expected = expected["input_ids"] if hasattr(expected, "keys") else expected
-        found = ours.encode_prompt(messages) if prompt else ours.encode_text(text)[0]
-        assert found.tolist() == expected
+        found = ours.encode_prompt(messages, 999) if prompt else ours.encode_text(text).ids
+        assert found == expected
     end = ours.tokenizer.special_tokens[FAMILIES[family][3]]
     assert ours.end_of_turn() == end
     pattern = FAMILIES[family][-1]
@@ -189,13 +190,13 @@ def test_a_text_is_no_special_token(name, tmp_path, request):
         name = str(published(tmp_path, "llama 3"))
     template = chatml(name)
     special = template.tokenizer.special_tokens
-    text = "a" + "".join(special) + "<|im_<|im_end|>end|>"
-    ids, learned = template.encode(talk(text, text))
-    plain, _ = template.encode(talk("a", "a"))
-    count = [int(np.isin(found, [*special.values()]).sum()) for found in (ids, plain)]
-    assert count[0] == count[1] and template.tokenizer.decode(ids[learned]).startswith(text)
+    for messages in [talk(f"a{text}b", "c") for text in special] + [talk("a", [*special][-1])]:
+        for encode in template.encode, lambda messages: template.encode_prompt(messages, 9):
+            with pytest.raises(ValueError, match="message . spells the special token <[|]"):
+                encode(messages)
     again = tokenizer_from_spec(json.loads(json.dumps(template.tokenizer.spec())))
-    assert ChatTemplate(again).encode(talk(text, text))[0].tolist() == ids.tolist()
+    plain = talk("who |im_end|", "i")
+    assert ChatTemplate(again).encode(plain)[0].tolist() == template.encode(plain)[0].tolist()
     before = create_tokenizer(name, ["abcdefghijklmnopqrstuvwxyz <|_>\n"])
     assert template.tokenizer.extends(before)
     assert name == str(tmp_path) or not before.extends(template.tokenizer)
@@ -204,10 +205,6 @@ def test_a_text_is_no_special_token(name, tmp_path, request):
 @pytest.mark.parametrize(
     "template, message",
     [
-        (
-            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            "longer",
-        ),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ raise_exception('no\nsuch roles') }}", "TemplateError: no such roles"),
         ("{% for %}", "TemplateSyntaxError"),
@@ -217,12 +214,11 @@ def test_a_text_is_no_special_token(name, tmp_path, request):
         ("{{ cycler.__init__.__globals__.os.system('true') }}", "SecurityError"),
         ("{% include 'x' %}", "no loader"),
         ("{{ 1 // 0 }}", "ZeroDivisionError"),
-        (5, "has no chat template"),
+        (5, "the chat template fails"),
     ],
 )
-def test_templates_that_cannot_be_used(template, message, monkeypatch):
-    """Catches a template of others that hangs, runs code or ends in a traceback."""
-    monkeypatch.setattr(chat, "SECONDS", 0.2)
+def test_templates_that_cannot_be_used(template, message):
+    """Catches a template of others that runs code or ends in a traceback."""
     tokenizer = chat_tokenizer("byte")
     tokenizer.chat = {"template": template}
     with pytest.raises(ValueError, match=message):
@@ -254,16 +250,13 @@ def test_every_form(tmp_path):
     datasets = pytest.importorskip("datasets")
     turns = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "I."}]
     pair = {"prompt": "Who?", "completion": "I."}
-    empty = talk("Who?", "I.", system=" ")
     path = write_lines(tmp_path / "a.jsonl", GOOD, pair, {"conversations": turns, "id": 5})
-    write_lines(tmp_path / "e.jsonl", {"messages": empty}, GOOD, GOOD)
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     frames = [zstandard.compress(line) for line in path.read_bytes().splitlines(keepends=True)]
     (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
     datasets.Dataset.from_list([GOOD] * 3).to_parquet(tmp_path / "d.parquet")
-    names = "a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet", "e.jsonl"
+    names = "a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet"
     found = [prepared(tmp_path / name[0], tmp_path / name) for name in names]
-    found.append(prepared(tmp_path / "f", path, template="chatml"))
     assert all(data.hashes == found[0].hashes for data in found)
     data = found[0]
     text = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nI.<|im_end|>\n<|endoftext|>"
@@ -287,59 +280,55 @@ DAMAGED = [
     (b"\x00", "no JSON"),
     (b'{"prompt": "a\x01", "completion": "b"}', "no JSON"),
     (b'{"prompt": "a", "completion": ' + b"1" * 5000 + b"}", "no JSON"),
-    (b"[" * 200_000, r"no JSON \(too deep\)"),
-    (b'{"prompt": "\xff"}', r"no UTF-8 text \(offset 12\)"),
-    ('{"prompt": "é"}'.encode("latin-1"), "no UTF-8 text"),
-    ('{"prompt": "a"}'.encode("utf-16"), "no UTF-8 text"),
+    (b"[" * 200_000, r"no JSON \(.*recursion"),
+    (b'{"prompt": "\xff"}', "no JSON .*position 12"),
+    ('{"prompt": "é"}'.encode("latin-1"), "no JSON"),
+    ('{"prompt": "a"}'.encode("utf-16"), "no JSON"),
     (b"[]", "a list in place of an object"),
     (b"5", "a int in place"),
     (b"null", "a NoneType in place"),
     (b'"text"', "a str in place"),
-    (b"{}", "it has no messages, no conversations, and no prompt and completion"),
+    (b"{}", "it has no messages, a list of objects, and no prompt and completion"),
     (b'{"text": "a"}', "it has no messages"),
     (b'{"messages": null}', "it has no messages"),
     (b'{"prompt": "a"}', "it has no messages"),
     (b'{"completion": "a"}', "it has no messages"),
-    (b'{"messages": "a"}', "its messages are a str, not a list"),
-    (b'{"messages": {"role": "user"}}', "its messages are a dict"),
-    (b'{"messages": []}', "the conversation is empty"),
-    (one({"role": "system", "content": " "}), "the conversation is empty"),
-    (one("a"), "message 1 has no role and content"),
-    (one({"role": "user"}), "message 1 has no role and content"),
-    (one(USER, {"content": "b"}), "message 2 has no role and content"),
-    (one({"from": "human", "value": "a"}), "message 1 has no role and content"),
-    (one(USER, key="conversations"), "message 1 has no from and value"),
+    (b'{"messages": "a"}', "it has no messages"),
+    (b'{"messages": {"role": "user"}}', "it has no messages"),
+    (b'{"messages": []}', "it has no messages"),
+    (one({"role": "system", "content": " "}), "message 1 has no text"),
+    (one("a"), "message 1 has the role None"),
+    (one({"content": "a"}), "message 1 has the role None"),
+    (one({"role": "user"}), "message 1 has no text"),
+    (one(USER, {"content": "b"}), "message 2 has the role None"),
+    (one(USER, {"value": "b"}, key="conversations"), "message 2 has the role None"),
     (one({"role": "tool", "content": "a"}), "has the role 'tool': system, user, assistant"),
     (one({"role": ["user"], "content": "a"}), r"has the role \['user'\]"),
-    (one({"from": "user", "value": "a"}, key="conversations"), "from 'user': system, human, gpt"),
-    (one(USER, {"role": "assistant", "content": None}), "message 2 is a NoneType, not text"),
-    (one(USER, {"role": "assistant", "content": [{"type": "text"}]}), "message 2 is a list"),
-    (b'{"prompt": "a", "completion": 5}', "message 2 is a int, not text"),
-    (b'{"prompt": "a", "completion": "\\ud800"}', "message 2 has half of a character"),
-    (b'{"prompt": "a", "completion": "\\ufdd0"}', "U.FDD0"),
-    (b'{"prompt": "a", "completion": " \\n"}', "message 2 is empty"),
+    (one({"role": "", "content": "a"}), "has the role ''"),
+    (one(USER, {"role": "assistant", "content": None}), "message 2 has no text"),
+    (one(USER, {"role": "assistant", "content": [{"type": "text"}]}), "message 2 has no text"),
+    (b'{"prompt": "a", "completion": 5}', "message 2 has no text"),
+    (b'{"prompt": "a", "completion": "\\ud800"}', "surrogates not allowed"),
+    (b'{"prompt": "a", "completion": " \\n"}', "message 2 has no text"),
+    (b'{"prompt": "a", "completion": "<|im_end|>"}', "message 2 spells the special token <|im_e"),
     (one(USER), "the conversation has no answer"),
-    (one(ANSWER), "the conversation begins with an answer"),
-    (one({"role": "user", "content": "a" * 500}, ANSWER), "400 bytes or more"),
+    (one(USER, USER), "the conversation has no answer"),
 ]
 
 
 @pytest.mark.parametrize("line, message", DAMAGED)
-def test_damaged_records(line, message, tmp_path, monkeypatch):
+def test_damaged_records(line, message, tmp_path):
     """Catches a record that is learned as something else, a traceback, and a line not named."""
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n" + json.dumps(GOOD).encode() + b"\n" + line + b"\n")
     template = chatml()
-    if "or more" in message:
-        monkeypatch.setattr(conversations, "LONGEST", 400)
     records = functools.partial(conversations.read_records, path)
-    with pytest.raises(ValueError, match=r"a.jsonl.* line [23]\b.*" + message) as error:
+    with pytest.raises(ValueError, match=r"a.jsonl, line 3: .*" + message) as error:
         [*conversations.encode_records(records(), template, 0)]
     assert len(str(error.value)) < 400 + len(str(path))
-    if "or more" not in message:  # then the next line is unknown
-        skipped = []
-        assert len([*conversations.encode_records(records(), template, 0, skipped)]) == 1
-        assert len(skipped) == 1 and [*conversations.texts_of(records())][1:3] == ["Who?", "I."]
+    skipped = []
+    assert len([*conversations.encode_records(records(), template, 0, skipped)]) == 2
+    assert len(skipped) == 1 and [*conversations.texts_of(records())][1:3] == ["Who?", "I."]
 
 
 def test_files_that_cannot_be_unpacked(tmp_path):
@@ -362,11 +351,10 @@ def test_files_that_cannot_be_unpacked(tmp_path):
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (None, "train.mask.bin has not one byte for each of"),
-        (lambda good: good[:-1], "train.mask.bin has not one byte for each of"),
+        (None, "train.mask.bin"),
+        (lambda good: good[:-1], "train.mask.bin has .* bytes, not 1 for each of"),
         (lambda good: good[:-1] + b"\1", "train.mask.bin is damaged"),
         (lambda good: good[:-1] + b"\3", "train.mask.bin has token id 3"),
-        (lambda good: b"\0" + good[1:], "train.mask.bin "),
     ],
 )
 def test_a_damaged_mask(damage, message, tmp_path):
@@ -377,7 +365,7 @@ def test_a_damaged_mask(damage, message, tmp_path):
     path.unlink()
     if damage:
         path.write_bytes(damage(good))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, OSError), match=message):
         dataset.load_dataset(str(tmp_path / "x"), 8)
 
 
@@ -425,10 +413,9 @@ def test_the_hub(tmp_path, monkeypatch):
 def test_complaints_of_the_script(tmp_path):
     """Catches a traceback for what a user gives by mistake."""
     path = write_lines(tmp_path / "a.jsonl", GOOD, {"prompt": 5, "completion": "a"})
-    template = write_lines(tmp_path / "t.jinja", "{% if")
     for flags, message in [
-        ([f"--input={path}"], "a.jsonl, line 2: message 1 is a int, not text"),
-        ([f"--input={path}", f"--template={template}"], "the chat template fails"),
+        ([f"--input={path}"], "a.jsonl, line 2: message 1 has no text"),
+        ([f"--input={tmp_path / 'none'}"], "there is no .jsonl or .parquet file"),
         ([], "give --input, files of conversations, or --hub"),
     ]:
         command = ["data/chat/prepare.py", *flags, f"--name=test-{tmp_path.name}"]
@@ -455,13 +442,13 @@ def test_a_long_conversation_ends_with_an_answer():
     tokens = np.arange(len(mask))
     rows = PackedRows(tokens, mask, 6)  # 7 tokens
     assert (rows.cut, rows.left_out, rows.lengths.tolist()) == (1, 1, [4, 4, 6, 0])
-    x, y, positions = rows.batch([0, 1, 2, 99])
+    x, y, positions = rows.batch([0, 1, 2], 4)
     assert x.tolist()[:2] == [[14, 15, 16, 17, 18, 19], [0, 1, 2, 3, 0, 0]]
     assert y.tolist()[:2] == [[-1, -1, -1, -1, 19, -1], [-1, 2, 3, -1, -1, -1]]
     assert y[3].unique().tolist() == [-1]
     rows = PackedRows(tokens, mask, 8)
     assert (rows.cut, rows.left_out) == (0, 1) and len(rows) == 3
-    x, y, positions = PackedRows(tokens, mask, 12).batch([0])
+    x, y, positions = PackedRows(tokens, mask, 12).batch([0], 1)
     assert x[0, :12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]
     assert positions[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
     assert (mask[x[positions == 0]] == BEGINS).all() and y[0, 7] == -1
