@@ -373,13 +373,16 @@ def pretrained_model(config, data):
             attention = checkpoint.load_config(source)["model"]["attention"]
     model = GPT.from_pretrained(source, dropout=config.dropout, attention=attention)
     folder = pretrained.folder_of(source)
-    pretrained.check_tokenizer(folder, model.config.vocab_size, data)
+    known = pretrained.check_tokenizer(folder, model.config.vocab_size, data)
     count = data.tokenizer.vocab_size
-    if data.masks and count > model.config.vocab_size:  # the special tokens of conversations
-        model.extend_vocab(padded_vocab_size(count))
-        print0(
-            f"the model's vocabulary grows to {model.config.vocab_size:,} for dataset {data.name}"
+    if config.lora_rank and count > known.vocab_size:
+        raise ValueError(
+            f"lora_rank={config.lora_rank} cannot learn the special tokens of dataset {data.name}, "
+            f"which {source} lacks: train all of it"
         )
+    if count > model.config.vocab_size:
+        model.extend_vocab(padded_vocab_size(count))
+        print0(f"the model's vocabulary grows to {model.config.vocab_size:,}")
     if config.lora_rank:
         add_adapter(config, model, folder.resolve())
     if config.block_size < model.config.block_size:

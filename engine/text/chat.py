@@ -129,6 +129,12 @@ class ChatTemplate:
         last = int(ids[learned][-1])
         return last if last in self.special.values() else None
 
+    def answered(self, text):
+        """Return the message of an answer, without the special tokens that a model may write."""
+        for token in self.special:
+            text = text.replace(token, "")
+        return {"role": "assistant", "content": text}
+
     def render(self, messages, prompt=False):
         """Return messages as one text; prompt: with the beginning of an answer.
 

@@ -68,7 +68,8 @@ class Tokenizer:
         """Return whether it has another tokenizer's ids; any further ones are special tokens."""
         further = {*range(other.vocab_size, self.vocab_size)}
         return (
-            further <= {*self.special_tokens.values()}
+            self.vocab_size >= other.vocab_size
+            and further <= {*self.special_tokens.values()}
             and self.end_of_text in {other.end_of_text, *further}
             and all(self.token_bytes(n) == other.token_bytes(n) for n in range(other.vocab_size))
         )

@@ -247,26 +247,27 @@ def llama_folder(folder):
     return str(folder)
 
 
-def test_a_published_model(tmp_path):
-    """Catches a model of others whose template or tokens are lost on the way to a checkpoint."""
+@pytest.mark.parametrize("lora", [0, 4])
+def test_a_published_model(lora, tmp_path):
+    """Catches a model of others whose template or tokens are lost on the way to a checkpoint, and
+    from there to an answer.
+    """
     folder = llama_folder(tmp_path / "llama")
-    name = write(tmp_path / "talk", folder)
-    flags = [f"--init_from={folder}", f"--dataset={name}", f"--out_dir={tmp_path / 'out'}"]
-    flags += [
-        "--max_iters=30",
-        "--batch_size=4",
-        "--gradient_accumulation_steps=1",
-        "--block_size=96",
-        "--optimizer=adamw",
-    ]
-    flags += ["--learning_rate=1e-2", "--eval_interval=30", "--log_interval=1", "--draw_loss=False"]
-    result = run_here("train.py", *flags)
+    settings = dict(dataset=write(tmp_path / "talk", folder), init_from=folder, block_size=96)
+    settings |= dict(max_iters=30, eval_interval=30, batch_size=4, gradient_accumulation_steps=1)
+    settings |= dict(optimizer="adamw", learning_rate=1e-2, lora_rank=lora, log_interval=1)
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    out = f"--out_dir={tmp_path / 'out'}"
+    result = run_here("train.py", *flags, out, "--draw_loss=False")
     assert result.returncode == 0, result.stderr
-    found = metrics(tmp_path / "out")
-    assert found[-1]["val_loss"] < found[0]["train_loss"] - 1
-    config = json.loads((tmp_path / "out" / "step_000030" / "config.json").read_text())
-    assert config["tokenizer"]["chat"]["bos_token"] == "<s>"
     assert "bits per character" in result.stdout and "vocabulary grows" not in result.stdout
+    found = metrics(tmp_path / "out")
+    assert found[-1]["val_loss"] < found[0]["train_loss"] - (0.2 if lora else 1)
+    line = json.dumps({"messages": [{"role": "user", "content": "Tyger"}]})
+    result = run_here("sample.py", out, "--prompts=-", "--max_new_tokens=30", typed=line)
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer["prompt"][0]["content"] == "Tyger" and 257 not in answer["tokens"]
 
 
 def test_a_model_that_knows_no_conversations(configure, poem, tmp_path, capsys):
@@ -283,6 +284,8 @@ def test_a_model_that_knows_no_conversations(configure, poem, tmp_path, capsys):
     for key, p in weights(tmp_path / "out").items():
         before = weights(base)[key]
         assert torch.equal(p[: len(before)], before) and key
+    with pytest.raises(ValueError, match="lora_rank=4 cannot learn the special tokens"):
+        train(configure(dataset=name, init_from=base, lora_rank=4))
     row = weights(tmp_path / "out")["transformer.wte.weight"][301]
     mean = weights(base)["transformer.wte.weight"].mean(0)
     assert torch.allclose(row, mean)
