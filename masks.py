@@ -135,9 +135,11 @@ class PackedDocuments:
         return slice(0, T) if self.index is None else self.index
 
     def visible(self, predicate):
+        counted = predicate
         if self.index is not None:
-            predicate = counted_by(predicate, self.index)
-        return both(predicate, self.same)
+            index = self.index
+            counted = with_promises(lambda i, j: predicate(index[..., i], index[..., j]), predicate)
+        return both(counted, self.same)
 
     def append(self, k, v):
         return k, v
@@ -220,15 +222,6 @@ def after_padding(visible, padding):
         return real | ((i == j) & (j < first))
 
     return with_promises(shifted, visible)
-
-
-def counted_by(visible, index):
-    """visible for sequences of documents: index (B, T) is the position in its document of each."""
-
-    def counted(i, j):
-        return visible(index[..., i], index[..., j])
-
-    return with_promises(counted, visible)
 
 
 def with_promises(moved, visible):

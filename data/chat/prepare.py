@@ -41,32 +41,17 @@ class Settings:
     def __post_init__(self):
         if bool(self.hub) == bool(self.input):
             raise ValueError("give --input, files of conversations, or --hub, one of the two")
+        for path in (*self.input, *self.val):
+            if not path.exists():
+                raise ValueError(f"there is no file or folder {path}")
         preparation.check_name(self.name)
-
-
-def find_files(inputs):
-    """Return the files in inputs, and those of conversations in folders; ValueError without any."""
-    found = []
-    for path in inputs:
-        inside = [file for file in sorted(path.rglob("*")) if large.builder_of(file)]
-        files = [path] if path.is_file() else inside
-        if not files:
-            raise ValueError(f"there is no .jsonl or .parquet file {path}")
-        found += files
-    return found
-
-
-def records(paths):
-    """Yield the records of files, each with where it is."""
-    for path in paths:
-        yield from conversations.read_records(path)
 
 
 def prepare(settings):
     """Write the dataset."""
     source = settings.hub or ", ".join(path.name for path in settings.input)
-    train = functools.partial(records, find_files(settings.input))
-    val = functools.partial(records, find_files(settings.val)) if settings.val else None
+    train = functools.partial(conversations.read_records, *settings.input)
+    val = functools.partial(conversations.read_records, *settings.val) if settings.val else None
     if settings.hub:
         rows = large.read_hub(settings.hub, streaming=True, split=settings.split)
         train = functools.partial(conversations.numbered, rows, settings.hub)

@@ -48,16 +48,13 @@ def raise_exception(message):
     raise TemplateError(message)
 
 
-@functools.cache
-def environment():
-    """Return the sandbox, with the functions that templates expect."""
-    found = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    found.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    found.globals["raise_exception"] = raise_exception
-    found.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return found
+# What templates expect of those who render them
+SANDBOX = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+)
+SANDBOX.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+SANDBOX.globals["raise_exception"] = raise_exception
+SANDBOX.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
 
 
 @contextlib.contextmanager
@@ -79,7 +76,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
         with template_errors():
-            self.template = environment().from_string(tokenizer.chat["template"])
+            self.template = SANDBOX.from_string(tokenizer.chat["template"])
 
     def encode(self, messages):
         """Return the ids of a conversation and which are learned, two arrays (T,).
@@ -88,7 +85,7 @@ class ChatTemplate:
         has any. ValueError if the template renders a beginning of the conversation in another way.
         """
         whole = self.render(messages)
-        found = self.encode_text(whole)
+        found = self.tokenizer.encoded(whole, allow_special=True)
         ids = np.array(found.ids)
         starts = [start for start, _ in found.offsets]
         learned = np.zeros(len(ids), bool)
@@ -117,7 +114,7 @@ class ChatTemplate:
         system = messages[: turns[0]]
         for turn in turns:
             text = self.render([*system, *messages[turn:]], prompt=True)
-            ids = self.encode_text(text).ids
+            ids = self.tokenizer.encoded(text, allow_special=True).ids
             if len(ids) <= most:
                 break
         return ids
@@ -149,10 +146,6 @@ class ChatTemplate:
             return self.template.render(
                 self.tokenizer.chat | given | {"tools": None, "documents": None}
             )
-
-    def encode_text(self, text):
-        """Return the library's Encoding of a rendered text."""
-        return self.tokenizer.encoded(text, allow_special=True)
 
 
 def chat_tokenizer(name, texts=()):

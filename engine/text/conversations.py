@@ -16,21 +16,23 @@ import numpy as np
 
 from engine.text import large
 from engine.text.chat import ChatTemplate, chat_tokenizer
-from engine.text.preparation import BEGINS, LEARNED, READ, separator, write_tokens
+from engine.text.preparation import BEGINS, LEARNED, MASKS, READ, SPLITS, separator, write_tokens
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant"}
 ROLES |= {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 VAL_SHARE = 0.1  # of the conversations, chosen by a hash of each
 
 
-def read_records(path):
-    """Yield (where, record) of a file: a line of JSON as bytes, or a row of parquet as a dict."""
-    if path.suffix.lower() == ".parquet":
-        yield from numbered(large.read_rows(path), path)
-        return
-    for n, line in enumerate(large.read_lines(path), 1):
-        if line.strip():
-            yield f"{path}, line {n}", line
+def read_records(*paths):
+    """Yield (where, record) of files: a line of JSON as bytes, or a row of parquet as a dict."""
+    for path in paths:
+        if path.is_dir():
+            yield from read_records(*filter(large.builder_of, sorted(path.rglob("*"))))
+        elif path.suffix.lower() == ".parquet":
+            yield from numbered(large.read_rows(path), path)
+        else:
+            lines = enumerate(large.read_lines(path), 1)
+            yield from ((f"{path}, line {n}", line) for n, line in lines if line.strip())
 
 
 def numbered(rows, source):
@@ -120,6 +122,6 @@ def write_conversations(folder, train, val, tokenizer_name, source, skip_damaged
     encoded = encode_records(train(), template, 0 if val else VAL_SHARE, skipped)
     if val:
         encoded = itertools.chain(encoded, encode_records(val(), template, 1, skipped))
-    write_tokens(folder, tokenizer, {"name": source}, encoded, masks=True)
+    write_tokens(folder, tokenizer, {"name": source}, encoded, names=SPLITS + MASKS)
     if skipped:
         print(f"left out {len(skipped):,} damaged records, such as {skipped[0]}")

@@ -169,12 +169,12 @@ def meta_digest(meta):
     return sha256_of([json.dumps(meta, sort_keys=True).encode()])
 
 
-def write_tokens(folder, tokenizer, source, encoded, limit=0, masks=False):
+def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
     """Write train.bin and val.bin, which appear when they are complete, and last meta.json.
 
     source: its entry in meta.json, a dict with the name. encoded: yields (split, ids, characters,
     begins), as SplitWriter.append takes them. limit: stop after this number of tokens; 0: never.
-    masks: encoded yields those of MASKS too.
+    names: those of the files, SPLITS or SPLITS + MASKS.
     ValueError if a split is empty.
     """
     folder = Path(folder)
@@ -188,7 +188,7 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, masks=False):
         remove_unfinished(folder)
         with contextlib.ExitStack() as files:
             writers = {}
-            for name in SPLITS + MASKS if masks else SPLITS:
+            for name in names:
                 path = files.enter_context(atomic_path(folder / f"{name}.bin"))
                 dtype = "uint8" if name in MASKS else token_dtype(tokenizer)
                 writers[name] = SplitWriter(path, tokenizer, dtype)

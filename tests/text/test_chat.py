@@ -166,7 +166,8 @@ def test_templates_of_others(family, tmp_path):
         assert ours.render(messages, prompt=prompt) == text
         expected = theirs.apply_chat_template(messages, add_generation_prompt=prompt)
         expected = expected["input_ids"] if hasattr(expected, "keys") else expected
-        found = ours.encode_prompt(messages, 999) if prompt else ours.encode_text(text).ids
+        found = ours.tokenizer.encoded(text, allow_special=True).ids
+        assert not prompt or found == ours.encode_prompt(messages, 999)
         assert found == expected
     end = ours.tokenizer.special_tokens[FAMILIES[family][3]]
     assert ours.end_of_turn() == end
@@ -415,7 +416,7 @@ def test_complaints_of_the_script(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", GOOD, {"prompt": 5, "completion": "a"})
     for flags, message in [
         ([f"--input={path}"], "a.jsonl, line 2: message 1 has no text"),
-        ([f"--input={tmp_path / 'none'}"], "there is no .jsonl or .parquet file"),
+        ([f"--input={tmp_path / 'none'}"], "there is no file or folder"),
         ([], "give --input, files of conversations, or --hub"),
     ]:
         command = ["data/chat/prepare.py", *flags, f"--name=test-{tmp_path.name}"]
