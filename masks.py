@@ -122,19 +122,24 @@ def same_document(ids):
 class PackedDocuments:
     """A batch idx (B, T) whose rows are documents one after the other: each sees only itself.
 
-    A separator belongs to the document that it begins, so that a text sampled from it alone is
-    what was trained. Has KVCache's positions, visible and append, but stores nothing: the batch is
-    complete.
+    begins (B, T): True where a document begins. index (B, T): the position of each token in its
+    document; None: positions go on through the row. Has KVCache's positions, visible and append,
+    but stores nothing: the batch is complete.
     """
 
-    def __init__(self, idx, separator):
-        self.same = same_document((idx == separator).cumsum(1))
+    def __init__(self, begins, index=None):
+        self.same = same_document(begins.cumsum(1))
+        self.index = index
 
     def positions(self, T):
-        return slice(0, T)
+        return slice(0, T) if self.index is None else self.index
 
     def visible(self, predicate):
-        return both(predicate, self.same)
+        counted = predicate
+        if self.index is not None:
+            index = self.index
+            counted = with_promises(lambda i, j: predicate(index[..., i], index[..., j]), predicate)
+        return both(counted, self.same)
 
     def append(self, k, v):
         return k, v
@@ -216,12 +221,17 @@ def after_padding(visible, padding):
         real = visible(i - first, j - first) & (j >= first)
         return real | ((i == j) & (j < first))
 
+    return with_promises(shifted, visible)
+
+
+def with_promises(moved, visible):
+    """moved, which is visible counted from other places, with what is a function of distances."""
     if hasattr(visible, "bias"):
-        shifted.bias = visible.bias
+        moved.bias = visible.bias
     # Global keys stand elsewhere in each row, so their promise is lost.
     if hasattr(visible, "window") and not getattr(visible, "n_global", 0):
-        shifted.window = visible.window
-    return shifted
+        moved.window = visible.window
+    return moved
 
 
 def at_position(visible, at):

@@ -450,7 +450,7 @@ class GPT(nn.Module):
         if self.config.tie_weights:
             self.lm_head.weight = self.transformer.wte.weight
 
-    def forward(self, idx, targets=None, cache=None, only_loss=False):
+    def forward(self, idx, targets=None, cache=None, only_loss=False, positions=None):
         """Token ids (B, T) -> logits and loss.
 
         With targets (B, T), ids to predict or -1 to ignore: logits (B, T, vocab_size) and their
@@ -458,11 +458,16 @@ class GPT(nn.Module):
         memory.
         Without targets: logits (B, 1, vocab_size) of the last position, and None.
         With a cache from new_cache, idx continues what the cache holds.
+        With positions (B, T), idx is documents that see only themselves: each begins at a 0.
         ValueError past block_size.
         """
         packed = None
-        if targets is not None and self.separator is not None:
-            packed = PackedDocuments(idx, self.separator)
+        if positions is not None:
+            packed = PackedDocuments(positions == 0, positions)
+        elif targets is not None and self.separator is not None:
+            # A separator belongs to the document that it begins, so that a text sampled from it
+            # alone is what was trained.
+            packed = PackedDocuments(idx == self.separator)
         x = self.hidden(idx, cache, packed)  # (B, T, n_embd)
         if targets is None:
             return self.lm_head(x[:, -1:]), None
@@ -484,7 +489,8 @@ class GPT(nn.Module):
         if T > self.config.block_size:
             raise ValueError(f"{T} tokens do not fit into block_size={self.config.block_size}")
         # The caches of all layers hold the same positions.
-        index = cache[0].positions(T) if cache else slice(0, T)
+        first = cache[0] if cache else packed
+        index = slice(0, T) if first is None else first.positions(T)
         rope = self.transformer.wpe.rope(index)
         x = self.transformer.wpe.add(self.transformer.wte(idx), index)  # (B, T, n_embd)
         x = self.transformer.drop(in_autocast(x))
@@ -536,6 +542,15 @@ class GPT(nn.Module):
             raise ValueError(f"block_size={block_size} is longer than the model's {longest}")
         self.config = replace(self.config, block_size=block_size)
         self.transformer.wpe.crop(block_size)
+
+    def extend_vocab(self, vocab_size):
+        """Add token ids to a loaded model, each with the mean of the others' weights."""
+        extra = vocab_size - self.config.vocab_size
+        for layer in (self.transformer.wte, self.lm_head):
+            mean = layer.weight.data.mean(0, keepdim=True)
+            layer.weight = nn.Parameter(torch.cat([layer.weight.data, mean.expand(extra, -1)]))
+        self.config = replace(self.config, vocab_size=vocab_size)
+        self.tie_weights()
 
     def context_start(self, T):
         """First position of the context of a text of T tokens.

@@ -29,6 +29,8 @@ from engine.decoding.quantization import best_dtype, prepare_for_inference
 from engine.decoding.sampling import Sampling
 from engine.decoding.speculation import GUESSES, Draft, ngram
 from engine.decoding.text import Printer, Text
+from engine.text.chat import ChatTemplate
+from engine.text.conversations import messages_of
 from engine.text.preparation import read_text
 from engine.weights import pretrained
 from model import GPT
@@ -53,9 +55,12 @@ class SampleConfig(Sampling):
     """The prompt; FILE:name reads it from a file, and - from the standard input."""
     prompts: str = ""
     """A file with a prompt in each line, or - for the standard input: all of them are continued
-    together."""
+    together. A model with a chat template answers lines of JSON with messages, as JSON."""
     interactive: bool = False
-    """You type, the model answers and remembers the conversation. End with Ctrl-D."""
+    """You type, the model answers and remembers the conversation. End with Ctrl-D. A model with a
+    chat template answers by it, and /reset begins a new conversation."""
+    system: str = ""
+    """interactive: the message that tells a model with a chat template who it is."""
     num_samples: int = 1
     """Texts to write from each prompt."""
     max_new_tokens: int = 500
@@ -100,6 +105,8 @@ class SampleConfig(Sampling):
             raise ValueError(
                 "interactive: you type the prompts; leave out start, prompts, num_samples and json"
             )
+        if self.system and not self.interactive:
+            raise ValueError("system is for --interactive; in prompts, it is a message")
         if self.prompts and self.start != "\n":
             raise ValueError(f"prompts={self.prompts} and start={self.start!r}: give one of them")
 
@@ -196,17 +203,16 @@ def sample(config):
     # The model, and what guesses its next tokens, if anything.
     prompts = {} if config.interactive else read_prompts(config)
     generator, kind = make_generator(config, max(1, len(prompts) * config.num_samples))
+    chat = generator.tokenizer.chat
     if config.interactive:
-        return converse(generator, kind)
+        return talk(generator, kind) if chat else converse(generator, kind)
 
     # The texts: num_samples for each prompt.
-    tokenizer = generator.tokenizer
-    texts = []
-    for flag, prompt in prompts.items():
-        most = generator.model.config.block_size
-        ids = encode_prompt(tokenizer, prompt, tokenizer.begin, most, flag)
-        for seed in range(config.seed, config.seed + config.num_samples):
-            texts.append(Text(tokenizer, config.stop, prompt, ids, seed))
+    if chat and config.prompts and all(line.startswith("{") for line in prompts.values()):
+        texts = answers_to(prompts, generator)
+        config.json = True
+    else:
+        texts = continuations_of(prompts, generator)
 
     # Write them, and print each token as it comes.
     printer = Printer(texts, config.json)
@@ -220,41 +226,112 @@ def sample(config):
     print_speed(generator, texts, kind)
 
 
-def converse(generator, kind):
-    """Read a line from the keyboard, answer it, and so on; the session keeps all of it."""
+def continuations_of(prompts, generator):
+    """Return num_samples Texts that continue each prompt."""
+    config = generator.config
+    tokenizer = generator.tokenizer
+    texts = []
+    for flag, prompt in prompts.items():
+        most = generator.model.config.block_size
+        ids = encode_prompt(tokenizer, prompt, tokenizer.begin, most, flag)
+        for seed in range(config.seed, config.seed + config.num_samples):
+            texts.append(Text(tokenizer, config.stop, prompt, ids, seed))
+    return texts
+
+
+def answers_to(prompts, generator):
+    """Return num_samples Texts that answer the messages in each prompt, a line of JSON."""
+    config = generator.config
+    template = ChatTemplate(generator.tokenizer)
+    texts = []
+    for flag, line in prompts.items():
+        try:
+            messages = messages_of(line)
+            for seed in range(config.seed, config.seed + config.num_samples):
+                texts.append(generator.answer(template, messages, seed))
+                texts[-1].prompt = messages
+        except ValueError as error:
+            raise ValueError(f"{flag}: {error}") from None
+    return texts
+
+
+# --------------------------------------------------------------------------------------------------
+# Talking
+
+
+def typed_lines():
+    """Yield what is typed, line by line, until Ctrl-D."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() has a history then)
+    while True:
+        try:
+            yield input("> " if sys.stdin.isatty() else "")
+        except EOFError:
+            print()
+            return
+        except ValueError as error:  # no UTF-8
+            print(error, file=sys.stderr)
+
+
+def converse(generator, kind):
+    """Continue what is typed, line by line; the session keeps all of it."""
+    if generator.config.system:
+        raise ValueError("system: this model has no chat template; leave it out")
     tokenizer = generator.tokenizer
     answers = []
     generator.compile(math.inf)
-    while True:
-        # Your turn.
+    for line in typed_lines():
+        begin = () if answers else tokenizer.begin
+        most = generator.model.config.block_size
         try:
-            line = input("> " if sys.stdin.isatty() else "")
-            begin = () if answers else tokenizer.begin
-            most = generator.model.config.block_size
             ids = encode_prompt(tokenizer, line + "\n", begin, most, "what you typed")
-        except EOFError:
-            print()
-            return print_speed(generator, answers, kind)
         except ValueError as error:
             print(error, file=sys.stderr)
             continue
-
-        # The model's turn. Ctrl-C ends this answer; the session keeps its tokens, also those of a
-        # stop text, but no guesses.
         generator.add(ids)
         length = generator.session.length
         answer = Text(tokenizer, generator.config.stop)
         answers.append(answer)
-        printer = Printer([answer])
-        try:
-            for _ in generator.extend([answer]):
-                printer.show()
-        except KeyboardInterrupt:
-            generator.session.forget()
-            printer.interrupt()
+        show(answer, generator)
+        # The session keeps the answer's tokens, also those of a stop text, but no guesses.
         generator.session.trim(length + len(answer.tokens))
+    print_speed(generator, answers, kind)
+
+
+def talk(generator, kind):
+    """Answer what is typed, turn by turn, by the tokenizer's chat template."""
+    template = ChatTemplate(generator.tokenizer)
+    system = generator.config.system
+    first = [{"role": "system", "content": system}] if system else []
+    messages = [*first]
+    answers = []
+    generator.compile(math.inf)
+    for line in typed_lines():
+        if line.strip() == "/reset":
+            messages = [*first]
+            continue
+        question = {"role": "user", "content": line}
+        try:
+            answer = generator.answer(template, [*messages, question], generator.config.seed)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            continue
+        generator.start([answer.ids], [answer.seed], answer.most)
+        answers.append(answer)
+        show(answer, generator)
+        messages += [question, template.answered(answer.text)]
+    print_speed(generator, answers, kind)
+
+
+def show(answer, generator):
+    """Print an answer as it is written. Ctrl-C ends it."""
+    printer = Printer([answer])
+    try:
+        for _ in generator.extend([answer]):
+            printer.show()
+    except KeyboardInterrupt:
+        generator.session.forget()
+        printer.interrupt()
 
 
 def print_speed(generator, texts, kind):

@@ -299,8 +299,12 @@ def make_trainer(config):
     data = processes.main_process_first(load_data)
     model, saved = build_model(config, data)
     model.activation_checkpointing = config.activation_checkpointing
-    model.separator = document_separator(data, model) if config.mask_documents else None
+    if config.mask_documents or data.masks:
+        model.separator = document_separator(data, model)
     config = replace(config, **asdict(model.config), dataset=data.name)
+    if data.masks:
+        for split in dataset.SPLITS:
+            print0(f"{split}: {data.packed(split, config.block_size).summary()}")
     trainer = Trainer(config, model, data, device, saved)
     compiled = "compiled" if trainer.compiled else "not compiled"
     shared = "1 process" if count == 1 else f"{count} processes ({config.parallel})"
@@ -369,7 +373,16 @@ def pretrained_model(config, data):
             attention = checkpoint.load_config(source)["model"]["attention"]
     model = GPT.from_pretrained(source, dropout=config.dropout, attention=attention)
     folder = pretrained.folder_of(source)
-    pretrained.check_tokenizer(folder, model.config.vocab_size, data)
+    known = pretrained.check_tokenizer(folder, model.config.vocab_size, data)
+    count = data.tokenizer.vocab_size
+    if config.lora_rank and count > known.vocab_size:
+        raise ValueError(
+            f"lora_rank={config.lora_rank} cannot learn the special tokens of dataset {data.name}, "
+            f"which {source} lacks: train all of it"
+        )
+    if count > model.config.vocab_size:
+        model.extend_vocab(padded_vocab_size(count))
+        print0(f"the model's vocabulary grows to {model.config.vocab_size:,}")
     if config.lora_rank:
         add_adapter(config, model, folder.resolve())
     if config.block_size < model.config.block_size:

@@ -140,7 +140,7 @@ def compare_steps(config, name, device, gflops):
     compiled = torch.compile if on_gpu else lambda model: model
 
     def step(net, optimizer):
-        batches = [(x, y, None)]
+        batches = [(x, y, None, None)]
         return functools.partial(
             training_step, net, batches, optimizer, scaler, autocast, grad_clip=1.0
         )
@@ -155,7 +155,7 @@ def compare_steps(config, name, device, gflops):
         peer = theirs.GPT(theirs.GPTConfig(**shape, bias=False, dropout=0.0)).to(device)
         optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
         net = compiled(peer)
-        steps["nanoGPT"] = step(lambda x, y, only_loss: net(x, y), optimizer)
+        steps["nanoGPT"] = step(lambda x, y, **_: net(x, y), optimizer)
 
     memory = [peak_bytes(function, device) for function in steps.values()]
     rounds = time_interleaved([*steps.values()], config.repeats, device)

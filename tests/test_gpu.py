@@ -136,10 +136,10 @@ def losses(model, compile, optimizer, mask_documents):
     autocast = torch.autocast("cuda", HALF)
     scaler = torch.amp.GradScaler("cuda", enabled=not HAS_BFLOAT16)
     idx = torch.randint(300, (4, 513), device=CUDA)
-    batches = [(rows[:, :-1], rows[:, 1:], None) for rows in idx.split(2)]
+    batches = [(rows[:, :-1], rows[:, 1:], None, None) for rows in idx.split(2)]
     found = [training_step(net, batches, optimizer, scaler, autocast)[0] for _ in range(5)]
     net.eval()
-    x, y, _ = batches[0]
+    x, y, *_ = batches[0]
     with torch.no_grad(), autocast:
         found.append(net(x, y, only_loss=True)[1])
     return torch.stack(found)

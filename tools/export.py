@@ -25,6 +25,7 @@ from attention import ATTENTION
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_path, make_folder, shell_path
 from engine.common.settings import parse_settings
+from engine.text.chat import ChatTemplate
 from engine.weights import checkpoint, families
 from engine.weights.loading import WithoutInit
 from engine.weights.tensor_files import write_safetensors
@@ -65,7 +66,9 @@ def export(config):
 
     # What the readers need to know
     begin, end = (*tokenizer.begin, tokenizer.end_of_text)[0], tokenizer.end_of_text
-    about |= {"bos_token_id": begin, "eos_token_id": end, "pad_token_id": None}
+    chat, end_of_turn = chat_settings(tokenizer)
+    ends = [end, end_of_turn] if end_of_turn not in (None, end) else end
+    about |= {"bos_token_id": begin, "eos_token_id": ends, "pad_token_id": None}
     about["torch_dtype"] = config.dtype
     files = {
         "config.json": about,
@@ -78,6 +81,7 @@ def export(config):
             "eos_token": None if end is None else tokenizer.decode([end]).strip(),
             "bos_token": None if begin is None else tokenizer.decode([begin]).strip(),
             "clean_up_tokenization_spaces": False,
+            **chat,
         },
     }
 
@@ -92,6 +96,18 @@ def export(config):
     size = f"{model.num_params():,} parameters in {config.dtype}"
     print(f"{to}: a {about['architectures'][0]} of {size}, from {folder}")
     return to
+
+
+def chat_settings(tokenizer):
+    """Return the chat template and its tokens, for tokenizer_config.json, and the end of a turn.
+
+    Without a template, nothing, and None.
+    """
+    if tokenizer.chat is None:
+        return {}, None
+    end_of_turn = ChatTemplate(tokenizer).end_of_turn()
+    tokens = {name: text for name, text in tokenizer.chat.items() if name.endswith("_token")}
+    return tokens | {"chat_template": tokenizer.chat["template"]}, end_of_turn
 
 
 def export_adapter(config, folder, kind, query_rows):

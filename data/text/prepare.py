@@ -14,7 +14,6 @@ Files of many documents, and texts of 256 MB or more, are read by Hugging Face's
 is for validation; a long text is cut into documents.
 """
 
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,11 +43,7 @@ class Settings:
     def __post_init__(self):
         if not self.input or Path() in self.input:
             raise ValueError("--input is missing: which file or folder holds your text?")
-        included = (preparation.DATA / self.name / "prepare.py").exists()
-        if included or not re.fullmatch(r"\w[\w. -]*", self.name):
-            raise ValueError(
-                f"--name={self.name} must be a folder's name, and no included dataset's"
-            )
+        preparation.check_name(self.name)
 
 
 def files_in(path):

@@ -12,6 +12,7 @@ from engine.decoding.compiled import compile_step
 from engine.decoding.sampling import Sampler
 from engine.decoding.session import Session, next_token
 from engine.decoding.speculation import GUESSES, propose, verify
+from engine.decoding.text import Text
 
 
 @torch.no_grad()
@@ -101,6 +102,24 @@ class Generator:
         if not self.session:
             self.start([ids[:0]], [self.config.seed], math.inf)
         self.session.append(ids[None])
+
+    def answer(self, template, messages, seed):
+        """Return the Text that is to answer messages, by a ChatTemplate.
+
+        The oldest turns are left out until there is room for max_new_tokens, or for half of the
+        context. ValueError if the last message is not a user's, or alone fills the context.
+        """
+        if messages[-1]["role"] != "user":
+            raise ValueError("the last message is not a user's")
+        context = self.model.config.block_size
+        room = min(self.config.max_new_tokens, context // 2)
+        ids = template.encode_prompt(messages, context - room)
+        if len(ids) >= context:
+            raise ValueError(f"the message has {len(ids)} tokens; the model reads {context}")
+        end = template.end_of_turn()
+        most = context - len(ids)
+        stop = self.config.stop
+        return Text(self.tokenizer, stop, "", torch.tensor(ids), seed, end, most)
 
     def start(self, prompts, seeds, most):
         """Begin a session with prompts, 1-D tensors of ids, to which `most` tokens are added."""

@@ -3,14 +3,24 @@
 import math
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from engine.common.files import read_json, sha256_of_file, shell_path, shell_quote
-from engine.text.preparation import DATA, SMALL, SPLITS, meta_digest, write_dataset  # noqa: F401
+from engine.text.packing import PackedRows
+from engine.text.preparation import (
+    BEGINS,
+    DATA,
+    LEARNED,
+    MASKS,
+    SMALL,
+    SPLITS,
+    meta_digest,
+    write_dataset,  # noqa: F401
+)
 from engine.text.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
 
 # They prepare themselves when they are first used; no other folder's code is ever run.
@@ -31,6 +41,17 @@ class Dataset:
     """sha256 of train and val (None if unknown): losses compare only if they are the same."""
     tokens_per_character: float | None
     """In the validation text; None where the characters were not counted."""
+    masks: dict = field(default_factory=dict)
+    """Of conversations: what each token of train and val is (READ, LEARNED or BEGINS)."""
+    rows: dict = field(default_factory=dict)
+    """What packed has returned."""
+
+    def packed(self, split, block_size):
+        """Return the PackedRows of a split of conversations."""
+        key = split, block_size
+        if key not in self.rows:
+            self.rows[key] = PackedRows(getattr(self, split), self.masks[split], block_size)
+        return self.rows[key]
 
     def bits_per_character(self, loss):
         """Convert a loss in nats per token, to compare tokenizers.
@@ -85,20 +106,35 @@ def load_dataset(name, block_size, data_tokenizer=""):
     else:
         meta = nanogpt_meta(folder, data_tokenizer)
     tokenizer = meta["tokenizer"]
-    tokens = {}
+    files = {}
     hashes = {}
     for split in SPLITS:
         path = folder / f"{split}.bin"
+        least = 0 if MASKS[0] in meta else block_size  # rows of conversations are padded
         hashes[split] = meta[split]["sha256"]
-        tokens[split] = map_tokens(path, meta["dtype"], meta[split]["tokens"], block_size)
-        check_tokens(path, tokens[split], tokenizer.vocab_size, hashes[split])
-    return Dataset(
+        files[split] = map_tokens(path, meta["dtype"], meta[split]["tokens"], least)
+        check_tokens(path, files[split], tokenizer.vocab_size, hashes[split])
+    data = Dataset(
         name=name if folder.parent == DATA else str(folder.resolve()),
-        **tokens,
+        **files,
         tokenizer=tokenizer,
         hashes=hashes,
         tokens_per_character=meta["tokens_per_character"],
     )
+    return with_masks(data, folder, meta) if MASKS[0] in meta else data
+
+
+def with_masks(data, folder, meta):
+    """Return a Dataset of conversations with its masks; ValueError if they are damaged."""
+    for split, name in zip(SPLITS, MASKS):
+        path = folder / f"{name}.bin"
+        data.hashes[name] = meta[name]["sha256"]
+        mask = map_tokens(path, np.dtype(np.uint8), meta[split]["tokens"], 0)
+        check_tokens(path, mask, BEGINS + 1, data.hashes[name])
+        data.masks[split] = mask
+    learned = (data.masks["val"] == LEARNED).sum()
+    data.tokens_per_character = learned / meta["val"]["characters"]
+    return data
 
 
 def read_meta(path):

@@ -6,6 +6,7 @@ It reads them, encodes them with several processes, and keeps in its cache what 
 import contextlib
 import glob
 import hashlib
+import io
 import itertools
 import os
 from pathlib import Path
@@ -60,6 +61,35 @@ def datasets_library(source, remedy=""):
         ) from error
 
 
+def check_unpacked_size(path):
+    """ValueError for a compressed file that says it unpacks to very much."""
+    size = unpacked_size(path)
+    if size > max(LARGE, 100 * path.stat().st_size):
+        raise ValueError(f"it unpacks to {size:,} bytes: if you trust it, give a .jsonl")
+
+
+def read_lines(path):
+    """Yield the lines of a file, perhaps compressed, as bytes; ValueError if it is damaged."""
+    if path.suffix.lower() not in (".gz", ".zst"):
+        with open(path, "rb") as file:
+            yield from file
+        return
+    with datasets_library(path):
+        import pyarrow
+
+        check_unpacked_size(path)
+        with pyarrow.input_stream(str(path), compression="detect") as file:
+            yield from io.BufferedReader(file)
+
+
+def read_rows(path):
+    """Return the rows of a file of many documents, with all of their columns."""
+    with datasets_library(path) as datasets:
+        check_unpacked_size(path)
+        name = glob.escape(str(path))
+        return datasets.load_dataset(builder_of(path), data_files=name, split="train")
+
+
 def read_files(paths, column="text"):
     """Read the documents in files into the library's cache, a Dataset with the one column text.
 
@@ -69,17 +99,11 @@ def read_files(paths, column="text"):
     parts = []
     texts = []
     for path in paths:
-        builder = builder_of(path)
-        if builder is None:
+        if builder_of(path) is None:
             # Time of change: another text at the same path is not taken from the cache.
             texts.append((str(path), path.stat().st_mtime_ns))
             continue
-        with datasets_library(path) as datasets:
-            size = unpacked_size(path)
-            if size > max(LARGE, 100 * path.stat().st_size):
-                raise ValueError(f"it unpacks to {size:,} bytes: if you trust it, give a .jsonl")
-            rows = datasets.load_dataset(builder, data_files=glob.escape(str(path)), split="train")
-        parts.append(only_text(rows, column, path))
+        parts.append(only_text(read_rows(path), column, path))
     with datasets_library(paths[0]) as datasets:
         if texts:
             parts.append(datasets.Dataset.from_generator(sections, gen_kwargs={"texts": texts}))
@@ -97,16 +121,15 @@ def sections(texts):
                 raise ValueError(f"{path} is not UTF-8 text: convert it first") from None
 
 
-def read_hub(name, config=None, streaming=False):
-    """Return the train split of a dataset on the hub, with the one column text.
+def read_hub(name, config=None, streaming=False, split="train"):
+    """Return the rows of a split of a dataset on the hub.
 
-    streaming: it is read while it is used.
+    streaming: they are read while they are used.
     """
     script = shell_path("data/text/prepare.py")
     remedy = f": connect to the internet, or get its files another way and use {script}"
     with datasets_library(name, remedy) as datasets:
-        rows = datasets.load_dataset(name, config, split="train", streaming=streaming)
-    return only_text(rows, "text", name)
+        return datasets.load_dataset(name, config, split=split, streaming=streaming)
 
 
 def only_text(rows, column, source):

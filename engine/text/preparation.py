@@ -6,7 +6,9 @@ and the counts and hashes of the files. write_dataset() takes documents that fit
 large.py has the rest.
 """
 
+import contextlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -28,6 +30,9 @@ DATA = Path(__file__).parents[2] / "data"
 SPLITS = "train", "val"
 # Bytes: a smaller text is prepared in memory, and a smaller file is verified when it is loaded.
 SMALL = 2**28
+# Of conversations, train.mask.bin and val.mask.bin say what a token is: one byte for each.
+MASKS = "train.mask", "val.mask"
+READ, LEARNED, BEGINS = 0, 1, 2
 
 
 def read_text(path):
@@ -44,6 +49,13 @@ def read_text(path):
     if wrong >= 0:
         raise ValueError(f"{path} is not UTF-8 text (offset {wrong}): convert it first")
     return text
+
+
+def check_name(name):
+    """ValueError for a name under which no dataset of one's own can stand in data/."""
+    included = (DATA / name / "prepare.py").exists()
+    if included or not re.fullmatch(r"\w[\w. -]*", name):
+        raise ValueError(f"--name={name} must be a folder's name, and no included dataset's")
 
 
 # ---- Splitting
@@ -113,13 +125,13 @@ def pieces(text, size=2**18):
 
 
 class SplitWriter:
-    """Writes the tokens of one split to a file as they come."""
+    """Writes the tokens of one split, or a mask, to a file as they come."""
 
-    def __init__(self, path, tokenizer):
+    def __init__(self, path, tokenizer, dtype):
         self.path = path
         self.file = open(path, "wb")
         self.tokenizer = tokenizer
-        self.dtype = np.dtype(token_dtype(tokenizer)).newbyteorder("<")
+        self.dtype = np.dtype(dtype).newbyteorder("<")
         self.tokens = 0
         self.characters = 0
 
@@ -157,16 +169,15 @@ def meta_digest(meta):
     return sha256_of([json.dumps(meta, sort_keys=True).encode()])
 
 
-def write_tokens(folder, tokenizer, source, encoded, limit=0):
+def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
     """Write train.bin and val.bin, which appear when they are complete, and last meta.json.
 
     source: its entry in meta.json, a dict with the name. encoded: yields (split, ids, characters,
     begins), as SplitWriter.append takes them. limit: stop after this number of tokens; 0: never.
+    names: those of the files, SPLITS or SPLITS + MASKS.
     ValueError if a split is empty.
     """
     folder = Path(folder)
-    train_path = folder / "train.bin"
-    val_path = folder / "val.bin"
     meta = {
         "dtype": token_dtype(tokenizer),
         "vocab_size": tokenizer.vocab_size,
@@ -175,16 +186,19 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0):
     }
     with folder_lock(folder):
         remove_unfinished(folder)
-        with atomic_path(train_path) as train_file, atomic_path(val_path) as val_file:
-            train = SplitWriter(train_file, tokenizer)
-            val = SplitWriter(val_file, tokenizer)
-            for split, ids, characters, begins in tqdm(encoded, "writing", leave=False, delay=1):
-                writer = val if split == "val" else train
-                writer.append(ids, characters, begins)
+        with contextlib.ExitStack() as files:
+            writers = {}
+            for name in names:
+                path = files.enter_context(atomic_path(folder / f"{name}.bin"))
+                dtype = "uint8" if name in MASKS else token_dtype(tokenizer)
+                writers[name] = SplitWriter(path, tokenizer, dtype)
+            train = writers["train"]
+            val = writers["val"]
+            for name, *piece in tqdm(encoded, "writing", leave=False, delay=1):
+                writers[name].append(*piece)
                 if limit and train.tokens + val.tokens >= limit:
                     break
-            meta["train"] = train.finish()
-            meta["val"] = val.finish()
+            meta |= {name: writer.finish() for name, writer in writers.items()}
             if not train.tokens or not val.tokens:
                 raise ValueError(
                     f"{source['name']}: there is no text, or too little to split it: give other "

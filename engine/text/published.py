@@ -76,4 +76,5 @@ def prepare_hub(folder, name, config=None):
     """
     settings = parse_settings(HubSettings, sys.argv[1:])
     rows = large.read_hub(name, config, streaming=settings.tokens > 0)
+    rows = large.only_text(rows, "text", name)
     large.write_large_dataset(folder, rows, settings.tokenizer, name, tokens=settings.tokens)

@@ -9,6 +9,7 @@ the library tokenizers all others.
 """
 
 import base64
+import copy
 import itertools
 import json
 import re
@@ -52,6 +53,7 @@ class Tokenizer:
     end_of_text = None  # the id that separates documents, if there is one
     begin = ()  # the ids with which each text begins, if there are any
     cut_at_lines = True  # a text may be cut between lines: its pieces have the ids of the whole
+    chat = None  # the chat template and the special tokens that it names, if any: see chat.py
 
     def decode(self, tokens):
         """Return the text of ids; an incomplete character becomes U+FFFD."""
@@ -60,9 +62,23 @@ class Tokenizer:
 
     def same_ids(self, other):
         """Return whether each id stands for the same text in another tokenizer."""
-        if (self.vocab_size, self.end_of_text) != (other.vocab_size, other.end_of_text):
-            return False
-        return all(self.token_bytes(n) == other.token_bytes(n) for n in range(self.vocab_size))
+        return self.vocab_size == other.vocab_size and self.extends(other)
+
+    def extends(self, other):
+        """Return whether it has another tokenizer's ids; any further ones are special tokens."""
+        further = {*range(other.vocab_size, self.vocab_size)}
+        return (
+            self.vocab_size >= other.vocab_size
+            and further <= {*self.special_tokens.values()}
+            and self.end_of_text in {other.end_of_text, *further}
+            and all(self.token_bytes(n) == other.token_bytes(n) for n in range(other.vocab_size))
+        )
+
+    @property
+    def special_tokens(self):
+        """{text: id} of the tokens that no text spells, such as the end of text."""
+        added = self.tokenizer_json["added_tokens"]
+        return {token["content"]: token["id"] for token in added if token["special"]}
 
     def __reduce__(self):  # how other processes receive it
         return tokenizer_from_spec, (self.spec(),)
@@ -85,7 +101,7 @@ class ByteTokenizer(Tokenizer):
 
     @property
     def tokenizer_json(self):
-        return byte_level_json(BYTES, {}, "")
+        return byte_level_json(BYTES, {}, PATTERN)
 
 
 class CharTokenizer(Tokenizer):
@@ -186,17 +202,19 @@ class HubTokenizer(Tokenizer):
     """A published tokenizer by the library tokenizers. content: its tokenizer.json.
 
     end_of_text: a token's text, or its id. A text's first token may begin with a space that the
-    text has not, as SentencePiece adds it.
+    text has not, as SentencePiece adds it. chat: {"template": a chat template in Jinja, and tokens
+    that it names, such as "eos_token"}, or None.
     """
 
     cut_at_lines = False
 
-    def __init__(self, content, end_of_text=None):
+    def __init__(self, content, end_of_text=None, chat=None):
         import tokenizers
 
         check_components(content)
         model = content["model"]
         self.tokenizer_json = content
+        self.chat = chat
         with failures_as_errors(), without_reports():
             self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
             self.encoding.no_truncation()
@@ -228,13 +246,17 @@ class HubTokenizer(Tokenizer):
         allow_special: special tokens are more than their characters. ValueError for a character
         that the tokenizer lacks, if it has no token for what is unknown.
         """
+        return np.array(self.encoded(text, allow_special).ids, dtype=np.uint32)
+
+    def encoded(self, text, allow_special):
+        """Return the library's Encoding: ids, and for each its characters in text (offsets)."""
         text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         self.encoding.encode_special_tokens = not allow_special
         with failures_as_errors():
-            ids = self.encoding.encode(text, add_special_tokens=False).ids
-        if self.may_drop and self.decode(ids).removeprefix(" ") != self.normal(text):
+            found = self.encoding.encode(text, add_special_tokens=False)
+        if self.may_drop and self.decode(found.ids).removeprefix(" ") != self.normal(text):
             raise ValueError(f"the tokenizer lacks a character of {text[:80]!r}")
-        return np.array(ids, dtype=np.uint32)
+        return found
 
     def normal(self, text):
         """Return a text as its tokens say it: normalized, and without a space in front."""
@@ -254,8 +276,30 @@ class HubTokenizer(Tokenizer):
         return piece.replace("\u2581", " ").encode("utf-8")  # SentencePiece's way to write a space
 
     def spec(self):
-        content = self.tokenizer_json
-        return {"kind": "tokenizers", "content": content, "end_of_text": self.end_of_text}
+        spec = {"kind": "tokenizers", "content": self.tokenizer_json}
+        return spec | {"end_of_text": self.end_of_text, "chat": self.chat}
+
+
+def with_special_tokens(tokenizer, texts):
+    """Return a HubTokenizer that has these special tokens too, with the ids after all others.
+
+    ValueError if it cannot have them.
+    """
+    content = copy.deepcopy(tokenizer.tokenizer_json)
+    missing = [text for text in texts if text not in tokenizer.special_tokens]
+    # Not in the vocabulary of the model, which would find them in a text.
+    content["added_tokens"] += map(special_token, missing, itertools.count(tokenizer.vocab_size))
+    end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
+    found = HubTokenizer(content, end)
+    if found.vocab_size != tokenizer.vocab_size + len(missing) or not found.extends(tokenizer):
+        raise ValueError(f"the tokenizer cannot have {', '.join(missing)} as special tokens")
+    return found
+
+
+def special_token(text, number):
+    """The entry of a special token in a tokenizer.json."""
+    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
+    return {"id": number, "content": text, "special": True, **flags}
 
 
 # ---- The content of tokenizer.json
@@ -300,10 +344,7 @@ def byte_level_json(ranks, special, pattern):
 
 def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None):
     """A tokenizer.json. As in tiktoken, a word in the vocabulary is one token."""
-    added = []
-    for text in special:
-        flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
-        added.append({"id": vocabulary[text], "content": text, "special": True, **flags})
+    added = [special_token(text, vocabulary[text]) for text in special]
     model = {"type": "BPE", "vocab": vocabulary, "merges": [*merges], "ignore_merges": True}
     return {
         "version": "1.0",
@@ -385,7 +426,9 @@ FROM_SPEC = {
     "char": lambda spec: CharTokenizer(spec["characters"]),
     "bpe": lambda spec: TiktokenTokenizer(spec["content"]),
     "tiktoken": from_earlier_spec,
-    "tokenizers": lambda spec: HubTokenizer(spec["content"], spec.get("end_of_text")),
+    "tokenizers": lambda spec: HubTokenizer(
+        spec["content"], spec.get("end_of_text"), spec.get("chat")
+    ),
 }
 
 
@@ -424,7 +467,8 @@ def tokenizer_from_folder(folder):
             raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
         return create_tokenizer("gpt2")
     content = read_json(folder / "tokenizer.json")
-    spec = {"kind": "tokenizers", "content": content, "end_of_text": end_of_text_in(folder)}
+    spec = {"kind": "tokenizers", "content": content}
+    spec |= {"end_of_text": end_of_text_in(folder), "chat": chat_in(folder)}
     return tokenizer_from_spec(spec)
 
 
@@ -441,6 +485,23 @@ def end_of_text_in(folder):
             token = token[0]  # of several, the first ends a text
         if token is not None:
             return token
+
+
+def chat_in(folder):
+    """Return the chat template of a published model, and the special tokens that it names.
+
+    None if it has no template.
+    """
+    path = folder / "tokenizer_config.json"
+    config = read_json(path) if path.exists() else {}
+    chat = {"template": config.get("chat_template")}
+    if (folder / "chat_template.jinja").exists():
+        chat["template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for name, token in config.items():
+        text = token.get("content") if isinstance(token, dict) else token
+        if name.endswith("_token") and isinstance(text, str):
+            chat[name] = text
+    return chat if isinstance(chat["template"], str) else None
 
 
 def padded_vocab_size(vocab_size):

@@ -1,56 +1,98 @@
 """The tokens of a step, and the loss on the validation split: functions of seed and step alone."""
 
+import functools
+
 import numpy as np
 import torch
 
 from engine.common import processes
 from engine.text import dataset
 
-TRAIN, VAL = 0, 1  # random streams that must differ
+TRAIN, VAL, EPOCH = 0, 1, 2  # random streams that must differ
 
 
 def micro_batch(data, config, step, micro, device):
-    """Return inputs and targets (B, T), and the seed of dropout or None, of one micro-batch.
+    """Return inputs and targets (B, T), the seed of dropout or None, and positions or None.
 
-    They are a pure function of (config.seed, step, micro).
+    They are a pure function of (config.seed, step, micro). positions: those of conversations, as
+    GPT.forward takes them.
     """
     rng = np.random.default_rng((config.seed, TRAIN, step, micro))
-    x, y = dataset.random_batch(data.train, config.batch_size, config.block_size, rng)
+    if data.masks:
+        rows = data.packed("train", config.block_size)
+        before = (step * config.gradient_accumulation_steps + micro) * config.batch_size
+        numbers = rows_in_turn(config.seed, len(rows), before, config.batch_size)
+        batch = rows.batch(numbers, config.batch_size)
+    else:
+        batch = *dataset.random_batch(data.train, config.batch_size, config.block_size, rng), None
     seed = int(rng.integers(1 << 63)) if config.dropout else None  # seeding takes 0.5 ms
-    if device.type == "cuda":  # without waiting for the copy
-        x = x.contiguous().pin_memory().to(device, non_blocking=True)
-        y = y.contiguous().pin_memory().to(device, non_blocking=True)
-    return x.to(device), y.to(device), seed
+    x, y, positions = to_device(batch, device)
+    return x, y, seed, positions
+
+
+def to_device(batch, device):
+    """Return the tensors of a batch, and what is None, on a device."""
+    at_once = device.type == "cuda"  # without waiting for the copy
+    if at_once:
+        batch = [t if t is None else t.contiguous().pin_memory() for t in batch]
+    return [t if t is None else t.to(device, non_blocking=at_once) for t in batch]
+
+
+def rows_in_turn(seed, rows, before, count):
+    """Return the numbers of `count` rows that follow `before` others.
+
+    Each row comes once in an epoch, and in each epoch in another order.
+    """
+    places = range(before, before + count)
+    return [epoch_order(seed, rows, place // rows)[place % rows] for place in places]
+
+
+@functools.lru_cache(maxsize=2)
+def epoch_order(seed, rows, epoch):
+    return np.random.default_rng((seed, EPOCH, epoch)).permutation(rows)
 
 
 def document_separator(data, model):
     """Return the id that begins each document, for a model that is to keep documents apart.
 
-    ValueError if the data has no such id, or the model's attention cannot do that.
+    The batches of conversations say it themselves. ValueError if the data has no such id, or the
+    model's attention cannot do that.
     """
-    blocks = [block.attn for block in model.transformer.h]
-    problem = None
-    if data.tokenizer.end_of_text is None:
-        problem = (
-            f"the tokenizer of dataset {data.name} has no end-of-text token: leave it out, "
-            "or prepare the text with --tokenizer=gpt2 or bpe:8192"
+    if data.tokenizer.end_of_text is None and not data.masks:
+        raise ValueError(
+            f"mask_documents=True: the tokenizer of dataset {data.name} has no end-of-text token: "
+            "leave it out, or prepare the text with --tokenizer=gpt2 or bpe:8192"
         )
-    elif any(attn.feature for attn in blocks):
-        attention = model.config.attention
-        problem = f"attention={attention!r} cannot keep documents apart: choose fused"
-    if problem:
-        raise ValueError(f"mask_documents=True: {problem}")
+    if any(block.attn.feature for block in model.transformer.h):
+        raise ValueError(
+            f"attention={model.config.attention!r} cannot keep documents apart, as "
+            "mask_documents=True and conversations need it: choose fused"
+        )
     return data.tokenizer.end_of_text
 
 
 def validation_batches(data, config):
-    """Return the number of batches in a validation loss, and the batches, the same every time."""
-    if config.eval_iters in (0, "full"):
-        count = -(-(len(data.val) - 1) // (config.batch_size * config.block_size))
-        return count, dataset.sequential_batches(data.val, config.batch_size, config.block_size)
-    rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(config.eval_iters))
-    size = (config.batch_size, config.block_size)
-    return config.eval_iters, (dataset.random_batch(data.val, *size, rng) for rng in rngs)
+    """Return the number of batches in a validation loss, and the batches, the same every time.
+
+    A batch is inputs, targets, and positions or None.
+    """
+    size = config.batch_size
+    full = config.eval_iters in (0, "full")
+    if data.masks:
+        rows = data.packed("val", config.block_size)
+        order = np.random.default_rng((config.seed, VAL)).permutation(len(rows))
+        count = -(-len(rows) // size)
+        count = count if full else min(count, config.eval_iters)
+        starts = range(0, count * size, size)
+        return count, (rows.batch(order[start : start + size], size) for start in starts)
+    if full:
+        count = -(-(len(data.val) - 1) // (size * config.block_size))
+        batches = dataset.sequential_batches(data.val, size, config.block_size)
+    else:
+        count = config.eval_iters
+        rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(count))
+        batches = (dataset.random_batch(data.val, size, config.block_size, rng) for rng in rngs)
+    return count, ((*batch, None) for batch in batches)
 
 
 @torch.no_grad()
@@ -65,11 +107,12 @@ def validation_loss(net, data, config, device, autocast):
     losses = []
     tokens = []
     net.eval()
-    for n, (x, y) in enumerate(processes.progress_bar(batches, "evaluating", count, delay=2)):
+    for n, batch in enumerate(processes.progress_bar(batches, "evaluating", count, delay=2)):
         turn = n % processes.world_size()
         if turn == rank or turn < rank and n == count - 1:
+            x, y, positions = to_device(batch, device)
             with autocast:
-                losses.append(net(x.to(device), y.to(device), only_loss=True)[1])
+                losses.append(net(x, y, only_loss=True, positions=positions)[1])
             tokens.append(int((y >= 0).sum()) if turn == rank else 0)
     net.train()
     weights = torch.tensor(tokens, dtype=torch.float64)

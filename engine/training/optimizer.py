@@ -219,22 +219,36 @@ def learning_rate_at(step, config):
     return config.min_lr + share * (config.learning_rate - config.min_lr)
 
 
+def parts_of_step(targets):
+    """Return what the mean loss of each micro-batch is divided by, for the mean of the step.
+
+    targets: those of this process's micro-batches. With as many in each, it is their number. A
+    micro-batch without any adds zero: it is divided by infinity.
+    """
+    counts = torch.stack([(y >= 0).sum() for y in targets])
+    total = processes.all_reduce_sum(counts.sum()).clamp_min(1)
+    return total / (counts * processes.world_size())  # ddp and fsdp take the mean of gradients
+
+
 def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0):
     """Update the weights from a list of micro-batches; return the mean loss and gradient norm.
 
     Both are tensors on the device: the loss of this process's micro-batches before the update, the
-    norm before grad_clip. net: a GPT, or what sharding.parallelize made of it. batches: (x, y, seed
-    of dropout or None). scaler: a GradScaler, for float16. FloatingPointError in all processes, and
-    before any update, if a loss or a gradient is not finite. A scaler skips steps whose gradient
-    overflows, without an error.
+    norm before grad_clip. The mean is over all targets of the step, in all processes: however
+    conversations fall into micro-batches, each token weighs the same. net: a GPT, or what
+    sharding.parallelize made of it. batches: (x, y, seed of dropout or None, positions or None).
+    scaler: a GradScaler, for float16. FloatingPointError in all processes, and before any update,
+    if a loss or a gradient is not finite. A scaler skips steps whose gradient overflows, without an
+    error.
     """
     losses = []
-    for n, (x, y, seed) in enumerate(batches, 1):
+    parts = parts_of_step([y for _, y, _, _ in batches])
+    for n, (x, y, seed, positions) in enumerate(batches, 1):
         if seed is not None:
             torch.manual_seed(seed)
         with sharding.gradient_sync(net, n == len(batches)):  # once a step
             with autocast:
-                micro_loss = net(x, y, only_loss=True)[1] / len(batches)
+                micro_loss = net(x, y, only_loss=True, positions=positions)[1] / parts[n - 1]
             scaler.scale(micro_loss).backward()
         losses.append(micro_loss.detach())
     loss = torch.stack(losses).sum()

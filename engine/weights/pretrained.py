@@ -165,10 +165,15 @@ def nanogpt_tokenizer(path, vocab_size):
 
 
 def check_tokenizer(folder, vocab_size, data):
-    """ValueError if the model in a folder was trained on other tokens than those of a Dataset."""
+    """Return the tokenizer of the model in a folder; a Dataset may have more special tokens.
+
+    ValueError if the model was trained on other tokens than those of the Dataset.
+    """
     found = load_tokenizer(folder, vocab_size)
-    if not found.same_ids(data.tokenizer):
+    if not data.tokenizer.extends(found):
+        kind = "chat" if data.masks else "text"
         raise ValueError(
             f"{folder} was trained on other tokens than those of dataset {data.name}: prepare it "
-            f"with {shell_path('data/text/prepare.py')} --tokenizer={shell_quote(folder)}"
+            f"with {shell_path(f'data/{kind}/prepare.py')} --tokenizer={shell_quote(folder)}"
         )
+    return found

@@ -63,22 +63,31 @@ def test_a_step_of_shapes_only(shape, optimizer, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "change, separator",
-    [({}, None), (dict(window=30, n_kv_head=2), 7), (dict(visible="strided:20"), None)],
+    "change, separator, size",
+    [
+        ({}, None, None),
+        (dict(window=30, n_kv_head=2), 7, None),
+        (dict(visible="strided:20"), None, None),
+        (dict(position="learned"), None, 100),
+        (dict(visible="local_global:30,4"), None, 100),
+    ],
 )
-def test_a_training_step_is_one_graph(change, separator, monkeypatch):
-    """Catches a graph break of loss, half precision, windows or documents; and other numbers."""
+def test_a_training_step_is_one_graph(change, separator, size, monkeypatch):
+    """Catches a graph break of loss, half precision, windows, documents or conversations of this
+    size; and other numbers.
+    """
     monkeypatch.setattr(autograd, "MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
     torch.manual_seed(0)
     model = GPT(GPTConfig(**LONG | change | dict(n_layer=1, init="gpt2")))
     model.separator = separator
     idx = torch.randint(60, (2, 400))
+    positions = torch.arange(400).expand(2, 400) % size if size else None
     results = []
     torch._dynamo.reset()
     for net in model, torch.compile(model, backend="aot_eager", fullgraph=True):
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
-            loss = net(idx, idx, only_loss=True)[1]
+            loss = net(idx, idx, only_loss=True, positions=positions)[1]
         loss.backward()
         results.append([loss.detach(), *(p.grad.clone() for p in model.parameters())])
     for eager, compiled in zip(*results):

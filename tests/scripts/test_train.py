@@ -505,8 +505,8 @@ def test_a_run_that_learns_nothing(configure, monkeypatch, capsys, largest, rate
     """
 
     def batch(*place):
-        x, y, seed = micro_batch(*place)
-        return x, y.clamp(max=largest), seed
+        x, y, *rest = micro_batch(*place)
+        return x, y.clamp(max=largest), *rest
 
     monkeypatch.setattr(trainer, "micro_batch", batch)
     train(configure(max_iters=20, optimizer="adamw", learning_rate=rate))
@@ -520,10 +520,10 @@ def test_a_loss_that_is_not_finite_does_no_harm(configure, tmp_path, monkeypatch
     whole = losses(tmp_path / "out")
 
     def ruined(data, config, step, micro, device):
-        x, y, seed = micro_batch(data, config, step, micro, device)
+        x, y, *rest = micro_batch(data, config, step, micro, device)
         if (step, micro) == (6, 1):
             y = torch.full_like(y, -1)
-        return x, y, seed
+        return x, y, *rest
 
     def divided(x, weight, y):
         return linear_cross_entropy(x, weight, y) / (y >= 0).any()  # 0/0

@@ -12,6 +12,7 @@ from conftest import POEM, complaint, run_here
 from huggingface_hub import ModelCard
 
 from engine.text import dataset
+from engine.text.chat import chat_tokenizer
 from engine.text.tokenizer import HubTokenizer, create_tokenizer
 from engine.weights import checkpoint, pretrained
 from model import GPT, MLP, MODERN, NORM, POSITION, GPTConfig
@@ -80,6 +81,46 @@ def test_transformers(name, tmp_path):
     encoding = pretrained.load_tokenizer(folder, 64)
     assert encoding.spec() == create_tokenizer("char", POEM).spec()
     assert reader.from_pretrained(folder)(POEM).input_ids == encoding.encode(POEM).tolist()
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["chatml", "published"])
+def test_a_chat_template(own, tmp_path):
+    """Catches a template, a special token or an end of turn that transformers does not find: its
+    answer would be another one, or go on as a user's turn.
+    """
+    encoding = chat_tokenizer("byte")
+    if own:
+        encoding.chat = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
+        encoding.chat["template"] = (
+            "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role + ': ' + m.content }}"
+            "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant: "
+            "{% endif %}"
+        )
+    end = encoding.special_tokens["<|im_end|>"]
+    settings = LLAMA | dict(vocab_size=encoding.vocab_size, block_size=256, tie_weights=False)
+    model = saved(tmp_path, encoding, **settings)
+    model.lm_head.weight.data[end] *= 2  # some answers have an end
+    checkpoint.save_checkpoint(tmp_path / "out", 2, model, {}, encoding.spec(), {})
+    folder = exported(tmp_path)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    reader = transformers.AutoTokenizer.from_pretrained(folder)
+    special = [*encoding.special_tokens.values()]
+    assert reader.eos_token_id == end and reader.decode(special, skip_special_tokens=True) == ""
+    system = {"role": "system", "content": "Be brief."}
+    talks = [[system, {"role": "user", "content": f"Who are you, {n}?"}] for n in range(9)]
+    lines = "\n".join(json.dumps({"messages": messages}) for messages in talks)
+    command = ["sample.py", f"--init_from={folder}", "--prompts=-", "--temperature=0"]
+    result = run_here(*command, "--max_new_tokens=40", "--dtype=float32", typed=lines)
+    ours = [json.loads(line) for line in result.stdout.splitlines()]
+    for messages, line in zip(talks, ours, strict=True):
+        ids = reader.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        found = theirs.generate(**ids, max_new_tokens=40, do_sample=False)
+        ends = {"end_of_turn": [end], "end_of_text": [encoding.end_of_text], "length": []}
+        expected = line["tokens"] + ends[line["ended"]]
+        assert found[0, ids["input_ids"].shape[1] :].tolist() == expected
+    assert "end_of_turn" in {line["ended"] for line in ours}
 
 
 CHOICES = dict(

@@ -198,7 +198,7 @@ class Ruined(torch.nn.Module):
         self.part = part
         self.p = torch.nn.Parameter(torch.ones(1))
 
-    def forward(self, x, y, only_loss):
+    def forward(self, x, y, only_loss, positions):
         loss = self.p.sum()
         if self.part == "loss":  # the gradient is 1
             loss = loss + math.inf
@@ -215,7 +215,7 @@ def test_nothing_that_is_not_finite_reaches_the_weights(part, float16, grad_clip
     net = Ruined(part)
     optimizer = make_optimizer(net, TrainConfig(optimizer="adamw", weight_decay=0.0))
     scaler = torch.amp.GradScaler("cpu", enabled=float16)
-    batches = [(None, None, None)]
+    batches = [(None, torch.zeros(1), None, None)]
     message = "loss inf" if part == "loss" else "gradient"
     with pytest.raises(FloatingPointError, match=message):
         for _ in range(100):

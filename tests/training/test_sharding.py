@@ -171,10 +171,10 @@ made = trainer.micro_batch
 loss = model.linear_cross_entropy
 model.linear_cross_entropy = lambda x, weight, y: loss(x, weight, y) / (y >= 0).any()
 def micro_batch(data, config, step, micro, device):
-    x, y, seed = made(data, config, step, micro, device)
+    x, y, *rest = made(data, config, step, micro, device)
     if (step, micro) == (3, 3):
         y = torch.full_like(y, -1)  # 0/0
-    return x, y, seed
+    return x, y, *rest
 trainer.micro_batch = micro_batch
 sys.argv[0] = "train.py"
 runpy.run_path("train.py", run_name="__main__")
@@ -216,7 +216,7 @@ net, trained = sharding.parallelize(model, device, kind, compiled=False)
 optimizer = make_optimizer(model, TrainConfig())
 scaler = torch.amp.GradScaler("cpu", enabled=False)
 x = torch.arange(8)[None]
-training_step(trained, [(x, x + 1, None)], optimizer, scaler, nullcontext())
+training_step(trained, [(x, x + 1, None, None)], optimizer, scaler, nullcontext())
 whole = sharding.full_model(model)
 if processes.rank() == 0:
     torch.save(dict(whole.named_parameters()), path)

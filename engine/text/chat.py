@@ -1,0 +1,162 @@
+"""Conversations as token ids: the chat template, and which tokens are the assistant's.
+
+A conversation is a list of messages, {"role": "system", "user" or "assistant", "content": text}.
+lookback's own template is ChatML, with two special tokens:
+
+    <|im_start|>user
+    Who are you?<|im_end|>
+    <|im_start|>assistant
+    A small model.<|im_end|>
+
+A third, <|endoftext|>, stands between conversations. A published tokenizer has a template of its
+own, a program in Jinja. It is run in Jinja's sandbox, with what transformers gives it.
+"""
+
+import contextlib
+import datetime
+import functools
+import json
+
+import numpy as np
+from jinja2.exceptions import TemplateError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from engine.text.tokenizer import END_OF_TEXT, create_tokenizer, with_special_tokens
+
+CHATML = """
+{%- for message in messages -%}
+    {{ "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{ "<|im_start|>assistant\n" }}
+{%- endif -%}
+"""
+
+
+class Generation(Extension):
+    """{% generation %}, by which some templates mark the answers: what it encloses, as it is."""
+
+    tags = {"generation"}
+
+    def parse(self, parser):
+        next(parser.stream)
+        return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
+
+def raise_exception(message):
+    raise TemplateError(message)
+
+
+# What templates expect of those who render them
+SANDBOX = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+)
+SANDBOX.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
+SANDBOX.globals["raise_exception"] = raise_exception
+SANDBOX.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+
+
+@contextlib.contextmanager
+def template_errors():
+    try:
+        yield
+    except Exception as error:  # what others wrote can cause any
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"the chat template fails ({type(error).__name__}: {reason})") from None
+
+
+class ChatTemplate:
+    """Renders messages to token ids. tokenizer: one with a template, as from chat_tokenizer.
+
+    ValueError for what is no template.
+    """
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.special = tokenizer.special_tokens
+        with template_errors():
+            self.template = SANDBOX.from_string(tokenizer.chat["template"])
+
+    def encode(self, messages):
+        """Return the ids of a conversation and which are learned, two arrays (T,).
+
+        Learned are an answer's content and the end of its turn: to its last special token, if it
+        has any. ValueError if the template renders a beginning of the conversation in another way.
+        """
+        whole = self.render(messages)
+        found = self.tokenizer.encoded(whole, allow_special=True)
+        ids = np.array(found.ids)
+        starts = [start for start, _ in found.offsets]
+        learned = np.zeros(len(ids), bool)
+        for n, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            begin = self.render(messages[:n], prompt=True)
+            end = self.render(messages[: n + 1])
+            if not (end.startswith(begin) and whole.startswith(end)):
+                raise ValueError(
+                    f"the chat template renders message {n + 1} in another way when it is the "
+                    "last: which tokens are the assistant's is ambiguous"
+                )
+            first, last = np.searchsorted(starts, [len(begin), len(end)])
+            special = np.flatnonzero(np.isin(ids[first:last], [*self.special.values()]))
+            learned[first : first + special[-1] + 1 if len(special) else last] = True
+        return ids, learned
+
+    def encode_prompt(self, messages, most):
+        """Return the ids of messages and of the beginning of an answer to them.
+
+        While there are more than `most`, the oldest turn is left out: a user's message and what
+        follows it, to the user's next. The system's message, and the last turn, always stay.
+        """
+        turns = [n for n, message in enumerate(messages) if message["role"] == "user"]
+        system = messages[: turns[0]]
+        for turn in turns:
+            text = self.render([*system, *messages[turn:]], prompt=True)
+            ids = self.tokenizer.encoded(text, allow_special=True).ids
+            if len(ids) <= most:
+                break
+        return ids
+
+    def end_of_turn(self):
+        """Return the id that ends an answer, or None if the template has no token for it."""
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "a"}]
+        ids, learned = self.encode(messages)
+        last = int(ids[learned][-1])
+        return last if last in self.special.values() else None
+
+    def answered(self, text):
+        """Return the message of an answer, without the special tokens that a model may write."""
+        for token in self.special:
+            text = text.replace(token, "")
+        return {"role": "assistant", "content": text}
+
+    def render(self, messages, prompt=False):
+        """Return messages as one text; prompt: with the beginning of an answer.
+
+        ValueError for a message that spells a special token: it could end its own turn.
+        """
+        for n, message in enumerate(messages, 1):
+            for token in self.special:
+                if token in message["content"]:
+                    raise ValueError(f"message {n} spells the special token {token}")
+        given = {"messages": messages, "add_generation_prompt": prompt}
+        with template_errors():
+            return self.template.render(
+                self.tokenizer.chat | given | {"tools": None, "documents": None}
+            )
+
+
+def chat_tokenizer(name, texts=()):
+    """Return create_tokenizer's tokenizer with a chat template, which its specification keeps.
+
+    That is a published model's own, and else ChatML, for which the tokenizer gets the special
+    tokens that it lacks. ValueError if that is not possible.
+    """
+    tokenizer = create_tokenizer(name, texts)
+    if tokenizer.chat is None:
+        between = [END_OF_TEXT] if tokenizer.end_of_text is None else []
+        tokenizer = with_special_tokens(tokenizer, ["<|im_start|>", "<|im_end|>", *between])
+        tokenizer.chat = {"template": CHATML, "eos_token": "<|im_end|>"}
+    return tokenizer

@@ -1,0 +1,134 @@
+"""Talking to a model with a chat template, as a user does it."""
+
+import itertools
+import json
+
+import pytest
+import torch
+from conftest import complaint, run_here, tiny
+
+from engine.text.chat import ChatTemplate, chat_tokenizer
+from engine.weights import checkpoint
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+MOST = 20  # tokens of an answer
+CONTEXT = 128
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A random model that writes letters and, now and then, the end of its turn."""
+    folder = tmp_path_factory.mktemp("talk")
+    tokenizer = chat_tokenizer("char", [LETTERS + " <|_>/\n"])
+    model = tiny(block_size=CONTEXT, vocab_size=tokenizer.vocab_size, tie_weights=False)
+    template = ChatTemplate(tokenizer)
+    model.lm_head.weight.data[template.end_of_turn()] *= 3
+    may_write = {template.end_of_turn(), *tokenizer.encode(LETTERS).tolist()}
+    for token in {*range(tokenizer.vocab_size)} - may_write:
+        model.lm_head.weight.data[token] = 0
+    checkpoint.save_checkpoint(folder, 1, model, {}, tokenizer.spec(), {})
+    model.folder = folder
+    model.template = template
+    return model
+
+
+def says(role, text):
+    return {"role": role, "content": text}
+
+
+@torch.no_grad()
+def answer(model, messages):
+    """The likeliest answer to all of these messages, without a cache, and whether it has an end."""
+    ids = model.template.encode_prompt(messages, 10**9)
+    found = []
+    for _ in range(min(MOST, CONTEXT - len(ids))):
+        token = int(model(torch.tensor([ids + found]))[0].argmax())
+        if token == model.template.end_of_turn():
+            return model.template.tokenizer.decode(found), True
+        found.append(token)
+    return model.template.tokenizer.decode(found), False
+
+
+def talked(model, *typed, **settings):
+    """What sample.py answers to these lines, and what it says beside."""
+    settings = dict(temperature=0.0, max_new_tokens=MOST, interactive=True) | settings
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    result = run_here("sample.py", f"--out_dir={model.folder}", *flags, typed="\n".join(typed))
+    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
+    return result.stdout.splitlines(), result.stderr
+
+
+def test_turns(model):
+    """Catches a turn that is forgotten, or in another place; an answer that goes on after its end,
+    or an end that is shown; and a system's message that is lost, with /reset too.
+    """
+    system = says("system", "be brief")
+    lines = ["hi", "a <|im_end|> b", "é", "who", "/reset", "hi"]
+    found, errors = talked(model, *lines, system="be brief")
+    first, _ = answer(model, [system, says("user", "hi")])
+    turns = [system, says("user", "hi"), says("assistant", first), says("user", "who")]
+    assert found == [first, answer(model, turns)[0], first, ""]
+    assert "message 2 spells" not in errors and "spells the special token <|im_end|>" in errors
+    assert "lacks a character" in errors and "tokens/s" in errors
+    alone, _ = talked(model, "hi", draft="ngram")
+    assert alone[0] == answer(model, [says("user", "hi")])[0] != first
+
+
+def test_a_history_that_outgrows_the_context(model):
+    """Catches half of a turn that stays, more turns left out than needed, the system's message
+    left out, and an answer that outgrows the context.
+    """
+    system = says("system", "be brief")
+    questions = [f"{word} {word}" for word in ("one", "three", "x", "five", "seven", "eleven", "y")]
+    found, errors = talked(model, *questions, "z" * 200, "hi", system="be brief")
+    turns = []
+    left_out = set()
+    for question, text in zip([*questions, "hi"], found):
+        asked = says("user", question)
+        for first in range(len(turns) + 1):
+            messages = [system, *itertools.chain(*turns[first:]), asked]
+            if len(model.template.encode_prompt(messages, 10**9)) <= CONTEXT - MOST:
+                break
+        left_out.add(first)
+        assert text == answer(model, messages)[0]
+        turns.append([asked, says("assistant", text)])
+    assert len(left_out) > 3 and 0 in left_out
+    assert "the message has 2" in errors and "the model reads 128" in errors
+
+
+def test_lines_of_messages(model, tmp_path):
+    """Catches an answer to other messages, and a damaged line that is not named."""
+    asked = [
+        [says("user", "hi")],
+        [says("system", "be brief"), says("user", "a"), says("assistant", "b"), says("user", "c")],
+        [says("user", "d" * 100)],
+    ]
+    lines = [json.dumps({"messages": messages}) for messages in asked]
+    found, _ = talked(model, *lines, prompts="-", interactive=False)
+    for messages, line in zip(asked, map(json.loads, found), strict=True):
+        text, ended = answer(model, messages)
+        assert (line["prompt"], line["text"]) == (messages, text)
+        assert line["ended"] == ("end_of_turn" if ended else "length")
+    assert {json.loads(line)["ended"] for line in found} == {"end_of_turn", "length"}
+    command = ["sample.py", f"--out_dir={model.folder}", "--prompts=-"]
+    for damaged, message in [
+        ('{"messages": [', "--prompts, line 2: no JSON"),
+        (json.dumps({"messages": asked[1][:3]}), "line 2: the last message is not a user's"),
+        (json.dumps({"messages": [says("user", "e" * 200)]}), "line 2: the message has 2"),
+    ]:
+        assert message in complaint(run_here(*command, typed=f"{lines[0]}\n{damaged}"))
+    (tmp_path / "texts").write_text("a text\nthat goes on\n", encoding="utf-8")
+    texts, _ = talked(model, interactive=False, prompts=tmp_path / "texts")
+    assert texts[0].startswith("a text") and "---" in texts[1]
+
+
+def test_a_model_without_a_template(tmp_path):
+    """Catches a system's message that nobody reads."""
+    tokenizer = chat_tokenizer("char", [LETTERS]).tokenizer_json
+    spec = {"kind": "tokenizers", "content": tokenizer}
+    model = tiny(vocab_size=40)
+    checkpoint.save_checkpoint(tmp_path, 1, model, {}, spec, {})
+    command = ["sample.py", f"--out_dir={tmp_path}"]
+    no_template = run_here(*command, "--interactive=True", "--system=a")
+    assert "no chat template" in complaint(no_template)
+    assert "system is for --interactive" in complaint(run_here(*command, "--system=a"))
