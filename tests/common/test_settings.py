@@ -136,8 +136,10 @@ def test_bad_presets(tmp_path, line, message):
 
 @pytest.mark.parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
 def test_included_presets(preset):
-    """Catches a preset that no longer fits the settings, or that does not say its cost."""
-    parse(preset)
+    """Catches a preset that no longer fits the settings, that does not say its cost, or for data
+    that nobody can prepare.
+    """
+    assert (ROOT / "data" / parse(preset).dataset).is_dir()
     text = preset.read_text()
     assert "\n# Costs: " in text and "\n# Reaches: " in text
 
