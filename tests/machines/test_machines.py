@@ -5,10 +5,9 @@ import shlex
 import shutil
 import subprocess
 import sys
-import warnings
 
 import pytest
-from conftest import ROOT, SMALL, run, run_here
+from conftest import ROOT, SMALL, run
 
 import train
 from engine.common import files
@@ -112,21 +111,6 @@ def test_a_hint_for_cmd(monkeypatch):
         patch.setattr(os, "name", "nt")
         found = files.shell_quote(r"out\run"), files.shell_quote("my run")
     assert found == (r"out\run", '"my run"')
-
-
-def test_forks_see_no_gpu(tmp_path):
-    """Catches a fork that tries a GPU: CUDA cannot be initialized again, and says so."""
-    (tmp_path / "show.py").write_text("import os; print(repr(os.environ['CUDA_VISIBLE_DEVICES']))")
-    for start in run, run_here:
-        assert start(tmp_path / "show.py").stdout == "''\n"
-
-
-def test_forks_are_meant():
-    """Catches a page of warnings: from Python 3.12 on, each fork of a test would give one."""
-    fork = "This process (pid=7) is multi-threaded, use of fork() may lead to deadlocks."
-    with warnings.catch_warnings(record=True) as shown:
-        warnings.warn(fork, DeprecationWarning)
-    assert not shown
 
 
 def test_what_a_learner_prints(tmp_path, monkeypatch):

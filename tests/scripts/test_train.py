@@ -64,28 +64,20 @@ def test_a_run_is_the_loop_that_its_settings_describe(configure):
     torch.manual_seed(config.seed)
     model = GPT(config.model_config(data.tokenizer.vocab_size))
     params = dict(model.named_parameters())
-    first = {name: torch.zeros_like(p) for name, p in params.items()}
-    second = {name: torch.zeros_like(p) for name, p in params.items()}
+    groups = [[p for p in params.values() if (p.dim() >= 2) == decays] for decays in (True, False)]
+    groups = [dict(params=group, weight_decay=d) for group, d in zip(groups, (0.5, 0.0))]
+    optimizer = torch.optim.AdamW(groups, betas=(0.7, 0.8))
     norms = []
     for step, share in enumerate([0.25, 0.5, 0.75, 1.0, 0.5]):  # a warmup, then half a cosine
-        grads = {name: torch.zeros_like(p) for name, p in params.items()}
+        optimizer.zero_grad()
         for micro in range(2):
             rng = np.random.default_rng([config.seed, TRAIN, step, micro])
             x, y = dataset.random_batch(data.train, 4, 16, rng)
-            found = torch.autograd.grad(model(x, y)[1] / 2, list(params.values()))
-            for name, grad in zip(params, found):
-                grads[name] += grad
-        length = math.sqrt(sum(g.square().sum().item() for g in grads.values()))
-        norms.append(length)
-        lr = share * 1e-2
-        with torch.no_grad():
-            for name, p in params.items():
-                g = grads[name] * min(1, 0.05 / length)
-                first[name] = 0.7 * first[name] + 0.3 * g
-                second[name] = 0.8 * second[name] + 0.2 * g * g
-                m = first[name] / (1 - 0.7 ** (step + 1))
-                v = second[name] / (1 - 0.8 ** (step + 1))
-                p.mul_(1 - lr * 0.5 if p.dim() >= 2 else 1).sub_(lr * m / (v.sqrt() + 1e-8))
+            (model(x, y)[1] / 2).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(params.values(), 0.05).item())
+        for group in optimizer.param_groups:
+            group["lr"] = share * 1e-2
+        optimizer.step()
     for name, p in params.items():
         torch.testing.assert_close(weights(config.out_dir)[name], p, rtol=1e-3, atol=1e-5)
     found = [line["grad_norm"] for line in metrics(config.out_dir)]  # clipping hides its size
