@@ -185,23 +185,24 @@ def test_tiled_skips_what_nobody_sees(monkeypatch, visible, count):
 
 @every_path
 @pytest.mark.parametrize(
-    "q, k, message",
+    "heads, lengths, message",
     [
-        (torch.ones(1, 3, 4, 8), torch.ones(1, 2, 4, 8), "cannot share"),
-        (torch.ones(1, 2, 5, 8), torch.ones(1, 2, 4, 8), "Tq must not exceed Tk"),
-        (torch.ones(1, 2, 4, 8), torch.ones(1, 2, 4, 6), "attention needs"),
-        (torch.ones(1, 2, 0, 8), torch.ones(1, 2, 0, 8), "at least one sequence"),
-        (torch.ones(1, 2, 4, 8), torch.ones(1, 2, 4, 8).double(), "differ in dtype or device"),
-        (torch.ones(1, 2, 4, 8), torch.ones(1, 2, 4, 8).to("meta"), "differ in dtype or device"),
+        ((3, 2), (4, 4), "cannot share"),
+        ((2, 2), (5, 4), "Tq must not exceed Tk"),
+        ((2, 2), (0, 0), "at least one sequence"),
     ],
 )
-def test_inputs_that_do_not_fit(path, q, k, message):
+def test_inputs_that_do_not_fit(path, heads, lengths, message):
     """Catches wrong shapes that are broadcast, and numbers that are converted, in silence."""
     with pytest.raises(ValueError, match=message):
-        path(q, k, k)
-    fits = torch.ones(1, 2, 4, 8)
-    with pytest.raises(ValueError, match="attention needs"):
-        path(fits, fits, fits[:, :, :3])
+        path(*qkv(1, heads, lengths, 8))
+    q, k, v = qkv(1, (2, 2), (4, 4), 8)
+    for wrong_k, wrong_v in (k[..., :6], v), (k, v[:, :, :3]):
+        with pytest.raises(ValueError, match="attention needs"):
+            path(q, wrong_k, wrong_v)
+    for other in k.float(), k.to("meta"):
+        with pytest.raises(ValueError, match="differ in dtype or device"):
+            path(q, other, other)
 
 
 @every_path
