@@ -12,7 +12,7 @@ frequent answer to each question; with the image alone 0.499 ± 0.001. One vecto
 patches, gives 0.787 ± 0.011: attention to a single vector has weight 1 whatever is asked, so that
 question and image meet only in the MLP. (Whether more steps close the gap is not measured. All
 begin with the eye of shared/pair.py, which finds captions by that one vector; on another seed 3e-3
-was the better learning rate of 1e-3 and 3e-3 with looking and with one vector.) Where it looks
+was the best learning rate of 1e-3, 3e-3 and 1e-2 with looking and with one vector.) Where it looks
 depends on the question: in the picture at the left below the middle for even or odd, at the right
 and at the bottom for the slant.
 """

@@ -6,6 +6,7 @@
 import pytest
 import torch
 from conftest import SMALL, metrics
+from mechanisms import nobody_before_three, qkv, value_and_gradients
 from torch.profiler import ProfilerActivity, profile
 
 import sample
@@ -37,10 +38,6 @@ CUDA = torch.device("cuda")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
 
 
-def nobody_before_three(i, j):
-    return (j <= i) & (i >= 3)
-
-
 def documents(T):
     return same_document(torch.arange(2 * T, device=CUDA).view(2, T) // 37)
 
@@ -56,17 +53,12 @@ PREDICATES = {  # of T positions
 
 
 def random_inputs(Tq, Tk, D, n_kv_head):
-    """q, k, v and a gradient of y in half precision, for two sequences and four heads."""
-    torch.manual_seed(Tq)
-    shapes = [(4, Tq), (n_kv_head, Tk), (n_kv_head, Tk), (4, Tq)]
-    return [torch.randn(2, *shape, D, device=CUDA).to(HALF) for shape in shapes]
+    """q, k, v in half precision, for two sequences and four heads."""
+    return [x.to(CUDA, HALF) for x in qkv(2, (4, n_kv_head), (Tq, Tk), D)]
 
 
-def value_and_gradients(path, inputs, visible, dtype):
-    *qkv, gradient = [x.to(dtype) for x in inputs]
-    qkv = [x.requires_grad_() for x in qkv]
-    y = path(*qkv, visible)
-    return y, *torch.autograd.grad(y, qkv, gradient)
+def computed(path, inputs, visible, dtype):
+    return value_and_gradients(path, *(x.to(dtype) for x in inputs), visible)
 
 
 def assert_close(got, expected, share):
@@ -84,16 +76,16 @@ def test_paths_agree(name, T, n_kv_head, D):
     visible = PREDICATES[name](T)
     for Tq in (T, T - 7):
         inputs = random_inputs(Tq, T, D, n_kv_head)
-        expected = value_and_gradients(masked_fill, inputs, visible, torch.float64)
+        expected = computed(masked_fill, inputs, visible, torch.float64)
         if T == 64:
-            exact = value_and_gradients(naive, inputs, visible, torch.float64)
+            exact = computed(naive, inputs, visible, torch.float64)
             assert_close(exact, expected, 1e-12)
         for path in ATTENTION.values():
             if path is naive:
                 continue
-            single = value_and_gradients(path, inputs, visible, torch.float32)
+            single = computed(path, inputs, visible, torch.float32)
             assert_close(single, expected, 3e-3)  # TF32 has 11 bits
-            half = value_and_gradients(path, inputs, visible, HALF)
+            half = computed(path, inputs, visible, HALF)
             assert_close(half, expected, 0.02)
 
 
@@ -106,8 +98,8 @@ def test_compiled_attention(name, D, n_kv_head):
     visible = PREDICATES[name](700)
     for Tq in (700, 690):
         inputs = random_inputs(Tq, 700, D, n_kv_head)
-        expected = value_and_gradients(masked_fill, inputs, visible, torch.float64)
-        assert_close(value_and_gradients(compiled, inputs, visible, HALF), expected, 0.02)
+        expected = computed(masked_fill, inputs, visible, torch.float64)
+        assert_close(computed(compiled, inputs, visible, HALF), expected, 0.02)
 
 
 MODELS = {

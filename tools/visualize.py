@@ -166,7 +166,6 @@ def read(tokenizer, text, most):
 def describe(model, tokenizer, ids, maps, logits):
     """All that the page knows about a text, as a dict for JSON."""
     pieces = [tokenizer.token_bytes(token) for token in ids.tolist()]
-    names = labels.labels(pieces)
     # What may come next; ids that pad a vocabulary have no text.
     probabilities = logits.float().softmax(-1)[:, : tokenizer.vocab_size]
     best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
@@ -183,10 +182,8 @@ def describe(model, tokenizer, ids, maps, logits):
         "layers": len(maps),
         "heads": len(maps[0]),
         "windows": [getattr(block.attn.visible, "window", None) for block in model.transformer.h],
-        "labels": names,
+        "labels": labels.labels(pieces),
         "breaks": [b"\n" in piece for piece in pieces],
-        "directions": labels.directions(names),
-        "direction": labels.base_direction(names),
         "losses": [None, *rounded(losses, 4)],  # in nats; the first token has none
         "next": expected,
         "came": came,

@@ -63,7 +63,7 @@ def test_the_same_bits_in_any_number_of_threads(kind, rows):
         GPTConfig(
             block_size=256,
             vocab_size=300,
-            n_layer=2,
+            n_layer=1,
             n_head=6,
             n_kv_head=3,
             n_embd=384,
@@ -75,15 +75,14 @@ def test_the_same_bits_in_any_number_of_threads(kind, rows):
     ids, found = torch.randint(300, (rows, 200)), []
     most = torch.get_num_threads()
     try:
-        for count in 1, 2, 3:
+        for count in 1, 3:
             torch.set_num_threads(count)
             cache = model.new_cache(rows)
             with torch.inference_mode():
                 steps = [prefill(model, ids[:, :190], cache)]
-                steps += [
-                    decode_one_token(model, ids[:, n : n + 1], cache) for n in range(190, 200)
-                ]
+                for n in range(190, 194):
+                    steps.append(decode_one_token(model, ids[:, n : n + 1], cache))
             found.append(torch.cat(steps))
     finally:
         torch.set_num_threads(most)
-    assert all(torch.equal(found[0], other) for other in found[1:])
+    assert torch.equal(*found)

@@ -16,12 +16,9 @@ from model import GPT, MODERN, GPTConfig
 
 SHAPES = {
     "gpt2": {},
-    "modern": MODERN,
     "windows": {**MODERN, "window": 5, "window_pattern": "SL"},
     "grouped": dict(n_kv_head=2),
-    "sinusoidal": dict(position="sinusoidal"),
     "masked_fill": dict(attention="masked_fill", score="additive"),
-    "tiled": dict(attention="tiled"),
 }
 TOP_10 = dict(top_k=10)
 

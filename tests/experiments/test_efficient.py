@@ -10,13 +10,6 @@ from experiments.shared.chosen import chosen
 from masks import sliding_window
 
 
-def test_exponents():
-    """Catches a fit that includes the lower half, and an error that is not zero on a line."""
-    lengths = [2**n for n in range(8, 14)]
-    p, error = efficient.exponent(lengths, [1e6, 1e6, 1e6, *(3 * n**1.5 for n in lengths[3:])])
-    assert p == pytest.approx(1.5) and error == pytest.approx(0, abs=1e-9)
-
-
 def test_paths_written_out_here():
     """Catches columns in the wrong order, other keys than strided's, projections of features."""
     random = torch.Generator().manual_seed(0)
@@ -31,28 +24,16 @@ def test_paths_written_out_here():
     torch.testing.assert_close(mixed, masked_fill(q, k, v, full))
 
 
-def test_chosen_keys():
-    """Catches keys of the future, rows in another order, and choices by something else."""
+def test_the_best_keys_are_chosen(monkeypatch):
+    """Catches the worst keys, those of the future, scores of other pairs, rows in another order."""
     random = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 2, 2, 300, 8, dtype=torch.float64, generator=random)
-    full_attention = masked_fill(q, k, v)
-    torch.testing.assert_close(chosen(q, k, v, keys=300), full_attention)
-    last = chosen(q[:, :, -5:], k, v, keys=400)
-    torch.testing.assert_close(last, full_attention[:, :, -5:])
-    few = chosen(q, k, v, keys=4)
-    assert torch.equal(few[:, :, :200], chosen(*(x[:, :, :200] for x in (q, k, v)), keys=4))
-    torch.testing.assert_close(few[:, :, :4], full_attention[:, :, :4])
-
-
-def test_the_best_keys_are_chosen(monkeypatch):
-    """Catches the worst keys, and scores of other pairs."""
-    random = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 1, 1, 40, 8, dtype=torch.float64, generator=random)
     monkeypatch.setattr(torch, "randn", lambda *shape, generator: torch.eye(8))
-    scores = (q @ k.mT)[0, 0].masked_fill(torch.ones(40, 40).triu(1) > 0, -torch.inf)
-    fifth = scores.topk(5, 1).values[:, -1:]
-    right = masked_fill(q, k, v, lambda i, j: (scores >= fifth) & (j <= i))
+    scores = (q @ k.mT).masked_fill(torch.ones(300, 300).triu(1) > 0, -torch.inf)
+    best = scores >= scores.topk(5).values[..., -1:]
+    right = torch.softmax((scores / 8**0.5).masked_fill(~best, -torch.inf), -1) @ v
     torch.testing.assert_close(chosen(q, k, v, keys=5), right)
+    torch.testing.assert_close(chosen(q[:, :, -5:], k, v, keys=5), right[:, :, -5:])
 
 
 @pytest.mark.slow

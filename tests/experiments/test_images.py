@@ -22,15 +22,6 @@ def test_each_patch_sees_all():
     assert changed.nonzero().tolist() == [[0, changed.shape[1] - 1]]
 
 
-def test_captions():
-    """Catches left for right, and thick for thin."""
-    rising = torch.eye(8).flip(0)[None]  # from the bottom left to the top right
-    thick = (rising + rising.roll(1, 2) + rising.roll(-1, 2)).clamp(max=1).flip(2)
-    said = digits.captions(torch.cat([rising, thick]), torch.tensor([7, 0]))
-    words = [" ".join(digits.WORDS[word] for word in caption[1:]) for caption in said]
-    assert words == ["a thin seven leaning right", "a thick zero leaning left"]
-
-
 def test_splits():
     """Catches images in both splits, and a split that does not depend on the seed."""
     pytest.importorskip("sklearn")

@@ -19,7 +19,10 @@ def test_answers_by_hand():
     """Catches a question with the answer to another, thick for thin, left for right."""
     rising = torch.eye(8).flip(0)[None]  # from the bottom left to the top right
     thick = (rising + rising.roll(1, 2) + rising.roll(-1, 2)).clamp(max=1).flip(2)
-    seven, five = digits.answers(torch.cat([rising, thick]), torch.tensor([7, 5])).T
+    images = torch.cat([rising, thick]), torch.tensor([7, 5])
+    said = [" ".join(digits.WORDS[n] for n in caption[1:]) for caption in digits.captions(*images)]
+    assert said == ["a thin seven leaning right", "a thick five leaning left"]
+    seven, five = digits.answers(*images).T
     true_of_seven = {QUESTIONS[n] for n in seven.nonzero()}
     assert true_of_seven == {
         "is it odd",

@@ -11,10 +11,9 @@ import torch
 from conftest import complaint, run_here
 
 from attention import attention_weights
-from engine.decoding.sampling import Sampler, Sampling
 from engine.plotting.inspection import recording
 from experiments import translate
-from experiments.shared import grammar, translation, translators, trials
+from experiments.shared import grammar, translation, trials
 from experiments.shared.blocks import LookingBlock
 from experiments.shared.translation import END, padded, shifted
 from model import GPTConfig
@@ -240,32 +239,6 @@ def test_length_normalization():
         assert mean == pytest.approx(sums[best] / len(best), abs=1e-5)
         short += len(max(sums, key=sums.get)) < len(best)
     assert short > 5
-
-
-def test_sampling():
-    """Catches samples with other probabilities than the model's at this temperature."""
-    table = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 0.0], [3.0, 0.0, 0.0]])
-    generators = [torch.Generator().manual_seed(seed) for seed in range(2000)]
-    sampler = Sampler(Sampling(temperature=2), generators)
-    tokens, _ = translation.search(Table(), table.expand(2000, 3, 3), None, sampler=sampler)
-    shares = tokens[:, 0].bincount() / 2000
-    assert torch.allclose(shares, (table[0] / 2).softmax(0), atol=0.04)
-
-
-@pytest.mark.parametrize("name", ["bahdanau", "transformer2017"])
-def test_files(tmp_path, name):
-    """Catches weights, a shape or a vocabulary that do not come back."""
-    texts = [text for pair in PAIRS for text in pair]
-    vocabulary = translation.learn_vocabulary(texts, 700)
-    shape = translators.Shape(n_embd=32, n_layer=3)
-    model = translators.MODELS[name](len(vocabulary), shape).eval()
-    translators.save(tmp_path / "t", name, shape, vocabulary, dict(model.named_parameters()))
-    assert {path.suffix for path in (tmp_path / "t").iterdir()} == {".json", ".safetensors"}
-    before = translation.translate(model, vocabulary, texts[:3], 2)
-    assert translation.translate(*translators.load(tmp_path / "t"), texts[:3], 2) == before
-    (tmp_path / "t" / "translator.json").write_text("{}")
-    with pytest.raises(ValueError, match="is damaged"):
-        translators.load(tmp_path / "t")
 
 
 def test_bleu():

@@ -27,7 +27,7 @@ def loss_and_gradients(function, x, weight, targets, scale=1.0):
     return [loss.detach(), *torch.autograd.grad(scale * loss, (x, weight))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     shape=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     size=st.sampled_from([1e-6, 1.0, 1e4]),
@@ -78,7 +78,7 @@ def test_a_second_derivative_is_refused(function):
         torch.autograd.grad(function(x).sum(), x, create_graph=True)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     N=st.integers(1, 40),
     V=st.integers(1, 30),

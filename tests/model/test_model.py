@@ -212,7 +212,7 @@ def test_text_longer_than_the_context():
 
 @pytest.mark.parametrize("position", POSITION)
 @pytest.mark.parametrize("window", [0, 6])
-@pytest.mark.parametrize("prompt", [1, 16, 23, 50])
+@pytest.mark.parametrize("prompt", [1, 23])
 def test_cached_generation_equals_uncached(position, window, prompt):
     """Catches a cache that drifts, above all when the context is full and moves on."""
     model, idx = tiny(position=position, window=window, n_kv_head=2), ids(3, prompt)

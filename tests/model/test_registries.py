@@ -104,7 +104,7 @@ def test_a_mechanism_in_a_long_text(mechanism):
     whole, loss = model.train()(idx, idx)
     loss.backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-    for T in 1, 64, 127, 128, 255, 256, 300:
+    for T in 1, 127, 128, 256, 300:
         half = T // 2
         assert_same([model(idx[:, :T], idx[:, :T])[0]], [whole[:, :T]], error=1e-10)
         changed = torch.cat([idx[:, :half], other[:, half:T]], dim=1)
@@ -114,12 +114,13 @@ def test_a_mechanism_in_a_long_text(mechanism):
 
 @each()
 @pytest.mark.parametrize(
-    "quantize, dtype, rows",
-    [("none", torch.float32, 4), ("none", torch.float16, None), ("int8", torch.bfloat16, 4)],
+    "quantize, dtype, rows", [("none", torch.float16, None), ("int8", torch.bfloat16, 4)]
 )
 def test_a_mechanism_with_weights_for_decoding(mechanism, quantize, dtype, rows):
-    """Catches a Linear's weight that is used without calling it, and mixed dtypes."""
-    model, idx = random_model(torch.float32, **mechanism), ids(4, 16)
+    """Catches a Linear's weight that is used without calling it, mixed dtypes, and a mechanism that
+    writes into its input: heads that share keys get copies, which hide it.
+    """
+    model, idx = random_model(torch.float32, n_kv_head=4, **mechanism), ids(4, 16)
     want = model(idx, idx)[0]
     with torch.inference_mode():
         model = prepare_for_inference(model, dtype, quantize, rows)
@@ -127,7 +128,7 @@ def test_a_mechanism_with_weights_for_decoding(mechanism, quantize, dtype, rows)
         for start, end in (0, 13), (13, 14), (14, 15), (15, 16):
             got = model(idx[:, start:end], cache=cache)[0][:, 0]
             error = (got - want[:, end - 1]).norm() / want[:, end - 1].norm()
-            assert error < (0.05 if dtype == torch.float32 else 0.1), "is a Linear not called?"
+            assert error < 0.1, "is a Linear not called?"
 
 
 @each()
@@ -141,16 +142,6 @@ def test_a_mechanism_in_half_precision(mechanism, dtype):
     assert got.isfinite().all() and (got.float() - want).norm() < 0.1 * want.norm()
     half = model.to(dtype)(idx, idx)[0]
     assert half.dtype == dtype and half.isfinite().all()
-
-
-@each()
-def test_a_mechanism_with_a_key_for_each_query_head(mechanism):
-    """Catches a mechanism that writes into its input: shared heads are copied, and hide it."""
-    model, idx = random_model(n_kv_head=4, **mechanism), ids(2, 16)
-    whole, loss = model(idx, idx)
-    loss.backward()
-    with torch.inference_mode():
-        assert_decodes(model, idx, whole)
 
 
 @each(without_attention("naive", "tiled", *FEATURE))
@@ -179,10 +170,9 @@ def test_a_mechanism_in_a_padded_batch(mechanism, window):
 
 
 @each()
-@pytest.mark.parametrize("shape", [{}, MODERN | dict(n_kv_head=0, init="gpt2")])
-def test_a_mechanism_learns(mechanism, shape):
+def test_a_mechanism_learns(mechanism):
     """Catches parts that do not add up, or that never learn, and a matrix Muon cannot take."""
-    model, idx = new_model(**shape | mechanism).train(), ids(8, 16)
+    model, idx = new_model(**mechanism).train(), ids(8, 16)
     config = TrainConfig(head_lr=0.01, momentum=0.9, weight_decay=0.0)
     optimizer = make_optimizer(model, config)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -216,7 +206,7 @@ def test_a_mechanism_starts_at_the_identity(mechanism):
 
 # ---- Predicates
 
-NUMBERS = (4, 2, 1), (2, 6, 3), (1, 1, 1)  # falling, rising and smallest
+NUMBERS = (4, 2, 1), (70, 75, 3), (1, 1, 1)  # falling, rising beyond a block, and smallest
 SPECS = sorted({spec for numbers in NUMBERS for spec in predicates(*numbers)})
 
 

@@ -94,11 +94,6 @@ def test_a_text_depends_on_its_prompt_and_seed_alone(written, tmp_path):
     assert [json.loads(line)["text"] for line in lines] == expected
 
 
-def test_padded_ids_are_never_sampled(written):
-    """Catches ids that have no text."""
-    assert len(written(temperature=1e4, top_k=0, max_new_tokens=500)) >= 500
-
-
 def test_batches():
     """Catches a first text that waits for others, and lengths that a full context would mix."""
     config = SampleConfig(batch_size=2, max_new_tokens=4)
@@ -189,11 +184,10 @@ def test_control_characters_on_a_terminal(monkeypatch, capsys):
         assert capsys.readouterr().out == shown + "\n"
 
 
-def test_bad_prompts_at_the_command_line(trained):
-    """Catches a traceback at the place where users meet it, and where input is closed."""
-    command = ["sample.py", f"--out_dir={trained}"]
-    assert "at position 3" in complaint(run_here(*command, "--start=and€"))
-    closed = shlex.join([sys.executable, *command, "--start=-"]) + " <&-"
+def test_an_input_that_is_closed(trained):
+    """Catches a traceback."""
+    command = [sys.executable, "sample.py", f"--out_dir={trained}", "--start=-"]
+    closed = shlex.join(command) + " <&-"
     result = subprocess.run(closed, shell=True, cwd=ROOT, capture_output=True, text=True)
     assert "--start has no tokens" in complaint(result)
 
@@ -317,7 +311,6 @@ def test_a_prompt_longer_than_the_context(trained, capsys):
         (dict(prompts=__file__), "--prompts, line 1"),
         (dict(start="\udcff"), "--start: .*surrogates"),
         (dict(out_dir="nowhere"), "no checkpoint in nowhere"),
-        (dict(checkpoint="step_5"), "no checkpoint step_5"),
     ],
 )
 def test_what_cannot_be_sampled(written, change, message):
@@ -330,7 +323,6 @@ def test_what_cannot_be_sampled(written, change, message):
     "change",
     [
         dict(num_samples=0),
-        dict(top_p=0.0),
         dict(stop=("",)),
         dict(interactive=True, start="a"),
         dict(prompts="a", start="b"),

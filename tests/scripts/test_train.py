@@ -9,11 +9,10 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from conftest import POEM, ROOT, SMALL, complaint, losses, metrics, run_here, same_weights, weights
+from conftest import POEM, ROOT, SMALL, losses, metrics, run_here, same_weights, weights
 
 import model
 from engine.common import hardware
-from engine.common.settings import read_preset
 from engine.kernels.autograd import linear_cross_entropy
 from engine.text import dataset
 from engine.training import sharding, trainer
@@ -41,12 +40,6 @@ def newest(out_dir):
     return checkpoint.find_checkpoint(out_dir)
 
 
-def last_line(result):
-    """The complaint of a script that had shown its progress."""
-    assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
-    return result.stderr.replace("\r", "\n").strip().splitlines()[-1]
-
-
 # ---- a step
 
 
@@ -71,28 +64,20 @@ def test_a_run_is_the_loop_that_its_settings_describe(configure):
     torch.manual_seed(config.seed)
     model = GPT(config.model_config(data.tokenizer.vocab_size))
     params = dict(model.named_parameters())
-    first = {name: torch.zeros_like(p) for name, p in params.items()}
-    second = {name: torch.zeros_like(p) for name, p in params.items()}
+    groups = [[p for p in params.values() if (p.dim() >= 2) == decays] for decays in (True, False)]
+    groups = [dict(params=group, weight_decay=d) for group, d in zip(groups, (0.5, 0.0))]
+    optimizer = torch.optim.AdamW(groups, betas=(0.7, 0.8))
     norms = []
     for step, share in enumerate([0.25, 0.5, 0.75, 1.0, 0.5]):  # a warmup, then half a cosine
-        grads = {name: torch.zeros_like(p) for name, p in params.items()}
+        optimizer.zero_grad()
         for micro in range(2):
             rng = np.random.default_rng([config.seed, TRAIN, step, micro])
             x, y = dataset.random_batch(data.train, 4, 16, rng)
-            found = torch.autograd.grad(model(x, y)[1] / 2, list(params.values()))
-            for name, grad in zip(params, found):
-                grads[name] += grad
-        length = math.sqrt(sum(g.square().sum().item() for g in grads.values()))
-        norms.append(length)
-        lr = share * 1e-2
-        with torch.no_grad():
-            for name, p in params.items():
-                g = grads[name] * min(1, 0.05 / length)
-                first[name] = 0.7 * first[name] + 0.3 * g
-                second[name] = 0.8 * second[name] + 0.2 * g * g
-                m = first[name] / (1 - 0.7 ** (step + 1))
-                v = second[name] / (1 - 0.8 ** (step + 1))
-                p.mul_(1 - lr * 0.5 if p.dim() >= 2 else 1).sub_(lr * m / (v.sqrt() + 1e-8))
+            (model(x, y)[1] / 2).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(params.values(), 0.05).item())
+        for group in optimizer.param_groups:
+            group["lr"] = share * 1e-2
+        optimizer.step()
     for name, p in params.items():
         torch.testing.assert_close(weights(config.out_dir)[name], p, rtol=1e-3, atol=1e-5)
     found = [line["grad_norm"] for line in metrics(config.out_dir)]  # clipping hides its size
@@ -218,18 +203,6 @@ def test_a_checkpoint_of_another_shape(configure, change):
         train(settings([*resume, f"--{name}={value}"]))
 
 
-def test_resuming_from_another_checkpoint(configure, tmp_path):
-    """Catches later checkpoints that are mixed with those of the run that branched off."""
-    train(configure(eval_interval=5, keep_checkpoints=0, max_iters=15))
-    out = tmp_path / "out"
-    back = [f"--out_dir={out}", "--checkpoint=step_000005", "--max_iters=10"]
-    train(settings(["--init_from=resume", *back]))
-    steps = [checkpoint.step_of(folder) for folder in checkpoint.list_checkpoints(out)]
-    assert steps == [line["step"] for line in metrics(out)] == [5, 10]
-    assert newest(out / "previous-1").name == "step_000015"
-    assert metrics(out / "previous-1")[-1]["step"] == 15
-
-
 def test_init_from_auto(flags, tmp_path):
     """Catches auto that fails where there is nothing yet, or begins again where there is."""
     for expected, steps in ("scratch", 5), ("resume", 10):
@@ -242,13 +215,12 @@ def test_init_from_auto(flags, tmp_path):
     assert settings([*flags, "--init_from=auto"]).init_from == "scratch"
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "trainer.json"])
-def test_a_damaged_latest_checkpoint(configure, tmp_path, capsys, name):
+def test_a_damaged_latest_checkpoint(configure, tmp_path, capsys):
     """Catches a run that cannot go on from the checkpoint before a damaged one."""
     train(configure(eval_interval=5, max_iters=15))
     out = tmp_path / "out"
     undisturbed = losses(out)
-    damaged = out / "step_000015" / name
+    damaged = out / "step_000015" / "model.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-9])
     train(settings(["--init_from=resume", f"--out_dir={out}"]))
     printed = capsys.readouterr().out
@@ -537,23 +509,19 @@ def test_a_loss_that_is_not_finite_does_no_harm(configure, tmp_path, monkeypatch
     assert losses(tmp_path / "out") == whole
 
 
-def test_a_loss_that_another_dtype_cannot_hold(configure, monkeypatch):
-    """Catches an evaluation that deletes the checkpoint of an earlier run."""
+def test_a_validation_loss_that_is_not_finite(configure, monkeypatch):
+    """Catches a run that goes on with NaN weights, saves what a resumed run fails with again, or
+    deletes the checkpoint of an earlier run.
+    """
     config = configure(max_iters=5)
-    train(config)
-    monkeypatch.setattr(trainer, "validation_loss", lambda *_: math.nan)
-    with pytest.raises(FloatingPointError, match="step_000005 is the last good"):
-        train(configure(max_iters=5, init_from="resume"))
+    for before in "nothing was saved", "step_000005 is the last good":
+        with monkeypatch.context() as patch, pytest.raises(FloatingPointError, match=before):
+            patch.setattr(trainer, "validation_loss", lambda *_: math.nan)
+            train(config)
+        assert bool(checkpoint.list_checkpoints(config.out_dir)) == ("good" in before)
+        train(config)
+        config = configure(max_iters=5, init_from="resume")
     assert newest(config.out_dir).name == "step_000005"
-
-
-def test_a_validation_loss_that_is_not_finite(flags, tmp_path):
-    """Catches a run that goes on with NaN weights, or saves what a resumed run fails with again."""
-    wild = ["--learning_rate=1e30", "--warmup_iters=0", "--max_iters=50", "--eval_interval=1"]
-    line = last_line(run_here("train.py", *flags, *wild))
-    assert "validation loss nan at step 1: stopped, nothing was saved. Try a lower" in line
-    assert not checkpoint.list_checkpoints(tmp_path / "out")
-    assert checkpoint.best_checkpoint(tmp_path / "out") is None
 
 
 def test_a_step_that_ruins_the_weights(configure, tmp_path):
@@ -570,11 +538,9 @@ def test_a_step_that_ruins_the_weights(configure, tmp_path):
         (["--init_from=resum"], "init_from=resum is neither scratch nor resume: give --dataset"),
         (["--init_from=gpt2", "--datset=x"], "did you mean dataset"),
         (["--dataset=nothing"], "dataset 'nothing' has no train.bin"),
-        (["--block_size=4096"], "block_size=4096 needs at least"),
         (["--vocab_size=3"], "vocab_size=3"),
         ([f"--seed={2**32}"], "seed=4294967296 must be at most"),
         (["--beta2=1"], "beta2=1.0 must be at least 0 and below 1"),
-        (["--init_from=gpt3"], "'gpt3' is neither a folder nor a published model: gpt2"),
         ([f"--out_dir={ROOT / 'README.md'}"], "out_dir=.*a file"),
     ],
 )
@@ -594,15 +560,6 @@ def test_help_on_resume(tmp_path):
     """Catches a search for the checkpoint that comes before the help."""
     result = run_here("train.py", "--init_from=resume", f"--out_dir={tmp_path}", "--help")
     assert result.stdout.startswith("usage") and "rope_trained" not in result.stdout
-    missing = run_here("train.py", "--init_from=resume", f"--out_dir={tmp_path}")
-    assert "there is no checkpoint in" in complaint(missing)
-
-
-def test_presets_name_a_dataset_that_comes_along():
-    """Catches a preset for data that nobody can prepare."""
-    for preset in ROOT.glob("config/*.toml"):
-        name = read_preset(preset).get("dataset")
-        assert (preset.stem == "finetune") if name is None else (ROOT / "data" / name).is_dir()
 
 
 def test_settings_of_a_model():

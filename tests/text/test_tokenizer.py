@@ -36,7 +36,7 @@ TEXT = "the cat, das Mädchen, 猫 & 🐈\n"
 RANKS = {bytes([b]): b for b in range(256)} | {b"th": 256, b"the": 257, b" the": 259}
 SPECIAL = {"<|endoftext|>": 300}
 PATTERN = r" ?\p{L}+|\s+| ?[^\s\p{L}\p{N}]+|\p{N}"
-
+OLD = {"kind": "tiktoken", "pattern": PATTERN, "special_tokens": SPECIAL}
 
 PUBLISHED_PATTERNS = [  # Llama 3, Qwen 2 and 3, Mistral's tekken, GPT-2 as transformers writes it
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -184,8 +184,7 @@ def test_what_an_earlier_version_wrote():
     one.
     """
     merges = "\n".join(f"{base64.b64encode(t).decode()} {rank}" for t, rank in RANKS.items())
-    old = {"kind": "tiktoken", "pattern": PATTERN, "special_tokens": SPECIAL, "merges": merges}
-    assert tokenizer_from_spec(old).spec() == small_bpe().spec()
+    assert tokenizer_from_spec(OLD | {"merges": merges}).spec() == small_bpe().spec()
 
 
 def test_no_network_and_no_file(monkeypatch):
@@ -204,6 +203,10 @@ def spec_with(**parts):
     model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1, "?": 2}, "unk_token": "?"}
     parts = {name: {"type": kind, **rest} for name, (kind, rest) in parts.items()}
     return {"kind": "tokenizers", "content": {"version": "1.0", "model": model, **parts}}
+
+
+def bpe_spec(special, pattern):
+    return {"kind": "bpe", "content": byte_level_json(RANKS, special, pattern)}
 
 
 def precompiled(text):
@@ -239,8 +242,17 @@ def template(**special):
 @pytest.mark.parametrize(
     "spec, message",
     [
+        ([], "can be used"),
+        ({"kind": []}, "can be used"),
+        ({"kind": "char", "characters": 5}, "can be used"),
+        ({"kind": "char", "characters": "\ud800"}, "can be used"),
+        (OLD | {"merges": "!! 3"}, "can be used"),
+        *(
+            (bpe_spec(special, PATTERN), "cannot be right")
+            for special in ({"": 300}, {"xx": 0}, {"xx": -5}, {"xx": 10**12}, {"xx": "y"})
+        ),
         ({"kind": "bpe", "content": like_llama_3().tokenizer_json}, "can be used"),
-        ({"kind": "bpe", "content": byte_level_json(RANKS, {}, "x?")}, r"its pattern 'x\?'"),
+        (bpe_spec({}, "x?"), r"its pattern 'x\?'"),
         (spec_with(pre_tokenizer=split("((a{0,50}){0,50}){0,50}b")), "its pattern .* not known"),
         (spec_with(pre_tokenizer=split(r"\s+|(a+)+$")), r"not known here, in '\(a\+\)\+\$'"),
         (spec_with(pre_tokenizer=("FixedLength", {"length": 0})), "FixedLength is not known"),
@@ -405,7 +417,9 @@ def test_both_libraries_agree(text):
 
 
 def test_a_vocabulary_that_cannot_be_learned(monkeypatch):
-    """Catches a vocabulary without all bytes, one of ids without a text, and a text without end."""
+    """Catches a vocabulary without all bytes, one of ids without a text, and a text without end, to
+    learn from or to encode.
+    """
     for size in 0, 256, 2**22:
         with pytest.raises(ValueError, match=f"bpe:{size}: VOCAB counts"):
             create_tokenizer(f"bpe:{size}", ["text"])
@@ -416,5 +430,8 @@ def test_a_vocabulary_that_cannot_be_learned(monkeypatch):
     monkeypatch.setattr(tokenizer_module, "LEARNED_FROM", 100)
     create_tokenizer("bpe:300", itertools.repeat("some words\n"))  # it comes to an end
     begun = time.monotonic()
-    assert create_tokenizer("bpe:300", ["AC" * 300_000]).vocab_size > 257
+    tokenizer = create_tokenizer("bpe:300", ["AC" * 300_000])
+    assert tokenizer.vocab_size > 257
+    with pytest.raises(ValueError, match="backtracking"):
+        tokenizer.encode(" " * 10**6 + "a")
     assert time.monotonic() - begun < 60  # it took hours

@@ -225,20 +225,6 @@ def test_the_end_of_text(tmp_path, gpt2_files):
     assert theirs("two  words\n<|endoftext|>").input_ids[-1] == 50256
 
 
-def test_an_export_beside_a_run(tmp_path, monkeypatch):
-    """Catches an export that ends since a run removes the checkpoint that it reads."""
-    saved(tmp_path)
-
-    def late(folder, load=checkpoint.load_checkpoint):
-        monkeypatch.undo()
-        folder.rename(folder.with_name("step_000002"))
-        return load(folder)
-
-    monkeypatch.setattr(checkpoint, "load_checkpoint", late)
-    exported(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"out", "to"}
-
-
 def test_what_cannot_be_written(tmp_path):
     """Catches a folder that is overwritten, and a traceback."""
     saved(tmp_path)

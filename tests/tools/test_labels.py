@@ -1,8 +1,8 @@
-"""Tokens as labels: any bytes, any script, in either direction."""
+"""Tokens as labels: any bytes, any script."""
 
 import pytest
 
-from tools.shared.labels import base_direction, directions, labels
+from tools.shared.labels import labels
 
 
 @pytest.mark.parametrize(
@@ -18,16 +18,3 @@ from tools.shared.labels import base_direction, directions, labels
 def test_labels(pieces, expected):
     """Catches half a character, a label that cannot be seen, and one that is empty."""
     assert labels(pieces) == expected
-
-
-def test_directions():
-    """Catches a label that is laid out from the wrong side, or by its neighbour alone."""
-    assert directions([*"אבג a1, b. גד!"]) == ["rtl"] * 4 + ["ltr"] * 5 + ["rtl"] * 5
-    assert directions([*"a (ש) b"]) == ["ltr"] * 3 + ["rtl"] + ["ltr"] * 3
-
-
-@pytest.mark.parametrize("before", ["<s>", "⟨9d⟩", "12 "])
-def test_the_direction_of_a_text(before):
-    """Catches a text laid out from the wrong side because of the token that begins it."""
-    assert base_direction([before, *"שלום."]) == "rtl"
-    assert base_direction([before, "x", "ש"]) == base_direction(["."]) == "ltr"

@@ -23,7 +23,9 @@ def saved(folder, name="bahdanau"):
 
 
 def test_each_way_to_translate(tmp_path):
-    """Catches a flag that does not reach the search, and samples that do not follow the seed."""
+    """Catches weights that do not come back, a flag that does not reach the search, and samples
+    that do not follow the seed.
+    """
     model = saved(tmp_path)
 
     def said(**settings):
@@ -35,6 +37,9 @@ def test_each_way_to_translate(tmp_path):
     assert said(temperature=1e-3) == greedy
     first, second, other = (said(temperature=1.0, seed=seed) for seed in (1, 1, 2))
     assert first == second != other
+    (tmp_path / "out" / "translator.json").write_text("{}")
+    with pytest.raises(ValueError, match="is damaged"):
+        said()
 
 
 def test_the_alignment_page(tmp_path):

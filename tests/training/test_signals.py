@@ -1,7 +1,6 @@
 """A run in a process of its own: the signals that stop it, and the files it leaves."""
 
 import os
-import random
 import shlex
 import signal
 import subprocess
@@ -75,29 +74,6 @@ def test_a_signal_saves_and_ends(settings, tmp_path, name):
     train(TrainConfig(**settings, out_dir=str(tmp_path / "whole")))
     assert same_weights(out, tmp_path / "whole")
     assert losses(out) == losses(tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_signals_at_random_moments(settings, tmp_path):
-    """Catches a moment, in a step, an evaluation or a save, at which a signal loses steps."""
-    settings |= dict(save_interval=1, eval_interval=7, keep_checkpoints=0)
-    whole = tmp_path / "whole"
-    train(TrainConfig(**settings, out_dir=str(whole), max_iters=150))
-    rng = random.Random(0)
-    compared = 0
-    for n in range(30):
-        number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-        out = tmp_path / str(n)
-        with Started(settings, out) as process:
-            process.until((out / "metrics.jsonl").exists)  # then it listens
-            time.sleep(rng.uniform(0, 0.4))
-            assert process.stopped(number) == 128 + number, process.text()
-        folder = checkpoint.newest_valid(out)
-        assert f"stopped at step {checkpoint.step_of(folder)};" in process.text()
-        if (whole / folder.name).exists():
-            compared += 1
-            assert same_weights(folder, whole / folder.name)
-    assert compared
 
 
 def test_a_checkpoint_on_demand(settings, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from conftest import complaint, run_here
+from conftest import complaint, run, run_here
 
 from engine.decoding.quantization import prepare_for_inference
 from engine.text import dataset
@@ -18,6 +18,7 @@ from model import GPT, MLP, GPTConfig, Rotary
 
 transformers = pytest.importorskip("transformers")
 
+INDEX = "model.safetensors.index.json"
 PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_text())
 
 
@@ -211,6 +212,68 @@ def test_a_head_of_its_own(tmp_path):
     safetensors.torch.save_file(tensors, path)
     with pytest.raises(ValueError, match="its head is another matrix"):
         GPT.from_pretrained(tmp_path)
+
+
+def test_many_files(tmp_path):
+    """Catches a file that is missing or elsewhere, a tensor in no file or of another shape."""
+    model = transformers_model(random_config("llama", 0))
+    model.save_pretrained(tmp_path, max_shard_size="30KB")
+    index = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    name = "model.layers.1.self_attn.k_proj.weight"
+    path = tmp_path / index[name]
+    good = safetensors.torch.load_file(path)
+    k = good.pop(name)
+    for changed, message in (
+        ({name: k[1:]}, "c_attn.weight have other shapes"),
+        ({name: k[:, 1:].contiguous()}, "have other shapes"),
+        ({}, "a part of transformer.h.1.attn.c_attn.weight is missing"),
+        ({name: k, "model.extra": torch.ones(1)}, "model.extra"),
+        ({name: k, "model.norm.weight": torch.ones(32)}, "twice"),
+    ):
+        safetensors.torch.save_file(good | changed, path)
+        with pytest.raises(ValueError, match=message):
+            GPT.from_pretrained(tmp_path)
+    (tmp_path / "moved").mkdir()
+    path.rename(tmp_path / "moved" / path.name)
+    with pytest.raises(ValueError, match=f"it has no {path.name}"):
+        GPT.from_pretrained(tmp_path)
+    outside = json.dumps({"weight_map": index | {name: f"moved/{path.name}"}})
+    for content in (outside, "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}', "[]"):
+        (tmp_path / INDEX).write_text(content)
+        with pytest.raises(ValueError, match="cannot be loaded|damaged"):
+            GPT.from_pretrained(tmp_path)
+
+
+LOAD = """
+import resource, sys
+from model import GPT
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+GPT.from_pretrained(sys.argv[1])
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_of_loading(tmp_path):
+    """Catches weights that are in memory twice while they are read."""
+    shape = dict(hidden_size=512, num_hidden_layers=6, intermediate_size=2048, vocab_size=4096)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+    model.save_pretrained(tmp_path, max_shard_size="20MB")
+    size = sum(p.nbytes for p in model.parameters())
+    assert int(run("-c", LOAD, tmp_path).stdout) * 1024 <= 1.25 * size
+
+
+def test_a_tokenizer_that_does_not_fit(tmp_path):
+    """Catches ids without an embedding, and a folder whose tokenizer is missing or unreadable."""
+    transformers_model(random_config("llama", 0)).save_pretrained(tmp_path)
+    command = "sample.py", f"--init_from={tmp_path}", "--max_new_tokens=5", "--start=a"
+    path = tmp_path / "tokenizer.json"
+    assert "has no tokenizer.json" in complaint(run_here(*command))
+    for content, message in (
+        (create_tokenizer("byte").tokenizer_json, "97 token ids, and its tokenizer 256"),
+        ({"model": {"type": "BPE"}}, "Missing vocab"),
+    ):
+        path.write_text(json.dumps(content))
+        assert message in complaint(run_here(*command))
 
 
 def test_fine_tuning_a_published_model(tmp_path):

@@ -11,7 +11,7 @@ if (data.alignments) {
 
   function words(side) {
     const found = pair[side].map((word, n) => {
-      const button = make("button", { "aria-pressed": false }, word);
+      const button = make("button", {}, word);
       for (const event of ["pointerenter", "focus", "click"])
         button.addEventListener(event, () => light(side, n));
       return button;
@@ -26,15 +26,13 @@ if (data.alignments) {
     const weights = pair[other].map((_, m) => weight(m));
     buttons[side].forEach((button, m) => paint(button, m === n, 0));
     buttons[other].forEach((button, m) => paint(button, false, darkness(weights[m])));
-    const best = [...weights.keys()].sort((a, b) => weights[b] - weights[a]).slice(0, 3);
-    const looks = best.map((m) => `${pair[other][m]} ${number(weights[m])}`);
+    const looks = best(weights, 3).map((m) => `${pair[other][m]} ${number(weights[m])}`);
     $("#reading").textContent = `${pair[side][n]}: ${looks.join(", ")}`;
   }
 
   function paint(button, pressed, share) {
     button.setAttribute("aria-pressed", pressed);
     button.style.setProperty("--share", share);
-    button.classList.toggle("strong", share > colour("--strong")[0]);
   }
 
   data.alignments.forEach(({ source }, n) => {
@@ -43,6 +41,7 @@ if (data.alignments) {
   });
   $("#which").addEventListener("change", () => open(Number($("#which").value)));
   $("#which").closest(".controls").hidden = data.alignments.length === 1;
-  if (!$("#attention")) $("#model").textContent = data.model;
+  if ($("#tab-translator")) $("#tab-translator").parentElement.hidden = false;
+  else $("#model").textContent = data.model;
   open(0);
 }

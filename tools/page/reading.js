@@ -1,17 +1,22 @@
 // What the page shows of a text: from data that Python has written, or from the model in the page.
-// A reading has labels, breaks, directions, direction, losses, entropy and distance, as in
-// tools/visualize.py, map(layer, head) and rollout(layer), the causal half of weights, row after
-// row, and next(token) and came(token): what is expected, and which of it came.
+// A reading has labels, breaks and losses, as in tools/visualize.py; map(layer, head) and
+// rollout(layer), the weights of each token; measures(layer, head), its bits and its distance; and
+// next(token) and came(token): what is expected, and which of it came.
 "use strict";
 
 const CANDIDATES = 10;
 
 function readingOfData() {
-  const weights = (source) => Float32Array.from(bytes(source), (byte) => byte / 255);
+  function weights(source) {
+    const all = Float32Array.from(fromBytes(atob(source)), (byte) => byte / 255);
+    let end = 0;
+    return data.labels.map((_, i) => all.subarray(end, (end += i + 1)));
+  }
   return {
     ...data,
     map: once((layer, head) => weights(data.maps[layer][head])),
     rollout: once((layer) => weights(data.rollout[layer])),
+    measures: (layer, head) => [data.entropy[layer][head], data.distance[layer][head]],
     next: (token) => data.next[token],
     came: (token) => data.came[token],
   };
@@ -19,24 +24,19 @@ function readingOfData() {
 
 // result: what the GPT read; intact: the reading without its changes, if it has any. sampling() ->
 // {temperature, topK} of the moment.
-function readingOfModel(gpt, tokenizer, result, sampling, intact) {
-  const { ids, layers, logits } = result;
-  const V = gpt.config.vocab_size;
-  const row = (token) => logits.subarray(token * V, (token + 1) * V);
+function readingOfModel(tokenizer, { ids, layers, logits }, sampling, intact) {
   const pieces = ids.map((id) => tokenizer.bytes(id));
-  const labels = labelsOf(pieces);
-  const losses = ids.map((id, n) => (n ? -Math.log(softmax(row(n - 1).slice())[id]) : null));
+  const losses = ids.map((id, n) => (n ? -Math.log(softmax(logits[n - 1])[id]) : null));
   const map = (layer, head) => layers[layer].maps[head];
-  const ofAll = (measure) => layers.map(({ maps }) => maps.map(measure));
-  const probabilities = (token) => sharpened(row(token), sampling());
+  const probabilities = (token) => sharpened(logits[token], sampling());
   return {
-    ids, labels, losses, map, probabilities, intact,
+    ids, losses, map, probabilities, intact,
+    labels: labelsOf(pieces),
     breaks: pieces.map((piece) => piece.includes("\n")),
-    ...directionsOf(labels),
     loss: sum(losses) / Math.max(1, losses.length - 1),
-    entropy: ofAll((half) => -sum(half.map((w) => (w ? w * Math.log2(w) : 0))) / ids.length),
-    distance: ofAll((half) => distance(half, ids.length)),
-    rollout: once((layer) => rollout(layers, ids.length, layer)),
+    measures: (layer, head) => [entropy, distance].map((measure) =>
+      sum(map(layer, head).map(measure)) / ids.length),
+    rollout: once((layer) => rollout(layers.slice(0, layer + 1).map(({ maps }) => mean(maps)))),
     next(token) {
       const all = probabilities(token), before = intact?.probabilities(token);
       return best(all.subarray(0, tokenizer.tokens.length), CANDIDATES)
@@ -46,48 +46,35 @@ function readingOfModel(gpt, tokenizer, result, sampling, intact) {
   };
 }
 
-function best(values, count) {
-  const order = Array.from(values.keys());
-  return order.sort((a, b) => values[b] - values[a] || a - b).slice(0, count);
-}
-
 // Probabilities of scores at a temperature, of which the topK best keep theirs (0: all).
 function sharpened(scores, { temperature, topK }) {
-  const all = scores.map((score) => score / temperature);
-  if (topK) {
-    const least = [...all].sort((a, b) => b - a)[Math.min(topK, all.length) - 1];
-    for (let k = 0; k < all.length; k++) if (all[k] < least) all[k] = -Infinity;
-  }
-  return softmax(all);
+  const least = scores.toSorted().at(-topK) ?? -Infinity; // at(-0) is the least of all
+  return softmax(scores.map((score) => (score < least ? -Infinity : score / temperature)));
 }
 
-// How far a query looks back, on average.
-function distance(half, T) {
-  let total = 0;
-  for (let i = 0, k = 0; i < T; i++) for (let j = 0; j <= i; j++) total += half[k++] * (i - j);
-  return total / T;
+// ---- Measures of weights: of a row, in bits and in tokens, and of whole maps
+const entropy = (row) => -sum(row.map((weight) => (weight ? weight * Math.log2(weight) : 0)));
+const distance = (row) => sum(row.map((weight, j) => weight * (row.length - 1 - j)));
+
+function mean(maps) {
+  if (maps.length === 1) return maps[0];
+  const at = (i, j) => sum(maps.map((map) => map[i][j])) / maps.length;
+  return maps[0].map((row, i) => row.map((_, j) => at(i, j)));
 }
 
-// Attention rollout after a layer: half of what a position had, half of what its heads fetch.
-function rollout(layers, T, last) {
-  let rolled = new Float32Array(start(T));
-  for (let i = 0; i < T; i++) rolled[start(i) + i] = 1;
-  for (const { maps } of layers.slice(0, last + 1)) {
-    const next = rolled.map((weight) => weight / 2);
-    for (let i = 0; i < T; i++)
-      for (let j = 0; j <= i; j++) {
-        const weight = sum(maps.map((half) => half[start(i) + j])) / maps.length / 2;
-        for (let k = 0; k <= j; k++) next[start(i) + k] += weight * rolled[start(j) + k];
-      }
-    rolled = next;
-  }
-  return rolled;
+// Attention rollout: a layer passes on half of what a position had, half of what its heads fetch.
+function rollout(means) {
+  const before = means[0].map((row, i) => row.map((_, j) => Number(i === j)));
+  return means.reduce((rolled, map) => map.map((row, i) => {
+    const next = rolled[i].map((had) => had / 2);
+    row.forEach((weight, j) => rolled[j].forEach((had, k) => { next[k] += (weight * had) / 2; }));
+    return next;
+  }), before);
 }
 
-// ---- Labels and directions, as in tools/shared/labels.py
-
+// ---- Labels, as in tools/shared/labels.py
 const SIGNS = { " ": "·", "\n": "⏎", "\t": "⇥" };
-const RTL = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
+const UTF8 = /[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}|[^]/g;
 
 function seen(character) {
   if (/[\p{Mn}\p{Me}]/u.test(character)) return `◌${character}`;
@@ -95,33 +82,30 @@ function seen(character) {
   return SIGNS[character] ?? (/[\p{C}\p{Z}]/u.test(character) ? `⟨U+${point}⟩` : character);
 }
 
-// The character that begins at a byte, or null if none does.
-function characterAt(content, at) {
-  const byte = content.charCodeAt(at);
-  const size = byte < 0x80 ? 1 : byte < 0xe0 ? 2 : byte < 0xf0 ? 3 : 4;
-  const own = content.slice(at, at + size);
+// The character of which these are the bytes, or null.
+const character = once((own) => {
   const text = new TextDecoder("utf-8", { ignoreBOM: true }).decode(fromBytes(own));
-  return [...text].length === 1 && toBytes(text) === own ? { text, size, at } : null;
-}
+  return toBytes(text) === own ? text : null;
+});
 
 // A label for each token, given as its bytes; those of half a character say which half.
 function labelsOf(pieces) {
-  const content = pieces.join("");
   const owners = []; // the character of each byte
-  while (owners.length < content.length) {
-    const owner = characterAt(content, owners.length);
-    owners.push(...Array(owner?.size ?? 1).fill(owner));
+  for (const { 0: own, index: at } of pieces.join("").matchAll(UTF8)) {
+    const text = character(own), owner = text && { text, at, size: own.length };
+    for (const _ of own) owners.push(owner);
   }
   let end = 0;
   return pieces.map((piece) => {
+    const start = end;
     let label = "";
-    for (let k = end, from = end; k < end + piece.length; from = k) {
-      const owner = owners[k];
-      while (k < end + piece.length && owners[k] === owner) k++;
-      if (owner) label += seen(owner.text) + share(from - owner.at + 1, k - owner.at, owner.size);
-      else label += `⟨${[...content.slice(from, k)].map(hex).join(" ")}⟩`;
-    }
     end += piece.length;
+    for (let k = start, from = start; k < end; from = k) {
+      const owner = owners[k];
+      while (k < end && owners[k] === owner) k++;
+      if (owner) label += seen(owner.text) + share(from - owner.at + 1, k - owner.at, owner.size);
+      else label += `⟨${[...piece.slice(from - start, k - start)].map(hex).join(" ")}⟩`;
+    }
     return label || "⟨⟩";
   });
 }
@@ -134,18 +118,9 @@ function share(first, last, size) {
   return `${part.replace(/\d/g, (n) => " ¹²³⁴"[n])}⁄${" ₁₂₃₄"[size]}`;
 }
 
-function directionsOf(labels) {
-  const known = labels.map((label) => {
-    const [strong] = label.match(/[\p{L}\p{N}]/u) ?? [];
-    return strong && (RTL.test(strong) && !/\p{N}/u.test(strong) ? "rtl" : "ltr");
-  });
-  const count = (way) => known.filter((other) => other === way).length;
-  const direction = count("rtl") > count("ltr") ? "rtl" : "ltr";
-  const filled = (ways) => {
-    let last = direction;
-    return ways.map((way) => (last = way ?? last));
-  };
-  const before = filled(known), after = filled([...known].reverse()).reverse();
-  const between = (n) => (before[n] === after[n] ? before[n] : direction);
-  return { direction, directions: known.map((way, n) => way ?? between(n)) };
+// The direction of most labels with letters: the first may be a mark, or half a character.
+function directionOf(labels) {
+  const RTL = /[\p{sc=Hebr}\p{sc=Arab}\p{sc=Syrc}\p{sc=Thaa}\p{sc=Nkoo}]/u;
+  const all = labels.filter((label) => /\p{L}/u.test(label));
+  return all.filter((label) => RTL.test(label)).length > all.length / 2 ? "rtl" : "ltr";
 }

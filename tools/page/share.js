@@ -2,14 +2,10 @@
 // #layer=2&head=1&token=7, and on a live page also text=... and 1.2=off (of layer 1, head 2).
 "use strict";
 {
-  // The options of a select are "1", "2" and so on, "all, on average" and "rollout".
-  const word = (option) => option.text.split(",")[0];
-  const chosen = (name) => word($(name).selectedOptions[0]);
-
   function address() {
-    const { token, ahead } = view.state, { text, changes = {} } = view.live?.state ?? {};
-    const parts = { layer: chosen("#layer"), head: chosen("#head"), token: token + 1 };
-    if (ahead) parts.direction = "ahead";
+    const { text, changes = {} } = view.live?.state ?? {};
+    const [layer, head] = ["#layer", "#head"].map((name) => $(name).selectedOptions[0].text);
+    const parts = { layer, head, token: view.state.token + 1 };
     for (const [part, how] of Object.entries(changes))
       parts[part.replace(/\d+/g, (n) => Number(n) + 1)] = how;
     if (text !== undefined) parts.text = text;
@@ -19,9 +15,9 @@
   // Opens the view of the address; what is wrong in it is left out.
   function follow() {
     const asked = new URLSearchParams(location.hash.slice(1));
-    const choice = { ahead: asked.get("direction") === "ahead" }, changes = {};
+    const choice = {}, changes = {};
     for (const name of ["layer", "head"]) {
-      const option = [...$(`#${name}`).options].find((own) => word(own) === asked.get(name));
+      const option = [...$(`#${name}`).options].find((own) => own.text === asked.get(name));
       if (option) choice[name] = Number(option.value);
     }
     for (const [key, how] of asked) {
@@ -29,17 +25,15 @@
       const possible = how === "off" || (Object.hasOwn(REPLACED, how) && !part.endsWith("mlp"));
       if (possible && $(`[data-part="${CSS.escape(part)}"]`)) changes[part] = how;
     }
-    const text = asked.get("text");
-    if (view.live) view.live.open(text, changes, choice);
+    if (view.live) view.live.open(asked.get("text"), changes, choice);
     else view.open(view.reading, choice);
     const token = Math.min(view.reading.labels.length, Math.floor(asked.get("token"))) - 1;
-    if (token >= 0) view.select({ token, held: true });
+    if (token >= 0) view.select({ token });
   }
   addEventListener("hashchange", follow);
   if (location.hash.length > 1) follow();
 
   // ---- A picture: the map, with its tokens, and the sentence above it
-
   function picture() {
     const { labels } = view.reading, T = labels.length;
     const longest = Math.max(...labels.map((label) => label.length));
@@ -75,10 +69,7 @@
     return canvas.toDataURL();
   }
 
-  function save(name, href) {
-    make("a", { download: name, href }).click();
-  }
-
+  const save = (download, href) => make("a", { download, href }).click();
   $("#save-svg").addEventListener("click", () => save("attention.svg", svg()));
   $("#save-png").addEventListener("click", async () => save("attention.png", await png()));
   $("#link").addEventListener("click", async () => {
@@ -88,21 +79,14 @@
     setTimeout(() => { $("#link").textContent = "Copy link"; }, 2000);
   });
 
-  // ---- Large type, for a lecture: P, or the button; Escape ends it
-
-  function talk(on = !document.body.classList.contains("talk")) {
-    document.body.classList.toggle("talk", on);
-    if (on) document.documentElement.requestFullscreen?.().catch(() => {});
-    else if (document.fullscreenElement) document.exitFullscreen();
+  // ---- Full screen, in large type (the style sheet does it): P, or the button; Escape ends it
+  function enlarge() {
+    if (document.fullscreenElement) document.exitFullscreen();
+    else document.documentElement.requestFullscreen?.();
   }
-  $("#large").addEventListener("click", () => talk());
-  addEventListener("keydown", (event) => {
-    const typed = event.target.matches?.("input, textarea, select");
-    if (typed || event.ctrlKey || event.metaKey) return;
-    if (event.key.toLowerCase() === "p") talk();
-    if (event.key === "Escape") talk(false);
-  });
-  document.addEventListener("fullscreenchange", () => {
-    if (!document.fullscreenElement) talk(false);
+  $("#large").addEventListener("click", enlarge);
+  addEventListener("keydown", ({ key, target, ctrlKey, metaKey }) => {
+    const typed = target.matches?.("input, textarea, select") || ctrlKey || metaKey;
+    if (key.toLowerCase() === "p" && !typed) enlarge();
   });
 }

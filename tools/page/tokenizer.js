@@ -1,9 +1,5 @@
-// Text to token ids and back, as engine/text/tokenizer.py does it. In strings of "bytes" each
-// character stands for one byte.
+// Text to token ids and back, as engine/text/tokenizer.py does it.
 "use strict";
-
-const toBytes = (text) => String.fromCharCode(...new TextEncoder().encode(text));
-const fromBytes = (characters) => Uint8Array.from(characters, (c) => c.charCodeAt(0));
 
 class Tokenizer {
   // kind: byte, char, bpe or words; tokens: the bytes of each; begin: ids before each text;

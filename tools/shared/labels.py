@@ -6,7 +6,6 @@ import unicodedata
 SIGNS = {" ": "·", "\n": "⏎", "\t": "⇥"}
 UP = str.maketrans("1234", "¹²³⁴")
 DOWN = str.maketrans("1234", "₁₂₃₄")
-DIRECTIONS = {"L": "ltr", "EN": "ltr", "AN": "ltr", "R": "rtl", "AL": "rtl"}  # Unicode's classes
 
 
 def labels(pieces):
@@ -58,35 +57,3 @@ def share(first, last, size):
         return ""
     part = f"{first}" if first == last else f"{first}⁻{last}"
     return f"{part.translate(UP)}⁄{str(size).translate(DOWN)}"
-
-
-def direction(text):
-    """Return ltr or rtl by the first letter or digit of a text; None without any."""
-    for character in text:
-        kind = unicodedata.bidirectional(character)
-        if kind in DIRECTIONS:
-            return DIRECTIONS[kind]
-    return None
-
-
-def base_direction(labels):
-    """Return the direction of most labels: the first may be a mark, or half a character."""
-    known = [direction(label) for label in labels]
-    return "rtl" if known.count("rtl") > known.count("ltr") else "ltr"
-
-
-def directions(labels):
-    """Return each label's direction: of its letters, or its neighbours if they agree, or all."""
-    known = [direction(label) for label in labels]
-    base = base_direction(labels)
-    before = filled(known, base)
-    after = filled(known[::-1], base)[::-1]
-    found = []
-    for way, left, right in zip(known, before, after):
-        found.append(way or (left if left == right else base))
-    return found
-
-
-def filled(ways, first):
-    """Replace each None by the value before it."""
-    return [*itertools.accumulate(ways, lambda last, way: way or last, initial=first)][1:]

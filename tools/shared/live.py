@@ -41,13 +41,12 @@ def describe_model(model):
         value = getattr(config, name)
         if value.split(":")[0] not in known.split():
             raise ValueError(f"a live page has no {name}={value}")
-    names = [name for name, _ in model.named_parameters()]
     halves = torch.cat([p.detach().half().flatten() for p in model.parameters()])
     if not halves.isfinite().all():
         raise ValueError("a weight is not finite, or too large for float16")
     return {
         "config": dataclasses.asdict(config),
-        "sizes": [(name, model.get_parameter(name).numel()) for name in names],
+        "shapes": [(name, list(p.shape)) for name, p in model.named_parameters()],
         "weights": base64.b64encode(halves.numpy().astype("<f2").tobytes()).decode(),
         "rope": describe_rope(config),
     }
