@@ -135,11 +135,13 @@ class PackedDocuments:
         return slice(0, T) if self.index is None else self.index
 
     def visible(self, predicate):
-        counted = predicate
-        if self.index is not None:
-            index = self.index
-            counted = with_promises(lambda i, j: predicate(index[..., i], index[..., j]), predicate)
-        return both(counted, self.same)
+        if self.index is None:
+            return both(predicate, self.same)
+
+        def counted(i, j):  # from where the documents begin
+            return predicate(self.index[..., i], self.index[..., j])
+
+        return both(with_promises(counted, predicate), self.same)
 
     def append(self, k, v):
         return k, v

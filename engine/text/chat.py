@@ -84,6 +84,7 @@ class ChatTemplate:
         Learned are an answer's content and the end of its turn: to its last special token, if it
         has any. ValueError if the template renders a beginning of the conversation in another way.
         """
+        self.check(messages)
         whole = self.render(messages)
         found = self.tokenizer.encoded(whole, allow_special=True)
         ids = np.array(found.ids)
@@ -110,6 +111,7 @@ class ChatTemplate:
         While there are more than `most`, the oldest turn is left out: a user's message and what
         follows it, to the user's next. The system's message, and the last turn, always stay.
         """
+        self.check(messages)
         turns = [n for n, message in enumerate(messages) if message["role"] == "user"]
         system = messages[: turns[0]]
         for turn in turns:
@@ -132,15 +134,15 @@ class ChatTemplate:
             text = text.replace(token, "")
         return {"role": "assistant", "content": text}
 
-    def render(self, messages, prompt=False):
-        """Return messages as one text; prompt: with the beginning of an answer.
-
-        ValueError for a message that spells a special token: it could end its own turn.
-        """
+    def check(self, messages):
+        """ValueError for a message that spells a special token: it could end its own turn."""
         for n, message in enumerate(messages, 1):
             for token in self.special:
                 if token in message["content"]:
                     raise ValueError(f"message {n} spells the special token {token}")
+
+    def render(self, messages, prompt=False):
+        """Return messages as one text; prompt: with the beginning of an answer."""
         given = {"messages": messages, "add_generation_prompt": prompt}
         with template_errors():
             return self.template.render(
