@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL
+from conftest import SMALL, save
 
 from engine.common import files
 from engine.text import dataset, preparation
@@ -205,7 +205,7 @@ def test_weights_that_are_not_finite(tmp_path):
     """Catches text from a model that has diverged, as if it were one."""
     model = GPT(GPTConfig(**SHAPE))
     model.transformer.h[1].mlp.c_fc.weight.data[3, 2] = float("nan")
-    folder = checkpoint.save_checkpoint(tmp_path, 1, model, {}, {"kind": "byte"}, {})
+    folder = save(tmp_path, model)
     with pytest.raises(ValueError, match="not finite, in transformer.h.1.mlp.c_fc.weight"):
         GPT.from_checkpoint(folder)
 
