@@ -14,7 +14,7 @@ from conftest import SMALL, save
 
 from engine.common import files
 from engine.text import dataset, preparation
-from engine.text import tokenizer as tokenizer_module
+from engine.text.tokenizer import create_tokenizer
 from engine.training import run_folder
 from engine.weights import checkpoint, tensor_files
 from model import GPT, GPTConfig
@@ -25,18 +25,7 @@ SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
 
 def saved(out_dir, step=1):
     torch.manual_seed(step)
-    spec = tokenizer_module.create_tokenizer("char", "abc").spec()
-    record = {"step": step, "train_loss": 3.0 / step}
-    return checkpoint.save_checkpoint(
-        out_dir,
-        step,
-        GPT(GPTConfig(**SHAPE)),
-        {"seed": 1},
-        spec,
-        {"optimizer": {}},
-        {"val": "x"},
-        record,
-    )
+    return save(out_dir, GPT(GPTConfig(**SHAPE)), step, create_tokenizer("char", "abc"), seed=1)
 
 
 def everything(folder):
