@@ -57,10 +57,10 @@ def test_nanogpts_checkpoint(tmp_path, prefix):
     assert f"no data/{name} here has" in complaint(run_here("sample.py", start))
     try:
         dataset.write_dataset(dataset.DATA / name, [text], "char", "letters")
-        text = output_of("sample.py", start, "--max_new_tokens=9", "--start=abc")
-        assert text.startswith("abc")
+        written = output_of("sample.py", start, "--max_new_tokens=9", "--start=abc")
+        assert written.startswith("abc")
         output_of(*train, f"--dataset={name}")
-        dataset.write_dataset(tmp_path / "upper", ["ABC\n" * 60], "char", "other letters")
+        dataset.write_dataset(tmp_path / "upper", [text.upper()], "char", "other letters")
         assert "other tokens" in complaint(run_here(*train, f"--dataset={tmp_path / 'upper'}"))
     finally:
         shutil.rmtree(dataset.DATA / name, ignore_errors=True)
