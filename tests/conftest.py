@@ -159,6 +159,13 @@ def run_here(*command, typed="", **environment):
         return subprocess.CompletedProcess(command, status, read_back(output), read_back(errors))
 
 
+def output_of(*command, **environment):
+    """What a script prints, in a fork, which must end well."""
+    result = run_here(*command, **environment)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
 def ranks_here(processes, *command):
     """[(exit code, output and errors)] of a script in several forks, as torchrun would start it."""
     import torch._dynamo  # here, or each fork would take two seconds for it
@@ -181,10 +188,8 @@ def timed_here(command, cwd=ROOT):
     if Path(cwd) != ROOT:
         return 1.0, []
     begun = time.perf_counter()
-    result = run_here(*command[1:])
-    assert result.returncode == 0, result.stderr
+    lines = output_of(*command[1:]).splitlines()
     seconds = time.perf_counter() - begun
-    lines = result.stdout.splitlines()
     return seconds, [(seconds * (n + 1) / len(lines), line) for n, line in enumerate(lines)]
 
 
@@ -225,6 +230,12 @@ TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
 def weights(out_dir, which="latest"):
     return dict(GPT.from_checkpoint(checkpoint.find_checkpoint(out_dir, which)).named_parameters())
+
+
+def save(out_dir, model, step=1, encoding=None, **training):
+    """Save a checkpoint of a model, whose tokens are bytes if not an encoding's; its folder."""
+    spec = encoding.spec() if encoding else {"kind": "byte"}
+    return checkpoint.save_checkpoint(out_dir, step, model, training, spec, {})
 
 
 def same_weights(a, b):

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 import torch
+from mechanisms import new_model
 
 from engine.common import threads
 from engine.decoding import quantization
 from engine.decoding.session import decode_one_token, prefill
-from model import GPT, GPTConfig
 
 
 @pytest.fixture
@@ -59,17 +59,8 @@ def test_another_program_is_seen():
 def test_the_same_bits_in_any_number_of_threads(kind, rows):
     """Catches a text that depends on other programs: decoding takes the threads they leave."""
     torch.manual_seed(0)
-    model = GPT(
-        GPTConfig(
-            block_size=256,
-            vocab_size=300,
-            n_layer=1,
-            n_head=6,
-            n_kv_head=3,
-            n_embd=384,
-            visible="alibi:6",
-        )
-    )
+    shape = dict(block_size=256, vocab_size=300, n_layer=1, n_head=6, n_kv_head=3, n_embd=384)
+    model = new_model(**shape, visible="alibi:6")
     dtype, quantize = (torch.float32, "int8") if kind == "int8" else (torch.float16, "none")
     model = quantization.prepare_for_inference(model, dtype, quantize, rows)
     ids, found = torch.randint(300, (rows, 200)), []

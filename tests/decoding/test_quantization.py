@@ -9,12 +9,13 @@ import torch
 import torch.nn as nn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from mechanisms import new_model, random_model
 
 from engine.common import hardware
 from engine.common.hardware import is_emulated
 from engine.decoding import quantization
 from engine.decoding.quantization import best_dtype, prepare_for_inference
-from model import GPT, MODERN, GPTConfig
+from model import MODERN
 
 LAYERS = {  # a Linear's replacement, the relative error of its weights, whether a CPU has it
     "float32": (quantization.Packed, 1e-6, quantization.HAS_ONEDNN),
@@ -32,12 +33,6 @@ def layer_of(name, linear):
     if not possible:
         pytest.skip("this processor has no such product")
     return layer(linear.requires_grad_(False))
-
-
-def small_model(**changes):
-    torch.manual_seed(0)
-    shape = dict(block_size=16, vocab_size=64, n_layer=2, n_head=2, n_embd=32)
-    return GPT(GPTConfig(**shape | changes)).eval()
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -59,7 +54,7 @@ def test_products(name, rows, inputs, outputs, bias):
 @pytest.mark.parametrize("rows", [1, None])
 def test_a_weight_that_float16_cannot_hold(value, rows):
     """Catches a weight that is cut off, or becomes infinite, without a word."""
-    model = small_model()
+    model = new_model()
     model.lm_head.weight.data[2, 1] = value
     with pytest.raises(ValueError, match="--dtype=float32"):
         prepare_for_inference(model, torch.float16, rows=rows)
@@ -143,12 +138,9 @@ def test_zeros_stay_zeros():
 )
 def test_a_prepared_model(dtype, quantize, tolerance, rows):
     """Catches layers that were left out, or a tied embedding that is quantized with the head."""
-    model = small_model(**MODERN | {"tie_weights": True})
-    with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(std=0.2)
+    model = random_model(torch.float32, **MODERN | {"tie_weights": True})
     fast = prepare_for_inference(copy.deepcopy(model), dtype, quantize, rows)
-    idx = torch.randint(64, (6, 16))
+    idx = torch.randint(33, (6, 16))
     expected = model(idx, idx)[0].softmax(-1)
     assert (fast(idx, idx)[0].float().softmax(-1) - expected).abs().max() < tolerance
     # Either all Linears are replaced and the rest stays float32, or the whole model is converted.
@@ -163,19 +155,19 @@ def test_a_prepared_model(dtype, quantize, tolerance, rows):
 def test_a_dtype_without_units(rows, monkeypatch):
     """Catches products that a processor emulates, six times slower; and weights not rounded."""
     monkeypatch.setattr(hardware, "cpu_flags", lambda: ["avx2"])
-    model = small_model()
+    model = new_model()
     rounded = copy.deepcopy(model)
     for p in rounded.parameters():
         p.data = p.data.bfloat16().float()
     fast = prepare_for_inference(model, torch.bfloat16, rows=rows)
     assert {p.dtype for p in fast.parameters()} == {torch.float32}
-    idx = torch.randint(64, (6, 16))
+    idx = torch.randint(33, (6, 16))
     torch.testing.assert_close(fast(idx)[0], rounded(idx)[0])
 
 
 def test_the_dtype_that_suits_a_model(monkeypatch):
     """Catches a small model that loses digits, and weights that torch.compile cannot read."""
-    model = small_model()
+    model = new_model()
     assert best_dtype(model) == "float32"
     monkeypatch.setattr(quantization, "CACHE_BYTES", 0)
     large = "float16" if quantization.HAS_FBGEMM else "float32"
@@ -190,5 +182,5 @@ def test_a_processor_without_avx(monkeypatch):
     assert not (found["HAS_FBGEMM"] or found["HAS_ONEDNN"])
     prepare = found["prepare_for_inference"]
     for dtype, quantize in (torch.float16, "none"), (torch.float32, "int8"):
-        model = prepare(small_model(), dtype, quantize)
+        model = prepare(new_model(), dtype, quantize)
         assert model(torch.zeros(1, 3, dtype=torch.long))[0].isfinite().all()

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from conftest import save
 from mechanisms import (
     MECHANISMS,
     assert_same,
@@ -32,7 +33,6 @@ from engine.decoding.quantization import prepare_for_inference
 from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session, next_token
 from engine.training.optimizer import make_optimizer
-from engine.weights import checkpoint
 from masks import mask_of, positions, predicate
 from model import GPT, MLP, MODERN, NORM, POSITION, GPTConfig
 from train import TrainConfig
@@ -62,7 +62,7 @@ def assert_decodes(model, idx, whole):
 
 
 def saved_and_loaded(folder, step, model):
-    saved = checkpoint.save_checkpoint(folder, step, model, {}, {"kind": "byte"}, {})
+    saved = save(folder, model, step)
     assert json.loads((saved / "config.json").read_text())["model"] == asdict(model.config)
     return GPT.from_checkpoint(saved).eval()
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL
+from conftest import SMALL, save
 
 from engine.common import files
 from engine.text import dataset, preparation
-from engine.text import tokenizer as tokenizer_module
+from engine.text.tokenizer import create_tokenizer
 from engine.training import run_folder
 from engine.weights import checkpoint, tensor_files
 from model import GPT, GPTConfig
@@ -25,18 +25,7 @@ SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
 
 def saved(out_dir, step=1):
     torch.manual_seed(step)
-    spec = tokenizer_module.create_tokenizer("char", "abc").spec()
-    record = {"step": step, "train_loss": 3.0 / step}
-    return checkpoint.save_checkpoint(
-        out_dir,
-        step,
-        GPT(GPTConfig(**SHAPE)),
-        {"seed": 1},
-        spec,
-        {"optimizer": {}},
-        {"val": "x"},
-        record,
-    )
+    return save(out_dir, GPT(GPTConfig(**SHAPE)), step, create_tokenizer("char", "abc"), seed=1)
 
 
 def everything(folder):
@@ -205,7 +194,7 @@ def test_weights_that_are_not_finite(tmp_path):
     """Catches text from a model that has diverged, as if it were one."""
     model = GPT(GPTConfig(**SHAPE))
     model.transformer.h[1].mlp.c_fc.weight.data[3, 2] = float("nan")
-    folder = checkpoint.save_checkpoint(tmp_path, 1, model, {}, {"kind": "byte"}, {})
+    folder = save(tmp_path, model)
     with pytest.raises(ValueError, match="not finite, in transformer.h.1.mlp.c_fc.weight"):
         GPT.from_checkpoint(folder)
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from conftest import POEM, ROOT, SMALL, losses, metrics, run_here, same_weights, weights
+from conftest import POEM, ROOT, SMALL, losses, metrics, output_of, run_here, same_weights, weights
 
 import model
 from engine.common import hardware
@@ -155,13 +155,12 @@ def test_resuming_needs_no_settings(flags, tmp_path):
     rate jumps without a word.
     """
     out = f"--out_dir={tmp_path / 'out'}"
-    assert run_here("train.py", *flags, "--max_iters=5").returncode == 0
-    result = run_here("train.py", out, "--init_from=resume", "--max_iters=8", "--dropout=0.2")
-    assert result.returncode == 0, result.stderr
+    output_of("train.py", *flags, "--max_iters=5")
+    printed = output_of("train.py", out, "--init_from=resume", "--max_iters=8", "--dropout=0.2")
     config = checkpoint.load_config(newest(tmp_path / "out"))
     assert (config["step"], config["model"]["n_embd"], config["model"]["dropout"]) == (8, 16, 0.2)
-    assert "learning rate goes on at 0.015, where it was to be 0\n" in result.stdout
-    assert "nothing is left" in run_here("train.py", out, "--init_from=resume").stdout
+    assert "learning rate goes on at 0.015, where it was to be 0\n" in printed
+    assert "nothing is left" in output_of("train.py", out, "--init_from=resume")
 
 
 def test_resuming_from_elsewhere(configure, poem, tmp_path, monkeypatch):
@@ -313,13 +312,12 @@ def test_wandb_offline(flags, tmp_path):
     """Catches logging to wandb that lacks something, changes the run, or needs a network."""
     flags += ["--max_iters=6", "--dropout=0.1"]
     offline = dict(WANDB_MODE="offline", WANDB_DIR=str(tmp_path), WANDB_SILENT="true")
-    result = run_here("train.py", *flags, "--wandb_log=True", **offline)
-    assert result.returncode == 0, result.stderr
+    output_of("train.py", *flags, "--wandb_log=True", **offline)
     (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     content = log.read_bytes()
     names = [b"train_loss", b"val_loss", b"lr", b"tokens_per_s", b"mfu", b"grad_norm"]
     assert all(name in content for name in names)
-    assert run_here("train.py", *flags, f"--out_dir={tmp_path / 'without'}").returncode == 0
+    output_of("train.py", *flags, f"--out_dir={tmp_path / 'without'}")
     assert same_weights(tmp_path / "out", tmp_path / "without")
 
 

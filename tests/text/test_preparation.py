@@ -11,7 +11,6 @@ from conftest import POEM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.common import files
 from engine.text import dataset, preparation, published
 from engine.text.tokenizer import create_tokenizer
 
@@ -76,14 +75,6 @@ def test_validation_is_spread_over_the_text():
     assert 0.3 < "".join(val).count("LONG") / 1200 < 3
 
 
-def test_documents_end_with_the_end_of_text(tmp_path):
-    """Catches documents of a BPE dataset that are not separated by the tokenizer's own mark."""
-    preparation.write_dataset(tmp_path, ["one"] * 30, "bpe:260", "ones")
-    data = dataset.load_dataset(str(tmp_path), 2)
-    separators = data.train == data.tokenizer.end_of_text
-    assert separators.sum() == 26 and not separators[[0, -1]].any()
-
-
 def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files, monkeypatch):
     """Catches other tokens than those nanoGPT writes for tiny Shakespeare."""
     monkeypatch.setattr("sys.argv", ["prepare.py", f"--input={tiny_shakespeare}"])
@@ -126,20 +117,6 @@ def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):
         preparation.write_dataset(folder, [POEM * 30], "char", "a poem")
         assert "T" in dataset.load_dataset(poem, 8).tokenizer.characters
         assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
-
-
-def test_a_preparation_that_fails(poem, tmp_path):
-    """Catches an old dataset that is lost because the new one could not be encoded, and two writers
-    at once.
-    """
-    folder = tmp_path / "poem"
-    preparation.write_dataset(tmp_path / "letters", ["abc\n" * 90], "char", "letters")
-    os.rename(tmp_path / "letters" / "meta.json", tmp_path / "letters" / "lookback.json")
-    with pytest.raises(ValueError, match="character 'T'"):
-        preparation.write_dataset(folder, [POEM * 9], str(tmp_path / "letters"), "x")
-    with files.folder_lock(folder), pytest.raises(ValueError, match="in use by another process"):
-        preparation.write_dataset(folder, ["Another text. " * 200], "char", "another")
-    assert "T" in dataset.load_dataset(poem, 8).tokenizer.characters
 
 
 def test_download_without_network_or_with_another_file(tmp_path):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import POEM, ROOT, complaint, run_here
+from conftest import POEM, ROOT, complaint, output_of, run_here
 
 from engine.text import dataset, tokenizer
 
@@ -41,9 +41,8 @@ def test_own_text_from_files_and_folders(tmp_path, name):
     (texts / "picture.png").write_bytes(b"\x89PNG\x00")
     for link, target in ("loop", "."), ("up", ".."), ("again.txt", "a.txt"):
         (texts / link).symlink_to(target)
-    result = run_here(SCRIPT, "--input", texts, texts / "a.txt", f"--name={name}")
-    assert result.returncode == 0, result.stderr
-    assert "skipped 1 that are not UTF-8 text, such as 'picture.png'" in result.stdout
+    printed = output_of(SCRIPT, "--input", texts, texts / "a.txt", f"--name={name}")
+    assert "skipped 1 that are not UTF-8 text, such as 'picture.png'" in printed
     data = dataset.load_dataset(name, 8)
     whole = data.tokenizer.decode([*data.train.tolist(), *data.val.tolist()])
     assert sorted(whole.replace("\n", "")) == sorted("Füße 猫" * 40 + "ещё" * 40)
@@ -65,7 +64,7 @@ def test_validation_text_that_is_also_input(tmp_path, name):
     texts = texts_in(tmp_path / "texts", a_txt="abcdefgh\n" * 200, val_txt="WXYZ\n" * 40)
     (texts / "latest.txt").symlink_to("val.txt")
     flags = ["--input", texts, "--val", texts / "val.txt", f"--name={name}"]
-    assert run_here(SCRIPT, *flags).returncode == 0
+    output_of(SCRIPT, *flags)
     data = dataset.load_dataset(name, 8)
     assert data.tokenizer.decode(data.train.tolist()) == "abcdefgh\n" * 200
     assert data.tokenizer.decode(data.val.tolist()) == "WXYZ\n" * 40
@@ -102,8 +101,7 @@ def test_a_run_s_own_tokenizer(poem, tmp_path, name):
     (tmp_path / "run" / "step_000002" / "config.json").write_text(config)
     flags = [f"--tokenizer={tmp_path / 'run'}", f"--name={name}"]
     texts = texts_in(tmp_path / "texts", a_txt=POEM * 30, b_txt="Little Lamb" * 9)
-    result = run_here(SCRIPT, "--input", texts / "a.txt", *flags)
-    assert result.returncode == 0, result.stderr
+    output_of(SCRIPT, "--input", texts / "a.txt", *flags)
     spec = dataset.load_dataset(poem, 8).tokenizer.spec()
     assert dataset.load_dataset(name, 8).tokenizer.spec() == spec
     line = complaint(run_here(SCRIPT, "--input", texts, *flags))

@@ -149,12 +149,6 @@ def test_bytes_and_characters(text):
     assert ids == [characters.index(c) for c in text]
 
 
-def test_unknown_character_is_named_with_its_position():
-    """Catches a KeyError, or worse the id of another character."""
-    with pytest.raises(ValueError, match="at position 1 "):
-        create_tokenizer("char", "abc").encode("a猫b")
-
-
 def test_special_tokens_only_when_allowed():
     """Catches data that can inject an end of text, a prompt that cannot, and broken characters that
     raise.

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from conftest import POEM, complaint, run_here, tiny
+from conftest import POEM, complaint, run_here, save, tiny
 
 from attention import attention_weights
 from engine.plotting.inspection import attention_maps
 from engine.text import dataset
-from engine.weights import checkpoint
 from tools import census as tool
 from tools.census import FAR, INDUCTION, CensusConfig, census, gain, keys_that_count, main, table
 
@@ -89,8 +88,7 @@ def run(tmp_path, poem):
     """A run's folder with a checkpoint."""
     encoding = dataset.load_dataset(poem, 1).tokenizer
     model = model_of(vocab_size=encoding.vocab_size)
-    training = {"dataset": poem}
-    checkpoint.save_checkpoint(tmp_path / "out", 1, model, training, encoding.spec(), {})
+    save(tmp_path / "out", model, encoding=encoding, dataset=poem)
     return tmp_path / "out"
 
 

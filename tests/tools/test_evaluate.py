@@ -4,21 +4,15 @@ import math
 
 import pytest
 import torch
-from conftest import POEM, complaint, run_here, tiny
+from conftest import POEM, complaint, run_here, save, tiny
 
 from engine.text import tokenizer
-from engine.weights import checkpoint
 from tools.evaluate import EvaluateConfig, main
 from train import TrainConfig, train
 
 
 def model_of(vocab_size):
     return tiny(vocab_size=vocab_size, position="rope")
-
-
-def save(folder, model, encoding, **training):
-    spec = encoding.spec()
-    return checkpoint.save_checkpoint(folder / "out", 1, model, training, spec, {})
 
 
 def evaluated(folder, **settings):
@@ -33,7 +27,7 @@ def test_bits_per_byte(tmp_path):
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
-    save(tmp_path, model, tokenizer.create_tokenizer("char", text))
+    save(tmp_path / "out", model, encoding=tokenizer.create_tokenizer("char", text))
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     found = evaluated(tmp_path, text=str(tmp_path / "text.txt"))
     bits = math.log2(3) * (len(text) - 1)
@@ -66,7 +60,7 @@ def test_the_dataset_of_the_run(tmp_path, poem):
 def test_bad_input(flags, message, tmp_path):
     """Catches a traceback, or a figure for another text."""
     encoding = tokenizer.create_tokenizer("char", POEM)
-    save(tmp_path, model_of(encoding.vocab_size), encoding)
+    save(tmp_path / "out", model_of(encoding.vocab_size), encoding=encoding)
     (tmp_path / "text.txt").write_text(POEM)
     (tmp_path / "short.txt").write_text("T")
     flags = [f"--out_dir={tmp_path / 'out'}", *(flag.format(tmp_path) for flag in flags)]

@@ -8,13 +8,13 @@ import shutil
 import pytest
 import tokenizers
 import torch
-from conftest import POEM, complaint, run_here
+from conftest import POEM, complaint, output_of, run_here, save
 from huggingface_hub import ModelCard
 
 from engine.text import dataset
 from engine.text.chat import chat_tokenizer
 from engine.text.tokenizer import HubTokenizer, create_tokenizer
-from engine.weights import checkpoint, pretrained
+from engine.weights import pretrained
 from model import GPT, MLP, MODERN, NORM, POSITION, GPTConfig
 from tools.export import ExportConfig, export, standard
 
@@ -47,8 +47,7 @@ def saved(folder, encoding=None, **settings):
     with torch.no_grad():
         for p in model.parameters():
             p.normal_(std=0.2).add_(p.dim() == 1)
-    spec = (encoding or create_tokenizer("char", POEM)).spec()
-    checkpoint.save_checkpoint(folder / "out", 1, model, {}, spec, {})
+    save(folder / "out", model, encoding=encoding or create_tokenizer("char", POEM))
     return model
 
 
@@ -207,9 +206,7 @@ def test_weights_too_large_for_float16(tmp_path):
     model = saved(tmp_path, **LLAMA)
     with torch.no_grad():
         model.transformer.wte.weight[0, 0] = 1e5
-    checkpoint.save_checkpoint(
-        tmp_path / "out", 2, model, {}, {"kind": "char", "characters": "ab"}, {}
-    )
+    save(tmp_path / "out", model, 2, create_tokenizer("char", "ab"))
     with pytest.raises(ValueError, match="too large for float16: choose --dtype=bfloat16"):
         exported(tmp_path, dtype="float16")
     assert not (tmp_path / "to").exists()
@@ -249,7 +246,7 @@ def test_the_model_card(tmp_path):
     flags = "--max_iters=3 --batch_size=2 --block_size=16 --n_layer=1 --n_embd=16 --mlp=swiglu"
     flags += " --norm=rmsnorm_scale --init=gpt2 --qk_norm=False --norm_eps=1e-5"
     places = f"--dataset={tmp_path / name}", f"--out_dir={tmp_path / 'out'}"
-    assert run_here("train.py", *flags.split(), *places).returncode == 0
+    output_of("train.py", *flags.split(), *places)
     card = ModelCard.load(exported(tmp_path) / "README.md")
     assert card.data.license is None and card.data.tags == ["lookback", "llama"]
     assert str(tmp_path) not in card.text

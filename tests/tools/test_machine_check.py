@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import complaint, run_here
+from conftest import complaint, output_of, run_here
 
 from attention import ATTENTION, causal, fused
 from tools.shared import machine_check
@@ -19,11 +19,10 @@ def a_few(monkeypatch):
 
 def test_this_machine():
     """Catches a bound that rounding exceeds, and a table that leaves out a path."""
-    result = run_here("attention.py", "--device=cpu")
-    assert result.returncode == 0, result.stdout
-    assert "This machine computes attention right:" in result.stdout
-    assert all(f"| {name} " in result.stdout for name in ATTENTION)
-    assert torch.__version__ in result.stdout
+    printed = output_of("attention.py", "--device=cpu")
+    assert "This machine computes attention right:" in printed
+    assert all(f"| {name} " in printed for name in ATTENTION)
+    assert torch.__version__ in printed
 
 
 def wrong_value(q, k, v, visible=causal):

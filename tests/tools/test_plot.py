@@ -5,7 +5,7 @@ import os
 
 import matplotlib.pyplot as plt
 import pytest
-from conftest import ROOT, complaint, run_here
+from conftest import ROOT, complaint, output_of, run_here
 
 from engine.common.settings import parse_settings
 from tools.plot import PlotSettings, main
@@ -43,10 +43,9 @@ def test_stored_measurements_are_drawn_again(tmp_path):
         if path.with_suffix(".png").exists():
             drawn.add(f"{path.stem}.png")
     (tmp_path / "compared.json").write_text(json.dumps(COMPARED))
-    result = run_here("-m", "tools.plot", *tmp_path.glob("*.json"))
-    assert result.returncode == 0, result.stderr
+    printed = output_of("-m", "tools.plot", *tmp_path.glob("*.json"))
     assert {path.name for path in tmp_path.glob("*.png")} == drawn
-    assert "trained_cpu.png not written: there is nothing to draw" in result.stdout
+    assert "trained_cpu.png not written: there is nothing to draw" in printed
 
 
 @pytest.mark.parametrize("content", ["no JSON", '{"kind": "poem"}', '{"kind": []}', None])
@@ -109,6 +108,6 @@ def test_a_damaged_run(runs, tmp_path):
 
 def test_nothing_to_draw():
     """Catches a plotter that does nothing in silence, or does not say what it takes."""
-    assert "--output" in run_here("-m", "tools.plot", "--help").stdout
+    assert "--output" in output_of("-m", "tools.plot", "--help")
     with pytest.raises(ValueError, match="--paths: expected at least one"):
         plot()

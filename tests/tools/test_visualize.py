@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import POEM, ROOT, tiny
+from conftest import POEM, ROOT, save, tiny
 
 from attention import attention_weights
 from engine.plotting.inspection import attention_maps, entropy
 from engine.text import tokenizer
-from engine.weights import checkpoint
 from tools.visualize import VisualizeConfig, as_bytes, distance, main, page, read, rollout
 
 NASTY = '</script><img src=x onerror=alert(1)><!-- {{style}} & "quoted" \u2028'
@@ -24,7 +23,7 @@ def saved(folder, kind="byte", text=POEM, **changes):
     encoding = tokenizer.create_tokenizer(kind, text)
     shape = dict(block_size=32, vocab_size=encoding.vocab_size, n_head=2, position="rope")
     model = tiny(**shape | changes)
-    checkpoint.save_checkpoint(folder / "out", 1, model, {}, encoding.spec(), {})
+    save(folder / "out", model, encoding=encoding)
     return model
 
 
@@ -161,7 +160,7 @@ def test_ids_without_a_text(tmp_path):
     model = saved(tmp_path, vocab_size=320, tie_weights=False)
     with torch.no_grad():
         model.lm_head.weight[256:] = 10 * model.lm_head.weight[:64]
-    checkpoint.save_checkpoint(tmp_path / "out", 2, model, {}, {"kind": "byte"}, {}, {})
+    save(tmp_path / "out", model, 2)
     [candidates] = shown(tmp_path, "T")["next"]
     assert len(candidates) == 10 and sum(p for _, p in candidates) < 0.9
 

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from conftest import POEM, SMALL, complaint, losses, metrics, ranks_here, run_here, tiny
+from conftest import POEM, SMALL, complaint, losses, metrics, ranks_here, run_here, save, tiny
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.text.tokenizer import create_tokenizer
@@ -23,16 +23,16 @@ IDX = torch.arange(32).view(2, 16) % 26
 
 def adapted(folder, **settings):
     """Save a base to folder/base and a random adapter to folder/out; return the GPT of both."""
-    spec = create_tokenizer("char", POEM).spec()
+    encoding = create_tokenizer("char", POEM)
     model = tiny(**settings)
-    base = checkpoint.save_checkpoint(folder / "base", 1, model, {}, spec, {})
+    base = save(folder / "base", model, encoding=encoding)
     about = dict(lora_rank=3, lora_alpha=5.0, lora_targets="c_attn,c_proj,c_fc")
     about |= dict(base=str(base), sha256=sha256_of_weights(model))
     lora.attach(model, lora.Adapter(**about))
     for p in model.parameters():
         if p.requires_grad:
             torch.nn.init.normal_(p, std=0.3)
-    checkpoint.save_checkpoint(folder / "out", 1, sharding.full_model(model), {}, spec, {})
+    save(folder / "out", sharding.full_model(model), encoding=encoding)
     return model
 
 
@@ -210,7 +210,7 @@ def test_what_does_not_fit(tmp_path):
     assert "is gone: put it back" in complaint(run_here("sample.py", *flags))
     other = tiny()
     other.lm_head.weight.data[0, 0] += 1
-    checkpoint.save_checkpoint(tmp_path / "base", 1, other, {}, {"kind": "byte"}, {})
+    save(tmp_path / "base", other)
     assert "has other weights now" in complaint(run_here("sample.py", *flags))
     command = ("-m", "tools.export", f"--out_dir={tmp_path / 'moved'}", "--to=x", "--adapter")
     assert "is no LoRA adapter, leave it out" in complaint(run_here(*command))

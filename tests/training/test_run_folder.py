@@ -4,8 +4,8 @@ import json
 import os
 
 import pytest
+from conftest import save
 
-from engine.text.tokenizer import create_tokenizer
 from engine.training import run_folder
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
@@ -15,9 +15,7 @@ SHAPE = dict(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8)
 
 def saved(out_dir, step):
     """Save a checkpoint of an untrained model; return its folder."""
-    spec = create_tokenizer("char", "abc").spec()
-    model = GPT(GPTConfig(**SHAPE))
-    return checkpoint.save_checkpoint(out_dir, step, model, {}, spec, {"step": step})
+    return save(out_dir, GPT(GPTConfig(**SHAPE)), step)
 
 
 def steps(out_dir):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from conftest import SMALL, metrics, ranks_here, run_here, weights
+from conftest import SMALL, metrics, output_of, ranks_here, weights
 
 from engine.common.processes import init_process_group
 from engine.training.optimizer import Muon
@@ -149,8 +149,7 @@ def test_fsdp_trains_the_same_model(flags, tmp_path, count, change):
         "--eval_iters=3",
         *change,
     ]
-    one = run_here("train.py", *flags, "--max_iters=20", f"--out_dir={tmp_path / 'one'}")
-    assert one.returncode == 0, one.stderr
+    output_of("train.py", *flags, "--max_iters=20", f"--out_dir={tmp_path / 'one'}")
     runs = {
         "fsdp then one": [(count, "fsdp"), (1, "ddp")],
         "ddp then fsdp": [(count, "ddp"), (count, "fsdp")],
@@ -284,6 +283,6 @@ def test_a_process_that_reads_slowly(flags, tmp_path):
     (tmp_path / "late.py").write_text(LATE)
     out = tmp_path / "out"
     flags += ["--max_iters=2", f"--out_dir={out}"]
-    assert run_here("train.py", *flags).returncode == 0
+    output_of("train.py", *flags)
     run_ranks(2, tmp_path / "late.py", *flags, f"--init_from={out}")
     assert checkpoint.find_checkpoint(out / "previous-1") and checkpoint.find_checkpoint(out)
