@@ -2,12 +2,11 @@
 
 import json
 import math
-import time
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny
+from conftest import open_page, tiny, wait_for
 
 from attention import attention_weights, causal, everything, sliding_window, softmax, sparsemax
 from engine.plotting.inspection import attention_maps, entropy
@@ -41,7 +40,7 @@ class Opened:
         self.maps = torch.stack(maps)
 
     def open(self):
-        self.browser.get(self.path.as_uri())
+        open_page(self.browser, self.path)
 
     def emulate(self, name, value):
         """Set a feature of the reader's system."""
@@ -88,15 +87,6 @@ def opened(opened_once):
     yield opened_once
     for setting in "setEmulatedMedia", "clearDeviceMetricsOverride":
         opened_once.browser.execute_cdp_cmd(f"Emulation.{setting}", {"features": []})
-
-
-def wait_for_thumbnails(browser):
-    """They are drawn while nothing else happens."""
-    end = time.monotonic() + 20
-    heads = browser.find_element("css selector", "#heads")
-    while heads.get_attribute("data-drawn") != "all":
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_it_opens_without_an_error_and_without_a_request(opened):
@@ -203,7 +193,8 @@ def pixels(opened, canvas):
 
 def test_the_map_and_the_thumbnails_are_of_their_heads(opened):
     """Catches a picture of another head, upside down, or of the columns."""
-    wait_for_thumbnails(opened.browser)
+    # They are drawn while nothing else happens.
+    wait_for(opened.browser, "return document.querySelector('#heads').dataset.drawn === 'all'")
     name = "[aria-label^='layer 2, head 1']"
     opened.run("document.querySelector(arguments[0]).click()", name)
     assert "In layer 2, head 1" in opened.find("#sentence").text
