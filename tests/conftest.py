@@ -277,19 +277,21 @@ def chromium(tmp_path_factory):
     browser.quit()
 
 
-def wait_for(browser, script):
+def wait_for(browser, script, *arguments):
     """Wait until a script returns true."""
     end = time.monotonic() + 20
-    while not browser.execute_script(script):
+    while not browser.execute_script(script, *arguments):
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
 def open_page(browser, path, address=""):
     """Open a page at an address in it. On a busy machine `get` returns before its scripts end."""
-    browser.get("data:,")  # another address of an open page would not load it again
-    browser.get(path.as_uri() + address)
-    wait_for(browser, "return location.protocol === 'file:' && document.readyState === 'complete'")
+    opened = "return location.href === arguments[0] && document.readyState === 'complete'"
+    # Another address of an open page would not load it again.
+    for url in "data:,", path.as_uri() + address:
+        browser.get(url)
+        wait_for(browser, opened, url)
 
 
 @pytest.fixture
