@@ -288,6 +288,23 @@ def chromium(tmp_path_factory):
     browser.quit()
 
 
+def wait_for(browser, script, *arguments):
+    """Wait until a script returns true."""
+    end = time.monotonic() + 20
+    while not browser.execute_script(script, *arguments):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def open_page(browser, path, address=""):
+    """Open a page at an address in it. On a busy machine `get` returns before its scripts end."""
+    opened = "return location.href === arguments[0] && document.readyState === 'complete'"
+    # Another address of an open page would not load it again.
+    for url in "data:,", path.as_uri() + address:
+        browser.get(url)
+        wait_for(browser, opened, url)
+
+
 @pytest.fixture
 def small_experiment(monkeypatch, tmp_path):
     """A function that runs an experiment in this process, for one seed, and returns its report."""

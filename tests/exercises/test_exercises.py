@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import signal
+import sys
 import time
 import types
 
@@ -24,7 +25,7 @@ NAMED = "These are the numbers that one gets if"
 def forks(monkeypatch):
     """Learners' files run in forks of this process, which has imported torch."""
 
-    def run_in_fork(command, folder, output, seconds):
+    def run_in_fork(command, folder, output, seconds, begun):
         pid = forked(command, output, output)
         deadline = time.monotonic() + seconds
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
@@ -420,6 +421,17 @@ def test_the_current_folder(tmp_path, monkeypatch):
     lines, costs = runner.check("scores", (tmp_path / "scores.py").relative_to(tmp_path))
     assert not lines and [row[""] for row in costs] == ["yours", "the solution"]
     assert [path.name for path in tmp_path.iterdir()] == ["scores.py"]
+
+
+def test_a_slow_start(tmp_path, monkeypatch):
+    """Catches a machine on which torch is slow to import that is taken for an endless loop."""
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\nsleep 6\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    monkeypatch.setattr(runner, "SECONDS", 5)
+    lines, _ = runner.check("scores", learners_file(tmp_path, "return q @ k.mT"))
+    assert "the scale is missing" in names(lines)
 
 
 def test_interrupted(tmp_path):

@@ -6,13 +6,12 @@ import dataclasses
 import functools
 import json
 import random
-import time
 import urllib.parse
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import POEM, ROOT, tiny
+from conftest import POEM, ROOT, open_page, tiny, wait_for
 from mechanisms import mechanisms
 
 from attention import attention_weights
@@ -49,8 +48,7 @@ class Live:
         self.run = browser.execute_script
 
     def open(self, address=""):
-        self.browser.get("data:,")  # another address of an open page would not load it again
-        self.browser.get(self.path.as_uri() + address)
+        open_page(self.browser, self.path, address)
 
     def find(self, selector):
         return self.browser.find_element("css selector", selector)
@@ -280,17 +278,10 @@ def test_temperature_and_top_k(page):
 def test_writing(page):
     """Catches a text that ends early or does not end, and a full context that is an error."""
     page.find("#write").click()
-    wait_for(page, "return $('#write').textContent === 'Write 50 tokens'")
+    wait_for(page.browser, "return $('#write').textContent === 'Write 50 tokens'")
     start = page.model.context_start(59)
     assert len(page.run("return view.reading.ids")) == 59 - start < 32
     assert f"The last {59 - start} of 59 tokens" in page.find("#note").text
-
-
-def wait_for(page, script):
-    end = time.monotonic() + 20
-    while not page.run(script):
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_a_text_that_cannot_be_read(page):
@@ -372,7 +363,7 @@ def test_the_head_that_matters(page):
     text = "the tyger burns"
     page.type(text)
     page.find("#find").click()
-    wait_for(page, "return !!document.querySelector('.hurt').textContent")
+    wait_for(page.browser, "return !!document.querySelector('.hurt').textContent")
     losses = {}
     for layer in range(2):
         for head in range(3):
@@ -427,10 +418,10 @@ def test_large_type_and_print(page):
     assert not page.run(is_large)
     page.find("#token-1").click()
     page.browser.switch_to.active_element.send_keys("p")
-    wait_for(page, is_large)
+    wait_for(page.browser, is_large)
     assert not page.find("#heads").is_displayed() and page.find("#map").is_displayed()
     page.browser.switch_to.active_element.send_keys("p")
-    wait_for(page, "return !document.fullscreenElement")
+    wait_for(page.browser, "return !document.fullscreenElement")
     printed = page.browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
     assert base64.b64decode(printed["data"]).count(b"/Type /Page\n") == 1
 
@@ -457,7 +448,7 @@ def test_without_a_mouse_on_a_phone(page):
 
 def test_the_page_in_docs(page):
     """Catches a page whose "it" does not look at its noun."""
-    page.browser.get((ROOT / "docs/index.html").as_uri())
+    open_page(page.browser, ROOT / "docs/index.html")
     looks = "return view.reading.map(arguments[0], arguments[1])[8][arguments[2]]"
     for text, layer, head, noun in [
         ("the dogs did not cross the street because it", 1, 1, 6),

@@ -2,12 +2,11 @@
 
 import json
 import math
-import time
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import tiny
+from conftest import open_page, tiny, wait_for
 
 from attention import attention_weights, causal, everything, sliding_window
 from engine.plotting.inspection import attention_maps, entropy
@@ -41,7 +40,7 @@ class Opened:
         self.maps = torch.stack(maps)
 
     def open(self):
-        self.browser.get(self.path.as_uri())
+        open_page(self.browser, self.path)
 
     def emulate(self, name, value):
         """Set a feature of the reader's system."""
@@ -89,14 +88,6 @@ def opened(opened_once):
     yield opened_once
     for setting in "setEmulatedMedia", "clearDeviceMetricsOverride":
         opened_once.browser.execute_cdp_cmd(f"Emulation.{setting}", {"features": []})
-
-
-def wait_for_thumbnails(opened):
-    """They are drawn one after the other; the last has its figures when all are there."""
-    end = time.monotonic() + 20
-    while not opened.run("return $$('#heads small').at(-1).textContent"):
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 def test_it_opens_without_an_error_and_without_a_request(opened):
@@ -207,7 +198,8 @@ def pixels(opened, canvas):
 
 def test_the_map_and_the_thumbnails_are_of_their_heads(opened):
     """Catches a picture of another head, upside down, or of the columns."""
-    wait_for_thumbnails(opened)
+    # They are drawn while nothing else happens; the last has its figures when all are there.
+    wait_for(opened.browser, "return !!$$('#heads small').at(-1).textContent")
     name = "[aria-label^='layer 2, head 1']"
     opened.run("document.querySelector(arguments[0]).click()", name)
     assert "In layer 2, head 1" in opened.find("#sentence").text
