@@ -99,7 +99,7 @@ def test_a_chat_template(own, tmp_path):
     settings = LLAMA | dict(vocab_size=encoding.vocab_size, block_size=256, tie_weights=False)
     model = saved(tmp_path, encoding, **settings)
     model.lm_head.weight.data[end] *= 2  # some answers have an end
-    checkpoint.save_checkpoint(tmp_path / "out", 2, model, {}, encoding.spec(), {})
+    save(tmp_path / "out", model, 2, encoding)
     folder = exported(tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     reader = transformers.AutoTokenizer.from_pretrained(folder)
