@@ -25,14 +25,13 @@ def check(name, path):
 
 def run_file(name, path):
     """Return what worker.py found, in a process and an empty folder of its own, and printed."""
-    with tempfile.TemporaryDirectory() as folder:
-        to, printed, here = (Path(folder) / part for part in ("outcomes", "printed", "here"))
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
+        to, here = Path(folder) / "outcomes", Path(folder) / "here"
         here.mkdir()
-        with open(printed, "w+b") as output:
-            command = ["-m", "exercises.shared.worker", name, str(path), str(to)]
-            status = run(command, here, output, SECONDS)
-            output.seek(0)
-            text = output.read(1000).decode(errors="replace")
+        command = ["-m", "exercises.shared.worker", name, str(path), str(to)]
+        status = run(command, here, output, SECONDS)
+        output.seek(0)
+        text = output.read(1000).decode(errors="replace")
         if status is None:
             error = f"it takes more than {SECONDS} seconds: is there an endless loop?"
         elif to.exists():
