@@ -35,7 +35,7 @@ def show_list(folder):
 
 
 def try_once(name, path):
-    """Check a file and say what came out."""
+    """Check a file, say what came out, and return the exit code: 1 if it is wrong."""
     print("checked, and measured if it is right: some seconds ...\n", flush=True)
     wrong, costs = check(name, path)
     if not wrong:
@@ -43,6 +43,7 @@ def try_once(name, path):
     exercise = definition.load(name)
     right = f"Right, in all {len([*exercise.cases()])} cases.\n\n{format_table(costs)}\n"
     print("\n".join(wrong) or f"{right}\nRead on: {exercise.READ_ON}")
+    return int(bool(wrong))
 
 
 def hint(name, folder):
@@ -84,9 +85,9 @@ def main(arguments):
     if not path.exists():
         atomic_write(path, definition.stub(exercise).encode())
     print(f"{exercise.__doc__}\nYour file: {path}\n")
-    (watch if options.watch else try_once)(name, path)
+    return (watch if options.watch else try_once)(name, path)
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        main(sys.argv[1:])
+        sys.exit(main(sys.argv[1:]))

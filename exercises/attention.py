@@ -6,7 +6,6 @@ Write attention(q, k, v, visible): each query's average of the values, weighted 
           k0 k1 k2 k3
       q2   ■  ■  ■  ·      two queries, which are the last two of four tokens
       q3   ■  ■  ■  ■
-
 1 the scores q·k / √D      2 −∞ where a query may not look
 3 softmax over the keys    4 the weights times the values
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.
@@ -38,7 +37,8 @@ MISTAKES = {
     "0 times −∞ is NaN": {".masked_fill(~visible, -torch.inf)": " + ~visible * -torch.inf"},
     "the future is visible": {".masked_fill(~visible, -torch.inf)": ""},
     "the mask is inverted": {"~visible": "visible"},
-    "the mask is aligned at the top left, though Tq < Tk": {"~visible": "~visible.tril()"},
+    "the mask is aligned at the top left, though Tq < Tk": {"~visible": "~(visible | True).tril()"},
+    "visible is taken for causal": {"~visible": "~(visible | True).tril(k.shape[2] - q.shape[2])"},
 }
 LONG = "B=1, H=4, Tq=256, Tk=256, D=32, Dv=32"
 BESIDE = {
@@ -51,6 +51,7 @@ READ_ON = "attention.py: masked_fill does this, and naive does it without a mask
 def cases():
     tiny = small([0, 0], [1, 0]), small([1, 0], [2, 0]), small([10, 0], [0, 10])
     yield "two tokens, D = 2", "attention", *tiny, torch.ones(2, 2).tril().bool()
+    yield "two tokens that look ahead", "attention", *tiny, torch.ones(2, 2).triu().bool()
     for sizes in "B=1, H=1, Tq=2, Tk=4, D=2, Dv=2", "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
         q, k, v = random(sizes, "B H Tq D", "B H Tk D", "B H Tk Dv")
         Tq, Tk = q.shape[2], k.shape[2]

@@ -5,13 +5,11 @@ Write backward(q, k, v, dy): given the gradient dy of the output y, return dq, d
     forward                                  backward, from the last line to the first
     scores  = q kᵀ / √D                      dv       = weightsᵀ dy
     weights = softmax of what is visible     dweights = dy vᵀ
-    y       = weights v                      dscores  = weights · (dweights − each row's sum of
-                                                                   weights · dweights)
+    y       = weights v                      dscores  = weights · (dweights − Σ weights · dweights)
                                              dq       = dscores k / √D
                                              dk       = dscoresᵀ q / √D
-
-Weights of the future are 0, and so are their dscores. Autograd may not help: the tensors that the
-check gives have no graph, and it compares with autograd's own gradients.
+Σ is each row's sum. Weights of the future are 0, and so are their dscores. Autograd may not help:
+the tensors that the check gives have no graph, and it compares with autograd's own gradients.
 Rumelhart et al. 1986; Dao et al. 2022, arXiv:2205.14135, appendix B.2.
 """
 

@@ -1,9 +1,8 @@
 """Block: what stands around attention, and how it begins.
 
 Write four functions. x is (B, T, C): of B texts of T tokens each, C features:
-    layer_norm(x, weight, bias, eps)      each token by itself: (x − mean) / √(variance + eps) over
-                                          its C features, times weight (C), plus bias (C); the
-                                          variance is the mean of the squares, divided by C
+    layer_norm(x, weight, bias, eps)      of each token: (x − mean) / √(variance + eps), times
+                                          weight (C), plus bias (C); the variance divides by C
     mlp(x, W_fc, W_proj)                  widen, gelu, narrow: W_fc (4C, C) and W_proj (C, 4C), as
                                           in nn.Linear; gelu(x) = x · Φ(x), which F.gelu knows
     block(x, norm_1, attend, norm_2, mlp) a pre-norm block; the others map (B, T, C) to (B, T, C)

@@ -3,7 +3,6 @@
 Write the class Cache. It keeps keys and values of the past, and attends to them:
     cache = Cache(window=None, rotate=None)
     y = cache.attend(q, k, v)       q, k, v (B, H, T, D) of the next T tokens, T is often 1
-
 attend appends k and v, and returns what causal attention of the whole text has in these T rows:
                      k0 k1 k2 k3 k4
     first call   q0   ■  ·                         T = 2
@@ -11,7 +10,6 @@ attend appends k and v, and returns what causal attention of the whole text has 
     second call  q2   ■  ■  ■                      T = 1
     third call   q3   ■  ■  ■  ■  ·                T = 2: its queries are the last 2 of 5 positions
                  q4   ■  ■  ■  ■  ■
-
 window: a query sees the last `window` positions, itself included. rotate: a function, and
 rotate(x, positions) turns queries or keys x (B, H, T, D) of the positions (T,), which count from 0
 in the first call. Each query and each key is to be turned once.
@@ -49,6 +47,7 @@ MISTAKES = {
     "queries stand at 0, 1, ... in each call": {"j[past:, None]": "j[past:, None] - past"},
     "the offset is one too large: a token sees the one after it": {"None]": "None] + 1"},
     "the tokens of one call see each other's future": {"(j <= i) & ": ""},
+    "the window is ignored": {" & (j > i - (self.window or len(j)))": ""},
     "the window is one position too long": {"j > i - ": "j >= i - "},
     "keys are not rotated": {"q, k = (self": "q, _ = (self"},
     "values are rotated too": {"if past:": "v = self.rotate(v, j[past:])\n        if past:"},
@@ -62,11 +61,11 @@ def cases():
     def turn(x, positions):
         return x * positions[:, None].cos()
 
-    for calls, W in ([1, 1], None), ([2, 2, 1], 2), ([2, 1, 2], None):
+    for B, calls, W in (1, [1, 1], None), (1, [2, 1], 2), (4, [1, 3, 1], 2), (4, [1, 3, 1], None):
         for rotate in None, turn:
-            inputs = integers(f"B=2, H=1, T={sum(calls)}, D=2", *["B H T D"] * 3)
-            label = f"calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
-            yield label, in_calls, *inputs, calls, W, rotate
+            sizes = f"B={B}, H=1, T={sum(calls)}, D=3"
+            label = f"{sizes}, calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
+            yield label, in_calls, *integers(sizes, *["B H T D"] * 3), calls, W, rotate
 
 
 def in_calls(theirs, q, k, v, calls, window, rotate):

@@ -6,7 +6,6 @@ Write self_attention(x, W_qkv, W_out, H, G): causal attention by H heads, of one
     W_out (C, C)                      of the merged heads, as in nn.Linear too (transposed)
     of each token:   q of head 0 | q of head 1 | ... | k of head 0 | ... | v of head 0 | ...
                      D features    D features          G heads of keys      G heads of values
-
 There are H heads of queries and G of keys and values; each of these is shared by the H/G query
 heads that follow one another: with H = 4 and G = 2, heads 0 and 1 use keys 0, heads 2 and 3 keys 1.
 Heads' outputs stand side by side again, (B, T, C), before W_out. Attention may be PyTorch's own.
@@ -44,6 +43,6 @@ READ_ON = "attention.py: SelfAttention and share_heads"
 
 
 def cases():
-    for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (4, 2, "B=2, T=5, C=12, rows=24"):
+    for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (4, 2, "B=3, T=5, C=12, rows=24"):
         inputs = integers(sizes, "B T C", "rows C", "C C")
         yield f"{sizes} of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

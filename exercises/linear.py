@@ -5,11 +5,9 @@ Replace exp(q·k) by f(q)·f(k), with f(x) = elu(x) + 1, which is positive. Then
 and f(q_i) comes out of both sums: what is left inside does not depend on the query:
     S = Σ_j f(k_j) v_jᵀ   (D, Dv)          z = Σ_j f(k_j)   (D)
     y_i = f(q_i) S / (f(q_i)·z)
-
 Write step(q, k, v, state): one token more:
     q, k (B, H, D)      v (B, H, Dv)      state: (S, z), with S (B, H, D, Dv) and z (B, H, D)
     return y, (S, z): y (B, H, Dv) and the new state; a token sees itself
-
 However long the past is, the state has the same size. Katharopoulos et al. 2020, arXiv:2006.16236.
 """
 

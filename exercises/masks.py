@@ -5,13 +5,12 @@ i and j are tensors that broadcast against each other, such as i (Tq, 1) and j (
     causal(i, j)               the token itself, and all before it
     window(i, j, W)            the last W positions, the token itself included
     same_document(i, j, ids)   causal, and both in one document; ids (T,): each position's document
-           causal            window, W = 2       same_document, ids = 0 0 0 1 1
-        j  0 1 2 3 4            0 1 2 3 4            0 1 2 3 4
-     i=0   ■ · · · ·            ■ · · · ·            ■ · · · ·
-     i=1   ■ ■ · · ·            ■ ■ · · ·            ■ ■ · · ·
-     i=2   ■ ■ ■ · ·            · ■ ■ · ·            ■ ■ ■ · ·
-     i=3   ■ ■ ■ ■ ·            · · ■ ■ ·            · · · ■ ·
-     i=4   ■ ■ ■ ■ ■            · · · ■ ■            · · · ■ ■
+           causal          window, W = 2     same_document, ids = 0 0 1 1
+        j  0 1 2 3            0 1 2 3            0 1 2 3
+     i=0   ■ · · ·            ■ · · ·            ■ · · ·
+     i=1   ■ ■ · ·            ■ ■ · ·            ■ ■ · ·
+     i=2   ■ ■ ■ ·            · ■ ■ ·            · · ■ ·
+     i=3   ■ ■ ■ ■            · · ■ ■            · · ■ ■
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3; Beltagy et al. 2020, arXiv:2004.05150.
 """
 

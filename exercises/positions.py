@@ -4,13 +4,10 @@ Write sinusoidal(T, C), a vector for each position, to be added to the embedding
     position 0   sin 0   cos 0   sin 0      cos 0      ...     column 2p is sin(position · ω),
     position 1   sin ω0  cos ω0  sin ω1     cos ω1     ...     column 2p + 1 cos(position · ω)
     position 2   sin 2ω0 cos 2ω0 sin 2ω1    cos 2ω1    ...     with ω = 10000^(−2p/C), C is even
-
-Write rotary(q, k, v), for q, k, v (B, H, T, D) of positions 0 to T − 1: it returns the three that
-then go into attention. Pair p of features, x[p] and x[p + D/2], turns by the angle
-a = position · 10000^(−2p/D):
+Write rotary(q, k, v), each (B, H, T, D) of positions 0 to T − 1; return the three for attention.
+Pair p of features, x[p] and x[p + D/2], turns by the angle a = position · 10000^(−2p/D):
     x[p]       becomes   x[p] · cos a − x[p + D/2] · sin a
     x[p + D/2] becomes   x[p + D/2] · cos a + x[p] · sin a
-
 so that the product of a query and a key depends on their distance alone. Values say what a token
 is, not where: they stay as they are.
 Vaswani et al. 2017, arXiv:1706.03762, section 3.5; Su et al. 2021, arXiv:2104.09864.

@@ -7,7 +7,6 @@ Write probabilities(logits, temperature, top_k, top_p), from which the next toke
        renormalized                               0.56 0.33 0.11 0
     3  of them the most likely that together      0.56 0.33 0    0       the one that crosses
        reach top_p, 0.8: as few as possible       0.63 0.37 0    0       top_p is in; renormalized
-
 Write losses(logits, targets, characters): of logits (B, T, V), at targets (B, T), −1 to be ignored,
     the mean cross-entropy in nats, the perplexity, and the bits per character of a text that has
     so many characters: all bits of its tokens, divided by its characters
@@ -59,9 +58,8 @@ def cases():
     p = torch.tensor([[0.5, 0.3, 0.11, 0.09]]).double()
     yield "logits are logarithms of probabilities", "probabilities", p.log(), 1.0, 3, 0.8
     targets = torch.tensor([[1, 0, -1], [2, -1, -1]])
-    logits = random("B=2, T=3, V=4", "B T V")
-    yield "3 of 6 targets, 7 characters", "losses", *logits, targets, 7
+    label = "B=2, T=3, V=4, 3 of 6 targets, 7 characters"
+    yield label, "losses", *random(label, "B T V"), targets, 7
     for temperature, top_k, top_p in (2.0, 5, 0.7), (1.0, 7, 0.9):
-        label = f"temperature={temperature}, top_k={top_k}, top_p={top_p}"
-        logits = random("B=3, V=9", "B V")
-        yield label, "probabilities", *logits, temperature, top_k, top_p
+        label = f"B=3, V=9, temperature={temperature}, top_k={top_k}, top_p={top_p}"
+        yield label, "probabilities", *random(label, "B V"), temperature, top_k, top_p

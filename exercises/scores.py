@@ -5,7 +5,6 @@ Write scaled_dot(q, k): every query with every key:
                  k0    k1    k2
           q0   q0·k0 q0·k1 q0·k2
           q1   q1·k0 q1·k1 q1·k2        all of it divided by √D
-
 B texts and H heads do not see each other. Without the √D the products of vectors of D random
 numbers are as large as √D, and softmax of them nearly picks one key.
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1.

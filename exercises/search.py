@@ -2,14 +2,12 @@
 
 log_probs(text) is given: for a list of ids so far it returns a tensor (V), the log-probability of
 each next id. A text's score is the sum of those of its ids, that of `end` included. Write
-    greedy(log_probs, end, longest)         -> text, score    the most probable next id, again and
-                                                              again, until that is `end`, which is
-                                                              part of the text, or `longest` ids
+    greedy(log_probs, end, longest)         -> text, score    add the most probable next id, until
+                                                              `end` is added, or `longest` ids are
     beam(log_probs, end, longest, width)    -> text, score    keep not one text, but `width`:
     all continuations compete:   a 0.5         b 0.4         end 0.1        a and b are kept
                                  aa 0.15       ab 0.15       a end 0.20     greedy's text
     with width = 2               ba 0.02       bb 0.02       b end 0.36     the better one
-
 Texts that have ended compete as they are. Of all texts the `width` of the largest score are kept,
 until all of them have ended or have `longest` ids. Return the one of these whose score / number of
 ids is largest, and its score: by the sum alone, short texts would win.

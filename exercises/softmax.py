@@ -1,13 +1,11 @@
 """Softmax: from scores to weights that are positive and sum to 1.
 
-Write softmax(scores), over the last dimension:
+Write softmax(scores), over the last dimension; scores and weights are (B, H, Tq, Tk):
     weight of key j = exp(score j) / sum of exp(score) over all keys
-    scores (B, H, Tq, Tk)     weights of the same shape
 
             1    2    3    −∞                    0.09  0.24  0.67  0
         10000    0    0    −∞       becomes      1     0     0     0
            −∞   −∞   −∞    −∞                    0     0     0     0
-
 exp(10000) is infinite. The weights stay the same when one number is subtracted from all scores of a
 row, and with the row's largest score no exponential exceeds 1. A row of nothing but −∞ belongs to a
 query that may look nowhere: its weights are 0, and its gradient is 0, and neither is NaN.

@@ -10,7 +10,10 @@ from exercises.shared.runner import check
 
 @pytest.mark.parametrize("name", ORDER)
 def test_exercise(name, request):
-    path = Path(request.config.getoption("implementation")) / f"{name}.py"
+    folder = Path(request.config.getoption("implementation"))
+    if not folder.is_dir():
+        pytest.exit(f"--implementation={folder} is not a folder", returncode=4)
+    path = folder / f"{name}.py"
     if not path.exists():
         pytest.skip(f"{path} is missing")
     if lines := check(name, path)[0]:

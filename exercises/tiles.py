@@ -6,10 +6,8 @@ Write tiled(q, blocks): attention of q to keys and values that come in blocks, o
         largest   its largest score so far           1.0  │  3.0
         total     Σ exp(score − largest)             1.4  │  1.4 · exp(1 − 3) + 1.0
         y         Σ exp(score − largest) · value          │  the same, with values
-
 When a block brings a larger score, total and y of the past are relative to the old one: both are
-rescaled by exp(old − new). At the end y / total is softmax(q·k / √D) v over all keys, of which only
-one block's scores existed at a time. There is no mask.
+rescaled by exp(old − new). At the end y / total is softmax(q·k / √D) v over all keys. No mask.
 Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022 (FlashAttention), arXiv:2205.14135.
 """
 
@@ -45,7 +43,7 @@ READ_ON = "attention.py: Tiled; engine/kernels/autograd.py: tiled_gradients"
 def cases():
     q, *values = small([1, 0], [1, 0], [0, 1], [2, 2])[0, 0, :, None]
     yield "rising scores", with_blocks, q, q, 2 * q, 3 * q, *values
-    for sizes in "Tq=3, D=2, Dv=2, n=1, m=7", "Tq=5, D=4, Dv=3, n=4, m=1":
+    for sizes in "Tq=3, D=2, Dv=2, n=1, m=7", "Tq=5, D=4, Dv=3, n=2, m=1":
         parts = random(sizes, "Tq D", "n D", "m D", "n D", "n Dv", "m Dv", "n Dv")
         yield f"{sizes}, blocks of n, m and n keys", with_blocks, *parts
     q, *keys = 1000 * torch.stack(random("n=3, D=2", *["n D"] * 4))

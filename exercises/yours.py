@@ -1,8 +1,7 @@
 """Yours: a mechanism of your own.
 
-Write attention(q, k, v), causal, with a score, a mask or a way to share that you invent. Nobody
-knows what its numbers should be. But whatever it is, it must keep what every mechanism of this
-repository keeps, and that is what the check looks at:
+Write attention(q, k, v), causal, with a score, a mask or a way to share that you invent. Whatever
+its numbers are, it must keep what every mechanism of this repository keeps:
     q (B, H, Tq, D)   k (B, H, Tk, D)   v (B, H, Tk, Dv)   output (B, H, Tq, Dv)
     rows sum to 1      values that are all ones come out as ones
     no future          keys and values of later positions change nothing
@@ -10,7 +9,6 @@ repository keeps, and that is what the check looks at:
     texts, heads       each gets what it gets alone, whatever stands beside it
     float16            inputs of a thousand give finite numbers, in float16
     the gradient       is the slope: what a small step in a direction changes
-
 Ideas: the cosine; a penalty for age; sparsemax. It can be trained then: docs/hacking.md.
 """
 
@@ -60,6 +58,5 @@ def cases():
 
 def holds(theirs, q, k, v, name):
     got, expected = map(torch.as_tensor, HOLDS[name](theirs.attention, q, k, v))
-    if got.dtype != expected.dtype:
-        return torch.tensor(False)
-    return torch.tensor(torch.allclose(got, expected, rtol=1e-6, atol=1e-9))
+    same = got.dtype == expected.dtype and torch.allclose(got, expected, rtol=1e-6, atol=1e-9)
+    return torch.tensor(same)

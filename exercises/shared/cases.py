@@ -1,5 +1,6 @@
 """The inputs of cases, and what functions make of them."""
 
+import inspect
 import re
 
 import torch
@@ -12,10 +13,14 @@ def small(*rows):
     return torch.tensor(rows, dtype=torch.float64)[None, None]
 
 
+def sizes_in(text):
+    """{"B": 2, "T": 5} of a text with "B=2, T=5"."""
+    return {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", text)}
+
+
 def random(sizes, *shapes):
     """Random tensors of float64: random("B=2, T=5", "B T", "T") are of shapes (2, 5) and (5)."""
-    size = {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", sizes)}
-    generator = torch.Generator().manual_seed(0)
+    size, generator = sizes_in(sizes), torch.Generator().manual_seed(0)
     shapes = [[size[name] for name in shape.split()] for shape in shapes]
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
@@ -26,9 +31,14 @@ def integers(sizes, *shapes):
 
 
 def called(call, module, arguments):
-    if isinstance(call, str):
-        return getattr(module, call)(*arguments)
-    return call(module, *arguments)
+    return getattr(module, call)(*arguments) if isinstance(call, str) else call(module, *arguments)
+
+
+def named(exercise, call, *arguments):
+    """The arguments of a case by their names."""
+    function = getattr(exercise, call) if isinstance(call, str) else call
+    names = [name for name in inspect.signature(function).parameters if name != "theirs"]
+    return dict(zip(names, arguments))
 
 
 def outcomes(theirs, exercise):
@@ -39,12 +49,10 @@ def outcomes(theirs, exercise):
         for x, then in zip(inputs, arguments):
             if torch.is_tensor(x) and not torch.equal(x, then):
                 raise ValueError("it changes its arguments: what calls it may still need them")
-        yield {
-            "name": call if isinstance(call, str) else ", ".join(functions(exercise)),
-            "label": label,
-            "values": [value.detach() for value in values],
-            "gradients": gradients(values, [*filter(is_float, inputs)]),
-        }
+        name = call if isinstance(call, str) else ", ".join(functions(exercise))
+        slopes = gradients(values, [*filter(is_float, inputs)])
+        values = [value.detach() for value in values]
+        yield {"name": name, "label": label, "values": values, "gradients": slopes}
 
 
 def leaf(x):
@@ -66,11 +74,7 @@ def tensors(result):
 
 def gradients(values, leaves):
     """The gradients of the arguments, for a gradient of the values that differs everywhere."""
-    total = torch.zeros((), requires_grad=True)
-    for value in values:
-        if value.requires_grad:
-            finite = value.masked_fill(~value.isfinite(), 0).flatten()
-            total = total + (finite * torch.linspace(-1, 1, len(finite))).sum()
-    if not leaves:
-        return []
-    return [*torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)]
+    ends = [x for x in values if x.requires_grad]
+    slopes = [torch.linspace(-1, 1, x.numel()).view_as(x) * x.isfinite() for x in ends]
+    unused = {"allow_unused": True, "materialize_grads": True}
+    return [*torch.autograd.grad(ends, leaves, slopes, **unused)] if leaves else []

@@ -2,16 +2,15 @@
 
 import torch
 
-ERROR = 1e-12  # of float64, relative to the largest number, from 1
 FEW = 80  # numbers that are printed
 DIMENSIONS = {2: ("row",), 3: ("text", "row"), 4: ("text", "head", "row")}
 
 
-def close(a, b):
-    """Where two tensors of one shape are equal; the error is relative to the largest of b."""
+def close(a, b, error=1e-12):  # of float64
+    """Where two tensors of one shape are equal; the error is relative to the largest of b, or 1."""
     a, b = a.double(), b.double()
     size = b.nan_to_num(0, 0, 0).abs().max().clamp_min(1).item()
-    return torch.isclose(a, b, rtol=0, atol=ERROR * size, equal_nan=True)
+    return torch.isclose(a, b, rtol=0, atol=error * size, equal_nan=True)
 
 
 def difference(a, b):
@@ -23,9 +22,9 @@ def difference(a, b):
     wrong = ~close(a, b)
     if not wrong.any():
         return ""
-    at = wrong.nonzero()[0].tolist()
-    numbers = f"{a[tuple(at)]:.5g}, and not {b[tuple(at)]:.5g}"
-    text = f"{int(wrong.sum())} of {wrong.numel()} numbers differ, the first one at {at}: {numbers}"
+    at = tuple(wrong.nonzero()[0].tolist())
+    text = f"{int(wrong.sum())} of {wrong.numel()} numbers differ, the first one at {[*at]}: "
+    text += f"{a[at]:.5g}, and not {b[at]:.5g}"
     largest = (a.double() - b.double()).abs().max()
     if largest < 1e-3:  # printed, they look alike
         text += f"; by at most {largest:.1e}: is there an epsilon, or something in float32?"
@@ -33,12 +32,10 @@ def difference(a, b):
 
 
 def same(got, expected):
-    """Whether two lists of tensors are equal."""
     return len(got) == len(expected) and not any(map(difference, got, expected))
 
 
 def same_outcome(got, expected):
-    """Whether a case gives the same values and gradients."""
     return all(same(got[what], expected[what]) for what in ("values", "gradients"))
 
 
@@ -53,8 +50,7 @@ def beside(inputs, names, got, expected):
         if text := difference(a, b):
             lines.append(f"  {name}: {text}")
             if few and "numbers" in text:
-                lines.append(line("expected", b))
-                lines.append(line("got", a))
+                lines += [line("expected", b), line("got", a)]
     return lines
 
 
@@ -79,17 +75,13 @@ def traits(a, b):
     off, right = ((x.double().sum(-1) - 1).abs().max() for x in (a, b))
     if b.dim() > 1 and right < 1e-9 < off:
         yield "the rows do not sum to 1"
+    if a.dtype == torch.bool and a.dim() == 2 and (a & wrong).triu(a.shape[1] - len(a) + 1).any():
+        yield "it looks ahead: it is True where j > i"
     for d, name in enumerate(DIMENSIONS.get(wrong.dim(), ())):
         hit = wrong.movedim(d, 0).flatten(1).any(1)
-        if hit.any() and not hit.all():
-            yield f"all wrong numbers are in {places(name, hit)}"
-
-
-def places(name, hit):
-    """Where hit (n) is True, in words: row 3, rows 1 to 4, rows 0, 2."""
-    where = hit.nonzero().flatten().tolist()
-    first, last = where[0], where[-1]
-    if first == last:
-        return f"{name} {first}"
-    together = len(where) == last - first + 1
-    return f"{name}s {first} to {last}" if together else f"{name}s {str(where)[1:-1]}"
+        where = hit.nonzero().flatten().tolist()
+        if where and not hit.all():
+            text = f"{name}s {str(where)[1:-1]}" if where[1:] else f"{name} {where[0]}"
+            if 2 < len(where) == where[-1] - where[0] + 1:
+                text = f"{name}s {where[0]} to {where[-1]}"
+            yield f"all wrong numbers are in {text}"

@@ -4,8 +4,8 @@ its docstring   the task: what to write, with shapes, a picture and the paper
 the solution    the functions that a learner writes; their comments are the hints
 MISTAKES        {sentence: {a text of the solution: what a learner wrote in its place}}
 READ_ON         where lookback's own code is
-cases()         [(label, call, *arguments)], from tiny to random, the last to be timed. call: the
-                name of a function, or one of the learner's module and the arguments
+cases()         [(label, call, *arguments)], from tiny to random, the last to be timed. label: with
+                sizes, B=2. call: a name, or a function of the learner's module and arguments
 BESIDE          only if others than the solution are timed too: {name: a module}
 """
 
@@ -26,9 +26,8 @@ ORDER = (
 
 def load(name):
     """Return the module of an exercise, by its name or its number from 1; ValueError if unknown."""
-    if name.isdecimal() and 1 <= int(name) <= len(ORDER):
-        name = ORDER[int(name) - 1]
-    choose("exercise", name, dict.fromkeys(ORDER))
+    numbers = {str(number): name for number, name in enumerate(ORDER, 1)}
+    name = choose("exercise", name, numbers | dict(zip(ORDER, ORDER)))
     return importlib.import_module(f"exercises.{name}")
 
 

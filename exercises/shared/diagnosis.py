@@ -1,13 +1,11 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
-import inspect
 import itertools
 
 import torch
 
-from exercises.shared import comparison
-from exercises.shared.cases import is_float, outcomes
-from exercises.shared.comparison import beside, same, same_outcome
+from exercises.shared.cases import is_float, named, outcomes
+from exercises.shared.comparison import beside, same, same_outcome, traits
 from exercises.shared.definition import with_mistakes
 
 
@@ -38,31 +36,22 @@ def diagnose(exercise, got):
     else:
         lines += beside(inputs, numbered(b["values"]), a["values"], b["values"])
     if known := known_mistakes(exercise, name, got):
-        lines += ["", "These are the numbers that one gets if"]
-        return lines + [f"  {sentence}" for sentence in known]
+        return [*lines, "", "These are the numbers that one gets if", *(f"  {x}" for x in known)]
     return [*lines, "", *properties(name, [*zip(got, expected)])]
 
 
-def named(exercise, call, *arguments):
-    """The arguments of a case by their names."""
-    function = getattr(exercise, call) if isinstance(call, str) else call
-    names = [name for name in inspect.signature(function).parameters if name != "theirs"]
-    return dict(zip(names, arguments))
-
-
 def numbered(results):
-    """Names for these results."""
     return [f"result {n}" for n in range(1, len(results) + 1)] if results[1:] else ["result"]
 
 
 def known_mistakes(exercise, name, got):
     """Return the known mistake, or two, that give a function's numbers; () if none does."""
     own = [n for n, case in enumerate(got) if case["name"] == name]
-    for count in 1, 2:
-        for sentences in itertools.combinations(exercise.MISTAKES, count):
-            wrong = expected_outcomes(exercise, *sentences)
-            if wrong and all(alike(got[n], wrong[n]) for n in own):
-                return sentences
+    singles, pairs = (itertools.combinations(exercise.MISTAKES, count) for count in (1, 2))
+    for sentences in itertools.chain(singles, pairs):
+        wrong = expected_outcomes(exercise, *sentences)
+        if wrong and all(alike(got[n], wrong[n]) for n in own):
+            return sentences
     return ()
 
 
@@ -81,12 +70,12 @@ def properties(name, pairs):
     if others := {b["name"]: 1 for _, b in pairs if b["name"] not in wrong}:
         yield f"Right in all cases: {', '.join(others)}."
     own = [pair for pair in pairs if pair[1]["name"] == name]
-    right = [b["label"] for a, b in own if same_outcome(a, b)]
-    if right:
+    if right := [b["label"] for a, b in own if same_outcome(a, b)]:
         yield "It is right for: " + "; ".join(right)
     got, expected = [pair for pair in own if not same_outcome(*pair)][-1]
-    right = expected["values"]
-    for result, a, b in zip(numbered(right), got["values"], right):
+    told = {}  # of the first result that has it
+    for result, a, b in zip(numbered(got["values"]), got["values"], expected["values"]):
         if a.shape == b.shape and a.dtype == b.dtype:
-            for text in comparison.traits(a, b):
-                yield f"In {expected['label']}, {result}: {text}."
+            told = dict.fromkeys(traits(a, b), result) | told
+    yield from (f"In {expected['label']}, {result}: {text}." for text, result in told.items())
+    yield from next((a["broken"] for a, _ in reversed(own) if a.get("broken")), ())

@@ -1,7 +1,6 @@
 """Runs a learner's file, and writes {"outcomes": [...]}, with "costs" or "error", to another."""
 
 import contextlib
-import errno
 import functools
 import runpy
 import sys
@@ -12,11 +11,12 @@ from pathlib import Path
 
 import torch
 
-from engine.common.hardware import measure_seconds, peak_bytes
+from engine.common.hardware import peak_bytes, time_interleaved
 from exercises.shared import definition
 from exercises.shared.cases import called, outcomes
 from exercises.shared.comparison import same_outcome
 from exercises.shared.diagnosis import expected_outcomes
+from exercises.shared.properties import broken
 
 GIGABYTES = 4  # beyond what the process has when it begins
 MEGABYTES = 16  # that it may print
@@ -27,7 +27,7 @@ IN_WORDS = {  # parts of an error's text, and what they mean
     "DefaultCPUAllocator": TOO_MUCH,
     "MemoryError": TOO_MUCH,
     "NotImplementedError": "it is still to be written",
-    f"[Errno {errno.EFBIG}]": f"it prints more than {MEGABYTES} MB",
+    "File too large": f"it prints more than {MEGABYTES} MB",
     "EOFError": "it asks for input, and nobody types here",
     "SystemExit": "it ends the program",
 }
@@ -59,38 +59,38 @@ def report(error, path):
 def costs(theirs, exercise):
     """Return the time and the memory of the last case, a row for each who does it."""
     _, call, *arguments = [*exercise.cases()][-1]
-    others = getattr(exercise, "BESIDE", {"the solution": exercise})
+    modules = {"yours": theirs} | getattr(exercise, "BESIDE", {"the solution": exercise})
+    runs = [functools.partial(called, call, module, arguments) for module in modules.values()]
     device, rows = torch.device("cpu"), []
-    for name, module in ({"yours": theirs} | others).items():
-        run = functools.partial(called, call, module, arguments)
-        run()
-        seconds = min(measure_seconds(run, device) for _ in range(3))
-        size = peak_bytes(run, device) / 1000
-        rows.append({"": name, "time": f"{1000 * seconds:.2f} ms", "memory": f"{size:,.0f} kB"})
+    for name, run, *seconds in zip(modules, runs, *time_interleaved(runs, 3, device)):
+        size, time = peak_bytes(run, device) / 1000, 1000 * min(seconds)
+        rows.append({"": name, "time": f"{time:.2f} ms", "memory": f"{size:,.0f} kB"})
     return rows
 
 
-def main(name, path, begun, to):
+def main(name, path, to):
     warnings.simplefilter("ignore")  # torch's, of deprecated calls: none of ours
-    torch.manual_seed(0)
     torch.set_num_threads(1)  # tensors are tiny, and threads would wait for each other
     exercise = definition.load(name)
     limit_memory()
     found, labels = {"outcomes": []}, []
-    Path(begun).touch()
     try:
         theirs = types.SimpleNamespace(**runpy.run_path(path))
         if missing := definition.functions(exercise).keys() - vars(theirs).keys():
             raise NameError(f"{path} has no {', '.join(sorted(missing))}")
         expected = expected_outcomes(exercise)
-        labels += [f"{case['name']}, {case['label']}" for case in expected]
+        labels += [f"(in the case: {case['name']}, {case['label']})" for case in expected]
         found["outcomes"].extend(outcomes(theirs, exercise))
         if all(map(same_outcome, found["outcomes"], expected)):
             found["costs"] = costs(theirs, exercise)
+        else:
+            for case, got in zip(exercise.cases(), found["outcomes"]):
+                with contextlib.suppress(Exception):  # it may not take other inputs
+                    texts = broken(theirs, exercise, *case)
+                    got["broken"] = [f"In {case[0]}, {text}." for text in texts]
     except BaseException as error:  # a learner's file can raise anything
-        found["error"] = report(error, path)
-        if labels := labels[len(found["outcomes"]) :]:
-            found["error"] += f"\n(in the case: {labels[0]})"
+        label = labels[len(found["outcomes"]) :][:1]
+        found["error"] = "\n".join([report(error, path), *label])
     torch.save(found, to)
 
 
