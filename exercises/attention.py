@@ -38,7 +38,6 @@ MISTAKES = {
     "the future is visible": {".masked_fill(~visible, -torch.inf)": ""},
     "the mask is inverted": {"~visible": "visible"},
     "the mask is aligned at the top left, though Tq < Tk": {"~visible": "~(visible | True).tril()"},
-    "visible is taken for causal": {"~visible": "~(visible | True).tril(k.shape[2] - q.shape[2])"},
 }
 LONG = "B=1, H=4, Tq=256, Tk=256, D=32, Dv=32"
 BESIDE = {

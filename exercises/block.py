@@ -45,7 +45,6 @@ def initial(V, n_layer):
 
 MISTAKES = {
     "layer_norm: the variance is divided by C − 1": {"centered.square().mean(": "x.var("},
-    "layer_norm: eps is added to the root": {"(variance + eps).sqrt()": "(variance.sqrt() + eps)"},
     "block: the norm comes after the sum (post-norm)": {
         "x + attend(norm_1(x))": "norm_1(x + attend(x))",
         "x + mlp(norm_2(x))": "norm_2(x + mlp(x))",

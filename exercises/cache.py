@@ -50,7 +50,6 @@ MISTAKES = {
     "the window is ignored": {" & (j > i - (self.window or len(j)))": ""},
     "the window is one position too long": {"j > i - ": "j >= i - "},
     "keys are not rotated": {"q, k = (self": "q, _ = (self"},
-    "values are rotated too": {"if past:": "v = self.rotate(v, j[past:])\n        if past:"},
     "rotation begins at position 0 in each call": {"j[past:])": "j[past:] - past)"},
     "cached keys are rotated twice": {"cat([self.k, k]": "cat([self.rotate(self.k, j[:past]), k]"},
 }

@@ -33,13 +33,10 @@ def cross_attention(q, k, v, real):
 
 MISTAKES = {
     "tanh is missing": {"torch.tanh(s": "(s"},
-    "the context is divided by S, though the weights sum to 1": {".sum(1)": ".mean(1)"},
-    "the context comes first": {"return weights, (": "return (", ".sum(1)": ".sum(1), weights"},
     "padding is seen": {".masked_fill(~real, -torch.inf)": ""},
     "0 stands for −∞: exp(0) is a weight too": {"-torch.inf": "0.0"},
     "only padding is seen: the mask is inverted": {"~real": "real"},
     "the mask is after softmax": {".masked_fill(~real, -torch.inf)": "", ") @ v": ") * real @ v"},
-    "it is causal too": {"inf)": "inf) + torch.full_like(scores, -torch.inf).triu(1)"},
     "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
 }
 READ_ON = "attention.py: Additive and CrossAttention; masks.py: present"

@@ -36,7 +36,6 @@ MISTAKES = {
     "keys are repeated 0 1 0 1, not 0 0 1 1": {"_interleave(H // G, dim=1)": "(1, H // G, 1, 1)"},
     "keys and values are swapped": {"q, k, v = (x": "q, v, k = (x"},
     "W_out is not transposed": {"W_out.T": "W_out"},
-    "W_out is forgotten": {" @ W_out.T": ""},
     "the future is visible": {"is_causal=True": "is_causal=False"},
 }
 READ_ON = "attention.py: SelfAttention and share_heads"

@@ -23,7 +23,6 @@ MISTAKES = {
     "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
     "the products are divided by D, not by √D": {"q.shape[-1] ** 0.5": "q.shape[-1]"},
     "√Tq stands for √D: q.shape[-2] is the number of queries": {"q.shape[-1]": "q.shape[-2]"},
-    "rows are keys and columns queries: it is k @ q.mT": {"q @ k.mT": "k @ q.mT"},
 }
 READ_ON = "attention.py: dot and scaled_dot, then General and Additive, which are learned"
 

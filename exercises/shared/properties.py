@@ -22,19 +22,16 @@ def broken(theirs, exercise, label, call, *arguments):
         runs = [called(call, module, map(leaf, x.values())) for x in (inputs, inputs | changed)]
         return zip(*map(tensors, runs))
 
-    def breaks(names, axes=(), n=0, turned=(), error=1e-5):  # for float32
+    def breaks(names, axes=(), n=0, turned=()):
         """Do other numbers in the last n of axes, or axes turned around, change what is left?"""
         changed = {name: turn(other_last(parts[name], axes, n), turned) for name in names}
 
         def keeps(a, b):
-            return (close(turn(b, turned), a, error) | is_last(a, axes, n)).all()
+            return (close(turn(b, turned), a, 1e-5) | is_last(a, axes, n)).all()
 
         both = zip(results(exercise, changed), results(theirs, changed))
         return any(keeps(*a) and a[0].shape == b[0].shape and not keeps(*b) for a, b in both)
 
-    if breaks([], error=1e-12):
-        yield "called again, it gives other numbers"
-        return
     for letter, word in ("B", "text"), ("H", "head"):
         size = sizes.get(letter, 1)
         if breaks(parts, turned=[size]):

@@ -28,7 +28,6 @@ IN_WORDS = {  # parts of an error's text, and what they mean
     "MemoryError": TOO_MUCH,
     "NotImplementedError": "it is still to be written",
     "File too large": f"it prints more than {MEGABYTES} MB",
-    "EOFError": "it asks for input, and nobody types here",
     "SystemExit": "it ends the program",
 }
 
