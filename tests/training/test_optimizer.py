@@ -148,21 +148,6 @@ def test_muon_is_its_definition():
 # ---- AdamW, and both
 
 
-def test_the_state_follows_the_name():
-    """Catches averages that go to another parameter when the groups change between two runs."""
-    params = random_params((4,), (4,), (3,))
-    names = dict(zip(params, ("gain", "shift", "other")))
-    before = Muon([dict(params=params, **ADAMW)], names=names)
-    set_grads(params, 0)
-    before.step()
-    after = Muon([dict(params=params[::-1], **ADAMW)], names=names)
-    after.load_state_dict(before.state_dict())
-    assert all(torch.equal(after.state[p]["exp_avg"], before.state[p]["exp_avg"]) for p in params)
-    swapped = names | {params[1]: "other", params[2]: "shift"}  # of another shape
-    with pytest.raises(ValueError, match="another optimizer"):
-        Muon([dict(params=params, **ADAMW)], names=swapped).load_state_dict(before.state_dict())
-
-
 class Ruined(torch.nn.Module):
     """A model of one number, whose loss or gradient may be infinite."""
 
