@@ -6,8 +6,6 @@ import sys
 import pytest
 import torch
 
-from engine.common import tables
-from masks import VISIBLE
 from tools.shared import benchmark
 
 
@@ -45,22 +43,3 @@ def test_where_results_go(tmp_path, monkeypatch):
     for name, content, number in ("x_cuda", drawn[0], 1), ("x", drawn[1], 2):
         assert (tmp_path / "new" / f"{name}.json").read_text() == content
         assert json.loads(content) == {"a": number}
-
-
-def test_table():
-    """Catches columns that are out of line, and what is no Markdown table."""
-    rows = [{"a": "longer", "long": 1}, {"a": None, "new": 0.1234512}]
-    assert tables.format_table(rows).splitlines() == [
-        "| a      | long | new     |",
-        "| ------ | ---- | ------- |",
-        "| longer | 1    |         |",
-        "| -      |      | 0.12345 |",
-    ]
-
-
-def test_examples():
-    """Catches a mask of a fork's own that is not measured."""
-    registry = VISIBLE | {"mine": lambda a, b: (a, b)}
-    found = benchmark.mechanism_examples(registry, 3, H=4)
-    assert found["mine(3, 2)"] == (3, 2)
-    assert {"causal", "alibi(4)", "sliding_window(3)"} <= found.keys()

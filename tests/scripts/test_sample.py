@@ -327,6 +327,11 @@ def test_what_cannot_be_sampled(written, change, message):
         dict(interactive=True, start="a"),
         dict(prompts="a", start="b"),
         dict(seed=2**32),
+        dict(temperature=float("nan")),
+        dict(top_k=-1),
+        dict(top_p=0.0),
+        dict(min_p=2.0),
+        dict(repetition_penalty=float("inf")),
     ],
 )
 def test_impossible_settings(change):

@@ -54,19 +54,8 @@ def test_learning_rate(schedule):
     assert set(rates[110:]) == {0.1}
 
 
-def test_learning_rate_at_its_edges():
-    """Catches a division by zero where warmup, decay and end coincide."""
-    for warmup, decay, most in (0, 1, 1), (0, 0, 0), (5, 5, 10), (10, 5, 5), (1, 2, 2):
-        edges = dict(warmup_iters=warmup, lr_decay_iters=decay, max_iters=most, hold=0.0)
-        config = TrainConfig(learning_rate=1.0, min_lr=0.1, **edges)
-        assert all(0 < learning_rate_at(step, config) <= 1.0 for step in range(20))
-
-
 def test_learning_rate_that_is_constant():
-    """Catches a decay that begins too early, or that decay_lr=False does not stop."""
-    config = TrainConfig(learning_rate=1.0, max_iters=8, hold=0.5, lr_schedule="linear")
-    rates = [learning_rate_at(step, config) for step in range(9)]
-    assert rates == [1, 1, 1, 1, 1, 0.75, 0.5, 0.25, 0]
+    """Catches a decay that decay_lr=False does not stop."""
     config = TrainConfig(learning_rate=1.0, warmup_iters=3, max_iters=10, decay_lr=False)
     assert [learning_rate_at(step, config) for step in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
@@ -157,37 +146,6 @@ def test_muon_is_its_definition():
 
 
 # ---- AdamW, and both
-
-
-def test_adamw_is_pytorchs():
-    """Catches an argument of the functional AdamW that is not what the class would give it."""
-    mine = random_params((5, 3), (4,))
-    theirs = random_params((5, 3), (4,))
-    optimizer = Muon([dict(params=mine, **ADAMW)])
-    reference = torch.optim.AdamW(theirs, lr=0.1, weight_decay=0.3, betas=(0.8, 0.95), fused=True)
-    for step in range(5):
-        set_grads(mine, step)
-        set_grads(theirs, step)
-        for group in optimizer.param_groups + reference.param_groups:
-            group["lr"] = 0.1 / (step + 1)
-        optimizer.step()
-        reference.step()
-    assert all(torch.equal(p, t) for p, t in zip(mine, theirs))
-
-
-def test_the_state_follows_the_name():
-    """Catches averages that go to another parameter when the groups change between two runs."""
-    params = random_params((4,), (4,), (3,))
-    names = dict(zip(params, ("gain", "shift", "other")))
-    before = Muon([dict(params=params, **ADAMW)], names=names)
-    set_grads(params, 0)
-    before.step()
-    after = Muon([dict(params=params[::-1], **ADAMW)], names=names)
-    after.load_state_dict(before.state_dict())
-    assert all(torch.equal(after.state[p]["exp_avg"], before.state[p]["exp_avg"]) for p in params)
-    swapped = names | {params[1]: "other", params[2]: "shift"}  # of another shape
-    with pytest.raises(ValueError, match="another optimizer"):
-        Muon([dict(params=params, **ADAMW)], names=swapped).load_state_dict(before.state_dict())
 
 
 class Ruined(torch.nn.Module):

@@ -81,30 +81,8 @@ def test_what_is_not_nanogpts(tmp_path, saved):
         GPT.from_pretrained(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "name, content, message",
-    [
-        ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "cannot be loaded"),
-        ("model.safetensors", None, "it has no model.safetensors"),
-        ("config.json", '{"model_type": "gpt2"}', "vocab_size is missing"),
-        ("config.json", "{", "config.json is damaged"),
-        ("config.json", None, "there is no checkpoint|cannot be loaded"),
-    ],
-)
-def test_damaged_folders(tmp_path, name, content, message):
-    """Catches a traceback for a download that was interrupted, or is only a part."""
-    hugging_face_folder(tmp_path, tiny())
-    (tmp_path / name).unlink() if content is None else (tmp_path / name).write_text(content)
-    with pytest.raises(ValueError, match=message):
-        GPT.from_pretrained(tmp_path)
-
-
 def test_what_cannot_be_loaded(tmp_path):
-    """Catches a traceback for a name that nobody published, or weights of another shape."""
-    with pytest.raises(ValueError, match="'gpt5' is neither a folder nor a published model: gpt2"):
-        GPT.from_pretrained("gpt5")
-    with pytest.raises(ValueError, match="there is no checkpoint in"):
-        GPT.from_pretrained(tmp_path)
+    """Catches weights of another shape."""
     hugging_face_folder(tmp_path / "short", tiny(), n_positions=12)
     with pytest.raises(ValueError, match=r"wpe.weight is \(16, 16\) there and \(12, 16\) here"):
         GPT.from_pretrained(tmp_path / "short")
