@@ -103,6 +103,15 @@ const REPLACED = {
   previous: (scores) => scores.map((_, j) => Number(j === Math.max(0, scores.length - 2))),
 };
 
+// Float32s of the bits of float16: a sign, five bits of exponent, ten of fraction.
+function fromHalf(halves) {
+  const size = Array.from({ length: 32 }, (_, exponent) => 2 ** (Math.max(1, exponent) - 25));
+  return Float32Array.from(halves, (bits) => {
+    const exponent = (bits >> 10) & 31, fraction = (bits & 1023) + (exponent ? 1024 : 0);
+    return (bits & 0x8000 ? -1 : 1) * fraction * size[exponent];
+  });
+}
+
 class GPT {
   // config: that of model.py. shapes: [[name, shape of its weights]]; weights: all of them, one
   // after the other, as base64 of float16. rope: {frequency: of each pair, size: of what turned}.
@@ -111,7 +120,7 @@ class GPT {
     this.H = config.n_head;
     this.G = config.n_kv_head || config.n_head;
     this.D = config.head_size || config.n_embd / config.n_head;
-    const all = new Float32Array(new Float16Array(fromBytes(atob(weights)).buffer));
+    const all = fromHalf(new Uint16Array(fromBytes(atob(weights)).buffer));
     let end = 0;
     const next = (size) => all.subarray(end, (end += size));
     const matrix = (rows, size) => Array.from({ length: rows }, () => next(size));
