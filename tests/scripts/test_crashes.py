@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import random
-import shutil
 import time
 from pathlib import Path
 
@@ -200,43 +199,6 @@ def test_weights_that_are_not_finite(tmp_path):
 
 
 # ---- a full disk, and a power cut
-
-
-def test_no_space_left(tmp_path, monkeypatch):
-    """Catches a save that fails at one of its writes and damages the checkpoint before it."""
-    saved(tmp_path, 1)
-    for failing in range(100):
-        calls = iter(range(100))
-
-        def may_fail(function):
-            def call(*arguments, **settings):
-                if next(calls) == failing:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-                return function(*arguments, **settings)
-
-            return call
-
-        with monkeypatch.context() as patch:
-            writers = (
-                (os, "fsync"),
-                (os, "replace"),
-                (tensor_files, "save_file"),
-                (Path, "write_text"),
-            )
-            for owner, name in writers:
-                patch.setattr(owner, name, may_fail(getattr(owner, name)))
-            try:
-                folder = saved(tmp_path, 2)
-            except OSError as error:
-                assert str(error) == f"cannot write {tmp_path / 'step_000002'}: the disk is full"
-                left = sorted(path.name for path in tmp_path.iterdir())
-                assert left in (["step_000001"], ["step_000001", "step_000002"]) and everything(
-                    checkpoint.find_checkpoint(tmp_path)
-                )
-                shutil.rmtree(tmp_path / "step_000002", ignore_errors=True)
-                continue
-            break
-    assert failing > 10 and checkpoint.newest_valid(tmp_path) == folder
 
 
 class FullDisk:
