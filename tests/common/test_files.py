@@ -47,13 +47,3 @@ def test_two_processes_write_one_file(tmp_path, monkeypatch):
             patch.setattr(files.os, "getpid", lambda: 0)
             files.atomic_write(path, b"b")
     assert path.read_bytes() == b"a"
-
-
-@pytest.mark.parametrize("content", ["[1]", "{", '{"a": NaN'])
-def test_damaged_json(tmp_path, content):
-    """Catches a damaged file that ends a script with a traceback, or without its name."""
-    (tmp_path / "x.json").write_text(content)
-    with pytest.raises(files.DamagedFile, match="x.json is damaged"):
-        files.read_json(tmp_path / "x.json")
-    with pytest.raises(files.DamagedFile, match="is not a regular file"):
-        files.read_json(tmp_path)
