@@ -34,7 +34,6 @@ MISTAKES = {
     "softmax's gradient lacks the row's sum": {"dweights - total": "dweights"},
     "dscores are not multiplied by the weights": {"= weights * (": "= ("},
     "the scale is missing in dq and dk": {"@ k * scale": "@ k", "@ q * scale": "@ q"},
-    "dk is made of dscores, not of dscoresᵀ": {"dscores.mT": "dscores"},
     "the causal mask is missing": {".masked_fill(future, -torch.inf)": ""},
 }
 READ_ON = "engine/kernels/autograd.py: tiled_gradients, which needs y to know each row's sum"

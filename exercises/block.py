@@ -50,7 +50,6 @@ MISTAKES = {
         "x + mlp(norm_2(x))": "norm_2(x + mlp(x))",
     },
     "block: attention's residual is missing": {"x + attend": "attend"},
-    "initial: each block writes twice, not once": {"2 * n_layer": "n_layer"},
 }
 READ_ON = "model.py: layer_norm, FeedForward, Block, gpt2_std and init_weights"
 

@@ -34,8 +34,12 @@ MISTAKES = {
     },
     "heads are merged without a transpose": {"y.transpose(1, 2).flatten(2)": "y.reshape(x.shape)"},
     "keys are repeated 0 1 0 1, not 0 0 1 1": {"_interleave(H // G, dim=1)": "(1, H // G, 1, 1)"},
-    "keys and values are swapped": {"q, k, v = (x": "q, v, k = (x"},
+    "q, k and v of a head stand side by side: q of all heads comes first": {
+        "(x @ W_qkv.T).split([H * D, G * D, G * D], dim=-1)": "(part.flatten(2) for part in "
+        "(x @ W_qkv.T).unflatten(2, (G, -1)).split([H // G * D, D, D], dim=-1))"
+    },
     "W_out is not transposed": {"W_out.T": "W_out"},
+    "W_out is forgotten": {" @ W_out.T": ""},
     "the future is visible": {"is_causal=True": "is_causal=False"},
 }
 READ_ON = "attention.py: SelfAttention and share_heads"

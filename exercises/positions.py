@@ -40,9 +40,7 @@ def rotary(q, k, v):
 
 
 MISTAKES = {
-    "sinusoidal: sin and cos are swapped": {"a.sin(), a.cos()]": "a.cos(), a.sin()]"},
     "sinusoidal: all sines come first": {"dim=-1).flatten(1)": "dim=1).flatten(1)"},
-    "sinusoidal: ω is 10000^(−p/C), and not −2p/C": {"-2 * torch.arange(C": "-torch.arange(C"},
     "rotary: pairs are neighbours (2p, 2p + 1), and not halves (p, p + D/2)": {
         "x.chunk(2, dim=-1)": "x[..., ::2], x[..., 1::2]",
         "torch.cat([y1, y2], dim=-1)": "torch.stack([y1, y2], dim=-1).flatten(-2)",

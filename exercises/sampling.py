@@ -43,7 +43,6 @@ def losses(logits, targets, characters):
 MISTAKES = {
     "the logits are multiplied by the temperature": {"(logits / temp": "(logits * temp"},
     "the token that crosses top_p is left out": {"p.cumsum(dim=-1) - p": "p.cumsum(dim=-1)"},
-    "what remains is not renormalized": {" / p.sum(dim=-1, keepdim=True)": ""},
     "top_k comes after top_p and its renormalization": {
         "rank < top_k": "p.cumsum(dim=-1) - p < top_p",
         "p.cumsum(dim=-1) - p < top_p": "rank < top_k",

@@ -73,7 +73,7 @@ def traits(a, b):
     if scaled and wrong.sum() > 1:
         yield f"every number is {factor:.3g} times what it should be"
     off, right = ((x.double().sum(-1) - 1).abs().max() for x in (a, b))
-    if b.dim() > 1 and right < 1e-9 < off:
+    if b.dim() > 1 and b.dtype != torch.bool and right < 1e-9 < off:
         yield "the rows do not sum to 1"
     if a.dtype == torch.bool and a.dim() == 2 and (a & wrong).triu(a.shape[1] - len(a) + 1).any():
         yield "it looks ahead: it is True where j > i"

@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
 
 from exercises.shared import definition, diagnosis
 
-SECONDS = 30
+SECONDS = 30  # from where the learner's file begins
 
 
 def check(name, path):
@@ -29,12 +30,12 @@ def run_file(name, path):
         to, here = Path(folder) / "outcomes", Path(folder) / "here"
         here.mkdir()
         command = ["-m", "exercises.shared.worker", name, str(path), str(to)]
-        status = run(command, here, output, SECONDS)
+        status = run(command, here, output, SECONDS, to)
         output.seek(0)
         text = output.read(1000).decode(errors="replace")
         if status is None:
             error = f"it takes more than {SECONDS} seconds: is there an endless loop?"
-        elif to.exists():
+        elif to.exists() and to.stat().st_size:
             return torch.load(to, weights_only=True), text
         elif status < 0:
             error = f"signal {-status} ended its process: does it need too much memory?"
@@ -43,13 +44,15 @@ def run_file(name, path):
         return {"error": error}, text
 
 
-def run(command, folder, output, seconds):
-    """Run Python in a folder; return its exit code, or None if it takes longer."""
+def run(command, folder, output, seconds, begun):
+    """Run Python in a folder; return its exit code, or None if it takes longer, once begun."""
     own = {"PYTHONPATH": str(definition.ROOT), "PYTHONIOENCODING": "utf-8"}
     streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
     command = [sys.executable, *command]
     process = subprocess.Popen(command, cwd=folder, env=os.environ | own, **streams)
     try:
+        while process.poll() is None and not begun.exists():
+            time.sleep(0.05)  # torch is imported, which may take long
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
         return None

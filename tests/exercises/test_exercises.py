@@ -24,7 +24,7 @@ NAMED = "These are the numbers that one gets if"
 def forks(monkeypatch):
     """Learners' files run in forks of this process, which has imported torch."""
 
-    def run_in_fork(command, folder, output, seconds):
+    def run_in_fork(command, folder, output, seconds, begun):
         pid = forked(command, output, output)
         deadline = time.monotonic() + seconds
         while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
