@@ -37,6 +37,7 @@ from engine.common.settings import given_settings, leading_presets, parse_settin
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
 from engine.training import lora
+from engine.training.answers import show_answers
 from engine.training.batches import document_separator
 from engine.training.monitor import dry_run
 from engine.training.optimizer import DECAY, learning_rate_at
@@ -92,6 +93,9 @@ class TrainConfig(GPTConfig):
     """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
     eval_only: bool = False
     """Evaluate, and stop."""
+    eval_answers: int = 3
+    """Of conversations, questions of each split that are answered at the end; three are shown
+    beside the true answers."""
     dry_run: bool = False
     """Print the memory and time that the run would take, and stop."""
     log_interval: int = 10
@@ -191,7 +195,8 @@ class TrainConfig(GPTConfig):
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, most=10**9)
         counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval")
-        at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
+        counts += ("keep_checkpoints", "lora_rank", "eval_answers")
+        at_least(0, self, *counts, most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
         at_least(0, self, *rates, "weight_decay", "grad_clip")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
@@ -267,6 +272,8 @@ def train(config, requests=None):
             trainer.update()
             bar.update()
 
+    if finished and trainer.data.masks and config.eval_answers:
+        show_answers(trainer)
     run.finish(stop, record)
     return record
 

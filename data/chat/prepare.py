@@ -10,6 +10,7 @@ learned, all else is only read.
 """
 
 import functools
+import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
 from engine.text import conversations, large, preparation
+from engine.text.chat import chat_tokenizer
 
 
 @dataclass
@@ -55,9 +57,17 @@ def prepare(settings):
     if settings.hub:
         rows = large.read_hub(settings.hub, streaming=True, split=settings.split)
         train = functools.partial(conversations.numbered, rows, settings.hub)
-    folder = preparation.DATA / settings.name
-    skip = settings.skip_damaged
-    conversations.write_conversations(folder, train, val, settings.tokenizer, source, skip)
+    parts = [train(), val()] if val else [train()]
+    texts = itertools.chain.from_iterable(map(conversations.texts_of, parts))
+    tokenizer = chat_tokenizer(settings.tokenizer, texts)
+    conversations.write_conversations(
+        preparation.DATA / settings.name,
+        tokenizer,
+        train(),
+        val() if val else None,
+        source,
+        settings.skip_damaged,
+    )
 
 
 if __name__ == "__main__":

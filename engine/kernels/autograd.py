@@ -120,6 +120,9 @@ def linear_cross_entropy(x, weight, targets):
     GPT-2's vocabulary, all N x V logits would be most of the memory of a training step. Its
     backward pass can run only once.
     """
+    kept = targets >= 0
+    if x.device.type == "cpu" and not torch.compiler.is_compiling() and not kept.all():
+        x, targets = x[kept], targets[kept]  # a GPU would wait to know how many these are
     return LinearCrossEntropy.apply(x, weight, targets, torch.is_grad_enabled())
 
 

@@ -15,7 +15,7 @@ import json
 import numpy as np
 
 from engine.text import large
-from engine.text.chat import ChatTemplate, chat_tokenizer
+from engine.text.chat import ChatTemplate
 from engine.text.preparation import BEGINS, LEARNED, MASKS, READ, SPLITS, separator, write_tokens
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant"}
@@ -109,19 +109,17 @@ def encode_records(records, template, val_share, skipped=None):
         yield f"{split}.mask", mask, 0, False
 
 
-def write_conversations(folder, train, val, tokenizer_name, source, skip_damaged=False):
-    """Tokenize conversations into a dataset. train, val: functions that yield (where, record).
+def write_conversations(folder, tokenizer, train, val, source, skip_damaged=False):
+    """Tokenize conversations, iterables of (where, record), into a dataset.
 
-    val None: VAL_SHARE of the conversations. ValueError names the first damaged record, unless
-    skip_damaged leaves them out.
+    tokenizer: as from chat_tokenizer. val None: VAL_SHARE of the conversations. ValueError names
+    the first damaged record, unless skip_damaged leaves them out.
     """
-    texts = (text for part in (train, val) if part for text in texts_of(part()))
-    tokenizer = chat_tokenizer(tokenizer_name, texts)
     template = ChatTemplate(tokenizer)
     skipped = [] if skip_damaged else None
-    encoded = encode_records(train(), template, 0 if val else VAL_SHARE, skipped)
+    encoded = encode_records(train, template, 0 if val else VAL_SHARE, skipped)
     if val:
-        encoded = itertools.chain(encoded, encode_records(val(), template, 1, skipped))
+        encoded = itertools.chain(encoded, encode_records(val, template, 1, skipped))
     write_tokens(folder, tokenizer, {"name": source}, encoded, names=SPLITS + MASKS)
     if skipped:
         print(f"left out {len(skipped):,} damaged records, such as {skipped[0]}")

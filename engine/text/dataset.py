@@ -24,7 +24,7 @@ from engine.text.preparation import (
 from engine.text.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
 
 # They prepare themselves when they are first used; no other folder's code is ever run.
-INCLUDED = "stdlib", "words", "shakespeare", "shakespeare_char"
+INCLUDED = "stdlib", "words", "questions", "shakespeare", "shakespeare_char"
 
 
 @dataclass
@@ -115,7 +115,7 @@ def load_dataset(name, block_size, data_tokenizer=""):
         files[split] = map_tokens(path, meta["dtype"], meta[split]["tokens"], least)
         check_tokens(path, files[split], tokenizer.vocab_size, hashes[split])
     data = Dataset(
-        name=name if folder.parent == DATA else str(folder.resolve()),
+        name=name if folder.is_relative_to(DATA) else str(folder.resolve()),
         **files,
         tokenizer=tokenizer,
         hashes=hashes,

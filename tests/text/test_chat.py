@@ -234,8 +234,8 @@ GOOD = {"messages": ONE}
 def prepared(folder, path, **settings):
     """The dataset of the conversations in a file, all of them in both splits."""
     records = functools.partial(conversations.read_records, path)
-    settings = {"tokenizer_name": "byte", "source": "x", "val": records} | settings
-    conversations.write_conversations(folder, records, **settings)
+    settings = {"source": "x", "val": records()} | settings
+    conversations.write_conversations(folder, chat_tokenizer("byte"), records(), **settings)
     return dataset.load_dataset(str(folder), 8)
 
 

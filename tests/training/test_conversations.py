@@ -1,10 +1,9 @@
 """Training on conversations: packed rows, the loss of a step, runs from end to end."""
 
-import functools
 import json
 import random
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ from safetensors.torch import save_file
 
 from attention import ATTENTION
 from engine.text import dataset
-from engine.text.chat import ChatTemplate
-from engine.text.conversations import write_conversations
+from engine.text.chat import ChatTemplate, chat_tokenizer
+from engine.text.conversations import texts_of, write_conversations
 from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.training.batches import micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
@@ -38,11 +37,10 @@ def talk(seed):
 
 def write(folder, tokenizer="byte", count=60):
     """Write conversations as a dataset, and return its name."""
-    train, val = (
-        functools.partial(lambda seeds: [(f"row {n}", talk(n)) for n in seeds], seeds)
-        for seeds in (range(count), range(1000, 1007))
-    )
-    write_conversations(folder, train, val, tokenizer, "talk")
+    train = [(f"row {n}", talk(n)) for n in range(count)]
+    val = [(f"row {n}", talk(n)) for n in range(1000, 1007)]
+    texts = texts_of([*train, *val])
+    write_conversations(folder, chat_tokenizer(tokenizer, texts), train, val, "talk")
     return str(folder)
 
 
@@ -291,6 +289,24 @@ def test_a_model_that_knows_no_conversations(configure, poem, tmp_path, capsys):
     assert torch.allclose(row, mean)
     with pytest.raises(ValueError, match="trained on other tokens .* data/chat/prepare.py"):
         train(configure(init_from=base, max_iters=0))
+
+
+def test_answers(configure, tmp_path, capsys):
+    """Catches answers that are cut, of other questions, or counted as exact when they are not."""
+    facts = [("Tyger", "Tyger burning"), ("What", "the hand"), ("Did he", "smile?")]
+    records = [(q, {"prompt": q, "completion": answer}) for q, answer in facts]
+    wrong = [(q, {"prompt": q, "completion": "another answer"}) for q, _ in facts]
+    tokenizer = chat_tokenizer("char", texts_of([*records, *wrong]))
+    write_conversations(tmp_path / "facts", tokenizer, records, wrong[:2], "facts")
+    settings = dict(optimizer="muon", learning_rate=0.02, max_iters=200, eval_interval=200)
+    config = configure(dataset=str(tmp_path / "facts"), **settings)
+    train(config)
+    printed = capsys.readouterr().out
+    assert "train: 3 of 3 answers exact\nval: 0 of 2 answers exact\n" in printed
+    shown = "user What assistant\n  answer: the hand\n  true:   another answer\n"
+    assert shown in printed and printed.count("true: ") == 2
+    train(replace(config, init_from="resume", eval_only=True, eval_answers=0))
+    assert "answers exact" not in capsys.readouterr().out
 
 
 def test_what_cannot_be_trained(configure):

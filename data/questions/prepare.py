@@ -1,0 +1,138 @@
+"""Questions about Python's standard library, answered from its own docstrings: no download.
+
+    python data/questions/prepare.py
+
+"What does textwrap.dedent do?" "Remove any common leading whitespace from every line in `text`."
+A tenth of the packages is for validation: no question names their modules. data/questions/wordings
+has the same text to train on; its validation asks what was asked in training, in other words. The
+pairs differ a little between Python versions.
+"""
+
+import ast
+import collections
+import platform
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from engine.common.errors import one_line_errors
+from engine.text import library
+from engine.text.chat import chat_tokenizer
+from engine.text.conversations import texts_of, write_conversations
+from engine.text.large import split_of
+
+TOKENIZER = "bpe:2048"
+LONGEST = 100  # characters of an answer
+LEFT_OUT = {"idlelib", "lib2to3", "turtledemo", "ntpath"}  # programs; os.path is posixpath here
+# The last wording of each is for the validation of data/questions/wordings.
+WORDINGS = {
+    "does": [
+        "What does {name} do?",
+        "What is {name} for?",
+        "Tell me about {name}.",
+        "Describe {name}.",
+        "Please tell me what {name} does.",
+    ],
+    "which": [
+        "Which name of {module} stands for this: {does}",
+        "{does} What in {module} does this?",
+        "What in {module} stands for this: {does}",
+    ],
+    "call": [
+        "How is {name} called?",
+        "What is the signature of {name}?",
+        "Which arguments does {name} take?",
+        "Show me a call of {name}.",
+        "Show me the signature of {name}.",
+    ],
+    "module": [
+        "Which module has {short}?",
+        "Where is {short}?",
+        "From where do I import {short}?",
+        "From which module do I import {short}?",
+    ],
+    "returns": [
+        "What does {name} return?",
+        "What is the result of {name}?",
+        "What result does {name} return?",
+    ],
+}
+
+
+def first_sentence(node):
+    """Return the first sentence of a docstring, or "" if it has none that fits."""
+    paragraph = (ast.get_docstring(node) or "").partition("\n\n")[0]
+    sentence = " ".join(paragraph.split()).partition(". ")[0].rstrip(".") + "."
+    return sentence if 10 < len(sentence) <= LONGEST else ""
+
+
+def signature(node):
+    """Return the arguments of a function, or those that make an object of a class."""
+    if isinstance(node, ast.ClassDef):
+        makers = [part for part in node.body if getattr(part, "name", "") == "__init__"]
+        if not makers:
+            return "()"
+        node = makers[0]
+        node.args.args = node.args.args[1:]  # without self
+    return f"({ast.unparse(node.args)})"
+
+
+def module_name(path):
+    """Return the name by which a source file of the standard library is imported."""
+    parts = path.relative_to(library.LIBRARY).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__").replace("posixpath", "os.path")
+
+
+def things():
+    """Yield what the questions are about: a dict for each public function and class."""
+    for path in library.sources():
+        module = module_name(path)
+        parts = module.split(".")
+        if parts[0] in LEFT_OUT or any(part.startswith("_") for part in parts):
+            continue
+        for node in ast.parse(library.read_source(path)).body:
+            if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+                continue
+            if does := first_sentence(node):
+                name = f"{module}.{node.name}"
+                returned = does.partition("Return ")[2] or does.partition("Returns ")[2]
+                answers = {"does": does, "which": name, "call": name + signature(node)}
+                answers |= {"module": module, "returns": returned}
+                yield {"name": name, "short": node.name, **answers}
+
+
+def pairs():
+    """Return {split: pairs}: train, val (unseen modules), and wordings (unseen words)."""
+    found = {"train": [], "val": [], "wordings": []}
+    answers = collections.defaultdict(set)
+    for thing in things():
+        package = thing["module"].partition(".")[0]
+        for kind, wordings in WORDINGS.items():
+            if not 0 < len(thing[kind]) <= LONGEST:
+                continue
+            for wording in wordings:
+                split = split_of(package, 0.1)
+                if split == "train" and wording == wordings[-1]:
+                    split = "wordings"
+                pair = {"prompt": wording.format(**thing), "completion": thing[kind]}
+                answers[pair["prompt"]].add(thing[kind])
+                found[split].append((thing["name"], pair))
+    for split, those in found.items():  # without questions that have more than one answer
+        found[split] = [pair for pair in those if len(answers[pair[1]["prompt"]]) == 1]
+    return found
+
+
+def prepare():
+    found = pairs()
+    print(", ".join(f"{len(those):,} pairs for {split}" for split, those in found.items()))
+    tokenizer = chat_tokenizer(TOKENIZER, texts_of(found["train"]))
+    source = f"docstrings of Python {platform.python_version()}"
+    folder = Path(__file__).parent
+    for place, val in (folder, "val"), (folder / "wordings", "wordings"):
+        write_conversations(place, tokenizer, found["train"], found[val], source)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        prepare()
