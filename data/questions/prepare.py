@@ -12,6 +12,7 @@ import ast
 import collections
 import platform
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -25,39 +26,7 @@ from engine.text.large import split_of
 TOKENIZER = "bpe:2048"
 LONGEST = 100  # characters of an answer
 LEFT_OUT = {"idlelib", "lib2to3", "turtledemo", "ntpath"}  # programs; os.path is posixpath here
-# The last wording of each is for the validation of data/questions/wordings.
-WORDINGS = {
-    "does": [
-        "What does {name} do?",
-        "What is {name} for?",
-        "Tell me about {name}.",
-        "Describe {name}.",
-        "Please tell me what {name} does.",
-    ],
-    "which": [
-        "Which name of {module} stands for this: {does}",
-        "{does} What in {module} does this?",
-        "What in {module} stands for this: {does}",
-    ],
-    "call": [
-        "How is {name} called?",
-        "What is the signature of {name}?",
-        "Which arguments does {name} take?",
-        "Show me a call of {name}.",
-        "Show me the signature of {name}.",
-    ],
-    "module": [
-        "Which module has {short}?",
-        "Where is {short}?",
-        "From where do I import {short}?",
-        "From which module do I import {short}?",
-    ],
-    "returns": [
-        "What does {name} return?",
-        "What is the result of {name}?",
-        "What result does {name} return?",
-    ],
-}
+WORDINGS = tomllib.loads(Path(__file__).with_name("wordings.toml").read_text(encoding="utf-8"))
 
 
 def first_sentence(node):
@@ -67,15 +36,15 @@ def first_sentence(node):
     return sentence if 10 < len(sentence) <= LONGEST else ""
 
 
-def signature(node):
-    """Return the arguments of a function, or those that make an object of a class."""
+def call(name, node):
+    """Return how a function is called, or a class; "" for a class that inherits what makes it."""
     if isinstance(node, ast.ClassDef):
         makers = [part for part in node.body if getattr(part, "name", "") == "__init__"]
         if not makers:
-            return "()"
+            return ""
         node = makers[0]
-        node.args.args = node.args.args[1:]  # without self
-    return f"({ast.unparse(node.args)})"
+        (node.args.posonlyargs or node.args.args).pop(0)  # self
+    return f"{name}({ast.unparse(node.args)})"
 
 
 def module_name(path):
@@ -96,9 +65,10 @@ def things():
                 continue
             if does := first_sentence(node):
                 name = f"{module}.{node.name}"
-                returned = does.partition("Return ")[2] or does.partition("Returns ")[2]
-                answers = {"does": does, "which": name, "call": name + signature(node)}
-                answers |= {"module": module, "returns": returned}
+                first, _, rest = does.partition(" ")
+                returns = rest if first in ("Return", "Returns") else ""
+                answers = {"does": does, "which": name, "call": call(name, node)}
+                answers |= {"module": module, "returns": returns}
                 yield {"name": name, "short": node.name, **answers}
 
 
