@@ -18,7 +18,7 @@ from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.training.batches import micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
 from model import POSITION
-from train import TrainConfig, train
+from train import TrainConfig, settings, train
 
 CPU = torch.device("cpu")
 WORDS = POEM.split()
@@ -274,8 +274,9 @@ def test_a_model_that_knows_no_conversations(configure, poem, tmp_path, capsys):
     """
     base = str(tmp_path / "base")
     dataset.write_dataset(tmp_path / "text", [POEM * 30], "bpe:300", "a poem")
-    config = configure(dataset=str(tmp_path / "text"), max_iters=1, out_dir=base)
-    train(config)
+    changes = dict(dataset=tmp_path / "text", out_dir=base)
+    changes |= dict(max_iters=1, n_layer=2, n_embd=32, block_size=96)
+    train(settings(["config/minute.toml", *(f"--{k}={v}" for k, v in changes.items())]))
     name = write(tmp_path / "more", base)
     train(configure(dataset=name, init_from=base, max_iters=0))
     assert "vocabulary grows to 302" in capsys.readouterr().out
@@ -289,6 +290,8 @@ def test_a_model_that_knows_no_conversations(configure, poem, tmp_path, capsys):
     assert torch.allclose(row, mean)
     with pytest.raises(ValueError, match="trained on other tokens .* data/chat/prepare.py"):
         train(configure(init_from=base, max_iters=0))
+    train(configure(dataset=name, init_from=base, max_iters=12, learning_rate=1e-2))
+    assert losses(tmp_path / "out")[-1]["val_loss"] < losses(tmp_path / "out")[0]["train_loss"] - 1
 
 
 def test_answers(configure, tmp_path, capsys):
