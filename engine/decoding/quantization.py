@@ -4,7 +4,8 @@ Training multiplies thousands of rows by a weight: arithmetic takes the time, an
 good at it. Decoding multiplies one row for each text, so reading the weights takes the time: a
 float32 is four bytes, a float16 or bfloat16 two, an int8 one. With ten rows both count.
 
-    float32   what was trained. oneDNN's layout is faster for several rows, and on AMD for one.
+    float32   what was trained. oneDNN's layout is faster for several rows, and on some processors
+              for one: prepare_for_inference tries it.
     float16   11 of the 24 bits of each weight; inputs, sums and outputs stay float32. The default
               for a large model.
     int8      7 bits of each weight and a scale for each output; inputs keep 14 bits (13 without
@@ -16,6 +17,8 @@ and computes in float32. On a GPU int8 saves memory, and time for a single text,
 compiled step reads the integers themselves. Not used in training.
 """
 
+import math
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -23,7 +26,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.common.hardware import cpu_flags, cpu_name, half_dtype, is_emulated
+from engine.common.hardware import cpu_flags, half_dtype, is_emulated
 
 CAPABILITY = torch.backends.cpu.get_cpu_capability()
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and CAPABILITY.startswith("AVX")
@@ -147,16 +150,42 @@ def linears_of(model):
     return {name: module for name, module in modules if isinstance(module, nn.Linear)}
 
 
-def layer_for(device, dtype, quantize, rows):
+def packed_is_faster(linears, seconds=0.05):
+    """Return whether oneDNN's layout is read faster for one row: both are tried here and now.
+
+    On the first layers, more than a processor's cache holds; False for a model that it may hold,
+    whose text must not depend on chance.
+    """
+    plain = []
+    nbytes = 0
+    for linear in linears:
+        if nbytes <= CACHE_BYTES:
+            plain.append(linear)
+            nbytes += linear.weight.nbytes
+    if nbytes <= CACHE_BYTES:
+        return False
+    kinds = plain, [*map(Packed, plain)]
+    best = [math.inf, math.inf]
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or math.inf in best:
+        for n, layers in enumerate(kinds):
+            start = time.perf_counter()
+            for layer, linear in zip(layers, plain):
+                layer(torch.ones(1, linear.in_features))
+            best[n] = min(best[n], time.perf_counter() - start)
+    return best[1] < 0.9 * best[0]  # clearly, so that the next start chooses the same
+
+
+def layer_for(model, dtype, quantize, rows):
     """Return the module that replaces a Linear, or None if nothing does."""
+    device = model.transformer.wte.weight.device
     on_cpu = device.type == "cpu" and rows is not None
     if quantize == "int8":
         return PackedInt8 if on_cpu and HAS_FBGEMM else Int8
     if on_cpu and dtype == torch.float16 and HAS_FBGEMM:
         return Half
-    # In float32 oneDNN is faster for several rows, and MKL is slow on AMD.
     if on_cpu and dtype == torch.float32 and HAS_ONEDNN:
-        return Packed if rows >= 4 or "AMD" in cpu_name() else None
+        return Packed if rows >= 4 or packed_is_faster(linears_of(model).values()) else None
     return None
 
 
@@ -168,12 +197,12 @@ def prepare_for_inference(model, dtype, quantize="none", rows=1):
     """
     model.eval().requires_grad_(False)
     device = model.transformer.wte.weight.device
-    layer = layer_for(device, dtype, quantize, rows)
+    layer = layer_for(model, dtype, quantize, rows)
     if not layer and is_emulated(device, dtype):
         convert(model, dtype)  # rounds the weights; products are faster in float32
         dtype = torch.float32
         convert(model, dtype)
-        layer = layer_for(device, dtype, quantize, rows)
+        layer = layer_for(model, dtype, quantize, rows)
     if layer:
         linears = linears_of(model)
         with warnings.catch_warnings(), ThreadPoolExecutor(torch.get_num_threads()) as pool:

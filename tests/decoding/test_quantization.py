@@ -3,6 +3,7 @@
 import copy
 import math
 import runpy
+import time
 
 import pytest
 import torch
@@ -173,6 +174,21 @@ def test_the_dtype_that_suits_a_model(monkeypatch):
     large = "float16" if quantization.HAS_FBGEMM else "float32"
     assert best_dtype(model) == best_dtype(model, 20) == large
     assert best_dtype(model, None) == "float32"
+
+
+@pytest.mark.parametrize("seconds, expected", [(0.002, False), (0, True)])
+def test_the_product_that_is_faster_here(seconds, expected, monkeypatch):
+    """Catches the slower of two products of one row, and a choice by chance for a small model."""
+
+    class Packed(nn.Module):
+        def forward(self, x):
+            time.sleep(seconds)
+
+    monkeypatch.setattr(quantization, "Packed", lambda linear: Packed())
+    linears = [nn.Linear(700, 500) for _ in range(3)]
+    assert not quantization.packed_is_faster(linears)
+    monkeypatch.setattr(quantization, "CACHE_BYTES", 0)
+    assert quantization.packed_is_faster(linears) == expected
 
 
 def test_a_processor_without_avx(monkeypatch):
