@@ -204,7 +204,10 @@ def prepare_for_inference(model, dtype, quantize="none", rows=1):
         convert(model, dtype)
         layer = layer_for(model, dtype, quantize, rows)
     if layer:
-        linears = linears_of(model)
+        # The largest first, or at the end one thread would work on it alone.
+        linears = dict(
+            sorted(linears_of(model).items(), key=lambda item: item[1].weight.nbytes, reverse=True)
+        )
         with warnings.catch_warnings(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
             warnings.simplefilter("ignore")  # PyTorch plans to replace its quantized dtypes
             for name, new in zip(linears, pool.map(layer, linears.values())):
