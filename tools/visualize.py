@@ -17,12 +17,20 @@ be typed, and heads and MLPs switched off. docs/index.html is one, of config/wor
     python -m experiments.translate --models=bahdanau --save=out-translate
     python -m tools.visualize --live=True --out_dir=out-words --translator=out-translate \
         --text="the dogs did not cross the street because it" --page=docs/index.html \
+        --other="letters.html A model that copies letters" \
         --examples="the dog did not cross the streets because it
     the dog did not cross the street because it
     the trophies did not fit the suitcase because they"
+
+docs/letters.html is another, of config/induction.toml:
+
+    python train.py config/induction.toml
+    python -m tools.visualize --live=True --out_dir=out-induction --page=docs/letters.html \
+        --text="abracadabra, abracad" --other="index.html A model of whole words, and a translator"
 """
 
 import base64
+import html
 import json
 import re
 import sys
@@ -67,8 +75,14 @@ class VisualizeConfig(ModelSettings):
     """A folder of experiments.translate --save: where it looks becomes a tab of the page."""
     sentences: str = SENTENCES
     """What it translates, one sentence a line."""
+    other: str = ""
+    """Another page that this one links to: its address, a space, and what the link says."""
     page: str = ""
     """The file of the page; empty: attention.html in the model's folder."""
+
+    def __post_init__(self):
+        if len(self.other.split()) == 1:
+            raise ValueError(f"other={self.other!r} lacks the words of the link, after a space")
 
 
 def main(config):
@@ -89,20 +103,22 @@ def main(config):
 
     to = Path("." if config.init_from else config.out_dir)
     picture = to / "attention.png"
-    html = Path(config.page or to / "attention.html")
+    file = Path(config.page or to / "attention.html")
     figure = draw(maps, data["labels"], str(folder))
     if config.live:
         data = live_data(data, model, tokenizer, ids, config.examples)
     if config.translator:
         data["alignments"] = alignments(config.translator, config.sentences)
-    atomic_write(html, page(data).encode())
+    if config.other:
+        data["other"] = config.other.split(maxsplit=1)
+    atomic_write(file, page(data).encode())
     heatmaps.save(figure, picture)
     if note:
         print(f"note: {note}", file=sys.stderr)
-    print(f"{html} and {picture}: {len(ids)} tokens, {L} layers x {H} heads")
+    print(f"{file} and {picture}: {len(ids)} tokens, {L} layers x {H} heads")
     if "live" in data:
-        print(f"{html} holds the model: {html.stat().st_size / 1e6:.1f} MB")
-    return html, picture
+        print(f"{file} holds the model: {file.stat().st_size / 1e6:.1f} MB")
+    return file, picture
 
 
 def live_data(data, model, tokenizer, ids, examples):
@@ -112,17 +128,17 @@ def live_data(data, model, tokenizer, ids, examples):
     except ValueError as error:
         print(f"note: the page is not live: {error}", file=sys.stderr)
         return data
-    kept = {key: data[key] for key in ("model", "note", "layers", "heads", "windows")}
-    return kept | {"live": content, "ids": ids.tolist(), "examples": examples.splitlines()}
+    kept = {key: data[key] for key in ("model", "note", "layers", "heads", "windows", "ids")}
+    return kept | {"live": content, "examples": examples.splitlines()}
 
 
 def show_alignment(folder, text):
     """Write alignment.html for the sentences of a text, one a line; return its path, in a tuple."""
     found = alignments(folder, text)
-    html = Path(folder, "alignment.html")
-    atomic_write(html, page({"model": str(folder), "alignments": found}, "alignment.html").encode())
-    print(f"{html}: {len(found)} sentences")
-    return (html,)
+    file = Path(folder, "alignment.html")
+    atomic_write(file, page({"model": str(folder), "alignments": found}, "alignment.html").encode())
+    print(f"{file}: {len(found)} sentences")
+    return (file,)
 
 
 def alignments(folder, text):
@@ -182,6 +198,7 @@ def describe(model, tokenizer, ids, maps, logits):
         "layers": len(maps),
         "heads": len(maps[0]),
         "windows": [getattr(block.attn.visible, "window", None) for block in model.transformer.h],
+        "ids": ids.tolist(),
         "labels": labels.labels(pieces),
         "breaks": [b"\n" in piece for piece in pieces],
         "losses": [None, *rounded(losses, 4)],  # in nats; the first token has none
@@ -253,10 +270,13 @@ def draw(maps, labels, title):
 def page(data, template="index.html"):
     """The whole of a page. No text can end the element around it: < becomes \\u003c."""
     content = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    parts = {"data": content.replace("<", "\\u003c")}
+    parts = {"data": content.replace("<", "\\u003c"), "other": ""}
     parts["style"] = (PAGE / "style.css").read_text(encoding="utf-8")
     for path in [*PAGE.glob("*.js"), PAGE / "translator.html"]:
         parts[path.name] = path.read_text(encoding="utf-8")
+    if "other" in data:
+        address, says = map(html.escape, data["other"])
+        parts["other"] = f'<a href="{address}">{says}</a>'
     template = (PAGE / template).read_text(encoding="utf-8")
     return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], template)
 

@@ -447,7 +447,7 @@ def test_without_a_mouse_on_a_phone(page):
 
 
 def test_the_page_in_docs(page):
-    """Catches a page whose "it" does not look at its noun."""
+    """Catches a page whose "it" does not look at its noun, and an unknown word without a word."""
     open_page(page.browser, ROOT / "docs/index.html")
     looks = "return view.reading.map(arguments[0], arguments[1])[8][arguments[2]]"
     for text, layer, head, noun in [
@@ -456,5 +456,8 @@ def test_the_page_in_docs(page):
     ]:
         page.type(text)
         assert page.run(looks, layer, head, noun) > 0.99
+        assert page.find("#note").text == ""
+    page.type("the axolotl")
+    assert "unknown to the model" in page.find("#note").text
     page.find("#tab-translator").click()
     assert page.find("#target button").is_displayed()

@@ -12,6 +12,7 @@ from attention import attention_weights, causal, everything, sliding_window
 from engine.plotting.inspection import attention_maps, entropy
 from engine.weights import checkpoint
 from experiments.shared import translation, translators
+from tools.census import FOLLOWS_A_COPY, keys_that_count
 from tools.visualize import VisualizeConfig, distance, main
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -197,7 +198,7 @@ def pixels(opened, canvas):
 
 
 def test_the_map_and_the_thumbnails_are_of_their_heads(opened):
-    """Catches a picture of another head, upside down, or of the columns."""
+    """Catches a picture or a figure of another head, upside down, or of the columns."""
     # They are drawn while nothing else happens; the last has its figures when all are there.
     wait_for(opened.browser, "return !!$$('#heads small').at(-1).textContent")
     name = "[aria-label^='layer 2, head 1']"
@@ -209,9 +210,12 @@ def test_the_map_and_the_thumbnails_are_of_their_heads(opened):
         assert found.shape == weights.shape
         both = torch.stack([found.flatten(), weights.sqrt().flatten()])
         assert torch.corrcoef(both)[0, 1] > 0.99
-    bits, back = opened.each(f"{name} small", "parseFloat(e.textContent)")
+    bits, back, copied = opened.each(f"{name} small", "parseFloat(e.textContent)")
     assert abs(bits - entropy(weights).mean()) < 0.06
     assert abs(back - distance(weights).mean()) < 0.06
+    keys = keys_that_count(opened.ids)[FOLLOWS_A_COPY]
+    keys[1:] &= keys[:-1].roll(1, 1)  # and the token before it, too
+    assert abs(copied - (weights * keys).sum(-1)[keys.any(-1)].mean()) < 0.01
 
 
 def test_reading_the_map(opened):

@@ -89,12 +89,16 @@ def test_a_page_that_cannot_be_live(tmp_path, capsys):
         assert "note: the page is not live: " in error and reason in error
 
 
-def test_the_page_in_docs():
-    """Catches scripts that docs/index.html does not have yet: write page(its data) there."""
-    content = (ROOT / "docs/index.html").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name, other", [("index", "letters"), ("letters", "index")])
+def test_the_pages_in_docs(name, other):
+    """Catches scripts that a page in docs/ does not have yet (write page(its data) there), and a
+    link to nowhere.
+    """
+    content = (ROOT / f"docs/{name}.html").read_text(encoding="utf-8")
     data = json.loads(content.split('id="data">')[1].split("</script>")[0])
     assert page(data) == content and len(content) < 3_000_000
-    assert "live" in data and len(data["alignments"]) == 3
+    assert "live" in data and data["other"][0] == f"{other}.html"
+    assert f'<a href="{other}.html">{data["other"][1]}</a>' in content
 
 
 def test_linear_attention(tmp_path):

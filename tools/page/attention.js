@@ -7,7 +7,7 @@ const view = (() => {
   const state = { token: 0, layer: 0, head: 0 };
   const box = $("#tokens"), canvas = $("#map canvas"), grid = $("#heads");
   const count = (n) => [...Array(n).keys()];
-  let reading, T, strongest, tokens;
+  let reading, T, strongest, tokens, shade;
 
   function chosen() {
     const { layer, head } = state;
@@ -73,9 +73,10 @@ const view = (() => {
       return make("li", { "data-p": p, style, class: n === came ? "came" : "" }, row);
     });
     $("#next").replaceChildren(...rows);
-    const after = state.token + 1, p = Math.exp(-reading.losses[after]);
+    const after = state.token + 1, p = ({ losses }) => number(Math.exp(-losses[after]));
+    const was = reading.intact ? `, of the intact model ${p(reading.intact)}` : "";
     $("#actual").textContent = after === T ? "Here the text ends."
-      : `The text goes on with ${quoted(after)}: ${number(p)}.`;
+      : `The text goes on with ${quoted(after)}: ${p(reading)}${was}.`;
   }
 
   // ---- Maps: one pixel for each pair, or the largest weight of a block of pairs; what comes later
@@ -90,7 +91,6 @@ const view = (() => {
       return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0;
     });
   }
-  let shade = shades();
 
   function draw(canvas, map, size) {
     const picture = new ImageData(size, size), pixels = new Uint32Array(picture.data.buffer);
@@ -134,7 +134,7 @@ const view = (() => {
       grid.append(make("span", side, `layer ${layer + 1}`, make("small", {}, window)));
       for (const head of count(H)) {
         const button = make("button", { "aria-label": `layer ${layer + 1}, head ${head + 1}` },
-          make("canvas"), make("small"), make("small"));
+          make("canvas"), make("small"), make("small"), make("small"));
         button.addEventListener("click", () => select({ layer, head }));
         grid.append(make("div", { "data-head": `${layer}.${head}` }, button));
         thumbnails.push({ layer, head, button });
@@ -147,10 +147,12 @@ const view = (() => {
     for (const { layer, head, button } of thumbnails) {
       await rest();
       if (asked !== reading) return;
-      const [picture, bits, back] = button.children, measures = reading.measures(layer, head);
-      draw(picture, reading.map(layer, head), Math.min(T, 64));
+      const [picture, bits, back, copied] = button.children, map = reading.map(layer, head);
+      const measures = reading.measures(layer, head);
+      draw(picture, map, Math.min(T, 64));
       bits.textContent = `${measures[0].toFixed(1)} bits`;
       back.textContent = `${measures[1].toFixed(1)} back`;
+      copied.textContent = `${number(copying(map, reading.ids))} copied`;
     }
   }
 
@@ -173,9 +175,7 @@ const view = (() => {
     dispatchEvent(new Event("chosen"));
   }
 
-  function reveal() {
-    box.scrollTop = tokens[state.token].offsetTop - box.clientHeight / 2;
-  }
+  const reveal = () => { box.scrollTop = tokens[state.token].offsetTop - box.clientHeight / 2; };
 
   layerBox.addEventListener("change", () => select({ layer: Number(layerBox.value) }));
   headBox.addEventListener("change", () => select({ head: Number(headBox.value) }));
@@ -209,7 +209,8 @@ const view = (() => {
   function open(next, choice = {}) {
     reading = next;
     T = reading.labels.length;
-    strongest = Math.max(1, ...reading.losses);
+    strongest = Math.max(1, ...(reading.intact ?? reading).losses); // the same with changes
+    shade = shades();
     $("#model").textContent = `${data.model} · ${L} layers × ${H} heads · ${T} tokens`;
     $("#loss-most").textContent = `0 to ${strongest.toFixed(1)} nats`;
     layTokens();
@@ -228,9 +229,6 @@ const view = (() => {
   makeGrid();
   $("#note").textContent = data.note;
   for (const query of ["(prefers-color-scheme: dark)", "print"])
-    matchMedia(query).addEventListener("change", () => {
-      shade = shades();
-      open(reading, { token: state.token });
-    });
+    matchMedia(query).addEventListener("change", () => open(reading, { token: state.token }));
   return { state, select, open, clearest, get reading() { return reading; } };
 })();

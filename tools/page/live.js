@@ -26,7 +26,8 @@ if (data.live) {
     }
     view.open(reading, choice);
     const cut = `The last ${now.length} of ${ids.length} tokens: the context has room for `;
-    say(now.length < ids.length ? cut + gpt.config.block_size : "");
+    const unknown = ids.includes(tokenizer.unknown) ? "Some words are unknown to the model." : "";
+    say(now.length < ids.length ? cut + gpt.config.block_size : unknown);
     paintVerdict();
   }
 

@@ -1,7 +1,7 @@
 // What the page shows of a text: from data that Python has written, or from the model in the page.
 // A reading has labels, breaks and losses, as in tools/visualize.py; map(layer, head) and
 // rollout(layer), the weights of each token; measures(layer, head), its bits and its distance; and
-// next(token) and came(token): what is expected, and which of it came.
+// next(token) and came(token): what is expected, and which of it came. Both have ids, too.
 "use strict";
 
 const CANDIDATES = 10;
@@ -56,8 +56,15 @@ function sharpened(scores, { temperature, topK }) {
 const entropy = (row) => -sum(row.map((weight) => (weight ? weight * Math.log2(weight) : 0)));
 const distance = (row) => sum(row.map((weight, j) => weight * (row.length - 1 - j)));
 
+// The share that goes to what followed these two tokens before, where they have been: induction.
+function copying(map, ids) {
+  const same = (i, j) => j < i && ids[j - 1] === ids[i] && ids[j - 2] === ids[i - 1];
+  const follows = (row, i) => row.filter((_, j) => same(i, j));
+  const shares = map.map(follows).filter((found) => found.length).map(sum);
+  return sum(shares) / shares.length || 0;
+}
+
 function mean(maps) {
-  if (maps.length === 1) return maps[0];
   const at = (i, j) => sum(maps.map((map) => map[i][j])) / maps.length;
   return maps[0].map((row, i) => row.map((_, j) => at(i, j)));
 }

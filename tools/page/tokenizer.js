@@ -46,8 +46,7 @@ class Tokenizer {
       if (best === Infinity) return parts.map((part) => this.ids.get(part));
       const joined = [];
       for (let n = 0; n < parts.length; n++)
-        if (ranks[n] === best) joined.push(parts[n] + parts[++n]);
-        else joined.push(parts[n]);
+        joined.push(ranks[n] === best ? parts[n] + parts[++n] : parts[n]);
       parts = joined;
     }
   }
