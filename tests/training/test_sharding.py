@@ -142,24 +142,15 @@ ADAMW += ["--activation_checkpointing=True", "--bias=True", "--norm=rmsnorm_scal
 )
 def test_fsdp_trains_the_same_model(flags, tmp_path, count, change):
     """Catches shards that are lost on their way to a process, an optimizer, or a checkpoint."""
-    flags += [
-        "--dropout=0.1",
-        "--eval_interval=10",
-        "--lr_decay_iters=20",
-        "--eval_iters=3",
-        *change,
-    ]
-    output_of("train.py", *flags, "--max_iters=20", f"--out_dir={tmp_path / 'one'}")
-    runs = {
-        "fsdp then one": [(count, "fsdp"), (1, "ddp")],
-        "ddp then fsdp": [(count, "ddp"), (count, "fsdp")],
-    }
-    for name, ((count_1, kind_1), (count_2, kind_2)) in runs.items():
-        out = f"--out_dir={tmp_path / name}"
-        run_ranks(count_1, "train.py", *flags, "--max_iters=10", out, f"--parallel={kind_1}")
-        more = ["--init_from=resume", "--max_iters=20", out, f"--parallel={kind_2}"]
-        run_ranks(count_2, "train.py", *more)
-        assert_the_same_run(tmp_path / "one", tmp_path / name)
+    flags += ["--dropout=0.1", "--eval_interval=5", "--lr_decay_iters=15", "--eval_iters=3"]
+    flags += change
+    output_of("train.py", *flags, "--max_iters=15", f"--out_dir={tmp_path / 'one'}")
+    out = f"--out_dir={tmp_path / 'out'}"
+    run_ranks(count, "train.py", *flags, out, "--max_iters=5", "--parallel=ddp")
+    resume = "train.py", "--init_from=resume", out
+    run_ranks(count, *resume, "--max_iters=10", "--parallel=fsdp")
+    run_ranks(1, *resume, "--max_iters=15", "--parallel=ddp")
+    assert_the_same_run(tmp_path / "one", tmp_path / "out")
 
 
 RUINED = """
