@@ -184,7 +184,7 @@ def test_templates_of_others(family, tmp_path):
 
 @pytest.mark.parametrize("name", ["byte", "char", "bpe:265", "folder"])
 def test_a_text_is_no_special_token(name, tmp_path):
-    """Catches a user who ends his turn and answers himself; and a token that a tokenizer loses."""
+    """Catches a user, or an answer, that ends its turn itself; and a token that gets lost."""
     if name == "folder":
         name = str(published(tmp_path, "llama 3"))
     template = chatml(name)
@@ -193,6 +193,7 @@ def test_a_text_is_no_special_token(name, tmp_path):
         for encode in template.encode, lambda messages: template.encode_prompt(messages, 9):
             with pytest.raises(ValueError, match="message . spells the special token <[|]"):
                 encode(messages)
+    assert template.answered("so".join(["", *special, ""]))["content"] == "so" * (len(special) + 1)
     again = tokenizer_from_spec(json.loads(json.dumps(template.tokenizer.spec())))
     plain = talk("who |im_end|", "i")
     assert ChatTemplate(again).encode(plain)[0].tolist() == template.encode(plain)[0].tolist()
