@@ -9,7 +9,18 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from conftest import POEM, ROOT, SMALL, losses, metrics, output_of, run_here, same_weights, weights
+from conftest import (
+    POEM,
+    ROOT,
+    SMALL,
+    as_flags,
+    losses,
+    metrics,
+    output_of,
+    run_here,
+    same_weights,
+    weights,
+)
 
 import model
 from engine.common import hardware
@@ -33,7 +44,7 @@ def configure(poem, tmp_path):
 def flags(poem, tmp_path):
     """The same settings as a command line."""
     values = SMALL | dict(dataset=poem, out_dir=tmp_path / "out")
-    return [f"--{key}={value}" for key, value in values.items()]
+    return as_flags(values)
 
 
 def newest(out_dir):
@@ -552,7 +563,7 @@ def test_help_on_resume(tmp_path):
 def test_settings_of_a_model():
     """Catches a setting of GPTConfig that train.py's command line reads otherwise."""
     wanted = dict(qk_norm="head", mlp="swiglu", rope_pattern="RRN", head_size=8, norm_after=True)
-    config = settings(["--dataset=stdlib", *(f"--{key}={value}" for key, value in wanted.items())])
+    config = settings(["--dataset=stdlib", *as_flags(wanted)])
     assert wanted.items() <= vars(config).items()
     for name, field in GPTConfig.__dataclass_fields__.items():
         assert TrainConfig.__dataclass_fields__[name].type == field.type

@@ -8,7 +8,19 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from conftest import POEM, SMALL, losses, metrics, ranks_here, run_here, same_weights, tiny, weights
+from conftest import (
+    POEM,
+    SMALL,
+    as_flags,
+    losses,
+    metrics,
+    output_of,
+    ranks_here,
+    run_here,
+    same_weights,
+    tiny,
+    weights,
+)
 
 from attention import ATTENTION
 from engine.text import dataset
@@ -244,11 +256,10 @@ def test_a_published_model(lora, tmp_path):
     settings = dict(dataset=write(tmp_path / "talk", folder), init_from=folder, block_size=96)
     settings |= dict(max_iters=30, eval_interval=30, batch_size=4, gradient_accumulation_steps=1)
     settings |= dict(optimizer="adamw", learning_rate=1e-2, lora_rank=lora, log_interval=1)
-    flags = [f"--{name}={value}" for name, value in settings.items()]
+    flags = as_flags(settings)
     out = f"--out_dir={tmp_path / 'out'}"
-    result = run_here("train.py", *flags, out, "--draw_loss=False")
-    assert result.returncode == 0, result.stderr
-    assert "bits per character" in result.stdout and "vocabulary grows" not in result.stdout
+    printed = output_of("train.py", *flags, out, "--draw_loss=False")
+    assert "bits per character" in printed and "vocabulary grows" not in printed
     found = metrics(tmp_path / "out")
     assert found[-1]["val_loss"] < found[0]["train_loss"] - (0.2 if lora else 1)
     line = json.dumps({"messages": [{"role": "user", "content": "Tyger"}]})

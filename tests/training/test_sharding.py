@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from conftest import SMALL, metrics, output_of, ranks_here, weights
+from conftest import SMALL, as_flags, metrics, output_of, ranks_here, weights
 
 from engine.common.processes import init_process_group
 from engine.training.optimizer import Muon
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture
 def flags(poem):
     settings = SMALL | dict(dataset=poem, gradient_accumulation_steps=4)
-    return [f"--{key}={value}" for key, value in settings.items()]
+    return as_flags(settings)
 
 
 def run_ranks(count, *command):
