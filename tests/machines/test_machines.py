@@ -83,7 +83,7 @@ with folder_lock(folder):
     with folder_lock(folder):
         pass
 """
-    code = f"import sys; sys.path.append({str(ROOT)!r})\n{code}"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{code}"
     command = [sys.executable, "-c", code]
     refused = subprocess.run(
         command, cwd=tmp_path, env=os.environ | WINDOWS, capture_output=True, encoding="cp1252"
