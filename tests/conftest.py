@@ -89,6 +89,11 @@ def poem(tmp_path):
     return str(tmp_path / "poem")
 
 
+def as_flags(settings):
+    """Settings as a command line has them."""
+    return [f"--{name}={value}" for name, value in settings.items()]
+
+
 def run(*command, typed="", **environment):
     """Run a script of the repository as a user would; returns the finished process.
 

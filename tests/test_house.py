@@ -70,6 +70,7 @@ def module_of(path):
 MODULES = {module_of(path): path for path in SOURCES}
 
 
+@functools.cache
 def parse(path):
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
@@ -88,10 +89,10 @@ def imported_names(tree):
 @functools.cache
 def imports(path):
     """Modules of this repository that a file imports; what attention.py runs by itself is apart."""
-    tree = parse(path)
+    found = parse(path).body
     if path.name == "attention.py":
-        tree.body = [node for node in tree.body if not is_main_block(node)]
-    return imported_names(tree) & MODULES.keys()
+        found = [node for node in found if not is_main_block(node)]
+    return imported_names(ast.Module(found)) & MODULES.keys()
 
 
 def is_main_block(node):
@@ -169,11 +170,12 @@ def test_tests_stand_alone(path):
 # ---- Reading
 
 
+@functools.cache
 def code_lines(path):
     """{line: its tokens} of a file: names, numbers, strings and operators, without docstrings."""
     text = (ROOT / path).read_text(encoding="utf-8")
     docstrings = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in ast.walk(parse(path)):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_text and isinstance(node.value.value, str):
             docstrings |= set(range(node.lineno, node.end_lineno + 1))
@@ -261,6 +263,7 @@ def test_readme():
     assert len(text.split()) <= 900 and len(text.splitlines()) <= 120
 
 
+@functools.cache
 def settings():
     """The names of all settings: annotated fields of classes, and flags of argparse."""
     names = set()
@@ -278,7 +281,7 @@ def test_a_page_that_names_tests(page):
     """Catches an answer whose code, test, command or setting has another name now, or is gone."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     for path, name in re.findall(r"`([\w/]+\.py):(\w+)`", text):
-        nodes = ast.walk(parse(path))
+        nodes = ast.walk(parse(Path(path)))
         assert name in {getattr(node, "name", None) for node in nodes}, f"{path}:{name}"
     for module in re.findall(r"`python -m ([\w.]+)", text):
         assert module in MODULES, module

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SMALL
+from conftest import ROOT, SMALL, as_flags
 
 from engine.weights import checkpoint
 
@@ -30,8 +30,7 @@ def two_processes(poem, tmp_path):
     settings = SMALL | dict(dataset=poem, out_dir=tmp_path / "out", eval_iters=1, max_iters=10**6)
     settings |= dict(gradient_accumulation_steps=2, eval_interval=50)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    flags = [f"--{key}={value}" for key, value in settings.items()]
-    command += ["train.py", *flags]
+    command += ["train.py", *as_flags(settings)]
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen(command, cwd=ROOT, **pipes) as torchrun:
         deadline = time.monotonic() + 120

@@ -17,8 +17,7 @@ from model import GPT, MODERN
 
 SHAPES = {
     "windows": {**MODERN, "window": 5, "window_pattern": "SL"},
-    "grouped": dict(n_kv_head=2),
-    "masked_fill": dict(attention="masked_fill", score="additive"),
+    "masked_fill": dict(attention="masked_fill", score="additive", n_kv_head=2),
 }
 TOP_10 = dict(top_k=10)
 
@@ -101,7 +100,7 @@ def test_linear_attention():
     assert torch.equal(write(model, prompts[:1], 30, guess=zeros)[0], text)
 
 
-@pytest.mark.parametrize("shape", ["windows", "grouped"])
+@pytest.mark.parametrize("shape", SHAPES)
 @settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_a_session_that_goes_back_and_on(shape, data):
@@ -157,7 +156,7 @@ def test_what_cannot_be_one_graph(attention):
         compile_step(random_model(attention=attention), True, 1)
 
 
-@pytest.mark.parametrize("shape", ["windows", "grouped", "masked_fill"])
+@pytest.mark.parametrize("shape", SHAPES)
 def test_steps_whose_shapes_never_change(shape):
     """Catches a step that is compiled again for each position, or that sees what is empty."""
     from torch._dynamo.testing import CompileCounterWithBackend
@@ -180,8 +179,7 @@ def test_steps_whose_shapes_never_change(shape):
 # Speculation
 
 
-@pytest.mark.parametrize("shape", ["windows", "grouped"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shape, temperature", [("windows", 0.0), ("masked_fill", 1.0)])
 def test_guesses_do_not_change_the_text(shape, temperature):
     """Catches a wrong guess that is kept, and logits of the wrong place, beyond block_size too."""
     model = random_model(**SHAPES[shape])

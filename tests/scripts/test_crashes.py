@@ -45,8 +45,8 @@ def test_damaged_checkpoints(tmp_path, name):
     good = path.read_bytes()
     before = everything(folder)
     rng = random.Random(name)
-    damaged = [good[: rng.randrange(len(good))] for _ in range(20)]
-    for _ in range(100):
+    damaged = [good[: rng.randrange(len(good))] for _ in range(10)]
+    for _ in range(50):
         content = bytearray(good)
         content[rng.randrange(len(good))] ^= 1 << rng.randrange(8)
         damaged.append(bytes(content))

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from conftest import complaint, run_here, tiny
+from conftest import as_flags, complaint, run_here, tiny
 
 from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.weights import checkpoint
@@ -52,7 +52,7 @@ def answer(model, messages):
 def talked(model, *typed, **settings):
     """What sample.py answers to these lines, and what it says beside."""
     settings = dict(temperature=0.0, max_new_tokens=MOST, interactive=True) | settings
-    flags = [f"--{name}={value}" for name, value in settings.items()]
+    flags = as_flags(settings)
     result = run_here("sample.py", f"--out_dir={model.folder}", *flags, typed="\n".join(typed))
     assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
     return result.stdout.splitlines(), result.stderr

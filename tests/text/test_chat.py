@@ -182,11 +182,9 @@ def test_templates_of_others(family, tmp_path):
     assert learned_text(ours, ONE) == answer.get(family, f"I.{FAMILIES[family][3]}")
 
 
-@pytest.mark.parametrize("name", ["byte", "char", "bpe:265", "gpt2", "folder"])
-def test_a_text_is_no_special_token(name, tmp_path, request):
-    """Catches a user who ends his turn and answers himself; and a token that a tokenizer loses."""
-    if name == "gpt2":
-        request.getfixturevalue("gpt2_files")
+@pytest.mark.parametrize("name", ["byte", "char", "bpe:265", "folder"])
+def test_a_text_is_no_special_token(name, tmp_path):
+    """Catches a user, or an answer, that ends its turn itself; and a token that gets lost."""
     if name == "folder":
         name = str(published(tmp_path, "llama 3"))
     template = chatml(name)
@@ -195,6 +193,7 @@ def test_a_text_is_no_special_token(name, tmp_path, request):
         for encode in template.encode, lambda messages: template.encode_prompt(messages, 9):
             with pytest.raises(ValueError, match="message . spells the special token <[|]"):
                 encode(messages)
+    assert template.answered("so".join(["", *special, ""]))["content"] == "so" * (len(special) + 1)
     again = tokenizer_from_spec(json.loads(json.dumps(template.tokenizer.spec())))
     plain = talk("who |im_end|", "i")
     assert ChatTemplate(again).encode(plain)[0].tolist() == template.encode(plain)[0].tolist()
@@ -274,39 +273,24 @@ USER = {"role": "user", "content": "a"}
 ANSWER = {"role": "assistant", "content": "b"}
 DAMAGED = [
     (b"{", "no JSON"),
-    (b'{"messages": [', "no JSON"),
-    (b"{'messages': []}", "no JSON"),
-    (b"messages", "no JSON"),
     (b"{} {}", "no JSON"),
-    (b"\x00", "no JSON"),
     (b'{"prompt": "a\x01", "completion": "b"}', "no JSON"),
     (b'{"prompt": "a", "completion": ' + b"1" * 5000 + b"}", "no JSON"),
     (b"[" * 200_000, r"no JSON \(.*recursion"),
     (b'{"prompt": "\xff"}', "no JSON .*position 12"),
-    ('{"prompt": "é"}'.encode("latin-1"), "no JSON"),
     ('{"prompt": "a"}'.encode("utf-16"), "no JSON"),
     (b"[]", "a list in place of an object"),
-    (b"5", "a int in place"),
     (b"null", "a NoneType in place"),
-    (b'"text"', "a str in place"),
     (b"{}", "it has no messages, a list of objects, and no prompt and completion"),
-    (b'{"text": "a"}', "it has no messages"),
-    (b'{"messages": null}', "it has no messages"),
     (b'{"prompt": "a"}', "it has no messages"),
-    (b'{"completion": "a"}', "it has no messages"),
     (b'{"messages": "a"}', "it has no messages"),
     (b'{"messages": {"role": "user"}}', "it has no messages"),
-    (b'{"messages": []}', "it has no messages"),
     (one({"role": "system", "content": " "}), "message 1 has no text"),
     (one("a"), "message 1 has the role None"),
-    (one({"content": "a"}), "message 1 has the role None"),
     (one({"role": "user"}), "message 1 has no text"),
-    (one(USER, {"content": "b"}), "message 2 has the role None"),
     (one(USER, {"value": "b"}, key="conversations"), "message 2 has the role None"),
     (one({"role": "tool", "content": "a"}), "has the role 'tool': system, user, assistant"),
     (one({"role": ["user"], "content": "a"}), r"has the role \['user'\]"),
-    (one({"role": "", "content": "a"}), "has the role ''"),
-    (one(USER, {"role": "assistant", "content": None}), "message 2 has no text"),
     (one(USER, {"role": "assistant", "content": [{"type": "text"}]}), "message 2 has no text"),
     (b'{"prompt": "a", "completion": 5}', "message 2 has no text"),
     (b'{"prompt": "a", "completion": "\\ud800"}', "surrogates not allowed"),

@@ -129,6 +129,7 @@ def test_published_tokenizers(name):
     found = ALL[name]
     text = "a <think> it's the 🐈\U0001f9ff~</s>"
     assert [*found.begin] == [0] and found.end_of_text == 1
+    assert found.special_tokens == {"<s>": 0, "</s>": 1}  # <think> may stand in a text
     ids = found.encode(text)
     assert 1 not in ids and 1 in found.encode(text, allow_special=True)
     assert b"".join(map(found.token_bytes, ids)).decode() == found.decode(ids) == text

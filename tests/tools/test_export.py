@@ -212,14 +212,15 @@ def test_weights_too_large_for_float16(tmp_path):
     assert not (tmp_path / "to").exists()
 
 
-def test_the_end_of_text(tmp_path, gpt2_files):
+def test_the_end_of_text(tmp_path):
     """Catches a model whose readers do not know where a text ends."""
-    saved(tmp_path, create_tokenizer("gpt2"), vocab_size=50304)
+    encoding = create_tokenizer("bpe:300", [POEM])
+    saved(tmp_path, encoding, vocab_size=320)
     folder = exported(tmp_path)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    assert theirs.eos_token_id == config["eos_token_id"] == 50256
-    assert theirs("two  words\n<|endoftext|>").input_ids[-1] == 50256
+    assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
+    assert theirs("two  words\n<|endoftext|>").input_ids[-1] == encoding.end_of_text
 
 
 def test_what_cannot_be_written(tmp_path):

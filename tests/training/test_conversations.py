@@ -7,8 +7,19 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from conftest import POEM, SMALL, losses, metrics, ranks_here, run_here, same_weights, tiny, weights
-from safetensors.torch import save_file
+from conftest import (
+    POEM,
+    SMALL,
+    as_flags,
+    losses,
+    metrics,
+    output_of,
+    ranks_here,
+    run_here,
+    same_weights,
+    tiny,
+    weights,
+)
 
 from attention import ATTENTION
 from engine.text import dataset
@@ -213,31 +224,20 @@ def test_validation_is_of_what_is_learned(configure):
 
 def llama_folder(folder):
     """A Llama as it is published, with random weights and a chat template."""
-    folder.mkdir()
+    transformers = pytest.importorskip("transformers")
     tokenizer = with_special_tokens(create_tokenizer("byte"), ["<s>", "</s>"])
     shape = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, vocab_size=258)
     shape |= dict(num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128)
-    about = dict(model_type="llama", hidden_act="silu", rms_norm_eps=1e-5, rope_theta=1e4)
-    about |= dict(tie_word_embeddings=False, eos_token_id=257) | shape
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**shape, eos_token_id=257, initializer_range=0.3)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
     template = (
         "{{ bos_token }}{% for m in messages %}{{ '<' + m.role + '>' + m.content }}"
         "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
     texts = dict(chat_template=template, bos_token="<s>", eos_token="</s>")
-    shapes = {"model.embed_tokens": (258, 16), "lm_head": (258, 16), "model.norm": (16,)}
-    for n in range(2):
-        layer = f"model.layers.{n}"
-        shapes |= {f"{layer}.self_attn.{name}_proj": (16, 16) for name in "qo"}
-        shapes |= {f"{layer}.self_attn.{name}_proj": (8, 16) for name in "kv"}
-        shapes |= {f"{layer}.mlp.{name}_proj": (24, 16) for name in ("gate", "up")}
-        shapes |= {f"{layer}.mlp.down_proj": (16, 24)}
-        shapes |= {f"{layer}.{name}_layernorm": (16,) for name in ("input", "post_attention")}
-    torch.manual_seed(0)
-    tensors = {f"{name}.weight": torch.randn(shape) * 0.3 for name, shape in shapes.items()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for name, content in [
-        ("config.json", about),
         ("tokenizer.json", tokenizer.tokenizer_json),
         ("tokenizer_config.json", texts),
     ]:
@@ -254,11 +254,10 @@ def test_a_published_model(lora, tmp_path):
     settings = dict(dataset=write(tmp_path / "talk", folder), init_from=folder, block_size=96)
     settings |= dict(max_iters=30, eval_interval=30, batch_size=4, gradient_accumulation_steps=1)
     settings |= dict(optimizer="adamw", learning_rate=1e-2, lora_rank=lora, log_interval=1)
-    flags = [f"--{name}={value}" for name, value in settings.items()]
+    flags = as_flags(settings)
     out = f"--out_dir={tmp_path / 'out'}"
-    result = run_here("train.py", *flags, out, "--draw_loss=False")
-    assert result.returncode == 0, result.stderr
-    assert "bits per character" in result.stdout and "vocabulary grows" not in result.stdout
+    printed = output_of("train.py", *flags, out, "--draw_loss=False")
+    assert "bits per character" in printed and "vocabulary grows" not in printed
     found = metrics(tmp_path / "out")
     assert found[-1]["val_loss"] < found[0]["train_loss"] - (0.2 if lora else 1)
     line = json.dumps({"messages": [{"role": "user", "content": "Tyger"}]})

@@ -9,7 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SMALL, complaint, forked, losses, output_of, run_here, same_weights
+from conftest import (
+    ROOT,
+    SMALL,
+    as_flags,
+    complaint,
+    forked,
+    losses,
+    output_of,
+    run_here,
+    same_weights,
+)
 
 from engine.training import signals
 from engine.weights import checkpoint
@@ -31,8 +41,7 @@ class Started:
         self.status = None
         settings = settings | dict(out_dir=out_dir, max_iters=10**6)
         with self.output.open("w") as file:
-            flags = [f"--{key}={value}" for key, value in settings.items()]
-            self.pid = forked(["train.py", *flags], file, file)
+            self.pid = forked(["train.py", *as_flags(settings)], file, file)
 
     def text(self):
         return self.output.read_text()
@@ -157,8 +166,8 @@ def test_two_runs_in_one_folder(settings, tmp_path):
 def test_training_outlives_its_reader(settings, tmp_path, redirection):
     """Catches a run that ends in silence after a few steps because nobody reads its output."""
     settings |= dict(max_iters=30, eval_interval=10, out_dir=tmp_path)
-    flags = [f"--{key}={value}" for key, value in settings.items()]
-    command = f"set -o pipefail; {shlex.join([sys.executable, 'train.py', *flags])} {redirection}"
+    command = shlex.join([sys.executable, "train.py", *as_flags(settings)])
+    command = f"set -o pipefail; {command} {redirection}"
     result = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True)
     assert result.returncode == 0, result.stderr
     assert checkpoint.find_checkpoint(tmp_path).name == "step_000030"
