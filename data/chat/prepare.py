@@ -53,21 +53,15 @@ def prepare(settings):
     """Write the dataset."""
     source = settings.hub or ", ".join(path.name for path in settings.input)
     train = functools.partial(conversations.read_records, *settings.input)
-    val = functools.partial(conversations.read_records, *settings.val) if settings.val else None
+    val = functools.partial(conversations.read_records, *settings.val)  # none without files
     if settings.hub:
         rows = large.read_hub(settings.hub, streaming=True, split=settings.split)
         train = functools.partial(conversations.numbered, rows, settings.hub)
-    parts = [train(), val()] if val else [train()]
-    texts = itertools.chain.from_iterable(map(conversations.texts_of, parts))
+    texts = conversations.texts_of(itertools.chain(train(), val()))
     tokenizer = chat_tokenizer(settings.tokenizer, texts)
-    conversations.write_conversations(
-        preparation.DATA / settings.name,
-        tokenizer,
-        train(),
-        val() if val else None,
-        source,
-        settings.skip_damaged,
-    )
+    folder = preparation.DATA / settings.name
+    records = train(), val() if settings.val else None
+    conversations.write_conversations(folder, tokenizer, *records, source, settings.skip_damaged)
 
 
 if __name__ == "__main__":

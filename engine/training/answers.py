@@ -22,19 +22,18 @@ def show_answers(trainer):
     config = trainer.config
     if processes.rank() or config.parallel == "fsdp" and processes.world_size() > 1:
         return
-    model = trainer.model.eval()
-    data = trainer.data
+    tokenizer = trainer.data.tokenizer
     for split in SPLITS:
-        found = questions(data, split, config.eval_answers)
-        given = []
-        starts = range(0, len(found), BATCH_SIZE)
-        for n in processes.progress_bar(starts, "answering", delay=2):
-            given += answers(model, data.tokenizer, found[n : n + BATCH_SIZE])
-        exact = sum(answer == true for answer, (_, true) in zip(given, found))
+        asked = questions(trainer.data, split, config.eval_answers)
+        starts = processes.progress_bar(range(0, len(asked), BATCH_SIZE), "answering", delay=2)
+        batches = (asked[n : n + BATCH_SIZE] for n in starts)
+        found = [row for batch in batches for row in answered(trainer.model, tokenizer, batch)]
+        exact = sum(answer == true for _, true, answer in found)
         print(f"{split}: {exact} of {len(found)} answers exact")
-    for answer, (question, true) in list(zip(given, found))[-SHOWN:]:
-        for label, ids in ("", question), ("  answer: ", answer), ("  true:   ", true):
-            print(label + words(ids, data.tokenizer))
+    for question, true, answer in found[-SHOWN:]:
+        print(words(question, tokenizer))
+        print(f"  answer: {words(answer, tokenizer)}")
+        print(f"  true:   {words(true, tokenizer)}")
 
 
 def questions(data, split, count):
@@ -43,33 +42,30 @@ def questions(data, split, count):
     Of a conversation, its first answer, with the end of its turn.
     """
     tokens = getattr(data, split)
-    mask = data.masks[split]
-    learned = np.append(mask == LEARNED, False)
-    begins = np.flatnonzero(mask == BEGINS)
-    found = []
+    learned = np.append(data.masks[split] == LEARNED, False)
+    begins = np.flatnonzero(data.masks[split] == BEGINS)
+    asked = []
     for begin in begins[np.linspace(0, len(begins) - 1, min(count, len(begins)), dtype=int)]:
         first = begin + learned[begin:].argmax()
         end = first + (~learned[first:]).argmax()
-        found.append((tokens[begin:first].tolist(), tokens[first:end].tolist()))
-    return found
+        asked.append((tokens[begin:first].tolist(), tokens[first:end].tolist()))
+    return asked
 
 
 @torch.no_grad()
-def answers(model, tokenizer, found):
-    """Return the most likely answers to questions, each up to the token that ends the true one.
+def answered(model, tokenizer, asked):
+    """Yield (question, true answer, the model's most likely one), ids, for questions.
 
-    At most as many tokens as the longest true answer has.
+    Each answer ends with the token that ends the true one, or has as many as the longest true one.
     """
-    longest = max(len(true) for _, true in found)
-    prompts = [torch.tensor(question) for question, _ in found]
-    session = Session(model, prompts, longest)
-    sampler = Sampler(Sampling(temperature=0), [None] * len(found), tokenizer.vocab_size)
+    model.eval()
+    longest = max(len(true) for _, true in asked)
+    session = Session(model, [torch.tensor(question) for question, _ in asked], longest)
+    sampler = Sampler(Sampling(temperature=0), [None] * len(asked), tokenizer.vocab_size)
     columns = [next_token(session, sampler)[0].tolist() for _ in range(longest)]
-    given = []
-    for answer, (_, true) in zip(zip(*columns), found):
+    for (question, true), answer in zip(asked, zip(*columns)):
         end = answer.index(true[-1]) + 1 if true[-1] in answer else longest
-        given.append([*answer[:end]])
-    return given
+        yield question, true, [*answer[:end]]
 
 
 def words(ids, tokenizer):
