@@ -94,8 +94,8 @@ class TrainConfig(GPTConfig):
     eval_only: bool = False
     """Evaluate, and stop."""
     eval_answers: int = 3
-    """Of conversations, questions of each split that are answered at the end; three are shown
-    beside the true answers."""
+    """Of conversations, questions of each split that are answered at the end (not with fsdp);
+    three of each are shown beside the true answers."""
     dry_run: bool = False
     """Print the memory and time that the run would take, and stop."""
     log_interval: int = 10
@@ -272,9 +272,9 @@ def train(config, requests=None):
             trainer.update()
             bar.update()
 
-    if finished and trainer.data.masks and config.eval_answers:
-        show_answers(trainer)
     run.finish(stop, record)
+    if finished and not stop and trainer.data.masks and config.eval_answers:
+        show_answers(trainer)
     return record
 
 

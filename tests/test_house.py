@@ -45,7 +45,8 @@ F_STRING_END = getattr(tokenize, "FSTRING_END", None)
 # panic on hostile ones, and compute nothing (tokenizer_checks.py, families.py). Values of another
 # width, encoders without a mask and the score `mlp`, which the lectures have. 48,500 before
 # conversations, which users ask for most (chat.py, conversations.py, packing.py). 50,500 before
-# questions to fine-tune on without a download, and the answers after it (answers.py).
+# questions to fine-tune on without a download, and the answers after it (answers.py), of which a
+# library could only count the exact ones.
 # tools: 13,000 before. The worked examples of the lectures (tools/shared/worked.py), a translator,
 # and whether a machine computes attention right (machine_check.py). 16,000 before the model in the
 # page (live.py) and the model card.

@@ -81,7 +81,7 @@ class VisualizeConfig(ModelSettings):
     """The file of the page; empty: attention.html in the model's folder."""
 
     def __post_init__(self):
-        if len(self.other.split()) == 1:
+        if self.other and len(self.other.split()) < 2:
             raise ValueError(f"other={self.other!r} lacks the words of the link, after a space")
 
 

@@ -25,6 +25,7 @@ from engine.text.large import split_of
 
 TOKENIZER = "bpe:2048"
 LONGEST = 100  # characters of an answer
+UNFINISHED = "e.g.", "eg.", "i.e.", "etc.", ":."  # what a full stop is no end of
 LEFT_OUT = {"idlelib", "lib2to3", "turtledemo", "ntpath"}  # programs; os.path is posixpath here
 WORDINGS = tomllib.loads(Path(__file__).with_name("wordings.toml").read_text(encoding="utf-8"))
 
@@ -33,7 +34,8 @@ def first_sentence(node):
     """Return the first sentence of a docstring, or "" if it has none that fits."""
     paragraph = (ast.get_docstring(node) or "").partition("\n\n")[0]
     sentence = " ".join(paragraph.split()).partition(". ")[0].rstrip(".") + "."
-    return sentence if 10 < len(sentence) <= LONGEST else ""
+    whole = sentence.count("(") == sentence.count(")") and not sentence.endswith(UNFINISHED)
+    return sentence if whole and 10 < len(sentence) <= LONGEST else ""
 
 
 def call(name, node):
@@ -99,7 +101,8 @@ def prepare():
     tokenizer = chat_tokenizer(TOKENIZER, texts_of(found["train"]))
     source = f"docstrings of Python {platform.python_version()}"
     folder = Path(__file__).parent
-    for place, val in (folder, "val"), (folder / "wordings", "wordings"):
+    # The folder itself comes last: it is prepared again if it is not complete.
+    for place, val in (folder / "wordings", "wordings"), (folder, "val"):
         write_conversations(place, tokenizer, found["train"], found[val], source)
 
 

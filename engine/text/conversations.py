@@ -117,8 +117,8 @@ def write_conversations(folder, tokenizer, train, val, source, skip_damaged=Fals
     """
     template = ChatTemplate(tokenizer)
     skipped = [] if skip_damaged else None
-    encoded = encode_records(train, template, 0 if val else VAL_SHARE, skipped)
-    if val:
+    encoded = encode_records(train, template, VAL_SHARE if val is None else 0, skipped)
+    if val is not None:
         encoded = itertools.chain(encoded, encode_records(val, template, 1, skipped))
     write_tokens(folder, tokenizer, {"name": source}, encoded, names=SPLITS + MASKS)
     if skipped:

@@ -83,8 +83,9 @@ def find_dataset(name):
 
 def not_prepared(name, folder):
     """Return the message for a dataset without train.bin and val.bin."""
-    if folder.parent == DATA and (folder / "prepare.py").exists():
-        return f"dataset {name} is not prepared yet: python {shell_path(folder / 'prepare.py')}"
+    for script in folder / "prepare.py", folder.parent / "prepare.py":
+        if script.is_relative_to(DATA) and script.exists():
+            return f"dataset {name} is not prepared yet: python {shell_path(script)}"
     known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
     script = shell_path(DATA / "text" / "prepare.py")
     if Path(name).exists():  # a text, or a folder of texts
@@ -115,7 +116,7 @@ def load_dataset(name, block_size, data_tokenizer=""):
         files[split] = map_tokens(path, meta["dtype"], meta[split]["tokens"], least)
         check_tokens(path, files[split], tokenizer.vocab_size, hashes[split])
     data = Dataset(
-        name=name if folder.is_relative_to(DATA) else str(folder.resolve()),
+        name=name if folder.resolve().is_relative_to(DATA.resolve()) else str(folder.resolve()),
         **files,
         tokenizer=tokenizer,
         hashes=hashes,

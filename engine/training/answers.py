@@ -10,12 +10,12 @@ from engine.decoding.session import Session, next_token
 from engine.text.dataset import SPLITS
 from engine.text.preparation import BEGINS, LEARNED
 
-SHOWN = 3
+SHOWN = 3  # of each split
 BATCH_SIZE = 50
 
 
 def show_answers(trainer):
-    """Answer questions of each split; print the share that is exact, and the last three answers.
+    """Answer questions of each split; print how many answers are exact, and some of them.
 
     The first process does it; with fsdp none does, as none has the whole model.
     """
@@ -30,10 +30,10 @@ def show_answers(trainer):
         found = [row for batch in batches for row in answered(trainer.model, tokenizer, batch)]
         exact = sum(answer == true for _, true, answer in found)
         print(f"{split}: {exact} of {len(found)} answers exact")
-    for question, true, answer in found[-SHOWN:]:
-        print(words(question, tokenizer))
-        print(f"  answer: {words(answer, tokenizer)}")
-        print(f"  true:   {words(true, tokenizer)}")
+        for question, true, answer in found[:: -(-len(found) // SHOWN)]:
+            print(f"  {words(question, tokenizer)}")
+            print(f"    answer: {words(answer, tokenizer)}")
+            print(f"    true:   {words(true, tokenizer)}")
 
 
 def questions(data, split, count):
@@ -56,7 +56,8 @@ def questions(data, split, count):
 def answered(model, tokenizer, asked):
     """Yield (question, true answer, the model's most likely one), ids, for questions.
 
-    Each answer ends with the token that ends the true one, or has as many as the longest true one.
+    An answer ends where the true one does if it is the same, else with the token that ends that,
+    and at the latest where the longest true one ends.
     """
     model.eval()
     longest = max(len(true) for _, true in asked)
@@ -64,7 +65,9 @@ def answered(model, tokenizer, asked):
     sampler = Sampler(Sampling(temperature=0), [None] * len(asked), tokenizer.vocab_size)
     columns = [next_token(session, sampler)[0].tolist() for _ in range(longest)]
     for (question, true), answer in zip(asked, zip(*columns)):
-        end = answer.index(true[-1]) + 1 if true[-1] in answer else longest
+        end = len(true)
+        if [*answer[:end]] != true:
+            end = answer.index(true[-1]) + 1 if true[-1] in answer else longest
         yield question, true, [*answer[:end]]
 
 
