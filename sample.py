@@ -86,7 +86,8 @@ class SampleConfig(Sampling):
     stays in float32); else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, to write 10,000 tokens or
-    more one after another, or interactively, if the checkpoint's attention allows it."""
+    more one after another, or interactively, if the checkpoint's attention allows it. On a CPU True
+    waits half a minute, and pays for long texts where no other program needs the cores."""
     quantize: Literal["none", "int8"] = "none"
     """int8: a quarter of the bytes of float32, at the cost of some precision; or none."""
     draft: str = ""
@@ -170,8 +171,6 @@ def load_model(config, folder, quantize="none", rows=1):
 def make_generator(config, texts):
     """Return the Generator for this number of texts, and its dtype and device in words."""
     rows = 1 + GUESSES if config.draft else min(texts, config.batch_size)
-    if config.compile is True:
-        rows = None  # the compiler lays out the weights itself
     model, tokenizer, kind = pretrained.load_named(
         config, lambda folder: load_model(config, folder, config.quantize, rows)
     )

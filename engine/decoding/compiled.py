@@ -44,8 +44,8 @@ class CompiledStep:
 
     def __init__(self, function=None):
         self.cache = None
-        # With this tuning the compiler generates the products of a single row itself,
-        # and reads int8 weights in them directly.
+        # On a GPU the compiler generates the products of a single row itself with this tuning, and
+        # reads int8 weights in them directly. On a CPU it calls those of quantization.py.
         options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
         self.function = function or torch.compile(
             decode_and_sample, fullgraph=True, options=options

@@ -2,6 +2,7 @@
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -21,7 +22,7 @@ def stream(session, max_new_tokens, sampler, guess=None):
 
     guess: as in speculation, for one text.
     """
-    cores = FreeCores()
+    cores = nullcontext() if session.compiled else FreeCores()  # compiled for so many threads
     end = session.length + max_new_tokens
     while session.length < end:
         with cores:

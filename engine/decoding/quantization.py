@@ -17,8 +17,10 @@ and computes in float32. On a GPU int8 saves memory, and time for a single text,
 compiled step reads the integers themselves. Not used in training.
 """
 
+import itertools
 import time
 import warnings
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -27,29 +29,67 @@ import torch.nn.functional as F
 
 from engine.common.hardware import cpu_flags, half_dtype, is_emulated
 
-CAPABILITY = torch.backends.cpu.get_cpu_capability()
-HAS_ONEDNN = torch.backends.mkldnn.is_available() and CAPABILITY.startswith("AVX")
-# PyTorch lists FBGEMM on ARM too, where its products are others: x86 with AVX2 only.
-HAS_FBGEMM = HAS_ONEDNN and "fbgemm" in torch.backends.quantized.supported_engines
+
+def products_of_x86():
+    """Return whether oneDNN's products are here, and whether FBGEMM's are."""
+    avx = torch.backends.cpu.get_cpu_capability().startswith("AVX")
+    onednn = torch.backends.mkldnn.is_available() and avx
+    # PyTorch lists FBGEMM on ARM too, where its products are others: x86 with AVX2 only.
+    return onednn, onednn and "fbgemm" in torch.backends.quantized.supported_engines
+
+
+HAS_ONEDNN, HAS_FBGEMM = products_of_x86()
 TINY = torch.tensor(1e-30)  # against 0/0
 CACHE_BYTES = 2**25  # a processor's own cache may hold weights up to here
 
 
-class Packed(nn.Module):
+class Opaque(nn.Module):
+    """A product whose weight is no tensor that torch.compile knows: it calls it as one operator."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.outputs = linear.out_features
+        self.number = next(NUMBERS)
+        OPAQUE[self.number] = self
+
+    def multiply(self, x):
+        """Return the product of x (..., inputs), or have a compiled step call it."""
+        if torch.compiler.is_compiling():
+            return multiply(x, self.number, self.outputs)
+        return self.product(x)
+
+    forward = multiply
+
+
+NUMBERS = itertools.count()
+OPAQUE = weakref.WeakValueDictionary()  # by their numbers: an operator takes no objects
+
+
+@torch.library.custom_op("lookback::multiply", mutates_args=())
+def multiply(x: torch.Tensor, number: int, outputs: int) -> torch.Tensor:
+    return OPAQUE[number].product(x)
+
+
+@multiply.register_fake
+def shape_of_product(x, number, outputs):
+    return x.new_empty(*x.shape[:-1], outputs)
+
+
+class Packed(Opaque):
     """A float32 Linear with its weight in oneDNN's own layout."""
 
     ROWS = 16  # that the layout is optimized for; good for all numbers of rows that were tried
 
     def __init__(self, linear):
-        super().__init__()
+        super().__init__(linear)
         self.weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight, self.ROWS)
         self.bias = linear.bias
 
-    def forward(self, x):
+    def product(self, x):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
-class Half(nn.Module):
+class Half(Opaque):
     """A Linear whose weights are float16, by FBGEMM: each is widened in a register to float32.
 
     With AVX512 a row's result is the same, bit for bit, whatever rows stand beside it. With AVX2
@@ -57,11 +97,11 @@ class Half(nn.Module):
     """
 
     def __init__(self, linear):
-        super().__init__()
+        super().__init__(linear)
         check_range(linear.weight)
         self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias)
 
-    def forward(self, x):
+    def product(self, x):
         return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
 
 
@@ -92,7 +132,7 @@ class Int8(nn.Module):
         return y.to(x.dtype)
 
 
-class PackedInt8(nn.Module):
+class PackedInt8(Opaque):
     """Int8 on an x86 CPU, by FBGEMM, whose sums are exact: a row's result depends on no other row.
 
     x is split into two rows of integers, high + low / (2·LEVELS), since real models have outliers
@@ -103,7 +143,7 @@ class PackedInt8(nn.Module):
     LEVELS = 127 if "avx512_vnni" in cpu_flags() else 63
 
     def __init__(self, linear):
-        super().__init__()
+        super().__init__(linear)
         weight, scale = round_to_int8(linear.weight)
         zeros = torch.zeros(len(scale), dtype=torch.long)
         weight = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
@@ -116,12 +156,15 @@ class PackedInt8(nn.Module):
         scaled = x / unit
         high = scaled.round()
         low = scaled.sub_(high).mul_(2 * self.LEVELS)  # the product rounds it
-        y = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            torch.cat([high, low]), 1.0, self.LEVELS + 1, self.packed
-        )
-        high, low = y.chunk(2)
+        high, low = self.multiply(torch.cat([high, low])).chunk(2)
         y = torch.add(high, low, alpha=0.5 / self.LEVELS)
         return y.mul_(unit) if self.bias is None else torch.addcmul(self.bias, y, unit)
+
+    def product(self, x):
+        """Return the product of integers x (..., inputs), from -LEVELS to LEVELS."""
+        return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            x, 1.0, self.LEVELS + 1, self.packed
+        )
 
 
 def round_to_int8(weight):
