@@ -25,7 +25,7 @@ from engine.text.large import split_of
 
 TOKENIZER = "bpe:2048"
 LONGEST = 100  # characters of an answer
-UNFINISHED = "e.g.", "eg.", "i.e.", "etc.", ":."  # what a full stop is no end of
+UNFINISHED = "e.g.", "eg.", "i.e.", "etc.", ":."  # a sentence does not end so
 LEFT_OUT = {"idlelib", "lib2to3", "turtledemo", "ntpath"}  # programs; os.path is posixpath here
 WORDINGS = tomllib.loads(Path(__file__).with_name("wordings.toml").read_text(encoding="utf-8"))
 
@@ -75,7 +75,7 @@ def things():
 
 
 def pairs():
-    """Return {split: pairs}: train, val (unseen modules), and wordings (unseen words)."""
+    """Return {split: pairs}: train, val (unseen packages), and wordings (unseen wordings)."""
     found = {"train": [], "val": [], "wordings": []}
     answers = collections.defaultdict(set)
     for thing in things():

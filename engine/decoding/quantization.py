@@ -43,39 +43,39 @@ TINY = torch.tensor(1e-30)  # against 0/0
 CACHE_BYTES = 2**25  # a processor's own cache may hold weights up to here
 
 
-class Opaque(nn.Module):
-    """A product whose weight is no tensor that torch.compile knows: it calls it as one operator."""
+class PackedLinear(nn.Module):
+    """A Linear with a packed weight, which torch.compile calls as one custom operator."""
 
     def __init__(self, linear):
         super().__init__()
         self.outputs = linear.out_features
         self.number = next(NUMBERS)
-        OPAQUE[self.number] = self
+        PACKED_LINEARS[self.number] = self
 
-    def multiply(self, x):
+    def linear(self, x):
         """Return the product of x (..., inputs), or have a compiled step call it."""
         if torch.compiler.is_compiling():
-            return multiply(x, self.number, self.outputs)
+            return packed_linear(x, self.number, self.outputs)
         return self.product(x)
 
-    forward = multiply
+    forward = linear
 
 
 NUMBERS = itertools.count()
-OPAQUE = weakref.WeakValueDictionary()  # by their numbers: an operator takes no objects
+PACKED_LINEARS = weakref.WeakValueDictionary()  # by number: a custom operator takes no modules
 
 
-@torch.library.custom_op("lookback::multiply", mutates_args=())
-def multiply(x: torch.Tensor, number: int, outputs: int) -> torch.Tensor:
-    return OPAQUE[number].product(x)
+@torch.library.custom_op("lookback::packed_linear", mutates_args=())
+def packed_linear(x: torch.Tensor, number: int, outputs: int) -> torch.Tensor:
+    return PACKED_LINEARS[number].product(x)
 
 
-@multiply.register_fake
-def shape_of_product(x, number, outputs):
+@packed_linear.register_fake
+def output_of_packed_linear(x, number, outputs):
     return x.new_empty(*x.shape[:-1], outputs)
 
 
-class Packed(Opaque):
+class Packed(PackedLinear):
     """A float32 Linear with its weight in oneDNN's own layout."""
 
     ROWS = 16  # that the layout is optimized for; good for all numbers of rows that were tried
@@ -89,7 +89,7 @@ class Packed(Opaque):
         return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
 
 
-class Half(Opaque):
+class Half(PackedLinear):
     """A Linear whose weights are float16, by FBGEMM: each is widened in a register to float32.
 
     With AVX512 a row's result is the same, bit for bit, whatever rows stand beside it. With AVX2
@@ -132,7 +132,7 @@ class Int8(nn.Module):
         return y.to(x.dtype)
 
 
-class PackedInt8(Opaque):
+class PackedInt8(PackedLinear):
     """Int8 on an x86 CPU, by FBGEMM, whose sums are exact: a row's result depends on no other row.
 
     x is split into two rows of integers, high + low / (2·LEVELS), since real models have outliers
@@ -156,7 +156,7 @@ class PackedInt8(Opaque):
         scaled = x / unit
         high = scaled.round()
         low = scaled.sub_(high).mul_(2 * self.LEVELS)  # the product rounds it
-        high, low = self.multiply(torch.cat([high, low])).chunk(2)
+        high, low = self.linear(torch.cat([high, low])).chunk(2)
         y = torch.add(high, low, alpha=0.5 / self.LEVELS)
         return y.mul_(unit) if self.bias is None else torch.addcmul(self.bias, y, unit)
 
