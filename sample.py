@@ -106,8 +106,6 @@ class SampleConfig(Sampling):
             raise ValueError(
                 "interactive: you type the prompts; leave out start, prompts, num_samples and json"
             )
-        if self.system and not self.interactive:
-            raise ValueError("system is for --interactive; in prompts, it is a message")
         if self.prompts and self.start != "\n":
             raise ValueError(f"prompts={self.prompts} and start={self.start!r}: give one of them")
 
@@ -202,12 +200,14 @@ def sample(config):
     # The model, and what guesses its next tokens, if anything.
     prompts = {} if config.interactive else read_prompts(config)
     generator, kind = make_generator(config, max(1, len(prompts) * config.num_samples))
-    chat = generator.tokenizer.chat
+    if config.system and not (config.interactive and generator.tokenizer.chat):
+        raise ValueError("system is for --interactive and a model with a chat template")
     if config.interactive:
-        return talk(generator, kind) if chat else converse(generator, kind)
+        return converse(generator, kind)
 
     # The texts: num_samples for each prompt.
-    if chat and config.prompts and all(line.startswith("{") for line in prompts.values()):
+    has_messages = config.prompts and all(line.startswith("{") for line in prompts.values())
+    if generator.tokenizer.chat and has_messages:
         texts = answers_to(prompts, generator)
         config.json = True
     else:
@@ -273,14 +273,27 @@ def typed_lines():
 
 
 def converse(generator, kind):
-    """Continue what is typed, line by line; the session keeps all of it."""
-    if generator.config.system:
-        raise ValueError("system: this model has no chat template; leave it out")
-    tokenizer = generator.tokenizer
+    """Answer what is typed. Ctrl-C ends an answer, and Ctrl-D the conversation."""
+    turns = chat_turns if generator.tokenizer.chat else plain_turns
     answers = []
     generator.compile(math.inf)
+    for answer in turns(generator):
+        answers.append(answer)
+        printer = Printer([answer])
+        try:
+            for _ in generator.extend([answer]):
+                printer.show()
+        except KeyboardInterrupt:
+            generator.session.forget()
+            printer.interrupt()
+    print_speed(generator, answers, kind)
+
+
+def plain_turns(generator):
+    """Yield a Text to be written after each line; the session keeps all of them."""
+    tokenizer = generator.tokenizer
     for line in typed_lines():
-        begin = () if answers else tokenizer.begin
+        begin = () if generator.session else tokenizer.begin
         most = generator.model.config.block_size
         try:
             ids = encode_prompt(tokenizer, line + "\n", begin, most, "what you typed")
@@ -290,21 +303,17 @@ def converse(generator, kind):
         generator.add(ids)
         length = generator.session.length
         answer = Text(tokenizer, generator.config.stop)
-        answers.append(answer)
-        show(answer, generator)
+        yield answer
         # The session keeps the answer's tokens, also those of a stop text, but no guesses.
         generator.session.trim(length + len(answer.tokens))
-    print_speed(generator, answers, kind)
 
 
-def talk(generator, kind):
-    """Answer what is typed, turn by turn, by the tokenizer's chat template."""
+def chat_turns(generator):
+    """Yield a Text to be written in answer to each line, by the tokenizer's chat template."""
     template = ChatTemplate(generator.tokenizer)
     system = generator.config.system
     first = [{"role": "system", "content": system}] if system else []
     messages = [*first]
-    answers = []
-    generator.compile(math.inf)
     for line in typed_lines():
         if line.strip() == "/reset":
             messages = [*first]
@@ -316,21 +325,8 @@ def talk(generator, kind):
             print(error, file=sys.stderr)
             continue
         generator.start([answer.ids], [answer.seed], answer.most)
-        answers.append(answer)
-        show(answer, generator)
-        messages += [question, template.answered(answer.text)]
-    print_speed(generator, answers, kind)
-
-
-def show(answer, generator):
-    """Print an answer as it is written. Ctrl-C ends it."""
-    printer = Printer([answer])
-    try:
-        for _ in generator.extend([answer]):
-            printer.show()
-    except KeyboardInterrupt:
-        generator.session.forget()
-        printer.interrupt()
+        yield answer
+        messages += [question, {"role": "assistant", "content": template.plain(answer.text)}]
 
 
 def print_speed(generator, texts, kind):

@@ -194,9 +194,8 @@ class TrainConfig(GPTConfig):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, most=10**9)
-        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval")
-        counts += ("keep_checkpoints", "lora_rank", "eval_answers")
-        at_least(0, self, *counts, most=10**9)
+        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval", "eval_answers")
+        at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
         at_least(0, self, *rates, "weight_decay", "grad_clip")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
@@ -309,9 +308,9 @@ def make_trainer(config):
     if config.mask_documents or data.masks:
         model.separator = document_separator(data, model)
     config = replace(config, **asdict(model.config), dataset=data.name)
-    if data.masks:
-        for split in dataset.SPLITS:
-            print0(f"{split}: {data.packed(split, config.block_size).summary()}")
+    data.pack(config.block_size)
+    for split, rows in data.rows.items():
+        print0(f"{split}: {rows.summary()}")
     trainer = Trainer(config, model, data, device, saved)
     compiled = "compiled" if trainer.compiled else "not compiled"
     shared = "1 process" if count == 1 else f"{count} processes ({config.parallel})"

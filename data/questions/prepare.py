@@ -38,17 +38,6 @@ def first_sentence(node):
     return sentence if whole and 10 < len(sentence) <= LONGEST else ""
 
 
-def call(name, node):
-    """Return how a function is called, or a class; "" for a class that inherits what makes it."""
-    if isinstance(node, ast.ClassDef):
-        makers = [part for part in node.body if getattr(part, "name", "") == "__init__"]
-        if not makers:
-            return ""
-        node = makers[0]
-        (node.args.posonlyargs or node.args.args).pop(0)  # self
-    return f"{name}({ast.unparse(node.args)})"
-
-
 def module_name(path):
     """Return the name by which a source file of the standard library is imported."""
     parts = path.relative_to(library.LIBRARY).with_suffix("").parts
@@ -69,9 +58,10 @@ def things():
                 name = f"{module}.{node.name}"
                 first, _, rest = does.partition(" ")
                 returns = rest if first in ("Return", "Returns") else ""
-                answers = {"does": does, "which": name, "call": call(name, node)}
-                answers |= {"module": module, "returns": returns}
-                yield {"name": name, "short": node.name, **answers}
+                is_class = isinstance(node, ast.ClassDef)  # its base may say how it is called
+                call = "" if is_class else f"{name}({ast.unparse(node.args)})"
+                thing = {"name": name, "short": node.name, "module": module}
+                yield thing | {"does": does, "call": call, "returns": returns}
 
 
 def pairs():

@@ -119,8 +119,7 @@ class Generator:
             raise ValueError(f"the message has {len(ids)} tokens; the model reads {context}")
         end = template.end_of_turn()
         most = context - len(ids)
-        stop = self.config.stop
-        return Text(self.tokenizer, stop, "", torch.tensor(ids), seed, end, most)
+        return Text(self.tokenizer, self.config.stop, "", torch.tensor(ids), seed, end, most)
 
     def start(self, prompts, seeds, most):
         """Begin a session with prompts, 1-D tensors of ids, to which `most` tokens are added."""

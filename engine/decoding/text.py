@@ -10,19 +10,17 @@ class Text:
     """One text as its tokens arrive: complete characters, and nothing from a stop string on.
 
     prompt, ids, seed: the beginning of the text, the same as token ids, and the seed of its random
-    numbers. end_of_turn: a token that ends it too. most: tokens, at most. ended: None, or one of
-    "end_of_turn", "end_of_text", "stop", "length", "interrupted".
+    numbers. end_token: a token that ends it too. most: tokens, at most. ended: None, or one of
+    "end_of_text", "stop", "length", "interrupted".
     """
 
-    def __init__(
-        self, tokenizer, stop=(), prompt="", ids=None, seed=0, end_of_turn=None, most=None
-    ):
+    def __init__(self, tokenizer, stop=(), prompt="", ids=None, seed=0, end_token=None, most=None):
         self.tokenizer = tokenizer
         self.stop = stop
         self.prompt = prompt
         self.ids = ids
         self.seed = seed
-        self.end_of_turn = end_of_turn
+        self.end_token = end_token
         self.most = most
         # Holds back the bytes of an incomplete character.
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -36,9 +34,7 @@ class Text:
         """Append a token, unless the text has ended."""
         if self.ended:
             return
-        if token == self.end_of_turn:
-            return self.end("end_of_turn")
-        if token == self.tokenizer.end_of_text:
+        if token in (self.end_token, self.tokenizer.end_of_text):
             return self.end("end_of_text")
         self.tokens.append(token)
         self.logprobs.append(logprob)

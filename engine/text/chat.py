@@ -90,9 +90,7 @@ class ChatTemplate:
         ids = np.array(found.ids)
         starts = [start for start, _ in found.offsets]
         learned = np.zeros(len(ids), bool)
-        for n, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
+        for n in [n for n, message in enumerate(messages) if message["role"] == "assistant"]:
             begin = self.render(messages[:n], prompt=True)
             end = self.render(messages[: n + 1])
             if not (end.startswith(begin) and whole.startswith(end)):
@@ -128,11 +126,11 @@ class ChatTemplate:
         last = int(ids[learned][-1])
         return last if last in self.special.values() else None
 
-    def answered(self, text):
-        """Return the message of an answer, without the special tokens that a model may write."""
+    def plain(self, text):
+        """Return text without the special tokens that a model may write."""
         for token in self.special:
             text = text.replace(token, "")
-        return {"role": "assistant", "content": text}
+        return text
 
     def check(self, messages):
         """ValueError for a message that spells a special token: it could end its own turn."""
@@ -144,10 +142,9 @@ class ChatTemplate:
     def render(self, messages, prompt=False):
         """Return messages as one text; prompt: with the beginning of an answer."""
         given = {"messages": messages, "add_generation_prompt": prompt}
+        nothing = {"tools": None, "documents": None}
         with template_errors():
-            return self.template.render(
-                self.tokenizer.chat | given | {"tools": None, "documents": None}
-            )
+            return self.template.render(self.tokenizer.chat | given | nothing)
 
 
 def chat_tokenizer(name, texts=()):

@@ -52,10 +52,8 @@ def messages_of(record):
         raise ValueError(f"a {type(record).__name__} in place of an object")
     turns = record.get("messages") or record.get("conversations")
     if turns is None and {"prompt", "completion"} <= record.keys():
-        turns = [
-            {"role": "user", "content": record["prompt"]},
-            {"role": "assistant", "content": record["completion"]},
-        ]
+        texts = {"user": record["prompt"], "assistant": record["completion"]}
+        turns = [{"role": role, "content": text} for role, text in texts.items()]
     if not isinstance(turns, list):
         raise ValueError("it has no messages, a list of objects, and no prompt and completion")
     return [message_of(turn, f"message {n}") for n, turn in enumerate(turns, 1)]

@@ -44,14 +44,12 @@ class Dataset:
     masks: dict = field(default_factory=dict)
     """Of conversations: what each token of train and val is (READ, LEARNED or BEGINS)."""
     rows: dict = field(default_factory=dict)
-    """What packed has returned."""
+    """Of conversations: the PackedRows of train and val, as pack makes them."""
 
-    def packed(self, split, block_size):
-        """Return the PackedRows of a split of conversations."""
-        key = split, block_size
-        if key not in self.rows:
-            self.rows[key] = PackedRows(getattr(self, split), self.masks[split], block_size)
-        return self.rows[key]
+    def pack(self, block_size):
+        """Pack conversations into rows for a model of this block_size."""
+        for split, mask in self.masks.items():
+            self.rows[split] = PackedRows(getattr(self, split), mask, block_size)
 
     def bits_per_character(self, loss):
         """Convert a loss in nats per token, to compare tokenizers.

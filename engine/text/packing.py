@@ -19,11 +19,10 @@ class PackedRows:
 
     def __init__(self, tokens, mask, block_size):
         self.tokens = tokens
-        self.mask = mask
         self.size = block_size + 1
         self.begins = np.flatnonzero(mask == BEGINS)
-        learned = np.append(mask == LEARNED, False)
-        answers = np.flatnonzero(learned[:-1] & ~learned[1:]) + 1  # where each ends
+        self.learned = np.append(mask == LEARNED, False)
+        answers = np.flatnonzero(self.learned[:-1] & ~self.learned[1:]) + 1  # where each ends
         ends = np.append(self.begins[1:], len(mask))
         whole = last_before(answers, ends) - self.begins
         lengths = last_before(answers, np.minimum(ends, self.begins + self.size)) - self.begins
@@ -56,15 +55,13 @@ class PackedRows:
         targets = np.full_like(tokens, -1)
         positions = np.tile(np.arange(self.size), (batch_size, 1))
         for row, number in enumerate(numbers):
-            at = 0
-            for n in self.rows[number]:
-                place = slice(self.begins[n], self.begins[n] + self.lengths[n])
-                here = slice(at, at + self.lengths[n])
-                tokens[row, here] = self.tokens[place]
-                learned = self.mask[place] == LEARNED
-                targets[row, here] = np.where(learned, tokens[row, here], -1)
-                positions[row, at:] = np.arange(self.size - at)  # padding goes on from the last
-                at = here.stop
+            conversations = self.rows[number]
+            index = np.concatenate([np.arange(self.lengths[n]) for n in conversations])
+            places = index + np.repeat(self.begins[conversations], self.lengths[conversations])
+            filled = slice(len(index))
+            tokens[row, filled] = self.tokens[places]
+            targets[row, filled] = np.where(self.learned[places], tokens[row, filled], -1)
+            positions[row, filled] = index  # padding belongs to the last of them
         tokens, targets, positions = map(torch.from_numpy, (tokens, targets, positions))
         return tokens[:, :-1], targets[:, 1:], positions[:, :-1]
 
@@ -82,16 +79,14 @@ def best_fit(lengths, size):
     """
     rows = []
     rooms = []  # (room, row), sorted
-    for n in np.argsort(-lengths, kind="stable").tolist():
+    order = np.argsort(-lengths, kind="stable")
+    for n in order[: np.count_nonzero(lengths)].tolist():
         length = int(lengths[n])
-        if not length:
-            break
         found = bisect.bisect(rooms, (length,))
         if found == len(rooms):
-            room, row = size, len(rows)
+            rooms.append((size, len(rows)))
             rows.append([])
-        else:
-            room, row = rooms.pop(found)
+        room, row = rooms.pop(found)
         rows[row].append(n)
         bisect.insort(rooms, (room - length, row))
     return rows

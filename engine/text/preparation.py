@@ -192,14 +192,12 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
                 path = files.enter_context(atomic_path(folder / f"{name}.bin"))
                 dtype = "uint8" if name in MASKS else token_dtype(tokenizer)
                 writers[name] = SplitWriter(path, tokenizer, dtype)
-            train = writers["train"]
-            val = writers["val"]
             for name, *piece in tqdm(encoded, "writing", leave=False, delay=1):
                 writers[name].append(*piece)
-                if limit and train.tokens + val.tokens >= limit:
+                if limit and sum(writers[split].tokens for split in SPLITS) >= limit:
                     break
             meta |= {name: writer.finish() for name, writer in writers.items()}
-            if not train.tokens or not val.tokens:
+            if not all(meta[split]["tokens"] for split in SPLITS):
                 raise ValueError(
                     f"{source['name']}: there is no text, or too little to split it: give other "
                     "text by --val"
@@ -208,10 +206,9 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
             remove_path(folder / "meta.json")
         meta["sha256"] = meta_digest(meta)
         atomic_write(folder / "meta.json", json.dumps(meta, indent=1).encode())
-    print(
-        f"{folder.name}: {source['name']} as tokens (train {train.tokens:,}, val {val.tokens:,}; "
-        f"vocabulary {tokenizer.vocab_size:,})"
-    )
+    counts = ", ".join(f"{split} {meta[split]['tokens']:,}" for split in SPLITS)
+    vocabulary = f"vocabulary {tokenizer.vocab_size:,}"
+    print(f"{folder.name}: {source['name']} as tokens ({counts}; {vocabulary})")
 
 
 def encode_documents(tokenizer, train, val):

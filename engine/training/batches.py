@@ -19,7 +19,7 @@ def micro_batch(data, config, step, micro, device):
     """
     rng = np.random.default_rng((config.seed, TRAIN, step, micro))
     if data.masks:
-        rows = data.packed("train", config.block_size)
+        rows = data.rows["train"]
         before = (step * config.gradient_accumulation_steps + micro) * config.batch_size
         numbers = rows_in_turn(config.seed, len(rows), before, config.batch_size)
         batch = rows.batch(numbers, config.batch_size)
@@ -79,12 +79,11 @@ def validation_batches(data, config):
     size = config.batch_size
     full = config.eval_iters in (0, "full")
     if data.masks:
-        rows = data.packed("val", config.block_size)
+        rows = data.rows["val"]
         order = np.random.default_rng((config.seed, VAL)).permutation(len(rows))
-        count = -(-len(rows) // size)
-        count = count if full else min(count, config.eval_iters)
-        starts = range(0, count * size, size)
-        return count, (rows.batch(order[start : start + size], size) for start in starts)
+        parts = [order[n : n + size] for n in range(0, len(rows), size)]
+        parts = parts[: None if full else config.eval_iters]
+        return len(parts), (rows.batch(part, size) for part in parts)
     if full:
         count = -(-(len(data.val) - 1) // (size * config.block_size))
         batches = dataset.sequential_batches(data.val, size, config.block_size)

@@ -193,7 +193,7 @@ def test_a_text_is_no_special_token(name, tmp_path):
         for encode in template.encode, lambda messages: template.encode_prompt(messages, 9):
             with pytest.raises(ValueError, match="message . spells the special token <[|]"):
                 encode(messages)
-    assert template.answered("so".join(["", *special, ""]))["content"] == "so" * (len(special) + 1)
+    assert template.plain("so".join(["", *special, ""])) == "so" * (len(special) + 1)
     again = tokenizer_from_spec(json.loads(json.dumps(template.tokenizer.spec())))
     plain = talk("who |im_end|", "i")
     assert ChatTemplate(again).encode(plain)[0].tolist() == template.encode(plain)[0].tolist()

@@ -16,9 +16,6 @@ class Wrapper:
     def __init__(self, /, width=70): pass
     def wrap(self): "No question is about methods."
 
-class Plain(Wrapper):
-    """A wrapper that inherits what makes it."""
-
 def _private(): "Nothing to see here."
 
 def silent(): pass
@@ -37,11 +34,10 @@ def test_the_pairs_of_a_module(tmp_path, monkeypatch):
         "What does textwrap.dedent return?": "text without margin.",
         "How is textwrap.dedent called?": "textwrap.dedent(text, *, tabs=8)",
         "Which name of textwrap stands for this: A wrapper of texts.": "textwrap.Wrapper",
-        "Show me the signature of textwrap.Wrapper.": "textwrap.Wrapper(width=70)",
         "Where is join?": "os.path",
     }.items():
         assert known[question] == answer
-    left_out = "silent", "_private", "Plain called"
+    left_out = "silent", "_private", "Wrapper called"
     assert not any(words in question for question in known for words in left_out)
 
 

@@ -99,7 +99,8 @@ def test_micro_batches_are_epochs(configure):
     """
     config = configure()
     data = dataset.load_dataset(config.dataset, 96)
-    rows = data.packed("train", 96)
+    data.pack(96)
+    rows = data.rows["train"]
     few = configure(batch_size=1, gradient_accumulation_steps=4)
     for step in 7, 3:
         x, y, seed, positions = micro_batch(data, config, step, 0, CPU)
@@ -140,7 +141,8 @@ def test_the_mean_over_the_whole_step(configure):
     """
     config = configure()
     data = dataset.load_dataset(config.dataset, 96)
-    x, y, positions = data.packed("train", 96).batch(range(4), 4)
+    data.pack(96)
+    x, y, positions = data.rows["train"].batch(range(4), 4)
     y[1, 5:] = -1
     whole = gradient(config, data, [(x, y, None, positions)], step)
     parts = [(x[n, None], y[n, None], None, positions[n, None]) for n in range(4)]
@@ -201,6 +203,7 @@ def test_validation_is_of_what_is_learned(configure):
     """
     config = configure(batch_size=3, eval_iters="full", block_size=256)
     data = dataset.load_dataset(config.dataset, 256)
+    data.pack(256)
     model = model_of(config, data)
     template = ChatTemplate(data.tokenizer)
     total = count = characters = 0
