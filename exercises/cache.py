@@ -2,8 +2,8 @@
 
 Write the class Cache. It keeps keys and values of the past, and attends to them:
     cache = Cache(window=None, rotate=None)
-    y = cache.attend(q, k, v)       q, k, v (B, H, T, D) of the next T tokens, T is often 1
-attend appends k and v, and returns what causal attention of the whole text has in these T rows:
+    y = cache.attend(q, k, v)       q, k, v (B, H, T, D) of the next T tokens, T >= 1
+attend appends k and v, and returns what causal attention (scores / √D) of the whole text has there:
                      k0 k1 k2 k3 k4
     first call   q0   ■  ·                         T = 2
                  q1   ■  ■
@@ -12,7 +12,7 @@ attend appends k and v, and returns what causal attention of the whole text has 
                  q4   ■  ■  ■  ■  ■
 window: a query sees the last `window` positions, itself included. rotate: a function, and
 rotate(x, positions) turns queries or keys x (B, H, T, D) of the positions (T,), which count from 0
-in the first call. Each query and each key is to be turned once.
+in the first call. Each query and key is turned once. Gradients flow through what is kept.
 Shazeer 2019, arXiv:1911.02150, section 2.3.1; Beltagy et al. 2020, arXiv:2004.05150.
 """
 
@@ -57,12 +57,13 @@ READ_ON = "attention.py: KVCache, whose memory is allocated once"
 
 
 def cases():
-    def turn(x, positions):
+    def times_cos(x, positions):
         return x * positions[:, None].cos()
 
-    for B, calls, W in (1, [1, 1], None), (1, [2, 1], 2), (4, [1, 3, 1], 2), (4, [1, 3, 1], None):
-        for rotate in None, turn:
-            sizes = f"B={B}, H=1, T={sum(calls)}, D=3"
+    few = (1, [1, 1], None), (1, [2, 1, 1], 2), (1, [2, 2, 1], 3), (4, [1, 3, 1], 1)
+    for B, calls, W in *few, (4, [1, 3, 1], 9), (4, [5] + [1] * 7, 7):
+        for rotate in None, times_cos:
+            sizes = f"B={B}, H={(B + 1) // 2}, T={sum(calls)}, D=3"
             label = f"{sizes}, calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
             yield label, in_calls, *integers(sizes, *["B H T D"] * 3), calls, W, rotate
 

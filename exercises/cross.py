@@ -4,8 +4,8 @@ Write additive(s, h, W1, W2, u): Bahdanau's weights of a decoder's state, and it
     s (B, C) the state     h (B, S, C) the encoder's states     W1, W2 (C, A)     u (A)
     score of state i of h:  u · tanh(s W1 + h[i] W2)            weights: softmax over the S states
     context: the average of h with these weights            return weights (B, S), context (B, C)
-Write cross_attention(q, k, v, real), a decoder's attention to an encoder; return (B, H, T, D):
-    q (B, H, T, D)     k, v (B, H, S, D)     real (B, S): False where the encoder's text is padding
+Write cross_attention(q, k, v, real), a decoder's attention (scores / √D); return (B, H, T, D):
+    q (B, H, T, D)     k, v (B, H, S, D)     real (B, S): False for padding after a text
            real = ■ ■ ■ ·             every query sees the same three keys: there is no future in
       q0, q1, ... ■ ■ ■ ·             another sequence, and T may be larger than S
 Bahdanau et al. 2014, arXiv:1409.0473; Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3.
@@ -40,9 +40,9 @@ READ_ON = "attention.py: Additive and CrossAttention; masks.py: present"
 
 
 def cases():
-    for sizes in "B=1, S=3, C=2, A=2", "B=3, S=6, C=5, A=4":
+    for sizes in "B=1, S=2, C=2, A=3", "B=3, S=6, C=5, A=4":
         yield sizes, "additive", *integers(sizes, "B C", "B S C", "C A", "C A", "A")
-    for sizes in "B=2, H=1, T=1, S=2, D=2", "B=3, H=2, T=6, S=4, D=5":
+    for sizes in "B=2, H=1, T=1, S=3, D=2", "B=1, H=1, T=3, S=3, D=2", "B=3, H=2, T=6, S=4, D=5":
         q, k, v = integers(sizes, "B H T D", "B H S D", "B H S D")
         padding = torch.tensor([1, 0, 2])[: len(q), None]
         real = torch.arange(k.shape[2]) < k.shape[2] - padding

@@ -3,15 +3,16 @@
 Write self_attention(x, W_qkv, W_out, H, G): causal attention by H heads, of one text or several:
     x (B, T, C)                       D = C / H features for each head
     W_qkv ((H + 2G)·D, C)             as in nn.Linear: x @ W_qkv.T is (B, T, (H + 2G)·D)
-    W_out (C, C)                      of the merged heads, as in nn.Linear too (transposed)
+    W_out (C, C)                      of the merged heads, as in nn.Linear: heads @ W_out.T
     of each token:   q of head 0 | q of head 1 | ... | k of head 0 | ... | v of head 0 | ...
                      D features    D features          G heads of keys      G heads of values
 There are H heads of queries and G of keys and values; each of these is shared by the H/G query
 heads that follow one another: with H = 4 and G = 2, heads 0 and 1 use keys 0, heads 2 and 3 keys 1.
-Heads' outputs stand side by side again, (B, T, C), before W_out. Attention may be PyTorch's own.
+Heads' outputs are side by side again, (B, T, C), before W_out. PyTorch's attention (/ √D) will do.
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv:2305.13245.
 """
 
+import torch
 import torch.nn.functional as F
 
 from exercises.shared.cases import integers
@@ -38,14 +39,18 @@ MISTAKES = {
         "(x @ W_qkv.T).split([H * D, G * D, G * D], dim=-1)": "(part.flatten(2) for part in "
         "(x @ W_qkv.T).unflatten(2, (G, -1)).split([H // G * D, D, D], dim=-1))"
     },
-    "W_out is not transposed": {"W_out.T": "W_out"},
-    "W_out is forgotten": {" @ W_out.T": ""},
+    "k and v are exchanged": {"q, k, v = (x @": "q, v, k = (x @"},
+    "W_qkv is reshaped, not transposed": {"(x @ W_qkv.T)": "(x @ W_qkv.reshape(len(x[0, 0]), -1))"},
+    "the scale is missing": {"is_causal=True": "is_causal=True, scale=1"},
+    "W_out is not transposed": {"(2) @ W_out.T": "(2) @ W_out"},
     "the future is visible": {"is_causal=True": "is_causal=False"},
 }
 READ_ON = "attention.py: SelfAttention and share_heads"
 
 
 def cases():
-    for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (4, 2, "B=3, T=5, C=12, rows=24"):
+    x, one = torch.arange(8).view(1, 2, 4).double(), torch.eye(4).double()
+    yield "q = k = 0, v = x", "self_attention", x, F.pad(one, (0, 0, 8, 0)), one, 2, 2
+    for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (6, 2, "B=3, T=5, C=12, rows=20"):
         inputs = integers(sizes, "B T C", "rows C", "C C")
         yield f"{sizes} of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

@@ -1,7 +1,7 @@
 """Masks: who may look?
 
 A mask is a predicate: it says True where the query at position i may look at the key at position j.
-i and j are tensors that broadcast against each other, such as i (Tq, 1) and j (1, Tk). Write
+i and j are any tensors that broadcast against each other, such as i (Tq, 1) and j (1, Tk). Write
     causal(i, j)               the token itself, and all before it
     window(i, j, W)            the last W positions, the token itself included
     same_document(i, j, ids)   causal, and both in one document; ids (T,): each position's document
@@ -42,10 +42,10 @@ READ_ON = "masks.py"
 
 
 def cases():
-    for first, T in (0, 3), (4, 7):
-        i, j = torch.arange(first, T)[:, None], torch.arange(T)[None]
-        label = f"positions {first} to {T - 1} look"
+    for i, j in ([0, 1, 2], range(3)), ([5, 2, 3], range(1, 7)), ([4, 5, 6], range(7)), (2, [1, 2]):
+        label = f"positions {i} look"
+        i, j = torch.tensor(i)[..., None], torch.tensor([*j])
         yield label, "causal", i, j
-        yield label, "same_document", i, j, torch.arange(T) // 2
+        yield label, "same_document", i, j, torch.tensor([0, 0, 2, 2, 1, 0, 0])
         for W in 1, 2:
             yield f"{label}, W={W}", "window", i, j, W

@@ -8,8 +8,7 @@ Write rotary(q, k, v), each (B, H, T, D) of positions 0 to T − 1; return the t
 Pair p of features, x[p] and x[p + D/2], turns by the angle a = position · 10000^(−2p/D):
     x[p]       becomes   x[p] · cos a − x[p + D/2] · sin a
     x[p + D/2] becomes   x[p + D/2] · cos a + x[p] · sin a
-so that the product of a query and a key depends on their distance alone. Values say what a token
-is, not where: they stay as they are.
+so that the product of a query and a key depends on their distance alone. Values stay as they are.
 Vaswani et al. 2017, arXiv:1706.03762, section 3.5; Su et al. 2021, arXiv:2104.09864.
 """
 

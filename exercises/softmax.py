@@ -6,9 +6,8 @@ Write softmax(scores), over the last dimension; scores and weights are (B, H, Tq
             1    2    3    −∞                    0.09  0.24  0.67  0
         10000    0    0    −∞       becomes      1     0     0     0
            −∞   −∞   −∞    −∞                    0     0     0     0
-exp(10000) is infinite. The weights stay the same when one number is subtracted from all scores of a
-row, and with the row's largest score no exponential exceeds 1. A row of nothing but −∞ belongs to a
-query that may look nowhere: its weights are 0, and its gradient is 0, and neither is NaN.
+exp(10000) is infinite. Subtract a row's largest score from all of it: its weights stay the same, no
+exponential exceeds 1. A row of nothing but −∞ sees no key: its weights and gradient are 0, not NaN.
 Goodfellow et al. 2016, Deep Learning, section 4.1.
 """
 
@@ -39,7 +38,7 @@ READ_ON = "attention.py: softmax, sparsemax, and the end of attention_weights"
 def cases():
     hidden = float("-inf")
     yield "one row", "softmax", small([1, 2, 3])
-    yield "large scores", "softmax", small([1, 2, 3, hidden], [1e4, 0, 0, hidden], [-1e4] * 4)
-    yield "a query that may look nowhere", "softmax", small([hidden] * 3, [0, hidden, 1])
+    yield "large, 2 heads", "softmax", small([1, 2, hidden], [1e4, 0, hidden]).transpose(1, 2)
+    yield "a query that sees no key", "softmax", small([hidden] * 3, [hidden, 0, -12], [-1e4] * 3)
     sizes = "B=2, H=3, Tq=4, Tk=5"
     yield sizes, "softmax", *random(sizes, "B H Tq Tk")

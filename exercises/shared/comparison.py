@@ -27,7 +27,7 @@ def difference(a, b):
     text += f"{a[at]:.5g}, and not {b[at]:.5g}"
     largest = (a.double() - b.double()).abs().max()
     if largest < 1e-3:  # printed, they look alike
-        text += f"; by at most {largest:.1e}: is there an epsilon, or something in float32?"
+        text += f"; by at most {largest:.1e}: by an epsilon, float32, or a number for −∞?"
     return text
 
 
@@ -75,8 +75,6 @@ def traits(a, b):
     off, right = ((x.double().sum(-1) - 1).abs().max() for x in (a, b))
     if b.dim() > 1 and b.dtype != torch.bool and right < 1e-9 < off:
         yield "the rows do not sum to 1"
-    if a.dtype == torch.bool and a.dim() == 2 and (a & wrong).triu(a.shape[1] - len(a) + 1).any():
-        yield "it looks ahead: it is True where j > i"
     for d, name in enumerate(DIMENSIONS.get(wrong.dim(), ())):
         hit = wrong.movedim(d, 0).flatten(1).any(1)
         where = hit.nonzero().flatten().tolist()

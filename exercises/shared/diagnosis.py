@@ -36,7 +36,7 @@ def diagnose(exercise, got):
     else:
         lines += beside(inputs, numbered(b["values"]), a["values"], b["values"])
     if known := known_mistakes(exercise, name, got):
-        return [*lines, "", "These are the numbers that one gets if", *(f"  {x}" for x in known)]
+        return [*lines, "", "These are the numbers that one gets if", "  " + " and\n  ".join(known)]
     return [*lines, "", *properties(name, [*zip(got, expected)])]
 
 

@@ -32,6 +32,9 @@ def broken(theirs, exercise, label, call, *arguments):
         both = zip(results(exercise, changed), results(theirs, changed))
         return any(keeps(*a) and a[0].shape == b[0].shape and not keeps(*b) for a, b in both)
 
+    if breaks(()):
+        yield "two calls with the same inputs give different numbers"
+        return
     for letter, word in ("B", "text"), ("H", "head"):
         size = sizes.get(letter, 1)
         if breaks(parts, turned=[size]):

@@ -37,10 +37,8 @@ def run_file(name, path):
             error = f"it takes more than {SECONDS} seconds: is there an endless loop?"
         elif to.exists() and to.stat().st_size:
             return torch.load(to, weights_only=True), text
-        elif status < 0:
-            error = f"signal {-status} ended its process: does it need too much memory?"
         else:
-            error = f"it ends its process (os._exit), with exit code {status}"
+            error = f"it ends its process, exit code {status}: os._exit, or too much memory?"
         return {"error": error}, text
 
 

@@ -55,7 +55,9 @@ def first_name(name):
 
 
 def names(lines):
-    return [line.strip() for line in lines[lines.index(NAMED) + 1 :]] if NAMED in lines else lines
+    if NAMED not in lines:
+        return lines
+    return [line.strip() for line in lines[lines.index(NAMED) + 1].split(" and\n")]
 
 
 # ---- Each exercise
@@ -282,7 +284,7 @@ def sinusoidal_wrong(T, C):
         ("scores", short, "It is right for: two queries and keys; B=1, H=2, Tq=3"),
         ("softmax", unshared, "Tk=5, result: every number is 1.5 times what it should be."),
         ("softmax", undefined, "3 of 3 numbers differ, the first one at [0, 0, 0, 0]: nan"),
-        ("softmax", nearly, "; by at most 4.4e-09: is there an epsilon, or something in float32?"),
+        ("softmax", nearly, "; by at most 4.4e-09: by an epsilon, float32, or a number for −∞?"),
         ("masks", window_wrong, "Right in all cases: causal, same_document."),
         (
             "positions",
@@ -348,6 +350,24 @@ def halves(results):
     return [x / 2 for x in cases.tensors(results)]
 
 
+HARD = [  # an exercise, a text of its solution, and what learners wrote there
+    ("masks", "return j <= i", "return (j < j + 1).expand(len(i), -1).tril(j.numel() - len(i))"),
+    ("masks", "ids[i] == ids", "ids[i] <= ids"),
+    ("softmax", "scores.amax(-1, ", "scores.amax((1, 3), "),
+    ("attention", "-torch.inf", "-1e4"),
+    ("cache", "(self.window or len(j))", "(2 if self.window else len(j))"),
+]
+
+
+@pytest.mark.parametrize("name, right, wrong", HARD)
+def test_mistakes_that_easy_inputs_do_not_show(name, right, wrong, monkeypatch):
+    """Catches cases in which queries are the last ones, windows are 2, or scores are small."""
+    exercise = definition.load(name)
+    monkeypatch.setitem(exercise.MISTAKES, "hard", {right: wrong})
+    got = diagnosis.expected_outcomes(exercise, "hard")
+    assert got is None or diagnosis.diagnose(exercise, got)
+
+
 def test_changed_arguments():
     """Catches a function that spoils what its caller still needs."""
     with pytest.raises(ValueError, match="it changes its arguments"):
@@ -360,8 +380,8 @@ BODIES = {
     "while True: pass": "it takes more than 1 seconds: is there an endless loop?",
     "time.sleep(99)": "it takes more than 1 seconds: is there an endless loop?",
     "sys.exit(0)": "it ends the program",
-    "os._exit(0)": "it ends its process (os._exit), with exit code 0",
-    "os.kill(os.getpid(), 9)": "signal 9 ended its process: does it need too much memory?",
+    "os._exit(0)": "it ends its process, exit code 0: os._exit",
+    "os.kill(os.getpid(), 9)": "it ends its process, exit code -9: os._exit, or too much memory?",
     "while True: print('x' * 5000)": "it prints more than 16 MB",
     "return torch.ones(2**30, dtype=torch.float64)": "it needs more than 4 GB of memory",
     "return bytes(2**33)": "it needs more than 4 GB of memory",
@@ -369,7 +389,7 @@ BODIES = {
     "return 'none'": "TypeError: it returns str, and not a tensor",
     "return q[0]": "the shape is (1, 2, 2), and should be (1, 1, 2, 2)",
     "return (q @ k.mT).float()": "the dtype is torch.float32, and should be torch.float64",
-    "return q.mul_(2) @ k.mT": "it changes an argument in place",
+    "return q.mul_(2) @ k.mT": "it changes in place an argument",
     "return helper(q)": "in helper: return x.no_such_name\nAttributeError",
     "return scaled_dot(q, k)": "RecursionError",
     "return (": "line 9: '(' was never closed",
