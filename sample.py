@@ -82,8 +82,8 @@ class SampleConfig(Sampling):
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU, float16 on one
-    without units for it; on an x86 CPU float16 for a model too large for its cache (the arithmetic
-    stays in float32); else float32."""
+    without units for it; on an x86 CPU float16 for a model too large for its cache and for 200
+    tokens or more (the arithmetic stays in float32); else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, to write 10,000 tokens or
     more one after another, or interactively, if the checkpoint's attention allows it. On a CPU True
@@ -150,17 +150,17 @@ def encode_prompt(tokenizer, text, begin, most, flag):
 # The model
 
 
-def load_model(config, folder, quantize="none", rows=1):
+def load_model(config, folder, quantize="none", rows=1, steps=math.inf):
     """Return a model, its tokenizer, and its dtype and device in words.
 
-    rows: how many rows a matrix product has at a time (one for each text, or for each guess), which
-    decides the layout of the weights.
+    rows: how many rows a matrix product has at a time (one for each text, or for each guess), and
+    steps: how many tokens follow each other; they decide how the weights are stored.
     """
     device = pick_device(config.device)
     model = GPT.from_pretrained(folder)
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     model = model.to(device)
-    dtype = best_dtype(model, rows) if config.dtype == "auto" else config.dtype
+    dtype = best_dtype(model, rows, steps) if config.dtype == "auto" else config.dtype
     model = prepare_for_inference(model, getattr(torch, dtype), quantize, rows)
     kind = dtype if quantize == "none" else quantize
     return model, tokenizer, f"{kind}, {device}"
@@ -169,8 +169,11 @@ def load_model(config, folder, quantize="none", rows=1):
 def make_generator(config, texts):
     """Return the Generator for this number of texts, and its dtype and device in words."""
     rows = 1 + GUESSES if config.draft else min(texts, config.batch_size)
+    steps = -(-texts // config.batch_size) * config.max_new_tokens
+    if config.interactive:
+        steps = math.inf
     model, tokenizer, kind = pretrained.load_named(
-        config, lambda folder: load_model(config, folder, config.quantize, rows)
+        config, lambda folder: load_model(config, folder, config.quantize, rows, steps)
     )
     guess = make_guess(config, tokenizer)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding

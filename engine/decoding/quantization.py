@@ -18,6 +18,7 @@ compiled step reads the integers themselves. Not used in training.
 """
 
 import itertools
+import math
 import time
 import warnings
 import weakref
@@ -41,6 +42,7 @@ def products_of_x86():
 HAS_ONEDNN, HAS_FBGEMM = products_of_x86()
 TINY = torch.tensor(1e-30)  # against 0/0
 CACHE_BYTES = 2**25  # a processor's own cache may hold weights up to here
+STEPS_FOR_FLOAT16 = 200  # until they have saved the time in which the weights are laid out
 
 
 class PackedLinear(nn.Module):
@@ -173,17 +175,18 @@ def round_to_int8(weight):
     return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
-def best_dtype(model, rows=1):
+def best_dtype(model, rows=1, steps=math.inf):
     """Return the name of the dtype that suits the model's device, processor and size.
 
-    rows: as in prepare_for_inference.
+    rows: as in prepare_for_inference. steps: how many tokens follow each other.
     """
     device = model.transformer.wte.weight.device
     if device.type == "cuda":
         return half_dtype(device)
     packed = device.type == "cpu" and rows is not None and HAS_FBGEMM
     nbytes = sum(linear.weight.nbytes for linear in linears_of(model).values())
-    return "float16" if packed and nbytes > CACHE_BYTES else "float32"
+    pays = nbytes > CACHE_BYTES and steps >= STEPS_FOR_FLOAT16
+    return "float16" if packed and pays else "float32"
 
 
 def linears_of(model):

@@ -177,12 +177,15 @@ def test_a_dtype_without_units(rows, monkeypatch):
 
 
 def test_the_dtype_that_suits_a_model(monkeypatch):
-    """Catches a small model that loses digits, and weights that torch.compile cannot read."""
+    """Catches a small model that loses digits, weights that torch.compile cannot read, and a short
+    job that waits until weights are laid out.
+    """
     model = new_model()
     assert best_dtype(model) == "float32"
     monkeypatch.setattr(quantization, "CACHE_BYTES", 0)
     large = "float16" if quantization.HAS_FBGEMM else "float32"
-    assert best_dtype(model) == best_dtype(model, 20) == large
+    assert best_dtype(model) == best_dtype(model, 20) == best_dtype(model, 20, 200) == large
+    assert best_dtype(model, steps=199) == "float32"
     assert best_dtype(model, None) == "float32"
 
 
