@@ -82,8 +82,8 @@ class SampleConfig(Sampling):
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU, float16 on one
-    without units for it; on an x86 CPU float16 for a model too large for its cache and for 200
-    tokens or more (the arithmetic stays in float32); else float32."""
+    without units for it; on an x86 CPU float16 for a model too large for its cache and 128 tokens
+    or more one after another (the arithmetic stays in float32); else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, to write 10,000 tokens or
     more one after another, or interactively, if the checkpoint's attention allows it. On a CPU True
@@ -106,6 +106,8 @@ class SampleConfig(Sampling):
             raise ValueError(
                 "interactive: you type the prompts; leave out start, prompts, num_samples and json"
             )
+        if self.system and not self.interactive:
+            raise ValueError("system is for --interactive; in prompts, it is a message")
         if self.prompts and self.start != "\n":
             raise ValueError(f"prompts={self.prompts} and start={self.start!r}: give one of them")
 
@@ -169,24 +171,25 @@ def load_model(config, folder, quantize="none", rows=1, steps=math.inf):
 def make_generator(config, texts):
     """Return the Generator for this number of texts, and its dtype and device in words."""
     rows = 1 + GUESSES if config.draft else min(texts, config.batch_size)
-    steps = -(-texts // config.batch_size) * config.max_new_tokens
-    if config.interactive:
-        steps = math.inf
+    steps = math.inf  # tokens one after another
+    if not config.interactive:
+        at_once = 1 if config.draft else config.batch_size
+        steps = -(-texts // at_once) * config.max_new_tokens
     model, tokenizer, kind = pretrained.load_named(
         config, lambda folder: load_model(config, folder, config.quantize, rows, steps)
     )
-    guess = make_guess(config, tokenizer)
+    guess = make_guess(config, tokenizer, steps)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     return Generator(model, tokenizer, config, guess, pads), kind
 
 
-def make_guess(config, tokenizer):
+def make_guess(config, tokenizer, steps):
     """Return what guesses the next tokens (see speculation.py), or None."""
     if not config.draft:
         return None
     if config.draft == "ngram":
         return ngram
-    draft, other, _ = load_model(config, pretrained.folder_of(config.draft))
+    draft, other, _ = load_model(config, pretrained.folder_of(config.draft), steps=steps)
     if not other.same_ids(tokenizer):
         raise ValueError(
             f"--draft={config.draft} has another tokenizer than the model: it must be the same"
@@ -203,8 +206,6 @@ def sample(config):
     # The model, and what guesses its next tokens, if anything.
     prompts = {} if config.interactive else read_prompts(config)
     generator, kind = make_generator(config, max(1, len(prompts) * config.num_samples))
-    if config.system and not (config.interactive and generator.tokenizer.chat):
-        raise ValueError("system is for --interactive and a model with a chat template")
     if config.interactive:
         return converse(generator, kind)
 
@@ -295,6 +296,8 @@ def converse(generator, kind):
 def plain_turns(generator):
     """Yield a Text to be written after each line; the session keeps all of them."""
     tokenizer = generator.tokenizer
+    if generator.config.system:
+        raise ValueError("system: this model has no chat template; leave it out")
     for line in typed_lines():
         begin = () if generator.session else tokenizer.begin
         most = generator.model.config.block_size

@@ -37,6 +37,7 @@ from engine.common.settings import given_settings, leading_presets, parse_settin
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
 from engine.training import lora
+from engine.training.answers import show_answers
 from engine.training.batches import document_separator
 from engine.training.monitor import dry_run
 from engine.training.optimizer import DECAY, learning_rate_at
@@ -272,8 +273,6 @@ def train(config, requests=None):
 
     run.finish(stop, record)
     if finished and not stop and trainer.data.masks and config.eval_answers:
-        from engine.training.answers import show_answers  # jinja2 takes a while
-
         show_answers(trainer)
     return record
 

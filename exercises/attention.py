@@ -37,7 +37,7 @@ MISTAKES = {
     "0 times −∞ is NaN": {".masked_fill(~visible, -torch.inf)": " + ~visible * -torch.inf"},
     "the future is visible": {".masked_fill(~visible, -torch.inf)": ""},
     "the mask is inverted": {"~visible": "visible"},
-    "not visible is the mask, but a triangle": {"~visible": "~(visible | True).tril()"},
+    "a triangle is the mask, and `visible` is not used": {"~visible": "~(visible | True).tril()"},
 }
 LONG = "B=1, H=4, Tq=256, Tk=256, D=32, Dv=32"
 BESIDE = {
@@ -51,8 +51,8 @@ def cases():
     q, k, v = small([0, 0], [1, 0]), small([1, 0], [2, 0]), small([10, 0], [0, 10])
     yield "two tokens, D = 2", "attention", q, k, v, torch.ones(2, 2).tril().bool()
     ahead = torch.ones(2, 2).triu().bool()
-    yield "two tokens that look ahead, large scores", "attention", -1e5 * q, k, v, ahead
-    for sizes in "B=1, H=1, Tq=2, Tk=4, D=2, Dv=2", "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
+    yield "two tokens that look ahead, large scores", "attention", -1e5 * q + 0, k, v, ahead
+    for sizes in "B=1, H=1, Tq=2, Tk=4, D=3, Dv=1", "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
         q, k, v = random(sizes, "B H Tq D", "B H Tk D", "B H Tk Dv")
         Tq, Tk = q.shape[2], k.shape[2]
         yield sizes, "attention", q, k, v, torch.ones(Tq, Tk).tril(Tk - Tq).bool()

@@ -35,22 +35,21 @@ MISTAKES = {
     },
     "heads are merged without a transpose": {"y.transpose(1, 2).flatten(2)": "y.reshape(x.shape)"},
     "keys are repeated 0 1 0 1, not 0 0 1 1": {"_interleave(H // G, dim=1)": "(1, H // G, 1, 1)"},
-    "q, k and v of a head stand side by side: q of all heads comes first": {
-        "(x @ W_qkv.T).split([H * D, G * D, G * D], dim=-1)": "(part.flatten(2) for part in "
-        "(x @ W_qkv.T).unflatten(2, (G, -1)).split([H // G * D, D, D], dim=-1))"
-    },
     "k and v are exchanged": {"q, k, v = (x @": "q, v, k = (x @"},
     "W_qkv is reshaped, not transposed": {"(x @ W_qkv.T)": "(x @ W_qkv.reshape(len(x[0, 0]), -1))"},
     "the scale is missing": {"is_causal=True": "is_causal=True, scale=1"},
     "W_out is not transposed": {"(2) @ W_out.T": "(2) @ W_out"},
+    "W_out is forgotten": {"(2) @ W_out.T": "(2)"},
     "the future is visible": {"is_causal=True": "is_causal=False"},
 }
 READ_ON = "attention.py: SelfAttention and share_heads"
 
 
 def cases():
-    x, one = torch.arange(8).view(1, 2, 4).double(), torch.eye(4).double()
-    yield "q = k = 0, v = x", "self_attention", x, F.pad(one, (0, 0, 8, 0)), one, 2, 2
+    for T, C, H in (2, 4, 2), (1, 6, 6):  # v is x, or its first features
+        x, one = torch.arange(T * C).square().view(1, T, C).double(), torch.eye(C).double()
+        only_v = F.pad(one[: 2 * C // H], (0, 0, C + 2 * C // H, 0))
+        yield f"q = k = 0, H={H}, G=2", "self_attention", x, only_v, one.roll(1, 0), H, 2
     for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (6, 2, "B=3, T=5, C=12, rows=20"):
         inputs = integers(sizes, "B T C", "rows C", "C C")
         yield f"{sizes} of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

@@ -7,7 +7,7 @@ float32 is four bytes, a float16 or bfloat16 two, an int8 one. With ten rows bot
     float32   what was trained. oneDNN's layout is faster for several rows, and on some processors
               for one: prepare_for_inference tries it.
     float16   11 of the 24 bits of each weight; inputs, sums and outputs stay float32. The default
-              for a large model.
+              for a large model and 128 tokens or more.
     int8      7 bits of each weight and a scale for each output; inputs keep 14 bits (13 without
               avx512_vnni), and sums are exact integers.
 
@@ -42,7 +42,7 @@ def products_of_x86():
 HAS_ONEDNN, HAS_FBGEMM = products_of_x86()
 TINY = torch.tensor(1e-30)  # against 0/0
 CACHE_BYTES = 2**25  # a processor's own cache may hold weights up to here
-STEPS_FOR_FLOAT16 = 200  # until they have saved the time in which the weights are laid out
+STEPS_FOR_FLOAT16 = 128  # about where they have saved the time in which weights are laid out
 
 
 class PackedLinear(nn.Module):

@@ -61,7 +61,7 @@ class PackedRows:
             filled = slice(len(index))
             tokens[row, filled] = self.tokens[places]
             targets[row, filled] = np.where(self.learned[places], tokens[row, filled], -1)
-            positions[row, filled] = index  # padding belongs to the last of them
+            positions[row, filled] = index  # no 0 in the padding: it begins no conversation
         tokens, targets, positions = map(torch.from_numpy, (tokens, targets, positions))
         return tokens[:, :-1], targets[:, 1:], positions[:, :-1]
 

@@ -7,7 +7,6 @@ from engine.common import processes
 from engine.common.errors import escape_control_characters
 from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session, next_token
-from engine.text.chat import ChatTemplate
 
 SHOWN = 3  # of each split
 BATCH_SIZE = 50
@@ -25,12 +24,11 @@ def show_answers(trainer):
         asked = questions(rows, config.eval_answers)
         found = []
         for n in processes.progress_bar(range(0, len(asked), BATCH_SIZE), "answering", delay=2):
-            batch = asked[n : n + BATCH_SIZE]
-            found += answered(trainer.model, trainer.data.tokenizer, batch)
-        exact = sum(answer == true for _, true, answer in found)
-        print(f"{split}: {exact} of {len(found)} answers exact")
-        for question, true, answer in found[:: -(-len(found) // SHOWN)]:
-            print(f"  {question}\n    answer: {answer}\n    true:   {true}")
+            found += answered(trainer.model, trainer.data.tokenizer, asked[n : n + BATCH_SIZE])
+        print(f"{split}: {sum(exact for exact, *_ in found)} of {len(found)} answers exact")
+        for _, question, true, answer in found[:: -(-len(found) // SHOWN)]:
+            shown = f"  {question}\n    answer: {answer}\n    true:   {true}"
+            print(escape_control_characters(shown))
 
 
 def questions(rows, count):
@@ -49,18 +47,20 @@ def questions(rows, count):
 
 @torch.no_grad()
 def answered(model, tokenizer, asked):
-    """Yield the texts of question, true answer, and the model's most likely one, for questions.
+    """Yield whether the model's most likely answer is exact, and the texts of question, true answer
+    and answer, for questions.
 
-    The last is as long as the true one where nothing marks its end.
+    The answer is cut where its turn ends, or where the true one does.
     """
     model.eval()
+    special = {*tokenizer.special_tokens.values()}
     longest = max(len(true) for _, true in asked)
     session = Session(model, [torch.tensor(question) for question, _ in asked], longest)
     sampler = Sampler(Sampling(temperature=0), [None] * len(asked), tokenizer.vocab_size)
     columns = [next_token(session, sampler)[0] for _ in range(longest)]
-    template = ChatTemplate(tokenizer)
-    end = template.end_of_turn()
     for (question, true), answer in zip(asked, torch.stack(columns, 1).tolist()):
-        answer = answer[: answer.index(end) if end in answer else len(true)]
-        texts = [template.plain(tokenizer.decode(ids)) for ids in (question, true, answer)]
-        yield [escape_control_characters(" ".join(text.split())) for text in texts]
+        exact = answer[: len(true)] == true
+        ends = true[-1] in special.intersection(answer)
+        answer = answer[: answer.index(true[-1]) if ends else len(true)]
+        parts = [[n for n in ids if n not in special] for ids in (question, true, answer)]
+        yield exact, *(" ".join(tokenizer.decode(ids).split()) for ids in parts)

@@ -2,7 +2,7 @@
 
 import torch
 
-FEW = 80  # numbers that are printed
+FEW = 120  # numbers that are printed
 DIMENSIONS = {2: ("row",), 3: ("text", "row"), 4: ("text", "head", "row")}
 
 
@@ -27,7 +27,7 @@ def difference(a, b):
     text += f"{a[at]:.5g}, and not {b[at]:.5g}"
     largest = (a.double() - b.double()).abs().max()
     if largest < 1e-3:  # printed, they look alike
-        text += f"; by at most {largest:.1e}: by an epsilon, float32, or a number for −∞?"
+        text += f"; by {largest:.1e} at most: is it an epsilon, float32, a number for −∞?"
     return text
 
 

@@ -44,7 +44,7 @@ def broken(theirs, exercise, label, call, *arguments):
     tokens = [size for name, size in sizes.items() if name[0] == "T"]
     for n in range(min(tokens, default=1) - 1, 0, -1):
         if late := ", ".join(name for name in parts if breaks([name], tokens, n)):
-            yield f"it looks ahead: up to token {max(tokens) - n - 1} it changes with later {late}"
+            yield f"up to token {max(tokens) - n - 1} it changes when only later {late} change"
             return
 
 

@@ -38,7 +38,7 @@ def run_file(name, path):
         elif to.exists() and to.stat().st_size:
             return torch.load(to, weights_only=True), text
         else:
-            error = f"it ends its process, exit code {status}: os._exit, or too much memory?"
+            error = f"its process ends with {status} (below 0: a signal): os._exit, or memory?"
         return {"error": error}, text
 
 

@@ -22,7 +22,7 @@ from exercises.shared.properties import broken
 GIGABYTES = 4  # beyond what the process has when it begins
 MEGABYTES = 16  # that it may print
 IN_WORDS = {  # what an error's text has, as a regular expression, and what it means
-    "place operation": "it changes in place an argument, or what its gradient needs",
+    "place operation": "it changes an argument in place, or what its gradient needs",
     "DefaultCPUAllocator|MemoryError": f"it needs more than {GIGABYTES} GB of memory",
     "NotImplementedError: $": "it is still to be written",
     "File too large": f"it prints more than {MEGABYTES} MB",

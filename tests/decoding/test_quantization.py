@@ -184,8 +184,8 @@ def test_the_dtype_that_suits_a_model(monkeypatch):
     assert best_dtype(model) == "float32"
     monkeypatch.setattr(quantization, "CACHE_BYTES", 0)
     large = "float16" if quantization.HAS_FBGEMM else "float32"
-    assert best_dtype(model) == best_dtype(model, 20) == best_dtype(model, 20, 200) == large
-    assert best_dtype(model, steps=199) == "float32"
+    assert best_dtype(model) == best_dtype(model, 20) == best_dtype(model, 20, 128) == large
+    assert best_dtype(model, steps=127) == "float32"
     assert best_dtype(model, None) == "float32"
 
 

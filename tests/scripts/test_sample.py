@@ -1,6 +1,7 @@
 """Sampling from a checkpoint folder, as a user does it."""
 
 import json
+import math
 import shlex
 import shutil
 import signal
@@ -12,6 +13,7 @@ import pytest
 import torch
 from conftest import POEM, ROOT, SMALL, complaint, run_here, tiny
 
+import sample as script
 from engine.common.settings import parse_settings
 from engine.decoding import generation
 from engine.decoding.generation import Generator, Meter
@@ -20,7 +22,7 @@ from engine.text import dataset
 from engine.text.tokenizer import Tokenizer
 from engine.weights import checkpoint, pretrained
 from model import GPT
-from sample import SampleConfig, sample
+from sample import SampleConfig, make_generator, sample
 from train import TrainConfig, train
 
 LIKELIEST = dict(start="Tyger Tyger, ", temperature=0.0)
@@ -92,6 +94,23 @@ def test_a_text_depends_on_its_prompt_and_seed_alone(written, tmp_path):
     lines = written(**options, max_new_tokens=4).splitlines()
     expected = [alone[prompt, 5][:4] for prompt in order]
     assert [json.loads(line)["text"] for line in lines] == expected
+
+
+@pytest.mark.parametrize(
+    "settings, steps",
+    [
+        ({}, 2 * 70),
+        (dict(draft="ngram"), 9 * 70),
+        (dict(interactive=True, num_samples=1), math.inf),
+    ],
+)
+def test_how_many_tokens_follow_each_other(settings, steps, trained, monkeypatch):
+    """Catches a dtype for a short job in a long one, of batches or of texts one by one."""
+    found = []
+    monkeypatch.setattr(script, "best_dtype", lambda *given: found.append(given) or "float32")
+    about = dict(out_dir=trained, num_samples=9, batch_size=5, max_new_tokens=70)
+    make_generator(SampleConfig(**about | settings), 9)
+    assert found[0][2] == steps
 
 
 def test_batches():

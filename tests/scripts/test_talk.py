@@ -129,5 +129,6 @@ def test_a_model_without_a_template(tmp_path):
     model = tiny(vocab_size=40)
     checkpoint.save_checkpoint(tmp_path, 1, model, {}, spec, {})
     command = ["sample.py", f"--out_dir={tmp_path}"]
-    for flags in ["--interactive=True", "--system=a"], ["--system=a"]:
-        assert "system is for --interactive" in complaint(run_here(*command, *flags))
+    no_template = run_here(*command, "--interactive=True", "--system=a")
+    assert "no chat template" in complaint(no_template)
+    assert "system is for --interactive" in complaint(run_here(*command, "--system=a"))
