@@ -27,8 +27,7 @@ def show_answers(trainer):
             found += answered(trainer.model, trainer.data.tokenizer, asked[n : n + BATCH_SIZE])
         print(f"{split}: {sum(exact for exact, *_ in found)} of {len(found)} answers exact")
         for _, question, true, answer in found[:: -(-len(found) // SHOWN)]:
-            shown = f"  {question}\n    answer: {answer}\n    true:   {true}"
-            print(escape_control_characters(shown))
+            print(f"  {question}\n    answer: {answer}\n    true:   {true}")
 
 
 def questions(rows, count):
@@ -47,10 +46,10 @@ def questions(rows, count):
 
 @torch.no_grad()
 def answered(model, tokenizer, asked):
-    """Yield whether the model's most likely answer is exact, and the texts of question, true answer
-    and answer, for questions.
+    """Yield for each question whether the model's most likely answer is exact, and three texts.
 
-    The answer is cut where its turn ends, or where the true one does.
+    These are the question, the true answer, and the model's, cut where its turn ends, or else where
+    the true one does.
     """
     model.eval()
     special = {*tokenizer.special_tokens.values()}
@@ -62,5 +61,11 @@ def answered(model, tokenizer, asked):
         exact = answer[: len(true)] == true
         ends = true[-1] in special.intersection(answer)
         answer = answer[: answer.index(true[-1]) if ends else len(true)]
-        parts = [[n for n in ids if n not in special] for ids in (question, true, answer)]
-        yield exact, *(" ".join(tokenizer.decode(ids).split()) for ids in parts)
+        yield exact, *(words(ids, tokenizer) for ids in (question, true, answer))
+
+
+def words(ids, tokenizer):
+    """Return ids as text in one line, without special tokens."""
+    special = tokenizer.special_tokens.values()
+    text = tokenizer.decode([token for token in ids if token not in special])
+    return escape_control_characters(" ".join(text.split()))
