@@ -1,5 +1,7 @@
 """The decoding step by torch.compile: one graph, on a GPU one CUDA graph, for every token."""
 
+from types import FunctionType
+
 import torch
 
 from engine.common.hardware import worth_compiling
@@ -32,6 +34,23 @@ def compile_step(model, compile, tokens):
     return CompiledStep() if compile else None
 
 
+def compile_for_one_model(options, backend="inductor"):
+    """Return decode_and_sample by torch.compile, for a model whose modules do not change.
+
+    To check them at each step would take 5 % of it. Without that, no other model may use what was
+    compiled: torch.compile keeps it by the code object, so this one is a copy. Nor is the global
+    state checked: a step is not compiled again for another number of threads.
+    """
+
+    def to_check(guards):
+        of_others = torch.compiler.skip_guard_on_all_nn_modules_unsafe(guards)
+        return [keep and g.guard_type != "GLOBAL_STATE" for keep, g in zip(of_others, guards)]
+
+    options = options | {"guard_filter_fn": to_check}
+    own = FunctionType(decode_and_sample.__code__.replace(), globals())
+    return torch.compile(own, fullgraph=True, backend=backend, options=options)
+
+
 class CompiledStep:
     """decode_and_sample, compiled, and the cache of the last session that used it.
 
@@ -46,10 +65,12 @@ class CompiledStep:
         self.cache = None
         # On a GPU the compiler generates the products of a single row itself with this tuning, and
         # reads int8 weights in them directly. On a CPU it calls those of quantization.py.
-        options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
-        self.function = function or torch.compile(
-            decode_and_sample, fullgraph=True, options=options
-        )
+        options = {
+            "triton.cudagraphs": True,
+            "coordinate_descent_tuning": True,
+            "cpp.dynamic_threads": True,
+        }
+        self.function = function or compile_for_one_model(options)
 
     def empty_cache(self, model, batch_size, max_len):
         """Return the last cache if it has this size, else a new one."""

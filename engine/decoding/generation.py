@@ -2,7 +2,6 @@
 
 import math
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +21,7 @@ def stream(session, max_new_tokens, sampler, guess=None):
 
     guess: as in speculation, for one text.
     """
-    cores = nullcontext() if session.compiled else FreeCores()  # compiled for so many threads
+    cores = FreeCores()
     end = session.length + max_new_tokens
     while session.length < end:
         with cores:

@@ -57,22 +57,25 @@ class PackedLinear(nn.Module):
     def linear(self, x):
         """Return the product of x (..., inputs), or have a compiled step call it."""
         if torch.compiler.is_compiling():
-            return packed_linear(x, self.number, self.outputs)
+            return torch.ops.lookback.packed_linear(x, self.number, self.outputs)
         return self.product(x)
 
     forward = linear
 
 
 NUMBERS = itertools.count()
-PACKED_LINEARS = weakref.WeakValueDictionary()  # by number: a custom operator takes no modules
+PACKED_LINEARS = weakref.WeakValueDictionary()  # by number: an operator takes no modules
+
+# torch.library.custom_op would check more, and take 4 % of a step.
+torch.library.define("lookback::packed_linear", "(Tensor x, int number, int outputs) -> Tensor")
 
 
-@torch.library.custom_op("lookback::packed_linear", mutates_args=())
-def packed_linear(x: torch.Tensor, number: int, outputs: int) -> torch.Tensor:
+@torch.library.impl("lookback::packed_linear", "cpu")
+def packed_linear(x, number, outputs):
     return PACKED_LINEARS[number].product(x)
 
 
-@packed_linear.register_fake
+@torch.library.register_fake("lookback::packed_linear")
 def output_of_packed_linear(x, number, outputs):
     return x.new_empty(*x.shape[:-1], outputs)
 
@@ -146,14 +149,15 @@ class PackedInt8(PackedLinear):
 
     def __init__(self, linear):
         super().__init__(linear)
-        weight, scale = round_to_int8(linear.weight)
+        # A few rows at a time: fresh memory for all of them would take longer than the rounding.
+        weight, scale = map(torch.cat, zip(*map(round_to_int8, linear.weight.split(256))))
         zeros = torch.zeros(len(scale), dtype=torch.long)
         weight = torch._make_per_channel_quantized_tensor(weight, scale.double(), zeros, 0)
         self.packed = torch.ops.quantized.linear_prepack(weight, None)
         self.bias = linear.bias
 
     def forward(self, x):
-        largest = torch.linalg.vector_norm(x, torch.inf, dim=-1, keepdim=True)
+        largest = x.abs().amax(dim=-1, keepdim=True)
         unit = torch.add(TINY, largest, alpha=1 / self.LEVELS)
         scaled = x / unit
         high = scaled.round()

@@ -1,5 +1,7 @@
 """Decoding: batches of any prompts, caches that forget and go back, guesses, and compiled steps."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from mechanisms import random_model
 
 from engine.common import hardware
-from engine.decoding.compiled import CompiledStep, compile_step, decode_and_sample
+from engine.decoding.compiled import CompiledStep, compile_for_one_model, compile_step
 from engine.decoding.generation import stream
 from engine.decoding.quantization import prepare_for_inference
 from engine.decoding.sampling import Sampler, Sampling, sample_next_token
@@ -157,22 +159,27 @@ def test_what_cannot_be_one_graph(attention):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_steps_whose_shapes_never_change(shape):
-    """Catches a step that is compiled again for each position, or that sees what is empty."""
+def test_steps_whose_shapes_never_change(shape, request):
+    """Catches a step that is compiled for each position or number of threads, or not for texts
+    without padding, or that is another model's; and one that sees what is empty.
+    """
     from torch._dynamo.testing import CompileCounterWithBackend
 
-    model = random_model(**SHAPES[shape])
     settings = dict(top_k=10, repetition_penalty=1.2)
-    torch._dynamo.reset()
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     graphs = CompileCounterWithBackend("aot_eager")  # takes writing to the cache apart too
-    step = CompiledStep(torch.compile(decode_and_sample, backend=graphs, fullgraph=True))
-    for lengths, count in ((3, 7, 3), 40), ((1, 2, 5), 7):
-        prompts = random_prompts(*lengths)
-        tokens, logits = write(model, prompts, count, settings)
-        found, found_logits = write(model, prompts, count, settings, compiled=step)
-        assert torch.equal(found, tokens)
-        close(found_logits, logits)
-    assert graphs.frame_count == 1
+    for window in 5, 3:
+        model = random_model(**SHAPES[shape] | {"window": window})
+        step = CompiledStep(compile_for_one_model({}, graphs))
+        graphs.frame_count = 0
+        for lengths, count, compiled in ((3, 7, 3), 40, 1), ((1, 2, 5), 7, 1), ((4, 4, 4), 5, 2):
+            prompts = random_prompts(*lengths)
+            tokens, logits = write(model, prompts, count, settings)
+            found, found_logits = write(model, prompts, count, settings, compiled=step)
+            assert torch.equal(found, tokens)
+            close(found_logits, logits)
+            assert graphs.frame_count == compiled
+            torch.set_num_threads(torch.get_num_threads() + 1)
 
 
 # --------------------------------------------------------------------------------------------------
