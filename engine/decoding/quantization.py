@@ -19,16 +19,16 @@ compiled step reads the integers themselves. Not used in training.
 
 import itertools
 import math
-import time
 import warnings
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.common.hardware import cpu_flags, half_dtype, is_emulated
+from engine.common.hardware import cpu_flags, half_dtype, is_emulated, time_interleaved
 
 
 def products_of_x86():
@@ -54,30 +54,28 @@ class PackedLinear(nn.Module):
         self.number = next(NUMBERS)
         PACKED_LINEARS[self.number] = self
 
-    def linear(self, x):
+    def forward(self, x):
         """Return the product of x (..., inputs), or have a compiled step call it."""
         if torch.compiler.is_compiling():
-            return torch.ops.lookback.packed_linear(x, self.number, self.outputs)
+            return torch.ops.lookback.packed_linear(x, self.number)
         return self.product(x)
-
-    forward = linear
 
 
 NUMBERS = itertools.count()
 PACKED_LINEARS = weakref.WeakValueDictionary()  # by number: an operator takes no modules
 
 # torch.library.custom_op would check more, and take 4 % of a step.
-torch.library.define("lookback::packed_linear", "(Tensor x, int number, int outputs) -> Tensor")
+torch.library.define("lookback::packed_linear", "(Tensor x, int number) -> Tensor")
 
 
 @torch.library.impl("lookback::packed_linear", "cpu")
-def packed_linear(x, number, outputs):
+def packed_linear(x, number):
     return PACKED_LINEARS[number].product(x)
 
 
 @torch.library.register_fake("lookback::packed_linear")
-def output_of_packed_linear(x, number, outputs):
-    return x.new_empty(*x.shape[:-1], outputs)
+def output_of_packed_linear(x, number):
+    return x.new_empty(*x.shape[:-1], PACKED_LINEARS[number].outputs)
 
 
 class Packed(PackedLinear):
@@ -162,7 +160,7 @@ class PackedInt8(PackedLinear):
         scaled = x / unit
         high = scaled.round()
         low = scaled.sub_(high).mul_(2 * self.LEVELS)  # the product rounds it
-        high, low = self.linear(torch.cat([high, low])).chunk(2)
+        high, low = super().forward(torch.cat([high, low])).chunk(2)
         y = torch.add(high, low, alpha=0.5 / self.LEVELS)
         return y.mul_(unit) if self.bias is None else torch.addcmul(self.bias, y, unit)
 
@@ -199,7 +197,7 @@ def linears_of(model):
     return {name: module for name, module in modules if isinstance(module, nn.Linear)}
 
 
-def packed_is_faster(linears, seconds=0.05):
+def packed_is_faster(linears):
     """Return whether oneDNN's layout is read faster for one row: both are tried here and now.
 
     On the first layers, more than a processor's cache holds; False for a model that it may hold,
@@ -213,16 +211,14 @@ def packed_is_faster(linears, seconds=0.05):
             nbytes += linear.weight.nbytes
     if nbytes <= CACHE_BYTES:
         return False
-    kinds = plain, [*map(Packed, plain)]
-    times = [], []
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < 10:
-        for layers, found in zip(kinds, times):
-            start = time.perf_counter()
-            for layer, linear in zip(layers, plain):
-                layer(torch.ones(1, linear.in_features))
-            found.append(time.perf_counter() - start)
-    return min(times[1]) < 0.9 * min(times[0])  # clearly, so that the next start says the same
+
+    def read(layers):
+        for layer, linear in zip(layers, plain):
+            layer(torch.ones(1, linear.in_features))
+
+    both = partial(read, plain), partial(read, [*map(Packed, plain)])
+    seconds, of_packed = map(min, zip(*time_interleaved(both, 10, torch.device("cpu"))))
+    return of_packed < 0.9 * seconds  # clearly, so that the next start says the same
 
 
 def layer_for(model, dtype, quantize, rows):

@@ -167,6 +167,7 @@ def test_steps_whose_shapes_never_change(shape, request):
 
     settings = dict(top_k=10, repetition_penalty=1.2)
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch._dynamo.reset()
     graphs = CompileCounterWithBackend("aot_eager")  # takes writing to the cache apart too
     for window in 5, 3:
         model = random_model(**SHAPES[shape] | {"window": window})
