@@ -4,8 +4,8 @@ Training multiplies thousands of rows by a weight: arithmetic takes the time, an
 good at it. Decoding multiplies one row for each text, so reading the weights takes the time: a
 float32 is four bytes, a float16 or bfloat16 two, an int8 one. With ten rows both count.
 
-    float32   what was trained. oneDNN's layout is faster for several rows, and on some processors
-              for one: prepare_for_inference tries it.
+    float32   what was trained. For a large model oneDNN's layout is faster for several rows, and on
+              some processors for one: prepare_for_inference tries it.
     float16   11 of the 24 bits of each weight; inputs, sums and outputs stay float32. The default
               for a large model and 128 tokens or more.
     int8      7 bits of each weight and a scale for each output; inputs keep 14 bits (13 without
@@ -197,11 +197,11 @@ def linears_of(model):
     return {name: module for name, module in modules if isinstance(module, nn.Linear)}
 
 
-def packed_is_faster(linears):
-    """Return whether oneDNN's layout is read faster for one row: both are tried here and now.
+def packed_is_faster(linears, rows):
+    """Return whether oneDNN's layout is faster for so many rows: both are tried here and now.
 
     On the first layers, more than a processor's cache holds; False for a model that it may hold,
-    whose text must not depend on chance.
+    where the layout gains nothing, and whose text must not depend on chance.
     """
     plain = []
     nbytes = 0
@@ -214,7 +214,7 @@ def packed_is_faster(linears):
 
     def read(layers):
         for layer, linear in zip(layers, plain):
-            layer(torch.ones(1, linear.in_features))
+            layer(torch.ones(rows, linear.in_features))
 
     both = partial(read, plain), partial(read, [*map(Packed, plain)])
     seconds, of_packed = map(min, zip(*time_interleaved(both, 10, torch.device("cpu"))))
@@ -230,7 +230,7 @@ def layer_for(model, dtype, quantize, rows):
     if on_cpu and dtype == torch.float16 and HAS_FBGEMM:
         return Half
     if on_cpu and dtype == torch.float32 and HAS_ONEDNN:
-        return Packed if rows >= 4 or packed_is_faster(linears_of(model).values()) else None
+        return Packed if packed_is_faster(linears_of(model).values(), rows) else None
     return None
 
 
