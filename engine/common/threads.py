@@ -5,7 +5,8 @@ cores, the first waits for the second at the end of each of a hundred operations
 core that the second could have: two threads are then three to five times slower than one.
 
 So decoding takes as many threads as there are free cores. With float16 and int8 weights it computes
-the same bits in any number of threads. Training does not, in general, and so keeps its number.
+the same bits in any number of threads, if it is not compiled. Training does not, in general, and so
+keeps its number.
 """
 
 import os
