@@ -87,7 +87,7 @@ class SampleConfig(Sampling):
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, to write 10,000 tokens or
     more one after another, or interactively, if the checkpoint's attention allows it. On a CPU True
-    waits half a minute, and pays for long texts where no other program needs the cores."""
+    waits half a minute, and pays for long texts."""
     quantize: Literal["none", "int8"] = "none"
     """int8: a quarter of the bytes of float32, at the cost of some precision; or none."""
     draft: str = ""

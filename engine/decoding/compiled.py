@@ -35,24 +35,25 @@ def compile_step(model, compile, tokens):
 
 
 def compile_for_one_model(options, backend="inductor"):
-    """Return decode_and_sample by torch.compile, for a model whose modules do not change.
+    """Return decode_and_sample by torch.compile, for one model whose modules do not change.
 
-    To check them at each step would take 5 % of it. Without that, no other model may use what was
-    compiled: torch.compile keeps it by the code object, so this one is a copy. Nor is the global
-    state checked: a step is not compiled again for another number of threads.
+    guards: what torch.compile checks at each call. Those of modules take 5 % of a step. It stores
+    what it compiled with the function's code object, so each model gets a copy of that. The global
+    state (threads, autocast, default dtype) is not checked either: a step is not compiled again
+    for another number of threads.
     """
 
     def to_check(guards):
-        of_others = torch.compiler.skip_guard_on_all_nn_modules_unsafe(guards)
-        return [keep and g.guard_type != "GLOBAL_STATE" for keep, g in zip(of_others, guards)]
+        outside_modules = torch.compiler.skip_guard_on_all_nn_modules_unsafe(guards)
+        return [keep and g.guard_type != "GLOBAL_STATE" for keep, g in zip(outside_modules, guards)]
 
     options = options | {"guard_filter_fn": to_check}
-    own = FunctionType(decode_and_sample.__code__.replace(), globals())
+    own = FunctionType(decode_and_sample.__code__.replace(), globals())  # with a copy of the code
     return torch.compile(own, fullgraph=True, backend=backend, options=options)
 
 
 class CompiledStep:
-    """decode_and_sample, compiled, and the cache of the last session that used it.
+    """decode_and_sample, compiled, for one model; and the cache of the last session that used it.
 
     All shapes are those of the last step and the position is a tensor, so attention reads all of
     the cache's memory, including what is still empty. A CUDA graph knows the addresses of that

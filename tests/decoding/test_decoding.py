@@ -160,8 +160,8 @@ def test_what_cannot_be_one_graph(attention):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_steps_whose_shapes_never_change(shape, request):
-    """Catches a step that is compiled for each position or number of threads, or not for texts
-    without padding, or that is another model's; and one that sees what is empty.
+    """Catches a step compiled again for each position or number of threads, one not compiled again
+    for texts without padding, and one of another model or that sees what is empty.
     """
     from torch._dynamo.testing import CompileCounterWithBackend
 
