@@ -37,10 +37,10 @@ def compile_step(model, compile, tokens):
 def compile_for_one_model(options, backend="inductor"):
     """Return decode_and_sample by torch.compile, for one model whose modules do not change.
 
-    guards: what torch.compile checks at each call. Those of modules take 5 % of a step. It stores
-    what it compiled with the function's code object, so each model gets a copy of that. The global
-    state (threads, autocast, default dtype) is not checked either: a step is not compiled again
-    for another number of threads.
+    Guards are what torch.compile checks at each call. Those of modules would take 5 % of a step, and
+    are left out. Compiled code is stored with the function's code object, so each model gets a copy
+    of that object. The global state (threads, autocast, default dtype) is not checked either: a
+    step is not compiled again for another number of threads.
     """
 
     def to_check(guards):
