@@ -37,8 +37,8 @@ def compile_step(model, compile, tokens):
 def compile_for_one_model(options, backend="inductor"):
     """Return decode_and_sample by torch.compile, for one model whose modules do not change.
 
-    Guards are what torch.compile checks at each call. Those of modules would take 5 % of a step, and
-    are left out. Compiled code is stored with the function's code object, so each model gets a copy
+    Guards are what torch.compile checks at each call. Those of modules would take 5 % of a step,
+    and are left out. Compiled code is stored with the function's code object, so each model gets a copy
     of that object. The global state (threads, autocast, default dtype) is not checked either: a
     step is not compiled again for another number of threads.
     """
