@@ -38,9 +38,9 @@ def compile_for_one_model(options, backend="inductor"):
     """Return decode_and_sample by torch.compile, for one model whose modules do not change.
 
     Guards are what torch.compile checks at each call. Those of modules would take 5 % of a step,
-    and are left out. Compiled code is stored with the function's code object, so each model gets a copy
-    of that object. The global state (threads, autocast, default dtype) is not checked either: a
-    step is not compiled again for another number of threads.
+    and are left out. Compiled code is stored with the function's code object, so each model gets a
+    copy of that object. The global state (threads, autocast, default dtype) is not checked either:
+    a step is not compiled again for another number of threads.
     """
 
     def to_check(guards):
