@@ -51,6 +51,7 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     both,
     causal,
     check_bias,
+    check_promises,
     everything,
     full,
     local_global,
@@ -647,9 +648,11 @@ def check_mechanism(attention, score, normalize, window, visible):
 def layer_predicate(visible, window, n_head):
     """The predicate that a setting names, limited to a window, if any.
 
-    ValueError if it has a bias for another number of heads, or one that is learned.
+    ValueError if it has a bias for another number of heads, or one that is learned, or an unknown
+    promise.
     """
     seen = predicate(visible)
+    check_promises(seen)
     check_bias(seen, torch.empty(1, n_head, 1, 1))
     if not window:
         return seen

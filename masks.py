@@ -136,12 +136,13 @@ class PackedDocuments:
 
     def visible(self, predicate):
         if self.index is None:
-            return both(predicate, self.same)
+            return intersection(predicate, self.same)
 
+        @Derived
         def counted(i, j):  # from where the documents begin
             return predicate(self.index[..., i], self.index[..., j])
 
-        return both(with_promises(counted, predicate), self.same)
+        return intersection(with_promises(counted, predicate), self.same)
 
     def append(self, k, v):
         return k, v
@@ -178,13 +179,34 @@ def predicate(spec):
 # Predicates made of predicates.
 
 
+class Derived:
+    """A predicate that is made in a forward pass, where it may be given promises.
+
+    It is no function, because torch.compile loses the attributes of a function that it traces
+    (PyTorch 2.11).
+    """
+
+    def __init__(self, visible):
+        self.visible = visible
+
+    def __call__(self, i, j):
+        return self.visible(i, j)
+
+
 def both(a, b):
     """Allow only the pairs that predicate a and predicate b both allow.
 
-    Of their windows the narrower one carries over, and of their biases the sum.
+    Of their windows the narrower one carries over, and of their biases the sum. ValueError for an
+    attribute that would be lost.
     """
     check_promises(a, b)
+    return intersection(a, b)
 
+
+def intersection(a, b):
+    """both() without its check, which torch.compile cannot trace: for a forward pass."""
+
+    @Derived
     def visible(i, j):
         return a(i, j) & b(i, j)
 
@@ -199,7 +221,10 @@ def both(a, b):
 
 
 def check_promises(*predicates):
-    """ValueError for an attribute of a predicate that would be lost when it is combined."""
+    """ValueError for an attribute of a predicate that would be lost when it is combined.
+
+    Layers check theirs when they are made: a batch combines it with its documents and padding.
+    """
     known = {"window", "n_global", "exact", "across", "bias", "__wrapped__"}
     for p in predicates:
         if not isinstance(p, types.FunctionType):
@@ -218,6 +243,7 @@ def after_padding(visible, padding):
     query that sees nothing.
     """
 
+    @Derived
     def shifted(i, j):
         first = padding.view(-1, *[1] * j.dim())
         real = visible(i - first, j - first) & (j >= first)
@@ -239,6 +265,7 @@ def with_promises(moved, visible):
 def at_position(visible, at):
     """visible for one query at position `at`, a tensor (1,), among keys that reach beyond it."""
 
+    @Derived
     def moved(i, j):
         return visible(at[:, None], j) & (i == i)
 

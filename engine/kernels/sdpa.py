@@ -127,9 +127,8 @@ def attend_on_gpu(q, k, v, mask, causal):
             q = q.reshape(B, G, H // G, D)
             if mask is not None and mask.shape[-3] == H:
                 mask = mask.reshape(*mask.shape[:-3], G, H // G, Tk)
-        elif H > G:
-            k = k.repeat_interleave(H // G, dim=1)
-            v = v.repeat_interleave(H // G, dim=1)
+        else:
+            k, v = repeat_heads(k, H), repeat_heads(v, H)
         if D % 8 or Dv % 8:
             q, k, v = (F.pad(x, (0, -x.shape[-1] % 8)) for x in (q, k, v))
     # cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape. So it
@@ -142,6 +141,12 @@ def attend_on_gpu(q, k, v, mask, causal):
     return y[..., :Dv].reshape(B, H, Tq, Dv)
 
 
+def repeat_heads(x, H):
+    """Keys or values (B, G, Tk, D) with each head repeated for the H / G queries that share it."""
+    G = x.shape[1]
+    return x.repeat_interleave(H // G, dim=1) if H > G else x
+
+
 def flash_window(q, k, v, window):
     """The last `window` keys, or all of the past if it is 0, by FlashAttention.
 
@@ -149,14 +154,15 @@ def flash_window(q, k, v, window):
     """
     from torch.nn.attention.varlen import varlen_attn  # takes a second
 
-    B, _, Tq, _ = q.shape
+    B, H, Tq, _ = q.shape
     Tk = k.shape[2]
+    k, v = repeat_heads(k, H), repeat_heads(v, H)  # PyTorch 2.11 shares none here
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, heads, D)
     numbers = torch.arange(B + 1, dtype=torch.int32, device=q.device)
     ends_q = numbers * Tq  # where each sequence begins and ends
     ends_k = numbers * Tk
     size = (window - 1, 0)  # -1: all
-    y = varlen_attn(q, k, v, ends_q, ends_k, Tq, Tk, window_size=size, enable_gqa=True)
+    y = varlen_attn(q, k, v, ends_q, ends_k, Tq, Tk, window_size=size)
     return y.unflatten(0, (B, Tq)).transpose(1, 2)
 
 
