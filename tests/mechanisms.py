@@ -5,6 +5,7 @@ import itertools
 
 import torch
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE
 from masks import (
@@ -145,11 +146,23 @@ def cases(draw):
     return *(torch.randn(shape, dtype=torch.float64) for shape in shapes), visible
 
 
+class NoWaiting(TorchDispatchMode):
+    """Refuses an operation for which a GPU and the program would wait for each other."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        y = function(*args, **kwargs)
+        devices = {x.device for x in (*args, y) if isinstance(x, torch.Tensor) and x.dim()}
+        assert len(devices) < 2 or kwargs.get("non_blocking"), function
+        assert function != torch.ops.aten._local_scalar_dense.default, function
+        return y
+
+
 def value_and_gradients(path, q, k, v, *how):
     """[y, dq, dk, dv] of a path, for a gradient of y that differs everywhere."""
     inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     y = path(*inputs, *how)
-    dy = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    dy = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)
     return [y, *torch.autograd.grad((y * dy).sum(), inputs)]
 
 

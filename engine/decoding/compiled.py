@@ -1,10 +1,11 @@
 """The decoding step by torch.compile: one graph, on a GPU one CUDA graph, for every token."""
 
+import sys
 from types import FunctionType
 
 import torch
 
-from engine.common.hardware import worth_compiling
+from engine.common.hardware import TOKENS_WORTH_COMPILING, worth_compiling
 from engine.decoding.sampling import sample_next_token, to_device
 from engine.decoding.session import decode_one_token
 
@@ -26,7 +27,8 @@ def compile_step(model, compile, tokens):
     """
     possible = model.config.attention in ("fused", "masked_fill")
     if compile == "auto":
-        compile = worth_compiling(model.transformer.wte.weight.device, tokens) and possible
+        device = model.transformer.wte.weight.device
+        compile = possible and worth_compiling(device, tokens, TOKENS_WORTH_COMPILING)
     if compile and not possible:
         raise ValueError(
             f"compile=True: attention={model.config.attention} cannot be compiled: leave it out"
@@ -52,6 +54,18 @@ def compile_for_one_model(options, backend="inductor"):
     return torch.compile(own, fullgraph=True, backend=backend, options=options)
 
 
+def is_rounding(logits, expected):
+    """Return whether rounding explains how logits (B, V) differ from those expected.
+
+    Each row by at most half of the digits of its dtype, or of TF32, which float32 may be multiplied
+    in. A constant in all logits of a row does not count: it changes no probability.
+    """
+    most = max(torch.finfo(expected.dtype).eps, 2.0**-10) ** 0.5
+    expected = expected.float() - expected.float().mean(-1, keepdim=True)
+    logits = logits.float() - logits.float().mean(-1, keepdim=True)
+    return bool(((logits - expected).norm(dim=-1) <= most * expected.norm(dim=-1)).all())
+
+
 class CompiledStep:
     """decode_and_sample, compiled, for one model; and the cache of the last session that used it.
 
@@ -59,11 +73,15 @@ class CompiledStep:
     the cache's memory, including what is still empty. A CUDA graph knows the addresses of that
     memory: the next session takes it over.
 
+    Drivers, GPUs and compilers differ. So the first step of a session is compared with the plain
+    one, and a wrong one is not used again.
+
     function: decode_and_sample, if it is compiled in another way.
     """
 
     def __init__(self, function=None):
         self.cache = None
+        self.is_right = True  # as far as it has been compared
         # On a GPU the compiler generates the products of a single row itself with this tuning, and
         # reads int8 weights in them directly. On a CPU it calls those of quantization.py.
         options = {
@@ -84,7 +102,25 @@ class CompiledStep:
     def ready(self, session):
         """Return whether the session has one token to read, for which its cache has room."""
         one_more = session.n_read == session.length - 1
-        return one_more and session.context_starts() == session.starts
+        return self.is_right and one_more and session.context_starts() == session.starts
+
+    def compare(self, session, *inputs):
+        """Return whether it computes the session's next logits as the plain step does.
+
+        inputs: as in __call__. If not, a note says so.
+        """
+        _, logits = self(session, *inputs)
+        session.read_again()
+        expected = session.logits()[:, -1]
+        session.read_again()
+        self.is_right = is_rounding(logits, expected)
+        if not self.is_right:
+            print(
+                "note: the compiled step computes other numbers than the plain one: not compiled",
+                file=sys.stderr,
+            )
+            session.forget()  # it may have written anything into the cache
+        return self.is_right
 
     @torch.inference_mode()
     def __call__(self, session, sampling, u, text, vocab_size):

@@ -26,7 +26,7 @@ def decode_one_token(model, token, cache):
 def next_token(session, sampler):
     """Add a token to each text. Returns their ids (B,) and the logits (B, V) of all."""
     inputs = sampler.inputs(session, session.length)
-    if session.compiled and session.compiled.ready(session):
+    if session.can_be_compiled(inputs):
         ids, logits = session.compiled(session, *inputs)
         check_finite(logits)
     else:
@@ -58,6 +58,7 @@ class Session:
         self.model = model
         self.use_cache = use_cache
         self.compiled = compiled
+        self.is_compared = False  # the compiled step with the plain one
         self.length = max(map(len, prompts))
         self.begin = [self.length - len(prompt) for prompt in prompts]
         columns = self.length + room
@@ -93,6 +94,19 @@ class Session:
             self.n_read = length
         except ValueError:  # linear attention, or a context that has moved on
             self.forget()
+
+    def can_be_compiled(self, inputs):
+        """Return whether the compiled step may read the next token. inputs: those of sampling."""
+        if not self.compiled or not self.compiled.ready(self):
+            return False
+        self.is_compared = self.is_compared or self.compiled.compare(self, *inputs)
+        return self.is_compared
+
+    def read_again(self):
+        """Let the cache forget the last column: it is read again next time."""
+        for layer in self.cache:
+            layer.trim(len(layer) - 1)
+        self.n_read -= 1
 
     def forget(self):
         """Read all texts again next time."""

@@ -15,7 +15,6 @@ from engine.common import hardware, processes
 from engine.training import sharding
 from engine.training.sharding import local_tensor
 
-SMALLEST_SCALE = 2.0**-10  # of float16's loss: below it, no gradient is finite
 # Polynomials a·x + b·x³ + c·x⁵ that drive singular values between 0.001 and 1 towards 1, each
 # optimal for the interval that the previous one leaves (Polar Express, Amsel et al. 2025,
 # arXiv:2505.16932).
@@ -79,22 +78,29 @@ class Muon:
             p.grad = None
 
     @torch.no_grad()
-    def step(self):
-        """Update all parameters that have a gradient. Overwrites the gradients."""
+    def step(self, finite=None):
+        """Update all parameters that have a gradient. Overwrites the gradients.
+
+        finite: a bool tensor on their device; False: nothing changes, without waiting to know it.
+        """
+        if finite is None:
+            finite = torch.ones((), dtype=torch.bool, device=next(iter(self.state)).device)
         for group in self.param_groups:
             update = self.muon_step if group["kind"] == "muon" else self.adamw_step
             params = [p for p in group["params"] if p.grad is not None]
             if params:
-                update(group, params)
+                update(group, params, finite)
 
-    def muon_step(self, group, params):
+    def muon_step(self, group, params, finite):
         weights = [local_tensor(p) for p in params]
         grads = [local_tensor(p.grad) for p in params]
         averages = [local_tensor(self.state[p]["momentum"]) for p in params]
         momentum = group["momentum"]
+        for grad, average in zip(grads, averages):
+            torch.where(finite, grad, average, out=grad)  # an average does not change by itself
         torch._foreach_lerp_(averages, grads, 1 - momentum)
         torch._foreach_lerp_(grads, averages, momentum)  # Nesterov: where the momentum will be
-        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * finite)
         by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
         with sharding.matrix_owners(params) as mine:
             for p, target, grad in mine:
@@ -109,10 +115,10 @@ class Muon:
                     by_shape.setdefault((*matrix.shape, scale), []).append((part, matrix))
             for (*_, scale), pairs in by_shape.items():
                 targets, matrices = zip(*pairs)
-                updates = orthogonalize(torch.stack(matrices), group["steps"])
+                updates = orthogonalize(torch.stack(matrices), group["steps"]) * finite
                 torch._foreach_add_(targets, updates.unbind(), alpha=-group["lr"] * scale)
 
-    def adamw_step(self, group, params):
+    def adamw_step(self, group, params, finite):
         states = [self.state[p] for p in params]
         beta1, beta2 = group["betas"]
         adamw(
@@ -123,6 +129,7 @@ class Muon:
             [],
             [state["step"] for state in states],
             fused=True,
+            found_inf=1.0 - finite.float(),
             amsgrad=False,
             maximize=False,
             lr=group["lr"],
@@ -231,15 +238,15 @@ def parts_of_step(targets):
 
 
 def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0):
-    """Update the weights from a list of micro-batches; return the mean loss and gradient norm.
+    """Update the weights from a list of micro-batches; return (loss, gradient norm, finite).
 
-    Both are tensors on the device: the loss of this process's micro-batches before the update, the
-    norm before grad_clip. The mean is over all targets of the step, in all processes: however
-    conversations fall into micro-batches, each token weighs the same. net: a GPT, or what
-    sharding.parallelize made of it. batches: (x, y, seed of dropout or None, positions or None).
-    scaler: a GradScaler, for float16. FloatingPointError in all processes, and before any update,
-    if a loss or a gradient is not finite. A scaler skips steps whose gradient overflows, without an
-    error.
+    All are tensors on the device, so that the program need not wait for it: the mean loss of this
+    process's micro-batches before the update, the norm before grad_clip, and whether the losses and
+    gradients of all processes are finite. If not, nothing is updated. The mean is over all targets
+    of the step, in all processes: however conversations fall into micro-batches, each token weighs
+    the same. net: a GPT, or what sharding.parallelize made of it. batches: (x, y, seed of dropout
+    or None, positions or None). scaler: a GradScaler, for float16, which skips steps whose gradient
+    overflows.
     """
     losses = []
     parts = parts_of_step([y for _, y, _, _ in batches])
@@ -259,13 +266,9 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0):
     if grad_clip:
         torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, norm)
     norm = sharding.full_tensor(norm)
-    size = loss if scaler.is_enabled() else loss + norm
-    if processes.all_reduce_max(int(not size.isfinite())):
-        optimizer.zero_grad()
-        raise FloatingPointError(f"loss {loss.item():.4g} and gradient norm {norm.item():.4g}")
-    scaler.step(optimizer)
+    size = loss.clone() if scaler.is_enabled() else loss + norm
+    finite = processes.all_reduce_sum(size).isfinite()
+    scaler.step(optimizer, finite)
     scaler.update()
     optimizer.zero_grad()
-    if scaler.is_enabled() and scaler.get_scale() < SMALLEST_SCALE:
-        raise FloatingPointError("gradients that are not finite in float16, at any scale")
-    return loss, norm
+    return loss, norm, finite

@@ -106,7 +106,7 @@ class Run:
         if not math.isfinite(loss):
             if self.writes and trainer.step > trainer.first_step:
                 run_folder.discard_checkpoint(folder)  # a resumed run would find the same
-            raise trainer.not_finite(f"validation loss {loss}")
+            raise trainer.not_finite(f"validation loss {loss}", trainer.step)
         bits = trainer.data.bits_per_character(loss)
         in_bits = f", {bits:.4f} bits per character" if bits else ""
         processes.print0(f"step {trainer.step}: validation loss {loss:.4f}{in_bits}")

@@ -5,6 +5,7 @@ from a checkpoint continues exactly where the one before stopped, and several pr
 one would.
 """
 
+import math
 import time
 from contextlib import nullcontext
 
@@ -15,6 +16,8 @@ from engine.training import sharding
 from engine.training.batches import micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
 from engine.training.run_folder import resume_hint
+
+SMALLEST_SCALE = 2.0**-10  # of float16's loss: below it, no gradient is finite
 
 
 class Trainer:
@@ -34,9 +37,11 @@ class Trainer:
         self.step = self.saved.get("step", 0)  # the number of updates so far
         self.first_step = self.step
         self.last_step = self.step if config.eval_only else config.max_iters
-        self.learning_rate = None  # of the newest step, as its loss and the norm of its gradient
-        self.loss = None
-        self.norm = None
+        self.learning_rate = None  # of the newest step
+        # Its number, loss and gradient norm, on the device; of the first one that is not finite,
+        # if there was one.
+        self.newest = torch.zeros(3, device=device)
+        self.finite = torch.ones((), dtype=torch.bool, device=device)
         self.learns = True  # until a note has said that it does not
 
         # The dtype of products. A resumed run keeps what auto was, also on another processor.
@@ -62,10 +67,9 @@ class Trainer:
         # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer.
         self.compiled = config.compile
         if self.compiled == "auto":
-            steps = self.last_step - self.step
-            passes = steps * self.micro_batches
-            seconds = steps * self.tokens_per_step * model.flops_per_token() / peak
-            self.compiled = hardware.worth_compiling(device, passes, config.n_layer, seconds)
+            passes = (self.last_step - self.step) * self.micro_batches
+            least = hardware.PASSES_WORTH_COMPILING
+            self.compiled = hardware.worth_compiling(device, passes, least)
         self.net, self.trained_net = sharding.parallelize(
             model, device, config.parallel, self.compiled
         )
@@ -77,31 +81,24 @@ class Trainer:
                 self.scaler.load_state_dict(self.saved["scaler"])
 
     def update(self):
-        """Make one step with self.learning_rate.
+        """Make one step with self.learning_rate; the device may still be busy with it afterwards.
 
-        FloatingPointError if its loss or gradient is not finite.
+        A loss or gradient that is not finite changes nothing. measure() and state() say so.
         """
         peak = self.config.learning_rate or 1
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * self.learning_rate / peak
-        try:
-            self.loss, self.norm = self.accumulate(self.micro_batches)
-        except FloatingPointError as error:
-            raise self.not_finite(error) from None
-        if self.learns and not self.norm:
-            self.learns = False
-            processes.print0(
-                f"note: the gradient at step {self.step} is 0, so nothing is learned: "
-                "all targets are ignored, a learning_rate too high has ruined the model, or "
-                "float16 has no numbers that small"
-            )
+        loss, norm, finite = self.accumulate(self.micro_batches)
+        newest = torch.stack([torch.full_like(loss, self.step), loss, norm])
+        self.newest = torch.where(self.finite, newest, self.newest)
+        self.finite = self.finite & finite
         self.step += 1
         self.speed.steps += 1
         if self.compiled and self.step == self.first_step + 1:  # it waited for the compiler
             self.speed.restart()
 
     def accumulate(self, count):
-        """Update the weights from `count` micro-batches of this process; return (loss, norm)."""
+        """Update the weights from `count` micro-batches of this process, as training_step does."""
         first = self.first_micro_batch
         batches = [
             micro_batch(self.data, self.config, self.step, n, self.device)
@@ -112,17 +109,36 @@ class Trainer:
         return training_step(net, batches, self.optimizer, self.scaler, self.autocast, clip)
 
     def measure(self):
-        """Return the newest step as a dict, one line of metrics.jsonl."""
-        total = processes.all_reduce_sum(self.loss)
+        """Return the newest step as a dict, one line of metrics.jsonl; errors as in check."""
+        self.check()
+        total = processes.all_reduce_sum(self.newest[1].clone())
+        norm = self.newest[2].item()
+        if self.learns and norm == 0:
+            self.learns = False
+            processes.print0(
+                f"note: the gradient at step {self.step - 1} is 0, so nothing is learned: "
+                "all targets are ignored, a learning_rate too high has ruined the model, or "
+                "float16 has no numbers that small"
+            )
         tokens_per_s, mfu = self.speed.measure()
         return {
             "step": self.step,
             "train_loss": (total / processes.world_size()).item(),
             "lr": self.learning_rate,
-            "grad_norm": self.norm.item() if self.norm.isfinite() else None,
+            "grad_norm": norm if math.isfinite(norm) else None,
             "tokens_per_s": round(tokens_per_s, 1),
             "mfu": round(mfu, 4),
         }
+
+    def check(self):
+        """FloatingPointError, in all processes, if a step so far was not finite."""
+        if not self.finite:  # waits for the device
+            step, loss, norm = self.newest.tolist()
+            what = f"loss {loss:.4g} and gradient norm {norm:.4g}"
+            raise self.not_finite(what, int(step))
+        if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
+            what = "gradients that are not finite in float16, at any scale,"
+            raise self.not_finite(what, self.step)
 
     def evaluate(self, net=None):
         """Return the loss on the validation split, in nats per token.
@@ -135,21 +151,22 @@ class Trainer:
     def state(self):
         """Return what another Trainer needs to continue, beside the weights.
 
-        FloatingPointError if a weight is not finite.
+        FloatingPointError if a step or a weight is not finite.
         """
+        self.check()
         finite = all(sharding.local_tensor(p).isfinite().all() for p in self.model.parameters())
         if processes.all_reduce_max(int(not finite)):
-            raise self.not_finite("weights that are not finite")
+            raise self.not_finite("weights that are not finite", self.step)
         return {
             "dtype": self.dtype,
             "optimizer": sharding.gather_state(self.optimizer.state_dict()),
             "scaler": self.scaler.state_dict(),
         }
 
-    def not_finite(self, what):
+    def not_finite(self, what, step):
         """Return the error that stops a run before it does harm."""
         return FloatingPointError(
-            f"{what} at step {self.step}: stopped, {resume_hint(self.config.out_dir)}. "
+            f"{what} at step {step}: stopped, {resume_hint(self.config.out_dir)}. "
             "Try a lower learning_rate, more warmup_iters, grad_clip=1 or dtype=float32"
         )
 

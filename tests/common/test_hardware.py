@@ -99,20 +99,17 @@ def test_when_compiling_pays(monkeypatch, capsys):
     capability = [(8, 0)]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability[0])
     monkeypatch.setattr(hardware.importlib.util, "find_spec", found.get)
-    # config/minute.toml on an H100
-    assert not hardware.worth_compiling(CUDA, 900, 3, 3.7e12 / 989e12)
-    assert hardware.worth_compiling(CUDA, 10_000)
-    assert hardware.worth_compiling(CUDA, 900, 12, 31)
-    assert not hardware.worth_compiling(CUDA, 900, 12, 29)
-    assert not hardware.worth_compiling(CPU, math.inf)
+    assert not hardware.worth_compiling(CUDA, 1_999, 2_000)
+    assert hardware.worth_compiling(CUDA, 2_000, 2_000)
+    assert not hardware.worth_compiling(CPU, math.inf, 2_000)
     found.clear()
-    assert not hardware.worth_compiling(CUDA, 900)
+    assert not hardware.worth_compiling(CUDA, 900, 2_000)
     assert not capsys.readouterr().err  # a short run has no use for it
-    assert not hardware.worth_compiling(CUDA, 10_000)
+    assert not hardware.worth_compiling(CUDA, 2_000, 2_000)
     assert "pip install triton" in capsys.readouterr().err
     found["triton"] = True
     capability[0] = (6, 1)
-    assert not hardware.worth_compiling(CUDA, math.inf)
+    assert not hardware.worth_compiling(CUDA, math.inf, 2_000)
 
 
 def test_a_failing_compiler():

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 from mechanisms import random_model
 
 from engine.common import hardware
-from engine.decoding.compiled import CompiledStep, compile_for_one_model, compile_step
+from engine.decoding.compiled import (
+    CompiledStep,
+    compile_for_one_model,
+    compile_step,
+    decode_and_sample,
+)
 from engine.decoding.generation import stream
 from engine.decoding.quantization import prepare_for_inference
 from engine.decoding.sampling import Sampler, Sampling, sample_next_token
@@ -161,7 +166,8 @@ def test_what_cannot_be_one_graph(attention):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_steps_whose_shapes_never_change(shape, request):
     """Catches a step compiled again for each position or number of threads, one not compiled again
-    for texts without padding, and one of another model or that sees what is empty.
+    for texts without padding, one of another model or that sees what is empty; and a bias that the
+    compiler loses (PyTorch 2.11, of functions made in a forward pass).
     """
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -169,8 +175,8 @@ def test_steps_whose_shapes_never_change(shape, request):
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch._dynamo.reset()
     graphs = CompileCounterWithBackend("aot_eager")  # takes writing to the cache apart too
-    for window in 5, 3:
-        model = random_model(**SHAPES[shape] | {"window": window})
+    for change in dict(window=5), dict(window=3, visible="alibi:4"):
+        model = random_model(**SHAPES[shape] | change)
         step = CompiledStep(compile_for_one_model({}, graphs))
         graphs.frame_count = 0
         for lengths, count, compiled in ((3, 7, 3), 40, 1), ((1, 2, 5), 7, 1), ((4, 4, 4), 5, 2):
@@ -181,6 +187,43 @@ def test_steps_whose_shapes_never_change(shape, request):
             close(found_logits, logits)
             assert graphs.frame_count == compiled
             torch.set_num_threads(torch.get_num_threads() + 1)
+
+
+@pytest.mark.parametrize("row", [0, 2])
+def test_a_compiled_step_that_is_wrong(row, capsys):
+    """Catches a wrong compiler's text, one wrong row beside right ones, and a note each time."""
+
+    def wrong(*inputs):
+        ids, logits = decode_and_sample(*inputs)
+        inputs[2][0].k.zero_()  # in the cache too
+        logits[row] += torch.linspace(0, 1, logits.shape[1])
+        return (logits + 3).argmax(-1), logits
+
+    model = random_model()
+    step = CompiledStep(wrong)
+    for lengths in (3, 7, 3), (4, 4, 4):
+        prompts = random_prompts(*lengths)
+        tokens, logits = write(model, prompts, 40)
+        found, found_logits = write(model, prompts, 40, compiled=step)
+        assert torch.equal(found, tokens)
+        close(found_logits, logits)
+    assert capsys.readouterr().err.count("not compiled") == 1
+
+
+def test_a_compiled_step_that_only_rounds(capsys):
+    """Catches a right step that is refused for its rounding, or for a constant in its logits."""
+    calls = []
+
+    def rounded(*inputs):
+        calls.append(1)
+        ids, logits = decode_and_sample(*inputs)
+        return ids, logits.bfloat16().to(logits.dtype) + 7
+
+    write(
+        random_model(dtype=torch.float32), random_prompts(3, 5), 9, compiled=CompiledStep(rounded)
+    )
+    assert len(calls) == 9  # one more than tokens after the prompts: compared
+    assert not capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torchgen
 import yaml
-from mechanisms import MECHANISMS, new_model
+from mechanisms import MECHANISMS, NoWaiting, new_model
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -148,18 +148,6 @@ def test_training_and_sampling_on_a_mac(change, optimizer, monkeypatch):
             u = torch.rand(2, dtype=torch.float64)
             for settings in dict(top_k=9, top_p=0.9, min_p=0.1, repetition_penalty=1.2), {}:
                 sample_next_token(logits, Sampling(**settings), u, idx)
-
-
-class NoWaiting(TorchDispatchMode):
-    """Refuses an operation for which a GPU and the program would wait for each other."""
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        y = function(*args, **kwargs)
-        devices = {x.device for x in (*args, y) if isinstance(x, torch.Tensor) and x.dim()}
-        assert len(devices) < 2 or kwargs.get("non_blocking"), function
-        assert function != torch.ops.aten._local_scalar_dense.default, function
-        return y
 
 
 @pytest.mark.parametrize("change", SPARSE, ids=str)

@@ -21,6 +21,7 @@ from conftest import (
     same_weights,
     weights,
 )
+from mechanisms import NoWaiting
 
 import model
 from engine.common import hardware
@@ -30,7 +31,7 @@ from engine.training import sharding, trainer
 from engine.training.batches import TRAIN, micro_batch, validation_loss
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
-from train import TrainConfig, settings, train
+from train import TrainConfig, make_trainer, settings, train
 
 
 @pytest.fixture
@@ -505,6 +506,34 @@ def test_a_loss_that_is_not_finite_does_no_harm(configure, tmp_path, monkeypatch
         train(configure(**extra))
     train(configure(**extra, init_from="resume"))
     assert losses(tmp_path / "out") == whole
+
+
+def test_gradients_that_float16_never_holds(configure, monkeypatch):
+    """Catches a float16 run that skips all its steps, and says nothing."""
+
+    def steep(x, weight, y):
+        return linear_cross_entropy(x, weight, y) + (x - x.detach()).abs().sqrt().sum()  # 1/0
+
+    monkeypatch.setattr(model, "linear_cross_entropy", steep)
+    with pytest.raises(FloatingPointError, match="in float16, at any scale, at step 30"):
+        train(configure(dtype="float16", max_iters=40, eval_interval=40))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_waits_for_nothing(optimizer, configure, monkeypatch):
+    """Catches a step for whose numbers the program waits: the device would idle meanwhile."""
+
+    def plain(x, weight, y):  # ours looks whether a CPU has anything to learn from
+        return torch.nn.functional.cross_entropy(x @ weight.mT, y)
+
+    monkeypatch.setattr(model, "linear_cross_entropy", plain)
+    changes = dict(optimizer=optimizer, grad_clip=1.0, dropout=0.1, gradient_accumulation_steps=2)
+    busy = make_trainer(configure(**changes))
+    busy.learning_rate = 0.01
+    with NoWaiting():
+        busy.update()
+    with pytest.raises(AssertionError), NoWaiting():
+        busy.measure()
 
 
 def test_a_validation_loss_that_is_not_finite(configure, monkeypatch):
