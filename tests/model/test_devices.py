@@ -60,25 +60,29 @@ def test_a_step_of_shapes_only(shape, monkeypatch):
         assert p.grad.device.type == "meta" and p.grad.shape == p.shape
 
 
-@pytest.mark.slow
+SLOW = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     "change, separator, size",
     [
-        ({}, None, None),
-        (dict(window=30, n_kv_head=2), 7, None),
-        (dict(visible="strided:20"), None, None),
-        (dict(position="learned"), None, 100),
-        (dict(visible="local_global:30,4"), None, 100),
+        (dict(visible="alibi:4", window=30, n_kv_head=2), 7, None),
+        pytest.param({}, None, None, marks=SLOW),
+        pytest.param(dict(window=30, n_kv_head=2), 7, None, marks=SLOW),
+        pytest.param(dict(visible="strided:20"), None, None, marks=SLOW),
+        pytest.param(dict(position="learned"), None, 100, marks=SLOW),
+        pytest.param(dict(visible="local_global:30,4"), None, 100, marks=SLOW),
     ],
 )
 def test_a_training_step_is_one_graph(change, separator, size, monkeypatch):
     """Catches a graph break of loss, half precision, windows, documents or conversations of this
-    size; and other numbers.
+    size, where blocks are computed twice; and other numbers, as without a bias.
     """
     monkeypatch.setattr(autograd, "MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
     torch.manual_seed(0)
     model = GPT(GPTConfig(**LONG | change | dict(n_layer=1, init="gpt2")))
     model.separator = separator
+    model.activation_checkpointing = True
     idx = torch.randint(60, (2, 400))
     positions = torch.arange(400).expand(2, 400) % size if size else None
     results = []
