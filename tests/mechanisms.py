@@ -63,13 +63,15 @@ def mechanisms():
 MECHANISMS = mechanisms()
 
 
+SMALL = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_kv_head=2, n_embd=32)
+
+
 def new_model(**settings):
     """A small model with its initial weights."""
-    shape = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_kv_head=2, n_embd=32)
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)  # memory that nothing has filled holds nan
     try:
-        model = GPT(GPTConfig(**shape | settings))
+        model = GPT(GPTConfig(**SMALL | settings))
     finally:
         torch.use_deterministic_algorithms(False)
     for name, p in model.named_parameters():

@@ -313,13 +313,6 @@ def test_ruff(command):
     assert ruff.returncode == 0, ruff.stdout
 
 
-def test_one_list_of_packages():
-    """Catches a package that a requirements file names beside pyproject.toml."""
-    for name, wanted in (("requirements.txt", "-e ."), ("requirements-dev.txt", "-e .[dev]")):
-        lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-        assert [line.split("#")[0].strip() for line in lines] == [wanted]
-
-
 def test_workflow():
     """Catches a workflow that GitHub would refuse."""
     actionlint = shutil.which("actionlint")

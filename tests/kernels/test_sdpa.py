@@ -57,9 +57,9 @@ def test_one_query_on_a_gpu(case):
     assert sdpa.one_query_compiled(q, k, v, None).dtype == torch.bfloat16
 
 
-def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size=(-1, -1), enable_gqa=False):
-    """torch.nn.attention.varlen.varlen_attn as documented: a window ends at the last query."""
-    assert ends_q.dtype == ends_k.dtype == torch.int32 and (k.shape[1] == q.shape[1] or enable_gqa)
+def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size=(-1, -1)):
+    """varlen_attn of PyTorch 2.11: a window ends at the last query, and no heads are shared."""
+    assert ends_q.dtype == ends_k.dtype == torch.int32 and k.shape[1] == v.shape[1] == q.shape[1]
     assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1 and window_size[1] == 0
     visible = sliding_window(window_size[0] + 1) if window_size[0] >= 0 else causal
     found = []

@@ -11,16 +11,21 @@ import pytest
 import torch
 import torchgen
 import yaml
-from mechanisms import MECHANISMS, NoWaiting, new_model
+from conftest import ROOT
+from mechanisms import MECHANISMS, SMALL, NoWaiting
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attention import VISIBLE, both, full, fused, masked_fill, same_document
+from engine.common.settings import parse_settings
+from engine.decoding.quantization import prepare_for_inference
 from engine.decoding.sampling import Sampling, sample_next_token
 from engine.decoding.session import Session, decode_one_token, prefill
 from engine.kernels import autograd
-from engine.training.optimizer import make_optimizer
+from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, MODERN, GPTConfig
-from tools.shared.benchmark import SHAPES
+from tools.shared.benchmark import SHAPES, mechanism_examples
 from train import TrainConfig
 
 TRAINABLE = {str(m): m for m in MECHANISMS if m.get("attention") not in ("naive", "tiled")}
@@ -33,31 +38,65 @@ SPARSE = [
     dict(visible="alibi:4", n_kv_head=2),
     dict(window=30, head_size=5),
 ]
+PRESETS = {path.stem: path for path in sorted((ROOT / "config").glob("*.toml"))}
+MASKS = mechanism_examples(VISIBLE | {"full": lambda: full}, 5, 4)
 OLD = dict(position="learned", norm="layernorm", mlp="swiglu", qk_norm="head", bias=True)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, *TRAINABLE])
-def test_a_step_of_shapes_only(shape, monkeypatch):
-    """Catches a wrong device or shape in a training step, in sizes that no test could compute."""
+@pytest.fixture
+def h100(monkeypatch):
+    """What asks for a GPU finds an H100, and meta tensors say that they are on one."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: x.is_meta), raising=False)
     # The meta device has no autocast.
     monkeypatch.setattr(torch, "autocast", lambda *_, **settings: contextlib.nullcontext())
-    if shape in SHAPES:
-        changes = MODERN | SHAPES[shape]
-        B = changes.pop("batch_size")
-        with torch.device("meta"):
-            model = GPT(GPTConfig(**changes))
-    else:
-        B = 2
-        model = new_model(**TRAINABLE[shape]).to("meta")
-    idx = torch.zeros(B, model.config.block_size, dtype=torch.long, device="meta")
-    try:
-        loss = model(idx, idx, only_loss=True)[1]
-    except NotImplementedError:
-        pytest.skip("its shapes depend on data, as those of sparse experts")
-    loss.backward()
-    make_optimizer(model, TrainConfig()).step()
-    for p in model.parameters():
-        assert p.grad.device.type == "meta" and p.grad.shape == p.shape
+
+
+def settings_of(shape):
+    """The settings of a preset, of nanoGPT's shape, or of a mechanism, and those of its model."""
+    if shape in PRESETS:
+        config = parse_settings(TrainConfig, [str(PRESETS[shape])])
+        return config, config.model_config(config.vocab_size or 320)
+    changes = MODERN | SHAPES[shape] if shape in SHAPES else SMALL | TRAINABLE[shape]
+    config = TrainConfig(batch_size=changes.pop("batch_size", 2))
+    return config, GPTConfig(**changes)
+
+
+@pytest.mark.parametrize("shape", [*PRESETS, *SHAPES, *TRAINABLE])
+def test_a_step_of_shapes_only(shape, h100):
+    """Catches a training step that fails on a GPU, or for which the program waits, in sizes that no
+    test could compute.
+    """
+    config, shape = settings_of(shape)
+    with torch.device("meta"):
+        model = GPT(shape)
+        idx = torch.zeros(config.batch_size, shape.block_size, dtype=torch.long)
+    if not model.transformer.h[0].attn.feature:
+        model.separator = 7
+    optimizer = make_optimizer(model, config)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    with NoWaiting():
+        batches = [(idx, idx, 1, None)] * 2
+        training_step(model, batches, optimizer, scaler, contextlib.nullcontext(), 1.0)
+    for p, state in optimizer.state.items():
+        assert {tensor.device.type for tensor in (p, *state.values())} == {"meta"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_by_the_kernels_of_a_gpu(mask, dtype, h100, monkeypatch):
+    """Catches an argument that this PyTorch lacks, and a wrong shape, forward and backward."""
+    documents = same_document(torch.zeros(2, 256, dtype=torch.long, device="meta"))
+    for visible in MASKS[mask], both(MASKS[mask], documents):
+        for Tq, compiling in (256, False), (200, False), (1, False), (1, True):
+            monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+            q = torch.empty(2, 4, Tq, 20, dtype=dtype, device="meta", requires_grad=True)
+            k, v = torch.empty(2, 2, 2, 256, 20, dtype=dtype, device="meta", requires_grad=True)
+            for path in fused, masked_fill:
+                y = path(q, k, v, visible)
+                assert (y.shape, y.dtype) == (q.shape, dtype)
+                gradients = torch.autograd.grad(y.sum(), (q, k, v))
+                assert [x.shape for x in gradients] == [q.shape, k.shape, v.shape]
 
 
 SLOW = pytest.mark.slow
@@ -127,6 +166,16 @@ class OnMac(TorchDispatchMode):
         return y
 
 
+def read_and_sample(model, idx):
+    """Read all of idx (2, T) but a token as a prompt, then that one as text; sample in two ways."""
+    cache = model.new_cache(2)
+    prefill(model, idx[:, :-1], cache)
+    logits = decode_one_token(model, idx[:, -1:], cache)[:, 0]
+    u = torch.rand(2, dtype=torch.float64, device="cpu")
+    for settings in dict(top_k=9, top_p=0.9, min_p=0.1, repetition_penalty=1.2), {}:
+        sample_next_token(logits, Sampling(**settings), u, idx)
+
+
 @pytest.mark.parametrize(
     "change, optimizer",
     [*((change, "muon") for change in [*SPARSE, dict(attention="linear")]), (OLD, "adamw")],
@@ -146,12 +195,23 @@ def test_training_and_sampling_on_a_mac(change, optimizer, monkeypatch):
         torch.nn.utils.clip_grads_with_norm_(model.parameters(), 1.0, norm)
         steps.step()
         with torch.no_grad():
-            cache = model.new_cache(2)
-            prefill(model, idx[:, :300], cache)
-            logits = decode_one_token(model, idx[:, :1], cache)[:, 0]
-            u = torch.rand(2, dtype=torch.float64)
-            for settings in dict(top_k=9, top_p=0.9, min_p=0.1, repetition_penalty=1.2), {}:
-                sample_next_token(logits, Sampling(**settings), u, idx)
+            read_and_sample(model, idx)
+
+
+@pytest.mark.skipif(not torch.version.cuda, reason="needs a PyTorch that was built with CUDA")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_with_fake_tensors(preset, monkeypatch):
+    """Catches two devices in one operation, and an argument that PyTorch's CUDA kernels refuse."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    _, shape = settings_of(preset)
+    with FakeTensorMode(), torch.no_grad():
+        with torch.device("cuda"):
+            model = GPT(shape)
+            idx = torch.zeros(2, shape.block_size, dtype=torch.long)
+        for dtype in torch.float32, torch.bfloat16:
+            prepare_for_inference(model, dtype, rows=None)
+            model(idx, idx, only_loss=True)
+            read_and_sample(model, idx)
 
 
 @pytest.mark.parametrize("change", SPARSE, ids=str)

@@ -1,0 +1,101 @@
+"""What is called of PyTorch exists in every version that pyproject.toml allows."""
+
+import ast
+import inspect
+import pkgutil
+import tomllib
+
+import pytest
+from conftest import ROOT
+from packaging.requirements import Requirement
+from test_house import SOURCES, parse
+
+# Parts of PyTorch that change from version to version.
+WATCHED = (
+    "torch.accelerator torch.amp torch.compiler torch.distributed torch.nn.attention "
+    "torch.nn.utils torch.optim torch.utils torch._dynamo torch._inductor"
+).split()
+BOTH = {  # what is called of them -> the parameters that PyTorch 2.11.0 and 2.14.1 both have
+    "torch._dynamo.mark_static_address": "t guard",
+    "torch._dynamo.reset": "",
+    "torch.accelerator.synchronize": "device",
+    "torch.amp.GradScaler": "device init_scale growth_factor growth_interval enabled",
+    "torch.compiler.is_compiling": "",
+    "torch.compiler.skip_guard_on_all_nn_modules_unsafe": "guard_entries",
+    "torch.distributed.all_reduce": "tensor op group async_op",
+    "torch.distributed.barrier": "group async_op device_ids",
+    "torch.distributed.broadcast": "tensor src group async_op group_src",
+    "torch.distributed.broadcast_object_list": "object_list src group device group_src",
+    "torch.distributed.destroy_process_group": "group",
+    "torch.distributed.device_mesh.init_device_mesh": "device_type mesh_shape mesh_dim_names",
+    "torch.distributed.fsdp.fully_shard": "module mesh reshard_after_forward mp_policy",
+    "torch.distributed.init_process_group": "backend init_method timeout device_id",
+    "torch.nn.attention.sdpa_kernel": "backends set_priority",
+    "torch.nn.attention.varlen.varlen_attn": (
+        "query key value cu_seq_q cu_seq_k max_q max_k return_aux scale window_size"
+    ),
+    "torch.nn.utils.clip_grad_norm_": "parameters max_norm norm_type",
+    "torch.nn.utils.clip_grads_with_norm_": "parameters max_norm total_norm",
+    "torch.nn.utils.get_total_norm": "tensors norm_type",
+    "torch.nn.utils.rnn.pack_padded_sequence": "input lengths batch_first enforce_sorted",
+    "torch.nn.utils.rnn.pad_packed_sequence": "sequence batch_first padding_value total_length",
+    "torch.nn.utils.rnn.pad_sequence": "sequences batch_first padding_value padding_side",
+    "torch.optim.AdamW": "params lr betas eps weight_decay fused",
+    "torch.optim.adamw.adamw": (
+        "params grads exp_avgs exp_avg_sqs max_exp_avg_sqs state_steps foreach fused grad_scale "
+        "found_inf amsgrad beta1 beta2 lr weight_decay eps maximize"
+    ),
+    "torch.optim.lr_scheduler.LambdaLR": "optimizer lr_lambda last_epoch",
+    "torch.utils.checkpoint.checkpoint": "function args use_reentrant",
+    "torch.utils.flop_counter.FlopCounterMode": "display depth",
+}
+
+
+def calls(tree):
+    """Yield (dotted name, keywords) of each call of what is watched."""
+    names = {"torch": "torch"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        if isinstance(node, ast.ImportFrom):
+            names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            first, *rest = ast.unparse(node.func).split(".")
+            name = ".".join([names.get(first, first), *rest])
+            if name.startswith(tuple(f"{part}." for part in WATCHED)):
+                yield name, [keyword.arg for keyword in node.keywords if keyword.arg]
+
+
+def test_what_is_called_exists_in_all_versions():
+    """Catches an argument that a GPU's PyTorch lacks, as varlen_attn's enable_gqa in 2.11."""
+    found = [call for path in SOURCES for call in calls(parse(path))]
+    assert {name for name, _ in found} == BOTH.keys()  # add what is new, from both versions
+    for name, keywords in found:
+        assert set(keywords) <= set(BOTH[name].split()), name
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_table_is_true_here(name):
+    """Catches a version that has renamed what is called."""
+    parameters = inspect.signature(pkgutil.resolve_name(name)).parameters
+    assert set(BOTH[name].split()) <= parameters.keys()
+
+
+def test_pinned_versions():
+    """Catches a package without a lower bound or a pin, and a pin outside of its range."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = {}
+    for name in "requirements.txt", "requirements-dev.txt":
+        for line in (ROOT / name).read_text().splitlines():
+            if "==" in line:
+                package, _, pins_to = line.partition("==")
+                pins[package] = pins_to
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    wanted = {r.name: r.specifier for group in groups for r in map(Requirement, group)}
+    del wanted["lookback"]
+    assert wanted.keys() == pins.keys()
+    for name, specifier in wanted.items():
+        assert [bound.operator for bound in specifier] == [">="], name
+        assert pins[name] in specifier
+    assert str(wanted["torch"]) == ">=2.11"  # the table's first version
