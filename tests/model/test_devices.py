@@ -83,15 +83,16 @@ def test_a_step_of_shapes_only(shape, h100):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("D", [24, 20])
 @pytest.mark.parametrize("mask", MASKS)
-def test_attention_by_the_kernels_of_a_gpu(mask, dtype, h100, monkeypatch):
+def test_attention_by_the_kernels_of_a_gpu(mask, D, dtype, h100, monkeypatch):
     """Catches an argument that this PyTorch lacks, and a wrong shape, forward and backward."""
     documents = same_document(torch.zeros(2, 256, dtype=torch.long, device="meta"))
     for visible in MASKS[mask], both(MASKS[mask], documents):
         for Tq, compiling in (256, False), (200, False), (1, False), (1, True):
             monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
-            q = torch.empty(2, 4, Tq, 20, dtype=dtype, device="meta", requires_grad=True)
-            k, v = torch.empty(2, 2, 2, 256, 20, dtype=dtype, device="meta", requires_grad=True)
+            q = torch.empty(2, 4, Tq, D, dtype=dtype, device="meta", requires_grad=True)
+            k, v = torch.empty(2, 2, 2, 256, D, dtype=dtype, device="meta", requires_grad=True)
             for path in fused, masked_fill:
                 y = path(q, k, v, visible)
                 assert (y.shape, y.dtype) == (q.shape, dtype)
