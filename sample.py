@@ -85,7 +85,7 @@ class SampleConfig(Sampling):
     without units for it; on an x86 CPU float16 for a model too large for its cache and 128 tokens
     or more one after another (the arithmetic stays in float32); else float32."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, to write 10,000 tokens or
+    """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, to write 6,000 tokens or
     more one after another, or interactively, if the checkpoint's attention allows it. On a CPU True
     waits half a minute, and pays for long texts."""
     quantize: Literal["none", "int8"] = "none"

@@ -178,8 +178,8 @@ class TrainConfig(GPTConfig):
     """Of matrix products. auto: bfloat16 (or float16) on cuda, and for n_embd of 256 or more on a
     CPU with units for it; else float32."""
     compile: bool | Literal["auto"] = "auto"
-    """torch.compile: a start of minutes, faster steps. auto: on cuda, for a run that is long enough
-    to gain by it."""
+    """torch.compile: a start of half a minute, faster steps. auto: on cuda, for 2,000 micro-batches
+    or more."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: ddp, each process holds all of the model; fsdp, a part of it, for one that is
     too large for one device."""
