@@ -122,9 +122,10 @@ def sample(report):
     jobs = {}
     for shape in report["shapes"]:
         speeds = {who: row["tokens_per_s"] for who, row in shape["single"].items()}
-        jobs[f"{shape['shape']}: one text"] = speeds
-        speeds = {who: tokens / row["seconds"] for who, row in shape["job"].items()}
-        jobs[f"{shape['shape']}: {settings['samples']} texts, whole process"] = speeds
+        jobs[f"{shape['shape']}: {shape.get('texts', 1)} at once"] = speeds
+        if "job" in shape:
+            speeds = {who: tokens / row["seconds"] for who, row in shape["job"].items()}
+            jobs[f"{shape['shape']}: {settings['samples']} texts, whole process"] = speeds
     if not jobs:
         return None
 
