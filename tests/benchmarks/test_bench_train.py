@@ -8,8 +8,9 @@ import torch
 from conftest import timed_here
 
 from benchmarks import train
-from benchmarks.train import TrainBench, compare_steps, main
-from tools.shared.benchmark import SHAPES
+from benchmarks.train import TrainBench, compare_steps, main, nanogpt_flops
+from model import GPT
+from tools.shared.benchmark import NANOGPT, SHAPES, model_config
 
 
 @pytest.mark.slow
@@ -20,7 +21,7 @@ def test_bench_train(poem, tmp_path, capsys, monkeypatch):
     settings = dict(block_size=16, n_layer=1, n_head=2, n_embd=16, batch_size=4, eval_iters=1)
     lines = [f"{key} = {value}" for key, value in settings.items()]
     preset.write_text("\n".join([*lines, f"dataset = {json.dumps(poem)}"]))
-    sizes = dict(shapes="small", flags="--max_iters=20", repeats=1, seeds=2)
+    sizes = dict(shapes="small:12", flags="--max_iters=20", repeats=1, seeds=2)
     main(TrainBench(**sizes, preset=str(preset), out_dir=str(tmp_path)))
 
     report = json.loads((tmp_path / "train_cpu.json").read_text())
@@ -36,8 +37,9 @@ def test_bench_train(poem, tmp_path, capsys, monkeypatch):
 
 def test_both_models_take_the_same_step(monkeypatch):
     """Catches a peer that is timed for less than a step: both use training_step, and learn."""
-    shape = dict(batch_size=2, block_size=8, n_layer=1, n_head=2, n_embd=8, vocab_size=16)
-    monkeypatch.setitem(SHAPES, "small", shape)
+    sizes = dict(block_size=8, n_layer=1, n_head=2, n_embd=8, vocab_size=16)
+    for shapes in NANOGPT, SHAPES:
+        monkeypatch.setitem(shapes, "small", sizes)
     losses = {}
     step = train.training_step
 
@@ -47,11 +49,21 @@ def test_both_models_take_the_same_step(monkeypatch):
         return loss, norm
 
     monkeypatch.setattr(train, "training_step", spied)
-    config = TrainBench(preset="", shapes="small", repeats=2)
-    config.nanogpt = Path(__file__).with_name("nanogpt")
-    ours, theirs = compare_steps(config, "small", torch.device("cpu"), {"float32": 1})
+    config = TrainBench(preset="", nanogpt=str(Path(__file__).with_name("nanogpt")), repeats=2)
+    ours, theirs = compare_steps(config, "small:2", torch.device("cpu"), {"float32": 1})
     assert len(losses) == 2
     for values in losses.values():
         assert len(values) == 4 and values[-1] < values[0]
     assert (ours["time / ours"], ours["tokens"]) == (1, 16)
-    assert theirs["time / ours"] > 0 < theirs["ms"]
+    assert theirs["tokens/s"] == pytest.approx(16e3 / theirs["ms"])
+    assert theirs["time / ours"] > 0 and theirs["nanoGPT's MFU"] > theirs["MFU"]
+
+
+def test_the_shapes_of_a_gpu():
+    """Catches another MFU than nanoGPT's estimate_mfu, and settings other than the preset's."""
+    with torch.device("meta"):
+        model = GPT(model_config("gpt2", bias=False))
+    weights = 768 * (50304 + 1) + 12 * (12 * 768**2 + 2 * 768)
+    assert nanogpt_flops(model) == 6 * weights + 12 * 12 * 12 * 64 * 1024
+    modern = SHAPES["modern_124m"]
+    assert model_config("modern_124m").D == 128 and modern["muon_steps"] == 5

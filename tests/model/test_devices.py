@@ -20,7 +20,7 @@ from engine.decoding.session import Session, decode_one_token, prefill
 from engine.kernels import autograd
 from engine.training.optimizer import make_optimizer
 from model import GPT, MODERN, GPTConfig
-from tools.shared.benchmark import SHAPES
+from tools.shared.benchmark import SHAPES, model_config
 from train import TrainConfig
 
 TRAINABLE = {str(m): m for m in MECHANISMS if m.get("attention") not in ("naive", "tiled")}
@@ -42,14 +42,11 @@ def test_a_step_of_shapes_only(shape, monkeypatch):
     # The meta device has no autocast.
     monkeypatch.setattr(torch, "autocast", lambda *_, **settings: contextlib.nullcontext())
     if shape in SHAPES:
-        changes = MODERN | SHAPES[shape]
-        B = changes.pop("batch_size")
         with torch.device("meta"):
-            model = GPT(GPTConfig(**changes))
+            model = GPT(model_config(shape))
     else:
-        B = 2
         model = new_model(**TRAINABLE[shape]).to("meta")
-    idx = torch.zeros(B, model.config.block_size, dtype=torch.long, device="meta")
+    idx = torch.zeros(2, model.config.block_size, dtype=torch.long, device="meta")
     try:
         loss = model(idx, idx, only_loss=True)[1]
     except NotImplementedError:
