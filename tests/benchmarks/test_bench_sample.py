@@ -5,19 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import timed_here
+from conftest import timed_here, tiny
 
 from benchmarks import sample
 from benchmarks.sample import SampleBench, bytes_of_step, main, make_model, our_writer
-from model import GPT, GPTConfig
-from tools.shared.benchmark import SHAPES
 
 
 @pytest.mark.slow
 def test_bench_sample(tmp_path, monkeypatch):
     """Catches a benchmark that leaves something out, or counts other tokens than were written."""
     monkeypatch.setattr(sample.benchmark, "run_timed", timed_here)
-    sizes = dict(shapes="small,small:2", tokens=5, repeats=1, samples=2, length=5)
+    sizes = dict(shapes="small,small:2", tokens=5, repeats=1, samples=2, length=5, device="cpu")
     nanogpt = Path(__file__).with_name("nanogpt")
     main(SampleBench(**sizes, nanogpt=str(nanogpt), out_dir=str(tmp_path)))
     report = json.loads((tmp_path / "sample_cpu.json").read_text())
@@ -37,7 +35,7 @@ def test_bench_sample(tmp_path, monkeypatch):
 
 def test_our_writer():
     """Catches a text that is shorter than it is said to be, and another way to sample."""
-    model = GPT(GPTConfig(block_size=64, n_layer=1, n_head=2, n_embd=8, vocab_size=16)).eval()
+    model = tiny(block_size=64)
     read = []
     seconds = []
     forward = model.hidden
@@ -48,15 +46,13 @@ def test_our_writer():
 
 def test_a_large_model(monkeypatch):
     """Catches 7 billion weights in float32 or on the CPU, and embeddings that a step would read."""
-    sizes = dict(vocab_size=16, n_layer=2, n_head=2, n_embd=8, mlp_size=16)
-    monkeypatch.setitem(SHAPES, "llama_7b", SHAPES["llama_7b"] | sizes)
     models = []
     monkeypatch.setattr("model.init_weights", models.append)  # before they could be moved
     make_model("llama_7b", torch.device("meta"))
     tensors = {(p.device.type, p.dtype) for p in models[0].parameters()}
     assert tensors == {("meta", torch.bfloat16)}
-    weights = 2 * (4 * 8 * 8 + 3 * 8 * 16 + 2 * 8) + 8 + 8 * 16
-    assert bytes_of_step(models[0], "bfloat16") == 2 * weights
+    assert models[0].num_params() == 6_738_415_616  # Llama 7B's
+    assert bytes_of_step(models[0], "bfloat16") == 2 * (6_738_415_616 - 32_000 * 4096)
 
 
 @pytest.mark.parametrize(
