@@ -59,9 +59,9 @@ def test_both_models_take_the_same_step(monkeypatch):
 
 
 def test_the_shapes_of_a_gpu():
-    """Catches another MFU than nanoGPT's estimate_mfu, and settings other than the preset's."""
+    """Catches another MFU than nanoGPT's estimate_mfu, and sizes that are not Llama's."""
     with torch.device("meta"):
         model = GPT(model_config("gpt2", bias=False))
+        assert GPT(model_config("llama_7b")).num_params() == 6_738_415_616
     weights = 768 * (50304 + 1) + 12 * (12 * 768**2 + 2 * 768)
     assert nanogpt_flops(model) == 6 * weights + 12 * 12 * 12 * 64 * 1024
-    assert model_config("modern_124m").D == 128
