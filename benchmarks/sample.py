@@ -1,9 +1,9 @@
-"""Sampling: tokens per second beside nanoGPT.
+"""Sampling: tokens per second beside nanoGPT, and how fast a step reads the weights.
 
-    python -m benchmarks.sample [--nanogpt=../nanoGPT] [--shapes=gpt2]
+    python -m benchmarks.sample [--nanogpt=../nanoGPT] [--shapes=gpt2,llama_7b:16]
 
-Leaves <name>_<device>.json and .png in out_dir. Single texts are interleaved; whole processes run
-once.
+Leaves <name>_<device>.json and .png in out_dir. Texts are interleaved; whole processes run once,
+and not on a GPU, where most of their time is the start.
 """
 
 import copy
@@ -11,6 +11,7 @@ import functools
 import statistics
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +20,10 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from engine.common.checks import at_least, choose
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
-from engine.common.hardware import half_dtype, machine_report, time_interleaved
+from engine.common.hardware import half_dtype, is_emulated, machine_report, synchronize
 from engine.common.settings import parse_settings
 from engine.decoding.compiled import CompiledStep
 from engine.decoding.generation import stream
@@ -30,18 +32,31 @@ from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.text import tokenizer
 from engine.weights import checkpoint
-from model import GPT, GPTConfig
+from model import GPT
 from tools.shared import benchmark
 
 WEIGHTS = "float32", "float16", "bfloat16", "int8"
+# --shapes=auto, and for each shape --weights=auto: some minutes in all. Each compiled step takes
+# half a minute, that of a large model more than one.
+AUTO = {
+    "cpu": {"baby": WEIGHTS, "gpt2": WEIGHTS},
+    "cuda": {
+        "gpt2": ("bfloat16", "bfloat16:compiled", "int8:compiled"),
+        "gpt2:16": ("bfloat16", "bfloat16:compiled"),
+        "llama_7b": ("bfloat16:compiled",),
+    },
+}
 PROMPT = 32  # tokens before a single text
+WARM_UP = 4  # tokens for which a prompt is read, and a step is compiled and recorded
 SAMPLING = dict(temperature=0.8, top_k=200)  # nanoGPT's own
 
 
 @dataclass(kw_only=True)
 class SampleBench(benchmark.ShapeSettings):
     name: str = "sample"
-    shapes: str = "baby,gpt2"
+    weights: str = "auto"
+    """float32, float16, bfloat16 or int8, and :compiled for a compiled step, separated by commas;
+    auto: what suits the device and the shape."""
     tokens: int = 128
     """The length of a single text, after a prompt of 32."""
     samples: int = 10
@@ -49,71 +64,134 @@ class SampleBench(benchmark.ShapeSettings):
     length: int = 500
     """The length of each of them, in tokens."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(WARM_UP + 1, self, "tokens")
+        for kind in benchmark.words(self.weights, auto=()):
+            choose("weights", kind.removesuffix(":compiled"), dict.fromkeys(WEIGHTS))
+
 
 def main(config):
-    """Measure, print and store one text and whole processes of each shape."""
+    """Measure, print and store texts and whole processes of each shape."""
     device = pick_device(config.device)
+    on_gpu = device.type == "cuda"
+    if not on_gpu:
+        config.require("data/shakespeare_char/meta.pkl")
     report = {"kind": "sample", **machine_report(device), "settings": vars(config), "shapes": []}
+    cases = AUTO["cuda" if on_gpu else "cpu"]
     tables = []
-    for name in tqdm(config.shape_names(), "shapes", unit="shape"):
-        shape = dict(benchmark.SHAPES[name])
-        del shape["batch_size"]
-        model = GPT(GPTConfig(**shape, mlp="gelu"))  # random weights are as fast as others
-        peer = None
-        if config.nanogpt:
-            nanogpt = benchmark.nanogpt(config.nanogpt)
-            settings = nanogpt.GPTConfig(**shape, bias=True, dropout=0.0)
-            peer = nanogpt.GPT(settings).to(device).eval()
-        single = one_text(config, model, peer, device)
-        job = whole_processes(config, model, peer, shape, device)
-        report["shapes"].append({"shape": name, "single": single, "job": job})
-        for what, rows in ("one text", single), ("whole process", job):
-            tables.append([{f"{name}, {what}": who, **row} for who, row in rows.items()])
+    for word in tqdm(benchmark.words(config.shapes, [*cases]), "shapes", unit="shape"):
+        name, texts = benchmark.split_shape(word)
+        model = make_model(name, device)
+        peer = make_peer(config, name, device)
+        kinds = benchmark.words(config.weights, cases.get(word, cases["gpt2"]))
+        rows = write_texts(config, model, peer, kinds, texts, report["gb_per_s"])
+        measured = {"shape": name, "texts": texts, "single": rows}
+        tables.append([{word: who, **row} for who, row in rows.items()])
+        if texts == 1 and name in benchmark.NANOGPT and not on_gpu:
+            rows = whole_processes(config, model, peer, benchmark.NANOGPT[name], device)
+            measured["job"] = rows
+            tables.append([{f"{word}, whole process": who, **row} for who, row in rows.items()])
+        report["shapes"].append(measured)
     benchmark.write_report(report, config, tables, device)
 
 
-def one_text(config, model, peer, device):
-    """Seconds and speed of one text written in this process: {who: row}."""
-    prompt = torch.randint(model.config.vocab_size, (1, PROMPT), device=device)
-    writers = {}
-    for kind in WEIGHTS:
-        prepared = prepare(copy.deepcopy(model).to(device), kind)
-        writers[f"lookback {kind}"] = our_writer(prepared, prompt[0], config.tokens)
-    if peer:
-        generate = functools.partial(peer.generate, prompt, config.tokens, **SAMPLING)
-        writers["nanoGPT float32"] = generate
+def make_model(name, device):
+    """Return a GPT on the device with random weights, which are as fast as others.
 
-    rounds = time_interleaved([*writers.values()], config.repeats, device)
-    times = dict(zip(writers, zip(*rounds)))
+    On a GPU all shapes but nanoGPT's are in half precision from the start: they may be too large.
+    """
+    small = name in benchmark.NANOGPT or device.type == "cpu"  # whose products begin with float32
+    torch.set_default_dtype(torch.float32 if small else getattr(torch, half_dtype(device)))
+    try:
+        with torch.device("cpu") if device.type == "mps" else device:  # a Mac's has no float64
+            return GPT(benchmark.model_config(name)).to(device)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def make_peer(config, name, device):
+    """Return nanoGPT's model of a shape on the device, or None."""
+    if not config.nanogpt or name not in benchmark.NANOGPT:
+        return None
+    nanogpt = benchmark.nanogpt(config.nanogpt)
+    settings = nanogpt.GPTConfig(**benchmark.NANOGPT[name], bias=True, dropout=0.0)
+    return nanogpt.GPT(settings).to(device).eval()
+
+
+def write_texts(config, model, peer, kinds, texts, gb_per_s):
+    """Time texts that are written at once in this process: {who: row}."""
+    torch.compiler.reset()
+    device = model.transformer.wte.weight.device
+    prompts = torch.randint(model.config.vocab_size, (texts, PROMPT), device=device)
+    prepared = {}
+    writers = {}
+    steps = {}  # who -> bytes of weights, and seconds in each text
+    for kind in kinds:
+        weights, _, compiled = kind.partition(":")
+        if weights not in prepared:
+            prepared[weights] = prepare(copy.deepcopy(model), weights, texts)
+        compiled = CompiledStep() if compiled else None
+        who = f"lookback {kind}"
+        steps[who] = bytes_of_step(model, weights), []
+        seconds = steps[who][1]
+        writers[who] = our_writer(prepared[weights], prompts, config.tokens, compiled, seconds)
+    if peer:
+        on_gpu = device.type == "cuda"
+        autocast = torch.autocast(device.type, torch.bfloat16, enabled=on_gpu)  # as its sample.py
+        generate = functools.partial(peer.generate, prompts, config.tokens, **SAMPLING)
+        writers[f"nanoGPT {'bfloat16' if on_gpu else 'float32'}"] = autocast(generate)
+
+    first, rounds = benchmark.time_rounds([*writers.values()], config.repeats, device)
     rows = {}
-    for who, seconds in times.items():
-        median = statistics.median(seconds)
-        rows[who] = {"seconds": median, "tokens_per_s": config.tokens / median}
+    for n, who in enumerate(writers):
+        median = statistics.median(times[n] for times in rounds)
+        row = {"seconds": median, "tokens_per_s": texts * config.tokens / median}
+        row["first text, s"] = first[n]
         if peer:
-            pairs = zip(times["nanoGPT float32"], seconds)
-            ratios = [theirs / ours for theirs, ours in pairs]
-            rows[who]["times nanoGPT"] = statistics.median(ratios)
+            row["times nanoGPT"] = statistics.median(times[-1] / times[n] for times in rounds)
+        if who in steps:
+            size, seconds = steps[who]
+            step = statistics.median(seconds[1:])
+            row["step, ms"] = step * 1e3
+            row["weights, GB/s"] = size / step / 1e9
+            row["of bandwidth"] = row["weights, GB/s"] / gb_per_s
+        rows[who] = row
     return rows
 
 
-def prepare(model, kind):
-    """Convert a model's weights to float32, float16, bfloat16 or int8."""
-    if kind != "int8":
-        return prepare_for_inference(model, getattr(torch, kind))
+def bytes_of_step(model, weights):
+    """The bytes of weights that a step reads: all but embeddings, of which a token has a row."""
+    dtype = getattr(torch, weights)
+    if weights == "bfloat16" and is_emulated(model.transformer.wte.weight.device, dtype):
+        dtype = torch.float32  # of the rounded weights
+    parts = model.transformer.h, model.transformer.ln_f, model.lm_head
+    return sum(p.numel() * dtype.itemsize for part in parts for p in part.parameters())
+
+
+def prepare(model, weights, rows):
+    """Convert a model's weights to float32, float16, bfloat16 or int8, for this many texts."""
+    if weights != "int8":
+        return prepare_for_inference(model, getattr(torch, weights), rows=rows)
     # int8 leaves other tensors as they are.
     device = model.transformer.wte.weight.device
     dtype = half_dtype(device) if device.type == "cuda" else "float32"
-    return prepare_for_inference(model, getattr(torch, dtype), "int8")
+    return prepare_for_inference(model, getattr(torch, dtype), "int8", rows)
 
 
-def our_writer(model, prompt, tokens):
-    """Return a function that continues prompt (T,), on a GPU by a compiled step as sample.py."""
-    compiled = CompiledStep() if prompt.is_cuda else None
+def our_writer(model, prompts, tokens, compiled, seconds):
+    """Return a function that continues prompts (B, T), and adds the seconds of a step to a list."""
+    device = prompts.device
 
     def write():
-        session = Session(model, [prompt], tokens, compiled=compiled)
-        for _ in stream(session, tokens, Sampler(Sampling(**SAMPLING), [None])):
-            pass
+        session = Session(model, list(prompts), tokens, compiled=compiled)
+        sampler = Sampler(Sampling(**SAMPLING), [None] * len(prompts))
+        for n, _ in enumerate(stream(session, tokens, sampler), 1):
+            if n == WARM_UP:
+                synchronize(device)
+                start = time.perf_counter()
+        synchronize(device)
+        seconds.append((time.perf_counter() - start) / (tokens - WARM_UP))
 
     return write
 

@@ -1,19 +1,18 @@
 """Training: how long a step takes beside nanoGPT's, and how long a preset takes to its loss.
 
-    python -m benchmarks.train [--nanogpt=../nanoGPT] [--shapes=small,gpt2] [--preset=config/x.toml]
+    python -m benchmarks.train [--nanogpt=../nanoGPT] [--shapes=gpt2:12] [--preset=config/x.toml]
+    python -m benchmarks.train --preset= [--nanogpt=../nanoGPT]     steps alone, as on a GPU
 
 Leaves <name>_<device>.json, and a .png of the losses, in out_dir. Steps are interleaved; whole
 processes run once a seed.
 """
 
-import functools
 import json
 import re
 import shlex
 import statistics
 import sys
 import tempfile
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,11 +25,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from engine.common.checks import at_least
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
-from engine.common.hardware import half_dtype, machine_report, peak_bytes, time_interleaved
+from engine.common.hardware import half_dtype, machine_report, peak_bytes
 from engine.common.settings import parse_settings
 from engine.training.optimizer import make_optimizer, training_step
-from model import GPT, GPTConfig
+from model import GPT
 from tools.shared import benchmark
+
+# --shapes=auto: some minutes each.
+AUTO = {"cpu": ("small:12", "baby:16", "gpt2"), "cuda": ("gpt2:12", "gpt2:48", "modern_124m:32")}
+STEPS_ON_GPU = 10  # in a round: to wait after each would be part of its time
+OPTIMIZER = dict(  # nanoGPT's, unless the shape has its own
+    optimizer="adamw", learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.99, vector_lr=0.01
+)
 
 # nanoGPT's README: "I have a GPU", and "I only have a macbook".
 GPU_COMMAND = "train.py config/train_shakespeare_char.py --device=cuda"
@@ -44,7 +50,6 @@ CPU_COMMAND = (
 @dataclass(kw_only=True)
 class TrainBench(benchmark.ShapeSettings):
     name: str = "train"
-    shapes: str = "small,baby,gpt2"
     preset: str = "config/speedrun_cpu.toml"
     """The run that is timed until its end, seed after seed; empty: none."""
     flags: str = ""
@@ -55,6 +60,8 @@ class TrainBench(benchmark.ShapeSettings):
     def __post_init__(self):
         super().__post_init__()
         at_least(1, self, "seeds")
+        if self.preset:
+            self.require("data/shakespeare_char/meta.pkl")
 
 
 def main(config):
@@ -66,8 +73,9 @@ def main(config):
         report |= time_to_loss(config, device)
         tables += [report["runs"], [report["summary"]]]
     report["throughput"] = []
-    for name in config.shape_names():
-        report["throughput"].append(compare_steps(config, name, device, report["gflops"]))
+    auto = AUTO["cuda" if device.type == "cuda" else "cpu"]
+    for shape in benchmark.words(config.shapes, auto):
+        report["throughput"].append(compare_steps(config, shape, device, report["gflops"]))
     benchmark.write_report(report, config, tables + report["throughput"], device)
 
 
@@ -125,53 +133,77 @@ def curve_of(lines, name):
     return curve
 
 
-def compare_steps(config, name, device, gflops):
-    """Time a training step in one of nanoGPT's shapes: a row for our model, one for nanoGPT's."""
-    torch._dynamo.reset()  # or what is compiled from the second shape on is for any
-    shape = dict(benchmark.SHAPES[name])
-    size = (2, shape.pop("batch_size"), shape["block_size"])
-    x, y = torch.randint(shape["vocab_size"], size, device=device)
+def compare_steps(config, shape, device, gflops):
+    """Time a training step of a shape: a row for our model, one for nanoGPT's if it has the shape.
 
-    # nanoGPT's own choices: half precision and compilation on a GPU.
+    MFU is the share of the peak: of what must be computed, and by nanoGPT's formula. MB is what the
+    step holds beside weights and optimizer.
+    """
+    torch.compiler.reset()  # or what is compiled from the second shape on is for any
+    dtype, calls = "float32", 1
+    if device.type == "cuda":
+        dtype, calls = half_dtype(device), STEPS_ON_GPU
+    model, tokens, steps = make_steps(config, shape, device, dtype)
+    first, rounds = benchmark.time_rounds([*steps.values()], config.repeats, device, calls)
+    peak = gflops[dtype] * 1e9
+    rows = []
+    for n, (who, function) in enumerate(steps.items()):
+        seconds = statistics.median(times[n] for times in rounds)
+        speed = tokens / seconds
+        row = {"shape": shape, "model": who, "tokens": tokens, "ms": seconds * 1e3}
+        row["tokens/s"] = speed
+        row["MFU"] = speed * model.flops_per_token() / peak
+        row["nanoGPT's MFU"] = speed * nanogpt_flops(model) / peak
+        row["MB"] = peak_bytes(function, device) / 1e6
+        row["first step, s"] = first[n]
+        row["time / ours"] = statistics.median(times[n] / times[0] for times in rounds)
+        rows.append(row)
+    return rows
+
+
+def make_steps(config, shape, device, dtype):
+    """Return our model, the tokens of a step, and {who: a function that makes a step}."""
+    name, texts = benchmark.split_shape(shape)
+    model_config = benchmark.model_config(name, bias=False)
+    size = (2, texts, model_config.block_size)
+    x, y = torch.randint(model_config.vocab_size, size, device=device)
+    settings = SimpleNamespace(**OPTIMIZER | benchmark.SHAPES[name])
+
+    # As train.py and nanoGPT do on a GPU; TF32 is for float32 products that remain.
     on_gpu = device.type == "cuda"
-    dtype = half_dtype(device) if on_gpu else "float32"
-    autocast = torch.autocast("cuda", getattr(torch, dtype)) if on_gpu else nullcontext()
-    scaler = torch.amp.GradScaler(device.type, enabled=dtype == "float16")
+    if on_gpu:
+        torch.set_float32_matmul_precision("high")
     compiled = torch.compile if on_gpu else lambda model: model
+    autocast = torch.autocast(device.type, getattr(torch, dtype), enabled=on_gpu)
+    scaler = torch.amp.GradScaler(device.type, enabled=dtype == "float16")
 
     def step(net, optimizer):
         batches = [(x, y, None, None)]
-        return functools.partial(
-            training_step, net, batches, optimizer, scaler, autocast, grad_clip=1.0
-        )
+        clip = 1.0 if settings.optimizer == "adamw" else 0.0  # as their presets
+        return lambda: training_step(net, batches, optimizer, scaler, autocast, clip)
 
     torch.manual_seed(0)
-    model = GPT(GPTConfig(**shape, bias=False, mlp="gelu")).to(device)
-    adamw = dict(learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.99)
-    optimizer = make_optimizer(model, SimpleNamespace(optimizer="adamw", **adamw))
-    steps = {"lookback": step(compiled(model), optimizer)}
-    if config.nanogpt:
+    model = GPT(model_config).to(device)
+    steps = {"lookback": step(compiled(model), make_optimizer(model, settings))}
+    if config.nanogpt and name in benchmark.NANOGPT:
         theirs = benchmark.nanogpt(config.nanogpt)
-        peer = theirs.GPT(theirs.GPTConfig(**shape, bias=False, dropout=0.0)).to(device)
+        sizes = benchmark.NANOGPT[name]
+        peer = theirs.GPT(theirs.GPTConfig(**sizes, bias=False, dropout=0.0)).to(device)
         optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
         net = compiled(peer)
         steps["nanoGPT"] = step(lambda x, y, **_: net(x, y), optimizer)
+    return model, x.numel(), steps
 
-    memory = [peak_bytes(function, device) for function in steps.values()]
-    rounds = time_interleaved([*steps.values()], config.repeats, device)
-    rows = []
-    for n, who in enumerate(steps):
-        seconds = statistics.median(times[n] for times in rounds)
-        flops = x.numel() / seconds * model.flops_per_token()
-        row = {"shape": name, "model": who}
-        row["tokens"] = x.numel()
-        row["ms"] = seconds * 1e3
-        row["MB"] = memory[n] / 1e6
-        row["MFU"] = flops / (gflops[dtype] * 1e9)
-        ratios = [times[n] / times[0] for times in rounds]
-        row["time / ours"] = statistics.median(ratios)
-        rows.append(row)
-    return rows
+
+def nanogpt_flops(model):
+    """Operations of training on a token, by nanoGPT's estimate_mfu.
+
+    6 for each parameter but those of positions, and each query's keys without causality.
+    """
+    config = model.config
+    positions = sum(p.numel() for p in model.transformer.wpe.parameters())
+    keys = config.n_layer * config.block_size
+    return 6 * (model.num_params() - positions) + 12 * config.n_head * config.D * keys
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def test_who_imports_whom(path):
         assert all(name.startswith("engine.") for name in found), found
     room = "tools" if path.parts[0] == "benchmarks" else path.parts[0]
     rooms = ("tools.", "benchmarks.", "experiments.", "exercises.", "data.")
-    own = (f"{room}.shared.", f"{path.parts[0]}.shared.", "benchmarks.peers")
+    own = (f"{room}.shared.", f"{path.parts[0]}.shared.")
     if room in ("tools", "data"):
         own += ("experiments.shared.",)  # what an experiment has trained, or a grammar of its text
     scripts = {name for name in found if name.startswith(rooms) and not name.startswith(own)}

@@ -122,14 +122,15 @@ def sample(report):
     jobs = {}
     for shape in report["shapes"]:
         speeds = {who: row["tokens_per_s"] for who, row in shape["single"].items()}
-        jobs[f"{shape['shape']}: one text"] = speeds
-        speeds = {who: tokens / row["seconds"] for who, row in shape["job"].items()}
-        jobs[f"{shape['shape']}: {settings['samples']} texts, whole process"] = speeds
+        jobs[f"{shape['shape']}: batch of {shape.get('texts', 1)}"] = speeds
+        if "job" in shape:
+            speeds = {who: tokens / row["seconds"] for who, row in shape["job"].items()}
+            jobs[f"{shape['shape']}: {settings['samples']} texts, whole process"] = speeds
     if not jobs:
         return None
 
-    figure, panels = plt.subplots(len(jobs), 1, figsize=(8, 2.1 * len(jobs)))
-    for (title, speeds), panel in zip(jobs.items(), panels):
+    figure, panels = plt.subplots(len(jobs), 1, figsize=(8, 2.1 * len(jobs)), squeeze=False)
+    for (title, speeds), panel in zip(jobs.items(), panels.flat):
         colors = [COLORS.get(who.split()[0], "#999999") for who in speeds]
         bars = panel.barh([*speeds], [*speeds.values()], color=colors)
         panel.bar_label(bars, fmt=" {:,.1f}")

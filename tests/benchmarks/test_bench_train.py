@@ -8,8 +8,9 @@ import torch
 from conftest import timed_here
 
 from benchmarks import train
-from benchmarks.train import TrainBench, compare_steps, main
-from tools.shared.benchmark import SHAPES
+from benchmarks.train import TrainBench, compare_steps, main, nanogpt_flops
+from model import GPT
+from tools.shared.benchmark import NANOGPT, SHAPES, model_config
 
 
 @pytest.mark.slow
@@ -17,15 +18,16 @@ def test_bench_train(poem, tmp_path, capsys, monkeypatch):
     """Catches a benchmark that times something else than the preset it was given."""
     monkeypatch.setattr(train.benchmark, "run_timed", timed_here)
     preset = tmp_path / "small.toml"
-    settings = dict(block_size=16, n_layer=1, n_head=2, n_embd=16, batch_size=4, eval_iters=1)
-    lines = [f"{key} = {value}" for key, value in settings.items()]
-    preset.write_text("\n".join([*lines, f"dataset = {json.dumps(poem)}"]))
-    sizes = dict(shapes="small", flags="--max_iters=20", repeats=1, seeds=2)
+    preset.write_text(
+        "block_size = 16\nn_layer = 1\nn_head = 2\nn_embd = 16\nbatch_size = 4\neval_iters = 1\n"
+        f"dataset = '{poem}'"
+    )
+    sizes = dict(shapes="small:12", flags="--max_iters=20", repeats=1, seeds=2, device="cpu")
     main(TrainBench(**sizes, preset=str(preset), out_dir=str(tmp_path)))
 
     report = json.loads((tmp_path / "train_cpu.json").read_text())
     first, second = report["runs"]
-    assert [(run["seed"], run["step"]) for run in report["runs"]] == [(0, 20), (1, 20)]
+    assert (first["seed"], second["seed"], second["step"]) == (0, 1, 20)
     assert first["val_loss"] != second["val_loss"]
     assert len(report["curve"]) == 10
     [[step]] = report["throughput"]
@@ -36,22 +38,30 @@ def test_bench_train(poem, tmp_path, capsys, monkeypatch):
 
 def test_both_models_take_the_same_step(monkeypatch):
     """Catches a peer that is timed for less than a step: both use training_step, and learn."""
-    shape = dict(batch_size=2, block_size=8, n_layer=1, n_head=2, n_embd=8, vocab_size=16)
-    monkeypatch.setitem(SHAPES, "small", shape)
+    sizes = dict(block_size=8, n_layer=1, n_head=2, n_embd=8, vocab_size=16)
+    for shapes in NANOGPT, SHAPES:
+        monkeypatch.setitem(shapes, "small", sizes)
     losses = {}
     step = train.training_step
 
-    def spied(net, *args, **settings):
-        loss, norm = step(net, *args, **settings)
-        losses.setdefault(type(net), []).append(loss.item())
-        return loss, norm
+    def spied(net, *args):
+        losses.setdefault(type(net), []).append(step(net, *args)[0].item())
 
     monkeypatch.setattr(train, "training_step", spied)
-    config = TrainBench(preset="", shapes="small", repeats=2)
-    config.nanogpt = Path(__file__).with_name("nanogpt")
-    ours, theirs = compare_steps(config, "small", torch.device("cpu"), {"float32": 1})
+    config = TrainBench(preset="", nanogpt=str(Path(__file__).with_name("nanogpt")), repeats=2)
+    ours, theirs = compare_steps(config, "small:2", torch.device("cpu"), {"float32": 1})
     assert len(losses) == 2
     for values in losses.values():
         assert len(values) == 4 and values[-1] < values[0]
     assert (ours["time / ours"], ours["tokens"]) == (1, 16)
-    assert theirs["time / ours"] > 0 < theirs["ms"]
+    assert theirs["tokens/s"] == pytest.approx(16e3 / theirs["ms"])
+    assert theirs["nanoGPT's MFU"] > theirs["MFU"]
+
+
+def test_the_shapes_of_a_gpu():
+    """Catches another MFU than nanoGPT's estimate_mfu, and sizes that are not Llama's."""
+    with torch.device("meta"):
+        model = GPT(model_config("gpt2", bias=False))
+        assert GPT(model_config("llama_7b")).num_params() == 6_738_415_616
+    weights = 768 * (50304 + 1) + 12 * (12 * 768**2 + 2 * 768)
+    assert nanogpt_flops(model) == 6 * weights + 12 * 12 * 12 * 64 * 1024

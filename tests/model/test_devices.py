@@ -25,7 +25,7 @@ from engine.decoding.session import Session, decode_one_token, prefill
 from engine.kernels import autograd
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, MODERN, GPTConfig
-from tools.shared.benchmark import SHAPES, mechanism_examples
+from tools.shared.benchmark import mechanism_examples
 from train import TrainConfig
 
 TRAINABLE = {str(m): m for m in MECHANISMS if m.get("attention") not in ("naive", "tiled")}
@@ -53,16 +53,14 @@ def h100(monkeypatch):
 
 
 def settings_of(shape):
-    """The settings of a preset, of nanoGPT's shape, or of a mechanism, and those of its model."""
+    """The settings of a preset or of a mechanism, and those of its model."""
     if shape in PRESETS:
         config = parse_settings(TrainConfig, [str(PRESETS[shape])])
         return config, config.model_config(config.vocab_size or 320)
-    changes = MODERN | SHAPES[shape] if shape in SHAPES else SMALL | TRAINABLE[shape]
-    config = TrainConfig(batch_size=changes.pop("batch_size", 2))
-    return config, GPTConfig(**changes)
+    return TrainConfig(batch_size=2), GPTConfig(**SMALL | TRAINABLE[shape])
 
 
-@pytest.mark.parametrize("shape", [*PRESETS, *SHAPES, *TRAINABLE])
+@pytest.mark.parametrize("shape", [*PRESETS, *TRAINABLE])
 def test_a_step_of_shapes_only(shape, h100):
     """Catches a training step that fails on a GPU, or for which the program waits, in sizes that no
     test could compute.

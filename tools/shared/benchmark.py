@@ -1,29 +1,37 @@
-"""Shared by all that measures: settings, nanoGPT's shapes, timed processes, and reports."""
+"""Shared by all that measures: settings, shapes of models, timed calls and processes, reports."""
 
 import inspect
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 
 from engine.common.checks import at_least, choose
 from engine.common.files import atomic_write, shell_quote
-from engine.common.hardware import machine_line
+from engine.common.hardware import machine_line, measure_seconds
+from engine.common.settings import read_preset
 from engine.common.tables import format_table
+from model import MODERN, GPTConfig
 
 ROOT = Path(__file__).parents[2]
 
-GPT2 = dict(block_size=1024, n_layer=12, n_head=12, n_embd=768, vocab_size=50304)
-SHAPES = {  # nanoGPT's CPU command, its shakespeare_char, GPT-2 (124M) with one and twelve texts
-    "small": dict(batch_size=12, block_size=64, n_layer=4, n_head=4, n_embd=128, vocab_size=65),
-    "baby": dict(batch_size=16, block_size=256, n_layer=6, n_head=6, n_embd=384, vocab_size=65),
-    "gpt2": dict(batch_size=1, **GPT2),
-    "gpt2x12": dict(batch_size=12, **GPT2),
+NANOGPT = {  # nanoGPT's shapes: its command for a CPU, its shakespeare_char, GPT-2 (124 M)
+    "small": dict(block_size=64, n_layer=4, n_head=4, n_embd=128, vocab_size=65),
+    "baby": dict(block_size=256, n_layer=6, n_head=6, n_embd=384, vocab_size=65),
+    "gpt2": dict(block_size=1024, n_layer=12, n_head=12, n_embd=768, vocab_size=50304),
+}
+# Llama 2's smallest.
+SIZES_7B = dict(block_size=2048, n_layer=32, n_head=32, n_embd=4096, vocab_size=32000)
+LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False, tie_weights=False)
+SHAPES = {name: dict(mlp="gelu", **sizes) for name, sizes in NANOGPT.items()} | {
+    "modern_124m": MODERN | dict(optimizer="muon") | read_preset(f"{ROOT}/config/modern_124m.toml"),
+    "llama_7b": dict(mlp_size=11008, **SIZES_7B, **LLAMA),
 }
 
 
@@ -40,27 +48,66 @@ class BenchmarkSettings:
 @dataclass(kw_only=True)
 class ShapeSettings(BenchmarkSettings):
     nanogpt: str = ""
-    """A clone of nanoGPT to compare with, its data/shakespeare_char prepared; empty: none."""
-    shapes: str = ""
-    """Some of small, baby, gpt2 and gpt2x12, nanoGPT's shapes, separated by commas."""
+    """A clone of nanoGPT to compare with; for whole processes, its data/shakespeare_char prepared;
+    empty: none."""
+    shapes: str = "auto"
+    """Shapes and how many texts at once, as gpt2:12,baby: nanoGPT's small, baby and gpt2; and
+    modern_124m and llama_7b. auto: what this device measures in minutes; empty: none."""
     repeats: int = 5
     """Rounds of measurements, interleaved."""
 
     def __post_init__(self):
         at_least(1, self, "repeats")
-        for name in self.shape_names():
-            choose("shapes", name, SHAPES)
-        prepared = Path(self.nanogpt, "data", "shakespeare_char", "meta.pkl")
-        if self.nanogpt and not prepared.exists():
-            raise ValueError(f"nanogpt={self.nanogpt}: {prepared} is missing; run its prepare.py")
+        for word in words(self.shapes, auto=()):
+            split_shape(word)
+        self.require("model.py")
 
-    def shape_names(self):
-        return self.shapes.replace(",", " ").split()
+    def require(self, file):
+        """ValueError if the clone of nanoGPT lacks a file."""
+        path = Path(self.nanogpt, file)
+        if self.nanogpt and not path.exists():
+            raise ValueError(f"nanogpt={self.nanogpt}: {path} is missing; clone it, run prepare.py")
+
+
+def words(setting, auto):
+    """Return the words of a setting, separated by commas; auto: what that stands for."""
+    return auto if setting == "auto" else setting.replace(",", " ").split()
+
+
+def split_shape(word):
+    """Return name and number of texts of a shape such as gpt2:12; gpt2 alone is one text."""
+    name, _, texts = word.partition(":")
+    choose("shapes", name, SHAPES)
+    if not re.fullmatch("[1-9][0-9]*", texts or "1"):
+        raise ValueError(f"shapes={word}: a number of texts follows the colon, as in {name}:12")
+    return name, int(texts or 1)
+
+
+def model_config(name, **changes):
+    """Return the GPTConfig of a shape."""
+    settings = SHAPES[name] | changes
+    names = settings.keys() & {field.name for field in fields(GPTConfig)}
+    return GPTConfig(**{name: settings[name] for name in names})
 
 
 def nanogpt(folder):
     """Return the classes GPT and GPTConfig of a clone of nanoGPT."""
     return SimpleNamespace(**runpy.run_path(str(Path(folder, "model.py"))))
+
+
+def time_rounds(functions, repeats, device, calls=1):
+    """Time functions in turns: the seconds of the first call of each, and a list for each round.
+
+    calls: how many follow each other, of which a round has the mean.
+    """
+    first = [measure_seconds(function, device) for function in functions]
+    rounds = []
+    for _ in range(repeats):
+        rounds.append([])
+        for function in functions:
+            seconds = measure_seconds(lambda: [function() for _ in range(calls)], device)
+            rounds[-1].append(seconds / calls)
+    return first, rounds
 
 
 def run_timed(command, cwd=ROOT):
