@@ -8,7 +8,6 @@ import torch
 
 from attention import rope_table
 from engine.text import tokenizer as tokenizers
-from engine.text.tokenizer_checks import components
 
 MOST_PARAMETERS = 5_000_000
 KNOWN = {  # the mechanisms that model.js has
@@ -84,7 +83,7 @@ def describe_content(content):
     """How a tokenizer.json cuts a text into words, and these into tokens."""
     model = content["model"]
     kind = model.get("type")
-    cuts = [*components(content["pre_tokenizer"])]
+    cuts = [*tokenizers.components(content["pre_tokenizer"])]
     if content["normalizer"] is None:
         if kind == "WordLevel" and [part["type"] for part in cuts] == ["WhitespaceSplit"]:
             return {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}
