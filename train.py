@@ -49,12 +49,6 @@ from engine.weights import checkpoint, pretrained
 from engine.weights.loading import sha256_of_weights
 from model import GPT, MODERN, GPTConfig
 
-# Settings that only models published by others need: not in --help.
-FOREIGN = tuple(
-    "rope_stretch rope_trained rope_scaling rope_pattern norm_eps norm_after qkv_bias attn_bias "
-    "mlp_bias".split()
-)
-
 
 @dataclass(kw_only=True)
 class TrainConfig(GPTConfig):
@@ -120,7 +114,7 @@ class TrainConfig(GPTConfig):
     position: str = MODERN["position"]
     norm: str = MODERN["norm"]
     mlp: str = MODERN["mlp"]
-    qk_norm: bool | Literal["head", "width"] = MODERN["qk_norm"]
+    qk_norm: bool | Literal["head"] = MODERN["qk_norm"]
     tie_weights: bool = MODERN["tie_weights"]
     init: str = MODERN["init"]
     # LoRA: fine-tune by an adapter
@@ -421,7 +415,7 @@ def add_adapter(config, model, base):
 
 def settings(argv):
     """Return a TrainConfig from the command line; a resumed run starts from its saved settings."""
-    given = given_settings(TrainConfig, argv, hidden=FOREIGN)
+    given = given_settings(TrainConfig, argv)
     init_from = given.get("init_from", TrainConfig.init_from)
     out_dir = given.get("out_dir", TrainConfig.out_dir)
     which = given.get("checkpoint", TrainConfig.checkpoint)

@@ -208,6 +208,8 @@ class HubTokenizer(Tokenizer):
         bare = self.encoding.encode("a", add_special_tokens=False).ids
         self.begin = whole[: whole.index(bare[0])] if bare else []
         self.vocab_size = max(self.encoding.get_vocab().values()) + 1
+        if max(whole, default=0) >= self.vocab_size:
+            raise ValueError("its template has ids beyond its vocabulary")
         if isinstance(end_of_text, str):
             end_of_text = self.encoding.token_to_id(end_of_text)
         known = type(end_of_text) is int and 0 <= end_of_text < self.vocab_size

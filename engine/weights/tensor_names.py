@@ -26,8 +26,7 @@ LLAMA = {
     "mlp.c_fc": ["mlp.gate_proj", "mlp.up_proj"],
     "mlp.c_proj": ["mlp.down_proj"],
 }
-OLMO2 = LLAMA | {"ln_1": ["post_attention_layernorm"], "ln_2": ["post_feedforward_layernorm"]}
-TABLES = {"gpt2": GPT2, "olmo2": OLMO2}  # any other family has Llama's names
+TABLES = {"gpt2": GPT2}  # any other family has Llama's names
 NO_WEIGHTS = ("attn", "rotary_emb", "self_attn.rotary_emb")  # masks, and tables of angles
 PARTS = re.compile(r"(?:transformer\.|model\.)?(?:(?:h|layers)\.(\d+)\.)?(.*)\.(\w+)")
 

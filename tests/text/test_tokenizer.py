@@ -204,6 +204,7 @@ def template(**special):
         (spec_with(normalizer=("Metaspace", {})), "can be used"),
         (spec_with(normalizer=("Precompiled", {"precompiled_charsmap": "AAAA"})), "fails: Precomp"),
         (spec_with(post_processor=template()), "fails: no entry found"),
+        (spec_with(post_processor=template(s=3)), "ids beyond its vocabulary"),
         (spec_with(decoder=("BPEDecoder", {"suffix": "x"})), "its decoder .*BPED.* is not known"),
         (
             spec_with(decoder=("Replace", {"pattern": {"String": "_"}, "content": " "})),

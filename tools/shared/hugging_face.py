@@ -1,6 +1,6 @@
 """Our models as those of a published family: what engine/weights reads, written."""
 
-from engine.weights.families import ACTIVATIONS, FAMILIES, ROPE_NUMBERS
+from engine.weights.families import ACTIVATIONS, FAMILIES, LLAMA_3
 from engine.weights.tensor_names import LLAMA, TABLES, join_name, oriented, split_name
 
 
@@ -21,11 +21,8 @@ def config_json(kind, ours):
     theirs["rope_theta"] = ours["rope_base"]
     theirs["rope_scaling"] = None
     if ours["rope_stretch"] != 1:
-        name, *numbers = ours["rope_scaling"]
-        scaling = {"rope_type": name, "factor": ours["rope_stretch"]}
-        scaling |= dict(zip(ROPE_NUMBERS[name], numbers))
-        if name != "linear":
-            scaling["original_max_position_embeddings"] = ours["rope_trained"]
+        scaling = {"rope_type": "llama3", "factor": ours["rope_stretch"], **LLAMA_3}
+        scaling["original_max_position_embeddings"] = ours["rope_trained"]
         theirs["rope_scaling"] = scaling
     letters = {"L": "full_attention", "S": "sliding_attention"}
     fields = {
@@ -33,8 +30,6 @@ def config_json(kind, ours):
         "use_sliding_window": bool(ours["window"]),
         "max_window_layers": len(ours["window_pattern"].partition("S")[0]),
         "layer_types": [letters[letter] for letter in ours["window_pattern"]],
-        "no_rope_layers": [int(letter == "R") for letter in ours["rope_pattern"]],
-        "no_rope_layer_interval": 4,
     }
     return theirs | {name: fields[name] for name in family.layer_fields}
 

@@ -47,16 +47,14 @@ def describe_model(model):
         "config": dataclasses.asdict(config),
         "shapes": [(name, list(p.shape)) for name, p in model.named_parameters()],
         "weights": base64.b64encode(halves.numpy().astype("<f2").tobytes()).decode(),
-        "rope": describe_rope(config),
+        "frequency": describe_rope(config),
     }
 
 
 def describe_rope(config):
-    """The angle by which each pair turns from one token to the next, and the size of vectors."""
-    stretched = config.rope_stretch, config.rope_trained, config.rope_scaling
-    cos, sin = rope_table(2, config.D, config.rope_base, *stretched)
-    frequency = torch.atan2(sin[1], cos[1]).tolist()
-    return {"frequency": frequency, "size": cos[0, 0].item() if frequency else 1}
+    """The angle by which each pair turns from one token to the next."""
+    cos, sin = rope_table(2, config.D, config.rope_base, config.rope_stretch, config.rope_trained)
+    return torch.atan2(sin[1], cos[1]).tolist()
 
 
 # ---- The tokenizer
