@@ -26,7 +26,7 @@ from engine.decoding.session import Session
 from engine.kernels.autograd import in_autocast, linear_cross_entropy, relu2, rms_norm
 from engine.training import lora
 from engine.weights import checkpoint, pretrained
-from engine.weights.loading import WithoutInit, checked
+from engine.weights.pretrained import WithoutInit, check_weights
 from masks import PackedDocuments, mean_keys, predicate
 
 
@@ -590,7 +590,7 @@ class GPT(nn.Module):
         config = checkpoint.restore_settings(GPTConfig, config | changes, source)
         with WithoutInit():
             model = cls(config)
-        weights = checked(dict(model.named_parameters()), weights, source)
+        weights = check_weights(dict(model.named_parameters()), weights, source)
         model.load_state_dict(weights, strict=False, assign=True)
         model.tie_weights()
         return model

@@ -46,7 +46,6 @@ from engine.training.run_folder import resume_hint
 from engine.training.signals import Requests
 from engine.training.trainer import Trainer
 from engine.weights import checkpoint, pretrained
-from engine.weights.loading import sha256_of_weights
 from model import GPT, MODERN, GPTConfig
 
 
@@ -404,7 +403,7 @@ def add_adapter(config, model, base):
     if checkpoint.is_ours(base) and checkpoint.load_config(base)["lora"]:
         raise ValueError(f"init_from={base} is a LoRA adapter itself: export it, and tune that")
     settings = {name: getattr(config, name) for name in ("lora_rank", "lora_alpha", "lora_targets")}
-    sha256 = sha256_of_weights(model)
+    sha256 = pretrained.sha256_of_weights(model)
     print0(f"note: the adapter needs {base}: a run that goes on there may remove it")
     torch.manual_seed(config.seed)
     lora.attach(model, lora.Adapter(**settings, base=str(base), sha256=sha256))

@@ -26,8 +26,8 @@ from engine.common.files import atomic_path, make_folder, shell_path
 from engine.common.settings import parse_settings
 from engine.text.chat import ChatTemplate
 from engine.weights import checkpoint, families
-from engine.weights.loading import WithoutInit
-from engine.weights.tensor_files import write_safetensors
+from engine.weights.checkpoint import write_safetensors
+from engine.weights.pretrained import WithoutInit
 from model import GPT, GPTConfig
 from tools.shared import hugging_face, model_card
 from tools.shared.model_settings import ModelSettings

@@ -12,7 +12,7 @@ import torch.nn as nn
 
 from engine.common.checks import at_least, choose
 from engine.weights import checkpoint
-from engine.weights.loading import checked, sha256_of_weights
+from engine.weights.pretrained import check_weights, sha256_of_weights
 
 
 @dataclass(kw_only=True)
@@ -85,6 +85,6 @@ def load(GPT, folder, **changes):
     model = GPT.from_weights(saved["model"], dict(base.named_parameters()), folder, **changes)
     attach(model, adapter)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    weights = checked(trained, checkpoint.load_tensors(folder, "model.safetensors"), folder)
+    weights = check_weights(trained, checkpoint.load_tensors(folder, "model.safetensors"), folder)
     model.load_state_dict(weights, strict=False)
     return model

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from engine.text.tokenizer import create_tokenizer
 from engine.training import lora, sharding
 from engine.weights import checkpoint
-from engine.weights.loading import sha256_of_weights
+from engine.weights.pretrained import sha256_of_weights
 from model import GPT
 from tools.export import ExportConfig, export
 from train import TrainConfig, train

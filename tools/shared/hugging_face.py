@@ -1,7 +1,6 @@
 """Our models as those of a published family: what engine/weights reads, written."""
 
-from engine.weights.families import ACTIVATIONS, FAMILIES, LLAMA_3
-from engine.weights.tensor_names import LLAMA, TABLES, join_name, oriented, split_name
+from engine.weights.families import ACTIVATIONS, FAMILIES, LLAMA_3, join_name, oriented, split_name
 
 
 def config_json(kind, ours):
@@ -42,7 +41,7 @@ def to_hugging_face(weights, family, query_rows):
     prefix, layers = ("transformer.", "h.") if family == "gpt2" else ("model.", "layers.")
     for name, tensor in weights.items():
         number, module, kind = split_name(name)
-        parts = TABLES.get(family, LLAMA)[module]
+        parts = FAMILIES[family].tensors[module]
         pieces = tensor.chunk(len(parts))
         if kind == "lora_A":  # of all of them: only B has their rows
             pieces = [tensor] * len(parts)
