@@ -11,9 +11,9 @@ from conftest import complaint, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text import conversations, dataset, preparation
+from engine.text import conversations, dataset, preparation, sources
 from engine.text.chat import ChatTemplate, chat_tokenizer
-from engine.text.packing import PackedRows, best_fit
+from engine.text.dataset import PackedRows, best_fit
 from engine.text.preparation import BEGINS
 from engine.text.tokenizer import create_tokenizer, tokenizer_from_spec, with_special_tokens
 
@@ -232,7 +232,7 @@ GOOD = {"messages": ONE}
 
 def prepared(folder, path, **settings):
     """The dataset of the conversations in a file, all of them in both splits."""
-    records = functools.partial(conversations.read_records, path)
+    records = functools.partial(sources.read_records, path)
     settings = {"source": "x", "val": records()} | settings
     conversations.write_conversations(folder, chat_tokenizer("byte"), records(), **settings)
     return dataset.load_dataset(str(folder), 8)
@@ -307,7 +307,7 @@ def test_damaged_records(line, message, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n" + json.dumps(GOOD).encode() + b"\n" + line + b"\n")
     template = chatml()
-    records = functools.partial(conversations.read_records, path)
+    records = functools.partial(sources.read_records, path)
     with pytest.raises(ValueError, match=r"a.jsonl, line 3: .*" + message) as error:
         [*conversations.encode_records(records(), template, 0)]
     assert len(str(error.value)) < 400 + len(str(path))
