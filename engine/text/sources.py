@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import multiprocessing
+import signal
 import sys
 import sysconfig
 import tokenize
@@ -169,6 +170,7 @@ def with_splits(documents, val_share=VAL_SHARE):
 def start_process(tokenizer):
     global process_tokenizer
     process_tokenizer = tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that started it
 
 
 def encode_document(document):

@@ -246,15 +246,16 @@ def write_lines(path, *records):
 
 def test_every_form(tmp_path):
     """Catches a form or a kind of file that gives other tokens, or another mask."""
-    zstandard = pytest.importorskip("zstandard")
-    datasets = pytest.importorskip("datasets")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     turns = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "I."}]
     pair = {"prompt": "Who?", "completion": "I."}
     path = write_lines(tmp_path / "a.jsonl", GOOD, pair, {"conversations": turns, "id": 5})
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
-    frames = [zstandard.compress(line) for line in path.read_bytes().splitlines(keepends=True)]
+    lines = path.read_bytes().splitlines(keepends=True)
+    frames = [pyarrow.compress(line, codec="zstd", asbytes=True) for line in lines]
     (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
-    datasets.Dataset.from_list([GOOD] * 3).to_parquet(tmp_path / "d.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist([GOOD] * 3), tmp_path / "d.parquet")
     names = "a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet"
     found = [prepared(tmp_path / name[0], tmp_path / name) for name in names]
     assert all(data.hashes == found[0].hashes for data in found)
@@ -318,13 +319,13 @@ def test_damaged_records(line, message, tmp_path):
 
 def test_files_that_cannot_be_unpacked(tmp_path):
     """Catches a traceback for an archive that is cut off, or is none."""
-    zstandard = pytest.importorskip("zstandard")
+    pyarrow = pytest.importorskip("pyarrow")
     lines = b"".join(b'{"prompt": "a", "completion": "%d"}\n' % n for n in range(999))
     for name, content in [
         ("a.jsonl.gz", gzip.compress(lines)[:-20]),
         ("b.jsonl.gz", lines),
         ("c.jsonl.zst", lines),
-        ("d.jsonl.zst", zstandard.compress(lines)[:-20]),
+        ("d.jsonl.zst", pyarrow.compress(lines, codec="zstd", asbytes=True)[:-20]),
         ("e.parquet", lines),
     ]:
         (tmp_path / name).write_bytes(content)
