@@ -117,8 +117,8 @@ def test_who_imports_whom(path):
     room = "tools" if path.parts[0] == "benchmarks" else path.parts[0]
     rooms = ("tools.", "benchmarks.", "experiments.", "exercises.", "data.")
     own = (f"{room}.shared.", f"{path.parts[0]}.shared.", "benchmarks.peers")
-    if room in ("tools", "data"):
-        own += ("experiments.shared.",)  # what an experiment has trained, or a grammar of its text
+    if room == "tools":
+        own += ("experiments.shared.",)  # what an experiment has trained
     scripts = {name for name in found if name.startswith(rooms) and not name.startswith(own)}
     assert not scripts and not found & {"train", "sample"}, found
 
