@@ -49,8 +49,7 @@ class SampleConfig(Sampling):
     """Which checkpoint: latest, best (lowest validation loss), or a name such as step_002000."""
     init_from: str = "resume"
     """resume: a checkpoint in out_dir; or what GPT.from_pretrained reads: another such folder, one
-    in Hugging Face's layout or with nanoGPT's ckpt.pt, or a published model by its name, gpt2 or
-    OWNER/NAME."""
+    in Hugging Face's layout, or a published model by its name, gpt2 or OWNER/NAME."""
     start: str = "\n"
     """The prompt; FILE:name reads it from a file, and - from the standard input."""
     prompts: str = ""

@@ -114,7 +114,7 @@ function fromHalf(halves) {
 
 class GPT {
   // config: that of model.py. shapes: [[name, shape of its weights]]; weights: all of them, one
-  // after the other, as base64 of float16. frequency: by how much each pair turns, from token to token.
+  // after the other, as base64 of float16. frequency: what each pair turns by a token.
   constructor({ config, shapes, weights, frequency }) {
     this.config = config;
     this.H = config.n_head;
