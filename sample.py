@@ -174,9 +174,8 @@ def make_generator(config, texts):
     if not config.interactive:
         at_once = 1 if config.draft else config.batch_size
         steps = -(-texts // at_once) * config.max_new_tokens
-    model, tokenizer, kind = pretrained.load_named(
-        config, lambda folder: load_model(config, folder, config.quantize, rows, steps)
-    )
+    folder = pretrained.folder_in(config)
+    model, tokenizer, kind = load_model(config, folder, config.quantize, rows, steps)
     guess = make_guess(config, tokenizer, steps)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     return Generator(model, tokenizer, config, guess, pads), kind

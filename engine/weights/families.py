@@ -333,16 +333,12 @@ def weights_from_hugging_face(tensors, family, tie_weights):
             continue
         if theirs not in places:
             raise ValueError(f"it has a tensor {name}, which is not known here")
-        if not tensor.dim():
-            raise ValueError(f"its tensor {name} is a single number, of shape ()")
         module, part, count = places[theirs]
         ours = join_name("transformer.", "h.", number, module, kind)
         if ours in weights:
             raise ValueError(f"it has {ours} twice, the second time as {name}")
         parts = incomplete.setdefault(ours, {})
         parts[part] = oriented(tensor, family, module)
-        if count > 1 and len({parts[n].shape for n in (count - 2, count - 1) if n in parts}) > 1:
-            raise ValueError(f"the parts of {ours} have other shapes than each other")
         if len(parts) == count:  # the others' memory is released before the next is read
             weights[ours] = torch.cat([parts[n] for n in range(count)]).float()
             del incomplete[ours]

@@ -38,23 +38,11 @@ def folder_of(name, which="latest"):
     )
 
 
-def load_named(settings, load):
-    """Return load(folder) for the model that settings name: out_dir and checkpoint, or init_from.
-
-    A run that goes on may remove a checkpoint while it is read: then the next one is.
-    """
-    failed = None
-    while True:
-        if settings.init_from in ("", "resume"):
-            folder = checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
-        else:
-            folder = folder_of(settings.init_from, settings.checkpoint)
-        try:
-            return load(folder)
-        except (ValueError, OSError):
-            if folder == failed or folder.exists():
-                raise
-            failed = folder
+def folder_in(settings):
+    """Return the folder of the model that settings name: out_dir and checkpoint, or init_from."""
+    if settings.init_from in ("", "resume"):
+        return checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
+    return folder_of(settings.init_from, settings.checkpoint)
 
 
 def download(name):

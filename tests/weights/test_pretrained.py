@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import TINY, complaint, hugging_face_folder, run, tiny
-from safetensors.torch import load_file, save_file
 
 from model import GPT
 
@@ -25,10 +24,6 @@ def test_what_cannot_be_loaded(tmp_path):
     """Catches weights of another shape."""
     hugging_face_folder(tmp_path / "short", tiny(), n_positions=12)
     with pytest.raises(ValueError, match=r"wpe.weight is \(16, 16\) there and \(12, 16\) here"):
-        GPT.from_pretrained(tmp_path / "short")
-    path = tmp_path / "short" / "model.safetensors"
-    save_file(load_file(path) | {"transformer.ln_f.bias": torch.tensor(1.0)}, path)
-    with pytest.raises(ValueError, match=r"its tensor transformer.ln_f.bias is .* of shape \(\)"):
         GPT.from_pretrained(tmp_path / "short")
 
 
