@@ -24,8 +24,7 @@ from engine.decoding.generation import stream
 from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.kernels.autograd import in_autocast, linear_cross_entropy, relu2, rms_norm
-from engine.training import lora
-from engine.weights import checkpoint, pretrained
+from engine.weights import checkpoint, lora, pretrained
 from engine.weights.pretrained import WithoutInit, check_weights
 from masks import PackedDocuments, mean_keys, predicate
 

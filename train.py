@@ -36,7 +36,6 @@ from engine.common.processes import print0
 from engine.common.settings import given_settings, leading_presets, parse_settings
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
-from engine.training import lora
 from engine.training.answers import show_answers
 from engine.training.batches import document_separator
 from engine.training.monitor import dry_run
@@ -45,7 +44,7 @@ from engine.training.run import Run
 from engine.training.run_folder import resume_hint
 from engine.training.signals import Requests
 from engine.training.trainer import Trainer
-from engine.weights import checkpoint, pretrained
+from engine.weights import checkpoint, lora, pretrained
 from model import GPT, MODERN, GPTConfig
 
 

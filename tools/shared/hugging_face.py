@@ -57,7 +57,7 @@ def to_hugging_face(weights, family, query_rows):
 def to_peft(adapter, matrices, family, query_rows):
     """Return adapter_config.json, a dict, and the tensors of an adapter in PEFT's layout.
 
-    adapter: an engine.training.lora.Adapter, as a dict. matrices: lora_A and lora_B by name.
+    adapter: an engine.weights.lora.Adapter, as a dict. matrices: lora_A and lora_B by name.
     """
     tensors = {}
     targets = set()

@@ -10,8 +10,8 @@ from conftest import POEM, SMALL, complaint, losses, metrics, ranks_here, run_he
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.text.tokenizer import create_tokenizer
-from engine.training import lora, sharding
-from engine.weights import checkpoint
+from engine.training import sharding
+from engine.weights import checkpoint, lora
 from engine.weights.pretrained import sha256_of_weights
 from model import GPT
 from tools.export import ExportConfig, export
