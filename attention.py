@@ -33,7 +33,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.common.checks import check_heads, check_shapes, check_standard, choose, made
+from engine.common.checks import check_heads, check_shapes, check_standard, choose
 from engine.kernels import autograd, sdpa
 from engine.kernels.linear_attention import (
     LinearState,
@@ -68,74 +68,21 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
 # Where tokens are: attention by itself ignores order, so positions are written into its inputs.
 
 
-def rope_table(T, D, base=10000.0, stretch=1.0, trained=8192, scaling="llama3:1,4"):
+def rope_table(T, D, base=10000.0, stretch=1.0, trained=8192):
     """Angles of rotary position embedding (Su et al. 2021, arXiv:2104.09864).
 
     Pair p of the D features turns by pos * base^(-2p/D) radians. stretch > 1 reads texts that much
-    longer than the `trained` positions: each pair turns slower by that factor, but for the share
-    that it keeps, which scaling names in ROPE_SCALING. Returns cos and sin, each (T, D//2), in
-    float64; round them to float32 once, after that and not before.
+    longer than the `trained` positions: pairs that turn less than once within them turn slower by
+    that factor, those that turn four times or more as ever, and those between by a blend (Llama
+    3.1, arXiv:2407.21783). Returns cos and sin, each (T, D//2), in float64; round them to float32
+    once, after that and not before.
     """
     frequency = base ** (-torch.arange(D // 2, dtype=torch.float64) * 2 / D)
-    share = rope_scaling(scaling)
-    laps = trained / (2 * math.pi)  # turns of pair 0
-    keep = share(laps * frequency, laps, D, base)
+    turns = trained * frequency / (2 * math.pi)
+    keep = ((turns - 1) / 3).clamp(0, 1)
     frequency = frequency * (keep + (1 - keep) / stretch)
     angle = torch.outer(torch.arange(T, dtype=torch.float64), frequency)  # (T, D//2)
-    size = 1 + getattr(share, "growth", 0) * math.log(stretch)
-    return size * angle.cos(), size * angle.sin()
-
-
-def llama3(low, high):
-    """All of it for pairs that turn at least `high` times within the trained positions.
-
-    None for those that turn at most `low` times, and a blend between (Llama 3.1, arXiv:2407.21783).
-    """
-    check_turns(low, high)
-    return lambda turns, *_: ((turns - low) / (high - low)).clamp(0, 1)
-
-
-def yarn(fast, slow):
-    """All of it up to the pair that turns `fast` times, none from the one that turns `slow` times.
-
-    A blend between, by the pair's number, rounded as in transformers. Attention becomes sharper
-    too, as there is more to look at: vectors grow with log(stretch) (YaRN, Peng et al. 2023,
-    arXiv:2309.00071).
-    """
-    check_turns(slow, fast)
-
-    def share(turns, laps, D, base):
-        if base == 1:
-            raise ValueError("rope_scaling=yarn needs a rope_base above 1")
-        first, last = (D / 2 * math.log(laps / n, base) for n in (fast, slow))
-        first, last = max(math.floor(first), 0), min(math.ceil(last), D - 1)
-        pair = torch.arange(D // 2, dtype=torch.float64)
-        return 1 - ((pair - first) / (last - first or 0.001)).clamp(0, 1)
-
-    share.growth = 0.1
-    return share
-
-
-def check_turns(low, high):
-    """ValueError unless 0 < low < high."""
-    if not 2**-24 <= low < high:
-        raise ValueError(f"{low:g} turns must be more than 0 and less than {high:g}")
-
-
-ROPE_SCALING = {  # name -> the share for some numbers of turns
-    "linear": lambda: lambda turns, *_: 0 * turns,  # Chen et al. 2023, arXiv:2306.15595
-    "llama3": llama3,
-    "yarn": yarn,
-}
-
-
-def rope_scaling(spec):
-    """Return the share of its frequency that each pair keeps, for a setting such as yarn:32,1.
-
-    share(turns, laps, D, base) has a value for each pair's turns within the trained positions, of
-    which pair 0 makes `laps`. ValueError as in predicate.
-    """
-    return made("rope_scaling", spec, ROPE_SCALING, float)
+    return angle.cos(), angle.sin()
 
 
 def rotate(x, cos, sin):

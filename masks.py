@@ -20,7 +20,7 @@ import types
 
 import torch
 
-from engine.common.checks import made
+from engine.common.checks import parse_spec
 
 
 def causal(i, j):
@@ -172,7 +172,7 @@ def predicate(spec):
 
     ValueError for an unknown name, or for numbers that it does not take.
     """
-    return made("visible", spec, VISIBLE | {"full": lambda: full})
+    return parse_spec("visible", spec, VISIBLE | {"full": lambda: full})
 
 
 # --------------------------------------------------------------------------------------------------

@@ -18,15 +18,14 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint as checkpoint_block
 
-from attention import SelfAttention, check_mechanism, rope_scaling, rope_table, sinusoidal
+from attention import SelfAttention, check_mechanism, rope_table, sinusoidal
 from engine.common.checks import at_least, check_heads, choose
 from engine.decoding.generation import stream
 from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.kernels.autograd import in_autocast, linear_cross_entropy, relu2, rms_norm
-from engine.training import lora
-from engine.weights import checkpoint, pretrained
-from engine.weights.loading import WithoutInit, checked
+from engine.weights import checkpoint, lora, pretrained
+from engine.weights.pretrained import WithoutInit, check_weights
 from masks import PackedDocuments, mean_keys, predicate
 
 
@@ -54,10 +53,6 @@ class GPTConfig:
     """Biases in the Linear layers and LayerNorms."""
     qkv_bias: bool = False
     """Biases of queries, keys and values, also where bias is False, as in Qwen 2."""
-    attn_bias: bool = False
-    """Biases of queries, keys, values and attention's output, also where bias is False."""
-    mlp_bias: bool = False
-    """Biases of the MLP, also where bias is False."""
     attention: str = "fused"
     """Path in attention.py: naive, masked_fill, tiled or fused (equal); linear or performer."""
     score: str = "scaled_dot"
@@ -75,26 +70,18 @@ class GPTConfig:
     rope_base: float = 10000.0
     """rope: pair p of D features turns by base^(-2p/D) a token; smaller for a short context."""
     rope_stretch: float = 1.0
-    """rope: read texts this many times longer than rope_trained; 1: no change."""
+    """rope: read texts this many times longer than rope_trained, as Llama 3.1; 1: no change."""
     rope_trained: int = 8192
     """rope: the context that the weights were trained with, before rope_stretch."""
-    rope_scaling: str = "llama3:1,4"
-    """rope: pairs that rope_stretch slows, in attention.py: linear, llama3:low,high (turns within
-    rope_trained) or yarn:fast,slow."""
-    rope_pattern: str = "R"
-    """rope: layers that rotate, repeated: R does, N does not (SmolLM 3: RRRN)."""
     norm: str = "layernorm"
     """layernorm, rmsnorm (no learned scale) or rmsnorm_scale (a learned one, as in Llama)."""
     norm_eps: float = 0.0
     """Added to a norm's mean square; 0: 1e-5 for layernorm, about 1e-7 for rmsnorm."""
-    norm_after: bool = False
-    """Normalize the output of attention and MLP (OLMo 2) instead of their input."""
     mlp: str = "gelu_tanh"
     """MLP: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's), quick_gelu, relu, relu2 (squared),
     silu or swiglu."""
-    qk_norm: bool | Literal["head", "width"] = False
-    """Give queries and keys unit RMS; head: with a learned scale (Qwen 3); width: all heads
-    together, with a learned scale (OLMo 2)."""
+    qk_norm: bool | Literal["head"] = False
+    """Give each head's queries and keys unit RMS; head: with a learned scale, as Qwen 3."""
     tie_weights: bool = True
     """Use one matrix for token embedding and head."""
     init: str = "gpt2"
@@ -110,11 +97,8 @@ class GPTConfig:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
-        rope_scaling(self.rope_scaling)
         if not re.fullmatch("[SL]+", self.window_pattern):
             raise ValueError(f"window_pattern={self.window_pattern!r} must be made of S and L")
-        if not re.fullmatch("[RN]+", self.rope_pattern):
-            raise ValueError(f"rope_pattern={self.rope_pattern!r} must be made of R and N")
         choose("position", self.position, POSITION)
         choose("norm", self.norm, NORM)
         choose("mlp", self.mlp, MLP)
@@ -155,29 +139,24 @@ class RMSNorm(nn.Module):
 
 
 class QKNorm(nn.Module):
-    """RMSNorm of queries and keys (B, T, H + G, D): of each head, or of all heads together.
-
-    With learned scales, or without; see GPTConfig.qk_norm.
-    """
+    """RMSNorm of the heads of queries and keys (B, T, H + G, D), with a learned scale for each."""
 
     def __init__(self, config):
         super().__init__()
         self.heads = [config.n_head, config.n_kv_head or config.n_head]
-        all_heads = config.qk_norm == "width"
-        self.start = 2 if all_heads else 3  # the first dimension that is normalized
-        scales = []
-        for heads in self.heads:
-            size = heads * config.D if all_heads else config.D
-            scales.append(None if config.qk_norm is True else size)
-        self.q, self.k = (RMSNorm(config.norm_eps, size) for size in scales)
+        self.q = RMSNorm(config.norm_eps, config.D)
+        self.k = RMSNorm(config.norm_eps, config.D)
 
     def forward(self, qk):
-        if self.q.weight is None:
-            return self.q(qk)
         q, k = qk.split(self.heads, dim=2)
-        q = self.q(q.flatten(self.start)).view_as(q)
-        k = self.k(k.flatten(self.start)).view_as(k)
-        return torch.cat([q, k], dim=2)
+        return torch.cat([self.q(q), self.k(k)], dim=2)
+
+
+QK_NORM = {
+    False: lambda config: None,
+    True: lambda config: RMSNorm(config.norm_eps),
+    "head": QKNorm,
+}
 
 
 def layer_norm(config):
@@ -243,12 +222,7 @@ class Rotary(NoPosition):
     def __init__(self, config):
         super().__init__()
         cos, sin = rope_table(
-            config.block_size,
-            config.D,
-            config.rope_base,
-            config.rope_stretch,
-            config.rope_trained,
-            config.rope_scaling,
+            config.block_size, config.D, config.rope_base, config.rope_stretch, config.rope_trained
         )
         self.register_buffer("cos", cos.float(), persistent=False)
         self.register_buffer("sin", sin.float(), persistent=False)
@@ -274,10 +248,9 @@ class FeedForward(nn.Module):
     def __init__(self, config, activation):
         super().__init__()
         size = config.mlp_size or 4 * config.n_embd
-        bias = config.bias or config.mlp_bias
-        self.c_fc = nn.Linear(config.n_embd, size, bias=bias)
+        self.c_fc = nn.Linear(config.n_embd, size, bias=config.bias)
         self.activation = activation
-        self.c_proj = nn.Linear(size, config.n_embd, bias=bias)
+        self.c_proj = nn.Linear(size, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
@@ -293,10 +266,9 @@ class SwiGLU(nn.Module):
     def __init__(self, config):
         super().__init__()
         size = config.mlp_size or -(-8 * config.n_embd // (3 * 64)) * 64
-        bias = config.bias or config.mlp_bias
-        self.c_fc = nn.Linear(config.n_embd, 2 * size, bias=bias)
+        self.c_fc = nn.Linear(config.n_embd, 2 * size, bias=config.bias)
         self.c_fc.parts = [size, size]  # two matrices on top of each other: see Muon
-        self.c_proj = nn.Linear(size, config.n_embd, bias=bias)
+        self.c_proj = nn.Linear(size, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x):
@@ -373,26 +345,21 @@ def init_weights(model):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); with norm_after, x + norm(attention(x)).
-
-    n counts blocks from 0.
-    """
+    """x + attention(norm(x)), then x + mlp(norm(x)). n counts blocks from 0."""
 
     def __init__(self, config, n):
         super().__init__()
         has_window = config.window_pattern[n % len(config.window_pattern)] == "S"
-        self.rotates = config.rope_pattern[n % len(config.rope_pattern)] == "R"
-        self.norm_after = config.norm_after
         self.ln_1 = NORM[config.norm](config)
         self.attn = SelfAttention(
             config.n_embd,
             config.n_head,
             config.n_kv_head,
             head_size=config.D,
-            bias=config.bias or config.attn_bias,
+            bias=config.bias,
             qkv_bias=config.qkv_bias,
             dropout=config.dropout,
-            qk_norm=QKNorm(config) if config.qk_norm else None,
+            qk_norm=QK_NORM[config.qk_norm](config),
             window=config.window if has_window and config.window < config.block_size else None,
             visible=config.visible,
             attention=config.attention,
@@ -403,11 +370,6 @@ class Block(nn.Module):
         self.mlp = MLP[config.mlp](config)
 
     def forward(self, x, rope=None, cache=None):
-        if not self.rotates:
-            rope = None
-        if self.norm_after:
-            x = x + self.ln_1(self.attn(x, rope, cache))
-            return x + self.ln_2(self.mlp(x))
         x = x + self.attn(self.ln_1(x), rope, cache)
         return x + self.mlp(self.ln_2(x))
 
@@ -627,7 +589,7 @@ class GPT(nn.Module):
         config = checkpoint.restore_settings(GPTConfig, config | changes, source)
         with WithoutInit():
             model = cls(config)
-        weights = checked(dict(model.named_parameters()), weights, source)
+        weights = check_weights(dict(model.named_parameters()), weights, source)
         model.load_state_dict(weights, strict=False, assign=True)
         model.tie_weights()
         return model

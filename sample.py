@@ -49,8 +49,7 @@ class SampleConfig(Sampling):
     """Which checkpoint: latest, best (lowest validation loss), or a name such as step_002000."""
     init_from: str = "resume"
     """resume: a checkpoint in out_dir; or what GPT.from_pretrained reads: another such folder, one
-    in Hugging Face's layout or with nanoGPT's ckpt.pt, or a published model by its name, gpt2 or
-    OWNER/NAME."""
+    in Hugging Face's layout, or a published model by its name, gpt2 or OWNER/NAME."""
     start: str = "\n"
     """The prompt; FILE:name reads it from a file, and - from the standard input."""
     prompts: str = ""
@@ -175,9 +174,8 @@ def make_generator(config, texts):
     if not config.interactive:
         at_once = 1 if config.draft else config.batch_size
         steps = -(-texts // at_once) * config.max_new_tokens
-    model, tokenizer, kind = pretrained.load_named(
-        config, lambda folder: load_model(config, folder, config.quantize, rows, steps)
-    )
+    folder = pretrained.folder_in(config)
+    model, tokenizer, kind = load_model(config, folder, config.quantize, rows, steps)
     guess = make_guess(config, tokenizer, steps)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     return Generator(model, tokenizer, config, guess, pads), kind

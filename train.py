@@ -36,7 +36,6 @@ from engine.common.processes import print0
 from engine.common.settings import given_settings, leading_presets, parse_settings
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
-from engine.training import lora
 from engine.training.answers import show_answers
 from engine.training.batches import document_separator
 from engine.training.monitor import dry_run
@@ -45,15 +44,8 @@ from engine.training.run import Run
 from engine.training.run_folder import resume_hint
 from engine.training.signals import Requests
 from engine.training.trainer import Trainer
-from engine.weights import checkpoint, pretrained
-from engine.weights.loading import sha256_of_weights
+from engine.weights import checkpoint, lora, pretrained
 from model import GPT, MODERN, GPTConfig
-
-# Settings that only models published by others need: not in --help.
-FOREIGN = tuple(
-    "rope_stretch rope_trained rope_scaling rope_pattern norm_eps norm_after qkv_bias attn_bias "
-    "mlp_bias".split()
-)
 
 
 @dataclass(kw_only=True)
@@ -120,7 +112,7 @@ class TrainConfig(GPTConfig):
     position: str = MODERN["position"]
     norm: str = MODERN["norm"]
     mlp: str = MODERN["mlp"]
-    qk_norm: bool | Literal["head", "width"] = MODERN["qk_norm"]
+    qk_norm: bool | Literal["head"] = MODERN["qk_norm"]
     tie_weights: bool = MODERN["tie_weights"]
     init: str = MODERN["init"]
     # LoRA: fine-tune by an adapter
@@ -410,7 +402,7 @@ def add_adapter(config, model, base):
     if checkpoint.is_ours(base) and checkpoint.load_config(base)["lora"]:
         raise ValueError(f"init_from={base} is a LoRA adapter itself: export it, and tune that")
     settings = {name: getattr(config, name) for name in ("lora_rank", "lora_alpha", "lora_targets")}
-    sha256 = sha256_of_weights(model)
+    sha256 = pretrained.sha256_of_weights(model)
     print0(f"note: the adapter needs {base}: a run that goes on there may remove it")
     torch.manual_seed(config.seed)
     lora.attach(model, lora.Adapter(**settings, base=str(base), sha256=sha256))
@@ -421,7 +413,7 @@ def add_adapter(config, model, base):
 
 def settings(argv):
     """Return a TrainConfig from the command line; a resumed run starts from its saved settings."""
-    given = given_settings(TrainConfig, argv, hidden=FOREIGN)
+    given = given_settings(TrainConfig, argv)
     init_from = given.get("init_from", TrainConfig.init_from)
     out_dir = given.get("out_dir", TrainConfig.out_dir)
     which = given.get("checkpoint", TrainConfig.checkpoint)

@@ -177,21 +177,34 @@ def make_steps(config, shape, device, dtype):
     autocast = torch.autocast(device.type, getattr(torch, dtype), enabled=on_gpu)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == "float16")
 
-    def step(net, optimizer):
+    def our_step(net, optimizer):
         batches = [(x, y, None, None)]
         clip = 1.0 if settings.optimizer == "adamw" else 0.0  # as their presets
-        return lambda: training_step(net, batches, optimizer, scaler, autocast, clip)
+        return lambda: training_step(net, batches, optimizer, scaler, autocast, clip)[0]
+
+    def nanogpt_step(net, optimizer):  # as in its train.py, which reads the loss only to log it
+        def step():
+            with autocast:
+                loss = net(x, y)[1]
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+            return loss
+
+        return step
 
     torch.manual_seed(0)
     model = GPT(model_config).to(device)
-    steps = {"lookback": step(compiled(model), make_optimizer(model, settings))}
+    steps = {"lookback": our_step(compiled(model), make_optimizer(model, settings))}
     if config.nanogpt and name in benchmark.NANOGPT:
         theirs = benchmark.nanogpt(config.nanogpt)
         sizes = benchmark.NANOGPT[name]
         peer = theirs.GPT(theirs.GPTConfig(**sizes, bias=False, dropout=0.0)).to(device)
         optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
-        net = compiled(peer)
-        steps["nanoGPT"] = step(lambda x, y, **_: net(x, y), optimizer)
+        steps["nanoGPT"] = nanogpt_step(compiled(peer), optimizer)
     return model, x.numel(), steps
 
 

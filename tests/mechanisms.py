@@ -52,11 +52,8 @@ def mechanisms():
     return found + [
         {"qk_norm": True},
         {"qk_norm": "head", "position": "rope"},
-        {"position": "rope", "rope_pattern": "RN"},
-        {"qk_norm": "width", "norm_after": True, "norm": "rmsnorm_scale"},
         {"head_size": 12, "mlp": "swiglu", "mlp_size": 40, "qkv_bias": True, "bias": False},
-        {"attn_bias": True, "mlp_bias": True, "bias": False, "mlp": "swiglu"},
-        {"position": "rope", "rope_stretch": 4.0, "rope_scaling": "yarn:2,0.2"},
+        {"position": "rope", "rope_stretch": 4.0, "rope_trained": 32},
     ]
 
 

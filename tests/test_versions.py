@@ -17,10 +17,10 @@ WATCHED = (
 ).split()
 BOTH = {  # what is called of them -> the parameters that PyTorch 2.11.0 and 2.14.1 both have
     "torch._dynamo.mark_static_address": "t guard",
-    "torch._dynamo.reset": "",
     "torch.accelerator.synchronize": "device",
     "torch.amp.GradScaler": "device init_scale growth_factor growth_interval enabled",
     "torch.compiler.is_compiling": "",
+    "torch.compiler.reset": "",
     "torch.compiler.skip_guard_on_all_nn_modules_unsafe": "guard_entries",
     "torch.distributed.all_reduce": "tensor op group async_op",
     "torch.distributed.barrier": "group async_op device_ids",

@@ -11,7 +11,6 @@ exported.
 """
 
 import json
-import re
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,8 +26,8 @@ from engine.common.files import atomic_path, make_folder, shell_path
 from engine.common.settings import parse_settings
 from engine.text.chat import ChatTemplate
 from engine.weights import checkpoint, families
-from engine.weights.loading import WithoutInit
-from engine.weights.tensor_files import write_safetensors
+from engine.weights.checkpoint import write_safetensors
+from engine.weights.pretrained import WithoutInit
 from model import GPT, GPTConfig
 from tools.shared import hugging_face, model_card
 from tools.shared.model_settings import ModelSettings
@@ -159,7 +158,7 @@ def standard(model):
         theirs = spelled_out(without_values(config))
         differs = {name: value for name, value in theirs.items() if value != ours[name]}
         # A bias that we lack is one of zeros.
-        for name in ("bias", "qkv_bias", "attn_bias", "mlp_bias"):
+        for name in ("bias", "qkv_bias"):
             if not ours[name]:
                 differs.pop(name, None)
         if not differs:
@@ -179,13 +178,12 @@ def spelled_out(model):
     """Return a model's settings, as a dict that is equal for models that compute the same.
 
     Numbers stand in place of defaults, each layer has its letter in a pattern, and settings without
-    effect have one value. A norm without a scale is one whose scale is one. bias is that of norms.
+    effect have one value. A norm without a scale is one whose scale is one.
     """
     config = model.config
     epsilon = 1e-5 if config.norm == "layernorm" else torch.finfo(torch.float32).eps
     windowed = config.window < config.block_size and "S" in config.window_pattern
     window = config.window if windowed else 0
-    scaling, *numbers = re.split("[:,]", config.rope_scaling)
     ours = asdict(config) | {
         "dropout": None,
         "init": None,
@@ -196,20 +194,13 @@ def spelled_out(model):
         "norm_eps": config.norm_eps or epsilon,
         "norm": "rmsnorm_scale" if config.norm == "rmsnorm" else config.norm,
         "qk_norm": "head" if config.qk_norm is True else config.qk_norm,
-        "bias": config.bias and config.norm == "layernorm",
-        "qkv_bias": config.qkv_bias or config.attn_bias or config.bias,
-        "attn_bias": config.attn_bias or config.bias,
-        "mlp_bias": config.mlp_bias or config.bias,
-        "rope_scaling": [scaling, *map(float, filter(None, numbers))],
+        "qkv_bias": config.qkv_bias or config.bias,
         "window": window,
         "window_pattern": by_layer(config.window_pattern if window else "L", config.n_layer),
-        "rope_pattern": by_layer(config.rope_pattern, config.n_layer),
     }
     if config.position != "rope":
-        ours |= {"rope_base": 0, "rope_stretch": 1, "rope_pattern": ""}
+        ours |= {"rope_base": 0, "rope_stretch": 1}
     if ours["rope_stretch"] == 1:
-        ours["rope_scaling"] = None
-    if ours["rope_scaling"] in (None, ["linear"]):
         ours["rope_trained"] = 0
     return ours
 
@@ -254,11 +245,6 @@ def notes(kind, config, tokenizer):
         yield (
             "llama.cpp does not know windows in this family: what it computes differs from the "
             "window's length on"
-        )
-    if kind == "smollm3" and config.rope_pattern != by_layer("RRRN", config.n_layer):
-        yield (
-            "llama.cpp takes every fourth layer of SmolLM 3 for the one without RoPE, whatever "
-            "config.json says"
         )
     if spec == "char":
         yield "transformers leaves out characters that this tokenizer lacks, without a word"

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
-from engine.text import conversations, large, preparation
+from engine.text import conversations, preparation, sources
 from engine.text.chat import chat_tokenizer
 
 
@@ -52,11 +52,10 @@ class Settings:
 def prepare(settings):
     """Write the dataset."""
     source = settings.hub or ", ".join(path.name for path in settings.input)
-    train = functools.partial(conversations.read_records, *settings.input)
-    val = functools.partial(conversations.read_records, *settings.val)  # none without files
+    train = functools.partial(sources.read_records, *settings.input)
+    val = functools.partial(sources.read_records, *settings.val)  # none without files
     if settings.hub:
-        rows = large.read_hub(settings.hub, streaming=True, split=settings.split)
-        train = functools.partial(conversations.numbered, rows, settings.hub)
+        train = functools.partial(sources.read_hub, settings.hub, split=settings.split)
     texts = conversations.texts_of(itertools.chain(train(), val()))
     tokenizer = chat_tokenizer(settings.tokenizer, texts)
     folder = preparation.DATA / settings.name

@@ -18,10 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.common.errors import one_line_errors
-from engine.text import library
+from engine.text import sources
 from engine.text.chat import chat_tokenizer
 from engine.text.conversations import texts_of, write_conversations
-from engine.text.large import split_of
 
 TOKENIZER = "bpe:2048"
 LONGEST = 100  # characters of an answer
@@ -40,18 +39,18 @@ def first_sentence(node):
 
 def module_name(path):
     """Return the name by which a source file of the standard library is imported."""
-    parts = path.relative_to(library.LIBRARY).with_suffix("").parts
+    parts = path.relative_to(sources.LIBRARY).with_suffix("").parts
     return ".".join(part for part in parts if part != "__init__").replace("posixpath", "os.path")
 
 
 def things():
     """Yield what the questions are about: a dict for each public function and class."""
-    for path in library.sources():
+    for path in sources.library_files():
         module = module_name(path)
         parts = module.split(".")
         if parts[0] in LEFT_OUT or any(part.startswith("_") for part in parts):
             continue
-        for node in ast.parse(library.read_source(path)).body:
+        for node in ast.parse(sources.read_source(path)).body:
             if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
                 continue
             if does := first_sentence(node):
@@ -74,7 +73,7 @@ def pairs():
             if not 0 < len(thing[kind]) <= LONGEST:
                 continue
             for wording in wordings:
-                split = split_of(package, 0.1)
+                split = sources.split_of(package, 0.1)
                 if split == "train" and wording == wordings[-1]:
                     split = "wordings"
                 pair = {"prompt": wording.format(**thing), "completion": thing[kind]}

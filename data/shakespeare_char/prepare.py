@@ -9,7 +9,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from engine.text import published
+from engine.text import sources
 
 if __name__ == "__main__":
-    published.prepare_shakespeare(Path(__file__).parent, "char")
+    sources.prepare_shakespeare(Path(__file__).parent, "char")

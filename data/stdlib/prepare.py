@@ -14,11 +14,11 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.common.errors import one_line_errors
-from engine.text import library, preparation
+from engine.text import preparation, sources
 
 if __name__ == "__main__":
     with one_line_errors():
-        documents = [library.read_source(path) for path in library.sources()]
+        documents = [sources.read_source(path) for path in sources.library_files()]
         preparation.write_dataset(
             Path(__file__).parent,
             documents,

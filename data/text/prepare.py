@@ -9,9 +9,9 @@ A folder means all text files in it, at any depth, but hidden ones. What is not 
 left out and named. Of a git repository: --input $(git ls-files "*.py"). About a tenth of the
 characters, taken from all parts of the text, is for validation, unless --val names files for it.
 
-Files of many documents, and texts of 256 MB or more, are read by Hugging Face's library datasets
-(pip install -e ".[data]"): they may be of any size. A hash of each document decides whether it
-is for validation; a long text is cut into documents.
+Files of many documents, and texts of 256 MB or more, may be of any size (compressed and parquet
+files need pip install -e ".[data]"). A hash of each document decides whether it is for validation;
+a long text is cut into documents.
 """
 
 import sys
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
-from engine.text import large, preparation
+from engine.text import preparation, sources
 
 
 @dataclass
@@ -57,7 +57,7 @@ def files_in(path):
 
 def is_text(path):
     """Return whether a file has many documents, or begins with UTF-8 text."""
-    if large.builder_of(path):
+    if sources.kind_of(path):
         return True
     with open(path, "rb") as file:
         beginning = file.read(2**18) + file.readline()
@@ -101,15 +101,19 @@ def prepare(settings):
 
     files = [*train, *val]
     small = sum(path.stat().st_size for path in files) < preparation.SMALL
-    if small and not any(map(large.builder_of, files)):
+    if small and not any(map(sources.kind_of, files)):
         train_texts = map(preparation.read_text, train)
         val_texts = map(preparation.read_text, val)
         preparation.write_dataset(folder, train_texts, settings.tokenizer, source, val_texts)
         return
-    rows = large.read_files(train, settings.column)
-    val_rows = large.read_files(val, settings.column) if val else None
-    val_share = 0.1 if small else 0.005
-    large.write_large_dataset(folder, rows, settings.tokenizer, source, val_share, val_rows)
+    val_share = 0 if val else 0.1 if small else sources.VAL_SHARE
+
+    def read():
+        for paths, share in (train, val_share), (val, 1):
+            documents = sources.read_files(paths, settings.column)
+            yield from sources.with_splits(documents, share)
+
+    sources.write_large_dataset(folder, read, settings.tokenizer, source)
 
 
 if __name__ == "__main__":

@@ -2,16 +2,17 @@
 
     python data/words/prepare.py
 
-"the dogs did not cross the street because it was too wide": the words of
-experiments/shared/ambiguity.py, with nouns of one or many. "it" stands for a noun of one, "they"
-for one of many; where both nouns would do, for either. Each noun has two adjectives of its own, so
-that nobody can tell what comes after "too" without the noun that the pronoun stands for.
+"the dogs did not cross the street because it was too wide": the words of scenes.toml, with nouns of
+one or many. "it" stands for a noun of one, "they" for one of many; where both nouns would do, for
+either. Each noun has two adjectives of its own, so that nobody can tell what comes after "too"
+without the noun that the pronoun stands for.
 """
 
 import json
 import random
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -19,54 +20,40 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from engine.common.errors import one_line_errors
 from engine.text import preparation
 from engine.text.tokenizer import bpe_json
-from experiments.shared.ambiguity import SCENES
-from experiments.shared.grammar import NOUNS
 
 SENTENCES = 20_000
 END = "."  # between two sentences
 UNKNOWN = "?"  # in place of a word that the grammar lacks
 ROLES = "subject", "object"
-DOES = [  # what the nouns of each scene do
-    {
-        "subject": "slept limped trembled yawned stumbled",
-        "object": "flooded froze ended burned vanished",
-    },
-    {
-        "subject": "bulged rattled wobbled leaked stuck",
-        "object": "collapsed tore broke opened closed",
-    },
-]
-MANY = {noun[0]: noun[1] for noun in NOUNS}
+WORDS = tomllib.loads(Path(__file__).with_name("scenes.toml").read_text(encoding="utf-8"))
+SCENES = [{role: words.split() for role, words in scene.items()} for scene in WORDS["scenes"]]
 
 
 def plural(noun):
     """Return many of an English noun."""
-    if noun.endswith("y"):
-        return noun[:-1] + "ies"
-    return MANY.get(noun, noun + ("es" if noun.endswith("x") else "s"))
+    return WORDS["many"].get(noun, noun + "s")
 
 
 def own(words, scene, role, noun):
     """Return the two of these words that go with a noun, the subject or the object of a scene."""
-    place = [*scene[role]].index(noun)
+    place = scene[role].index(noun)
     return words[place % len(words)], words[(place + 1) % len(words)]
 
 
 def sentence(rng):
     """Return one sentence."""
-    n = rng.randrange(len(SCENES))
-    scene = SCENES[n]
-    verb = rng.choice([*scene["verb"]])
-    nouns = {role: rng.choice([*scene[role]]) for role in ROLES}
+    scene = SCENES[rng.randrange(len(SCENES))]
+    verb = rng.choice(scene["verb"])
+    nouns = {role: rng.choice(scene[role]) for role in ROLES}
     many = {role: rng.random() < 0.5 for role in ROLES}
     shown = {role: plural(noun) if many[role] else noun for role, noun in nouns.items()}
     meant = rng.choice(ROLES)
     pronoun, was = ("they", "were") if many[meant] else ("it", "was")
     if rng.random() < 0.5:
-        adjectives = [*scene[f"of the {meant}"]]
-        reason = f"{was} too {rng.choice(own(adjectives, scene, meant, nouns[meant]))}"
+        adjectives = own(scene[f"of the {meant}"], scene, meant, nouns[meant])
+        reason = f"{was} too {rng.choice(adjectives)}"
     else:
-        reason = rng.choice(own(DOES[n][meant].split(), scene, meant, nouns[meant]))
+        reason = rng.choice(own(scene[f"the {meant}"], scene, meant, nouns[meant]))
     fact = f"the {shown['subject']} did not {verb} the {shown['object']}"
     return f"{fact} because {pronoun} {reason}"
 

@@ -10,7 +10,7 @@ def choose(name, value, known):
     return known[value]
 
 
-def made(setting, spec, known, number=int):
+def parse_spec(setting, spec, known):
     """Return known[name](*numbers) for a spec such as local_global:64,4.
 
     ValueError for an unknown name, or for numbers that it does not take.
@@ -18,7 +18,7 @@ def made(setting, spec, known, number=int):
     name, _, numbers = spec.partition(":")
     make = choose(setting, name, known)
     try:
-        numbers = [number(text) for text in numbers.split(",") if text]
+        numbers = [int(text) for text in numbers.split(",") if text]
         if max(numbers, default=0) > 2**24:
             raise ValueError("a number is too large")
         return make(*numbers)

@@ -50,12 +50,9 @@ def parse_settings(cls, argv):
     return cls(**given_settings(cls, argv))
 
 
-def given_settings(cls, argv, hidden=()):
-    """Return {key: value} of those settings that a command line or its presets give.
-
-    hidden: fields that --help does not show.
-    """
-    parser = make_parser(cls, hidden)
+def given_settings(cls, argv):
+    """Return {key: value} of those settings that a command line or its presets give."""
+    parser = make_parser(cls)
     presets = leading_presets(argv)
     values = {}
     kinds = typing.get_type_hints(cls)
@@ -135,7 +132,7 @@ def read_toml(path):
 
 
 @functools.cache
-def make_parser(cls, hidden):
+def make_parser(cls):
     """A parser for the fields of a dataclass. It is made once, since it reads the source."""
     parser = Parser(usage="%(prog)s [config/x.toml ...] [--key=value ...]")
     headings, texts = field_help(cls)
@@ -146,8 +143,6 @@ def make_parser(cls, hidden):
         options = argument_options(kinds[key])
         default = getattr(cls, key, "")
         options["help"] = f"{texts.get(key, '')} (default: {default!r})".replace("%", "%%")
-        if key in hidden:
-            options["help"] = argparse.SUPPRESS
         groups[headings[key]].add_argument(f"--{key}", **options)
     return parser
 

@@ -14,42 +14,18 @@ import json
 
 import numpy as np
 
-from engine.text import large
 from engine.text.chat import ChatTemplate
 from engine.text.preparation import BEGINS, LEARNED, MASKS, READ, SPLITS, separator, write_tokens
+from engine.text.sources import as_dict, split_of
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant"}
 ROLES |= {"human": "user", "gpt": "assistant"}  # ShareGPT's names
 VAL_SHARE = 0.1  # of the conversations, chosen by a hash of each
 
 
-def read_records(*paths):
-    """Yield (where, record) of files: a line of JSON as bytes, or a row of parquet as a dict."""
-    for path in paths:
-        if path.is_dir():
-            yield from read_records(*filter(large.builder_of, sorted(path.rglob("*"))))
-        elif path.suffix.lower() == ".parquet":
-            yield from numbered(large.read_rows(path), path)
-        else:
-            lines = enumerate(large.read_lines(path), 1)
-            yield from ((f"{path}, line {n}", line) for n, line in lines if line.strip())
-
-
-def numbered(rows, source):
-    """Yield (where, row) of the library's rows of a file, or of the hub."""
-    with large.datasets_library(source):
-        for n, row in enumerate(rows, 1):
-            yield f"{source}, row {n}", row
-
-
 def messages_of(record):
     """Return the messages of a record, a dict or a line of JSON; ValueError says what is wrong."""
-    try:
-        record = json.loads(record) if isinstance(record, bytes | str) else record
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error})") from None
-    if not isinstance(record, dict):
-        raise ValueError(f"a {type(record).__name__} in place of an object")
+    record = as_dict(record)
     turns = record.get("messages") or record.get("conversations")
     if turns is None and {"prompt", "completion"} <= record.keys():
         texts = {"user": record["prompt"], "assistant": record["completion"]}
@@ -99,7 +75,7 @@ def encode_records(records, template, val_share, skipped=None):
                 raise ValueError(f"{where}: {error}") from None
             skipped.append(f"{where}: {error}")
             continue
-        split = large.split_of(json.dumps(messages), val_share)
+        split = split_of(json.dumps(messages), val_share)
         characters = sum(len(answer) + 1 for answer in answers)  # and the end of its turn
         yield split, np.append(ids, after), characters, False
         mask = np.append(np.where(learned, LEARNED, READ), [READ] * len(after))

@@ -3,7 +3,7 @@
 A dataset is a folder with train.bin and val.bin: little-endian uint16 or uint32 ids, documents
 separated by the tokenizer's end-of-text id or else a newline. meta.json has the whole tokenizer,
 and the counts and hashes of the files. write_dataset() takes documents that fit into memory;
-large.py has the rest.
+sources.py has the rest.
 """
 
 import contextlib

@@ -8,28 +8,24 @@ tokenizer.json as its specification. tiktoken encodes what is learned here or pu
 the library tokenizers all others.
 """
 
-import base64
+import contextlib
 import copy
 import itertools
 import json
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 
 from engine.common.files import read_json
-from engine.text.tokenizer_checks import (
-    check_components,
-    check_pattern,
-    components,
-    failures_as_errors,
-    without_reports,
-)
 
 END_OF_TEXT = "<|endoftext|>"
 MAX_VOCAB_SIZE = 2**22
 LEARNED_FROM = 100_000  # documents that bpe:VOCAB learns from, at most
 BYTES = {bytes([n]): n for n in range(256)}
+SPACE = "\u2581"  # as SentencePiece writes it
+DECODERS = "ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip", "WordPiece"
 
 # The words that no token of bpe:VOCAB crosses, as GPT-4's: numbers have at most three digits,
 # lines end with a word. The atomic group (?>...) lets tiktoken's regex library find each word in
@@ -158,8 +154,6 @@ class TiktokenTokenizer(Tokenizer):
         ranks = {to_bytes(token): vocabulary[token] for token in vocabulary.keys() - special}
         split = content["pre_tokenizer"]["pretokenizers"][0]
         pattern = split["pattern"]["Regex"]
-        check_pattern(pattern)
-        check_vocabulary(ranks, special)
         faster = FASTER_GPT2_PATTERN if pattern == GPT2_PATTERN else pattern
         self.encoding = tiktoken.Encoding(
             "bpe", pat_str=faster, mergeable_ranks=ranks, special_tokens=special
@@ -174,7 +168,10 @@ class TiktokenTokenizer(Tokenizer):
         the pattern takes too long for, such as a million spaces before a word.
         """
         allowed = "all" if allow_special else set()
-        return self.encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
+        with library_failures():
+            return self.encoding.encode_to_numpy(
+                text, allowed_special=allowed, disallowed_special=()
+            )
 
     def token_bytes(self, token):
         try:
@@ -184,18 +181,6 @@ class TiktokenTokenizer(Tokenizer):
 
     def spec(self):
         return {"kind": "bpe", "content": self.tokenizer_json}
-
-
-def check_vocabulary(ranks, special):
-    """ValueError for a vocabulary that tiktoken would crash with."""
-    ids = [*ranks.values(), *special.values()]
-    if not (
-        all(type(n) is int and 0 <= n < MAX_VOCAB_SIZE for n in ids)
-        and len(ids) == len(set(ids))
-        and BYTES.keys() <= ranks.keys()
-        and all(special)
-    ):
-        raise ValueError("its ids or its special tokens cannot be right")
 
 
 class HubTokenizer(Tokenizer):
@@ -211,25 +196,29 @@ class HubTokenizer(Tokenizer):
     def __init__(self, content, end_of_text=None, chat=None):
         import tokenizers
 
-        check_components(content)
         model = content["model"]
+        if model.get("dropout"):
+            raise ValueError("its dropout gives a text other ids each time")
         self.tokenizer_json = content
         self.chat = chat
-        with failures_as_errors(), without_reports():
-            self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
-            self.encoding.no_truncation()
-            self.encoding.no_padding()
-            whole = self.encoding.encode("a").ids  # with what the template adds
-            bare = self.encoding.encode("a", add_special_tokens=False).ids
+        self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
+        self.encoding.no_truncation()
+        self.encoding.no_padding()
+        whole = self.encoding.encode("a").ids  # with what the template adds
+        bare = self.encoding.encode("a", add_special_tokens=False).ids
         self.begin = whole[: whole.index(bare[0])] if bare else []
         self.vocab_size = max(self.encoding.get_vocab().values()) + 1
+        if max(whole, default=0) >= self.vocab_size:
+            raise ValueError("its template has ids beyond its vocabulary")
         if isinstance(end_of_text, str):
             end_of_text = self.encoding.token_to_id(end_of_text)
         known = type(end_of_text) is int and 0 <= end_of_text < self.vocab_size
         self.end_of_text = end_of_text if known else None
-        if max([self.vocab_size - 1, *whole]) >= min(self.vocab_size, MAX_VOCAB_SIZE):
-            raise ValueError("its vocabulary is too large, or its template beyond it")
         decoder = {part["type"]: part for part in components(content.get("decoder"))}
+        for kind, part in decoder.items():
+            spaces = part.get("pattern", {"String": SPACE}), part.get("replacement", SPACE)
+            if kind not in DECODERS or spaces != ({"String": SPACE}, SPACE):
+                raise ValueError(f"its decoder {part} is not known here")
         self.by_bytes = "ByteLevel" in decoder
         # Its tokens are words, or with a prefix the rest of one.
         self.by_words = not decoder or "WordPiece" in decoder
@@ -252,7 +241,7 @@ class HubTokenizer(Tokenizer):
         """Return the library's Encoding: ids, and for each its characters in text (offsets)."""
         text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         self.encoding.encode_special_tokens = not allow_special
-        with failures_as_errors():
+        with library_failures():
             found = self.encoding.encode(text, add_special_tokens=False)
         if self.may_drop and self.decode(found.ids).removeprefix(" ") != self.normal(text):
             raise ValueError(f"the tokenizer lacks a character of {text[:80]!r}")
@@ -261,7 +250,7 @@ class HubTokenizer(Tokenizer):
     def normal(self, text):
         """Return a text as its tokens say it: normalized, and without a space in front."""
         if self.encoding.normalizer:
-            text = self.encoding.normalizer.normalize_str(text).replace("\u2581", " ")
+            text = self.encoding.normalizer.normalize_str(text).replace(SPACE, " ")
         return text.removeprefix(" ")
 
     def token_bytes(self, token):
@@ -273,11 +262,35 @@ class HubTokenizer(Tokenizer):
             return (rest if rest != piece else " " + piece).encode("utf-8")
         if re.fullmatch("<0x[0-9A-F]{2}>", piece):
             return bytes([int(piece[1:5], 16)])
-        return piece.replace("\u2581", " ").encode("utf-8")  # SentencePiece's way to write a space
+        return piece.replace(SPACE, " ").encode("utf-8")
 
     def spec(self):
         spec = {"kind": "tokenizers", "content": self.tokenizer_json}
         return spec | {"end_of_text": self.end_of_text, "chat": self.chat}
+
+
+@contextlib.contextmanager
+def library_failures():
+    """A ValueError for what fails in a library written in Rust, which may panic."""
+    try:
+        yield
+    except BaseException as error:  # a panic is no Exception
+        if type(error) is Exception or type(error).__name__ == "PanicException":
+            raise ValueError(f"the tokenizer fails: {str(error)[:80]}") from None
+        raise
+
+
+@contextlib.contextmanager
+def without_reports():
+    """Lose what a library written in Rust reports of a panic: it writes to file 2 itself."""
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def with_special_tokens(tokenizer, texts):
@@ -303,6 +316,17 @@ def special_token(text, number):
 
 
 # ---- The content of tokenizer.json
+
+
+def components(part):
+    """Yield the components, objects, of a part of a tokenizer.json: it is one, a Sequence, None."""
+    if part is None:
+        return
+    if part["type"] != "Sequence":
+        yield part
+    for name in ("normalizers", "pretokenizers", "processors", "decoders"):
+        for inner in part.get(name, []):
+            yield from components(inner)
 
 
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -360,16 +384,6 @@ def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None
 # ---- Where tokenizers come from
 
 
-def from_earlier_spec(spec):
-    """Return the tokenizer that an earlier version wrote.
-
-    A base64 token and its rank on each line, as in tiktoken's files.
-    """
-    lines = [line.split() for line in spec["merges"].splitlines()]
-    ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
-    return TiktokenTokenizer(byte_level_json(ranks, spec["special_tokens"], spec["pattern"]))
-
-
 def tiktoken_encoding(name):
     """Return one of tiktoken's encodings.
 
@@ -425,7 +439,6 @@ FROM_SPEC = {
     "byte": lambda spec: ByteTokenizer(),
     "char": lambda spec: CharTokenizer(spec["characters"]),
     "bpe": lambda spec: TiktokenTokenizer(spec["content"]),
-    "tiktoken": from_earlier_spec,
     "tokenizers": lambda spec: HubTokenizer(
         spec["content"], spec.get("end_of_text"), spec.get("chat")
     ),
@@ -435,7 +448,8 @@ FROM_SPEC = {
 def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
     try:
-        return FROM_SPEC[spec["kind"]](spec)
+        with library_failures(), without_reports():
+            return FROM_SPEC[spec["kind"]](spec)
     except Exception as error:  # what others wrote can cause any
         reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"not a tokenizer that can be used here: {str(reason)[:200]}") from None

@@ -17,6 +17,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from engine.common import processes
 from engine.common.files import (
@@ -24,19 +26,15 @@ from engine.common.files import (
     atomic_path,
     fsync_path,
     read_json,
+    require_regular_file,
     sha256_of_file,
     shell_path,
     shell_quote,
 )
 from engine.common.settings import parse_settings
-from engine.weights.tensor_files import read_pickle, read_safetensors, write_safetensors
 
 FOLDER_NAME = re.compile("step_[0-9]{1,30}")
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
-OLD_FILES = ("config.json", "model.safetensors", "trainer.pt")  # before trainer.safetensors
-# Settings of earlier versions, with the value that does nothing; None: any value.
-REMOVED_SETTINGS = {"skip": False, "shift": False, "target_loss": 0.0}
-REMOVED_SETTINGS |= dict.fromkeys(["save_minutes", "skip_nonfinite", "verify_data", "write_tokens"])
 
 # ---- Saving
 
@@ -78,6 +76,15 @@ def save_checkpoint(
 
 def write_json(path, content):
     path.write_text(json.dumps(content, indent=1), encoding="utf-8")
+
+
+def write_safetensors(path, tensors):
+    """Write name -> tensor to a new file, with the permissions that the user's umask gives."""
+    path.touch()
+    mode = path.stat().st_mode
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)  # safetensors makes its files private
 
 
 # ---- Finding
@@ -125,7 +132,7 @@ def find_checkpoint(out_dir, which="latest"):
         return out_dir
     if out_dir.is_dir() and not is_ours(out_dir):
         raise ValueError(
-            f"{out_dir} holds a model in another layout, Hugging Face's or nanoGPT's: give it as "
+            f"{out_dir} holds a model in another layout: give it as "
             f"--init_from={shell_quote(out_dir)}"
         )
     folders = list_checkpoints(out_dir)
@@ -175,7 +182,7 @@ def newest_valid(out_dir, which="latest"):
     folders = list_checkpoints(out_dir) if which == "latest" else []
     for folder in reversed(folders):
         try:
-            for name in OLD_FILES if (folder / "trainer.pt").exists() else FILES:
+            for name in FILES:
                 verified_file(folder, name)
         except DamagedFile as error:
             if folder == folders[0]:
@@ -228,21 +235,31 @@ def load_tensors(folder, name):
     return {name: tensor.clone() for name, tensor in tensors}
 
 
+def read_safetensors(path):
+    """Yield (name, tensor) for each tensor in a file; DamagedFile if it is none of safetensors.
+
+    The tensors are the file's own pages: copy them. The file is mapped into memory again for each
+    tensor, so that its pages can be released with it.
+    """
+    try:
+        with safe_open(require_regular_file(path), "pt") as file:
+            names = list(file.keys())
+        for name in names:
+            with safe_open(path, "pt") as file:
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise DamagedFile(f"{path} is damaged ({error})") from None
+
+
 def load_trainer(folder):
     """Return the trainer_state of save_checkpoint, on the CPU, with "step" and "record"."""
     config = load_config(folder)
     if step_of(folder) != config["step"]:
         raise DamagedFile(f"{folder} holds step {config['step']}: was it renamed?")
-    if (folder / "trainer.pt").exists():
-        state = read_pickle(verified_file(folder, "trainer.pt"))
-        state["evaluation_pending"] = state.pop("owed", True)
-        nested = state["optimizer"]["state"].items()
-        state["optimizer"] = {f"{name}/{kind}": x for name, of in nested for kind, x in of.items()}
-    else:
-        state = read_json(verified_file(folder, "trainer.json"))
-        for path, tensor in load_tensors(folder, "trainer.safetensors").items():
-            part, _, name = path.partition("/")
-            state.setdefault(part, {})[name] = tensor
+    state = read_json(verified_file(folder, "trainer.json"))
+    for path, tensor in load_tensors(folder, "trainer.safetensors").items():
+        part, _, name = path.partition("/")
+        state.setdefault(part, {})[name] = tensor
     return state | {"step": config["step"], "record": config["record"]}
 
 
@@ -252,12 +269,8 @@ def restore_settings(cls, saved, source):
     They are a checkpoint's, or what families.py made of a published model's. ValueError, which
     names the source, for one that this version does not have, or whose value is impossible.
     """
-    words = []
-    for name, value in saved.items():
-        if name not in REMOVED_SETTINGS or REMOVED_SETTINGS[name] not in (None, value):
-            words.append(f"--{name}={value}")
     try:
-        return parse_settings(cls, words)
+        return parse_settings(cls, [f"--{name}={value}" for name, value in saved.items()])
     except ValueError as error:
         raise ValueError(f"{source} does not fit this version of the code: {error}") from None
 

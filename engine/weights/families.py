@@ -1,12 +1,14 @@
-"""The config.json of published models as settings of a GPTConfig: one table per family.
+"""Published models as ours: their config.json, and the names of their tensors.
 
-Each field of a config.json is one of our settings, or has a value that is built here, or changes
-nothing that is computed, as one that is not known but None, False or 0. Any other field stops the
-load and is named, so that a model is never silently another one.
+There is one table per family. Each field of a config.json is one of our settings, or has a value
+that is built here, or changes nothing that is computed, as one that is not known but None, False or
+0. Any other field stops the load and is named, so that a model is never silently another one.
 """
 
-import math
+import re
 from dataclasses import dataclass, replace
+
+import torch
 
 # Fields about training, generating, other tasks, text and programs, of all versions of
 # transformers. A family may know one of them.
@@ -45,8 +47,10 @@ class Family:
     """Field: values that are built here; the first is that of a missing field."""
     always: dict
     """Our settings that all models of the family have."""
+    tensors: dict
+    """Our module: theirs, from top to bottom."""
     layer_fields: tuple = ()
-    """Fields that choose layers: which have a window, which have no RoPE."""
+    """Fields that say which layers have a window."""
 
 
 ACTIVATIONS = {  # theirs: ours; of several names the first is written
@@ -67,6 +71,25 @@ DECODER = {  # of any family: a decoder that rotates the two halves of a head ag
     "use_mrope": [False],
     "partial_rotary_factor": [1],
 }
+# Some of our matrices are several of theirs, one on top of the other: queries, keys and values in
+# attn.c_attn; a gated MLP's two inputs in mlp.c_fc.
+GPT2_TENSORS = {
+    name: [name]
+    for name in "lm_head wte wpe ln_f ln_1 ln_2 attn.c_attn attn.c_proj mlp.c_fc mlp.c_proj".split()
+}
+LLAMA_TENSORS = {
+    "lm_head": ["lm_head"],
+    "wte": ["embed_tokens"],
+    "ln_f": ["norm"],
+    "ln_1": ["input_layernorm"],
+    "ln_2": ["post_attention_layernorm"],
+    "attn.c_attn": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    "attn.qk_norm.q": ["self_attn.q_norm"],
+    "attn.qk_norm.k": ["self_attn.k_norm"],
+    "attn.c_proj": ["self_attn.o_proj"],
+    "mlp.c_fc": ["mlp.gate_proj", "mlp.up_proj"],
+    "mlp.c_proj": ["mlp.down_proj"],
+}
 GPT2 = Family(
     hf_class="GPT2LMHeadModel",
     settings={
@@ -86,6 +109,7 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": [False],
     },
     always={},
+    tensors=GPT2_TENSORS,
 )
 LLAMA = Family(
     hf_class="LlamaForCausalLM",
@@ -104,24 +128,23 @@ LLAMA = Family(
     values=DECODER
     | {"hidden_act": ["silu", "swish"], "attention_bias": [False], "mlp_bias": [False]},
     always=dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False),
+    tensors=LLAMA_TENSORS,
 )
 
 
-def relative_of_llama(hf_class, settings=(), layer_fields=(), **always):
+def relative_of_llama(hf_class, settings, layer_fields, **always):
     """Return a Family that differs from Llama in these settings."""
-    settings = LLAMA.settings | dict(settings)
+    settings = LLAMA.settings | settings
     always = LLAMA.always | always
     return replace(
         LLAMA, hf_class=hf_class, settings=settings, always=always, layer_fields=layer_fields
     )
 
 
-ATTENTION_BIAS = {"attention_bias": ("attn_bias", False)}
-BIASES = ATTENTION_BIAS | {"mlp_bias": ("mlp_bias", False)}
 QWEN_LAYERS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 FAMILIES = {
     "gpt2": GPT2,
-    "llama": relative_of_llama("LlamaForCausalLM", BIASES),
+    "llama": LLAMA,
     "mistral": relative_of_llama(
         "MistralForCausalLM", {"num_key_value_heads": ("n_kv_head", 8)}, ("sliding_window",)
     ),
@@ -130,23 +153,14 @@ FAMILIES = {
     ),
     "qwen3": relative_of_llama(
         "Qwen3ForCausalLM",
-        ATTENTION_BIAS | {"num_key_value_heads": ("n_kv_head", 32), "head_dim": ("head_size", 128)},
+        {"num_key_value_heads": ("n_kv_head", 32), "head_dim": ("head_size", 128)},
         QWEN_LAYERS,
         qk_norm="head",
     ),
-    "olmo2": relative_of_llama(
-        "Olmo2ForCausalLM",
-        ATTENTION_BIAS | {"rms_norm_eps": ("norm_eps", 1e-5)},
-        qk_norm="width",
-        norm_after=True,
-    ),
-    "smollm3": relative_of_llama(
-        "SmolLM3ForCausalLM",
-        BIASES
-        | {"num_key_value_heads": ("n_kv_head", 4), "tie_word_embeddings": ("tie_weights", True)},
-        (*QWEN_LAYERS, "no_rope_layers", "no_rope_layer_interval"),
-    ),
 }
+
+
+# ---- config.json
 
 
 def config_from_hugging_face(config):
@@ -164,8 +178,7 @@ def config_from_hugging_face(config):
     if kind == "gpt2":
         ours["mlp"] = ACTIVATIONS[config.get("activation_function", "gelu_new")]
     else:
-        base = 2e6 if kind == "smollm3" else 1e4
-        ours |= rope_settings(fields, base, ours["block_size"])
+        ours |= rope_settings(fields, ours["block_size"])
         ours |= layer_settings(fields, kind, ours["n_layer"])
     all_full = ["full_attention"] * ours["n_layer"]
     for name, value in fields.items():
@@ -207,17 +220,13 @@ def check_values(fields, family):
             raise ValueError(f"{field}={value!r} is not built here: {names} are")
 
 
-ROPE_NUMBERS = {  # of each rope_type: the fields of its numbers, and what they are if missing
-    "linear": {},
-    "llama3": {"low_freq_factor": None, "high_freq_factor": None},
-    "yarn": {"beta_fast": 32, "beta_slow": 1},
-}
+LLAMA_3 = {"low_freq_factor": 1, "high_freq_factor": 4}  # between these turns rope_table blends
 
 
-def rope_settings(fields, base, block_size):
+def rope_settings(fields, block_size):
     """Take the fields of RoPE out of fields; return our settings.
 
-    base: rope_theta where it is missing. block_size: the trained positions where they are missing.
+    block_size: the trained positions where they are missing.
     """
     scaling = {}
     for name in ("rope_parameters", "rope_scaling"):  # transformers takes the latter of both
@@ -228,86 +237,114 @@ def rope_settings(fields, base, block_size):
     bases = [place.pop("rope_theta") for place in (fields, scaling) if "rope_theta" in place]
     if len({number("rope_theta", value) for value in bases}) > 1:
         raise ValueError(f"rope_theta has two values, {bases}")
-    ours = {"rope_base": float(bases[0] if bases else base)}
+    ours = {"rope_base": float(bases[0] if bases else 1e4)}
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
-    if kind not in ["default", *ROPE_NUMBERS]:
-        raise ValueError(f"rope_scaling with rope_type={kind!r} is not built here")
-    built = {"partial_rotary_factor": (1,), "truncate": (True,)}
-    if kind != "default":
-        ours |= stretch_settings(kind, scaling, block_size)
-        growth = 0.1 * math.log(max(1, ours["rope_stretch"])) + 1  # YaRN's own
-        built["attention_factor"] = (None, growth)
+    built = {"partial_rotary_factor": 1}
+    if kind == "llama3":
+        trained = "original_max_position_embeddings"
+        ours["rope_stretch"] = number("factor", scaling.pop("factor", None))
+        ours["rope_trained"] = number(trained, scaling.pop(trained, block_size))
+        built |= LLAMA_3
+        scaling = dict.fromkeys(LLAMA_3) | scaling
+    elif kind != "default":
+        raise ValueError(f"rope_scaling with rope_type={kind!r} is not built here: llama3 is")
     for name, value in scaling.items():
-        if value not in built.get(name, ()):
+        if value != built.get(name):
             raise ValueError(f"rope_scaling with {name}={value!r} is not built here")
     return ours
 
 
-def stretch_settings(kind, scaling, block_size):
-    """Take the numbers of a rope_type out of scaling, a dict; return our settings."""
-    trained = "original_max_position_embeddings"
-    numbers = []
-    for field, default in ROPE_NUMBERS[kind].items():
-        value = scaling.pop(field, None)
-        numbers.append(str(number(field, default if value is None else value)))
-    return {
-        "rope_stretch": number("factor", scaling.pop("factor", None)),
-        "rope_trained": number(trained, scaling.pop(trained, block_size)),
-        "rope_scaling": f"{kind}:{','.join(numbers)}".rstrip(":"),
-    }
-
-
 def layer_settings(fields, kind, n_layer):
-    """Take the fields that choose layers out of fields; return our settings of windows and RoPE."""
+    """Take the fields that choose layers out of fields; return our settings of windows."""
     chosen = {name: fields.pop(name) for name in FAMILIES[kind].layer_fields if name in fields}
     for name, value in chosen.items():
-        if name not in ("layer_types", "no_rope_layers") and value is not None:
+        if name != "layer_types" and value is not None:
             number(name, value)
-    ours = {}
-    rotates = None
-    if kind == "smollm3":
-        rotates = rotating_layers(chosen, n_layer)
-        ours["rope_pattern"] = "".join("NR"[rotate] for rotate in rotates)
     if kind == "mistral":
         chosen = {"sliding_window": 4096} | chosen
         short = [chosen["sliding_window"] is not None] * n_layer
     else:
-        short = windowed_layers(chosen, n_layer, rotates)
-    if any(short):
-        window = chosen.get("sliding_window")
-        if type(window) is not int or window < 1:
-            raise ValueError(f"sliding_window={window!r} is not built here, where layers have one")
-        ours |= {"window": window, "window_pattern": "".join("LS"[windowed] for windowed in short)}
-    return ours
+        short = windowed_layers(chosen, n_layer)
+    if not any(short):
+        return {}
+    window = chosen.get("sliding_window")
+    if type(window) is not int or window < 1:
+        raise ValueError(f"sliding_window={window!r} is not built here, where layers have one")
+    return {"window": window, "window_pattern": "".join("LS"[windowed] for windowed in short)}
 
 
-def rotating_layers(chosen, n_layer):
-    """Return for each layer of SmolLM 3 whether it has RoPE: 1 or 0."""
-    interval = chosen.get("no_rope_layer_interval", 4)
-    rotates = chosen.get("no_rope_layers")  # in spite of its name, 1 stands for RoPE
-    if not rotates:
-        rotates = [int((n + 1) % interval != 0) for n in range(n_layer)]
-    return check_layers("no_rope_layers", rotates, n_layer, {0, 1})
-
-
-def windowed_layers(chosen, n_layer, rotates):
-    """Return for each layer of Qwen or SmolLM 3 if it has a window.
-
-    rotates: whether a layer has RoPE, for SmolLM 3, where the others have the window.
-    """
-    if chosen.get("layer_types"):
-        kinds = {"full_attention", "sliding_attention"}
-        layers = check_layers("layer_types", chosen["layer_types"], n_layer, kinds)
+def windowed_layers(chosen, n_layer):
+    """Return for each layer of Qwen whether it has a window."""
+    if layers := chosen.get("layer_types"):
+        if len(layers) != n_layer or not {*layers} <= {"full_attention", "sliding_attention"}:
+            raise ValueError(f"layer_types={layers!r} is not built here for {n_layer} layers")
         return [layer == "sliding_attention" for layer in layers]
     if not (chosen.get("sliding_window") and chosen.get("use_sliding_window")):
         return [False] * n_layer
-    if rotates:
-        return [not rotate for rotate in rotates]
     return [n >= chosen.get("max_window_layers", 28) for n in range(n_layer)]
 
 
-def check_layers(field, layers, n_layer, known):
-    """Return layers, a list; ValueError unless it has one of the known values for each layer."""
-    if len(layers) != n_layer or not set(layers) <= known:
-        raise ValueError(f"{field}={layers!r} is not built here for {n_layer} layers")
-    return layers
+# ---- Tensors
+
+NO_WEIGHTS = ("attn", "rotary_emb", "self_attn.rotary_emb")  # masks, and tables of angles
+PARTS = re.compile(r"(?:transformer\.|model\.)?(?:(?:h|layers)\.(\d+)\.)?(.*)\.(\w+)")
+
+
+def split_name(name):
+    """Return the layer's number or None, the module and the kind (weight, bias) of a tensor."""
+    match = PARTS.fullmatch(name)
+    if match is None:
+        raise ValueError(f"it has a tensor {name}, which is not known here")
+    return match.groups()
+
+
+def join_name(prefix, layers, number, module, kind):
+    """Return the name of a tensor. prefix and layers: as "transformer." and "h."."""
+    if module == "lm_head":
+        return f"lm_head.{kind}"
+    layer = f"{layers}{number}." if number is not None else ""
+    return f"{prefix}{layer}{module}.{kind}"
+
+
+def oriented(tensor, family, module):
+    """Return a tensor as the other side stores it: GPT-2's Conv1D transposes its matrices."""
+    conv1d = family == "gpt2" and module.startswith(("attn.", "mlp.")) and tensor.dim() == 2
+    return tensor.t() if conv1d else tensor
+
+
+def weights_from_hugging_face(tensors, family, tie_weights):
+    """Return our weights (name -> float32 tensor) for (name, tensor) pairs of a published model.
+
+    ValueError for a tensor that is not known, or a matrix of which a part is missing.
+    """
+    places = {}  # their module -> ours, and which part of it from the top
+    for module, parts in FAMILIES[family].tensors.items():
+        for n, part in enumerate(parts):
+            places[part] = module, n, len(parts)
+    weights = {}
+    incomplete = {}
+    tied_head = None
+    for name, tensor in tensors:
+        number, theirs, kind = split_name(name)
+        if theirs == "lm_head" and tie_weights:
+            tied_head = tensor
+            continue
+        if theirs in NO_WEIGHTS:
+            continue
+        if theirs not in places:
+            raise ValueError(f"it has a tensor {name}, which is not known here")
+        module, part, count = places[theirs]
+        ours = join_name("transformer.", "h.", number, module, kind)
+        if ours in weights:
+            raise ValueError(f"it has {ours} twice, the second time as {name}")
+        parts = incomplete.setdefault(ours, {})
+        parts[part] = oriented(tensor, family, module)
+        if len(parts) == count:  # the others' memory is released before the next is read
+            weights[ours] = torch.cat([parts[n] for n in range(count)]).float()
+            del incomplete[ours]
+    if incomplete:
+        raise ValueError(f"a part of {min(incomplete)} is missing")
+    embedding = weights["transformer.wte.weight"]
+    if tied_head is not None and not torch.equal(tied_head.float(), embedding):
+        raise ValueError("its head is another matrix than its embedding, and not tied to it")
+    return weights

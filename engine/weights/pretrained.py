@@ -1,17 +1,19 @@
-"""Models of others: a folder in Hugging Face's layout, a published name, or nanoGPT's ckpt.pt."""
+"""Models that exist already: a run's, a folder in Hugging Face's layout, or a published name."""
 
 import itertools
+import math
 import re
 from pathlib import Path
 
-from engine.common.files import ROOT, read_json, shell_path, shell_quote
+import torch.nn as nn
+from torch.overrides import TorchFunctionMode
+
+from engine.common.files import read_json, sha256_of, shell_path, shell_quote
 from engine.text import tokenizer
-from engine.weights import checkpoint, families, tensor_names
-from engine.weights.tensor_files import is_stored, read_pickle, read_safetensors
+from engine.weights import checkpoint, families
+from engine.weights.checkpoint import read_safetensors
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M to 1.5B parameters
-GPT2_VOCAB_SIZES = (50257, 50304)  # as published, and as nanoGPT pads them
-
 
 # ---- Finding
 
@@ -36,23 +38,11 @@ def folder_of(name, which="latest"):
     )
 
 
-def load_named(settings, load):
-    """Return load(folder) for the model that settings name: out_dir and checkpoint, or init_from.
-
-    A run that goes on may remove a checkpoint while it is read: then the next one is.
-    """
-    failed = None
-    while True:
-        if settings.init_from in ("", "resume"):
-            folder = checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
-        else:
-            folder = folder_of(settings.init_from, settings.checkpoint)
-        try:
-            return load(folder)
-        except (ValueError, OSError):
-            if folder == failed or folder.exists():
-                raise
-            failed = folder
+def folder_in(settings):
+    """Return the folder of the model that settings name: out_dir and checkpoint, or init_from."""
+    if settings.init_from in ("", "resume"):
+        return checkpoint.find_checkpoint(settings.out_dir, settings.checkpoint)
+    return folder_of(settings.init_from, settings.checkpoint)
 
 
 def download(name):
@@ -79,12 +69,13 @@ def load_pretrained(folder):
     """
     try:
         if (folder / "ckpt.pt").exists():
-            return read_nanogpt(folder / "ckpt.pt")
+            raise ValueError("it is nanoGPT's: make it ours by python -m tools.from_nanogpt")
         theirs = read_json(folder / "config.json")
         config = families.config_from_hugging_face(theirs)
         tie_weights = config.get("tie_weights", True)
         tensors = read_tensors(folder)
-        return config, tensor_names.from_hugging_face(tensors, theirs["model_type"], tie_weights)
+        weights = families.weights_from_hugging_face(tensors, theirs["model_type"], tie_weights)
+        return config, weights
     except Exception as error:  # files that others wrote can cause any
         reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{folder} cannot be loaded: {reason}") from error
@@ -107,22 +98,51 @@ def read_tensors(folder):
     return itertools.chain.from_iterable(read_safetensors(folder / file) for file in files)
 
 
-def read_nanogpt(path):
-    """Return the config and the weights that nanoGPT's train.py saved. No code in it can run."""
-    saved = read_pickle(path)
-    config = {"mlp": "gelu"}
-    for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd", "bias"):
-        config[name] = int(saved["model_args"][name])  # not a list, which could take hours to print
-    config["bias"] = bool(config["bias"])
-    weights = {}
-    for name, tensor in saved["model"].items():
-        name = name.removeprefix("_orig_mod.")  # of torch.compile
-        if not is_stored(tensor):
-            raise ValueError(f"{name} is not stored value by value")
-        mask = name.endswith(".attn.bias")
-        if not mask and name != "lm_head.weight":  # tied to the token embedding
-            weights[name] = tensor
-    return config, weights
+class WithoutInit(TorchFunctionMode):
+    """Skip torch.nn.init for parameters that will be replaced.
+
+    They need no random numbers, and no memory either, as nothing touches it.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tensor = kwargs.get("tensor", args[0] if args else None)
+        of_init = getattr(function, "__module__", "") == "torch.nn.init"
+        if of_init and isinstance(tensor, nn.Parameter):
+            return tensor
+        return function(*args, **kwargs)
+
+
+def check_weights(parameters, weights, source):
+    """Return weights (name -> tensor) in float32.
+
+    ValueError, which names the source, unless they have the names and shapes of the parameters and
+    are finite.
+    """
+    for name in parameters.keys() | weights.keys():
+        here = shape_of(parameters.get(name))
+        there = shape_of(weights.get(name))
+        if here != there:
+            raise ValueError(
+                f"{source} does not fit this model: {name} is {there} there and {here} here"
+            )
+        weights[name] = weights[name].float()
+        low, high = weights[name].detach().aminmax()  # in one pass, without a copy
+        if not math.isfinite(low) or not math.isfinite(high):
+            raise ValueError(
+                f"{source} has weights that are not finite, in {name}: use an earlier checkpoint"
+            )
+    return weights
+
+
+def sha256_of_weights(model):
+    """Return the sha256 of a model's parameters on the CPU, in their order."""
+    return sha256_of(p.detach().contiguous().numpy() for p in model.parameters())
+
+
+def shape_of(tensor):
+    """Return the shape of a tensor, as a tuple, or words if it is none."""
+    return tuple(tensor.shape) if hasattr(tensor, "shape") else "no such tensor"
 
 
 # ---- Tokenizers
@@ -134,12 +154,7 @@ def load_tokenizer(folder, vocab_size):
     vocab_size: ids that the model has. ValueError if there is no tokenizer, or one with more ids.
     """
     try:
-        if not (folder / "ckpt.pt").exists():
-            found = tokenizer.tokenizer_from_folder(folder)
-        elif vocab_size in GPT2_VOCAB_SIZES:
-            found = tokenizer.create_tokenizer("gpt2")
-        else:
-            found = nanogpt_tokenizer(folder / "ckpt.pt", vocab_size)
+        found = tokenizer.tokenizer_from_folder(folder)
     except Exception as error:  # files that others wrote can cause any
         raise ValueError(f"{folder}: {error}") from error
     if found.vocab_size > vocab_size:
@@ -147,21 +162,6 @@ def load_tokenizer(folder, vocab_size):
             f"{folder} has {vocab_size:,} token ids, and its tokenizer {found.vocab_size:,}"
         )
     return found
-
-
-def nanogpt_tokenizer(path, vocab_size):
-    """Return the tokenizer of the dataset of nanoGPT's run: it must be prepared here too."""
-    name = Path(read_pickle(path).get("config", {}).get("dataset", ""))
-    meta = ROOT / "data" / name / "meta.json"
-    if meta.exists():
-        found = tokenizer.tokenizer_from_spec(read_json(meta)["tokenizer"])
-        if found.vocab_size == vocab_size:
-            return found
-    raise ValueError(
-        f"{path} has the {vocab_size} tokens of nanoGPT's dataset {name}, which no data/{name} "
-        "here has: prepare the same text with data/text/prepare.py (its meta.pkl could run any "
-        "code, and is never read)"
-    )
 
 
 def check_tokenizer(folder, vocab_size, data):

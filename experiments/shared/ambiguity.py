@@ -6,10 +6,12 @@ which noun that is: "the dog did not cross the street because it was too tired",
 
 import random
 import re
+import tomllib
 
 import torch
 import torch.nn as nn
 
+from engine.common.files import ROOT
 from experiments.shared import trials
 from experiments.shared.grammar import NOUNS, elide, table
 from experiments.shared.translation import END, padded
@@ -20,79 +22,73 @@ def dictionary(text):
     return {row[0]: row[1:] for row in table(text)}
 
 
-ANIMALS = {"cat", "dog", "bird", "horse", "cow", "mouse", "bear", "wolf", "ant", "bee", "lion"}
-CROSSING = {  # who does not do what with what; what can be said of the one, and of the other
-    "subject": {row[0]: [row[2], row[4]] for row in NOUNS if row[0] in ANIMALS},
-    "verb": dictionary("""
-        cross       traversé
-        leave       quitté
-        reach       atteint
-    """),
-    "object": dictionary("""
-        street      rue         f
-        road        route       f
-        river       rivière     f
-        forest      forêt       f
-        meadow      prairie     f
-        bridge      pont        m
-        field       champ       m
-        park        parc        m
-        garden      jardin      m
-        path        sentier     m
-    """),
-    "of the subject": dictionary("""
-        tired       fatigué     fatiguée
-        hungry      affamé      affamée
-        ill         malade      malade
-        lazy        paresseux   paresseuse
-        frightened  effrayé     effrayée
-    """),
-    "of the object": dictionary("""
-        wide        large       large
-        long        long        longue
-        dark        sombre      sombre
-        muddy       boueux      boueuse
-        crowded     bondé       bondée
-    """),
-}
-FITTING = {
-    "subject": dictionary("""
-        trophy      trophée     m
-        vase        vase        m
-        book        livre       m
-        helmet      casque      m
-        cake        gâteau      m
-        lamp        lampe       f
-        statue      statue      f
-        doll        poupée      f
-        guitar      guitare     f
-        chair       chaise      f
-    """),
-    "verb": dictionary("fit  tenu_dans"),
-    "object": dictionary("""
-        suitcase    valise      f
-        box         boîte       f
-        crate       caisse      f
-        pocket      poche       f
-        bag         sac         m
-        basket      panier      m
-        drawer      tiroir      m
-        cupboard    placard     m
-    """),
-    "of the subject": dictionary("""
-        big         grand       grande
-        tall        haut        haute
-        thick       épais       épaisse
-        bulky       encombrant  encombrante
-    """),
-    "of the object": dictionary("""
-        small       petit       petite
-        narrow      étroit      étroite
-        full        plein       pleine
-        low         bas         basse
-    """),
-}
-SCENES = [CROSSING, FITTING]
+# A noun's French has a gender, an adjective's a feminine.
+FRENCH = {row[0]: [row[2], row[4]] for row in NOUNS} | dictionary("""
+    cross       traversé
+    leave       quitté
+    reach       atteint
+    fit         tenu_dans
+    street      rue         f
+    road        route       f
+    river       rivière     f
+    forest      forêt       f
+    meadow      prairie     f
+    bridge      pont        m
+    field       champ       m
+    park        parc        m
+    garden      jardin      m
+    path        sentier     m
+    tired       fatigué     fatiguée
+    hungry      affamé      affamée
+    ill         malade      malade
+    lazy        paresseux   paresseuse
+    frightened  effrayé     effrayée
+    wide        large       large
+    long        long        longue
+    dark        sombre      sombre
+    muddy       boueux      boueuse
+    crowded     bondé       bondée
+    trophy      trophée     m
+    vase        vase        m
+    book        livre       m
+    helmet      casque      m
+    cake        gâteau      m
+    lamp        lampe       f
+    statue      statue      f
+    doll        poupée      f
+    guitar      guitare     f
+    chair       chaise      f
+    suitcase    valise      f
+    box         boîte       f
+    crate       caisse      f
+    pocket      poche       f
+    bag         sac         m
+    basket      panier      m
+    drawer      tiroir      m
+    cupboard    placard     m
+    big         grand       grande
+    tall        haut        haute
+    thick       épais       épaisse
+    bulky       encombrant  encombrante
+    small       petit       petite
+    narrow      étroit      étroite
+    full        plein       pleine
+    low         bas         basse
+""")
+ROLES = "subject", "verb", "object", "of the subject", "of the object"
+
+
+def read_scenes():
+    """Return the scenes of data/words, a dict for each: role -> {English: French}."""
+    text = (ROOT / "data/words/scenes.toml").read_text(encoding="utf-8")
+    scenes = tomllib.loads(text)["scenes"]
+    return [
+        {role: {word: FRENCH[word] for word in scene[role].split()} for role in ROLES}
+        for scene in scenes
+    ]
+
+
+SCENES = read_scenes()
 THE = dictionary("""
     the     le      la
     this    ce      cette

@@ -19,8 +19,8 @@ from engine.common.checks import at_least
 from engine.common.files import DamagedFile, atomic_path, read_json, shell_quote
 from engine.text.tokenizer import tokenizer_from_spec
 from engine.weights import checkpoint
-from engine.weights.loading import checked
-from engine.weights.tensor_files import read_safetensors, write_safetensors
+from engine.weights.checkpoint import read_safetensors, write_safetensors
+from engine.weights.pretrained import check_weights
 from experiments.shared.blocks import LookingBlock
 from experiments.shared.translation import Vocabulary
 from masks import both
@@ -295,5 +295,5 @@ def load(folder):
     path = path.with_name("model.safetensors")
     weights = dict(read_safetensors(path))
     expected = dict(model.named_parameters())
-    model.load_state_dict(checked(expected, weights, path))
+    model.load_state_dict(check_weights(expected, weights, path))
     return model.eval(), vocabulary

@@ -264,32 +264,18 @@ def test_rope_pairs_are_half_split():
     assert_same([rotate(x, cos[1], sin[1])], [want])
 
 
-@pytest.mark.parametrize("scaling", ["llama3:1,4", "llama3:1.5,20.0"])
-def test_rope_stretched_as_llama_3(scaling):
+def test_rope_stretched_as_llama_3():
     """Catches scaling that bends the fast pairs, or leaves the slow ones: Llama 3.1's formula."""
-    low, high = map(float, scaling.removeprefix("llama3:").split(","))
-    cos, sin = rope_table(3, 128, base=500000.0, stretch=8.0, trained=8192, scaling=scaling)
+    cos, sin = rope_table(3, 128, base=500000.0, stretch=8.0, trained=8192)
     for pair in range(64):
         frequency = 500000.0 ** (-2 * pair / 128)
         wavelength = 2 * math.pi / frequency
-        if wavelength > 8192 / low:
+        if wavelength > 8192:
             frequency /= 8
-        elif wavelength > 8192 / high:
-            smooth = (8192 / wavelength - low) / (high - low)
+        elif wavelength > 8192 / 4:
+            smooth = (8192 / wavelength - 1) / 3
             frequency = (1 - smooth) * frequency / 8 + smooth * frequency
         assert abs(torch.atan2(sin[1, pair], cos[1, pair]) - frequency) < 1e-12
-
-
-def test_rope_stretched_as_yarn():
-    """Catches a blend by turns, one that is not rounded, and vectors that do not grow: Qwen 2.5."""
-    cos, sin = rope_table(3, 128, 1e6, 4.0, 32768, "yarn:32,1")
-    pair = torch.arange(64, dtype=torch.float64)  # 23.6 turns 32 times, and 39.7 once
-    keep = ((40 - pair) / (40 - 23)).clamp(0, 1)
-    angle = 1e6 ** (-pair / 64) * (keep + (1 - keep) / 4)
-    size = 1 + math.log(4) / 10
-    assert_same([cos[1], sin[1]], [size * angle.cos(), size * angle.sin()])
-    with pytest.raises(ValueError, match="needs a rope_base above 1"):
-        rope_table(3, 128, 1.0, 4.0, 32768, "yarn:32,1")
 
 
 def test_sinusoidal_is_vaswani():

@@ -182,7 +182,6 @@ def test_dropout_acts_in_training_only():
         ({"n_layer": 0}, "n_layer=0"),
         ({"window": -1}, "window=-1"),
         ({"window_pattern": ""}, "window_pattern='' must be made of S and L"),
-        ({"rope_pattern": "RL"}, "rope_pattern='RL' must be made of R and N"),
         ({"score": "additive"}, "attention='fused' cannot do score='additive'"),
         ({"visible": "alibi:3"}, "for n_head=4 it must be"),
         ({"visible": "full"}, "would show a GPT the next token"),

@@ -15,7 +15,7 @@ from engine.common import files
 from engine.text import dataset, preparation
 from engine.text.tokenizer import create_tokenizer
 from engine.training import run_folder
-from engine.weights import checkpoint, tensor_files
+from engine.weights import checkpoint
 from model import GPT, GPTConfig
 from train import TrainConfig, train
 
@@ -163,7 +163,7 @@ def test_a_hostile_optimizer(poem, tmp_path):
     train(TrainConfig(**settings, max_iters=1))
     folder = tmp_path / "out" / "step_000001"
     path = folder / "trainer.safetensors"
-    tensor_files.write_safetensors(path, {"x/a": torch.zeros(1)})
+    checkpoint.write_safetensors(path, {"x/a": torch.zeros(1)})
     manifest = json.loads((folder / "manifest.json").read_text())
     written(folder / "manifest.json", manifest | {path.name: files.sha256_of_file(path)})
     with pytest.raises(ValueError, match="is of another optimizer"):

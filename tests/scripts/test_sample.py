@@ -211,21 +211,6 @@ def test_an_input_that_is_closed(trained):
     assert "--start has no tokens" in complaint(result)
 
 
-def test_a_checkpoint_that_is_removed_while_it_is_read(written, trained, tmp_path, monkeypatch):
-    """Catches a complaint about damage where a run has only gone on (keep_checkpoints)."""
-    out = shutil.copytree(trained, tmp_path / "out")
-    newest = shutil.copytree(checkpoint.find_checkpoint(out), out / "step_999999")
-    read = checkpoint.load_config
-
-    def late(folder):
-        if folder == newest:
-            shutil.rmtree(newest)
-        return read(folder)
-
-    monkeypatch.setattr(checkpoint, "load_config", late)
-    assert written(out_dir=str(out)).startswith("\n")
-
-
 def test_prompts_from_files_and_pipes(trained, tmp_path):
     """Catches a byte order mark, a carriage return, and figures that mix with the text."""
     command = ["sample.py", f"--out_dir={trained}", "--max_new_tokens=9", "--device=cpu"]

@@ -11,9 +11,9 @@ from conftest import complaint, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text import conversations, dataset, preparation
+from engine.text import conversations, dataset, preparation, sources
 from engine.text.chat import ChatTemplate, chat_tokenizer
-from engine.text.packing import PackedRows, best_fit
+from engine.text.dataset import PackedRows, best_fit
 from engine.text.preparation import BEGINS
 from engine.text.tokenizer import create_tokenizer, tokenizer_from_spec, with_special_tokens
 
@@ -232,7 +232,7 @@ GOOD = {"messages": ONE}
 
 def prepared(folder, path, **settings):
     """The dataset of the conversations in a file, all of them in both splits."""
-    records = functools.partial(conversations.read_records, path)
+    records = functools.partial(sources.read_records, path)
     settings = {"source": "x", "val": records()} | settings
     conversations.write_conversations(folder, chat_tokenizer("byte"), records(), **settings)
     return dataset.load_dataset(str(folder), 8)
@@ -246,15 +246,16 @@ def write_lines(path, *records):
 
 def test_every_form(tmp_path):
     """Catches a form or a kind of file that gives other tokens, or another mask."""
-    zstandard = pytest.importorskip("zstandard")
-    datasets = pytest.importorskip("datasets")
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
     turns = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "I."}]
     pair = {"prompt": "Who?", "completion": "I."}
     path = write_lines(tmp_path / "a.jsonl", GOOD, pair, {"conversations": turns, "id": 5})
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
-    frames = [zstandard.compress(line) for line in path.read_bytes().splitlines(keepends=True)]
+    lines = path.read_bytes().splitlines(keepends=True)
+    frames = [pyarrow.compress(line, codec="zstd", asbytes=True) for line in lines]
     (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
-    datasets.Dataset.from_list([GOOD] * 3).to_parquet(tmp_path / "d.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist([GOOD] * 3), tmp_path / "d.parquet")
     names = "a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet"
     found = [prepared(tmp_path / name[0], tmp_path / name) for name in names]
     assert all(data.hashes == found[0].hashes for data in found)
@@ -307,7 +308,7 @@ def test_damaged_records(line, message, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n" + json.dumps(GOOD).encode() + b"\n" + line + b"\n")
     template = chatml()
-    records = functools.partial(conversations.read_records, path)
+    records = functools.partial(sources.read_records, path)
     with pytest.raises(ValueError, match=r"a.jsonl, line 3: .*" + message) as error:
         [*conversations.encode_records(records(), template, 0)]
     assert len(str(error.value)) < 400 + len(str(path))
@@ -318,13 +319,13 @@ def test_damaged_records(line, message, tmp_path):
 
 def test_files_that_cannot_be_unpacked(tmp_path):
     """Catches a traceback for an archive that is cut off, or is none."""
-    zstandard = pytest.importorskip("zstandard")
+    pyarrow = pytest.importorskip("pyarrow")
     lines = b"".join(b'{"prompt": "a", "completion": "%d"}\n' % n for n in range(999))
     for name, content in [
         ("a.jsonl.gz", gzip.compress(lines)[:-20]),
         ("b.jsonl.gz", lines),
         ("c.jsonl.zst", lines),
-        ("d.jsonl.zst", zstandard.compress(lines)[:-20]),
+        ("d.jsonl.zst", pyarrow.compress(lines, codec="zstd", asbytes=True)[:-20]),
         ("e.parquet", lines),
     ]:
         (tmp_path / name).write_bytes(content)

@@ -11,7 +11,7 @@ from conftest import POEM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.text import dataset, preparation, published
+from engine.text import dataset, preparation, sources
 from engine.text.tokenizer import create_tokenizer
 
 FILES = "train.bin", "val.bin", "meta.json"  # in the order in which they appear, but the first two
@@ -79,7 +79,7 @@ def test_nanogpts_tokens(tmp_path, tiny_shakespeare, gpt2_files, monkeypatch):
     """Catches other tokens than those nanoGPT writes for tiny Shakespeare."""
     monkeypatch.setattr("sys.argv", ["prepare.py", f"--input={tiny_shakespeare}"])
     for name, counts in (("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059))):
-        published.prepare_shakespeare(tmp_path / name, name)
+        sources.prepare_shakespeare(tmp_path / name, name)
         data = dataset.load_dataset(str(tmp_path / name), 8)
         assert (len(data.train), len(data.val)) == counts
 
@@ -124,9 +124,9 @@ def test_download_without_network_or_with_another_file(tmp_path):
     good = tmp_path / "good.txt"
     good.write_text("good")
     with pytest.raises(ValueError, match="not the expected file"):
-        published.download(good.as_uri(), "0" * 64, tmp_path / "input.txt")
+        sources.download(good.as_uri(), "0" * 64, tmp_path / "input.txt")
     assert not (tmp_path / "input.txt").exists()
-    published.download(good.as_uri(), hashlib.sha256(b"good").hexdigest(), tmp_path / "input.txt")
+    sources.download(good.as_uri(), hashlib.sha256(b"good").hexdigest(), tmp_path / "input.txt")
     assert (tmp_path / "input.txt").read_text() == "good"
     with pytest.raises(ValueError, match="prepare.py --input FILE"):
-        published.download("http://127.0.0.1:9/none", "0" * 64, tmp_path / "other.txt")
+        sources.download("http://127.0.0.1:9/none", "0" * 64, tmp_path / "other.txt")

@@ -114,7 +114,7 @@ def test_words_in_which_a_pronoun_has_one_meaning(tmp_path):
     rng = random.Random(1)
     sentences = [script["sentence"](rng) for _ in range(3000)]
     follows = collections.defaultdict(set)
-    plurals = {*script["MANY"].values()}
+    plurals = {*script["WORDS"]["many"].values()}
     for text in sentences:
         fact = r"the (\w+) did not \w+ the (\w+) because (it|they) "
         *nouns, pronoun = re.match(fact, text).groups()

@@ -1,12 +1,10 @@
 """Checkpoints: what is saved comes back, whole or not at all, and damage is named."""
 
-import json
 import os
 
 import pytest
 import torch
 
-from engine.common.files import sha256_of_file
 from engine.text.tokenizer import create_tokenizer
 from engine.training import run_folder
 from engine.weights import checkpoint
@@ -21,12 +19,6 @@ def saved(out_dir, step=10, trainer_state=None):
     model = GPT(GPTConfig(**SHAPE))
     trainer_state = trainer_state or {"optimizer": {}}
     return checkpoint.save_checkpoint(out_dir, step, model, {}, SPEC, trainer_state)
-
-
-def update_manifest(folder):
-    names = [path.name for path in folder.iterdir() if path.name != "manifest.json"]
-    hashes = {name: sha256_of_file(folder / name) for name in names}
-    (folder / "manifest.json").write_text(json.dumps(hashes))
 
 
 def test_the_trainers_state(tmp_path):
@@ -46,22 +38,6 @@ def test_the_trainers_state(tmp_path):
     assert (state["step"], state["scaler"], state["record"]) == (7, scaler, {})
     assert str(state["average"]) == str(average)
     assert all(torch.equal(state["optimizer"][name], x) for name, x in optimizer.items())
-
-
-def test_an_old_checkpoint(tmp_path):
-    """Catches checkpoints of earlier versions, with trainer.pt, that no longer resume."""
-    folder = saved(tmp_path)
-    (folder / "trainer.json").unlink()
-    (folder / "trainer.safetensors").unlink()
-    optimizer = {"state": {"transformer.wte.weight": {"exp_avg": torch.rand(20, 8)}}}
-    old = {"step": 10, "dtype": "float32", "owed": False, "scaler": {}, "optimizer": optimizer}
-    torch.save(old, folder / "trainer.pt")
-    update_manifest(folder)
-    state = checkpoint.load_trainer(checkpoint.newest_valid(tmp_path))
-    names = optimizer["state"]["transformer.wte.weight"]
-    assert list(state["optimizer"]) == ["transformer.wte.weight/exp_avg"]
-    assert torch.equal(state["optimizer"]["transformer.wte.weight/exp_avg"], names["exp_avg"])
-    assert (state["dtype"], state["evaluation_pending"], state["step"]) == ("float32", False, 10)
 
 
 def test_finding(tmp_path):
@@ -118,10 +94,10 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
         checkpoint.newest_valid_or_none(tmp_path)
 
 
-def test_settings_of_earlier_versions(tmp_path):
-    """Catches a removed setting that was off and is refused, or that was on and is ignored."""
+def test_settings_that_do_not_fit():
+    """Catches a setting that is not known here, or impossible, and is ignored."""
     config = GPTConfig(**SHAPE)
-    settings = config.__dict__ | {"skip": False, "shift": False}
+    settings = config.__dict__
     assert checkpoint.restore_settings(GPTConfig, settings, "x") == config
     with pytest.raises(ValueError, match="x does not fit this version .* 'shift'"):
         checkpoint.restore_settings(GPTConfig, settings | {"shift": True}, "x")

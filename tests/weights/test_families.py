@@ -52,16 +52,12 @@ def random_config(kind, seed):
         )
     own = {
         "llama": {"head_dim": rng.choice([None, odd])},
-        "olmo2": {},
-        "smollm3": {"no_rope_layer_interval": rng.choice([2, 4])},
         "mistral": {"head_dim": rng.choice([None, odd]), "sliding_window": [None, 7, 20][seed % 3]},
         "qwen2": {"max_window_layers": rng.choice([0, 1])},
         "qwen3": {"max_window_layers": 1, "head_dim": odd},
     }[kind]
-    if kind in ("smollm3", "qwen2", "qwen3"):
+    if kind in ("qwen2", "qwen3"):
         own |= {"sliding_window": 9, "use_sliding_window": seed % 2 == 0}
-    biases = {"attention_bias": seed % 2 == 0, "mlp_bias": seed < 2}
-    own |= {name: value for name, value in biases.items() if name in FAMILIES[kind].settings}
     return config_class(kind)(
         hidden_size=width,
         intermediate_size=rng.choice([40, 88]),
@@ -151,15 +147,14 @@ def test_published_configs(name, changes, expected):
 
 @pytest.mark.parametrize("changes", PUBLISHED["angles"], ids=str)
 def test_angles(changes):
-    """Catches YaRN's blend with an end beyond the pairs, or both on one, and other defaults."""
+    """Catches another blend than Llama 3's, and other defaults."""
     config = published("llama", changes)
     wpe = Rotary(GPTConfig(**config_from_hugging_face(config)))
     theirs = transformers.LlamaConfig(**config)
     build = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS
-    frequency, size = build[theirs.rope_parameters["rope_type"]](theirs)
+    frequency, _ = build[theirs.rope_parameters["rope_type"]](theirs)
     angle = torch.atan2(wpe.sin[1], wpe.cos[1])
     torch.testing.assert_close(angle, frequency, rtol=1e-5, atol=1e-9)
-    torch.testing.assert_close(wpe.cos[0], torch.full_like(angle, size))
 
 
 @pytest.mark.parametrize("name", PUBLISHED["configs"])
@@ -225,8 +220,8 @@ def test_many_files(tmp_path):
     good = safetensors.torch.load_file(path)
     k = good.pop(name)
     for changed, message in (
-        ({name: k[1:]}, "c_attn.weight have other shapes"),
-        ({name: k[:, 1:].contiguous()}, "have other shapes"),
+        ({name: k[1:]}, r"c_attn.weight is \(95, 48\) there"),
+        ({name: k[:, 1:].contiguous()}, "Sizes of tensors must match"),
         ({}, "a part of transformer.h.1.attn.c_attn.weight is missing"),
         ({name: k, "model.extra": torch.ones(1)}, "model.extra"),
         ({name: k, "model.norm.weight": torch.ones(32)}, "twice"),

@@ -114,8 +114,8 @@ function fromHalf(halves) {
 
 class GPT {
   // config: that of model.py. shapes: [[name, shape of its weights]]; weights: all of them, one
-  // after the other, as base64 of float16. rope: {frequency: of each pair, size: of what turned}.
-  constructor({ config, shapes, weights, rope }) {
+  // after the other, as base64 of float16. frequency: what each pair turns by a token.
+  constructor({ config, shapes, weights, frequency }) {
     this.config = config;
     this.H = config.n_head;
     this.G = config.n_kv_head || config.n_head;
@@ -127,19 +127,18 @@ class GPT {
     this.weights = {};
     for (const [name, [rows, size]] of shapes)
       this.weights[name] = size ? matrix(rows, size) : next(rows);
-    this.turns = once((position) => rope.frequency.map((angle) =>
-      [Math.cos, Math.sin].map((side) => rope.size * side(position * angle))));
+    this.turns = once((position) => frequency.map((angle) =>
+      [Math.cos, Math.sin].map((side) => side(position * angle))));
     this.layers = Array.from({ length: config.n_layer }, (_, n) => this.layer(n));
   }
 
   // What model.py's Block decides when it is made.
   layer(n) {
     const { config } = this;
-    const letter = (pattern) => pattern[n % pattern.length];
-    const short = letter(config.window_pattern) === "S" && config.window < config.block_size;
+    const pattern = config.window_pattern;
+    const short = pattern[n % pattern.length] === "S" && config.window < config.block_size;
     return {
       name: `transformer.h.${n}`,
-      rotates: config.position === "rope" && letter(config.rope_pattern) === "R",
       visible: predicate(config.visible, short ? config.window : 0),
     };
   }
@@ -162,13 +161,12 @@ class GPT {
     return found;
   }
 
-  // Queries or keys: of each head, or of all heads together.
+  // Queries or keys, of each head.
   qkNorm(row, name) {
     const { qk_norm, norm_eps } = this.config;
     if (!qk_norm) return row;
-    const normed = (x) => rmsNorm(x, norm_eps || RMS_EPS, this.weights[`${name}.weight`]);
-    if (qk_norm === "width") return normed(row);
-    for (const head of this.heads(row)) head.set(normed(head));
+    const weight = this.weights[`${name}.weight`];
+    for (const head of this.heads(row)) head.set(rmsNorm(head, norm_eps || RMS_EPS, weight));
     return row;
   }
 
@@ -202,7 +200,8 @@ class GPT {
     const queries = this.linear(x, `${name}.c_attn`).map((row, n) => {
       const q = this.qkNorm(row.subarray(0, H * D), `${name}.qk_norm.q`);
       const newK = this.qkNorm(row.subarray(H * D, (H + G) * D), `${name}.qk_norm.k`);
-      if (layer.rotates) for (const part of [q, newK]) this.rotate(part, from + n);
+      if (this.config.position === "rope")
+        for (const part of [q, newK]) this.rotate(part, from + n);
       k.push(this.heads(newK));
       v.push(this.heads(row.subarray((H + G) * D)));
       return this.heads(q);
@@ -260,10 +259,9 @@ class GPT {
       const attend = (x) => this.attention(x, layer, memory, replaced);
       const think = (x) => this.mlp(x, layer, changes[`${l}.mlp`]);
       const ln = (x, part) => this.norm(x, `${layer.name}.${part}`);
-      const after = this.config.norm_after;
       const add = (y) => y.forEach((row, n) => addTo(x[n], 1, row));
-      add(after ? ln(attend(x), "ln_1") : attend(ln(x, "ln_1")));
-      add(after ? ln(think(x), "ln_2") : think(ln(x, "ln_2")));
+      add(attend(ln(x, "ln_1")));
+      add(think(ln(x, "ln_2")));
       return memory;
     });
     const head = this.config.tie_weights ? "transformer.wte" : "lm_head";

@@ -1,7 +1,6 @@
 """Our models as those of a published family: what engine/weights reads, written."""
 
-from engine.weights.families import ACTIVATIONS, FAMILIES, ROPE_NUMBERS
-from engine.weights.tensor_names import LLAMA, TABLES, join_name, oriented, split_name
+from engine.weights.families import ACTIVATIONS, FAMILIES, LLAMA_3, join_name, oriented, split_name
 
 
 def config_json(kind, ours):
@@ -21,11 +20,8 @@ def config_json(kind, ours):
     theirs["rope_theta"] = ours["rope_base"]
     theirs["rope_scaling"] = None
     if ours["rope_stretch"] != 1:
-        name, *numbers = ours["rope_scaling"]
-        scaling = {"rope_type": name, "factor": ours["rope_stretch"]}
-        scaling |= dict(zip(ROPE_NUMBERS[name], numbers))
-        if name != "linear":
-            scaling["original_max_position_embeddings"] = ours["rope_trained"]
+        scaling = {"rope_type": "llama3", "factor": ours["rope_stretch"], **LLAMA_3}
+        scaling["original_max_position_embeddings"] = ours["rope_trained"]
         theirs["rope_scaling"] = scaling
     letters = {"L": "full_attention", "S": "sliding_attention"}
     fields = {
@@ -33,8 +29,6 @@ def config_json(kind, ours):
         "use_sliding_window": bool(ours["window"]),
         "max_window_layers": len(ours["window_pattern"].partition("S")[0]),
         "layer_types": [letters[letter] for letter in ours["window_pattern"]],
-        "no_rope_layers": [int(letter == "R") for letter in ours["rope_pattern"]],
-        "no_rope_layer_interval": 4,
     }
     return theirs | {name: fields[name] for name in family.layer_fields}
 
@@ -47,7 +41,7 @@ def to_hugging_face(weights, family, query_rows):
     prefix, layers = ("transformer.", "h.") if family == "gpt2" else ("model.", "layers.")
     for name, tensor in weights.items():
         number, module, kind = split_name(name)
-        parts = TABLES.get(family, LLAMA)[module]
+        parts = FAMILIES[family].tensors[module]
         pieces = tensor.chunk(len(parts))
         if kind == "lora_A":  # of all of them: only B has their rows
             pieces = [tensor] * len(parts)
@@ -63,7 +57,7 @@ def to_hugging_face(weights, family, query_rows):
 def to_peft(adapter, matrices, family, query_rows):
     """Return adapter_config.json, a dict, and the tensors of an adapter in PEFT's layout.
 
-    adapter: an engine.training.lora.Adapter, as a dict. matrices: lora_A and lora_B by name.
+    adapter: an engine.weights.lora.Adapter, as a dict. matrices: lora_A and lora_B by name.
     """
     tensors = {}
     targets = set()

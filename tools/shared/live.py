@@ -8,7 +8,6 @@ import torch
 
 from attention import rope_table
 from engine.text import tokenizer as tokenizers
-from engine.text.tokenizer_checks import components
 
 MOST_PARAMETERS = 5_000_000
 KNOWN = {  # the mechanisms that model.js has
@@ -48,16 +47,14 @@ def describe_model(model):
         "config": dataclasses.asdict(config),
         "shapes": [(name, list(p.shape)) for name, p in model.named_parameters()],
         "weights": base64.b64encode(halves.numpy().astype("<f2").tobytes()).decode(),
-        "rope": describe_rope(config),
+        "frequency": describe_rope(config),
     }
 
 
 def describe_rope(config):
-    """The angle by which each pair turns from one token to the next, and the size of vectors."""
-    stretched = config.rope_stretch, config.rope_trained, config.rope_scaling
-    cos, sin = rope_table(2, config.D, config.rope_base, *stretched)
-    frequency = torch.atan2(sin[1], cos[1]).tolist()
-    return {"frequency": frequency, "size": cos[0, 0].item() if frequency else 1}
+    """The angle by which each pair turns from one token to the next."""
+    cos, sin = rope_table(2, config.D, config.rope_base, config.rope_stretch, config.rope_trained)
+    return torch.atan2(sin[1], cos[1]).tolist()
 
 
 # ---- The tokenizer
@@ -84,7 +81,7 @@ def describe_content(content):
     """How a tokenizer.json cuts a text into words, and these into tokens."""
     model = content["model"]
     kind = model.get("type")
-    cuts = [*components(content["pre_tokenizer"])]
+    cuts = [*tokenizers.components(content["pre_tokenizer"])]
     if content["normalizer"] is None:
         if kind == "WordLevel" and [part["type"] for part in cuts] == ["WhitespaceSplit"]:
             return {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}

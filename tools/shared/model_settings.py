@@ -19,9 +19,6 @@ class ModelSettings:
 
     def load(self):
         """Return the folder of the model, the GPT and its tokenizer; ValueError without one."""
-
-        def read(folder):
-            model = GPT.from_pretrained(folder)
-            return folder, model, pretrained.load_tokenizer(folder, model.config.vocab_size)
-
-        return pretrained.load_named(self, read)
+        folder = pretrained.folder_in(self)
+        model = GPT.from_pretrained(folder)
+        return folder, model, pretrained.load_tokenizer(folder, model.config.vocab_size)

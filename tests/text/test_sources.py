@@ -1,4 +1,4 @@
-"""Texts of any size by the library datasets, without a network: local files stand for the hub."""
+"""Texts of any size, without a network: local files stand for the hub."""
 
 import gzip
 import json
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import POEM
 
-from engine.text import dataset, large, preparation, published
+from engine.text import dataset, preparation, sources
 
 datasets = pytest.importorskip("datasets")
 pyarrow = pytest.importorskip("pyarrow")
@@ -39,58 +39,50 @@ def jsonl(path, texts, key="text"):
     return path
 
 
-def prepared(folder, paths, tokenizer="byte", **settings):
-    rows = large.read_files(paths)
-    large.write_large_dataset(folder, rows, tokenizer, "texts", **{"val_share": 0.2} | settings)
+def prepared(folder, paths, tokenizer="byte"):
+    def read():
+        return sources.with_splits(sources.read_files(paths), 0.2)
+
+    sources.write_large_dataset(folder, read, tokenizer, "texts")
     return dataset.load_dataset(str(folder), 8)
+
+
+def read(*paths):
+    return [*sources.read_files(paths)]
 
 
 def test_every_kind_of_file(tmp_path):
     """Catches a kind of file that loses, reorders or changes texts."""
     texts = documents(100)
     path = jsonl(tmp_path / "a.jsonl", [*texts, None])
-    zstandard = pytest.importorskip("zstandard")
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
-    (tmp_path / "c.jsonl.zst").write_bytes(zstandard.compress(path.read_bytes()))
-    datasets.Dataset.from_dict({"text": [*texts, None]}).to_parquet(tmp_path / "d.parquet")
+    compressed = pyarrow.compress(path.read_bytes(), codec="zstd", asbytes=True)
+    (tmp_path / "c.jsonl.zst").write_bytes(compressed)
+    parquet.write_table(pyarrow.table({"text": [*texts, None]}), tmp_path / "d.parquet")
     paths = sorted(tmp_path.glob("?.*"))
     for path in paths:
-        assert large.read_files([path])["text"][:] == [*texts, None]
-    assert len(large.read_files(paths)) == 4 * (len(texts) + 1)
+        assert read(path) == [*texts, ""]
+    assert len(read(*paths)) == 4 * (len(texts) + 1)
     data = prepared(tmp_path / "x", paths[2:])
     whole = data.tokenizer.decode([*data.train.tolist(), 10, *data.val.tolist()])
     assert sorted(whole.split("\n")) == sorted("\n".join([*texts[1:], *texts[1:]]).split("\n"))
 
 
-def test_names_that_look_like_patterns(tmp_path):
-    """Catches another file that is read in place of the one that is named."""
+def test_plain_lines_need_no_library(tmp_path, monkeypatch):
+    """Catches a .jsonl that is not read without pyarrow, and a name that looks like a pattern."""
     jsonl(tmp_path / "w1.jsonl", ["wrong"])
-    assert large.read_files([jsonl(tmp_path / "w[1].jsonl", ["right"])])["text"][:] == ["right"]
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    path = jsonl(tmp_path / "w[1].jsonl", ["right"])
+    assert read(path) == ["right"]
+    with pytest.raises(ValueError, match="a.parquet needs the library pyarrow: pip install"):
+        read(tmp_path / "a.parquet")
 
 
-def test_small_files_that_unpack_to_much(tmp_path, monkeypatch):
-    """Catches 120 kB that fill the disk, and a row of parquet that fills the memory."""
-    zstandard = pytest.importorskip("zstandard")
-    monkeypatch.setattr(large, "LARGE", 2**20)
-    text = "a" * 2**20
-    path = jsonl(tmp_path / "a.jsonl", [text])
-    (tmp_path / "b.jsonl.zst").write_bytes(zstandard.compress(path.read_bytes()))
-    table = pyarrow.table({"text": [text]})
-    parquet.write_table(table, tmp_path / "c.parquet", compression="zstd")
-    assert large.read_files([path])["text"][:] == [text]
-    for name in "b.jsonl.zst", "c.parquet":
-        with pytest.raises(ValueError, match="unpacks to 1,048,.* bytes: if you trust it"):
-            large.read_files([tmp_path / name])
-
-
-def test_the_split(tmp_path, monkeypatch):
-    """Catches a split that depends on more than the document, on the order of files, or on how many
-    processes encode.
-    """
+def test_the_split(tmp_path):
+    """Catches a split that depends on more than the document, or on the order of files."""
     texts = documents(300)
     paths = [jsonl(tmp_path / "a.jsonl", texts[:150]), jsonl(tmp_path / "b.jsonl", texts[150:])]
     first = prepared(tmp_path / "x", paths)
-    monkeypatch.setattr(large, "ALONE", 50)
     again = prepared(tmp_path / "y", paths)
     assert first.hashes == again.hashes and first.tokens_per_character == again.tokens_per_character
     other = prepared(tmp_path / "z", paths[::-1])
@@ -102,25 +94,26 @@ def test_the_split(tmp_path, monkeypatch):
 
 
 def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
-    """Catches words or characters that a cut takes apart, and an old text out of the cache."""
-    monkeypatch.setattr(large, "SECTION", 100)
+    """Catches words or characters that a cut takes apart."""
+    monkeypatch.setattr(sources, "SECTION", 100)
     path = tmp_path / "a.txt"
-    for text in "Füße, ein Wort\r\n" * 200, "another\n" * 200:
-        path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-        sections = large.read_files([path])["text"][:]
-        assert "".join(sections) == text and len(sections) > 10
-        assert all(section.endswith("\n") for section in sections)
+    text = "Füße, ein Wort\r\n" * 200
+    path.write_bytes(b"\xef\xbb\xbf" + text.encode())
+    sections = read(path)
+    assert "".join(sections) == text and len(sections) > 10
+    assert all(section.endswith("\n") for section in sections)
 
 
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.jsonl", b'{"text": "a"}\n{"text":', "a.jsonl"),
-        ("b.jsonl.gz", b"no gzip", "b.jsonl.gz"),
-        ("c.parquet", b"no parquet", "c.parquet"),
-        ("d.jsonl", b'{"content": "a"}\n', r"no column 'text': .* --column \(content\)"),
-        ("e.jsonl", b'{"text": 5}\n', r"e.jsonl: its column 'text' is Value\('int64'\), not text"),
-        ("h.jsonl", b'{"text": ["a"]}\n', "h.jsonl: its column 'text' is List"),
+        ("a.jsonl", b'{"text": "a"}\n{"text":', "a.jsonl, line 2: no JSON"),
+        ("i.jsonl", b"5\n", "i.jsonl, line 1: a int in place of an object"),
+        ("b.jsonl.gz", b"no gzip", "cannot prepare .*b.jsonl.gz"),
+        ("c.parquet", b"no parquet", "cannot prepare .*c.parquet"),
+        ("d.jsonl", b'{"content": "a"}\n', r"line 1: no column 'text': .* --column \(content\)"),
+        ("e.jsonl", b'{"text": 5}\n', r"e.jsonl, line 1: its column 'text' is a int, not text"),
+        ("h.jsonl", b'{"text": ["a"]}\n', "h.jsonl, line 1: its column 'text' is a list"),
         ("f.txt", b"Text \xff" * 9, "f.txt is not UTF-8 text"),
         ("g.jsonl", b'{"text": "one"}\n', "texts: there is no text"),
     ],
@@ -164,12 +157,12 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
 
     def prepare_hub(name, *flags):
         monkeypatch.setattr("sys.argv", ["prepare.py", "--tokenizer=byte", *flags])
-        published.prepare_hub(tmp_path / name, "someone/something", "sample")
+        sources.prepare_hub(tmp_path / name, "someone/something", "sample")
         return dataset.load_dataset(str(tmp_path / name), 8)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     whole = prepare_hub("hub")
-    assert calls == [("someone/something", "sample", {"split": "train", "streaming": False})]
+    assert calls[-1] == ("someone/something", "sample", {"split": "train", "streaming": False})
     part = prepare_hub("part", "--tokens=90000")
     assert calls[-1][2]["streaming"]
     assert 90_000 <= len(part.train) + len(part.val) < len(whole.train) / 1.3
@@ -181,11 +174,11 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(datasets, "load_dataset", no_route)
     remedy = "cannot prepare someone/something .*no route.*data/text/prepare.py"
     with pytest.raises(ValueError, match=remedy):
-        large.read_hub("someone/something")
+        next(sources.read_hub("someone/something"))
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SystemExit):
         prepare_hub("x")
-    assert 'library datasets: pip install -e ".[data]"' in capsys.readouterr().err
+    assert 'needs the library datasets: pip install -e ".[data]"' in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
 
 
@@ -193,6 +186,6 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
 def test_the_scripts_of_the_hub(name, monkeypatch):
     """Catches a script that does not start, or names no dataset."""
     calls = []
-    monkeypatch.setattr(published, "prepare_hub", lambda *what: calls.append(what))
+    monkeypatch.setattr(sources, "prepare_hub", lambda *what: calls.append(what))
     runpy.run_path(str(dataset.DATA / name / "prepare.py"), run_name="__main__")
     assert calls[0][0] == dataset.DATA / name and "/" in calls[0][1]

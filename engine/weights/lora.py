@@ -12,7 +12,7 @@ import torch.nn as nn
 
 from engine.common.checks import at_least, choose
 from engine.weights import checkpoint
-from engine.weights.loading import checked, sha256_of_weights
+from engine.weights.pretrained import check_weights, sha256_of_weights
 
 
 @dataclass(kw_only=True)
@@ -30,42 +30,54 @@ class Adapter:
         at_least(0, self, "lora_alpha")
 
 
-class LoRALinear(nn.Linear):
-    """A Linear that has lora_A (inputs to rank) and lora_B (rank to outputs) beside its weight."""
+class LoRALinear(nn.Module):
+    """A Linear, and beside it lora_A (inputs to rank) and lora_B (rank to outputs)."""
+
+    def __init__(self, linear, adapter):
+        super().__init__()
+        self.linear = linear
+        self.scale = adapter.lora_alpha / adapter.lora_rank
+        self.lora_A = nn.Linear(linear.in_features, adapter.lora_rank, bias=False)
+        self.lora_B = nn.Linear(adapter.lora_rank, linear.out_features, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, x):
-        return super().forward(x) + self.lora_B(self.scale * self.lora_A(x))
+        return self.linear(x) + self.lora_B(self.scale * self.lora_A(x))
+
+    def merged(self):
+        """Return the Linear, whose weight gets what A and B add to it."""
+        self.linear.weight += self.scale * self.lora_B.weight @ self.lora_A.weight
+        return self.linear
 
 
 def attach(model, adapter):
     """Freeze a GPT, and put an Adapter's matrices beside the layers of its blocks that it names."""
-    modules = model.transformer.h.named_modules()
-    layers = [(name.split(".")[-1], layer) for name, layer in modules if type(layer) is nn.Linear]
-    targets = adapter.lora_targets.split(",")
-    for target in targets:
-        choose("lora_targets", target, dict(layers))
     model.requires_grad_(False)
     model.lora = adapter
-    rank = adapter.lora_rank
-    for name, layer in layers:
+    targets = adapter.lora_targets.split(",")
+    layers = list(layers_of(model, nn.Linear))
+    for target in targets:
+        choose("lora_targets", target, {name: layer for _, name, layer in layers})
+    for parent, name, layer in layers:
         if name in targets:
-            layer.__class__ = LoRALinear  # all else stays: its weight, and the name of that
-            layer.scale = adapter.lora_alpha / rank
-            layer.lora_A = nn.Linear(layer.in_features, rank, bias=False)
-            layer.lora_B = nn.Linear(rank, layer.out_features, bias=False)
-            nn.init.zeros_(layer.lora_B.weight)
+            setattr(parent, name, LoRALinear(layer, adapter))
 
 
 @torch.no_grad()
 def merge(model):
     """Make a GPT with an adapter one without, that computes the same."""
-    for layer in model.modules():
-        if isinstance(layer, LoRALinear):
-            layer.weight += layer.scale * layer.lora_B.weight @ layer.lora_A.weight
-            del layer.lora_A, layer.lora_B
-            layer.__class__ = nn.Linear
+    for parent, name, layer in list(layers_of(model, LoRALinear)):
+        setattr(parent, name, layer.merged())
     model.requires_grad_(True)
     model.lora = None
+
+
+def layers_of(model, kind):
+    """Yield (its parent, its name there, layer) for each layer of one class in the blocks."""
+    for parent in model.transformer.h.modules():
+        for name, layer in parent.named_children():
+            if type(layer) is kind:
+                yield parent, name, layer
 
 
 def load(GPT, folder, **changes):
@@ -85,6 +97,6 @@ def load(GPT, folder, **changes):
     model = GPT.from_weights(saved["model"], dict(base.named_parameters()), folder, **changes)
     attach(model, adapter)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    weights = checked(trained, checkpoint.load_tensors(folder, "model.safetensors"), folder)
+    weights = check_weights(trained, checkpoint.load_tensors(folder, "model.safetensors"), folder)
     model.load_state_dict(weights, strict=False)
     return model

@@ -1,0 +1,275 @@
+"""Where texts come from: files of any size, Hugging Face's hub, a download, Python's own library.
+
+What need not fit into memory is read one document after the other, and encoded by several
+processes.
+"""
+
+import contextlib
+import hashlib
+import io
+import itertools
+import json
+import multiprocessing
+import signal
+import sys
+import sysconfig
+import tokenize
+import urllib.request
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.common.checks import at_least
+from engine.common.errors import one_line_errors
+from engine.common.files import atomic_write, sha256_of, shell_path
+from engine.common.settings import parse_settings
+from engine.text.preparation import read_text, token_dtype, write_dataset, write_tokens
+from engine.text.tokenizer import create_tokenizer
+
+SECTION = 2**18  # characters of a long text that are one document
+VAL_SHARE = 0.005  # of many documents
+SHAKESPEARE = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+LIBRARY = Path(sysconfig.get_path("stdlib"))
+LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+
+# ---- Files of many documents, and the hub
+
+
+def kind_of(path):
+    """Return .jsonl or .parquet for a file of many documents, perhaps compressed; "" for a text."""
+    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+    return Path(name).suffix if name.endswith((".jsonl", ".parquet")) else ""
+
+
+@contextlib.contextmanager
+def library_errors(source, remedy=""):
+    """A ValueError that names source, for a library's errors of many types, or without it."""
+    try:
+        yield
+    except ImportError as error:
+        need = f'needs the library {error.name}: pip install -e ".[data]"'
+        raise ValueError(f"{source} {need}") from None
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or "is it damaged?"
+        raise ValueError(
+            f"cannot prepare {source} ({type(error).__name__}: {reason[:200]}){remedy}"
+        ) from error
+
+
+def read_records(*paths):
+    """Yield (where, record) of files, or of those in folders: a line of JSON as bytes, or a row.
+
+    A row of parquet is a dict. ValueError for a file that is damaged.
+    """
+    for path in paths:
+        if path.is_dir():
+            yield from read_records(*filter(kind_of, sorted(path.rglob("*"))))
+        elif kind_of(path) == ".parquet":
+            yield from ((f"{path}, row {n}", row) for n, row in enumerate(read_rows(path), 1))
+        else:
+            lines = enumerate(read_lines(path), 1)
+            yield from ((f"{path}, line {n}", line) for n, line in lines if line.strip())
+
+
+def read_rows(path):
+    with library_errors(path):
+        from pyarrow import parquet
+
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=1000):
+            yield from batch.to_pylist()
+
+
+def read_lines(path):
+    if path.suffix.lower() not in (".gz", ".zst"):
+        with open(path, "rb") as file:
+            yield from file
+        return
+    with library_errors(path):
+        import pyarrow
+
+        with pyarrow.input_stream(str(path), compression="detect") as file:
+            yield from io.BufferedReader(file)
+
+
+def read_hub(name, config=None, split="train", streaming=True):
+    """Yield (where, row) of a dataset on the hub; streaming: its files are not kept."""
+    script = shell_path("data/text/prepare.py")
+    remedy = f": connect to the internet, or get its files another way and use {script}"
+    with library_errors(name, remedy):
+        import datasets
+
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
+        for n, row in enumerate(rows, 1):
+            yield f"{name}, row {n}", row
+
+
+def as_dict(record):
+    """Return a record as a dict; ValueError for a line that is none in JSON."""
+    try:
+        record = json.loads(record) if isinstance(record, bytes | str) else record
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"a {type(record).__name__} in place of an object")
+    return record
+
+
+def read_documents(records, column="text"):
+    """Yield the texts in one column of records (where, record); ValueError for one without text."""
+    for where, record in records:
+        try:
+            record = as_dict(record)
+            if column not in record:
+                known = ", ".join(record)
+                raise ValueError(f"no column {column!r}: choose one by --column ({known})")
+            text = record[column]
+            if not isinstance(text, str | None):
+                raise ValueError(f"its column {column!r} is a {type(text).__name__}, not text")
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        yield text or ""
+
+
+def read_files(paths, column="text"):
+    """Yield the documents in files: the texts in one column, and texts by read_sections."""
+    for path in paths:
+        if kind_of(path):
+            yield from read_documents(read_records(path), column)
+        else:
+            yield from read_sections(path)
+
+
+def read_sections(path):
+    """Yield a text in sections of about SECTION characters, cut at line ends."""
+    with open(path, encoding="utf-8-sig", newline="") as file:
+        try:
+            while block := file.read(SECTION):
+                yield block + file.readline()
+        except UnicodeDecodeError:
+            raise ValueError(f"{path} is not UTF-8 text: convert it first") from None
+
+
+# ---- Many documents to token files
+
+
+def split_of(text, val_share):
+    """Return train or val, by the hash of a document: all of its copies are in the same split."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return "val" if int(digest[:16], 16) < val_share * 2**64 else "train"
+
+
+def with_splits(documents, val_share=VAL_SHARE):
+    """Yield (split, document); val_share of the documents, which are texts, are for validation."""
+    for document in documents:
+        yield split_of(document, val_share), document
+
+
+def start_process(tokenizer):
+    global process_tokenizer
+    process_tokenizer = tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that started it
+
+
+def encode_document(document):
+    """Return what write_tokens takes of a (split, text), in a process that has been started."""
+    split, text = document
+    ids = process_tokenizer.encode(text).astype(token_dtype(process_tokenizer))
+    return split, ids, len(text), bool(text)
+
+
+def write_large_dataset(folder, read, tokenizer_name, source, limit=0):
+    """Tokenize documents that need not fit into memory.
+
+    read: a function that yields (split, text), from the beginning whenever it is called. limit:
+    stop after this number of tokens; 0: never.
+    """
+    texts = itertools.chain(["\n"], (text for _, text in read()))
+    tokenizer = create_tokenizer(tokenizer_name, texts)
+    with multiprocessing.Pool(initializer=start_process, initargs=(tokenizer,)) as pool:
+        encoded = pool.imap(encode_document, read(), chunksize=16)
+        write_tokens(folder, tokenizer, {"name": source}, encoded, limit)
+
+
+# ---- The whole of a prepare.py for a published text
+
+
+def download(url, sha256, path):
+    """Download url to path, if it is not there.
+
+    ValueError if that fails or the file has another sha256.
+    """
+    if path.exists():
+        return
+    script = shell_path(path.parent / "prepare.py")
+    remedy = f"get the file another way, then python {script} --input FILE"
+    print(f"downloading {url}")
+    try:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            content = response.read()
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise ValueError(f"cannot download {url} ({reason}): {remedy}") from None
+    if sha256_of([content]) != sha256:
+        raise ValueError(f"{url} is not the expected file (its sha256 differs): {remedy}")
+    atomic_write(path, content)
+
+
+@dataclass
+class DownloadSettings:
+    input: Path | None = None
+    """The text, if you have it already; otherwise it is downloaded, and its sha256 is checked."""
+
+
+@one_line_errors()
+def prepare_shakespeare(folder, tokenizer_name):
+    """Prepare tiny Shakespeare: [--input FILE]. Its last tenth is for validation, as in nanoGPT."""
+    path = parse_settings(DownloadSettings, sys.argv[1:]).input
+    if path is None:
+        path = folder / "input.txt"
+        download(SHAKESPEARE, SHA256, path)
+    text = read_text(path)
+    end = int(len(text) * 0.9)
+    write_dataset(folder, [text[:end]], tokenizer_name, path.name, val=[text[end:]])
+
+
+@dataclass
+class HubSettings:
+    tokens: int = 0
+    """Stop after this number of tokens, and download no more than they need; 0: all of it."""
+    tokenizer: str = "gpt2"
+    """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), byte, or a model's folder."""
+
+    def __post_init__(self):
+        at_least(0, self, "tokens")
+
+
+@one_line_errors()
+def prepare_hub(folder, name, config=None):
+    """Prepare a dataset on the hub, or its variant config: [--tokens=N] [--tokenizer=NAME].
+
+    A hash of each document decides whether it is for validation.
+    """
+    settings = parse_settings(HubSettings, sys.argv[1:])
+
+    def read():
+        rows = read_hub(name, config, streaming=settings.tokens > 0)
+        return with_splits(read_documents(rows))
+
+    write_large_dataset(folder, read, settings.tokenizer, name, settings.tokens)
+
+
+# ---- Python's own standard library, as it stands on this machine
+
+
+def library_files():
+    """Return the source files of the standard library, ordered by their names."""
+    names = sorted(path.relative_to(LIBRARY).as_posix() for path in LIBRARY.rglob("*.py"))
+    return [LIBRARY / name for name in names if LEFT_OUT.isdisjoint(name.split("/"))]
+
+
+def read_source(path):
+    with tokenize.open(path) as file:  # honours the file's own declaration of its encoding
+        return file.read()
