@@ -83,7 +83,7 @@ def main(config):
     for word in tqdm(benchmark.words(config.shapes, [*cases]), "shapes", unit="shape"):
         name, texts = benchmark.split_shape(word)
         model = make_model(name, device)
-        peer = make_peer(config, name, device)
+        peer = config.peer(name, device, bias=True)
         kinds = benchmark.words(config.weights, cases.get(word, cases["gpt2"]))
         rows = write_texts(config, model, peer, kinds, texts, report["gb_per_s"])
         measured = {"shape": name, "texts": texts, "single": rows}
@@ -108,15 +108,6 @@ def make_model(name, device):
             return GPT(benchmark.model_config(name)).to(device)
     finally:
         torch.set_default_dtype(torch.float32)
-
-
-def make_peer(config, name, device):
-    """Return nanoGPT's model of a shape on the device, or None."""
-    if not config.nanogpt or name not in benchmark.NANOGPT:
-        return None
-    nanogpt = benchmark.nanogpt(config.nanogpt)
-    settings = nanogpt.GPTConfig(**benchmark.NANOGPT[name], bias=True, dropout=0.0)
-    return nanogpt.GPT(settings).to(device).eval()
 
 
 def write_texts(config, model, peer, kinds, texts, gb_per_s):

@@ -199,10 +199,7 @@ def make_steps(config, shape, device, dtype):
     torch.manual_seed(0)
     model = GPT(model_config).to(device)
     steps = {"lookback": our_step(compiled(model), make_optimizer(model, settings))}
-    if config.nanogpt and name in benchmark.NANOGPT:
-        theirs = benchmark.nanogpt(config.nanogpt)
-        sizes = benchmark.NANOGPT[name]
-        peer = theirs.GPT(theirs.GPTConfig(**sizes, bias=False, dropout=0.0)).to(device)
+    if peer := config.peer(name, device, bias=False):
         optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
         steps["nanoGPT"] = nanogpt_step(compiled(peer), optimizer)
     return model, x.numel(), steps

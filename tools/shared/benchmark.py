@@ -68,6 +68,13 @@ class ShapeSettings(BenchmarkSettings):
         if self.nanogpt and not path.exists():
             raise ValueError(f"nanogpt={self.nanogpt}: {path} is missing; clone it, run prepare.py")
 
+    def peer(self, name, device, bias):
+        """Return nanoGPT's model of a shape, on the device; None of one that it has not."""
+        if not self.nanogpt or name not in NANOGPT:
+            return None
+        theirs = SimpleNamespace(**runpy.run_path(str(Path(self.nanogpt, "model.py"))))
+        return theirs.GPT(theirs.GPTConfig(**NANOGPT[name], bias=bias, dropout=0.0)).to(device)
+
 
 def words(setting, auto):
     """Return the words of a setting, separated by commas; auto: what that stands for."""
@@ -88,11 +95,6 @@ def model_config(name, **changes):
     settings = SHAPES[name] | changes
     names = settings.keys() & {field.name for field in fields(GPTConfig)}
     return GPTConfig(**{name: settings[name] for name in names})
-
-
-def nanogpt(folder):
-    """Return the classes GPT and GPTConfig of a clone of nanoGPT."""
-    return SimpleNamespace(**runpy.run_path(str(Path(folder, "model.py"))))
 
 
 def time_rounds(functions, repeats, device, calls=1):
