@@ -27,7 +27,6 @@ from engine.common.settings import parse_settings
 from engine.decoding.generation import Generator
 from engine.decoding.quantization import best_dtype, prepare_for_inference
 from engine.decoding.sampling import Sampling
-from engine.decoding.speculation import GUESSES, Draft, ngram
 from engine.decoding.text import Printer, Text
 from engine.text.chat import ChatTemplate
 from engine.text.conversations import messages_of
@@ -85,14 +84,9 @@ class SampleConfig(Sampling):
     or more one after another (the arithmetic stays in float32); else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, to write 6,000 tokens or
-    more one after another, or interactively, if the checkpoint's attention allows it. On a CPU True
-    waits half a minute, and pays for long texts."""
+    more one after another, or interactively, if the checkpoint's attention allows it."""
     quantize: Literal["none", "int8"] = "none"
     """int8: a quarter of the bytes of float32, at the cost of some precision; or none."""
-    draft: str = ""
-    """Guess tokens and read several at once, for more speed and the same text: ngram (what followed
-    before), or a smaller model with the same tokenizer, as for init_from. (But for rounding, as
-    with the seed.)"""
 
     def __post_init__(self):
         super().__post_init__()
@@ -151,48 +145,21 @@ def encode_prompt(tokenizer, text, begin, most, flag):
 # The model
 
 
-def load_model(config, folder, quantize="none", rows=1, steps=math.inf):
-    """Return a model, its tokenizer, and its dtype and device in words.
-
-    rows: how many rows a matrix product has at a time (one for each text, or for each guess), and
-    steps: how many tokens follow each other; they decide how the weights are stored.
-    """
+def make_generator(config, texts):
+    """Return the Generator for this number of texts, and its dtype and device in words."""
     device = pick_device(config.device)
+    folder = pretrained.folder_in(config)
     model = GPT.from_pretrained(folder)
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     model = model.to(device)
-    dtype = best_dtype(model, rows, steps) if config.dtype == "auto" else config.dtype
-    model = prepare_for_inference(model, getattr(torch, dtype), quantize, rows)
-    kind = dtype if quantize == "none" else quantize
-    return model, tokenizer, f"{kind}, {device}"
-
-
-def make_generator(config, texts):
-    """Return the Generator for this number of texts, and its dtype and device in words."""
-    rows = 1 + GUESSES if config.draft else min(texts, config.batch_size)
     steps = math.inf  # tokens one after another
     if not config.interactive:
-        at_once = 1 if config.draft else config.batch_size
-        steps = -(-texts // at_once) * config.max_new_tokens
-    folder = pretrained.folder_in(config)
-    model, tokenizer, kind = load_model(config, folder, config.quantize, rows, steps)
-    guess = make_guess(config, tokenizer, steps)
+        steps = -(-texts // config.batch_size) * config.max_new_tokens
+    dtype = best_dtype(model, steps) if config.dtype == "auto" else config.dtype
+    model = prepare_for_inference(model, getattr(torch, dtype), config.quantize)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
-    return Generator(model, tokenizer, config, guess, pads), kind
-
-
-def make_guess(config, tokenizer, steps):
-    """Return what guesses the next tokens (see speculation.py), or None."""
-    if not config.draft:
-        return None
-    if config.draft == "ngram":
-        return ngram
-    draft, other, _ = load_model(config, pretrained.folder_of(config.draft), steps=steps)
-    if not other.same_ids(tokenizer):
-        raise ValueError(
-            f"--draft={config.draft} has another tokenizer than the model: it must be the same"
-        )
-    return Draft(draft)
+    kind = dtype if config.quantize == "none" else config.quantize
+    return Generator(model, tokenizer, config, pads), f"{kind}, {device}"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -201,7 +168,6 @@ def make_guess(config, tokenizer, steps):
 
 def sample(config):
     """Print the texts. ValueError for a checkpoint or a prompt that cannot be used."""
-    # The model, and what guesses its next tokens, if anything.
     prompts = {} if config.interactive else read_prompts(config)
     generator, kind = make_generator(config, max(1, len(prompts) * config.num_samples))
     if config.interactive:
@@ -305,11 +271,7 @@ def plain_turns(generator):
             print(error, file=sys.stderr)
             continue
         generator.add(ids)
-        length = generator.session.length
-        answer = Text(tokenizer, generator.config.stop)
-        yield answer
-        # The session keeps the answer's tokens, also those of a stop text, but no guesses.
-        generator.session.trim(length + len(answer.tokens))
+        yield Text(tokenizer, generator.config.stop)
 
 
 def chat_turns(generator):

@@ -121,7 +121,7 @@ def write_texts(config, model, peer, kinds, texts, gb_per_s):
     for kind in kinds:
         weights, _, compiled = kind.partition(":")
         if weights not in prepared:
-            prepared[weights] = prepare(copy.deepcopy(model), weights, texts)
+            prepared[weights] = prepare(copy.deepcopy(model), weights)
         compiled = CompiledStep() if compiled else None
         who = f"lookback {kind}"
         steps[who] = bytes_of_step(model, weights), []
@@ -160,14 +160,14 @@ def bytes_of_step(model, weights):
     return sum(p.numel() * dtype.itemsize for part in parts for p in part.parameters())
 
 
-def prepare(model, weights, rows):
-    """Convert a model's weights to float32, float16, bfloat16 or int8, for this many texts."""
+def prepare(model, weights):
+    """Convert a model's weights to float32, float16, bfloat16 or int8."""
     if weights != "int8":
-        return prepare_for_inference(model, getattr(torch, weights), rows=rows)
+        return prepare_for_inference(model, getattr(torch, weights))
     # int8 leaves other tensors as they are.
     device = model.transformer.wte.weight.device
     dtype = half_dtype(device) if device.type == "cuda" else "float32"
-    return prepare_for_inference(model, getattr(torch, dtype), "int8", rows)
+    return prepare_for_inference(model, getattr(torch, dtype), "int8")
 
 
 def our_writer(model, prompts, tokens, compiled, seconds):

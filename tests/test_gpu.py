@@ -164,7 +164,7 @@ def test_a_decoding_step_is_one_cuda_graph(name, rows, quantize, monkeypatch):
     monkeypatch.setattr("torch._inductor.config.triton.cudagraph_or_error", True)
     torch._dynamo.reset()
     model = model_of(**MODELS[name]).eval()
-    model = quantization.prepare_for_inference(model, torch.float32, quantize, None)
+    model = quantization.prepare_for_inference(model, torch.float32, quantize)
     step = CompiledStep()
     for length, count in ((9, 60), (30, 40)):
         prompts = torch.randint(300, (rows, length), device=CUDA)
@@ -201,9 +201,7 @@ def test_resuming(poem, tmp_path):
     assert metrics(part.out_dir)[-1]["step"] == 20
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, dict(quantize="int8"), dict(compile=True), dict(compile=False, draft="ngram")]
-)
+@pytest.mark.parametrize("changes", [{}, dict(quantize="int8"), dict(compile=True)])
 def test_sample_py(changes, poem, tmp_path, capsys):
     """Catches a script that fails with the defaults of a GPU: half precision, compiled, int8."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=10)

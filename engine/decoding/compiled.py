@@ -1,7 +1,6 @@
-"""The decoding step by torch.compile: one graph, on a GPU one CUDA graph, for every token."""
+"""The decoding step by torch.compile: one CUDA graph for every token."""
 
 import sys
-from types import FunctionType
 
 import torch
 
@@ -23,35 +22,18 @@ def decode_and_sample(model, token, cache, *inputs):
 def compile_step(model, compile, tokens):
     """Return a CompiledStep or None: compile is a bool, or "auto" if that depends on the tokens.
 
-    tokens: how many will be generated one after another. ValueError if attention is no one graph.
+    tokens: how many will be generated one after another. ValueError for what cannot be compiled.
     """
-    possible = model.config.attention in ("fused", "masked_fill")
+    device = model.transformer.wte.weight.device
+    attention = model.config.attention
+    possible = attention in ("fused", "masked_fill")
     if compile == "auto":
-        device = model.transformer.wte.weight.device
         compile = possible and worth_compiling(device, tokens, TOKENS_WORTH_COMPILING)
     if compile and not possible:
-        raise ValueError(
-            f"compile=True: attention={model.config.attention} cannot be compiled: leave it out"
-        )
+        raise ValueError(f"compile=True: attention={attention} cannot be compiled: leave it out")
+    if compile and device.type != "cuda":
+        raise ValueError(f"compile=True is for a GPU, not for device={device.type}: leave it out")
     return CompiledStep() if compile else None
-
-
-def compile_for_one_model(options, backend="inductor"):
-    """Return decode_and_sample by torch.compile, for one model whose modules do not change.
-
-    Guards are what torch.compile checks at each call. Those of modules would take 5 % of a step,
-    and are left out. Compiled code is stored with the function's code object, so each model gets a
-    copy of that object. The global state (threads, autocast, default dtype) is not checked either:
-    a step is not compiled again for another number of threads.
-    """
-
-    def to_check(guards):
-        outside_modules = torch.compiler.skip_guard_on_all_nn_modules_unsafe(guards)
-        return [keep and g.guard_type != "GLOBAL_STATE" for keep, g in zip(outside_modules, guards)]
-
-    options = options | {"guard_filter_fn": to_check}
-    own = FunctionType(decode_and_sample.__code__.replace(), globals())  # with a copy of the code
-    return torch.compile(own, fullgraph=True, backend=backend, options=options)
 
 
 def is_rounding(logits, expected):
@@ -82,14 +64,12 @@ class CompiledStep:
     def __init__(self, function=None):
         self.cache = None
         self.is_right = True  # as far as it has been compared
-        # On a GPU the compiler generates the products of a single row itself with this tuning, and
-        # reads int8 weights in them directly. On a CPU it calls those of quantization.py.
-        options = {
-            "triton.cudagraphs": True,
-            "coordinate_descent_tuning": True,
-            "cpp.dynamic_threads": True,
-        }
-        self.function = function or compile_for_one_model(options)
+        # With this tuning the compiler generates the products of a single row itself, and reads
+        # int8 weights in them directly.
+        options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
+        self.function = function or torch.compile(
+            decode_and_sample, fullgraph=True, options=options
+        )
 
     def empty_cache(self, model, batch_size, max_len):
         """Return the last cache if it has this size, else a new one."""

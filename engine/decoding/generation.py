@@ -7,31 +7,17 @@ from dataclasses import dataclass
 import torch
 
 from engine.common.hardware import synchronize
-from engine.common.threads import FreeCores
 from engine.decoding.compiled import compile_step
 from engine.decoding.sampling import Sampler
 from engine.decoding.session import Session, next_token
-from engine.decoding.speculation import GUESSES, propose, verify
 from engine.decoding.text import Text
 
 
 @torch.no_grad()
-def stream(session, max_new_tokens, sampler, guess=None):
-    """Continue the texts of a session: yield (ids (B,), logits (B, V)) of one token after another.
-
-    guess: as in speculation, for one text.
-    """
-    cores = FreeCores()
-    end = session.length + max_new_tokens
-    while session.length < end:
-        with cores:
-            most = min(GUESSES, end - session.length - 1)
-            guesses = propose(session, sampler, guess, most) if guess and most else []
-            if guesses:
-                tokens = verify(session, sampler, guesses)
-            else:
-                tokens = [next_token(session, sampler)]
-        yield from tokens
+def stream(session, max_new_tokens, sampler):
+    """Continue a session's texts: yield (ids (B,), logits (B, V)) of one token after another."""
+    for _ in range(max_new_tokens):
+        yield next_token(session, sampler)
 
 
 class Meter:
@@ -77,8 +63,6 @@ class Generator:
     model: torch.nn.Module
     tokenizer: object
     config: object
-    guess: object = None
-    """As in stream; then texts are written one by one."""
     pads: bool = True
     """Whether texts of different lengths can be one batch."""
 
@@ -142,7 +126,7 @@ class Generator:
         groups = {}
         for text in texts:
             groups.setdefault(None if mixed else len(text.ids), []).append(text)
-        size = 1 if self.guess else self.config.batch_size
+        size = self.config.batch_size
         batches = []
         for group in groups.values():
             batches += [group[n : n + size] for n in range(0, len(group), size)]
@@ -153,7 +137,7 @@ class Generator:
 
         Yields after each token, and after the last.
         """
-        tokens = stream(self.session, self.config.max_new_tokens, self.sampler, self.guess)
+        tokens = stream(self.session, self.config.max_new_tokens, self.sampler)
         for ids, logits in self.meter.timed(self.session, tokens):
             logprobs = [None] * len(ids)
             if self.config.json:

@@ -101,36 +101,22 @@ def to_device(u, device):
 
 
 class Sampler:
-    """Settings of sampling, and the random numbers of each column of a batch of texts.
+    """Settings of sampling, and the source of each text's random numbers, one a token.
 
-    generators: the source of each text's random numbers; None is PyTorch's own. The first column
-    gets each generator's first number, the next column its second, whatever the order of the calls.
-    So a draft model that looks ahead samples with the same numbers.
-
-    vocab_size: as in sample_next_token.
+    generators: None among them is PyTorch's own. vocab_size: as in sample_next_token.
     """
 
     def __init__(self, sampling, generators, vocab_size=None):
         self.sampling = sampling
         self.generators = [generator or torch.default_generator for generator in generators]
         self.vocab_size = vocab_size
-        self.numbers = []
-        self.first_column = None
 
-    def random(self, column):
-        """Return the numbers of a column, (B,) float64. The first call names the first column."""
-        if self.first_column is None:
-            self.first_column = column
-        while len(self.numbers) <= column - self.first_column:
-            numbers = [uniform(generator) for generator in self.generators]
-            self.numbers.append(torch.stack(numbers))
-        return self.numbers[column - self.first_column]
-
-    def inputs(self, session, column):
-        """Return what sample_next_token takes beside the logits, for a column of a session."""
+    def inputs(self, session):
+        """Return what sample_next_token takes beside the logits, for a session's next column."""
         penalty = self.sampling.repetition_penalty
-        text = session.text_before(column) if penalty != 1 else None
-        return self.sampling, self.random(column), text, self.vocab_size
+        text = session.known_text() if penalty != 1 else None
+        u = torch.stack([uniform(generator) for generator in self.generators])
+        return self.sampling, u, text, self.vocab_size
 
 
 def uniform(generator):

@@ -10,12 +10,9 @@ import torch
 from engine.decoding.sampling import sample_next_token
 
 
-def prefill(model, idx, cache, count=1):
-    """Read idx (B, T) after what cache holds.
-
-    Returns the logits (B, count, V) of what follows each of the last count tokens.
-    """
-    return model.lm_head(model.hidden(idx, cache)[:, -count:])
+def prefill(model, idx, cache):
+    """Read idx (B, T) after what cache holds. Returns the logits (B, 1, V) of what follows."""
+    return model.lm_head(model.hidden(idx, cache)[:, -1:])
 
 
 def decode_one_token(model, token, cache):
@@ -25,7 +22,7 @@ def decode_one_token(model, token, cache):
 
 def next_token(session, sampler):
     """Add a token to each text. Returns their ids (B,) and the logits (B, V) of all."""
-    inputs = sampler.inputs(session, session.length)
+    inputs = sampler.inputs(session)
     if session.can_be_compiled(inputs):
         ids, logits = session.compiled(session, *inputs)
         check_finite(logits)
@@ -83,18 +80,6 @@ class Session:
         self.ids[:, self.length : self.length + T] = tokens
         self.length += T
 
-    def trim(self, length):
-        """Remove the columns from length on, from the cache too."""
-        self.length = length
-        if self.n_read <= length:
-            return
-        try:
-            for layer in self.cache:
-                layer.trim(len(layer) - (self.n_read - length))
-            self.n_read = length
-        except ValueError:  # linear attention, or a context that has moved on
-            self.forget()
-
     def can_be_compiled(self, inputs):
         """Return whether the compiled step may read the next token. inputs: those of sampling."""
         if not self.compiled or not self.compiled.ready(self):
@@ -117,28 +102,25 @@ class Session:
         """Return the ids of one text, (T,)."""
         return self.ids[row, self.begin[row] : self.length]
 
-    def text_before(self, end):
-        """Return ids (B, columns): before column end those of the texts, then the first again."""
+    def known_text(self):
+        """Return ids (B, columns), of a shape that stays: after a text's end its first id again."""
         columns = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return torch.where(columns < end, self.ids, self.ids[:, :1])
+        return torch.where(columns < self.length, self.ids, self.ids[:, :1])
 
     def context_starts(self):
         """Return the column where the context of each text begins."""
         return [begin + self.model.context_start(self.length - begin) for begin in self.begin]
 
     @torch.inference_mode()
-    def logits(self, count=1):
-        """Return the logits (B, count, V) of what follows each of the last count columns.
-
-        The cache has read none of these.
-        """
+    def logits(self):
+        """Read what the cache has not. Returns the logits (B, 1, V) of what follows each text."""
         starts = self.context_starts()
         if starts != self.starts or not self.use_cache:
-            logits = self.read_all(starts, count)
+            logits = self.read_all(starts)
         elif self.length - self.n_read == 1:
             logits = decode_one_token(self.model, self.unread(), self.cache)
         else:
-            logits = prefill(self.model, self.unread(), self.cache, count)
+            logits = prefill(self.model, self.unread(), self.cache)
         check_finite(logits)
         self.starts = starts
         self.n_read = self.length
@@ -148,7 +130,7 @@ class Session:
         """Return the ids that the cache has not read, (B, T)."""
         return self.ids[:, self.n_read : self.length]
 
-    def read_all(self, starts, count):
+    def read_all(self, starts):
         """Fill an empty cache from each text's start. Texts that are equal are read once."""
         # Column 0 is the padding of a row, and its ids follow.
         left = min(starts)
@@ -162,7 +144,7 @@ class Session:
         cache = self.empty_cache(len(unique))
         for layer in cache:
             layer.reset(padding)
-        logits = prefill(self.model, table[:, 1:], cache, count)
+        logits = prefill(self.model, table[:, 1:], cache)
 
         if len(unique) < len(texts):
             rows = [unique.index(text) for text in texts]

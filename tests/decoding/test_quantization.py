@@ -2,7 +2,6 @@
 
 import copy
 import math
-import time
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from engine.decoding.quantization import best_dtype, prepare_for_inference
 from model import MODERN
 
 LAYERS = {  # a Linear's replacement, the relative error of its weights, whether a CPU has it
-    "float32": (quantization.Packed, 1e-6, quantization.HAS_ONEDNN),
     "float16": (quantization.Half, 2**-11, quantization.HAS_FBGEMM),
     "int8": (
         quantization.PackedInt8 if quantization.HAS_FBGEMM else quantization.Int8,
@@ -51,13 +49,14 @@ def test_products(name, rows, inputs, outputs, bias):
 
 
 @pytest.mark.parametrize("value", [1e5, math.inf, math.nan])
-@pytest.mark.parametrize("rows", [1, None])
-def test_a_weight_that_float16_cannot_hold(value, rows):
+@pytest.mark.parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
+def test_a_weight_that_float16_cannot_hold(value, fbgemm, monkeypatch):
     """Catches a weight that is cut off, or becomes infinite, without a word."""
+    monkeypatch.setattr(quantization, "HAS_FBGEMM", fbgemm)
     model = new_model()
     model.lm_head.weight.data[2, 1] = value
     with pytest.raises(ValueError, match="--dtype=float32"):
-        prepare_for_inference(model, torch.float16, rows=rows)
+        prepare_for_inference(model, torch.float16)
 
 
 @pytest.mark.parametrize("name", ["float16", "int8"])
@@ -126,7 +125,7 @@ def test_zeros_stay_zeros():
     assert torch.equal(y, linear.bias.expand(9, -1))
 
 
-@pytest.mark.parametrize("rows", [1, 10, None])
+@pytest.mark.parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
 @pytest.mark.parametrize(
     "dtype, quantize, tolerance",
     [
@@ -136,10 +135,11 @@ def test_zeros_stay_zeros():
         (torch.float32, "int8", 0.05),
     ],
 )
-def test_a_prepared_model(dtype, quantize, tolerance, rows):
+def test_a_prepared_model(dtype, quantize, tolerance, fbgemm, monkeypatch):
     """Catches layers that were left out, or a tied embedding that is quantized with the head."""
+    monkeypatch.setattr(quantization, "HAS_FBGEMM", fbgemm)
     model = random_model(torch.float32, **MODERN | {"tie_weights": True})
-    fast = prepare_for_inference(copy.deepcopy(model), dtype, quantize, rows)
+    fast = prepare_for_inference(copy.deepcopy(model), dtype, quantize)
     idx = torch.randint(33, (6, 16))
     expected = model(idx, idx)[0].softmax(-1)
     assert (fast(idx, idx)[0].float().softmax(-1) - expected).abs().max() < tolerance
@@ -147,70 +147,39 @@ def test_a_prepared_model(dtype, quantize, tolerance, rows):
     linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
     kept = [layer for layer in fast.modules() if isinstance(layer, nn.Linear)]
     assert len(kept) in (0, len(linears))
-    whole = (kept or rows is None) and not is_emulated(torch.device("cpu"), dtype)
+    whole = kept and not is_emulated(torch.device("cpu"), dtype)
     assert fast.transformer.wte.weight.dtype == (dtype if whole else torch.float32)
 
 
-@pytest.mark.parametrize("dtype, quantize", [("float32", ""), ("float16", ""), ("float32", "int8")])
-def test_a_compiled_product(dtype, quantize, monkeypatch):
-    """Catches a step that torch.compile cannot read, or a product by another layer's weight."""
-    monkeypatch.setattr(quantization, "packed_is_faster", lambda *_: True)
-    model = new_model()
-    fast = prepare_for_inference(model, getattr(torch, dtype), quantize or "none", rows=10)
-    torch._dynamo.reset()
-    compiled = torch.compile(fast, backend="aot_eager", fullgraph=True)
-    idx = torch.randint(33, (6, 16))
-    torch.testing.assert_close(compiled(idx)[0], fast(idx)[0])
-
-
-@pytest.mark.parametrize("rows", [1, 10, None])
-def test_a_dtype_without_units(rows, monkeypatch):
+def test_a_dtype_without_units(monkeypatch):
     """Catches products that a processor emulates, six times slower; and weights not rounded."""
     monkeypatch.setattr(hardware, "cpu_flags", lambda: ["avx2"])
     model = new_model()
     rounded = copy.deepcopy(model)
     for p in rounded.parameters():
         p.data = p.data.bfloat16().float()
-    fast = prepare_for_inference(model, torch.bfloat16, rows=rows)
+    fast = prepare_for_inference(model, torch.bfloat16)
     assert {p.dtype for p in fast.parameters()} == {torch.float32}
     idx = torch.randint(33, (6, 16))
     torch.testing.assert_close(fast(idx)[0], rounded(idx)[0])
 
 
 def test_the_dtype_that_suits_a_model(monkeypatch):
-    """Catches a small model that loses digits, weights that torch.compile cannot read, and a short
-    job that waits until weights are laid out.
+    """Catches a small model that loses digits, and a short job that waits until weights are laid
+    out.
     """
     model = new_model()
     assert best_dtype(model) == "float32"
     monkeypatch.setattr(quantization, "CACHE_BYTES", 0)
     large = "float16" if quantization.HAS_FBGEMM else "float32"
-    assert best_dtype(model) == best_dtype(model, 20) == best_dtype(model, 20, 128) == large
-    assert best_dtype(model, steps=127) == "float32"
-    assert best_dtype(model, None) == "float32"
-
-
-@pytest.mark.parametrize("faster", [False, True])
-def test_the_product_that_is_faster_here(faster, monkeypatch):
-    """Catches the slower of two products, and a choice by chance for a small model."""
-
-    class Packed(nn.Module):
-        def forward(self, x):
-            if not faster:
-                time.sleep(0.02)
-
-    monkeypatch.setattr(quantization, "Packed", lambda linear: Packed())
-    linears = [nn.Linear(2000, 1000) for _ in range(2)]
-    assert not quantization.packed_is_faster(linears, 2)
-    monkeypatch.setattr(quantization, "CACHE_BYTES", 0)
-    assert quantization.packed_is_faster(linears, 2) == faster
+    assert best_dtype(model) == best_dtype(model, 128) == large
+    assert best_dtype(model, 127) == "float32"
 
 
 def test_a_processor_without_avx(monkeypatch):
     """Catches products of x86 on an ARM processor, for which PyTorch lists FBGEMM too."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
-    assert not any(quantization.products_of_x86())
-    monkeypatch.setattr(quantization, "HAS_ONEDNN", False)
+    assert not quantization.has_fbgemm()
     monkeypatch.setattr(quantization, "HAS_FBGEMM", False)
     for dtype, quantize in (torch.float16, "none"), (torch.float32, "int8"):
         model = prepare_for_inference(new_model(), dtype, quantize)

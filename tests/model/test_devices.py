@@ -208,7 +208,7 @@ def test_a_preset_with_fake_tensors(preset, monkeypatch):
             model = GPT(shape)
             idx = torch.zeros(2, shape.block_size, dtype=torch.long)
         for dtype in torch.float32, torch.bfloat16:
-            prepare_for_inference(model, dtype, rows=None)
+            prepare_for_inference(model, dtype)
             model(idx, idx, only_loss=True)
             read_and_sample(model, idx)
 
@@ -229,5 +229,5 @@ def test_a_token_waits_for_nothing(change, monkeypatch):
         monkeypatch.setattr(torch, "tensor", None)  # numbers of Python are moved too
         with NoWaiting():
             logits = decode_one_token(model, session.ids[:, :1], cache)[:, 0]
-            text = session.text_before(300)
+            text = session.known_text()
             assert sample_next_token(logits, sampling, u, text).shape == (2,)

@@ -113,17 +113,15 @@ def test_a_mechanism_in_a_long_text(mechanism):
 
 
 @each()
-@pytest.mark.parametrize(
-    "quantize, dtype, rows", [("none", torch.float16, None), ("int8", torch.bfloat16, 4)]
-)
-def test_a_mechanism_with_weights_for_decoding(mechanism, quantize, dtype, rows):
+@pytest.mark.parametrize("quantize, dtype", [("none", torch.float16), ("int8", torch.bfloat16)])
+def test_a_mechanism_with_weights_for_decoding(mechanism, quantize, dtype):
     """Catches a Linear's weight that is used without calling it, mixed dtypes, and a mechanism that
     writes into its input: heads that share keys get copies, which hide it.
     """
     model, idx = random_model(torch.float32, n_kv_head=4, **mechanism), ids(4, 16)
     want = model(idx, idx)[0]
     with torch.inference_mode():
-        model = prepare_for_inference(model, dtype, quantize, rows)
+        model = prepare_for_inference(model, dtype, quantize)
         cache = model.new_cache(4)
         for start, end in (0, 13), (13, 14), (14, 15), (15, 16):
             got = model(idx[:, start:end], cache=cache)[0][:, 0]
@@ -344,7 +342,7 @@ def test_positions_keep_their_digits(position, dtype):
     x = torch.zeros(1, 1024, 32)
     want = tables(model.transformer.wpe, x)
     assert any(table.any() for table in want) == (position != "none")
-    half = prepare_for_inference(model, dtype, rows=None)
+    half = prepare_for_inference(model, dtype)
     for a, b in zip(tables(half.transformer.wpe, x.to(dtype)), want):
         assert (a - b).abs().max() <= 0.01 * b.abs().max(), "rounded frequencies, or a change in x"
 

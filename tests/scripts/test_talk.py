@@ -70,7 +70,7 @@ def test_turns(model):
     assert found == [first, answer(model, turns)[0], first, ""]
     assert "message 2 spells" not in errors and "spells the special token <|im_end|>" in errors
     assert "lacks a character" in errors and "tokens/s" in errors
-    alone, _ = talked(model, "hi", draft="ngram")
+    alone, _ = talked(model, "hi")
     assert alone[0] == answer(model, [says("user", "hi")])[0] != first
 
 
