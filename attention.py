@@ -26,15 +26,17 @@ Attention weights have no dropout, because it would make the paths unequal: drop
 residual stream only.
 """
 
+import functools
 import math
 import runpy
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from engine.common.checks import check_heads, check_shapes, check_standard, choose
-from engine.kernels import autograd, sdpa
+from engine.kernels import sdpa
 from engine.kernels.linear_attention import (
     LinearState,
     chunked,
@@ -293,77 +295,68 @@ def masked_fill(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     return attention_weights(q, k, visible, score, normalize).to(v.dtype) @ share_heads(q, v)
 
 
+TILE = 256  # queries, and keys, in a tile
+
+
 def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """FlashAttention (Dao et al. 2022, arXiv:2205.14135) in plain PyTorch.
 
-    O(T) memory, forward and backward.
+    Scores exist for one TILE x TILE block at a time. The backward pass computes a row of tiles
+    again, so that memory is O(T) there too.
     """
-    check_shapes(q, k, v, visible)
+    Tq, Tk = check_shapes(q, k, v, visible)
     check_standard("tiled", score is scaled_dot and normalize is softmax)
-    check_bias(visible, q)
-    with torch.autocast(q.device.type, enabled=False):  # its sums must stay float32
-        return Tiled.apply(q, k, v, visible)
+    i, j = positions(Tq, Tk, q.device)
+    q = q.unflatten(1, (k.shape[1], -1))  # (B, G, H/G, Tq, D)
+    k, v = k[:, :, None], v[:, :, None]  # (B, G, 1, Tk, D or Dv)
+    y = []
+    for a in range(0, Tq, TILE):
+        rows = slice(a, a + TILE)
+        inputs = q[..., rows, :], k, v, visible, i[rows], j
+        y.append(checkpoint(row_of_tiles, *inputs, use_reentrant=False, preserve_rng_state=False))
+    return torch.cat(y, dim=-2).flatten(1, 2)
 
 
-class Tiled(torch.autograd.Function):
-    """Softmax over one TILE x TILE block of scores at a time, never all of them.
+def row_of_tiles(q, k, v, visible, i, j):
+    """What the queries at positions i take from the keys at j, one tile after another.
 
     Each query keeps its largest score so far and the sum of the exponentials relative to it, and
-    rescales both when a larger score appears. Tiles in which nothing is visible are skipped.
+    rescales both when a larger score appears.
     """
-
-    TILE = 256
-
-    @staticmethod
-    def tiles(q, k, visible):
-        """Yield each tile in which something is visible, for q (B, G, H/G, Tq, D).
-
-        It is a slice of queries, a slice of keys, and the numbers to add to their scores: a bias,
-        or 0, where a query may look, and -inf where not.
-        """
-        i, j = positions(q.shape[-2], k.shape[-2], q.device)
-        for a in range(0, q.shape[-2], Tiled.TILE):
-            rows = slice(a, a + Tiled.TILE)
-            for b in range(0, k.shape[-2], Tiled.TILE):
-                columns = slice(b, b + Tiled.TILE)
-                mask = mask_of(visible, i[rows], j[:, columns], len(q))
-                if not mask.any():
-                    continue
-                bias = bias_of(visible, i[rows], j[:, columns], q.flatten(1, 2))
-                # (G, H/G, rows, columns)
-                bias = 0.0 if bias is None else bias.unflatten(0, q.shape[1:3])
-                yield rows, columns, torch.where(mask[:, None, None], bias, float("-inf"))
-
-    @staticmethod
-    def forward(ctx, q, k, v, visible):
-        q = q.unflatten(1, (k.shape[1], -1))  # (B, G, H/G, Tq, D)
-        k, v = k[:, :, None], v[:, :, None]  # (B, G, 1, Tk, D or Dv)
-        wide = torch.promote_types(q.dtype, torch.float32)  # dtype of scores and sums
-        y = q.new_zeros(*q.shape[:-1], v.shape[-1], dtype=wide)
-        total = q.new_zeros(*q.shape[:-1], 1, dtype=wide)
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    with torch.autocast(q.device.type, enabled=False):  # scores and sums must stay in it
+        q = q.to(dtype)
+        # Sums over nothing: zeros that have a gradient, also where nobody sees anything.
+        total = q[..., :0] @ k[..., :1, :0].mT.to(dtype)  # (B, G, H/G, rows, 1)
+        y = total[..., :0] @ v[..., :0, :].to(dtype)  # (B, G, H/G, rows, Dv)
         # Finite, since -inf - -inf would be NaN.
-        largest = torch.full_like(total, torch.finfo(wide).min)
-        for rows, columns, bias in Tiled.tiles(q, k, visible):
-            scores = scaled_dot(q[..., rows, :].to(wide), k[..., columns, :].to(wide)) + bias
-            new = torch.maximum(largest[..., rows, :], scores.amax(-1, keepdim=True))
+        largest = torch.full_like(total, torch.finfo(dtype).min)
+        for columns, mask in visible_tiles(visible, i, j, len(q)):
+            scores = scaled_dot(q, k[..., columns, :].to(dtype))  # (B, G, H/G, rows, columns)
+            bias = bias_of(visible, i, j[:, columns], q.flatten(1, 2))
+            if bias is not None:
+                scores = scores + bias.unflatten(0, q.shape[1:3])
+            scores = scores.masked_fill(~mask[:, None, None], float("-inf"))
+            # A constant for the gradient: the result does not depend on it.
+            new = torch.maximum(largest, scores.detach().amax(-1, keepdim=True))
             weights = (scores - new).exp()  # divided by their total at the end
-            shrink = (largest[..., rows, :] - new).exp()
-            total[..., rows, :] = total[..., rows, :] * shrink + weights.sum(-1, keepdim=True)
-            y[..., rows, :] = y[..., rows, :] * shrink + weights @ v[..., columns, :].to(wide)
-            largest[..., rows, :] = new
-        total = total.masked_fill(total == 0, 1.0)  # of a query that sees nothing
-        y = (y / total).to(q.dtype)
-        ctx.save_for_backward(q, k, v, y, largest + total.log())
-        ctx.visible = visible
-        return y.flatten(1, 2)
+            shrink = (largest - new).exp()
+            total = total * shrink + weights.sum(-1, keepdim=True)
+            y = y * shrink + weights @ v[..., columns, :].to(dtype)
+            largest = new
+        return (y / total.masked_fill(total == 0, 1.0)).to(v.dtype)  # 0: it sees nothing
 
-    @staticmethod
-    @autograd.once_differentiable
-    def backward(ctx, dy):
-        q, k, *results = ctx.saved_tensors
-        tiles = Tiled.tiles(q, k, ctx.visible)
-        with torch.autocast(dy.device.type, enabled=False):
-            return *autograd.tiled_gradients(dy, q, k, *results, tiles), None
+
+def visible_tiles(visible, i, j, B):
+    """Yield a slice of the keys, and its mask, for each tile in which a query at i sees something.
+
+    i (rows, 1), j (1, Tk); mask (1 or B, rows, columns).
+    """
+    for b in range(0, j.shape[1], TILE):
+        columns = slice(b, b + TILE)
+        mask = mask_of(visible, i, j[:, columns], B)
+        if mask.any():
+            yield columns, mask
 
 
 def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
@@ -374,45 +367,43 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     """
     Tq, Tk = check_shapes(q, k, v, visible)
     check_standard("fused", score is scaled_dot and normalize is softmax)
+    exact = getattr(visible, "exact", False)
     window = getattr(visible, "window", Tk)
-    n_global = getattr(visible, "n_global", 0)
-    start = max(0, Tk - Tq + 1 - window)  # the first key within the first query's window
+    n_global = min(getattr(visible, "n_global", 0), Tk)
+    start = max(n_global, Tk - Tq + 1 - window)  # keys from n_global up to here are out of reach
+    # The kernel's own causal mask is aligned to the top left: right only when Tq == Tk.
+    is_causal = visible is causal and Tq == Tk
 
-    # One query sees all of its window: no mask.
-    is_last = Tq == 1 and getattr(visible, "exact", False)
-    if visible is full or is_last:
-        return sdpa.attend(q, k[..., start:, :], v[..., start:, :])
-    # The kernel's own is_causal flag is aligned to the top left: right only when Tq == Tk.
-    if visible is causal and Tq == Tk:
-        return sdpa.attend(q, k, v, causal=True)
-
-    def seen(i, j):
-        return mask_of(visible, i, j, len(q))
-
-    # Many queries with a window: skip the keys that none of them sees.
-    if not hasattr(visible, "bias"):
-        if Tq > 1 and sdpa.is_flash_window(q, v, visible):
-            return sdpa.flash_window(q, k, v, getattr(visible, "window", 0))
+    # Many queries with a window: each has keys of its own that are out of reach.
+    if Tq > 1 and not is_causal and not hasattr(visible, "bias"):
+        if exact and sdpa.has_flash_window(q, v):
+            return sdpa.flash_window(q, k, v, window)
         if Tk - start > max(3 * window, 4 * sdpa.BLOCK):  # else a full mask is faster
-            return sdpa.windowed(q, k, v, seen, window, min(n_global, Tk))
+            seen = functools.partial(mask_of, visible, B=len(q))
+            return sdpa.windowed(q, k, v, seen, window, n_global)
 
-    # All else gets a mask. Few queries of many keys reach only the global ones and the last.
+    # Else one call of the kernel, without the keys that are out of reach.
     i, j = positions(Tq, Tk, q.device)
-    if n_global < start:
-        k = without(k, n_global, start)
-        v = without(v, n_global, start)
-        j = without(j.mT, n_global, start).mT
-    mask = seen(i, j)[:, None]  # (1 or B, 1, Tq, Tk)
-    bias = bias_of(visible, i, j, q)  # (H, Tq, Tk)
-    if bias is not None:
-        mask = torch.where(mask, bias, float("-inf"))
-    return sdpa.attend(q, k, v, mask)
+    k, v = without(k, n_global, start), without(v, n_global, start)
+    j = without(j.mT, n_global, start).mT
+    sees_all = visible is full or (exact and Tq == 1)
+    mask = None if is_causal or sees_all else mask_for_kernel(visible, i, j, q)
+    return sdpa.attend(q, k, v, mask, is_causal)
 
 
 def without(x, first, end):
-    """x (..., T, D) without the positions from `first` to `end`: a view if first is 0."""
+    """x (..., T, D) without the positions from `first` to `end`; a view where it can be one."""
+    if first == end:
+        return x
     rest = x[..., end:, :]
     return torch.cat([x[..., :first, :], rest], dim=-2) if first else rest
+
+
+def mask_for_kernel(visible, i, j, q):
+    """A bool mask (1 or B, 1, Tq, Tk), or numbers to add with H in the place of 1."""
+    mask = mask_of(visible, i, j, len(q))[:, None]
+    bias = bias_of(visible, i, j, q)  # (H, Tq, Tk)
+    return mask if bias is None else torch.where(mask, bias, float("-inf"))
 
 
 ATTENTION = {"naive": naive, "masked_fill": masked_fill, "tiled": tiled, "fused": fused}

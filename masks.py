@@ -337,8 +337,7 @@ def check_bias(visible, q):
     bias = bias_of(visible, *positions(1, 1, q.device), q)
     if bias is not None and bias.requires_grad:
         raise ValueError(
-            "the predicate's bias is learned: no optimizer and no checkpoint would know of it, and "
-            "tiled gives it no gradient"
+            "the predicate's bias is learned: no optimizer and no checkpoint would know of it"
         )
 
 

@@ -37,7 +37,7 @@ MISTAKES = {
     "y is rescaled, and total is not": {"total * shrink": "total"},
     "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
 }
-READ_ON = "attention.py: Tiled; engine/kernels/autograd.py: tiled_gradients"
+READ_ON = "attention.py: tiled, row_of_tiles"
 
 
 def cases():

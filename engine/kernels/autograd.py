@@ -6,7 +6,6 @@ tests/kernels compares values and gradients with autograd's.
 """
 
 import functools
-import math
 
 import torch
 import torch.nn.functional as F
@@ -189,33 +188,3 @@ def softmax_minus_target(logits, log_sum, target):
     # Compiled, this is one kernel that writes half precision alone.
     ids = torch.arange(logits.shape[1], device=logits.device)
     return softmax - (ids == target).to(logits.dtype)
-
-
-# --------------------------------------------------------------------------------------------------
-# attention.Tiled
-
-
-def tiled_gradients(dy, q, k, v, y, log_total, tiles):
-    """Gradients of q (B, H, Tq, D) and k, v (B, G, Tk, D), from the tensors Tiled.forward saved.
-
-    The weights of each tile are computed again, from the logarithm of their sum over all keys.
-    """
-    wide = log_total.dtype
-    dy = dy.reshape(y.shape).to(wide)
-    dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
-    mean = (dy * y).sum(-1, keepdim=True)  # softmax subtracts it from the gradient of each weight
-    scale = 1 / math.sqrt(q.shape[-1])
-    for rows, columns, bias in tiles:
-        q_tile = q[..., rows, :].to(wide)
-        k_tile = k[..., columns, :].to(wide)
-        v_tile = v[..., columns, :].to(wide)
-        weights = (scale * q_tile @ k_tile.mT + bias - log_total[..., rows, :]).exp()
-        dy_tile = dy[..., rows, :]
-        dweights = dy_tile @ v_tile.mT
-        dscores = weights * (dweights - mean[..., rows, :]) * scale
-        dq[..., rows, :] += dscores @ k_tile
-        # Summed over the query heads that share the key.
-        dk[..., columns, :] += (dscores.mT @ q_tile).sum(2, keepdim=True)
-        dv[..., columns, :] += (weights.mT @ dy_tile).sum(2, keepdim=True)
-    dq = dq.flatten(1, 2)
-    return dq.to(q.dtype), dk[:, :, 0].to(k.dtype), dv[:, :, 0].to(v.dtype)

@@ -33,10 +33,9 @@ def attend(q, k, v, mask=None, causal=False):
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
 
 
-def is_flash_window(q, v, visible):
-    """True if FlashAttention on a GPU can compute this predicate: all of the past, or a window."""
-    is_window = getattr(visible, "exact", False)
-    return q.is_cuda and is_window and has_flash(q, v) and q.shape[-1] % 8 == 0
+def has_flash_window(q, v):
+    """True if FlashAttention can compute a window of these: on a GPU."""
+    return q.is_cuda and has_flash(q, v) and q.shape[-1] % 8 == 0
 
 
 def has_flash(q, v):
@@ -148,10 +147,7 @@ def repeat_heads(x, H):
 
 
 def flash_window(q, k, v, window):
-    """The last `window` keys, or all of the past if it is 0, by FlashAttention.
-
-    It skips all other keys.
-    """
+    """The last `window` keys by FlashAttention, which skips all others."""
     from torch.nn.attention.varlen import varlen_attn  # takes a second
 
     B, H, Tq, _ = q.shape
@@ -161,8 +157,7 @@ def flash_window(q, k, v, window):
     numbers = torch.arange(B + 1, dtype=torch.int32, device=q.device)
     ends_q = numbers * Tq  # where each sequence begins and ends
     ends_k = numbers * Tk
-    size = (window - 1, 0)  # -1: all
-    y = varlen_attn(q, k, v, ends_q, ends_k, Tq, Tk, window_size=size)
+    y = varlen_attn(q, k, v, ends_q, ends_k, Tq, Tk, window_size=(window - 1, 0))
     return y.unflatten(0, (B, Tq)).transpose(1, 2)
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mechanisms import assert_same, cases, value_and_gradients
 
-from attention import masked_fill, naive
+from attention import fused, mask_for_kernel, masked_fill, naive
 from engine.kernels import sdpa
-from masks import VISIBLE, bias_of, causal, full, mask_of, positions, sliding_window
+from masks import VISIBLE, causal, full, positions, sliding_window
 from tools.shared.benchmark import mechanism_examples
 
 EXAMPLES = mechanism_examples(VISIBLE, 5, 4)
@@ -19,10 +19,7 @@ EXAMPLES = mechanism_examples(VISIBLE, 5, 4)
 
 def mask_for(q, k, visible):
     """The mask that attention.fused gives to a kernel, bool or numbers to add."""
-    i, j = positions(q.shape[2], k.shape[2])
-    mask = mask_of(visible, i, j, len(q))[:, None]  # (1 or B, 1, Tq, Tk)
-    bias = bias_of(visible, i, j, q)  # (H, Tq, Tk)
-    return mask if bias is None else torch.where(mask, bias, float("-inf"))
+    return mask_for_kernel(visible, *positions(q.shape[2], k.shape[2]), q)
 
 
 @settings(max_examples=100, deadline=None)
@@ -76,7 +73,7 @@ def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size=(-1, -1)):
 def test_windows_of_flash_attention(case, W):
     """Catches a window that is one too wide, and sequences that are cut in the wrong place."""
     q, k, v, _ = case
-    for visible, window in (causal, 0), (sliding_window(W), W):
+    for visible, window in (causal, k.shape[2]), (sliding_window(W), W):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
             got = value_and_gradients(lambda *x: sdpa.flash_window(*x, window), q, k, v)
@@ -91,14 +88,21 @@ class OnGPU(torch.Tensor):
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_choice_of_a_kernel(monkeypatch, capability, dtype):
+@pytest.mark.parametrize("Tq", [9, 7, 1])
+def test_the_choice_of_a_kernel(monkeypatch, capability, dtype, Tq):
     """Catches FlashAttention where it cannot run, or for a predicate that is not just a window."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    has_flash = dtype == torch.bfloat16 and capability >= (8, 0)
-    q = torch.empty(1, 2, 9, 64, dtype=dtype)
+    used = []
+    for name in "flash_window", "windowed", "attend":
+        monkeypatch.setattr(sdpa, name, lambda q, *_, name=name: used.append(name) or q)
+    has_flash = dtype == torch.bfloat16 and capability >= (8, 0) and Tq > 1
+    k = torch.empty(1, 4, 9, 64, dtype=dtype)
     for about, visible in EXAMPLES.items():
-        is_window = about in ("causal", "sliding_window(5)")
-        on_gpu = q.as_subclass(OnGPU)
-        assert sdpa.is_flash_window(on_gpu, q, visible) == (has_flash and is_window)
-        assert not sdpa.is_flash_window(q, q, visible)
-        assert not sdpa.is_flash_window(on_gpu, q[..., :8], visible)
+        is_window = about == "sliding_window(5)" or about == "causal" and Tq < 9
+        for heads, possible in (64, has_flash and is_window), (60, False):
+            used.clear()
+            q = k[:, :, :Tq, :heads]
+            fused(q.as_subclass(OnGPU), k[..., :heads], k[..., :heads], visible)
+            assert used == ["flash_window" if possible else "attend"]
+            fused(q, k[..., :heads], k[..., :heads], visible)
+            assert used[1:] == ["attend"]

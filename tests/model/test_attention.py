@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mechanisms import assert_same, cases, qkv, value_and_gradients
 
+import attention
 from attention import (
     ATTENTION,
     CausalSelfAttention,
     CrossAttention,
     KVCache,
     SelfAttention,
-    Tiled,
     dot,
     elu1,
     fused,
@@ -30,10 +30,20 @@ from attention import (
     sinusoidal,
     sparsemax,
     tiled,
+    visible_tiles,
 )
 from engine.common.hardware import peak_bytes
 from engine.kernels import autograd, sdpa
-from masks import both, causal, full, local_global, present, same_document, sliding_window
+from masks import (
+    both,
+    causal,
+    full,
+    local_global,
+    positions,
+    present,
+    same_document,
+    sliding_window,
+)
 
 OTHER_PATHS = [name for name in ATTENTION if name != "naive"]
 every_path = pytest.mark.parametrize("path", ATTENTION.values(), ids=ATTENTION)
@@ -54,7 +64,7 @@ def test_paths_agree_with_naive(case, name, dtype, tile):
     *inputs, visible = case
     inputs = [x.to(dtype) for x in inputs]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Tiled, "TILE", tile)
+        patch.setattr(attention, "TILE", tile)
         patch.setattr(sdpa, "BLOCK", tile)
         got = value_and_gradients(ATTENTION[name], *inputs, visible)
     want = value_and_gradients(naive, *inputs, visible)
@@ -161,7 +171,7 @@ def test_autocast_does_not_cut_what_is_float32_on_purpose(path):
 
 def test_tiled_never_holds_all_scores(monkeypatch):
     """Catches a tile as large as the sequence, forward or backward."""
-    monkeypatch.setattr(Tiled, "TILE", 32)
+    monkeypatch.setattr(attention, "TILE", 32)
     q = torch.randn(1, 1, 512, 8, requires_grad=True)
 
     def memory(path):
@@ -175,9 +185,9 @@ def test_tiled_never_holds_all_scores(monkeypatch):
 )
 def test_tiled_skips_what_nobody_sees(monkeypatch, visible, count):
     """Catches tiles above the diagonal, or left of a window, that are computed for nothing."""
-    monkeypatch.setattr(Tiled, "TILE", 8)
-    q = torch.empty(1, 1, 1, 80, 4)
-    assert len(list(Tiled.tiles(q, q, visible))) == count
+    monkeypatch.setattr(attention, "TILE", 8)
+    i, j = positions(80, 80)
+    assert sum(len(list(visible_tiles(visible, rows, j, 1))) for rows in i.split(8)) == count
 
 
 # ---- Inputs that are refused

@@ -247,11 +247,9 @@ def test_a_learned_bias(monkeypatch):
     visible.bias = lambda i, j, dtype: slope * (j - i)
     inputs = qkv(1, (4, 2), (5, 5), 4)
     (want,) = torch.autograd.grad(naive(*inputs, visible).sin().sum(), slope)
-    for name in "masked_fill", "fused":
+    for name in "masked_fill", "tiled", "fused":
         (found,) = torch.autograd.grad(ATTENTION[name](*inputs, visible).sin().sum(), slope)
         torch.testing.assert_close(found, want)
-    with pytest.raises(ValueError, match="bias is learned"):
-        ATTENTION["tiled"](*inputs, visible)
     monkeypatch.setitem(VISIBLE, "learned", lambda: visible)
     with pytest.raises(ValueError, match="bias is learned"):
         new_model(visible="learned")
