@@ -12,6 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 import sample
 from attention import (
     ATTENTION,
+    alibi,
+    at_position,
     both,
     causal,
     fused,
@@ -49,6 +51,7 @@ PREDICATES = {  # of T positions
     "strided": lambda T: strided(16),
     "blind in a window": lambda T: both(sliding_window(50), nobody_before_three),
     "documents": lambda T: both(causal, documents(T)),
+    "alibi": lambda T: alibi(4),
 }
 
 
@@ -100,6 +103,21 @@ def test_compiled_attention(name, D, n_kv_head):
         inputs = random_inputs(Tq, 700, D, n_kv_head)
         expected = computed(masked_fill, inputs, visible, torch.float64)
         assert_close(computed(compiled, inputs, visible, HALF), expected, 0.02)
+
+
+@pytest.mark.parametrize("name", PREDICATES)
+def test_one_query(name):
+    """Catches a decoding step that computes another function, as it is or compiled."""
+    torch._dynamo.reset()
+    visible = PREDICATES[name](300)
+    step = torch.compile(lambda *x, at: fused(*x, at_position(visible, at)), fullgraph=True)
+    q, k, v = (x.float() for x in random_inputs(1, 300, 64, 2))
+    for Tk in (1, 9, 64, 299):
+        inputs = q, k[:, :, :Tk], v[:, :, :Tk]
+        expected = [masked_fill(*(x.double() for x in inputs), visible)]
+        assert_close([fused(*inputs, visible)], expected, 3e-3)
+        at = torch.tensor([Tk - 1], device=CUDA)
+        assert_close([step(q, k, v, at=at)], expected, 3e-3)
 
 
 MODELS = {
