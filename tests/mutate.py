@@ -1,57 +1,171 @@
-"""Plants mistakes, one at a time, and reports which of them the tests catch: python tests/mutate.py
+"""Plants mistakes, one at a time, and reports which of them the tests catch.
 
-tests/mutations/*.toml list them: a name, the file, the right text, the wrong one, and the tests
-that must fail. A mistake that no test notices is printed as ESCAPED, and the exit code is 1.
+    python tests/mutate.py                          those in tests/mutations/*.toml
+    python tests/mutate.py --random 30 --seed 1     others, anywhere in the core
+
+A list has for each mistake a name, the file, the right text, the wrong one, and the tests that must
+fail. A random one changes an operator, a comparison, a constant or an argument, or leaves a
+statement out; the tests of the file's wing run, and then all others. A mistake that no test notices
+is printed as ESCAPED, with its line, and the exit code is 1: look whether it changes anything.
 """
 
 import argparse
+import ast
+import copy
+import random
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+SECONDS = 600  # then a mistake counts as a hang
+CORE = "*.py", "engine/*/*.py", "data/*/*.py"
+TESTS = {  # of a file whose path begins like this, or else tests/model and tests/kernels
+    "train.py": "tests/scripts tests/training",
+    "sample.py": "tests/scripts tests/decoding",
+    "engine/training": "tests/training tests/scripts",
+    "engine/decoding": "tests/decoding tests/scripts",
+    "engine/common": "tests/common tests/scripts",
+    "engine/text": "tests/text",
+    "engine/weights": "tests/weights",
+    "data": "tests/text",
+}
+SWAPS = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
 
 
-def plant(mutation, root):
-    """Put one mistake into the tree, run its tests, take it out again. True if a test failed."""
-    path = root / mutation["file"]
+def plant(path, content, tests):
+    """Run tests with another content (bytes) in a file: caught, hang or ESCAPED."""
     original = path.read_bytes()
-    right, wrong = mutation["old"].encode(), mutation["new"].encode()
-    if original.count(right) != 1:
-        raise SystemExit(
-            f"{mutation['name']}: its text stands {original.count(right)} times in {path}"
-        )
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
     try:
-        path.write_bytes(original.replace(right, wrong))
-        tests = subprocess.run(
-            [*command, *mutation["tests"]], cwd=root, capture_output=True, text=True, check=False
-        )
+        path.write_bytes(content)
+        run = subprocess.run([*command, *tests], cwd=ROOT, capture_output=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return "hang   "
     finally:
         path.write_bytes(original)
-    if tests.returncode not in (0, 1, 2):  # 2: the mistake broke an import
-        raise SystemExit(f"{mutation['name']}: the tests did not run\n{tests.stdout[-2000:]}")
-    return tests.returncode != 0
+    if run.returncode not in (0, 1, 2):  # 2: the mistake broke an import
+        raise SystemExit(f"{path}: the tests did not run\n{run.stdout.decode()[-2000:]}")
+    return "caught " if run.returncode else "ESCAPED"
+
+
+def listed(lists):
+    """Yield (description, path, content, lists of tests) of each mistake in the lists."""
+    for path in lists:
+        for mistake in tomllib.loads(path.read_text(encoding="utf-8"))["mutation"]:
+            name = f"{path.stem}: {mistake['name']}"
+            file = ROOT / mistake["file"]
+            right, wrong = mistake["old"].encode(), mistake["new"].encode()
+            count = file.read_bytes().count(right)
+            if count != 1:
+                raise SystemExit(f"{name}: its text stands {count} times in {file}")
+            yield name, file, file.read_bytes().replace(right, wrong), [mistake["tests"]]
+
+
+def wrong(node):
+    """Return a node with one mistake, or None if none is known."""
+    new = copy.deepcopy(node)
+    match new:
+        case ast.BinOp() | ast.BoolOp() if type(new.op) in SWAPS:
+            new.op = SWAPS[type(new.op)]()
+        case ast.Compare() if type(new.ops[0]) in SWAPS:
+            new.ops[0] = SWAPS[type(new.ops[0])]()
+        case ast.UnaryOp(op=ast.Not() | ast.USub()):
+            new = new.operand
+        case ast.Constant(value=bool()):
+            new.value = not new.value
+        case ast.Constant(value=int() | float()):
+            new.value = (
+                2 * new.value if new.value and isinstance(new.value, float) else new.value + 1
+            )
+        case ast.Call(keywords=[_, *_]):
+            new.keywords.pop()
+        case ast.Call(args=[_, _, *_]):
+            new.args[:2] = new.args[1::-1]
+        case ast.Expr(value=ast.Call()) | ast.AugAssign() | ast.Raise() | ast.Continue():
+            new = ast.Pass()
+        case _:
+            return None
+    return new
+
+
+def planted(path, generator):
+    """Return a description and the content of a file with a random mistake, or None."""
+    text = path.read_bytes()
+    tree = ast.parse(text)
+    hints = {id(part) for node in ast.walk(tree) for part in annotations(node)}
+    places = [node for node in ast.walk(tree) if id(node) not in hints and wrong(node)]
+    if not places:
+        return None
+    node = generator.choice(places)
+    lines = text.splitlines(keepends=True)
+    start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
+    end = sum(map(len, lines[: node.end_lineno - 1])) + node.end_col_offset
+    new = ast.unparse(wrong(node))
+    about = f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)} -> {new}"
+    return about, text[:start] + new.encode() + text[end:]
+
+
+def annotations(node):
+    """The nodes of type hints, in which nothing can go wrong."""
+    for field in "annotation", "returns":
+        hint = getattr(node, field, None)
+        yield from ast.walk(hint) if hint else ()
+
+
+def randomly(count, seed):
+    """Yield as listed does, in files by their length; the wing's tests come before all others."""
+    files = sorted(path for pattern in CORE for path in ROOT.glob(pattern))
+    generator = random.Random(seed)
+    while count:
+        [path] = generator.choices(files, [path.stat().st_size for path in files])
+        found = planted(path, generator)
+        if found:
+            name = str(path.relative_to(ROOT))
+            wing = [tests for begin, tests in TESTS.items() if name.startswith(begin)]
+            tests = [*wing, "tests/model tests/kernels"][0].split()
+            yield found[0], path, found[1], [tests, ["tests"]]
+            count -= 1
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("lists", nargs="*", type=Path, help="lists of mistakes; default: all")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the tree to plant them in")
+    parser.add_argument("--random", type=int, default=0, help="how many others instead")
+    parser.add_argument("--seed", type=int, default=0, help="which others")
     config = parser.parse_args()
     lists = config.lists or sorted((ROOT / "tests" / "mutations").glob("*.toml"))
-    escaped = total = 0
-    for path in lists:
-        for mutation in tomllib.loads(path.read_text(encoding="utf-8"))["mutation"]:
-            caught = plant(mutation, config.root)
-            total += 1
-            escaped += not caught
-            print(
-                f"{'caught ' if caught else 'ESCAPED'} {path.stem}: {mutation['name']}", flush=True
-            )
-    print(f"{total - escaped} of {total} caught")
-    sys.exit(escaped > 0)
+    mistakes = randomly(config.random, config.seed) if config.random else listed(lists)
+    found = []
+    for name, path, content, tests in mistakes:
+        outcomes = []
+        while tests and outcomes[-1:] in ([], ["ESCAPED"]):
+            outcomes.append(plant(path, content, tests.pop(0)))
+        found.append(outcomes[-1])
+        elsewhere = " (by another wing)" if outcomes == ["ESCAPED", "caught "] else ""
+        print(f"{found[-1]} {name}{elsewhere}", flush=True)
+    print(f"{found.count('caught ')} of {len(found)} caught, {found.count('hang   ')} by a hang")
+    sys.exit("ESCAPED" in found)
 
 
 if __name__ == "__main__":
