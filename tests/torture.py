@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 WORK = Path(tempfile.mkdtemp(prefix="torture-"))
 os.environ |= {"HF_HOME": str(WORK / "hub"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
-import datasets  # noqa: E402, F401  (here, or each fork would take seconds for it)
 import matplotlib.pyplot  # noqa: E402, F401
+import pyarrow.parquet  # noqa: E402, F401  (here, or each fork would take seconds for it)
 from conftest import POEM, exit_code, forked, losses, read_back, same_weights, text_file  # noqa: E402
 
 from engine.common.files import sha256_of_file  # noqa: E402

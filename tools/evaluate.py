@@ -72,7 +72,7 @@ def read_tokens(config, folder, tokenizer):
     """
     if config.text:
         text = preparation.read_text(config.text)
-        tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)])
+        tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)], np.int64)
         first = 0 if tokenizer.begin else count_bytes(tokens[:1], tokenizer)
         return tokens, len(text.encode()) - first, config.text
     name, tokens = validation_tokens(folder, config.dataset, tokenizer)

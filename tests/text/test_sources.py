@@ -3,6 +3,7 @@
 import gzip
 import json
 import runpy
+import signal
 import sys
 
 import numpy as np
@@ -78,6 +79,23 @@ def test_plain_lines_need_no_library(tmp_path, monkeypatch):
         read(tmp_path / "a.parquet")
 
 
+def test_folders_of_records(tmp_path):
+    """Catches a file deeper in a folder that is left out, and one of another kind that is read."""
+    (tmp_path / "deep").mkdir()
+    jsonl(tmp_path / "deep" / "b.jsonl", ["b"])
+    jsonl(tmp_path / "a.jsonl", ["a"])
+    (tmp_path / "c.txt").write_text("c")
+    assert [*sources.read_documents(sources.read_records(tmp_path))] == ["a", "b"]
+
+
+def test_an_interruption(monkeypatch):
+    """Catches a Ctrl-C that each of the processes reports."""
+    monkeypatch.setattr(sources.signal, "signal", lambda *what: handled.append(what))
+    handled = []
+    sources.start_process(None)
+    assert handled == [(signal.SIGINT, signal.SIG_IGN)]
+
+
 def test_the_split(tmp_path):
     """Catches a split that depends on more than the document, or on the order of files."""
     texts = documents(300)
@@ -88,7 +106,7 @@ def test_the_split(tmp_path):
     other = prepared(tmp_path / "z", paths[::-1])
     ours, theirs = (data.tokenizer.decode(data.val.tolist()) for data in (first, other))
     assert sorted(ours.split("\n")) == sorted(theirs.split("\n"))
-    assert 20 < len(set(texts) & set(ours.split("\n"))) < 120
+    assert 40 < len(set(texts) & set(ours.split("\n"))) < 80
     meta = json.loads((tmp_path / "z" / "meta.json").read_text())
     assert meta["val"]["characters"] == len(theirs)
 

@@ -207,6 +207,10 @@ def template(**special):
         (spec_with(post_processor=template(s=3)), "ids beyond its vocabulary"),
         (spec_with(decoder=("BPEDecoder", {"suffix": "x"})), "its decoder .*BPED.* is not known"),
         (
+            spec_with(decoder=("Metaspace", {"replacement": "_", "prepend_scheme": "never"})),
+            "its decoder .*Metaspace.* is not known",
+        ),
+        (
             spec_with(decoder=("Replace", {"pattern": {"String": "_"}, "content": " "})),
             "its decoder .*Replace.* is not known",
         ),

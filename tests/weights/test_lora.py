@@ -144,6 +144,7 @@ def test_merged_and_exported(tmp_path, shape):
     merged = GPT.from_pretrained(tmp_path / "out")
     base = GPT.from_pretrained(tmp_path / "base")
     assert merged.state_dict().keys() == base.state_dict().keys()
+    assert merged.lora is None and all(p.requires_grad for p in merged.parameters())
     assert (merged(IDX, IDX)[0] - expected).abs().max() <= limit
     assert (base(IDX, IDX)[0] - expected).abs().max() > 1000 * limit
 
