@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import json
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from multiprocessing import reduction
 from pathlib import Path
 
 import pytest
@@ -57,12 +59,6 @@ def pytest_collection_modifyitems(config, items):
     """Leave the slow tests out, unless -m asks for them."""
     if "slow" not in config.option.markexpr:
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-
-
-def pytest_collection_finish():
-    """Leave modules and tests out of garbage collection, so that forks do not copy their pages."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture
@@ -110,23 +106,47 @@ def run(*command, typed="", **environment):
     )
 
 
-def forked(command, output, errors, typed=None, **environment):
-    """Run a script in a fork of this process, which has imported torch; returns its process id."""
+# ---- Scripts in forks, which need not import torch again
+
+# Where there is a GPU, a process that ran a backward pass, or counted the GPUs, has no forks that
+# can compute. So the tests' process has a server, which does neither, and forks for it.
+
+
+def serve():
+    """Call functions for the tests' process, until that ends."""
+    try:
+        while True:
+            function, *arguments = REQUESTS.recv()
+            REQUESTS.send(function(*arguments))
+    finally:
+        os._exit(0)
+
+
+def ask_server(function, *arguments):
+    SERVER.send((function, *arguments))
+    return SERVER.recv()
+
+
+def fork(command, environment):
+    """Run a script in a fork of the server; returns its process id."""
+    streams = [reduction.recv_handle(REQUESTS) for _ in range(3)]
     if pid := os.fork():
+        [os.close(stream) for stream in streams]
         return pid
     status = 1
     try:
-        os.environ |= {"CUDA_VISIBLE_DEVICES": ""} | environment  # a fork cannot use a GPU
-        for number, file in enumerate((typed or open(os.devnull), output, errors)):
-            os.dup2(file.fileno(), number)
+        os.environ.clear()
+        os.environ |= environment
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
         sys.stdin = open(0, encoding="utf-8", closefd=False)
         sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)
         sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)
         os.chdir(ROOT)
-        sys.argv = [str(part) for part in command]
-        if command[0] == "-m":
-            del sys.argv[0]
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        is_module = command[0] == "-m"
+        sys.argv = command[is_module:]
+        if is_module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
@@ -140,6 +160,16 @@ def forked(command, output, errors, typed=None, **environment):
         os._exit(status)
 
 
+def forked(command, output, errors, typed=None, **environment):
+    """Run a script in a fork that sees no GPU; returns its process id."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
+    with open(os.devnull) as nothing:
+        SERVER.send((fork, [*map(str, command)], environment))
+        for file in (typed or nothing, output, errors):
+            reduction.send_handle(SERVER, file.fileno(), None)
+        return SERVER.recv()
+
+
 def text_file():
     return tempfile.TemporaryFile("w+", encoding="utf-8", newline="")
 
@@ -149,8 +179,10 @@ def read_back(file):
     return file.read()
 
 
-def exit_code(pid):
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def exit_code(pid, options=0):
+    """The exit code of a forked script; None if it still runs, with the option os.WNOHANG."""
+    ended, status = ask_server(os.waitpid, pid, options)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def run_here(*command, typed="", **environment):
@@ -171,11 +203,14 @@ def output_of(*command, **environment):
     return result.stdout
 
 
-def ranks_here(processes, *command):
-    """[(exit code, output and errors)] of a script in several forks, as torchrun would start it."""
-    import torch._dynamo  # here, or each fork would take two seconds for it
+def import_for_ranks():
+    import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401
 
+
+def ranks_here(processes, *command):
+    """[(exit code, output and errors)] of a script in several forks, as torchrun would start it."""
+    ask_server(import_for_ranks)  # or each fork would take two seconds for it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -329,3 +364,12 @@ def small_experiment(monkeypatch, tmp_path):
     dataset.write_dataset(tmp_path / "poem", [POEM * 30], "byte", "a poem")
     monkeypatch.setattr(trials, "DATASET", str(tmp_path / "poem"))
     return run_main
+
+
+if hasattr(os, "fork"):
+    SERVER, REQUESTS = multiprocessing.Pipe()
+    if not os.fork():
+        SERVER.close()
+        gc.freeze()  # the garbage collection of forks would copy the pages of all modules
+        serve()
+    REQUESTS.close()

@@ -23,18 +23,17 @@ NAMED = "These are the numbers that one gets if"
 
 @pytest.fixture
 def forks(monkeypatch):
-    """Learners' files run in forks of this process, which has imported torch."""
+    """Learners' files run in forks."""
 
     def run_in_fork(command, folder, output, seconds, begun):
         pid = forked(command, output, output)
         deadline = time.monotonic() + seconds
-        while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                return None
+        while (status := exit_code(pid, os.WNOHANG)) is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        return os.waitstatus_to_exitcode(ended[1])
+        if status is None:
+            os.kill(pid, signal.SIGKILL)
+            exit_code(pid)
+        return status
 
     monkeypatch.setattr(runner, "run", run_in_fork)
 
@@ -425,11 +424,32 @@ def test_a_missing_function(forks, tmp_path):
     assert runner.check("scores", path)[0] == [f"NameError: {path} has no scaled_dot"]
 
 
+def test_a_check_that_fails(forks, tmp_path, monkeypatch):
+    """Catches a machine's failure of which the learner's file is accused, or without a cause."""
+    lines = runner.check("no_such", learners_file(tmp_path, "return q"))[0]
+    assert "the check fails, not your file: ValueError: exercise='no_such' is u" in lines[-1]
+    monkeypatch.setattr(torch, "linspace", None)
+    with pytest.raises(TypeError):
+        diagnosis.expected_outcomes(definition.load("scores"))
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "time.sleep(99)"])
+def test_costs_that_cannot_be_measured(end, forks, tmp_path, monkeypatch):
+    """Catches a right file that is called wrong because it fails, or is slow, when measured."""
+    monkeypatch.setattr(runner, "SECONDS", 1 if "sleep" in end else 60)
+    body = f"""calls = vars(helper)["calls"] = vars(helper).get("calls", 0) + 1
+    calls == 4 and {end}
+    return q @ k.mT / q.shape[-1] ** 0.5"""
+    lines, (costs,) = runner.check("scores", learners_file(tmp_path, body))
+    assert not lines and "not measured" in costs[""]
+
+
 def test_the_current_folder(tmp_path, monkeypatch):
     """Catches a file whose writing and deleting reaches the learner's own files."""
     monkeypatch.chdir(tmp_path)
     body = """
     assert not os.listdir("."), "it sees files"
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "", "it sees a GPU"
     open("new", "w").write("x")
     os.remove("new")
     return q @ k.mT / q.shape[-1] ** 0.5"""
