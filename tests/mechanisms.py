@@ -149,7 +149,7 @@ def value_and_gradients(path, q, k, v, *how):
     """[y, dq, dk, dv] of a path, for a gradient of y that differs everywhere."""
     inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     y = path(*inputs, *how)
-    dy = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    dy = torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)
     return [y, *torch.autograd.grad((y * dy).sum(), inputs)]
 
 

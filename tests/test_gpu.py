@@ -89,8 +89,9 @@ def test_paths_agree(name, T, n_kv_head, D):
             assert_close(half, expected, 0.02)
 
 
-@pytest.mark.parametrize("D, n_kv_head", [(64, 2), (264, 4)])
-@pytest.mark.parametrize("name", PREDICATES)
+@pytest.mark.parametrize(
+    "name, D, n_kv_head", [*((name, 64, 2) for name in PREDICATES), ("window", 264, 4)]
+)
 def test_compiled_attention(name, D, n_kv_head):
     """Catches a mask or a window that the compiler changes, also for large heads."""
     torch._dynamo.reset()
@@ -108,6 +109,13 @@ MODELS = {
     "strided": dict(visible="strided:20"),
     "alibi": dict(visible="alibi:4"),
 }
+
+
+def pairs(first, second):
+    """(model, value of the first, of the second): all pairs, in half of the combinations."""
+    return [
+        (name, a, second[(m + n) % 2]) for m, name in enumerate(MODELS) for n, a in enumerate(first)
+    ]
 
 
 def model_of(**changes):
@@ -137,9 +145,7 @@ def losses(model, compile, optimizer, mask_documents):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("mask_documents", [False, True])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name, optimizer, mask_documents", pairs(["adamw", "muon"], [False, True]))
 def test_a_compiled_training_step(name, optimizer, mask_documents):
     """Catches a compiled step that learns something else, and a graph that breaks."""
     plain = losses(model_of(**MODELS[name]), False, optimizer, mask_documents)
@@ -156,9 +162,7 @@ def continuation(model, prompts, count, step=None):
     return [torch.stack(tensors) for tensors in zip(*found)]
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8"])
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("name, rows, quantize", pairs([1, 5], ["none", "int8"]))
 def test_a_decoding_step_is_one_cuda_graph(name, rows, quantize, monkeypatch):
     """Catches a step that is not one CUDA graph, or that writes another text."""
     monkeypatch.setattr("torch._inductor.config.triton.cudagraph_or_error", True)

@@ -27,12 +27,13 @@ def forks(monkeypatch):
 
     def run_in_fork(command, folder, output, seconds, begun):
         pid = forked(command, output, output)
-        deadline = time.monotonic() + seconds
-        while (status := exit_code(pid, os.WNOHANG)) is None and time.monotonic() < deadline:
+        while (status := exit_code(pid, os.WNOHANG)) is None:
+            if not begun.exists():
+                deadline = time.monotonic() + seconds
+            elif time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                return exit_code(pid) and None
             time.sleep(0.01)
-        if status is None:
-            os.kill(pid, signal.SIGKILL)
-            exit_code(pid)
         return status
 
     monkeypatch.setattr(runner, "run", run_in_fork)
