@@ -33,8 +33,7 @@ from model import GPT, GPTConfig  # noqa: E402
 
 # A shell's background job ignores SIGINT, and nohup SIGHUP; the processes of the tests must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The processor's speed is measured once, and forks know it: it takes longer than a small run.
 hardware.peak_flops = functools.cache(hardware.peak_flops)
@@ -140,8 +139,9 @@ def fork(command, environment):
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         sys.stdin = open(0, encoding="utf-8", closefd=False)
-        sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)
-        sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)
+        sys.stdout, sys.stderr = (
+            open(n, "w", encoding="utf-8", buffering=1, closefd=False) for n in (1, 2)
+        )
         os.chdir(ROOT)
         is_module = command[0] == "-m"
         sys.argv = command[is_module:]
@@ -163,11 +163,10 @@ def fork(command, environment):
 def forked(command, output, errors, typed=None, **environment):
     """Run a script in a fork that sees no GPU; returns its process id."""
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
-    with open(os.devnull) as nothing:
-        SERVER.send((fork, [*map(str, command)], environment))
-        for file in (typed or nothing, output, errors):
-            reduction.send_handle(SERVER, file.fileno(), None)
-        return SERVER.recv()
+    SERVER.send((fork, [*map(str, command)], environment))
+    for file in (typed or open(os.devnull), output, errors):
+        reduction.send_handle(SERVER, file.fileno(), None)
+    return SERVER.recv()
 
 
 def text_file():
@@ -186,9 +185,7 @@ def exit_code(pid, options=0):
 
 
 def run_here(*command, typed="", **environment):
-    """Run a script as run does, but in a fork, for speed, where there are forks."""
-    if not hasattr(os, "fork"):
-        return run(*command, typed=typed, **environment)
+    """Run a script as run does, but in a fork, for speed."""
     with text_file() as content, text_file() as output, text_file() as errors:
         content.write(typed)
         content.seek(0)
@@ -216,11 +213,11 @@ def ranks_here(processes, *command):
         port = str(free.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
     outputs = [text_file() for _ in range(processes)]
-    pids = []
-    for rank, file in enumerate(outputs):
-        pids.append(forked(command, file, file, RANK=str(rank), LOCAL_RANK=str(rank), **place))
-    codes = [exit_code(pid) for pid in pids]
-    return [(code, read_back(file)) for code, file in zip(codes, outputs)]
+    pids = [
+        forked(command, file, file, RANK=str(rank), LOCAL_RANK=str(rank), **place)
+        for rank, file in enumerate(outputs)
+    ]
+    return [(exit_code(pid), read_back(file)) for pid, file in zip(pids, outputs)]
 
 
 def timed_here(command, cwd=ROOT):
@@ -348,6 +345,7 @@ def open_page(browser, path, address=""):
 @pytest.fixture
 def small_experiment(monkeypatch, tmp_path):
     """A function that runs an experiment in this process, for one seed, and returns its report."""
+    pytest.importorskip("matplotlib")
     from experiments.shared import trials
 
     def run_jobs(function, jobs):
@@ -366,10 +364,9 @@ def small_experiment(monkeypatch, tmp_path):
     return run_main
 
 
-if hasattr(os, "fork"):
-    SERVER, REQUESTS = multiprocessing.Pipe()
-    if not os.fork():
-        SERVER.close()
-        gc.freeze()  # the garbage collection of forks would copy the pages of all modules
-        serve()
-    REQUESTS.close()
+SERVER, REQUESTS = multiprocessing.Pipe()
+if not os.fork():
+    SERVER.close()
+    gc.freeze()  # the garbage collection of forks would copy the pages of all modules
+    serve()
+REQUESTS.close()

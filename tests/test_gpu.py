@@ -111,25 +111,18 @@ MODELS = {
 }
 
 
-def pairs(first, second):
-    """(model, value of the first, of the second): all pairs, in half of the combinations."""
-    return [
-        (name, a, second[(m + n) % 2]) for m, name in enumerate(MODELS) for n, a in enumerate(first)
-    ]
-
-
 def model_of(**changes):
     torch.manual_seed(0)
     shape = dict(n_layer=2, n_head=4, n_embd=256, block_size=512, vocab_size=300, init="gpt2")
     return GPT(GPTConfig(**MODERN | shape | changes)).to(CUDA)
 
 
-def losses(model, compile, optimizer, mask_documents):
+def losses(model, compile, optimizer, mask_documents=None):
     """Five training steps and an evaluation."""
     torch._dynamo.reset()
     torch.manual_seed(1)
     model.separator = 7 if mask_documents else None
-    model.activation_checkpointing = mask_documents
+    model.activation_checkpointing = bool(mask_documents)
     net = torch.compile(model, fullgraph=True) if compile else model
     learning_rate = 0.01 if optimizer == "muon" else 0.001
     optimizer = make_optimizer(model, TrainConfig(optimizer=optimizer, learning_rate=learning_rate))
@@ -145,11 +138,21 @@ def losses(model, compile, optimizer, mask_documents):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("name, optimizer, mask_documents", pairs(["adamw", "muon"], [False, True]))
-def test_a_compiled_training_step(name, optimizer, mask_documents):
+@pytest.mark.parametrize(
+    "case",  # model, optimizer, and whether documents are apart
+    [
+        "plain adamw",
+        "plain muon documents",
+        "window muon",
+        "window adamw documents",
+        "strided adamw documents",
+        "alibi muon documents",
+    ],
+)
+def test_a_compiled_training_step(case):
     """Catches a compiled step that learns something else, and a graph that breaks."""
-    plain = losses(model_of(**MODELS[name]), False, optimizer, mask_documents)
-    compiled = losses(model_of(**MODELS[name]), True, optimizer, mask_documents)
+    name, *how = case.split()
+    plain, compiled = (losses(model_of(**MODELS[name]), compile, *how) for compile in (False, True))
     assert plain[-1] < plain[0] - 0.1
     torch.testing.assert_close(compiled, plain, rtol=0.01, atol=0.01)
 
@@ -162,16 +165,27 @@ def continuation(model, prompts, count, step=None):
     return [torch.stack(tensors) for tensors in zip(*found)]
 
 
-@pytest.mark.parametrize("name, rows, quantize", pairs([1, 5], ["none", "int8"]))
-def test_a_decoding_step_is_one_cuda_graph(name, rows, quantize, monkeypatch):
+@pytest.mark.parametrize(
+    "case",  # model, quantize, and how many texts
+    [
+        "plain none 1",
+        "plain int8 5",
+        "window none 5",
+        "strided int8 1",
+        "alibi none 1",
+        "alibi int8 5",
+    ],
+)
+def test_a_decoding_step_is_one_cuda_graph(case, monkeypatch):
     """Catches a step that is not one CUDA graph, or that writes another text."""
+    name, quantize, rows = case.split()
     monkeypatch.setattr("torch._inductor.config.triton.cudagraph_or_error", True)
     torch._dynamo.reset()
     model = model_of(**MODELS[name]).eval()
     model = quantization.prepare_for_inference(model, torch.float32, quantize, None)
     step = CompiledStep()
     for length, count in ((9, 60), (30, 40)):
-        prompts = torch.randint(300, (rows, length), device=CUDA)
+        prompts = torch.randint(300, (int(rows), length), device=CUDA)
         ids, logits = continuation(model, prompts, count)
         compiled_ids, compiled_logits = continuation(model, prompts, count, step)
         # Rounding may change a token, and all that follow.

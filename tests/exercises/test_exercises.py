@@ -32,7 +32,8 @@ def forks(monkeypatch):
                 deadline = time.monotonic() + seconds
             elif time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)
-                return exit_code(pid) and None
+                exit_code(pid)
+                return None
             time.sleep(0.01)
         return status
 
@@ -99,11 +100,6 @@ def test_what_a_learner_begins_with(name):
     )
     with pytest.raises(NotImplementedError):
         [*cases.outcomes(types.SimpleNamespace(**found), exercise)]
-
-
-def test_number_of_mistakes():
-    """Catches known mistakes that got lost."""
-    assert sum(len(definition.load(name).MISTAKES) for name in ORDER) >= 60
 
 
 # ---- Right in another way
@@ -380,7 +376,6 @@ def test_changed_arguments():
 
 BODIES = {
     "while True: pass": "it takes more than 1 seconds: is there an endless loop?",
-    "time.sleep(99)": "it takes more than 1 seconds: is there an endless loop?",
     "sys.exit(0)": "it ends the program",
     "os._exit(0)": "its process ends with 0",
     "os.kill(os.getpid(), 9)": "its process ends with -9 (below 0: a signal): os._exit, or memory?",
@@ -388,9 +383,6 @@ BODIES = {
     "return torch.ones(2**30, dtype=torch.float64)": "it needs more than 4 GB of memory",
     "return bytes(2**33)": "it needs more than 4 GB of memory",
     "return None": "TypeError: it returns NoneType, and not a tensor",
-    "return 'none'": "TypeError: it returns str, and not a tensor",
-    "return q[0]": "the shape is (1, 2, 2), and should be (1, 1, 2, 2)",
-    "return (q @ k.mT).float()": "the dtype is torch.float32, and should be torch.float64",
     "return q.mul_(2) @ k.mT": "it changes an argument in place",
     "return helper(q)": "in helper: return x.no_such_name\nAttributeError",
     "return scaled_dot(q, k)": "RecursionError",
@@ -399,10 +391,10 @@ BODIES = {
 }
 
 
-def learners_file(folder, body, name="scaled_dot"):
+def learners_file(folder, body):
     text = "import os, sys, time\nimport torch\n\n\ndef helper(x):\n    return x.no_such_name\n\n"
     path = folder / "scores.py"
-    path.write_text(f"{text}def {name}(q, k):\n    {body}\n", encoding="utf-8")
+    path.write_text(f"{text}def scaled_dot(q, k):\n    {body}\n", encoding="utf-8")
     return path
 
 
@@ -417,12 +409,6 @@ def test_a_hostile_file(body, forks, tmp_path, monkeypatch):
     assert len(report) < 1500 and "Traceback" not in report and "worker.py" not in report
     if "still to be" in report or "line" in report:
         assert f"{path}, line " in report
-
-
-def test_a_missing_function(forks, tmp_path):
-    """Catches a name that is not there, in words of Python instead of the task's."""
-    path = learners_file(tmp_path, "return q", name="scale")
-    assert runner.check("scores", path)[0] == [f"NameError: {path} has no scaled_dot"]
 
 
 def test_a_check_that_fails(forks, tmp_path, monkeypatch):
@@ -510,20 +496,15 @@ def test_the_command(forks, tmp_path):
 
 def test_costs_beside_the_paths(forks, tmp_path):
     """Catches a success that is not measured beside lookback's four paths."""
-    path = learners_file(tmp_path, "", name="other")
-    with open(path, "a") as file:
-        file.write(
-            "    pass\n\ndef attention(q, k, v, visible):\n"
-            "    scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)\n"
-            "    return scores.softmax(-1) @ v\n"
-        )
+    path = tmp_path / "attention.py"
+    path.write_text(definition.solution(definition.load("attention"))[0], encoding="utf-8")
     lines, costs = runner.check("attention", path)
     assert not lines
     assert [row[""] for row in costs] == ["yours", "naive", "masked_fill", "tiled", "fused"]
     assert all(row["time"].endswith(" ms") and row["memory"].endswith(" kB") for row in costs)
 
 
-@pytest.mark.parametrize("name", ["attnetion", "0", "99"])
+@pytest.mark.parametrize("name", ["attnetion", "99"])
 def test_no_such_exercise(name, tmp_path):
     """Catches an unknown name or number that becomes a traceback."""
     line = complaint(command(tmp_path, name))

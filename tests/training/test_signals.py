@@ -26,8 +26,6 @@ from engine.training import signals
 from engine.weights import checkpoint
 from train import TrainConfig, train
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs Unix's signals and forks")
-
 
 @pytest.fixture
 def settings(poem):
