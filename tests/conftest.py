@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import json
+import multiprocessing
 import os
 import runpy
 import shutil
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 import traceback
+from multiprocessing import reduction
 from pathlib import Path
 
 import pytest
@@ -31,8 +33,7 @@ from model import GPT, GPTConfig  # noqa: E402
 
 # A shell's background job ignores SIGINT, and nohup SIGHUP; the processes of the tests must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-if hasattr(signal, "SIGHUP"):
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The processor's speed is measured once, and forks know it: it takes longer than a small run.
 hardware.peak_flops = functools.cache(hardware.peak_flops)
@@ -57,12 +58,6 @@ def pytest_collection_modifyitems(config, items):
     """Leave the slow tests out, unless -m asks for them."""
     if "slow" not in config.option.markexpr:
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
-
-
-def pytest_collection_finish():
-    """Leave modules and tests out of garbage collection, so that forks do not copy their pages."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture
@@ -110,23 +105,48 @@ def run(*command, typed="", **environment):
     )
 
 
-def forked(command, output, errors, typed=None, **environment):
-    """Run a script in a fork of this process, which has imported torch; returns its process id."""
+# ---- Scripts in forks, which need not import torch again
+
+# Where there is a GPU, a process that ran a backward pass, or counted the GPUs, has no forks that
+# can compute. So the tests' process has a server, which does neither, and forks for it.
+
+
+def serve():
+    """Call functions for the tests' process, until that ends."""
+    try:
+        while True:
+            function, *arguments = REQUESTS.recv()
+            REQUESTS.send(function(*arguments))
+    finally:
+        os._exit(0)
+
+
+def ask_server(function, *arguments):
+    SERVER.send((function, *arguments))
+    return SERVER.recv()
+
+
+def fork(command, environment):
+    """Run a script in a fork of the server; returns its process id."""
+    streams = [reduction.recv_handle(REQUESTS) for _ in range(3)]
     if pid := os.fork():
+        [os.close(stream) for stream in streams]
         return pid
     status = 1
     try:
-        os.environ |= {"CUDA_VISIBLE_DEVICES": ""} | environment  # a fork cannot use a GPU
-        for number, file in enumerate((typed or open(os.devnull), output, errors)):
-            os.dup2(file.fileno(), number)
+        os.environ.clear()
+        os.environ |= environment
+        for number, stream in enumerate(streams):
+            os.dup2(stream, number)
         sys.stdin = open(0, encoding="utf-8", closefd=False)
-        sys.stdout = open(1, "w", encoding="utf-8", buffering=1, closefd=False)
-        sys.stderr = open(2, "w", encoding="utf-8", buffering=1, closefd=False)
+        sys.stdout, sys.stderr = (
+            open(n, "w", encoding="utf-8", buffering=1, closefd=False) for n in (1, 2)
+        )
         os.chdir(ROOT)
-        sys.argv = [str(part) for part in command]
-        if command[0] == "-m":
-            del sys.argv[0]
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+        is_module = command[0] == "-m"
+        sys.argv = command[is_module:]
+        if is_module:
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(sys.argv[0], run_name="__main__")
         status = 0
@@ -140,6 +160,15 @@ def forked(command, output, errors, typed=None, **environment):
         os._exit(status)
 
 
+def forked(command, output, errors, typed=None, **environment):
+    """Run a script in a fork that sees no GPU; returns its process id."""
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | environment
+    SERVER.send((fork, [*map(str, command)], environment))
+    for file in (typed or open(os.devnull), output, errors):
+        reduction.send_handle(SERVER, file.fileno(), None)
+    return SERVER.recv()
+
+
 def text_file():
     return tempfile.TemporaryFile("w+", encoding="utf-8", newline="")
 
@@ -149,14 +178,14 @@ def read_back(file):
     return file.read()
 
 
-def exit_code(pid):
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def exit_code(pid, options=0):
+    """The exit code of a forked script; None if it still runs, with the option os.WNOHANG."""
+    ended, status = ask_server(os.waitpid, pid, options)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def run_here(*command, typed="", **environment):
-    """Run a script as run does, but in a fork, for speed, where there are forks."""
-    if not hasattr(os, "fork"):
-        return run(*command, typed=typed, **environment)
+    """Run a script as run does, but in a fork, for speed."""
     with text_file() as content, text_file() as output, text_file() as errors:
         content.write(typed)
         content.seek(0)
@@ -171,21 +200,24 @@ def output_of(*command, **environment):
     return result.stdout
 
 
-def ranks_here(processes, *command):
-    """[(exit code, output and errors)] of a script in several forks, as torchrun would start it."""
-    import torch._dynamo  # here, or each fork would take two seconds for it
+def import_for_ranks():
+    import torch._dynamo
     import torch.distributed.fsdp  # noqa: F401
 
+
+def ranks_here(processes, *command):
+    """[(exit code, output and errors)] of a script in several forks, as torchrun would start it."""
+    ask_server(import_for_ranks)  # or each fork would take two seconds for it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
     outputs = [text_file() for _ in range(processes)]
-    pids = []
-    for rank, file in enumerate(outputs):
-        pids.append(forked(command, file, file, RANK=str(rank), LOCAL_RANK=str(rank), **place))
-    codes = [exit_code(pid) for pid in pids]
-    return [(code, read_back(file)) for code, file in zip(codes, outputs)]
+    pids = [
+        forked(command, file, file, RANK=str(rank), LOCAL_RANK=str(rank), **place)
+        for rank, file in enumerate(outputs)
+    ]
+    return [(exit_code(pid), read_back(file)) for pid, file in zip(pids, outputs)]
 
 
 def timed_here(command, cwd=ROOT):
@@ -313,6 +345,7 @@ def open_page(browser, path, address=""):
 @pytest.fixture
 def small_experiment(monkeypatch, tmp_path):
     """A function that runs an experiment in this process, for one seed, and returns its report."""
+    pytest.importorskip("matplotlib")
     from experiments.shared import trials
 
     def run_jobs(function, jobs):
@@ -329,3 +362,11 @@ def small_experiment(monkeypatch, tmp_path):
     dataset.write_dataset(tmp_path / "poem", [POEM * 30], "byte", "a poem")
     monkeypatch.setattr(trials, "DATASET", str(tmp_path / "poem"))
     return run_main
+
+
+SERVER, REQUESTS = multiprocessing.Pipe()
+if not os.fork():
+    SERVER.close()
+    gc.freeze()  # the garbage collection of forks would copy the pages of all modules
+    serve()
+REQUESTS.close()

@@ -92,8 +92,9 @@ def test_paths_agree(name, T, n_kv_head, D):
             assert_close(half, expected, 0.02)
 
 
-@pytest.mark.parametrize("D, n_kv_head", [(64, 2), (264, 4)])
-@pytest.mark.parametrize("name", PREDICATES)
+@pytest.mark.parametrize(
+    "name, D, n_kv_head", [*((name, 64, 2) for name in PREDICATES), ("window", 264, 4)]
+)
 def test_compiled_attention(name, D, n_kv_head):
     """Catches a mask or a window that the compiler changes, also for large heads."""
     torch._dynamo.reset()
@@ -134,12 +135,12 @@ def model_of(**changes):
     return GPT(GPTConfig(**MODERN | shape | changes)).to(CUDA)
 
 
-def losses(model, compile, optimizer, mask_documents):
+def losses(model, compile, optimizer, mask_documents=None):
     """Five training steps and an evaluation."""
     torch._dynamo.reset()
     torch.manual_seed(1)
     model.separator = 7 if mask_documents else None
-    model.activation_checkpointing = mask_documents
+    model.activation_checkpointing = bool(mask_documents)
     net = torch.compile(model, fullgraph=True) if compile else model
     learning_rate = 0.01 if optimizer == "muon" else 0.001
     optimizer = make_optimizer(model, TrainConfig(optimizer=optimizer, learning_rate=learning_rate))
@@ -155,13 +156,21 @@ def losses(model, compile, optimizer, mask_documents):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize("mask_documents", [False, True])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_compiled_training_step(name, optimizer, mask_documents):
+@pytest.mark.parametrize(
+    "case",  # model, optimizer, and whether documents are apart
+    [
+        "plain adamw",
+        "plain muon documents",
+        "window muon",
+        "window adamw documents",
+        "strided adamw documents",
+        "alibi muon documents",
+    ],
+)
+def test_a_compiled_training_step(case):
     """Catches a compiled step that learns something else, and a graph that breaks."""
-    plain = losses(model_of(**MODELS[name]), False, optimizer, mask_documents)
-    compiled = losses(model_of(**MODELS[name]), True, optimizer, mask_documents)
+    name, *how = case.split()
+    plain, compiled = (losses(model_of(**MODELS[name]), compile, *how) for compile in (False, True))
     assert plain[-1] < plain[0] - 0.1
     torch.testing.assert_close(compiled, plain, rtol=0.01, atol=0.01)
 
@@ -174,18 +183,27 @@ def continuation(model, prompts, count, step=None):
     return [torch.stack(tensors) for tensors in zip(*found)]
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8"])
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("rows", [1, 5])
-def test_a_decoding_step_is_one_cuda_graph(name, rows, quantize, monkeypatch):
+@pytest.mark.parametrize(
+    "case",  # model, quantize, and how many texts
+    [
+        "plain none 1",
+        "plain int8 5",
+        "window none 5",
+        "strided int8 1",
+        "alibi none 1",
+        "alibi int8 5",
+    ],
+)
+def test_a_decoding_step_is_one_cuda_graph(case, monkeypatch):
     """Catches a step that is not one CUDA graph, or that writes another text."""
+    name, quantize, rows = case.split()
     monkeypatch.setattr("torch._inductor.config.triton.cudagraph_or_error", True)
     torch._dynamo.reset()
     model = model_of(**MODELS[name]).eval()
     model = quantization.prepare_for_inference(model, torch.float32, quantize)
     step = CompiledStep()
     for length, count in ((9, 60), (30, 40)):
-        prompts = torch.randint(300, (rows, length), device=CUDA)
+        prompts = torch.randint(300, (int(rows), length), device=CUDA)
         ids, logits = continuation(model, prompts, count)
         compiled_ids, compiled_logits = continuation(model, prompts, count, step)
         # Rounding may change a token, and all that follow.

@@ -303,6 +303,7 @@ def test_a_page_that_names_tests(page):
 )
 def test_ruff(command):
     """Catches code in another format, an unused import, or a line of more than 100 characters."""
+    pytest.importorskip("ruff")
     ruff = subprocess.run(
         [sys.executable, "-m", "ruff", *command, "--no-cache", "."],
         cwd=ROOT,

@@ -70,16 +70,18 @@ def main(name, path, to):
     torch.set_num_threads(1)  # tensors are tiny, and threads would wait for each other
     exercise = definition.load(name)
     limit_memory()
+    expected = expected_outcomes(exercise)  # what fails up to here is not the learner's
     Path(to).touch()  # here the clock starts
     found, labels = {"outcomes": []}, []
     try:
         theirs = types.SimpleNamespace(**runpy.run_path(path))
         if missing := definition.functions(exercise).keys() - vars(theirs).keys():
             raise NameError(f"{path} has no {', '.join(sorted(missing))}")
-        expected = expected_outcomes(exercise)
         labels += [f"(in the case: {case['name']}, {case['label']})" for case in expected]
         found["outcomes"].extend(outcomes(theirs, exercise))
         if all(map(same_outcome, found["outcomes"], expected)):
+            found["costs"] = [{"": "not measured"}]
+            torch.save(found, to)  # it is right, even if it does not come back from measuring
             found["costs"] = costs(theirs, exercise)
         else:
             for case, got in zip(exercise.cases(), found["outcomes"]):
@@ -87,8 +89,11 @@ def main(name, path, to):
                     texts = broken(theirs, exercise, *case)
                     got["broken"] = [f"In {case[0]}, {text}." for text in texts]
     except BaseException as error:  # a learner's file can raise anything
-        label = labels[len(found["outcomes"]) :][:1]
-        found["error"] = "\n".join([report(error, path), *label])
+        if "costs" in found:
+            found["costs"] = [{"": f"not measured: {error!r}"}]
+        else:
+            label = labels[len(found["outcomes"]) :][:1]
+            found["error"] = "\n".join([report(error, path), *label])
     torch.save(found, to)
 
 

@@ -243,6 +243,7 @@ def test_length_normalization():
 
 def test_bleu():
     """Catches a score that does not rise with the right words, or that counts capitals."""
+    pytest.importorskip("sacrebleu")
     right = ["the small cat sees the dog", "a man sleeps behind the house"]
     some = ["the small cat sees a bird", "a man sleeps behind the tree"]
     capitals = [text.upper() for text in right]
@@ -256,6 +257,7 @@ def test_bleu():
 
 def test_attention_frees_from_one_vector(monkeypatch):
     """Catches a network without attention that sees the source, and attention that sees nothing."""
+    pytest.importorskip("sacrebleu")
     rng = np.random.default_rng(0)
     rows = [np.append(rng.integers(1, 20, rng.integers(4, 13)), END) for _ in range(500)]
     config = translate.Settings(**TINY, learning_rate=1e-2, steps=100, patience=1)
@@ -275,6 +277,7 @@ def test_attention_frees_from_one_vector(monkeypatch):
 
 def test_a_run(tmp_path, small_experiment, monkeypatch):
     """Catches compressed files that cannot be read, and what cannot go to another process."""
+    pytest.importorskip("sacrebleu")
     english, french = zip(*sorted(PAIRS, key=lambda pair: len(pair[0]))[:60])
     (tmp_path / "en.gz").write_bytes(gzip.compress("\n".join(english).encode()))
     (tmp_path / "fr").write_text("\n".join(french), encoding="utf-8")
@@ -316,6 +319,7 @@ def test_a_run(tmp_path, small_experiment, monkeypatch):
 )
 def test_bad_files(tmp_path, source, target, message):
     """Catches a traceback for files that do not fit together."""
+    pytest.importorskip("sacrebleu")
     files = {"one": b"a\n", "two": b"a\nb\n", "latin": b"\xe9\n", "fake.gz": b"a"}
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)

@@ -5,6 +5,8 @@ import pytest
 
 from engine.plotting import heatmaps
 
+pytest.importorskip("matplotlib")
+
 
 def drawn(T, most):
     """(figure, panel, image, weights) of random weights."""

@@ -223,8 +223,7 @@ class FullDisk:
 
 def test_no_space_for_other_files(poem, tmp_path, monkeypatch):
     """Catches half a line of metrics.jsonl, half a dataset, half a picture, or no name of it."""
-    from tools import plot
-
+    plot = pytest.importorskip("tools.plot")
     out, picture = tmp_path / "out", tmp_path / "x.png"
     settings = SMALL | dict(dataset=poem, out_dir=str(out), eval_interval=4, eval_iters=1)
     train(TrainConfig(**settings, max_iters=4))

@@ -48,7 +48,6 @@ def test_own_text_from_files_and_folders(tmp_path, name):
     assert sorted(whole.replace("\n", "")) == sorted("Füße 猫" * 40 + "ещё" * 40)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="its shell cannot close a stream")
 def test_closed_streams():
     """Catches a warning that is written into the dataset, whose file has got the number 2."""
     code = "from engine.common import errors\nwith errors.one_line_errors():"

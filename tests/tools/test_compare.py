@@ -133,6 +133,7 @@ def train_here(command):
 
 def test_runs_of_train(preset, monkeypatch):
     """Catches flags that never reach train.py, and a divergence that is taken for a failure."""
+    pytest.importorskip("matplotlib")
     monkeypatch.setattr(compare.benchmark, "run_timed", train_here)
     change = "--learning_rate=1e9 --grad_clip=0"
     main(arguments(preset, f"--change={change}", "--flags=--log_interval=1"))

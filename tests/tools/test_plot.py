@@ -3,16 +3,16 @@
 import json
 import os
 
-import matplotlib.pyplot as plt
 import pytest
 from conftest import ROOT, complaint, output_of, run_here
 
 from engine.common.settings import parse_settings
-from tools.plot import PlotSettings, main
+
+tool = pytest.importorskip("tools.plot")
 
 
 def plot(*arguments):
-    main(parse_settings(PlotSettings, ["--paths", *map(str, arguments)]))
+    tool.main(parse_settings(tool.PlotSettings, ["--paths", *map(str, arguments)]))
 
 
 def compared(change, difference, margin, verdict):
@@ -84,7 +84,7 @@ def test_runs_in_one_picture(runs, tmp_path, monkeypatch):
         figures[path.name.partition(".png")[0]] = figure
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(plt.Figure, "savefig", savefig)
+    monkeypatch.setattr(tool.plt.Figure, "savefig", savefig)
     plot(*runs, "--output=both")
     losses, rates, speeds = figures["both"].axes
     assert [text.get_text() for text in losses.get_legend().get_texts()] == runs

@@ -29,6 +29,7 @@ def saved(folder, kind="byte", text=POEM, **changes):
 
 def shown(folder, text, **settings):
     """The data in the page of a text."""
+    pytest.importorskip("matplotlib")
     path, picture = main(VisualizeConfig(out_dir=str(folder / "out"), text=text, **settings))
     assert picture.read_bytes().startswith(b"\x89PNG")
     content = path.read_text(encoding="utf-8")

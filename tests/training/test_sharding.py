@@ -1,7 +1,5 @@
 """One model in several processes: matrices that they share out, and parameters in shards (fsdp)."""
 
-import os
-
 import pytest
 import torch
 from conftest import SMALL, as_flags, metrics, output_of, ranks_here, weights
@@ -9,10 +7,6 @@ from conftest import SMALL, as_flags, metrics, output_of, ranks_here, weights
 from engine.common.processes import init_process_group
 from engine.training.optimizer import Muon
 from engine.weights import checkpoint
-
-pytestmark = pytest.mark.skipif(
-    not hasattr(os, "fork"), reason="a fork need not import torch again"
-)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from conftest import (
     SMALL,
     as_flags,
     complaint,
+    exit_code,
     forked,
     losses,
     output_of,
@@ -24,8 +25,6 @@ from conftest import (
 from engine.training import signals
 from engine.weights import checkpoint
 from train import TrainConfig, train
-
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs Unix's signals and forks")
 
 
 @pytest.fixture
@@ -48,13 +47,13 @@ class Started:
 
     def until(self, condition):
         while not condition():
-            assert not os.waitpid(self.pid, os.WNOHANG)[0], self.text()
+            assert exit_code(self.pid, os.WNOHANG) is None, self.text()
             time.sleep(0.001)
 
     def stopped(self, number):
         """Return its exit code after a signal."""
         os.kill(self.pid, number)
-        self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.status = exit_code(self.pid)
         return self.status
 
     def __enter__(self):

@@ -1,6 +1,5 @@
 """LoRA: an adapter that is trained beside a frozen base, saved, resumed, merged and exported."""
 
-import os
 import shutil
 from dataclasses import asdict
 
@@ -114,7 +113,6 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tuned, tmp_path, opt
     assert losses(whole)[-1] == losses(tmp_path / "out")[-1]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="a fork need not import torch again")
 def test_two_processes(tuned, tmp_path):
     """Catches an adapter that differs between processes, or a base that is saved in shards."""
     extra = dict(max_iters=3, gradient_accumulation_steps=2, out_dir=str(tmp_path / "one"))
