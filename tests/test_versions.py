@@ -21,7 +21,6 @@ BOTH = {  # what is called of them -> the parameters that PyTorch 2.11.0 and 2.1
     "torch.amp.GradScaler": "device init_scale growth_factor growth_interval enabled",
     "torch.compiler.is_compiling": "",
     "torch.compiler.reset": "",
-    "torch.compiler.skip_guard_on_all_nn_modules_unsafe": "guard_entries",
     "torch.distributed.all_reduce": "tensor op group async_op",
     "torch.distributed.barrier": "group async_op device_ids",
     "torch.distributed.broadcast": "tensor src group async_op group_src",

@@ -156,7 +156,8 @@ def peak_bytes(function, device):
         return torch.mps.driver_allocated_memory() - before
     if device.type != "cpu":
         return float("nan")
-    with torch.profiler.profile(profile_memory=True) as profiler:
+    of_cpu = [torch.profiler.ProfilerActivity.CPU]  # or it would start CUDA too
+    with torch.profiler.profile(activities=of_cpu, profile_memory=True) as profiler:
         function()
     events = profiler.profiler.kineto_results.events()
     sizes = [event.nbytes() for event in events if event.name() == "[memory]"]

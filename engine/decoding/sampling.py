@@ -115,8 +115,11 @@ class Sampler:
         """Return what sample_next_token takes beside the logits, for a session's next column."""
         penalty = self.sampling.repetition_penalty
         text = session.known_text() if penalty != 1 else None
-        u = torch.stack([uniform(generator) for generator in self.generators])
-        return self.sampling, u, text, self.vocab_size
+        return self.sampling, self.random(), text, self.vocab_size
+
+    def random(self):
+        """Return the next number of each generator, (B,) in [0, 1)."""
+        return torch.stack([uniform(generator) for generator in self.generators])
 
 
 def uniform(generator):

@@ -178,7 +178,7 @@ def search(model, source, real, beam=1, sampler=None, longest=None):
         V = more.shape[1]
         continued = scores[:, None] + more  # (B·beam, V)
         if sampler:
-            drawn = sample_next_token(more, sampler.sampling, sampler.random(n))
+            drawn = sample_next_token(more, sampler.sampling, sampler.random())
             best = drawn[:, None]
             scores = continued.gather(1, best)
         else:
