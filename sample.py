@@ -13,16 +13,12 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.common.errors import one_line_errors, quiet_imports
-
-if __name__ == "__main__":
-    quiet_imports()
-
 import torch
 
 from attention import ATTENTION
 from engine.common.checks import at_least
-from engine.common.device import pick_device
+from engine.common.errors import one_line_errors
+from engine.common.hardware import pick_device, set_threads
 from engine.common.settings import parse_settings
 from engine.decoding.generation import Generator
 from engine.decoding.quantization import best_dtype, prepare_for_inference
@@ -158,13 +154,14 @@ def load_model(config, folder, quantize="none", rows=1, steps=math.inf):
     steps: how many tokens follow each other; they decide how the weights are stored.
     """
     device = pick_device(config.device)
+    threads = set_threads()
     model = GPT.from_pretrained(folder)
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     model = model.to(device)
     dtype = best_dtype(model, rows, steps) if config.dtype == "auto" else config.dtype
     model = prepare_for_inference(model, getattr(torch, dtype), quantize, rows)
     kind = dtype if quantize == "none" else quantize
-    return model, tokenizer, f"{kind}, {device}"
+    return model, tokenizer, f"{kind}, {device}, {threads}"
 
 
 def make_generator(config, texts):
