@@ -435,8 +435,9 @@ def settings(argv):
     if init_from != "scratch" and not presets:  # rates from scratch would destroy what it knows
         presets = [path_from_here("config/finetune.toml")]
         given = preset_settings(TrainConfig, presets[0]) | given
+    config = TrainConfig(**given)
     print0(f"settings: {' '.join(presets) or 'the defaults'}")
-    return TrainConfig(**given)
+    return config
 
 
 def settings_to_resume(folder, changes):

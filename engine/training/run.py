@@ -58,7 +58,8 @@ class Run:
         if self.writes:
             with open(self.out_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-            prune_checkpoints(self.out_dir, self.config.keep_checkpoints)  # there may be a new best
+            if "val_loss" in record:  # there may be a new best
+                prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
         if self.wandb:
             self.wandb.log(record, step=record["step"])
         self.trainer.speed.restart()
@@ -108,8 +109,8 @@ class Run:
         trainer = self.trainer
         loss = trainer.evaluate()
         if not math.isfinite(loss):
-            if self.writes and trainer.step > trainer.first_step:
-                remove_checkpoint(checkpoint.folder_of(self.out_dir, trainer.step))  # it ends again
+            if self.writes and trainer.step > trainer.first_step:  # or a resumed run finds the same
+                remove_checkpoint(checkpoint.folder_of(self.out_dir, trainer.step))
             raise trainer.not_finite(f"validation loss {loss}", trainer.step)
         bits = trainer.data.bits_per_character(loss)
         in_bits = f", {bits:.4f} bits per character" if bits else ""
