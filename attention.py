@@ -578,7 +578,7 @@ def check_mechanism(attention, score, normalize, window, visible):
         )
     if attention in FEATURE and (window or visible != "causal"):
         raise ValueError(
-            f"attention={attention!r} sees all of the past: leave window and visible out, "
+            f"attention={attention!r} sees all of the past: give window=0 and leave visible out, "
             "or choose another"
         )
 

@@ -122,22 +122,18 @@ def same_document(ids):
 class PackedDocuments:
     """A batch idx (B, T) whose rows are documents one after the other: each sees only itself.
 
-    begins (B, T): True where a document begins. index (B, T): the position of each token in its
-    document; None: positions go on through the row. Has KVCache's positions, visible and append,
-    but stores nothing: the batch is complete.
+    index (B, T): the position of each token in its document, which a 0 begins. Has KVCache's
+    positions, visible and append, but stores nothing: the batch is complete.
     """
 
-    def __init__(self, begins, index=None):
-        self.same = same_document(begins.cumsum(1))
+    def __init__(self, index):
         self.index = index
+        self.same = same_document((index == 0).cumsum(1))
 
     def positions(self, T):
-        return slice(0, T) if self.index is None else self.index
+        return self.index
 
     def visible(self, predicate):
-        if self.index is None:
-            return intersection(predicate, self.same)
-
         @Derived
         def counted(i, j):  # from where the documents begin
             return predicate(self.index[..., i], self.index[..., j])

@@ -390,8 +390,6 @@ class GPT(nn.Module):
         self.config = config
         # True: training computes each block twice, and keeps its input only (arXiv:1604.06174).
         self.activation_checkpointing = False
-        # The id that begins a document, if training is to keep documents apart.
-        self.separator = None
         # The Adapter of a model that is tuned by LoRA.
         self.lora = None
         self.transformer = nn.ModuleDict(
@@ -423,13 +421,7 @@ class GPT(nn.Module):
         With positions (B, T), idx is documents that see only themselves: each begins at a 0.
         ValueError past block_size.
         """
-        packed = None
-        if positions is not None:
-            packed = PackedDocuments(positions == 0, positions)
-        elif targets is not None and self.separator is not None:
-            # A separator belongs to the document that it begins, so that a text sampled from it
-            # alone is what was trained.
-            packed = PackedDocuments(idx == self.separator)
+        packed = None if positions is None else PackedDocuments(positions)
         x = self.hidden(idx, cache, packed)  # (B, T, n_embd)
         if targets is None:
             return self.lm_head(x[:, -1:]), None

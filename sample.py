@@ -13,16 +13,12 @@ import sys
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.common.errors import one_line_errors, quiet_imports
-
-if __name__ == "__main__":
-    quiet_imports()
-
 import torch
 
 from attention import ATTENTION
 from engine.common.checks import at_least
-from engine.common.device import pick_device
+from engine.common.errors import one_line_errors
+from engine.common.hardware import pick_device, set_threads
 from engine.common.settings import parse_settings
 from engine.decoding.generation import Generator
 from engine.decoding.quantization import best_dtype, prepare_for_inference
@@ -148,6 +144,7 @@ def encode_prompt(tokenizer, text, begin, most, flag):
 def make_generator(config, texts):
     """Return the Generator for this number of texts, and its dtype and device in words."""
     device = pick_device(config.device)
+    threads = set_threads()
     folder = pretrained.folder_in(config)
     model = GPT.from_pretrained(folder)
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
@@ -159,7 +156,7 @@ def make_generator(config, texts):
     model = prepare_for_inference(model, getattr(torch, dtype), config.quantize)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     kind = dtype if config.quantize == "none" else config.quantize
-    return Generator(model, tokenizer, config, pads), f"{kind}, {device}"
+    return Generator(model, tokenizer, config, pads), f"{kind}, {device}, {threads}"
 
 
 # --------------------------------------------------------------------------------------------------

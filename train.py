@@ -1,9 +1,8 @@
 """Train a GPT.
 
-    python train.py                                 config/minute.toml: a minute on two CPU cores
-    python train.py config/shakespeare_char.toml    another preset
-    python train.py config/x.toml --n_layer=8       ... with changes
-    python train.py --dataset=mine --n_layer=6      no preset: the defaults below
+    python train.py                                 the settings below: a minute on two CPU cores
+    python train.py --dataset=mine --n_layer=6      ... with changes
+    python train.py config/shakespeare_char.toml    a preset, which is a list of changes
     python train.py --init_from=resume --max_iters=2000     continue the run in out_dir
     torchrun --standalone --nproc_per_node=4 train.py ...   the same run, shared by four processes
 
@@ -20,30 +19,22 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from engine.common.errors import IgnoreBrokenPipe, one_line_errors, quiet_imports
-
-if __name__ == "__main__":
-    quiet_imports()
-
 import torch
 
 from attention import ATTENTION
 from engine.common import processes
 from engine.common.checks import at_least, choose
-from engine.common.device import pick_device
+from engine.common.errors import one_line_errors
 from engine.common.files import folder_lock, path_from_here
-from engine.common.processes import print0
-from engine.common.settings import given_settings, leading_presets, parse_settings
+from engine.common.hardware import pick_device, set_threads
+from engine.common.processes import Signals, print0
+from engine.common.settings import given_settings, leading_presets, preset_settings
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
-from engine.training.answers import show_answers
-from engine.training.batches import document_separator
-from engine.training.monitor import dry_run
+from engine.training.batches import check_documents
 from engine.training.optimizer import DECAY, learning_rate_at
 from engine.training.run import Run
-from engine.training.run_folder import resume_hint
-from engine.training.signals import Requests
-from engine.training.trainer import Trainer
+from engine.training.trainer import Trainer, dry_run
 from engine.weights import checkpoint, lora, pretrained
 from model import GPT, MODERN, GPTConfig
 
@@ -85,22 +76,17 @@ class TrainConfig(GPTConfig):
     """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
     eval_only: bool = False
     """Evaluate, and stop."""
-    eval_answers: int = 3
-    """Of conversations, questions of each split that are answered at the end (not with fsdp);
-    three of each are shown beside the true answers."""
     dry_run: bool = False
     """Print the memory and time that the run would take, and stop."""
     log_interval: int = 10
     """Write a line to metrics.jsonl every N steps."""
-    draw_loss: bool = True
-    """Draw out/loss.png at each evaluation, if matplotlib is installed."""
     wandb_log: bool = False
     """Log to Weights & Biases too (pip install wandb; see its WANDB_MODE)."""
     wandb_project: str = "lookback"
     """The project in wandb that the run belongs to."""
     wandb_run_name: str = ""
     """The run's name in wandb; empty: wandb chooses one."""
-    # Model: what differs from GPTConfig's defaults
+    # Model: where it is another default than GPTConfig's
     vocab_size: int = 0
     """Number of token ids; 0: the dataset's tokenizer's, a large one rounded up to a multiple of 64
     for speed."""
@@ -109,7 +95,10 @@ class TrainConfig(GPTConfig):
     n_head: int = 4
     n_embd: int = 128
     bias: bool = MODERN["bias"]
+    window: int = 8
+    window_pattern: str = "SSL"
     position: str = MODERN["position"]
+    rope_base: float = 100.0
     norm: str = MODERN["norm"]
     mlp: str = MODERN["mlp"]
     qk_norm: bool | Literal["head"] = MODERN["qk_norm"]
@@ -136,7 +125,7 @@ class TrainConfig(GPTConfig):
     """muon: AdamW's learning rate of the head, if it is not tied to the embedding."""
     vector_lr: float = 0.01
     """muon: AdamW's learning rate of biases, norms and scalars."""
-    momentum: float = 0.95
+    momentum: float = 0.85
     """muon: decay of the moving average of the gradient."""
     muon_steps: int = 3
     """muon: iterations of the orthogonalization, at most 5; each costs three matrix products."""
@@ -186,7 +175,7 @@ class TrainConfig(GPTConfig):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, most=10**9)
-        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval", "eval_answers")
+        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval")
         at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
         at_least(0, self, *rates, "weight_decay", "grad_clip")
@@ -211,11 +200,11 @@ class TrainConfig(GPTConfig):
         return GPTConfig(**mine | {"vocab_size": vocab_size})
 
 
-def train(config, requests=None):
+def train(config, signals=None):
     """Train with the settings in a TrainConfig; return the newest record (or dry_run's) as a dict.
 
-    requests: a Requests that can stop the run after any step; None: no signal is caught. ValueError
-    for settings or data that cannot be used; FloatingPointError for a loss that is not finite.
+    signals: Signals that can stop the run after any step; None: no signal is caught. ValueError for
+    settings or data that cannot be used; FloatingPointError for a loss that is not finite.
     """
     started = time.perf_counter()
     # The trainer has the model and makes a step; the run writes, and moves an earlier one aside.
@@ -225,7 +214,7 @@ def train(config, requests=None):
         return dry_run(trainer)
     run = Run(trainer, started)
     record = run.first_record()
-    requests = requests.listen() if requests else Requests()
+    signals = signals.listen() if signals else Signals()
 
     steps = dict(total=trainer.last_step, initial=trainer.step)
     with processes.progress_bar(desc="training", unit="step", **steps) as bar:
@@ -234,9 +223,8 @@ def train(config, requests=None):
             step = trainer.step
             trained = step > trainer.first_step
             finished = step >= trainer.last_step  # with eval_only at once
-            stop, save = requests.agree(run.save_is_due())
-            interval_ends = trained and step % config.eval_interval == 0
-            evaluate = finished or interval_ends or run.evaluation_pending
+            stop, save = signals.agree(run.save_is_due())
+            evaluate = run.evaluation_is_due()
             log = trained and (evaluate or step % config.log_interval == 0)
 
             # Log: add metrics of your own to record, a dict
@@ -248,13 +236,12 @@ def train(config, requests=None):
 
             # Save, before an evaluation, which removes it again if the loss is not finite
             if evaluate or save or stop:
-                run.save(record, evaluation_pending=evaluate)
+                run.save(record)
 
             # Evaluate; after a signal to stop, the resumed run does so
             if evaluate and not stop:
                 record["val_loss"] = run.evaluate()
                 run.log(record)
-                run.draw()
             if finished or stop:
                 break
 
@@ -264,8 +251,6 @@ def train(config, requests=None):
             bar.update()
 
     run.finish(stop, record)
-    if finished and not stop and trainer.data.masks and config.eval_answers:
-        show_answers(trainer)
     return record
 
 
@@ -298,23 +283,34 @@ def make_trainer(config):
     model, saved = build_model(config, data)
     model.activation_checkpointing = config.activation_checkpointing
     if config.mask_documents or data.masks:
-        model.separator = document_separator(data, model)
+        check_documents(data, model)
+
+    # What the model and the data determine: a saved model has its own shape.
     config = replace(config, **asdict(model.config), dataset=data.name)
-    data.pack(config.block_size)
-    for split, rows in data.rows.items():
-        print0(f"{split}: {rows.summary()}")
+    data.pack(config.block_size)  # conversations into rows
+    threads = set_threads(saved and saved.get("threads"))
     trainer = Trainer(config, model, data, device, saved)
+    describe(trainer, threads)
+    return trainer
+
+
+def describe(trainer, threads):
+    """Print what is trained, on what, and where. threads: their number, in words."""
+    config = trainer.config
+    data = trainer.data
+    count = processes.world_size()
     compiled = "compiled" if trainer.compiled else "not compiled"
     shared = "1 process" if count == 1 else f"{count} processes ({config.parallel})"
+    for split, rows in data.rows.items():
+        print0(f"{split}: {rows.summary()}")
     print0(
-        f"{model.num_params():,} parameters, {config.n_layer} layers of width {config.n_embd}; "
-        f"{len(data.train):,} training tokens of {config.dataset}, "
+        f"{trainer.model.num_params():,} parameters, {config.n_layer} layers of width "
+        f"{config.n_embd}; {len(data.train):,} training tokens of {config.dataset}, "
         f"vocabulary {data.tokenizer.vocab_size:,}\n"
-        f"device {device}, {trainer.dtype}, {compiled}, {shared}; "
-        f"{max(0, trainer.last_step - trainer.step):,} steps of "
-        f"{config.batch_size} x {config.block_size} tokens x {steps} micro-batches"
+        f"device {trainer.device}, {trainer.dtype}, {compiled}, {shared}, {threads}; "
+        f"{max(0, trainer.last_step - trainer.step):,} steps of {config.batch_size} x "
+        f"{config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches"
     )
-    return trainer
 
 
 def build_model(config, data):
@@ -353,7 +349,7 @@ def resume_model(config, data):
     if before["data"] not in (None, data.hashes):
         print0(
             f"note: {folder} was trained on other data ({before['training'].get('dataset')}, "
-            "or prepared in another way); losses from before do not compare"
+            "or prepared in another way); losses from before, and so the best, do not compare"
         )
     model = GPT.from_checkpoint(
         folder, merge=False, dropout=config.dropout, attention=config.attention
@@ -415,25 +411,17 @@ def settings(argv):
     """Return a TrainConfig from the command line; a resumed run starts from its saved settings."""
     given = given_settings(TrainConfig, argv)
     init_from = given.get("init_from", TrainConfig.init_from)
-    out_dir = given.get("out_dir", TrainConfig.out_dir)
     which = given.get("checkpoint", TrainConfig.checkpoint)
-    if init_from == "auto":
-        found = checkpoint.newest_valid_or_none(out_dir, which)
-        init_from = "resume" if found else "scratch"
-        which = found.name if found else "latest"
-        argv = [*argv, f"--init_from={init_from}"]
-    if init_from == "resume":
-        folder = checkpoint.newest_valid(out_dir, which)
-        place = dict(init_from=init_from, out_dir=out_dir, checkpoint=folder.name)
-        return settings_to_resume(folder, given | place)
+    if init_from in ("resume", "auto"):
+        find = checkpoint.newest_valid_or_none if init_from == "auto" else checkpoint.newest_valid
+        folder = find(given.get("out_dir", TrainConfig.out_dir), which)
+        if folder:
+            return settings_to_resume(folder, given)
+        init_from = "scratch"
+        which = "latest"
+        given |= dict(init_from=init_from, checkpoint=which)
 
     presets = leading_presets(argv)
-    flags = argv[len(presets) :]
-    if not argv:
-        presets = [preset("minute")]
-    elif init_from != "scratch" and not presets:
-        presets = [preset("finetune")]  # rates from scratch would destroy what a model has learned
-    config = parse_settings(TrainConfig, [*presets, *flags])
     if init_from == "scratch" and which != "latest":
         raise ValueError(
             f"checkpoint={which} says where to resume: give --init_from=resume too, "
@@ -444,8 +432,11 @@ def settings(argv):
             f"init_from={init_from} is neither scratch nor resume: give --dataset, "
             "the text to tune it on"
         )
-    used = " ".join(presets)
-    print0(f"settings: {used or 'the defaults of train.py, not those of config/minute.toml'}")
+    if init_from != "scratch" and not presets:  # rates from scratch would destroy what it knows
+        presets = [path_from_here("config/finetune.toml")]
+        given = preset_settings(TrainConfig, presets[0]) | given
+    config = TrainConfig(**given)
+    print0(f"settings: {' '.join(presets) or 'the defaults'}")
     return config
 
 
@@ -455,7 +446,8 @@ def settings_to_resume(folder, changes):
     before = checkpoint.restore_settings(
         TrainConfig, checkpoint.load_config(folder)["training"], folder
     )
-    config = replace(before, **changes)
+    place = dict(init_from="resume", out_dir=str(folder.parent), checkpoint=folder.name)
+    config = replace(before, **changes | place)
     step = checkpoint.step_of(folder)
     rate = learning_rate_at(step, config)
     planned = learning_rate_at(step, before)
@@ -466,30 +458,22 @@ def settings_to_resume(folder, changes):
     return config
 
 
-def preset(name):
-    """Return the path of a preset that comes with lookback, as a user here would write it."""
-    return path_from_here(f"config/{name}.toml")
-
-
 def main():
     """Run the command line."""
-    # From here on, a request to save waits for the run; Ctrl-C still ends the setting up at once.
-    requests = Requests().listen(["SIGUSR1"])
     config = settings(sys.argv[1:])
+    signals = Signals()
     writes = processes.rank() == 0 and not (config.eval_only or config.dry_run)
     try:
         with folder_lock(Path(config.out_dir)) if writes else nullcontext():
-            train(config, requests)
+            train(config, signals)
             processes.destroy_process_group()
     except KeyboardInterrupt:
-        print0(f"\ninterrupted: {resume_hint(config.out_dir)}")
+        print0(f"\ninterrupted: {checkpoint.resume_hint(config.out_dir)}")
         raise
-    if requests.stop:
-        sys.exit(128 + requests.stop)
+    if signals.stop:
+        sys.exit(128 + signals.stop)
 
 
 if __name__ == "__main__":
     with one_line_errors():
-        sys.stdout = IgnoreBrokenPipe(sys.stdout)
-        sys.stderr = IgnoreBrokenPipe(sys.stderr)
         main()

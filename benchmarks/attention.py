@@ -18,18 +18,18 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION, FEATURE, fused, linear
-from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.hardware import (
-    machine_report,
     measure_seconds,
     memory_bytes,
     peak_bytes,
+    pick_device,
     time_interleaved,
 )
 from engine.common.settings import parse_settings
 from masks import VISIBLE, sliding_window
 from tools.shared import benchmark
+from tools.shared.report import machine_report
 
 B, H, D = 1, 8, 64  # sequences, heads, head size
 LIMIT = 10.0  # seconds; what would take longer is skipped

@@ -21,9 +21,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least, choose
-from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
-from engine.common.hardware import half_dtype, is_emulated, machine_report, synchronize
+from engine.common.hardware import half_dtype, is_emulated, pick_device, synchronize
 from engine.common.settings import parse_settings
 from engine.decoding.compiled import CompiledStep
 from engine.decoding.generation import stream
@@ -34,6 +33,7 @@ from engine.text import tokenizer
 from engine.weights import checkpoint
 from model import GPT
 from tools.shared import benchmark
+from tools.shared.report import machine_report
 
 WEIGHTS = "float32", "float16", "bfloat16", "int8"
 # --shapes=auto, and for each shape --weights=auto: some minutes in all. Each compiled step takes

@@ -23,13 +23,13 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
-from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
-from engine.common.hardware import half_dtype, machine_report, peak_bytes
+from engine.common.hardware import half_dtype, peak_bytes, pick_device
 from engine.common.settings import parse_settings
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT
 from tools.shared import benchmark
+from tools.shared.report import machine_report
 
 # --shapes=auto: some minutes each.
 AUTO = {"cpu": ("small:12", "baby:16", "gpt2"), "cuda": ("gpt2:12", "gpt2:48", "modern_124m:32")}
@@ -108,8 +108,8 @@ def time_to_loss(config, device):
 
 def run_preset(config, out_dir, flag):
     """Run train.py: its seconds, its last figures, and its losses on the way."""
-    command = [sys.executable, "train.py", config.preset, "--draw_loss=False"]
-    command += [*shlex.split(config.flags), f"--device={config.device}", flag]
+    command = [sys.executable, "train.py", config.preset, *shlex.split(config.flags)]
+    command += [f"--device={config.device}", flag]
     seconds, lines = benchmark.run_timed([*command, f"--out_dir={out_dir}"])
     last = json.loads((out_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     run = {key: last[key] for key in ("step", "val_loss", "mfu")}

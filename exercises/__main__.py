@@ -8,10 +8,10 @@ from pathlib import Path
 
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write, read_json
-from engine.common.tables import format_table
 from exercises.shared import definition
 from exercises.shared.definition import ORDER
 from exercises.shared.runner import check
+from tools.shared.report import format_table
 
 
 def progress(folder):

@@ -82,7 +82,7 @@ class Encoder(nn.Module):
         x = self.wte(ids)
         rope = self.wpe.rope(slice(ids.shape[1]))
         # Each PAD begins a document of its own: no word sees it.
-        apart = PackedDocuments(ids == PAD)
+        apart = PackedDocuments(torch.arange(ids.shape[1]) * (ids != PAD))
         for block in self.h:
             x = block(x, rope, apart)
         return self.ln_f(x), ids > PAD

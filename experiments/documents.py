@@ -31,9 +31,9 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights, dot
-from engine.plotting import heatmaps
 from experiments.shared import labelled, trials
 from masks import present
+from tools.shared import heatmaps
 
 HIERARCHICAL = "hierarchical attention, GRUs"
 READERS = {  # (whether words make sentences first, whether GRUs read, whether the query is learned)

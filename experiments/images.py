@@ -30,12 +30,12 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
-from engine.plotting.inspection import recording
 from experiments.shared import digits, trials
 from experiments.shared.blocks import LookingBlock
 from experiments.shared.digits import LENGTH, WORDS
 from experiments.shared.eye import SHAPE, Eye, fit, show
 from model import NORM, Learned, init_weights
+from tools.shared.inspection import recording
 
 SHOWN = 4  # images in the picture
 CLASSIFIERS = "vision transformer", "support vector machine"

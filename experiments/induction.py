@@ -35,9 +35,9 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
-from engine.plotting import heatmaps, inspection
 from experiments.shared import trials
 from masks import positions
+from tools.shared import heatmaps, inspection
 
 T, VOCAB = 40, 32
 SHORTEST, LONGEST = 6, 16  # periods of repetition

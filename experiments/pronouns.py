@@ -34,10 +34,10 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
-from engine.plotting import heatmaps
-from engine.plotting.inspection import recording
 from experiments.shared import ambiguity, translators, trials
 from experiments.shared.translation import shifted
+from tools.shared import heatmaps
+from tools.shared.inspection import recording
 
 SHAPE = translators.Shape(n_embd=64)
 SENTENCES, TESTED = 4000, 400  # for training, for the test

@@ -28,12 +28,12 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
-from engine.plotting.inspection import recording
 from experiments.shared import digits, trials
 from experiments.shared.blocks import LookingBlock
 from experiments.shared.digits import QUESTIONS
 from experiments.shared.eye import SHAPE, fit, show
 from experiments.shared.pair import Reader, trained_pair
+from tools.shared.inspection import recording
 
 BOTH = "question and image"
 ANSWERERS = {  # (whether it has the image, the question; whether it looks at each patch)

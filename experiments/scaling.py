@@ -25,10 +25,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights, dot, scaled_dot
-from engine.plotting import inspection
 from experiments.shared import trials
 from experiments.shared.trials import plus_minus
 from masks import full
+from tools.shared import inspection
 
 SCORES = {"scaled_dot": scaled_dot, "dot": dot}
 T, WIDTH = 64, 128  # tokens that a query sees, width of the models

@@ -46,10 +46,10 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least, choose
-from engine.plotting import heatmaps
 from experiments.shared import grammar, translation, translators, trials
 from experiments.shared.translation import bleu, padded, shifted
 from experiments.shared.translators import MODELS, Shape
+from tools.shared import heatmaps
 
 FACTORS = {"transformer": 2, "transformer2017": 0.86}  # of the steps: both take the same time
 

@@ -260,7 +260,7 @@ SMALL = dict(
     dtype="float32",
     log_interval=5,
     warmup_iters=2,
-    draw_loss=False,  # it takes longer than the run
+    window=0,
 )
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 

@@ -139,7 +139,6 @@ def losses(model, compile, optimizer, mask_documents=None):
     """Five training steps and an evaluation."""
     torch._dynamo.reset()
     torch.manual_seed(1)
-    model.separator = 7 if mask_documents else None
     model.activation_checkpointing = bool(mask_documents)
     net = torch.compile(model, fullgraph=True) if compile else model
     learning_rate = 0.01 if optimizer == "muon" else 0.001
@@ -147,12 +146,13 @@ def losses(model, compile, optimizer, mask_documents=None):
     autocast = torch.autocast("cuda", HALF)
     scaler = torch.amp.GradScaler("cuda", enabled=not HAS_BFLOAT16)
     idx = torch.randint(300, (4, 513), device=CUDA)
-    batches = [(rows[:, :-1], rows[:, 1:], None, None) for rows in idx.split(2)]
+    positions = torch.arange(512, device=CUDA).expand(2, -1) % 100 if mask_documents else None
+    batches = [(rows[:, :-1], rows[:, 1:], None, positions) for rows in idx.split(2)]
     found = [training_step(net, batches, optimizer, scaler, autocast)[0] for _ in range(5)]
     net.eval()
     x, y, *_ = batches[0]
     with torch.no_grad(), autocast:
-        found.append(net(x, y, only_loss=True)[1])
+        found.append(net(x, y, only_loss=True, positions=positions)[1])
     return torch.stack(found)
 
 

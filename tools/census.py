@@ -24,13 +24,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
-from engine.common import tables
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
-from engine.plotting.inspection import attention_maps
 from masks import mask_of, positions
+from tools.shared.data import dataset_of
+from tools.shared.inspection import attention_maps
 from tools.shared.model_settings import ModelSettings
-from tools.shared.validation import validation_tokens
+from tools.shared.report import format_table
 
 FAR = 0.25
 FOLLOWS_A_COPY = "after an earlier copy"
@@ -48,17 +48,17 @@ def main(config):
     """Print the table; ValueError for what cannot be counted."""
     folder, model, tokenizer = config.load()
     T = model.config.block_size
-    name, tokens = validation_tokens(folder, config.dataset, tokenizer, T)
+    name, data = dataset_of(folder, config.dataset, tokenizer, T)
     texts = []
-    for start in np.linspace(0, len(tokens) - T, TEXTS).astype(int):
-        ids = np.append(tokenizer.begin, tokens[start : start + T])[:T]
+    for start in np.linspace(0, len(data.val) - T, TEXTS).astype(int):
+        ids = np.append(tokenizer.begin, data.val[start : start + T])[:T]
         texts.append(torch.from_numpy(ids.astype(np.int64)))
 
     found = census(model, texts)
 
     rows = table(found)
     size = f"{TEXTS} texts of {T} tokens"
-    print(f"{folder} on the validation split of {name}: {size}\n\n{tables.format_table(rows)}\n")
+    print(f"{folder} on the validation split of {name}: {size}\n\n{format_table(rows)}\n")
     print(f"A head counts where its score goes {FAR:.0%} of the way from chance to 1.")
     if not rows[-1]["heads"]:
         print("No induction head here; a model with one: python train.py config/induction.toml")

@@ -29,13 +29,13 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
-from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write, sha256_of
-from engine.common.hardware import machine_report
+from engine.common.hardware import pick_device
 from engine.common.settings import leading_presets, parse_settings, read_preset
 from engine.text import dataset
 from tools.shared import benchmark
+from tools.shared.report import machine_report
 
 BASELINE = "baseline"
 OWN_FLAGS = "--seed", "--out_dir", "--device", "--eval_only"  # set for each run
@@ -147,8 +147,7 @@ def result_path(config, version, flags, seed):
 def train(config, flags, seed, folder):
     """Run train.py once: its last validation loss (None if it diverged) and seconds."""
     command = [sys.executable, "train.py", config.preset, *shlex.split(f"{config.flags} {flags}")]
-    command += ["--draw_loss=False", f"--device={config.device}"]
-    command += [f"--seed={seed}", f"--out_dir={folder.absolute()}"]
+    command += [f"--device={config.device}", f"--seed={seed}", f"--out_dir={folder.absolute()}"]
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     result = {"val_loss": None, "seconds": None}
     try:

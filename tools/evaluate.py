@@ -21,12 +21,12 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
-from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
+from engine.common.hardware import pick_device
 from engine.common.settings import parse_settings
 from engine.text import dataset, preparation
+from tools.shared.data import dataset_of
 from tools.shared.model_settings import ModelSettings
-from tools.shared.validation import validation_tokens
 
 
 @dataclass(kw_only=True)
@@ -75,8 +75,8 @@ def read_tokens(config, folder, tokenizer):
         tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)], np.int64)
         first = 0 if tokenizer.begin else count_bytes(tokens[:1], tokenizer)
         return tokens, len(text.encode()) - first, config.text
-    name, tokens = validation_tokens(folder, config.dataset, tokenizer)
-    return tokens, count_bytes(tokens[1:], tokenizer), f"the validation split of {name}"
+    name, data = dataset_of(folder, config.dataset, tokenizer)
+    return data.val, count_bytes(data.val[1:], tokenizer), f"the validation split of {name}"
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION
 from engine.common.errors import one_line_errors
-from engine.common.files import atomic_path, make_folder, shell_path
+from engine.common.files import atomic_path, shell_path
 from engine.common.settings import parse_settings
 from engine.text.chat import ChatTemplate
 from engine.weights import checkpoint, families
@@ -133,7 +133,7 @@ def write_folder(config, files, weights_file, tensors):
                 f"{name} has weights too large for {config.dtype}: choose --dtype=bfloat16"
             )
     to = Path(config.to)
-    make_folder(to.parent)
+    to.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(to) as unfinished:
         unfinished.mkdir()
         for name, content in files.items():

@@ -18,10 +18,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from engine.common.errors import one_line_errors  # noqa: E402
 from engine.common.files import atomic_path, read_json  # noqa: E402
 from engine.common.settings import parse_settings  # noqa: E402
-from engine.training import curves  # noqa: E402
+from engine.weights.checkpoint import read_metrics  # noqa: E402
+from tools.shared.heatmaps import plain  # noqa: E402
 
 COLORS = {"lookback": "#1f77b4", "nanoGPT": "#d62728", "better": "#2ca02c", "worse": "#d62728"}
 GRAY = "#bbbbbb"
+STYLE = {"figure.constrained_layout.use": True, "savefig.dpi": 150, "legend.frameon": False}
 
 
 @dataclass
@@ -34,7 +36,7 @@ class PlotSettings:
 
 def main(config):
     """Draw each file, and all folders together; ValueError for what cannot be drawn."""
-    plt.rcParams.update(curves.STYLE)
+    plt.rcParams.update(STYLE)
     folders = [path for path in config.paths if path.is_dir()]
 
     figures = {}
@@ -43,7 +45,7 @@ def main(config):
             figures[path.with_suffix(".png")] = draw_measurement(path)
     if folders:
         output = Path(config.output or folders[0] / "loss.png")
-        figures[output.with_suffix(output.suffix or ".png")] = curves.draw(folders)
+        figures[output.with_suffix(output.suffix or ".png")] = runs(folders)
 
     for path, figure in figures.items():
         if not figure:
@@ -52,6 +54,39 @@ def main(config):
         with atomic_path(path) as unfinished:
             figure.savefig(unfinished, format=path.suffix[1:])
         print(f"{path} written")
+
+
+def runs(folders):
+    """Training runs: losses above, learning rate and speed below."""
+    figure, (losses, rates) = plt.subplots(2, 1, figsize=(9, 7), height_ratios=(2, 1), sharex=True)
+    speeds = rates.twinx()
+    panels = (
+        (losses, "train_loss", "-"),
+        (losses, "val_loss", "o--"),
+        (rates, "lr", "-"),
+        (speeds, "tokens_per_s", ":"),
+    )
+    for n, folder in enumerate(folders):
+        records = load_metrics(folder)
+        for panel, key, style in panels:
+            known = [record for record in records if record.get(key) is not None]
+            steps = [record["step"] for record in known]
+            values = [record[key] for record in known]
+            label = plain(str(folder)) if key == "val_loss" else None
+            panel.plot(steps, values, style, color=f"C{n}", label=label)
+    losses.set(ylabel="loss (nats per token)", title="training (lines) and validation (dots)")
+    losses.legend()
+    rates.set(xlabel="step", ylabel="learning rate (lines)")
+    speeds.set(ylabel="tokens/s (dotted)", ylim=(0, None))
+    return figure
+
+
+def load_metrics(folder):
+    """Return the lines of a run's metrics.jsonl, as dicts; ValueError without any."""
+    records = [*read_metrics(folder / "metrics.jsonl").values()]
+    if not records:
+        raise ValueError(f"{folder} has no metrics.jsonl, or a damaged one: train.py writes it")
+    return records
 
 
 def draw_measurement(path):

@@ -15,13 +15,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION, naive
 from engine.common.checks import choose
-from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
-from engine.common.hardware import measure_seconds, peak_bytes
+from engine.common.hardware import measure_seconds, peak_bytes, pick_device
 from engine.common.processes import progress_bar
-from engine.common.tables import format_table
 from masks import VISIBLE, both, causal, full, mask_of, positions, same_document
 from tools.shared import benchmark, machine_check, worked
+from tools.shared.report import format_table
 
 H = 3  # heads
 

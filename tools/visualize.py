@@ -47,11 +47,10 @@ from attention import attention_weights
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
 from engine.common.settings import parse_settings
-from engine.plotting import heatmaps
-from engine.plotting.inspection import attention_maps, entropy
 from engine.text.preparation import read_text
 from experiments.shared import translation, translators
-from tools.shared import labels, live
+from tools.shared import heatmaps, labels, live
+from tools.shared.inspection import attention_maps, entropy
 from tools.shared.model_settings import ModelSettings
 
 PAGE = Path(__file__).with_name("page")

@@ -4,7 +4,6 @@ import contextlib
 import errno
 import os
 import re
-import signal
 import sys
 from pathlib import Path
 
@@ -16,58 +15,19 @@ def escape_control_characters(text):
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-class IgnoreBrokenPipe:
-    """An output stream that loses text silently when its reader has gone, as `head` does."""
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
-
-    def write(self, text):
-        self.attempt(self.stream.write, text)
-
-    def flush(self):
-        self.attempt(self.stream.flush)
-
-    def attempt(self, method, *arguments):
-        try:
-            method(*arguments)
-        except OSError:  # a closed pipe or terminal, a full disk
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
-
-
-def quiet_imports():
-    """Before torch is imported: Ctrl-C ends without a traceback, and SIGUSR1 does nothing yet."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    number = getattr(signal, "SIGUSR1", None)  # Windows lacks it
-    if number and signal.getsignal(number) is signal.SIG_DFL:
-        signal.signal(number, lambda *_: None)
-
-
 @contextlib.contextmanager
 def one_line_errors():
     """Around a script: bad input ends it with one line and exit code 2.
 
     `python -X dev SCRIPT` shows where the error was raised.
     """
-    # quiet_imports has set the system's own handler.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # closed; else a file of data would take its number
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
-    # A terminal without UTF-8 shows characters that it cannot print as \\u732b.
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    if hasattr(sys.stdout, "reconfigure"):  # one without UTF-8 shows others as \\u732b
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
+    except BrokenPipeError:  # as of `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         line = one_line_message(error)

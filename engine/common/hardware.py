@@ -1,20 +1,84 @@
-"""The machine: dtype, compiler, peak FLOP/s, memory bandwidth, seconds and bytes of a call."""
+"""The machine: device, threads, dtype, compiler, peak FLOP/s, seconds and bytes of a call."""
 
-import datetime
 import importlib.util
 import itertools
 import os
-import platform
 import re
 import sys
 import time
+from pathlib import Path
 
 import torch
 
-from engine.common.files import shell_quote
-
 # PyTorch's profiler would write of its own beginning and end in mid-table.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+
+def pick_device(name):
+    """Return the torch.device of a name; auto: the best of cuda, mps and cpu.
+
+    ValueError for another name, and for a device that PyTorch does not find.
+    """
+    found = {
+        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        "mps": int(torch.backends.mps.is_available()),
+        "cpu": 1,
+    }
+    if name == "auto":
+        name = next(kind for kind, count in found.items() if count)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(
+            f"device={name} is unknown: choose auto, cpu, cuda, cuda:1 or mps"
+        ) from None
+    count = found.get(device.type, 0)
+    if (device.index or 0) >= count:
+        raise ValueError(
+            f"device={name} is not available ({count} of that kind found): try --device=auto"
+        )
+    return device
+
+
+# ---- Threads
+
+
+def idle_seconds(cores):
+    """Return how long these cores, as cpu0, have been idle since they started: Linux counts it."""
+    ticks = 0
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        name, *counts = line.split()
+        if name in cores:
+            ticks += int(counts[3]) + int(counts[4])  # idle, and waiting for a disk
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def set_threads(before=None):
+    """Compute with a thread for each free core, and at least one; return that in words.
+
+    Operations that two threads share end when both do: beside a program that keeps one of two cores
+    busy, two threads are three to five times slower than one. before: the number of the run that is
+    resumed, which stays, since another one may round otherwise. OMP_NUM_THREADS, if it is set, and
+    PyTorch's own number, where the system is not Linux, stay too.
+    """
+    threads = torch.get_num_threads()
+    note = ""
+    if "OMP_NUM_THREADS" not in os.environ:
+        if before:
+            threads = min(before, threads)
+        elif sys.platform == "linux":
+            cores = {f"cpu{n}" for n in os.sched_getaffinity(0)}
+            idle = idle_seconds(cores)
+            time.sleep(0.1)
+            free = round((idle_seconds(cores) - idle) / 0.1)
+            if free < threads:
+                threads = max(1, free)
+                note = f"{free} of {len(cores)} cores free: "
+        torch.set_num_threads(threads)
+    return f"{note}{threads} thread{'s' * (threads > 1)}"
+
+
+# ---- Speed of products
 
 # NVIDIA's data sheets: dense products in bfloat16 or float16, in 1e12 operations per second.
 PEAK = {
@@ -164,7 +228,7 @@ def peak_bytes(function, device):
     return max(itertools.accumulate(sizes, initial=0))
 
 
-# ---- The machine of a measurement
+# ---- The machine
 
 # They decide how fast products are.
 CPU_FLAGS = (
@@ -184,12 +248,6 @@ def cpu_flags():
     return [flag for flag in CPU_FLAGS if found.get(flag)]
 
 
-def cpu_name():
-    """Return the model of the processor, or its architecture, such as aarch64."""
-    name = capabilities().get("cpu_name", "Unknown")  # so on ARM
-    return platform.machine() if name == "Unknown" else name
-
-
 def memory_bytes(device):
     """Return the bytes of memory that a device has, or None if the system does not say (Windows).
 
@@ -202,47 +260,3 @@ def memory_bytes(device):
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
-
-
-def device_name(device):
-    """Return the model of a GPU, or that of the processor and the number of its cores."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{cpu_name()}, {os.cpu_count()} cores"
-
-
-def bandwidth(device):
-    """Return the bytes per second that a device reads: the best of four sums.
-
-    Of 256 MB; on a GPU of 2 GB, or starting the sum would take as long.
-    """
-    size = 2**29 if device.type == "cuda" else 2**26
-    memory = torch.zeros(size, device=device)
-    return memory.nbytes / min(measure_seconds(memory.sum, device) for _ in range(4))
-
-
-def machine_report(device):
-    """Return the machine, its limits, the command and the date, to be stored with a measurement."""
-    gflops = {}
-    for dtype in ("float32", half_dtype(device)):
-        gflops[dtype] = round(peak_flops(device, getattr(torch, dtype)) / 1e9)
-    return {
-        "device": device_name(device),
-        "cpu_flags": cpu_flags(),
-        "threads": torch.get_num_threads(),
-        "gb_per_s": round(bandwidth(device) / 1e9, 1),
-        "gflops": gflops,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.date.today().isoformat(),
-        "command": shell_quote("python", *sys.orig_argv[1:]),
-    }
-
-
-def machine_line(report):
-    """Return one line of what machine_report returned."""
-    speeds = [f"{gflops:,} GFLOP/s in {dtype}" for dtype, gflops in report["gflops"].items()]
-    return (
-        f"{report['device']}, {report['threads']} threads, {report['gb_per_s']} GB/s, "
-        f"{', '.join(speeds)}, torch {report['torch']}, {report['date']}: {report['command']}"
-    )

@@ -52,28 +52,32 @@ def parse_settings(cls, argv):
 
 def given_settings(cls, argv):
     """Return {key: value} of those settings that a command line or its presets give."""
-    parser = make_parser(cls)
     presets = leading_presets(argv)
     values = {}
-    kinds = typing.get_type_hints(cls)
     for preset in presets:
-        settings = read_preset(preset)
-        words = []
-        try:
-            for key, value in settings.items():
-                if isinstance(value, list) and typing.get_origin(kinds.get(key)) is tuple:
-                    words += [f"--{key}={item}" for item in value] or [f"--{key}"]
-                else:
-                    words.append(f"--{key}={value}")
-            values |= parse_words(parser, cls, words)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{preset}: {error}") from None
-    return values | parse_words(parser, cls, argv[len(presets) :])
+        values |= preset_settings(cls, preset)
+    return values | parse_words(cls, argv[len(presets) :])
 
 
-def parse_words(parser, cls, words):
+def preset_settings(cls, path):
+    """Return {key: value} of the settings that a preset gives, as cls has them."""
+    kinds = typing.get_type_hints(cls)
+    settings = read_preset(path)
+    words = []
+    try:
+        for key, value in settings.items():
+            if isinstance(value, list) and typing.get_origin(kinds.get(key)) is tuple:
+                words += [f"--{key}={item}" for item in value] or [f"--{key}"]
+            else:
+                words.append(f"--{key}={value}")
+        return parse_words(cls, words)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def parse_words(cls, words):
     """Return {key: value} for words such as --key=value; ValueError for one not understood."""
-    given, unknown = parser.parse_known_args(words)
+    given, unknown = make_parser(cls).parse_known_args(words)
     if not unknown:
         values = vars(given).items()
         return {key: tuple(value) if isinstance(value, list) else value for key, value in values}
@@ -100,18 +104,15 @@ def leading_presets(argv):
 # ---- Presets
 
 
-def read_preset(path):
+def read_preset(path, seen=()):
     """The settings in a TOML file, over those of the preset that it names as its base."""
-    settings = {}
-    seen = []
-    while path not in seen:
-        seen.append(path)
-        found = read_toml(path)
-        settings = found | settings
-        if "base" not in found:
-            return settings
-        path = str(Path(path).parent / str(settings.pop("base")))
-    raise ValueError(f"{path}: its base leads back to it")
+    if path in seen:
+        raise ValueError(f"{path}: its base leads back to it")
+    settings = read_toml(path)
+    if "base" not in settings:
+        return settings
+    base = Path(path).parent / str(settings.pop("base"))
+    return read_preset(str(base), (*seen, path)) | settings
 
 
 def read_toml(path):

@@ -14,8 +14,8 @@ TRAIN, VAL, EPOCH = 0, 1, 2  # random streams that must differ
 def micro_batch(data, config, step, micro, device):
     """Return inputs and targets (B, T), the seed of dropout or None, and positions or None.
 
-    They are a pure function of (config.seed, step, micro). positions: those of conversations, as
-    GPT.forward takes them.
+    They are a pure function of (config.seed, step, micro). positions: as GPT.forward takes them,
+    where documents see only themselves.
     """
     rng = np.random.default_rng((config.seed, TRAIN, step, micro))
     if data.masks:
@@ -24,7 +24,8 @@ def micro_batch(data, config, step, micro, device):
         numbers = rows_in_turn(config.seed, len(rows), before, config.batch_size)
         batch = rows.batch(numbers, config.batch_size)
     else:
-        batch = *dataset.random_batch(data.train, config.batch_size, config.block_size, rng), None
+        batch = dataset.random_batch(data.train, config.batch_size, config.block_size, rng)
+        batch = with_positions(batch, data, config)
     seed = int(rng.integers(1 << 63)) if config.dropout else None  # seeding takes 0.5 ms
     x, y, positions = to_device(batch, device)
     return x, y, seed, positions
@@ -52,11 +53,24 @@ def epoch_order(seed, rows, epoch):
     return np.random.default_rng((seed, EPOCH, epoch)).permutation(rows)
 
 
-def document_separator(data, model):
-    """Return the id that begins each document, for a model that is to keep documents apart.
+def with_positions(batch, data, config):
+    """Return a batch of text with the position of each token in its document, or None.
 
-    The batches of conversations say it themselves. ValueError if the data has no such id, or the
-    model's attention cannot do that.
+    An end-of-text token belongs to the document that it begins, so that a text sampled from it
+    alone is what was trained.
+    """
+    x, y = batch
+    if not config.mask_documents:
+        return x, y, None
+    places = torch.arange(x.shape[1])
+    begins = (places * (x == data.tokenizer.end_of_text)).cummax(1).values
+    return x, y, places - begins
+
+
+def check_documents(data, model):
+    """ValueError if documents cannot be kept apart.
+
+    The data may have no token that begins one, or the model's attention cannot do that.
     """
     if data.tokenizer.end_of_text is None and not data.masks:
         raise ValueError(
@@ -68,7 +82,6 @@ def document_separator(data, model):
             f"attention={model.config.attention!r} cannot keep documents apart, as "
             "mask_documents=True and conversations need it: choose fused"
         )
-    return data.tokenizer.end_of_text
 
 
 def validation_batches(data, config):
@@ -91,11 +104,11 @@ def validation_batches(data, config):
         count = config.eval_iters
         rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(count))
         batches = (dataset.random_batch(data.val, size, config.block_size, rng) for rng in rngs)
-    return count, ((*batch, None) for batch in batches)
+    return count, (with_positions(batch, data, config) for batch in batches)
 
 
 @torch.no_grad()
-def validation_loss(net, data, config, device, autocast):
+def validation_loss(model, data, config, device, autocast):
     """Return the mean loss of the validation split, or of eval_iters batches, in nats per token.
 
     Processes take turns. All make as many passes, as fsdp needs: what is left over at the end is
@@ -105,15 +118,15 @@ def validation_loss(net, data, config, device, autocast):
     count, batches = validation_batches(data, config)
     losses = []
     tokens = []
-    net.eval()
+    model.eval()
     for n, batch in enumerate(processes.progress_bar(batches, "evaluating", count, delay=2)):
         turn = n % processes.world_size()
         if turn == rank or turn < rank and n == count - 1:
             x, y, positions = to_device(batch, device)
             with autocast:
-                losses.append(net(x, y, only_loss=True, positions=positions)[1])
+                losses.append(model(x, y, only_loss=True, positions=positions)[1])
             tokens.append(int((y >= 0).sum()) if turn == rank else 0)
-    net.train()
+    model.train()
     weights = torch.tensor(tokens, dtype=torch.float64)
     total = torch.stack([torch.stack(losses).cpu().double() @ weights, weights.sum()])
     total = processes.all_reduce_sum(total)

@@ -237,14 +237,14 @@ def parts_of_step(targets):
     return total / (counts * processes.world_size())  # ddp and fsdp take the mean of gradients
 
 
-def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0):
+def training_step(model, batches, optimizer, scaler, autocast, grad_clip=0.0):
     """Update the weights from a list of micro-batches; return (loss, gradient norm, finite).
 
     All are tensors on the device, so that the program need not wait for it: the mean loss of this
     process's micro-batches before the update, the norm before grad_clip, and whether the losses and
     gradients of all processes are finite. If not, nothing is updated. The mean is over all targets
     of the step, in all processes: however conversations fall into micro-batches, each token weighs
-    the same. net: a GPT, or what sharding.parallelize made of it. batches: (x, y, seed of dropout
+    the same. model: a GPT, or what sharding.parallelize made of it. batches: (x, y, seed of dropout
     or None, positions or None). scaler: a GradScaler, for float16, which skips steps whose gradient
     overflows.
     """
@@ -253,9 +253,9 @@ def training_step(net, batches, optimizer, scaler, autocast, grad_clip=0.0):
     for n, (x, y, seed, positions) in enumerate(batches, 1):
         if seed is not None:
             torch.manual_seed(seed)
-        with sharding.gradient_sync(net, n == len(batches)):  # once a step
+        with sharding.gradient_sync(model, n == len(batches)):  # once a step
             with autocast:
-                micro_loss = net(x, y, only_loss=True, positions=positions)[1] / parts[n - 1]
+                micro_loss = model(x, y, only_loss=True, positions=positions)[1] / parts[n - 1]
             scaler.scale(micro_loss).backward()
         losses.append(micro_loss.detach())
     loss = torch.stack(losses).sum()

@@ -1,17 +1,23 @@
-"""The record of a run: checkpoints, metrics, best.json and loss.png in its folder, and wandb."""
+"""The record of a run: checkpoints and metrics in its folder, and wandb.
 
+out/step_002000/    a checkpoint (engine/weights/checkpoint.py)
+    metrics.jsonl   one JSON object a line: step, losses, learning rate, speed
+    previous-1/     an earlier run, or what came after the checkpoint from which this run goes on
+"""
+
+import itertools
 import json
 import math
+import shutil
 import signal
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 from engine.common import processes
-from engine.common.files import append_text, shell_path, shell_quote
-from engine.training import curves, run_folder, sharding
-from engine.training.monitor import start_wandb
-from engine.weights.checkpoint import save_checkpoint
+from engine.common.files import atomic_write, remove_unfinished, shell_path, shell_quote
+from engine.training import sharding
+from engine.weights import checkpoint
 
 
 class Run:
@@ -31,33 +37,29 @@ class Run:
         self.wandb = start_wandb(asdict(config)) if first and config.wandb_log else None
 
         # All processes must know the last line of an earlier part of this run.
-        line = {}
+        self.line = {}
         if self.writes:
-            line = run_folder.start_run(self.out_dir, trainer.step, bool(trainer.saved))
-        line = processes.broadcast_object(line)
-        self.started = started - line.get("wall_s", 0.0)
-
-        # Pending: an evaluation of the checkpoint that is resumed, and the next save.
-        self.evaluated_step = line["step"] if "val_loss" in line else None
-        evaluated = self.evaluated_step == trainer.step
-        self.evaluation_pending = config.eval_only
-        if trainer.saved and trainer.saved.get("evaluation_pending", True) and not evaluated:
-            self.evaluation_pending = True
+            self.line = start_run(self.out_dir, trainer.step if trainer.saved else -1)
+        self.line = processes.broadcast_object(self.line)
+        self.started = started - self.line.get("wall_s", 0.0)
         self.saved_step = trainer.step if trainer.saved else None
+        self.evaluated_step = self.line["step"] if "val_loss" in self.line else None
 
     def first_record(self):
-        """Return the newest line of metrics before any step of this run, as a dict."""
-        record = self.trainer.saved.get("record", {})
-        if record.get("step") == self.trainer.step:  # and not between two lines
-            return record
+        """Return what is known of the step at which this run begins, as a dict."""
+        for record in (self.line, self.trainer.saved.get("record", {})):
+            if record.get("step") == self.trainer.step:  # and not between two lines
+                return record
         return {"step": self.trainer.step}
 
     def log(self, record):
         """Write a line of metrics.jsonl, and the same to wandb."""
         record["wall_s"] = round(time.perf_counter() - self.started, 3)
-        if self.writes and record["step"] != self.evaluated_step:  # its line is there already
-            line = json.dumps(record) + "\n"
-            append_text(self.out_dir / "metrics.jsonl", line, sync="val_loss" in record)
+        if self.writes:
+            with open(self.out_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            if "val_loss" in record:  # there may be a new best
+                prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
         if self.wandb:
             self.wandb.log(record, step=record["step"])
         self.trainer.speed.restart()
@@ -68,71 +70,126 @@ class Run:
         interval = self.config.save_interval
         return interval > 0 and step > self.trainer.first_step and step % interval == 0
 
-    def save(self, record, evaluation_pending):
-        """Save a checkpoint, unless this step has one.
+    def evaluation_is_due(self):
+        """Return whether eval_interval or the run ends at this step, and it was not evaluated."""
+        step = self.trainer.step
+        interval_ends = step > 0 and step % self.config.eval_interval == 0
+        ends = interval_ends or step >= self.trainer.last_step  # with eval_only at once
+        return ends and step != self.evaluated_step
 
-        evaluation_pending: whether an evaluation follows, which a resumed run must make up for.
-        """
+    def save(self, record):
+        """Save a checkpoint, unless this step has one."""
         trainer = self.trainer
         if trainer.step == self.saved_step or self.config.eval_only:
             return
-        state = trainer.state() | {"evaluation_pending": evaluation_pending}
-        model = sharding.full_model(trainer.model)
+        state = trainer.state()
+        weights = sharding.gather(checkpoint.learned_weights(trainer.model))
         if self.writes:
-            data = trainer.data
-            save_checkpoint(
+            checkpoint.save_checkpoint(
                 self.out_dir,
                 trainer.step,
-                model,
+                trainer.model,
                 asdict(self.config),
-                data.tokenizer.spec(),
+                trainer.data.tokenizer.spec(),
                 state,
-                data.hashes,
+                trainer.data.hashes,
                 record,
+                weights,
             )
-            run_folder.prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
-        if not evaluation_pending:
+            prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
+        if not self.evaluation_is_due():
             processes.print0(f"step {trainer.step}: saved")
         self.saved_step = trainer.step
 
     def evaluate(self):
-        """Return the validation loss of the checkpoint of this step, and keep the best one.
+        """Return the validation loss of the checkpoint of this step.
 
         FloatingPointError if the loss is not finite.
         """
         trainer = self.trainer
-        folder = self.out_dir / f"step_{trainer.step:06d}"
         loss = trainer.evaluate()
         if not math.isfinite(loss):
-            if self.writes and trainer.step > trainer.first_step:
-                run_folder.discard_checkpoint(folder)  # a resumed run would find the same
+            if self.writes and trainer.step > trainer.first_step:  # or a resumed run finds the same
+                remove_checkpoint(checkpoint.folder_of(self.out_dir, trainer.step))
             raise trainer.not_finite(f"validation loss {loss}", trainer.step)
         bits = trainer.data.bits_per_character(loss)
         in_bits = f", {bits:.4f} bits per character" if bits else ""
         processes.print0(f"step {trainer.step}: validation loss {loss:.4f}{in_bits}")
-        if self.writes:
-            run_folder.record_best(folder, loss, trainer.data.hashes["val"])
-            run_folder.prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
-        self.evaluation_pending = False
         return loss
 
-    def draw(self):
-        """Draw loss.png."""
-        if self.writes and self.config.draw_loss:
-            curves.write(self.out_dir)
-        self.trainer.speed.restart()
-
     def finish(self, stop, record):
-        """Say how the run ended.
+        """Say how the run ended, and what comes next.
 
         stop: the number of the signal that stopped it, or 0.
         """
         if stop:
             name = signal.Signals(stop).name
-            hint = run_folder.resume_hint(self.out_dir)
+            hint = checkpoint.resume_hint(self.out_dir)
             processes.print0(f"{name}: stopped at step {self.trainer.step}; {hint}")
         elif self.writes:
-            command = f"python {shell_path('sample.py')} --out_dir={shell_quote(self.out_dir)}"
-            print(f"{record['wall_s']:.0f} s in all; next: {command}")
+            folder = shell_quote(self.out_dir)
+            commands = [f"{shell_path('sample.py')} --out_dir={folder}", f"-m tools.plot {folder}"]
+            if self.trainer.data.masks:  # of conversations
+                commands.append(f"-m tools.answers --out_dir={folder}")
+            hint = ", ".join(f"python {command}" for command in commands)
+            print(f"{record['wall_s']:.0f} s in all; next: {hint}")
         if self.wandb:
             self.wandb.finish()
+
+
+def start_wandb(config):
+    """Start a run of Weights & Biases with its own settings; ValueError if it cannot be used."""
+    try:
+        from wandb import init  # not in wandb/, the folder that an offline run leaves here
+    except ImportError:
+        raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
+    name = config["wandb_run_name"] or None
+    try:
+        return init(project=config["wandb_project"], name=name, config=config)
+    except Exception as error:  # wandb has several
+        message = " ".join(str(error).split())
+        raise ValueError(f"wandb: {message} (or set WANDB_MODE=offline)") from None
+
+
+# ---- The folder
+
+
+def start_run(out_dir, last):
+    """Prepare out_dir for a run that goes on after step `last`; return its line of metrics, or {}.
+
+    last: -1 for a new run. What is later belongs to an earlier run, and moves to
+    out_dir/previous-N, with a copy of its metrics: nothing is mixed, and nothing destroyed.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(out_dir)
+    metrics = out_dir / "metrics.jsonl"
+    records = checkpoint.read_metrics(metrics).values()
+    kept = [record for record in records if record["step"] <= last]
+    evaluated = [record for record in records if record["step"] > last and "val_loss" in record]
+    folders = checkpoint.list_checkpoints(out_dir)
+    later = [folder for folder in folders if checkpoint.step_of(folder) > last]
+    if later or evaluated:
+        names = (f"previous-{n}" for n in itertools.count(1))
+        aside = next(out_dir / name for name in names if not (out_dir / name).exists())
+        aside.mkdir()
+        if metrics.exists():
+            shutil.copy(metrics, aside)
+        for folder in later:
+            folder.rename(aside / folder.name)
+        moved = "the earlier run" if last < 0 else f"what came after step {last}"
+        print(f"moved {moved} in {out_dir} to {aside}")
+    atomic_write(metrics, "".join(json.dumps(record) + "\n" for record in kept).encode())
+    return kept[-1] if kept else {}
+
+
+def prune_checkpoints(out_dir, keep):
+    """Remove all checkpoints but the newest `keep` and the best; keep 0 removes none."""
+    best = checkpoint.best_checkpoint(out_dir)
+    for folder in checkpoint.list_checkpoints(out_dir)[:-keep] if keep else []:
+        if folder != best:
+            remove_checkpoint(folder)
+
+
+def remove_checkpoint(folder):
+    """Remove a checkpoint. It loses its name first: one that is half removed is none."""
+    shutil.rmtree(folder.rename(f"{folder}.partial"))

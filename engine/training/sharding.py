@@ -11,7 +11,6 @@ make the call, or the others wait.
 
 import contextlib
 import warnings
-from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -20,26 +19,26 @@ from engine.common.processes import rank, world_size
 
 
 def parallelize(model, device, parallel, compiled):
-    """Bring a GPT to this process's device; return (net to evaluate, net to train).
+    """Bring a GPT to this process's device; return what is to be called in a training step.
 
-    The gradient of the net to train is the mean over all processes. parallel: ddp or fsdp, the same
-    for one process. Make the optimizer afterwards, since fsdp replaces the parameters.
+    The gradient is then the mean over all processes. It is the model itself, or ddp's wrapper
+    around it. parallel: ddp or fsdp, the same for one process. Make the optimizer afterwards, since
+    fsdp replaces the parameters.
     """
     if world_size() > 1:
         for p in model.parameters():  # GPT-2's published matrices are transposed
             p.data = p.data.contiguous()
         if parallel == "fsdp":
-            net = apply_fsdp(model, device, compiled)
-            return net, net
-    net = model.to(device)
+            return apply_fsdp(model, device, compiled)
+    model.to(device)
     if compiled:
-        net = torch.compile(net)  # with the model's own weights
+        model.compile()
     if world_size() == 1:
-        return net, net
+        return model
     with warnings.catch_warnings():  # PyTorch 2.13 renames an argument that older ones need
         warnings.simplefilter("ignore", FutureWarning)
         ddp = torch.nn.parallel.DistributedDataParallel
-        return net, ddp(net, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return ddp(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def apply_fsdp(model, device, compiled):
@@ -78,10 +77,11 @@ def shard_of(tensor, values):
     return values[rank() * most :][:most]
 
 
-def gather_state(tensors):
-    """Return {name: whole tensor}, on the CPU of the first process. All processes.
+def gather(tensors):
+    """Return {name: whole tensor} of {name: tensor}. All processes.
 
-    One tensor after another is gathered, so that the device need not hold all of them.
+    Those in shards are on the CPU of the first process, and None in the others. One tensor after
+    another is gathered, so that the device need not hold all of them.
     """
     whole = {}
     for name, tensor in tensors.items():
@@ -93,26 +93,15 @@ def gather_state(tensors):
     return whole
 
 
-def full_model(model):
-    """Return what a checkpoint holds of a GPT: config, lora, named_parameters(). All processes.
-
-    Those that are frozen are not among the parameters: a LoRA adapter's base is elsewhere. With
-    fsdp they are copies, on the CPU of the first process.
-    """
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    weights = gather_state(trained)
-    return SimpleNamespace(config=model.config, lora=model.lora, named_parameters=weights.items)
-
-
 # ---- A step of several processes
 
 
-def gradient_sync(net, last):
+def gradient_sync(model, last):
     """Return a context for a micro-batch; ddp exchanges gradients only after the last of a step.
 
     fsdp exchanges them after each, since a process that waited would hold those of the whole model.
     """
-    return contextlib.nullcontext() if last or not hasattr(net, "no_sync") else net.no_sync()
+    return contextlib.nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
 
 
 @contextlib.contextmanager

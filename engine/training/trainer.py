@@ -5,6 +5,8 @@ from a checkpoint continues exactly where the one before stopped, and several pr
 one would.
 """
 
+import datetime
+import functools
 import math
 import time
 from contextlib import nullcontext
@@ -15,9 +17,11 @@ from engine.common import hardware, processes
 from engine.training import sharding
 from engine.training.batches import micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
-from engine.training.run_folder import resume_hint
+from engine.training.sharding import local_tensor
+from engine.weights.checkpoint import resume_hint
 
 SMALLEST_SCALE = 2.0**-10  # of float16's loss: below it, no gradient is finite
+REPEATS = 2  # of the steps that a dry run times
 
 
 class Trainer:
@@ -70,9 +74,7 @@ class Trainer:
             passes = (self.last_step - self.step) * self.micro_batches
             least = hardware.PASSES_WORTH_COMPILING
             self.compiled = hardware.worth_compiling(device, passes, least)
-        self.net, self.trained_net = sharding.parallelize(
-            model, device, config.parallel, self.compiled
-        )
+        self.parallel_model = sharding.parallelize(model, device, config.parallel, self.compiled)
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
         if self.saved:
@@ -105,8 +107,8 @@ class Trainer:
             for n in range(first, first + count)
         ]
         clip = self.config.grad_clip
-        net = self.trained_net
-        return training_step(net, batches, self.optimizer, self.scaler, self.autocast, clip)
+        model = self.parallel_model
+        return training_step(model, batches, self.optimizer, self.scaler, self.autocast, clip)
 
     def measure(self):
         """Return the newest step as a dict, one line of metrics.jsonl; errors as in check."""
@@ -140,13 +142,13 @@ class Trainer:
             what = "gradients that are not finite in float16, at any scale,"
             raise self.not_finite(what, self.step)
 
-    def evaluate(self, net=None):
+    def evaluate(self, model=None):
         """Return the loss on the validation split, in nats per token.
 
-        net: another GPT with the same interface, such as an average of the weights.
+        model: another GPT than the one that is trained, such as an average of the weights.
         """
-        net = net or self.net
-        return validation_loss(net, self.data, self.config, self.device, self.autocast)
+        model = model or self.model
+        return validation_loss(model, self.data, self.config, self.device, self.autocast)
 
     def state(self):
         """Return what another Trainer needs to continue, beside the weights.
@@ -154,12 +156,13 @@ class Trainer:
         FloatingPointError if a step or a weight is not finite.
         """
         self.check()
-        finite = all(sharding.local_tensor(p).isfinite().all() for p in self.model.parameters())
+        finite = all(local_tensor(p).isfinite().all() for p in self.model.parameters())
         if processes.all_reduce_max(int(not finite)):
             raise self.not_finite("weights that are not finite", self.step)
         return {
             "dtype": self.dtype,
-            "optimizer": sharding.gather_state(self.optimizer.state_dict()),
+            "threads": torch.get_num_threads(),
+            "optimizer": sharding.gather(self.optimizer.state_dict()),
             "scaler": self.scaler.state_dict(),
         }
 
@@ -194,3 +197,50 @@ class Speed:
         flops = tokens_per_s * self.flops_per_token
         self.peak = max(self.peak, flops)  # it may have been measured in a busy moment
         return tokens_per_s, flops / self.peak
+
+
+# ---- The cost of a run
+
+
+def dry_run(trainer):
+    """Print the memory and time that a run will take, from a few of its steps; return the figures.
+
+    Memory is that of one process, in bytes. Activations are the memory of a step beside weights,
+    gradients and the optimizer's state.
+    """
+    model = trainer.model
+    device = trainer.device
+    gradients = size(p for p in model.parameters() if p.requires_grad)
+    memory = dict(weights=size(model.parameters()), gradients=gradients)
+    memory["optimizer"] = size(trainer.optimizer.state_dict().values())
+    # Before a step, which may not fit.
+    processes.print0(f"without activations: {megabytes(memory, device)}")
+    trainer.accumulate(1)  # allocates what stays
+    memory["activations"] = hardware.peak_bytes(lambda: trainer.accumulate(1), device) - gradients
+    times = []
+    step = functools.partial(trainer.accumulate, trainer.micro_batches)
+    for _ in processes.progress_bar(range(REPEATS), "timing steps", delay=2):
+        times.append(hardware.measure_seconds(step, device))
+    seconds = min(times)
+    steps = trainer.last_step - trainer.first_step
+    duration = datetime.timedelta(seconds=round(steps * seconds))
+    processes.print0(
+        f"a step: {trainer.tokens_per_step:,} tokens of {model.flops_per_token():,.0f} FLOP "
+        f"in {seconds:.3f} s\n"
+        f"memory: {megabytes(memory, device)}\n"
+        f"{steps:,} steps would take about {duration}, without evaluations: nothing was written"
+    )
+    return memory | {"seconds_per_step": seconds}
+
+
+def megabytes(memory, device):
+    """Return bytes by kind, a dict, in words: their sum, and of how much the device has, first."""
+    kinds = ", ".join(f"{kind} {nbytes / 1e6:,.0f}" for kind, nbytes in memory.items())
+    most = hardware.memory_bytes(device)
+    bound = f" of {most / 1e6:,.0f}" if most else ""
+    return f"{sum(memory.values()) / 1e6:,.0f}{bound} MB ({kinds})"
+
+
+def size(tensors):
+    """Return the bytes of tensors in this process."""
+    return sum(local_tensor(tensor).nbytes for tensor in tensors)

@@ -5,14 +5,13 @@
                     trainer.json          what else training needs to continue bit for bit
                     config.json           step, model, training settings, tokenizer
                     manifest.json         sha256 of each of the other files
-    out/best.json                         which checkpoint had the lowest validation loss so far
+    out/metrics.jsonl                     a line of JSON for each logged step, as a dict with "step"
 
 A checkpoint is written under another name, and renamed once it is complete and on disk.
 """
 
 import json
 import re
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from engine.common import processes
 from engine.common.files import (
     DamagedFile,
     atomic_path,
-    fsync_path,
     read_json,
     require_regular_file,
     sha256_of_file,
@@ -40,20 +38,27 @@ FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensor
 
 
 def save_checkpoint(
-    out_dir, step, model, training, tokenizer_spec, trainer_state, data=None, record=None
+    out_dir,
+    step,
+    model,
+    training,
+    tokenizer_spec,
+    trainer_state,
+    data=None,
+    record=None,
+    weights=None,
 ):
     """Write the checkpoint of a step as a whole; return its folder, out_dir/step_<step>.
 
     training: the settings as a dict. trainer_state: values of JSON, and dicts name -> tensor. data:
-    the hashes of the dataset. record: the newest line of metrics.jsonl, a dict. OSError if it
-    cannot be written, for example because the disk is full.
+    the hashes of the dataset. record: the newest line of metrics.jsonl, a dict. weights: those of
+    the model, as learned_weights returns them, if it is in shards. OSError if it cannot be written,
+    for example because the disk is full.
     """
-    folder = Path(out_dir) / f"step_{step:06d}"
-    metrics = Path(out_dir) / "metrics.jsonl"
+    folder = folder_of(out_dir, step)
     config = {"step": step, "model": asdict(model.config), "training": training}
     config |= {"tokenizer": tokenizer_spec, "data": data, "record": record}
     config["lora"] = asdict(model.lora) if model.lora else None
-    weights = dict(model.named_parameters())
     values = {}
     tensors = {}
     for part, content in trainer_state.items():
@@ -65,13 +70,16 @@ def save_checkpoint(
         unfinished.mkdir(parents=True)
         write_json(unfinished / "config.json", config)
         write_json(unfinished / "trainer.json", values)
-        write_safetensors(unfinished / "model.safetensors", weights)
+        write_safetensors(unfinished / "model.safetensors", weights or learned_weights(model))
         write_safetensors(unfinished / "trainer.safetensors", tensors)
         hashes = {name: sha256_of_file(unfinished / name) for name in FILES}
         write_json(unfinished / "manifest.json", hashes)
-        if metrics.exists():
-            fsync_path(metrics)  # its lines before this step must survive if the checkpoint does
     return folder
+
+
+def learned_weights(model):
+    """Return {name: parameter} of a GPT, without those that are frozen: an adapter's base."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def write_json(path, content):
@@ -90,6 +98,11 @@ def write_safetensors(path, tensors):
 # ---- Finding
 
 
+def folder_of(out_dir, step):
+    """Return the folder of the checkpoint of a step."""
+    return Path(out_dir) / f"step_{step:06d}"
+
+
 def step_of(folder):
     """Return the step of a checkpoint, which is in the name of its folder."""
     return int(folder.name.removeprefix("step_"))
@@ -101,16 +114,35 @@ def list_checkpoints(out_dir):
     return sorted(folders, key=step_of)
 
 
-def best_checkpoint(out_dir):
-    """Return best.json as a dict, or None if there is none, or a damaged one.
+def read_metrics(path):
+    """Return the lines of a metrics.jsonl as a dict, step -> dict, in the order of their steps.
 
-    {"checkpoint": name of a folder, "val_loss": nats per token, "data": sha256 of val.bin or None}
+    Lines that cannot be read are left out, and a note counts them.
     """
-    with suppress(FileNotFoundError, DamagedFile):
-        best = read_json(Path(out_dir) / "best.json")
-        if isinstance(best.get("checkpoint"), str) and isinstance(best.get("val_loss"), float):
-            return {"data": None} | best
-    return None
+    records = {}
+    unreadable = 0
+    lines = require_regular_file(path).read_bytes().splitlines(True) if path.exists() else []
+    for line in lines:
+        try:
+            record = json.loads(line)
+            if type(record["step"]) is not int or type(record.get("val_loss", 0.0)) is not float:
+                raise ValueError
+            records[record["step"]] = record
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            unreadable += line.endswith(b"\n")  # without it, the run was killed while it wrote it
+    if unreadable:
+        print(f"note: {path} is damaged: {unreadable} of its lines cannot be read and are left out")
+    return dict(sorted(records.items()))
+
+
+def best_checkpoint(out_dir):
+    """Return the folder with the lowest validation loss in metrics.jsonl, or None."""
+    losses = {}
+    for step, record in read_metrics(Path(out_dir) / "metrics.jsonl").items():
+        folder = folder_of(out_dir, step)
+        if "val_loss" in record and folder.is_dir():
+            losses[folder] = record["val_loss"]
+    return min(losses, key=losses.get, default=None)
 
 
 def is_ours(folder):
@@ -141,13 +173,20 @@ def find_checkpoint(out_dir, which="latest"):
         raise ValueError(f"there is no checkpoint in {out_dir}: train one with {command}")
     if which == "latest":
         return folders[-1]
-    name = which
-    if which == "best":
-        name = (best_checkpoint(out_dir) or {}).get("checkpoint")
-    if out_dir / str(name) not in folders:
+    folder = best_checkpoint(out_dir) if which == "best" else out_dir / which
+    if folder not in folders:
         names = ", ".join(folder.name for folder in folders)
         raise ValueError(f"there is no checkpoint {which} in {out_dir}: there are {names}")
-    return out_dir / name
+    return folder
+
+
+def resume_hint(out_dir):
+    """Return one sentence: the newest checkpoint, and the command to resume."""
+    folders = list_checkpoints(out_dir)
+    if not folders:
+        return "nothing was saved"
+    command = f"python {shell_path('train.py')} --init_from=resume --out_dir={shell_quote(out_dir)}"
+    return f"{folders[-1]} is the last good checkpoint ({command})"
 
 
 # ---- Verifying

@@ -12,9 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from attention import attention_weights
 from engine.decoding.sampling import sample_next_token
-from engine.plotting.inspection import recording
 from engine.text import tokenizer
 from experiments.shared import grammar
+from tools.shared.inspection import recording
 
 END = 0  # of a sentence. It also begins its translation, and is the padding
 MOST_TESTED = 500

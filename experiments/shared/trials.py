@@ -23,12 +23,11 @@ from tqdm import tqdm
 from engine.common.checks import at_least
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
-from engine.common.hardware import machine_line, machine_report
 from engine.common.settings import parse_settings
-from engine.common.tables import format_table
-from engine.plotting import heatmaps
 from engine.text import dataset
 from model import GPT, GPTConfig
+from tools.shared import heatmaps
+from tools.shared.report import format_table, machine_line, machine_report
 
 DATASET = "stdlib"  # source code of Python's own library, as bytes
 STYLE = {

@@ -1,7 +1,10 @@
 """The machine: the right line of the table, the right dtype, and when compiling pays."""
 
 import math
+import os
 import platform
+import sys
+import time
 
 import pytest
 import torch
@@ -9,6 +12,7 @@ import torch
 from benchmarks import attention
 from engine.common import hardware
 from engine.common.errors import one_line_message
+from tools.shared import report
 
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
@@ -70,9 +74,9 @@ def test_the_processor_of_any_system(monkeypatch):
     """Catches a Mac or a Windows machine whose processor is unknown."""
     known = {"avx2": False, "bf16": True, "sve_max_length": 16, "cpu_name": "Apple M9"}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
-    assert hardware.cpu_flags() == ["bf16"] and "Apple M9" in hardware.device_name(CPU)
+    assert hardware.cpu_flags() == ["bf16"] and "Apple M9" in report.device_name(CPU)
     known["cpu_name"] = "Unknown"  # a Graviton
-    assert hardware.device_name(CPU).startswith(platform.machine())
+    assert report.device_name(CPU).startswith(platform.machine())
     assert not hardware.is_emulated(CPU, torch.bfloat16)
     assert hardware.is_emulated(CPU, torch.float16)
     assert not hardware.is_emulated(CPU, torch.float32)
@@ -130,10 +134,10 @@ def test_an_operation_that_a_mac_lacks():
 
 def test_machine_report():
     """Catches a benchmark of an unknown machine, or of a processor without any speed."""
-    report = hardware.machine_report(CPU)
-    assert report["gb_per_s"] > 0.1 and min(report["gflops"].values()) > 0
-    assert report["command"].startswith("python ")
-    assert report["device"] in hardware.machine_line(report)
+    found = report.machine_report(CPU)
+    assert found["gb_per_s"] > 0.1 and min(found["gflops"].values()) > 0
+    assert found["command"].startswith("python ")
+    assert found["device"] in report.machine_line(found)
 
 
 def test_peak_bytes(capfd):
@@ -146,3 +150,48 @@ def test_peak_bytes(capfd):
 
     assert 12_000 <= hardware.peak_bytes(call, CPU) < 13_000
     assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "idle, before, variable, words",
+    [
+        (4.0, None, None, "4 threads"),
+        (1.2, None, None, "1 of 4 cores free: 1 thread"),
+        (0.0, None, None, "0 of 4 cores free: 1 thread"),
+        (0.0, 3, None, "3 threads"),
+        (4.0, 9, None, "4 threads"),
+        (0.0, 3, "4", "4 threads"),
+    ],
+)
+def test_threads_for_the_free_cores(idle, before, variable, words, monkeypatch):
+    """Catches threads that wait for a core that another program has, none at all, a resumed run
+    that rounds otherwise, and a user's own number that is passed over.
+    """
+    clock = [0.0]
+    threads = [4]
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    if variable:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    monkeypatch.setattr(hardware.sys, "platform", "linux")
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr(
+        hardware.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds)
+    )
+    monkeypatch.setattr(hardware, "idle_seconds", lambda cores: clock[0] * idle)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: threads.__setitem__(0, n))
+    assert hardware.set_threads(before) == words
+    assert f"{threads[0]} thread" in words
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/stat")
+def test_idle_cores():
+    """Catches a core that counts as idle while it works, and cores that are not asked for."""
+    cores = {"cpu0", "cpu1"}
+    begin = time.monotonic()
+    before = hardware.idle_seconds(cores)
+    assert before == sum(hardware.idle_seconds({core}) for core in cores)
+    assert before < hardware.idle_seconds({"cpu", *cores})
+    while time.monotonic() < begin + 0.5:
+        pass  # on one of the cores
+    assert hardware.idle_seconds(cores) - before < 0.5 * (os.cpu_count() - 0.8)

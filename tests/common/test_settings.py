@@ -9,8 +9,8 @@ import pytest
 import torch
 from conftest import ROOT, complaint, run, run_here
 
-from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
+from engine.common.hardware import pick_device
 from engine.common.settings import given_settings, parse_settings
 from sample import SampleConfig
 from train import TrainConfig, settings
@@ -39,19 +39,20 @@ def test_a_preset_with_a_base(tmp_path):
     (tmp_path / "y.toml").write_text('base = "x.toml"\nn_embd = 64\n')
     config = parse(tmp_path / "y.toml", "--n_head=4")
     assert (config.n_layer, config.n_head, config.n_embd) == (5, 4, 64)
-    (tmp_path / "base.toml").write_text('base = "y.toml"')
-    with pytest.raises(ValueError, match="leads back to it"):
-        parse(tmp_path / "x.toml")
+    for first, second in (("x", "base"), ("base", "y"), ("y", "x")):
+        (tmp_path / f"{first}.toml").write_text(f'base = "{second}.toml"')
+    with pytest.raises(ValueError, match="base.toml: its base leads back to it"):
+        parse(tmp_path / "base.toml")
 
 
 def test_settings_of_a_plain_run():
-    """Catches the recipe of one small model in others, and a rate for scratch in fine-tuning."""
-    assert settings([]) == parse("config/minute.toml")
-    config = settings(["--n_layer=12", "--block_size=1024"])
-    assert (config.window, config.rope_base, config.n_layer) == (0, 10000.0, 12)
+    """Catches a flag that changes more than one thing, and a rate for scratch in fine-tuning."""
+    assert settings([]) == parse("config/minute.toml") == TrainConfig()
+    assert settings(["--seed=2"]) == TrainConfig(seed=2)
     tuned = settings(["--init_from=gpt2", "--dataset=mine"])
     assert (tuned.learning_rate, tuned.dataset) == (3e-5, "mine")
-    assert settings(["config/minute.toml", "--init_from=gpt2"]).learning_rate == 0.02
+    given = settings(["config/minute.toml", "--init_from=gpt2", "--dataset=mine"])
+    assert given.learning_rate == 0.02
 
 
 @dataclass

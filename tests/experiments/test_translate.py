@@ -11,12 +11,12 @@ import torch
 from conftest import complaint, run_here
 
 from attention import attention_weights
-from engine.plotting.inspection import recording
 from experiments import translate
 from experiments.shared import grammar, translation, trials
 from experiments.shared.blocks import LookingBlock
 from experiments.shared.translation import END, padded, shifted
 from model import GPTConfig
+from tools.shared.inspection import recording
 
 PAIRS = grammar.pairs(400, 0)
 TINY = dict(n_embd=32, batch_tokens=300, sentences=200, beam=2)

@@ -69,12 +69,11 @@ def test_a_step_of_shapes_only(shape, h100):
     with torch.device("meta"):
         model = GPT(shape)
         idx = torch.zeros(config.batch_size, shape.block_size, dtype=torch.long)
-    if not model.transformer.h[0].attn.feature:
-        model.separator = 7
+    positions = None if model.transformer.h[0].attn.feature else idx
     optimizer = make_optimizer(model, config)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     with NoWaiting():
-        batches = [(idx, idx, 1, None)] * 2
+        batches = [(idx, idx, 1, positions)] * 2
         training_step(model, batches, optimizer, scaler, contextlib.nullcontext(), 1.0)
     for p, state in optimizer.state.items():
         assert {tensor.device.type for tensor in (p, *state.values())} == {"meta"}
@@ -102,24 +101,23 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "change, separator, size",
+    "change, size",
     [
-        (dict(visible="alibi:4", window=30, n_kv_head=2), 7, None),
-        pytest.param({}, None, None, marks=SLOW),
-        pytest.param(dict(window=30, n_kv_head=2), 7, None, marks=SLOW),
-        pytest.param(dict(visible="strided:20"), None, None, marks=SLOW),
-        pytest.param(dict(position="learned"), None, 100, marks=SLOW),
-        pytest.param(dict(visible="local_global:30,4"), None, 100, marks=SLOW),
+        (dict(visible="alibi:4", window=30, n_kv_head=2), 37),
+        pytest.param({}, None, marks=SLOW),
+        pytest.param(dict(window=30, n_kv_head=2), 37, marks=SLOW),
+        pytest.param(dict(visible="strided:20"), None, marks=SLOW),
+        pytest.param(dict(position="learned"), 100, marks=SLOW),
+        pytest.param(dict(visible="local_global:30,4"), 100, marks=SLOW),
     ],
 )
-def test_a_training_step_is_one_graph(change, separator, size, monkeypatch):
-    """Catches a graph break of loss, half precision, windows, documents or conversations of this
-    size, where blocks are computed twice; and other numbers, as without a bias.
+def test_a_training_step_is_one_graph(change, size, monkeypatch):
+    """Catches a graph break of loss, half precision, windows or documents of this size, where
+    blocks are computed twice; and other numbers, as without a bias.
     """
     monkeypatch.setattr(autograd, "MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
     torch.manual_seed(0)
     model = GPT(GPTConfig(**LONG | change | dict(n_layer=1, init="gpt2")))
-    model.separator = separator
     model.activation_checkpointing = True
     idx = torch.randint(60, (2, 400))
     positions = torch.arange(400).expand(2, 400) % size if size else None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from mechanisms import assert_same
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import ATTENTION, rope_table
+from engine.training.batches import with_positions
 from model import GPT, MODERN, POSITION, GPTConfig
+from train import TrainConfig
 
 
 def ids(*shape):
@@ -270,24 +273,23 @@ def test_a_loaded_model_draws_nothing_and_copies_nothing(position, attention):
 
 
 def packed(**change):
-    """A model that keeps documents apart, and a batch: id 0 begins each but a row's first."""
+    """A model, and a batch: id 0 begins each document but a row's first."""
     torch.manual_seed(0)
     shape = dict(block_size=48, vocab_size=20, position="rope", n_head=2)
     model = GPT(GPTConfig(**TINY | shape | change)).double()
     if model.config.position == "rope":
         with_exact_rotations(model)
-    model.separator = 0
     tokens = torch.randint(1, 20, (2, 49))
     tokens[0, [0, 9, 10, 30, 47]] = 0
     tokens[1, [5, 48]] = 0
     return model, tokens[:, :-1], tokens[:, 1:]
 
 
-def loss_and_gradients(model, pairs):
-    """Mean loss over the tokens of all pairs (x, y), and its gradients."""
+def loss_and_gradients(model, batches):
+    """Mean loss over the tokens of all batches, (x, y, positions), and its gradients."""
     model.zero_grad()
-    total = sum(model(x, y)[1] * y.numel() for x, y in pairs)
-    loss = total / sum(y.numel() for _, y in pairs)
+    total = sum(model(x, y, positions=places)[1] * y.numel() for x, y, places in batches)
+    loss = total / sum(y.numel() for _, y, _ in batches)
     loss.backward()
     return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
 
@@ -303,13 +305,14 @@ def test_documents_of_a_batch(path, change):
     settings = {key: value for key, value in change.items() if key != "recompute"}
     model, x, y = packed(attention=path, **settings)
     model.activation_checkpointing = "recompute" in change
-    together = loss_and_gradients(model, [(x, y)])
-    model.separator = None
+    data = SimpleNamespace(tokenizer=SimpleNamespace(end_of_text=0))
+    packed_batch = with_positions((x, y), data, TrainConfig(mask_documents=True))
+    together = loss_and_gradients(model, [packed_batch])
     alone = []
     for row, targets in zip(x, y):
         starts = [0, *(n for n in range(1, 48) if row[n] == 0), 48]
         for a, b in zip(starts, starts[1:]):
-            alone.append((row[None, a:b], targets[None, a:b]))
+            alone.append((row[None, a:b], targets[None, a:b], None))
     assert len(alone) == 7
     assert_same(together, loss_and_gradients(model, alone))
-    assert abs(loss_and_gradients(model, [(x, y)])[0] - together[0]) > 1e-6  # they matter
+    assert abs(loss_and_gradients(model, [(x, y, None)])[0] - together[0]) > 1e-6  # they matter

@@ -1,6 +1,5 @@
 """train.py from end to end: resumed and shared runs, the files it writes, the input it refuses."""
 
-import json
 import math
 import sys
 import types
@@ -267,17 +266,18 @@ def test_what_a_run_writes(configure, tmp_path):
         assert line.keys() - {"val_loss"} == names
         assert ("val_loss" in line) == (line["step"] % 20 == 0)
     assert last["val_loss"] < lines[3]["val_loss"] < math.log(50)
-    best = json.loads((out / "best.json").read_text())
-    assert best["val_loss"] == min(line["val_loss"] for line in lines if "val_loss" in line)
+    evaluated = {line["val_loss"]: line["step"] for line in lines if "val_loss" in line}
+    best = evaluated[min(evaluated)]
+    assert checkpoint.step_of(checkpoint.best_checkpoint(out)) == best
     steps = {checkpoint.step_of(folder) for folder in checkpoint.list_checkpoints(out)}
-    assert steps == {59, 60, checkpoint.step_of(out / best["checkpoint"])}
+    assert steps == {59, 60, best}
 
 
 def test_eval_only_changes_nothing(configure, tmp_path, monkeypatch):
     """Catches an evaluation that trains, or moves the run, or gathers a model for nothing."""
     trained = train(configure(eval_iters=0, max_iters=10))
     before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-    monkeypatch.setattr(sharding, "full_model", None)
+    monkeypatch.setattr(sharding, "gather", None)
     for init_from in "resume", str(tmp_path / "out"):
         extra = dict(eval_only=True, eval_iters=0, max_iters=500)
         assert train(configure(**extra, init_from=init_from))["val_loss"] == trained["val_loss"]
@@ -323,6 +323,17 @@ def test_wandb_offline(flags, tmp_path):
     assert same_weights(tmp_path / "out", tmp_path / "without")
 
 
+def test_steps_in_wandb(configure, monkeypatch):
+    """Catches a curve in wandb over the number of its calls, in place of the step."""
+    logged = []
+    run = types.SimpleNamespace(
+        log=lambda record, step: logged.append((record["step"], step)), finish=lambda: None
+    )
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=lambda **_: run))
+    train(configure(max_iters=12, wandb_log=True))
+    assert logged == [(5, 5), (10, 10), (12, 12)]
+
+
 @pytest.mark.parametrize("message", ["pip install wandb", "wandb: no such host .*offline"])
 def test_a_run_that_wandb_refuses(configure, tmp_path, monkeypatch, message):
     """Catches an earlier run that is moved away for one that cannot begin."""
@@ -340,20 +351,7 @@ def test_a_run_that_wandb_refuses(configure, tmp_path, monkeypatch, message):
     assert not list((tmp_path / "out").glob("previous-*"))
 
 
-def test_the_picture_of_a_run(configure, tmp_path, monkeypatch, capsys):
-    """Catches a run without its picture, and one that ends because it cannot be drawn."""
-    pytest.importorskip("matplotlib")
-    (tmp_path / "busy" / "loss.png").mkdir(parents=True)
-    for name in "busy", "drawn", "cannot":
-        train(configure(max_iters=2, draw_loss=True, out_dir=str(tmp_path / name)))
-        if name == "drawn":
-            monkeypatch.setitem(sys.modules, "matplotlib", None)  # as if it were not installed
-    assert "note: cannot write" in capsys.readouterr().out
-    assert (tmp_path / "drawn" / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert not (tmp_path / "cannot" / "loss.png").exists()
-
-
-def test_a_dry_run(configure, tmp_path, capsys):
+def test_a_dry_run(configure, tmp_path, capsys, monkeypatch):
     """Catches a dry run that writes something, or figures that are not those of the run."""
     costs = train(configure(max_iters=60, dry_run=True))
     assert costs["weights"] == costs["gradients"] == 4 * 6976
@@ -361,6 +359,9 @@ def test_a_dry_run(configure, tmp_path, capsys):
     assert 0 < costs["seconds_per_step"] < 5 and not (tmp_path / "out").exists()
     printed = capsys.readouterr().out
     assert "60 steps would take about" in printed
+    monkeypatch.setattr(hardware, "measure_seconds", lambda function, device: 120.0)
+    train(configure(max_iters=60, dry_run=True))
+    assert "in 120.000 s" in (later := capsys.readouterr().out) and "about 2:00:00," in later
     whole = hardware.memory_bytes(torch.device("cpu"))
     for part in "without activations", "memory":  # the first is said before a step
         assert f"{part}: 0 of {whole / 1e6:,.0f} MB (weights 0" in printed
@@ -436,15 +437,14 @@ def test_tokens_of_another_tokenizer(configure, tmp_path):
     train(configure(**other, out_dir=str(tmp_path / "tuned"), max_iters=1))
 
 
-def test_data_that_was_prepared_again(configure, poem, tmp_path, capsys):
-    """Catches losses on other data that are compared with those before."""
+def test_data_that_was_prepared_again(configure, poem, capsys):
+    """Catches losses on other data that are compared with those before in silence."""
     train(configure(eval_interval=1, max_iters=1))
     train(configure(eval_interval=1, max_iters=2, init_from="resume"))
     assert "was trained on other data" not in capsys.readouterr().out
     dataset.write_dataset(poem, [POEM * 40], "char", "a longer poem")
     train(configure(eval_interval=1, max_iters=3, init_from="resume"))
     assert "was trained on other data" in capsys.readouterr().out
-    assert checkpoint.best_checkpoint(tmp_path / "out")["checkpoint"] == "step_000003"
 
 
 def test_documents_that_do_not_see_each_other(configure, poem, tmp_path):
@@ -537,7 +537,7 @@ def test_a_step_waits_for_nothing(optimizer, configure, monkeypatch):
         busy.measure()
 
 
-def test_a_validation_loss_that_is_not_finite(configure, monkeypatch):
+def test_a_validation_loss_that_is_not_finite(configure, tmp_path, monkeypatch):
     """Catches a run that goes on with NaN weights, saves what a resumed run fails with again, or
     deletes the checkpoint of an earlier run.
     """
@@ -548,6 +548,7 @@ def test_a_validation_loss_that_is_not_finite(configure, monkeypatch):
             train(config)
         assert bool(checkpoint.list_checkpoints(config.out_dir)) == ("good" in before)
         train(config)
+        (tmp_path / "out" / "metrics.jsonl").unlink()  # the evaluation is due again
         config = configure(max_iters=5, init_from="resume")
     assert newest(config.out_dir).name == "step_000005"
 

@@ -5,10 +5,10 @@ import torch
 from conftest import POEM, complaint, run_here, save, tiny
 
 from attention import attention_weights
-from engine.plotting.inspection import attention_maps
 from engine.text import dataset
 from tools import census as tool
 from tools.census import FAR, INDUCTION, CensusConfig, census, gain, keys_that_count, main, table
+from tools.shared.inspection import attention_maps
 
 T = 20
 KINDS = [*keys_that_count(torch.arange(T))]

@@ -16,11 +16,11 @@ from mechanisms import mechanisms
 
 from attention import attention_weights
 from engine.common.settings import parse_settings
-from engine.plotting.inspection import attention_maps
 from engine.text import tokenizer as tokenizers
 from engine.weights import checkpoint
 from model import GPTConfig
 from tools.shared import labels, live
+from tools.shared.inspection import attention_maps
 from tools.visualize import VisualizeConfig, main
 from train import TrainConfig
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from conftest import open_page, tiny, wait_for
 
 from attention import attention_weights, causal, everything, sliding_window
-from engine.plotting.inspection import attention_maps, entropy
 from engine.weights import checkpoint
 from experiments.shared import translation, translators
 from tools.census import FOLLOWS_A_COPY, keys_that_count
+from tools.shared.inspection import attention_maps, entropy
 from tools.visualize import VisualizeConfig, distance, main
 
 webdriver = pytest.importorskip("selenium.webdriver")

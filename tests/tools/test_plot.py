@@ -97,7 +97,8 @@ def test_a_damaged_run(runs, tmp_path):
     """Catches a traceback for a folder that is no run, or is one in part."""
     metrics = tmp_path / "out-2" / "metrics.jsonl"
     metrics.write_text("no JSON")
-    assert "is damaged, or empty" in complaint(run_here("-m", "tools.plot", *runs))
+    damaged = run_here("-m", "tools.plot", *runs)
+    assert "has no metrics.jsonl, or a damaged one" in complaint(damaged)
     metrics.unlink()
     with pytest.raises(ValueError, match="has no metrics.jsonl"):
         plot(*runs)

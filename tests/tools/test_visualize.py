@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from conftest import POEM, ROOT, save, tiny
 
 from attention import attention_weights
-from engine.plotting.inspection import attention_maps, entropy
 from engine.text import tokenizer
+from tools.shared.inspection import attention_maps, entropy
 from tools.visualize import VisualizeConfig, as_bytes, distance, main, page, read, rollout
 
 NASTY = '</script><img src=x onerror=alert(1)><!-- {{style}} & "quoted" \u2028'

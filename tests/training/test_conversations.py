@@ -2,9 +2,8 @@
 
 import json
 import random
-import re
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from conftest import (
 
 from attention import ATTENTION
 from engine.text import dataset
-from engine.text.chat import CHATML, ChatTemplate, chat_tokenizer
+from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.conversations import texts_of, write_conversations
 from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.training.batches import micro_batch, validation_loss
@@ -260,7 +259,7 @@ def test_a_published_model(lora, tmp_path):
     settings |= dict(optimizer="adamw", learning_rate=1e-2, lora_rank=lora, log_interval=1)
     flags = as_flags(settings)
     out = f"--out_dir={tmp_path / 'out'}"
-    printed = output_of("train.py", *flags, out, "--draw_loss=False")
+    printed = output_of("train.py", *flags, out)
     assert "bits per character" in printed and "vocabulary grows" not in printed
     found = metrics(tmp_path / "out")
     assert found[-1]["val_loss"] < found[0]["train_loss"] - (0.2 if lora else 1)
@@ -295,38 +294,6 @@ def test_a_model_that_knows_no_conversations(configure, poem, tmp_path, capsys):
         train(configure(init_from=base, max_iters=0))
     train(configure(dataset=name, init_from=base, max_iters=12, learning_rate=1e-2))
     assert losses(tmp_path / "out")[-1]["val_loss"] < losses(tmp_path / "out")[0]["train_loss"] - 1
-
-
-LINES = (
-    "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
-
-
-@pytest.mark.parametrize("template", [CHATML, LINES])
-def test_answers(template, configure, tmp_path, capsys):
-    """Catches answers that are cut, of other questions, or counted as exact when they are not; with
-    LINES, the token that ends an answer stands within it too.
-    """
-    facts = [("Tyger", "Tyger\nburning"), ("What", "the hand"), ("Did he", "smile?")]
-    more = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
-    records = [(q, {"prompt": q, "completion": answer}) for q, answer in facts[:2]]
-    messages = [dict(role="user", content="Did he"), dict(role="assistant", content="smile?")]
-    records += [("two turns", {"messages": messages + more})]
-    wrong = [(q, {"prompt": q, "completion": "another answer"}) for q, _ in facts]
-    tokenizer = chat_tokenizer("char", [*texts_of([*records, *wrong]), LINES])
-    tokenizer.chat = {"template": template, "eos_token": "<|im_end|>"}
-    write_conversations(tmp_path / "facts", tokenizer, records, wrong[:2], "facts")
-    settings = dict(optimizer="muon", learning_rate=0.02, max_iters=200, eval_interval=200)
-    config = configure(dataset=str(tmp_path / "facts"), **settings)
-    train(config)
-    printed = capsys.readouterr().out
-    assert "train: 3 of 3 answers exact\n" in printed and "val: 0 of 2 answers exact\n" in printed
-    shown = re.findall("answer: (.*)", printed)
-    assert shown[:3] == ["Tyger burning", "the hand", "smile?"] and len(shown) == 5
-    assert re.findall("true: +(.*)", printed) == [*shown[:3], "another answer", "another answer"]
-    train(replace(config, init_from="resume", eval_only=True, eval_answers=0))
-    assert "answers exact" not in capsys.readouterr().out
 
 
 def test_what_cannot_be_trained(configure):

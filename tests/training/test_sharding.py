@@ -1,12 +1,19 @@
 """One model in several processes: matrices that they share out, and parameters in shards (fsdp)."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from conftest import SMALL, as_flags, metrics, output_of, ranks_here, weights
 
+from engine.common import processes
 from engine.common.processes import init_process_group
+from engine.text import dataset
+from engine.training.batches import validation_loss
 from engine.training.optimizer import Muon
 from engine.weights import checkpoint
+from model import GPT
+from train import TrainConfig
 
 
 @pytest.fixture
@@ -41,6 +48,33 @@ def test_each_process_has_its_own_gpu(monkeypatch):
             init_process_group(torch.device(kind))
 
 
+def test_processes_take_turns_in_an_evaluation(poem, monkeypatch):
+    """Catches processes of which one makes more passes than another, which would wait for ever with
+    fsdp, and a batch that is left out or counts twice.
+    """
+    config = TrainConfig(**SMALL, dataset=poem, eval_iters=5)
+    data = dataset.load_dataset(poem, 16)
+    model = GPT(config.model_config(data.tokenizer.vocab_size))
+    torch.nn.init.normal_(model.lm_head.weight)
+    passes = []
+    model.register_forward_hook(lambda *_: passes.append(processes.rank()))
+    sums = {}
+
+    def kept(total):
+        sums.setdefault(processes.world_size(), []).append(total.clone())
+        return total
+
+    monkeypatch.setattr(processes, "all_reduce_sum", kept)
+    for count in 1, 2, 3, 7:
+        monkeypatch.setenv("WORLD_SIZE", str(count))
+        passes.clear()
+        for rank in range(count):
+            monkeypatch.setenv("RANK", str(rank))
+            validation_loss(model, data, config, torch.device("cpu"), nullcontext())
+        assert [passes.count(rank) for rank in range(count)] == [-(-5 // count)] * count
+        torch.testing.assert_close(sum(sums[count]), sums[1][0])
+
+
 MUON = """
 import sys
 sys.path.insert(0, "tests/training")
@@ -63,7 +97,7 @@ for few in False, True:
     params, state = muon_steps(few, place)
     found = {
         "params": [sharding.full_tensor(p.detach()) for p in params],
-        "state": sharding.gather_state(state),
+        "state": sharding.gather(state),
         "counted": sum(counted),
     }
     every = [None] * processes.world_size()
@@ -196,14 +230,14 @@ torch.manual_seed(0)
 model = GPT(GPTConfig(block_size=8, vocab_size=11, n_layer=1, n_head=2, n_embd=8))
 for p in model.parameters():  # as GPT-2's published matrices come from their file
     p.data = p.data.T.contiguous().T if p.dim() == 2 else p.data
-net, trained = sharding.parallelize(model, device, kind, compiled=False)
+trained = sharding.parallelize(model, device, kind, compiled=False)
 optimizer = make_optimizer(model, TrainConfig())
 scaler = torch.amp.GradScaler("cpu", enabled=False)
 x = torch.arange(8)[None]
 training_step(trained, [(x, x + 1, None, None)], optimizer, scaler, nullcontext())
-whole = sharding.full_model(model)
+whole = sharding.gather(dict(model.named_parameters()))
 if processes.rank() == 0:
-    torch.save(dict(whole.named_parameters()), path)
+    torch.save(whole, path)
 processes.destroy_process_group()
 """
 
@@ -231,11 +265,11 @@ device = processes.init_process_group(torch.device("cpu"))
 shape = dict(block_size=8, vocab_size=96, n_layer=2, n_head=2, n_embd=24)
 model = GPT(GPTConfig(**shape, tie_weights=False))
 whole = model.num_params()
-net, trained = sharding.parallelize(model, device, "fsdp", compiled=False)
+trained = sharding.parallelize(model, device, "fsdp", compiled=False)
 optimizer = make_optimizer(model, TrainConfig(optimizer="adamw"))
 x = torch.arange(8)[None]
 with torch.no_grad():
-    net(x, x + 1)  # an evaluation
+    model(x, x + 1)  # an evaluation
 with sharding.gradient_sync(trained, last=False):
     trained(x, x + 1)[1].backward()
 grads = [p.grad for p in model.parameters()]

@@ -1,12 +1,12 @@
 """Checkpoints: what is saved comes back, whole or not at all, and damage is named."""
 
+import json
 import os
 
 import pytest
 import torch
 
 from engine.text.tokenizer import create_tokenizer
-from engine.training import run_folder
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
 
@@ -28,13 +28,13 @@ def test_the_trainers_state(tmp_path):
     average = {"lm_head.weight": torch.rand(2, dtype=torch.float64)}
     trainer_state = {
         "dtype": "float16",
-        "evaluation_pending": True,
+        "threads": 2,
         "scaler": scaler,
         "optimizer": optimizer,
         "average": average,
     }
     state = checkpoint.load_trainer(saved(tmp_path, 7, trainer_state))
-    assert (state["dtype"], state["evaluation_pending"]) == ("float16", True)
+    assert (state["dtype"], state["threads"]) == ("float16", 2)
     assert (state["step"], state["scaler"], state["record"]) == (7, scaler, {})
     assert str(state["average"]) == str(average)
     assert all(torch.equal(state["optimizer"][name], x) for name, x in optimizer.items())
@@ -42,9 +42,11 @@ def test_the_trainers_state(tmp_path):
 
 def test_finding(tmp_path):
     """Catches steps sorted as text, and best taken for latest."""
-    folders = [saved(tmp_path, step) for step in (999_999, 1_000_000, 30)]
-    for folder, val_loss in zip(folders, (1.0, 2.0, 3.0)):
-        run_folder.record_best(folder, val_loss)
+    losses = {999_999: 1.0, 1_000_000: 2.0, 30: 3.0, 40: 0.5}
+    lines = [json.dumps({"step": step, "val_loss": loss}) for step, loss in losses.items()]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    for step in (999_999, 1_000_000, 30):  # that of step 40 is gone
+        saved(tmp_path, step)
     names = [folder.name for folder in checkpoint.list_checkpoints(tmp_path)]
     assert names == ["step_000030", "step_999999", "step_1000000"]
     assert checkpoint.find_checkpoint(tmp_path).name == "step_1000000"

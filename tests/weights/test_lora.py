@@ -9,7 +9,6 @@ from conftest import POEM, SMALL, complaint, losses, metrics, ranks_here, run_he
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.text.tokenizer import create_tokenizer
-from engine.training import sharding
 from engine.weights import checkpoint, lora
 from engine.weights.pretrained import sha256_of_weights
 from model import GPT
@@ -31,7 +30,7 @@ def adapted(folder, **settings):
     for p in model.parameters():
         if p.requires_grad:
             torch.nn.init.normal_(p, std=0.3)
-    save(folder / "out", sharding.full_model(model), encoding=encoding)
+    save(folder / "out", model, encoding=encoding)
     return model
 
 

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 from engine.common.checks import at_least, choose
 from engine.common.files import atomic_write, shell_quote
-from engine.common.hardware import machine_line, measure_seconds
+from engine.common.hardware import measure_seconds
 from engine.common.settings import read_preset
-from engine.common.tables import format_table
 from model import MODERN, GPTConfig
+from tools.shared.report import format_table, machine_line
 
 ROOT = Path(__file__).parents[2]
 

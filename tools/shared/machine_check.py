@@ -11,11 +11,10 @@ import platform
 import torch
 
 from attention import ATTENTION, causal, masked_fill, naive
-from engine.common.hardware import device_name
 from engine.common.processes import progress_bar
-from engine.common.tables import format_table
 from masks import VISIBLE, full
 from tools.shared.benchmark import mechanism_examples
+from tools.shared.report import device_name, format_table
 
 H, G, D = 4, 2, 32
 # How many eps of a dtype rounding explains. Scores, weights, sums and outputs are all rounded, sums

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from engine.common.files import read_json
 from engine.text.preparation import DATA, SPLITS
-from engine.training.run_folder import read_metrics
 from engine.weights import checkpoint
 
 SIZES = "batch_size", "gradient_accumulation_steps", "block_size"
@@ -107,9 +106,8 @@ def count_tokens(dataset, hashes):
 def losses(folder, config):
     """Return the losses of a checkpoint, and the seconds of its run, as far as they are known."""
     record = config["record"]
-    metrics = folder.parent / "metrics.jsonl"
-    if record and metrics.exists():
-        line = read_metrics(metrics).get(config["step"], {})
+    if record:
+        line = checkpoint.read_metrics(folder.parent / "metrics.jsonl").get(config["step"], {})
         if line.items() >= record.items():  # it is this run's: a checkpoint may have been moved
             record = line
     names = {"train_loss": "train_loss", "val_loss": "val_loss", "wall_s": "seconds"}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine.plotting import heatmaps
+from tools.shared import heatmaps
 
 pytest.importorskip("matplotlib")
 

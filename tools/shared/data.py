@@ -1,11 +1,11 @@
-"""The text on which a tool measures a model."""
+"""The data on which a tool measures a model."""
 
 from engine.text import dataset
 from engine.weights import checkpoint
 
 
-def validation_tokens(folder, name, tokenizer, block_size=1):
-    """Return the name of a dataset and the ids (N,) of its validation split.
+def dataset_of(folder, name, tokenizer, block_size=1):
+    """Return the name of a dataset, and the Dataset.
 
     name: empty for the dataset of the training. ValueError for other tokens than the model's, and
     for fewer than block_size.
@@ -18,4 +18,4 @@ def validation_tokens(folder, name, tokenizer, block_size=1):
     if not data.tokenizer.same_ids(tokenizer):
         remedy = f"prepare it with --tokenizer={folder}"
         raise ValueError(f"dataset {name} has other tokens than {folder}: {remedy}")
-    return name, data.val
+    return name, data

@@ -6,7 +6,7 @@ from conftest import tiny
 from mechanisms import MECHANISMS
 
 from attention import attention_weights
-from engine.plotting.inspection import attention_maps, entropy, recording
+from tools.shared.inspection import attention_maps, entropy, recording
 
 H, T = 4, 24
 
@@ -68,18 +68,6 @@ def test_the_model_is_as_it_was(attention):
         raise KeyError
     after = [(block.attn.attention, block.attn.feature) for block in model.transformer.h]
     assert after == before
-
-
-@pytest.mark.parametrize("attention", ["fused", "tiled"])
-def test_documents_stay_apart(attention):
-    """Catches looks at the document before, of a model that never had them in training."""
-    model = model_of(attention=attention)
-    model.separator = 5
-    idx = torch.tensor([1, 2, 3, 5, 1, 2, 4, 3])
-    maps, logits = attention_maps(model, idx, attention_weights)
-    for weights in maps:
-        assert (weights[:, 4:, :3] == 0).all() and (weights[:, 3, 3] == 1).all()
-    assert torch.allclose(logits, model(idx[None], idx[None])[0][0])
 
 
 def test_entropy():

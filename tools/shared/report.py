@@ -1,0 +1,82 @@
+"""What a measurement says beside its figures: the machine, as words and as a dict; and tables."""
+
+import datetime
+import os
+import platform
+import sys
+
+import torch
+
+from engine.common.files import shell_quote
+from engine.common.hardware import capabilities, cpu_flags, half_dtype, measure_seconds, peak_flops
+
+
+def format_table(rows):
+    """Dicts as a Markdown table with aligned columns, one per key; numbers with five digits."""
+    names = dict.fromkeys(key for row in rows for key in row)
+    columns = []
+    for name in names:
+        cells = [name, *(format_cell(row.get(name, "")) for row in rows)]
+        width = max(map(len, cells))
+        cells.insert(1, "-" * width)
+        columns.append([cell.ljust(width) for cell in cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in zip(*columns))
+
+
+def format_cell(value):
+    if value is None:
+        return "-"
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
+
+
+# ---- The machine
+
+
+def cpu_name():
+    """Return the model of the processor, or its architecture, such as aarch64."""
+    name = capabilities().get("cpu_name", "Unknown")  # so on ARM
+    return platform.machine() if name == "Unknown" else name
+
+
+def device_name(device):
+    """Return the model of a GPU, or that of the processor and the number of its cores."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{cpu_name()}, {os.cpu_count()} cores"
+
+
+def bandwidth(device):
+    """Return the bytes per second that a device reads: the best of four sums.
+
+    Of 256 MB; on a GPU of 2 GB, or starting the sum would take as long.
+    """
+    size = 2**29 if device.type == "cuda" else 2**26
+    memory = torch.zeros(size, device=device)
+    return memory.nbytes / min(measure_seconds(memory.sum, device) for _ in range(4))
+
+
+def machine_report(device):
+    """Return the machine, its limits, the command and the date, to be stored with a measurement."""
+    gflops = {}
+    for dtype in ("float32", half_dtype(device)):
+        gflops[dtype] = round(peak_flops(device, getattr(torch, dtype)) / 1e9)
+    return {
+        "device": device_name(device),
+        "cpu_flags": cpu_flags(),
+        "threads": torch.get_num_threads(),
+        "gb_per_s": round(bandwidth(device) / 1e9, 1),
+        "gflops": gflops,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+        "command": shell_quote("python", *sys.orig_argv[1:]),
+    }
+
+
+def machine_line(report):
+    """Return one line of what machine_report returned."""
+    speeds = [f"{gflops:,} GFLOP/s in {dtype}" for dtype, gflops in report["gflops"].items()]
+    return (
+        f"{report['device']}, {report['threads']} threads, {report['gb_per_s']} GB/s, "
+        f"{', '.join(speeds)}, torch {report['torch']}, {report['date']}: {report['command']}"
+    )
