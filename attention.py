@@ -313,7 +313,7 @@ def tiled(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     for a in range(0, Tq, TILE):
         rows = slice(a, a + TILE)
         inputs = q[..., rows, :], k, v, visible, i[rows], j
-        y.append(checkpoint(row_of_tiles, *inputs, use_reentrant=False, preserve_rng_state=False))
+        y.append(checkpoint(row_of_tiles, *inputs, use_reentrant=False))
     return torch.cat(y, dim=-2).flatten(1, 2)
 
 
