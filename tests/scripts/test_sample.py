@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 import shutil
 import signal
 import subprocess
@@ -11,7 +10,7 @@ import types
 
 import pytest
 import torch
-from conftest import POEM, ROOT, SMALL, complaint, run_here, tiny
+from conftest import POEM, ROOT, SMALL, run_here, tiny
 
 import sample as script
 from engine.common.settings import parse_settings
@@ -201,14 +200,6 @@ def test_control_characters_on_a_terminal(monkeypatch, capsys):
         text.end("length")
         Printer([text]).show()
         assert capsys.readouterr().out == shown + "\n"
-
-
-def test_an_input_that_is_closed(trained):
-    """Catches a traceback."""
-    command = [sys.executable, "sample.py", f"--out_dir={trained}", "--start=-"]
-    closed = shlex.join(command) + " <&-"
-    result = subprocess.run(closed, shell=True, cwd=ROOT, capture_output=True, text=True)
-    assert "--start has no tokens" in complaint(result)
 
 
 def test_prompts_from_files_and_pipes(trained, tmp_path):
