@@ -46,12 +46,11 @@ def remove_path(path):
 def atomic_path(path):
     """Write a file or a folder under a temporary name, which this gives, and rename it at the end.
 
-    It has its name only once it is on the disk. The temporary name is this process's own, so that
-    two on one machine may write the same path. If that fails, the old content stays, and an OSError
-    names path.
+    It has its name only once it is on the disk. If that fails, the old content stays, and an
+    OSError names path.
     """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    remove_path(unfinished)  # of a killed process that had the same number
+    unfinished = path.with_name(f"{path.name}.partial")
+    remove_path(unfinished)  # of a process that was killed
     try:
         yield unfinished
         for file in (unfinished, *unfinished.rglob("*")):

@@ -30,15 +30,11 @@ def test_a_failed_write_leaves_the_old_content(tmp_path):
         assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_two_processes_write_one_file(tmp_path, monkeypatch):
-    """Catches a run that a picture of it ends: one's unfinished file that another takes. And one
-    that a killed process left, of the same number.
-    """
-    path = tmp_path / "loss.png"
-    (tmp_path / f"loss.png.{files.os.getpid()}.partial").mkdir()
-    with files.atomic_path(path) as mine:
-        mine.write_bytes(b"a")
-        with monkeypatch.context() as patch:
-            patch.setattr(files.os, "getpid", lambda: 0)
-            files.atomic_write(path, b"b")
-    assert path.read_bytes() == b"a"
+def test_what_a_killed_process_left(tmp_path):
+    """Catches a half written file or folder that stays, or that stands in the way."""
+    for name in "file", "folder":
+        (tmp_path / f"{name}.partial").mkdir()
+    files.atomic_write(tmp_path / "file", b"a")
+    with files.atomic_path(tmp_path / "folder") as unfinished:
+        unfinished.mkdir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]

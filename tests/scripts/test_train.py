@@ -191,6 +191,16 @@ def test_resuming_in_another_dtype(configure, monkeypatch, capsys):
     assert train(configure(max_iters=4, dtype="float16", init_from="resume"))["step"] == 4
 
 
+def test_a_resumed_run_keeps_its_threads(configure, monkeypatch, capsys):
+    """Catches sums that are rounded otherwise after a resume, since other programs are busy."""
+    asked = []
+    monkeypatch.setattr("train.set_threads", lambda before: asked.append(before) or "8 threads")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    for init_from, steps in ("scratch", 1), ("resume", 2):
+        train(configure(max_iters=steps, init_from=init_from))
+    assert asked == [None, 7] and "1 process, 8 threads; 1 steps" in capsys.readouterr().out
+
+
 def test_a_checkpoint_of_another_shape(configure):
     """Catches a resumed run whose model is silently not the one of its settings."""
     config = configure(max_iters=1, n_embd=18, n_head=3, window=0)

@@ -237,7 +237,7 @@ def test_the_model_card(tmp_path):
     name = "x\n---\nlicense: mit\n```"
     dataset.write_dataset(tmp_path / name, [POEM * 30], "char", "a poem")
     flags = "--max_iters=3 --batch_size=2 --block_size=16 --n_layer=1 --n_embd=16 --mlp=swiglu"
-    flags += " --norm=rmsnorm_scale --init=gpt2 --qk_norm=False --norm_eps=1e-5"
+    flags += " --norm=rmsnorm_scale --init=gpt2 --qk_norm=False --norm_eps=1e-5 --window=0"
     places = f"--dataset={tmp_path / name}", f"--out_dir={tmp_path / 'out'}"
     output_of("train.py", *flags.split(), *places)
     card = ModelCard.load(exported(tmp_path) / "README.md")
