@@ -73,9 +73,9 @@ def set_threads(before=None):
             free = round((idle_seconds(cores) - idle) / 0.1)
             if free < threads:
                 threads = max(1, free)
-                note = f"{free} of {len(cores)} cores free: "
+                note = f" (free cores: {free} of {len(cores)})"
         torch.set_num_threads(threads)
-    return f"{note}{threads} thread{'s' * (threads > 1)}"
+    return f"{threads} thread{'s' * (threads > 1)}{note}"
 
 
 # ---- Speed of products
