@@ -21,15 +21,11 @@ fail at 64 and beyond (0.12 right, a guess is 0.125), RNN and LSTM at 16 already
 at each.
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments.shared import trials
 from model import Block, GPTConfig
@@ -47,7 +43,7 @@ ALONE = "right answers, trained at this distance alone"
 TRAINED_ALONE = [4, 16, 64, 128]
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 360
 
@@ -119,9 +115,7 @@ def train(model, distances, steps):
     for distance in distances:
         symbols = sequences(512, distance)
         with torch.no_grad():
-            scores = model(symbols)
-        right = scores.argmax(1) == symbols[:, 0]
-        found[distance] = right.float().mean().item()
+            found[distance] = trials.accuracy(model(symbols), symbols[:, 0])
     return found
 
 
@@ -144,8 +138,7 @@ def main(config):
     for panel, what in zip(panels, (BEFORE, AFTER, MIXED, ALONE)):
         curves = trials.make_curves(runs, what)
         tables[what] = trials.curve_table("steps between", curves)
-        trials.draw_curves(panel, "steps between", curves)
-        panel.set_title(what)
+        trials.draw_curves(panel, what, "steps between", curves)
     panel.legend()
     trials.write_result("distance", config, tables, figure, runs=runs)
 

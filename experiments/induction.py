@@ -24,15 +24,11 @@ which such a head can be found.
 """
 
 import math
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
 from engine.plotting import heatmaps, inspection
@@ -46,7 +42,7 @@ EVERY = 10  # steps from one measurement to the next
 HALF = 0.5  # of its attention: a head with more of it, on average, is an induction head
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     seeds: int = 5
 

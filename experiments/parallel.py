@@ -21,17 +21,11 @@ MB.
 """
 
 import itertools
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn as nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from attention import SCORE, masked_fill
-from engine.common.checks import at_least
 from engine.common.hardware import peak_bytes
 from experiments.shared import trials
 from model import Block, GPTConfig
@@ -41,17 +35,6 @@ GRU, ATTENTION = "GRU", "attention"
 LAYERS = GRU, ATTENTION
 SCORES = "additive", "dot"
 LENGTHS = {LAYERS: [16, 64, 256, 1024, 4096], SCORES: [64, 128, 256, 512]}
-
-
-@dataclass(kw_only=True)
-class Settings:
-    seeds: int = 3
-    """Repeats. Their differences give the standard errors."""
-    out_dir: str = "experiments"
-    """The folder for parallel.png and parallel.json."""
-
-    def __post_init__(self):
-        at_least(1, self, "seeds")
 
 
 # ---- What is measured: functions of a name and a length give a call
@@ -137,12 +120,11 @@ def main(config):
     tables = {}
     for panel, (what, curves) in zip(panels, found.items()):
         tables[what] = trials.curve_table("length", curves)
-        trials.draw_curves(panel, "length", curves)
+        trials.draw_curves(panel, what, "length", curves)
         panel.set_yscale("log")
-        panel.set_title(what)
         panel.legend()
     trials.write_result("parallel", config, tables, figure, costs=found)
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, trials.Repeats)

@@ -16,13 +16,9 @@ learns.
 """
 
 import itertools
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights, dot, scaled_dot
 from engine.plotting import inspection
@@ -41,7 +37,7 @@ TITLES = {
 }
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 200
 

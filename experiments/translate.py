@@ -34,7 +34,6 @@ from one vector, 99.8 ± 0.0 with general (--seeds=3 --steps=400).
 """
 
 import functools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
@@ -42,8 +41,6 @@ from time import process_time
 import numpy as np
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least, choose
 from engine.plotting import heatmaps
@@ -54,7 +51,7 @@ from experiments.shared.translators import MODELS, Shape
 FACTORS = {"transformer": 2, "transformer2017": 0.86}  # of the steps: both take the same time
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings, Shape):
     seeds: int = 1
     source: str = ""

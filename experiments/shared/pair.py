@@ -10,34 +10,29 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from experiments.shared import digits
+from experiments.shared.blocks import Stack
 from experiments.shared.digits import WORDS
 from experiments.shared.eye import SHAPE, Eye, fit
-from model import NORM, Block, Learned, init_weights
+from model import Block, init_weights
 
 
 class Reader(nn.Module):
     """Words (B, T) -> (B, C), the mean over words, each of which sees all: a block of an encoder.
 
-    A block that looks takes what there is to be seen as well.
+    A block that looks takes a memory as well.
     """
 
     def __init__(self, config, words, block):
         super().__init__()
         self.config = config
         self.wte = nn.Embedding(len(words), config.n_embd)
-        self.wpe = Learned(config)
-        no_future = replace(config, visible="full")
-        self.block = block(no_future, 0)
-        self.ln_f = NORM[config.norm](config)
+        self.stack = Stack(replace(config, visible="full", n_layer=1), block)
         init_weights(self)
         nn.init.normal_(self.wte.weight)
-        nn.init.normal_(self.wpe.weight)
+        nn.init.normal_(self.stack.wpe.weight)
 
-    def forward(self, words, *memory):
-        x = self.wte(words)
-        x = self.wpe.add(x, slice(words.shape[1]))
-        x = self.block(x, *memory)
-        return self.ln_f(x).mean(1)
+    def forward(self, words, **more):
+        return self.stack(self.wte(words), **more).mean(1)
 
 
 class Pair(nn.Module):

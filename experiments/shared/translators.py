@@ -227,7 +227,7 @@ class Transformer(nn.Module):
         start = len(past[0]) if past else 0
         x = self.embed(target, start)
         for block, looked_at, cache in zip(self.decoder, keys_and_values, caches):
-            x = block(x, looked_at, present(real), cache)
+            x = block(x, cache=cache, memory=looked_at, visible=present(real))
         return self.embed.scores(self.ln_f(x)), past
 
 
