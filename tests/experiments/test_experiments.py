@@ -1,18 +1,32 @@
 """Each experiment once, small: it runs, draws its picture, and finds what its text says."""
 
 import importlib
+import random
 
 import pytest
 
-from experiments.shared import grammar
+from experiments.shared import grammar, labelled
 
-SAID = {"socket": "hears", "widget": "draws", "mailbox": "keeps"}
-TEXTS = [f"the {word} {verb} {n} things" for word, verb in SAID.items() for n in "abcdefgh"]
 PAIRS = grammar.pairs(400, 0)
-SMALL = {  # settings, and what is replaced
+# In these, the noun is told by the verb.
+SAID = {"socket": "hears", "widget": "draws", "mailbox": "keeps"}
+TOLD = [f"the {noun} {verb} {n} things" for noun, verb in SAID.items() for n in "abcdefgh"]
+
+
+def made_sentences():
+    """Senseless sentences: 400 about nothing, 60 about topics, 60 that return these, 20 others."""
+    chance = random.Random(0)
+    words = ["".join(chance.choices("aeioubdgklmnprst", k=6)) for _ in range(150)]
+    topics = ["widget", "socket"] * 30
+    endings = [""] * 400 + topics + [f"returns {word}" for word in topics] + ["returned"] * 20
+    return [" ".join([*chance.sample(words, 6), ending]) for ending in endings]
+
+
+TOPICS = {"windows": "widget", "network": "socket"}
+SMALL = {  # settings; what is replaced
     "blanks": (
         {"steps": 100},
-        {"shared.grammar.pairs": lambda *_: PAIRS, "shared.labelled.docstrings": lambda: 3 * TEXTS},
+        {"shared.grammar.pairs": lambda *_: PAIRS, "shared.labelled.docstrings": lambda: 3 * TOLD},
     ),
     "convolution": ({"steps": 30}, {"convolution.SIZES": [50, 100]}),
     "distance": (
@@ -23,7 +37,15 @@ SMALL = {  # settings, and what is replaced
             "distance.NAMES": ["tanh RNN", "attention"],
         },
     ),
-    "efficient": ({"steps": 2}, {"efficient.LENGTHS": [256, 512, 1024, 2048, 4096]}),
+    "documents": (
+        {"steps": 60},
+        {
+            "documents.DOCUMENTS": 400,
+            "shared.labelled.docstrings": made_sentences,
+            "shared.labelled.TOPICS": TOPICS,
+        },
+    ),
+    "efficient": ({"steps": 1}, {"efficient.LENGTHS": [256, 512, 1024, 2048, 4096]}),
     "images": ({"steps": 60}, {}),
     "induction": ({"steps": 270}, {}),
     "parallel": ({}, {"parallel.LENGTHS": {("GRU", "attention"): [8], ("additive", "dot"): [64]}}),
@@ -40,15 +62,86 @@ SMALL = {  # settings, and what is replaced
     "senses": ({"steps": 100}, {}),
     "values": ({"steps": 8}, {}),
 }
+# experiment, number of its table: what is larger > what is smaller. A cell is: row | column.
+CLAIMS = """
+blanks 1:       commonest word | loss > 2 > looks back | loss > 0.7 > sees both sides | loss
+blanks 1:       fits both neighbours | right > follows the word before | right > 0.5
+blanks 2:       counts of words | right > 0.99
+convolution 0:  convolutions, changed images | 100 > vision transformer, changed images | 100
+distance 0:     attention | 32 > -2 > -7 > tanh RNN | 32
+distance 1:     attention | 32 > -1 > -4 > tanh RNN | 32
+distance 3:     attention | 32 > 0.8 > 0.3 > tanh RNN | 32
+documents 0:    hierarchical attention, GRUs | test accuracy > average of sentences | test accuracy
+documents 0:    hierarchical attention, GRUs | test accuracy > naive Bayes on counts | test accuracy
+documents 0:    hierarchical attention, GRUs | largest weight on the carrying sentence > 0.3
+efficient 0:    masked_fill | MB ~ n^ > 1.9 > 1.3 > linear | MB ~ n^ > tiled | MB ~ n^
+efficient 0:    fused | pairs ~ n^ > 1.9 > strided, as a mask | pairs ~ n^ > 1.3
+efficient 0:    1.1 > sliding window, 64 | pairs ~ n^ > 0.9
+images 0:       support vector machine | test accuracy > 0.97 > vision transformer | test accuracy
+images 1:       has one vector, their mean | left or right > 0.7
+induction 0:    1 | loss, again > 1.5 > 2 | loss, again
+induction 0:    1 | loss, new tokens > 3
+induction 0:    2 | runs with an induction head > 0.5 > 1 | runs with an induction head
+parallel 4:     additive | 64 > 3 > 0.2 > dot | 64
+positions 0:    causal | largest difference > 0.1 > 1e-12 > full | largest difference
+positions 1:    none | up to T=16 > alibi | up to T=16 > rope | up to T=16
+positions 1:    rope | to 8T > alibi | to 8T
+pronouns 0:     gpt | right > 0.9
+pronouns 0:     transformer | right > 0.6
+questions 0:    question and image | all > 0.6 > 0.55 > question alone | all > 0.4
+questions 0:    0.55 > image alone | all > 0.4
+recall 0:       softmax | 16 pairs > 0.95 > 0.5 > linear | 16 pairs
+recall 0:       0.5 > local_global:16,16 | 16 pairs
+retrieval 0:    contrastive pair | digit of an image > 0.5 > a guess | digit of an image
+retrieval 0:    contrastive pair | caption of an image > 0.3 > a guess | caption of an image
+routing 0:      routed, not balanced | ask the most asked expert > 0.2
+routing 0:      dense, as large as all experts | MFLOP of a token > routed | MFLOP of a token
+scaling 0:      512 | variance, dot > 460 > 1.1 > 512 | variance, scaled_dot > 0.9
+scaling 0:      512 | entropy, scaled_dot > 5.2 > 0.5 > 512 | entropy, dot
+scaling 0:      4 | slope, dot > 4 | slope, scaled_dot
+scaling 0:      512 | slope, scaled_dot > 512 | slope, dot
+scaling 1:      scaled_dot | entropy before training (bits) > 5 > 2
+scaling 1:      2 > dot | entropy before training (bits)
+senses 0:       MLP 2 | accuracy, unseen verb > 0.9 > embedding | accuracy, unseen verb
+senses 0:       0.51 > embedding | accuracy, unseen verb > 0.49
+senses 2:       0.9 > MLP 2 | accuracy, unseen verb
+values 0:       K and V | validation loss > 2
+"""
+
+
+def cell(rows, text):
+    """Return the number in a cell, without its error."""
+    row, _, column = text.partition(" | ")
+    if not column:
+        return float(text)
+    found, *_ = [each for each in rows if row in map(str, each.values())]
+    return float(str(found[column]).split()[0])
 
 
 @pytest.mark.parametrize("name", SMALL)
 def test_claims(name, small_experiment, monkeypatch):
+    """Catches an experiment that fails, has no picture, or does not find what it is about."""
+    pytest.importorskip("sklearn")
     settings, replaced = SMALL[name]
     for target, value in replaced.items():
         monkeypatch.setattr(f"experiments.{target}", value)
     report = small_experiment(importlib.import_module(f"experiments.{name}"), **settings)
-    import json
+    tables = [*report["tables"].values()]
+    claims = [claim.split(": ") for claim in CLAIMS.splitlines() if claim.startswith(f"{name} ")]
+    for where, claim in claims:
+        rows = tables[int(where.split()[1])]
+        sizes = [cell(rows, text.strip()) for text in claim.split(" > ")]
+        assert sizes == sorted(sizes, reverse=True) and len({*sizes}) == len(sizes), (claim, sizes)
 
-    with open(f"/tmp/exper_claims/{name}.json", "w") as f:
-        json.dump(report["tables"], f, indent=1)
+
+def test_documents(monkeypatch):
+    """Catches known sentences in the test, a second sentence that counts, a wrong label."""
+    monkeypatch.setattr(labelled, "TOPICS", TOPICS)
+    train, test = labelled.compose(made_sentences(), 80, 0)
+    assert len(train) == 80 and len(test) == 20
+    known, unknown = ({s for document, *_ in part for s in document} for part in (train, test))
+    assert not known & unknown
+    for document, label, place in train + test:
+        about = [n for n, text in enumerate(document) if {"widget", "socket"} & {*text.split()}]
+        assert [n for n in about if "returns" in document[n]] == [place]
+        assert [n for n in about if TOPICS[label] in document[n]] == [place]

@@ -1,7 +1,6 @@
 """Sentences: what is hidden, asked for and drawn, what stands in documents, and what probes see."""
 
 import collections
-import random
 
 import pytest
 import torch
@@ -63,32 +62,6 @@ def test_who_sees_a_later_word(sentences, name, first):
 
 
 # ---- Documents
-
-
-@pytest.fixture
-def made_sentences(monkeypatch):
-    """Senseless sentences: 400 about nothing, 60 about topics, 60 that return these, 20 others."""
-    monkeypatch.setattr(labelled, "TOPICS", {"windows": "widget", "network": "socket"})
-    chance = random.Random(0)
-    words = ["".join(chance.choices("aeioubdgklmnprst", k=6)) for _ in range(150)]
-    topics = ["widget", "socket"] * 30
-    endings = [""] * 400 + topics + [f"returns {word}" for word in topics] + ["returned"] * 20
-    return [" ".join([*chance.sample(words, 6), ending]) for ending in endings]
-
-
-def test_documents_are_what_they_say(made_sentences):
-    """Catches known sentences in the test, a second sentence that counts, a wrong label."""
-    train, test = labelled.compose(made_sentences, 80, 0)
-    assert len(train) == 80 and len(test) == 20
-    known, unknown = ({s for document, *_ in part for s in document} for part in (train, test))
-    assert not known & unknown
-    others = 0
-    for document, label, place in train + test:
-        about = [n for n, text in enumerate(document) if {"widget", "socket"} & {*text.split()}]
-        assert [n for n in about if "returns" in document[n]] == [place]
-        assert [n for n in about if labelled.TOPICS[label] in document[n]] == [place]
-        others += len(about) - 1
-    assert others > 30
 
 
 def test_docstrings(tmp_path, monkeypatch):

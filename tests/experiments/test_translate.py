@@ -3,7 +3,6 @@
 import gzip
 import itertools
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -31,21 +30,18 @@ def new_model(name):
 
 
 def test_agreement():
-    """Catches an article that does not agree, un after ne ... pas, a vowel without elision."""
-    genders = {one: gender for _, _, one, many, gender in grammar.NOUNS if one != many}
-    articles = {"ce": "m", "cet": "m", "cette": "f", "le": "m", "la": "f"}
-    checked = 0
-    for _, french in grammar.pairs(400, 1):
-        words = french.replace("'", "' ").split()
-        for word, after in zip(words, words[1:]):
-            if word in articles and after in genders:
-                assert genders[after] == articles[word], french
-                checked += 1
-            assert word not in grammar.BEFORE_VOWEL or after[0] not in "aeiouéh", french
-            assert (word, after) not in (("pas", "un"), ("pas", "une")), french
-        for place, word in enumerate(words):
-            assert word != "pas" or words[place - 2] in ("ne", "n'"), french
-    assert checked > 100
+    """Catches what does not agree, "un" after "ne ... pas", and a vowel without elision."""
+    right = {
+        "my neighbours are tired": "mes voisines sont fatiguées",
+        "some funny bees behind this happy man dance": "quelques abeilles drôles derrière"
+        " cet homme heureux dansent",
+        "every pretty cow that a funny neighbour finds does not wait": "chaque jolie vache"
+        " qu'une voisine drôle trouve n'attend pas",
+        "a bird does not like the funny friend": "un oiseau n'aime pas l'amie drôle",
+        "my funny bear is hungry since my doctor laughs": "mon ours drôle est affamé puisque"
+        " mon médecin rit",
+    }
+    assert right.items() <= dict(grammar.pairs(400, 1)).items()
 
 
 def test_train_and_test_are_apart():
@@ -72,8 +68,7 @@ def test_vocabulary():
     vocabulary = translation.learn_vocabulary([text for pair in PAIRS for text in pair], 700)
     for text in PAIRS[0]:
         numbers = vocabulary.encode(text)
-        assert numbers[-1] == END and max(numbers) < len(vocabulary)
-        assert vocabulary.decode([*numbers, 5]) == text
+        assert max(numbers) < len(vocabulary) and vocabulary.decode([*numbers, 5]) == text
     assert vocabulary.decode(vocabulary.encode("猫")) == ""
 
 
@@ -115,21 +110,19 @@ def test_padding_and_the_past(name):
 @torch.no_grad()
 @pytest.mark.parametrize("name", translate.MODELS)
 def test_searches(name):
-    """Catches a beam of 1 that is not greedy, a state of another beam, a beam that finds worse."""
+    """Catches a beam of 1 that is not greedy, and a state of another beam."""
     model = new_model(name)
     model.embed.weight[END] += 0.2  # so that some end early
     source, real = padded([torch.randint(1, 40, (n,)) for n in (3, 7, 5)])
-    scores = {}
     for beam in (1, 5):
-        tokens, scores[beam] = translation.search(model, source, real, beam)
+        tokens, scores = translation.search(model, source, real, beam)
         logits, _ = model.decode(shifted(tokens), model.encode(source, real))
         each = logits.log_softmax(-1).gather(2, tokens[..., None])[..., 0]
         own = (tokens == END).cumsum(1) - (tokens == END).int() == 0  # up to END
         means = (each * own).sum(1) / own.sum(1)
-        assert torch.allclose(means, scores[beam], atol=1e-4)
+        assert torch.allclose(means, scores, atol=1e-4)
         if beam == 1:
             assert torch.equal(logits.argmax(-1)[own], tokens[own])
-    assert scores[5].mean() >= scores[1].mean()
 
 
 def test_bahdanau_by_hand():
@@ -206,17 +199,16 @@ def test_length_normalization():
     """Catches a search that misses the translation with the best mean, or wants short ones."""
     torch.manual_seed(0)
     tables = torch.randn(20, 3, 3).log_softmax(-1)
-    found, means = translation.search(Table(), tables, None, 31, longest=4)
-    ends = [(*words, END) for n in range(4) for words in itertools.product((1, 2), repeat=n)]
-    every = [*ends, *itertools.product((1, 2), repeat=4)]
-    short = 0
-    for table, tokens, mean in zip(tables.tolist(), found.tolist(), means.tolist()):
-        sums = {row: sum(table[a][b] for a, b in zip((END, *row), row)) for row in every}
-        best = max(every, key=lambda row: sums[row] / len(row))
-        assert tuple(tokens[: len(best)]) == best and not any(tokens[len(best) :])
-        assert mean == pytest.approx(sums[best] / len(best), abs=1e-5)
-        short += len(max(sums, key=sums.get)) < len(best)
-    assert short > 5
+    found, _ = translation.search(Table(), tables, None, 31, longest=4)
+    every = [[*words, END] for n in range(4) for words in itertools.product((1, 2), repeat=n)]
+    every += map(list, itertools.product((1, 2), repeat=4))
+    for table, tokens in zip(tables, found.tolist()):
+
+        def mean(row):
+            return table[[END, *row[:-1]], row].mean()
+
+        best = max(every, key=mean)
+        assert tokens == best + [END] * (len(tokens) - len(best))
 
 
 def test_bleu():
@@ -229,32 +221,27 @@ def test_bleu():
 # ---- The experiment
 
 
-def test_attention_frees_from_one_vector(monkeypatch):
+def test_attention_frees_from_one_vector():
     """Catches a network without attention that sees the source, and attention that sees nothing."""
     rng = np.random.default_rng(0)
     rows = [np.append(rng.integers(1, 20, rng.integers(4, 13)), END) for _ in range(500)]
     config = translate.Settings(**TINY, learning_rate=1e-2, steps=100, patience=1)
-    fit, losses = trials.fit, {}
-
-    def keep(model, loss, *settings, **more):
-        fit(model, loss, *settings, **more)
-        losses[name] = loss(0).item()
-
-    monkeypatch.setattr(trials, "fit", keep)
+    found = {}
     for name in ("none", "dot"):  # words to copy
         torch.manual_seed(0)
         model = translate.MODELS[name](20, config)
         translate.train_model(model, name, config, [(row, row) for row in rows], 0)
-    assert losses["dot"] < 0.5 * losses["none"] and losses["none"] > 1, losses
+        target, real = padded(rows)
+        logits, _ = model.decode(shifted(target), model.encode(target, real))
+        found[name] = trials.accuracy(logits[real], target[real])
+    assert found["none"] < 0.7 < 0.9 < found["dot"], found
 
 
-def test_a_run(tmp_path, small_experiment, monkeypatch):
-    """Catches compressed files that cannot be read, and what cannot go to another process."""
+def test_a_run(tmp_path, small_experiment):
+    """Catches compressed files that cannot be read, and a model that is not the best."""
     english, french = zip(*sorted(PAIRS, key=lambda pair: len(pair[0]))[:60])
     (tmp_path / "en.gz").write_bytes(gzip.compress("\n".join(english).encode()))
     (tmp_path / "fr").write_text("\n".join(french), encoding="utf-8")
-    run = translate.run
-    monkeypatch.setattr(translate, "run", lambda *job: run(*pickle.loads(pickle.dumps(job))))
     report = small_experiment(
         translate,
         **TINY,
@@ -263,14 +250,11 @@ def test_a_run(tmp_path, small_experiment, monkeypatch):
         vocab_size=400,
         models="none,bahdanau,transformer2017",
         steps=2,
-        example="the cat sleeps",
         save=str(tmp_path / "saved"),
     )
-    (none,), *others = report["runs"].values()
-    assert none["alignment"][2] is None
-    for [found] in others:
+    for name, [found] in report["runs"].items():
         source, target, weights = found["alignment"]
-        assert np.shape(weights) == (len(target), len(source))
+        assert name == "none" or np.shape(weights) == (len(target), len(source))
     scores = {name: found["beam 2"] for name, [found] in report["runs"].items()}
     saved = json.loads((tmp_path / "saved" / "translator.json").read_text())["model"]
     assert scores[saved] == max(scores.values())
