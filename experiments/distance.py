@@ -121,7 +121,6 @@ def train(model, distances, steps):
 
 def run(name, config, seed):
     """Return {what: {distance: value}} of a layer."""
-    torch.manual_seed(seed)
     model = Model(name)
     before = gradients(model)
     mixed = train(model, DISTANCES, config.steps)

@@ -142,7 +142,6 @@ def run(name, config, sentences, seed):
         bayes = ComplementNB().fit(counts, y)
         return {ACCURACY: bayes.score(test_counts, test_y)}
 
-    torch.manual_seed(seed)
     model = Reader(V, *READERS[name])
 
     def loss(step):

@@ -53,13 +53,14 @@ class Captioner(nn.Module):
     looks: at the patches, or at their mean.
     """
 
-    def __init__(self, config, eye, looks):
+    config = replace(SHAPE, n_layer=1)
+
+    def __init__(self, eye, looks):
         super().__init__()
-        self.config = config
         self.looks = looks
-        self.wte = nn.Embedding(len(WORDS), config.n_embd)
-        self.stack = Stack(replace(config, n_layer=1), LookingBlock)
-        self.lm_head = nn.Linear(config.n_embd, len(WORDS), bias=False)
+        self.wte = nn.Embedding(len(WORDS), SHAPE.n_embd)
+        self.stack = Stack(self.config, LookingBlock)
+        self.lm_head = nn.Linear(SHAPE.n_embd, len(WORDS), bias=False)
         init_weights(self)
         self.eye = eye
 
@@ -88,7 +89,7 @@ def classify(train, test, steps):
     from sklearn.svm import SVC
 
     x, y = test
-    eye = Eye(SHAPE)
+    eye = Eye()
 
     def loss(x, y):
         return F.cross_entropy(eye.classify(x), y, label_smoothing=0.1)
@@ -106,7 +107,7 @@ def classify(train, test, steps):
 def caption(eye, looks, train, test, steps):
     """Return how often words of captions are right, and of some images: the words, the weights."""
     x, y = test
-    model = Captioner(SHAPE, eye, looks)
+    model = Captioner(eye, looks)
 
     def loss(x, y):
         words = digits.captions(x, y)
@@ -133,7 +134,6 @@ def caption(eye, looks, train, test, steps):
 
 def run(config, seed):
     """Return what classifiers and captioners find. Captioners begin with the classifier's eye."""
-    torch.manual_seed(seed)
     train, test = digits.images(seed)
     eye, *accuracies = classify(train, test, config.steps)
     digit = {}

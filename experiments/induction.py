@@ -85,7 +85,6 @@ def measure(model, ids, period):
 
 def run(n_layer, config, seed):
     """Train a GPT; return measurements at every EVERY-th step, and its maps after training."""
-    torch.manual_seed(seed)
     model = trials.new_gpt(
         block_size=T,
         vocab_size=VOCAB,

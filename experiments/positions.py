@@ -62,14 +62,13 @@ def span_ends():
 
 def run(kind, config, seed):
     """Train a GPT; return its mean losses at positions of texts LONGER times as long."""
-    torch.manual_seed(seed)
-    data = trials.load_text()
     settings = MODERN | KINDS[kind]
     model = trials.new_gpt(block_size=LONGER * T, n_head=H, n_embd=64, **settings)
-    trials.fit_text(model, data.train, T, config, seed, 3e-3)
+    trials.fit_text(model, T, config, seed, 3e-3)
+    text = trials.load_text().val
     losses = []
     for n in range(12):
-        x, y = trials.random_batch(data.val, 8, LONGER * T, n)
+        x, y = trials.random_batch(text, 8, LONGER * T, n)
         with torch.no_grad():
             logits, _ = model(x, y)
         loss = F.cross_entropy(logits.mT, y, reduction="none")

@@ -138,7 +138,6 @@ def summary(weights, wanted, other):
 
 def run(name, config, example, seed):
     """Train a model; return its measurements, and its weights in the example, a pair of texts."""
-    torch.manual_seed(seed)
     train = ambiguity.pronouns(SENTENCES, seed)
     test = ambiguity.pronouns(TESTED, seed, tested=True)
     numbers = ambiguity.number_words([*train, *test, example])

@@ -48,11 +48,11 @@ SHOWN = 4  # images in the picture
 class Answerer(nn.Module):
     """Scores of "yes" (B,) for questions (B, T), each about one of the images. Zeros are blank."""
 
-    def __init__(self, config, eye, image, question, patches):
+    def __init__(self, eye, image, question, patches):
         super().__init__()
         self.has = image, question, patches
-        self.reader = Reader(config, ASKING, LookingBlock)
-        self.head = nn.Linear(config.n_embd, 1)
+        self.reader = Reader(ASKING, LookingBlock)
+        self.head = nn.Linear(SHAPE.n_embd, 1)
         self.eye = eye
 
     def forward(self, images, rows, questions):
@@ -84,7 +84,7 @@ def ask(x, y, count):
 
 def answer(name, eye, train, test, steps):
     """Return how often a model is right in each kind of question, and where it looks."""
-    model = Answerer(SHAPE, eye, *ANSWERERS[name])
+    model = Answerer(eye, *ANSWERERS[name])
     words = digits.encode(QUESTIONS, ASKING)
 
     def loss(x, y):
@@ -119,7 +119,6 @@ def answer(name, eye, train, test, steps):
 
 def run(config, seed):
     """Return what each answerer finds. All begin with the eye of the same pair."""
-    torch.manual_seed(seed)
     train, test = digits.images(seed)
     pair = trained_pair(*train, config.steps)
     found = {}

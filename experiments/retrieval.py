@@ -33,7 +33,6 @@ def share_right(scores, right):
 
 def run(config, seed):
     """Return how often a pair finds what belongs together, the same for a guess, and captions."""
-    torch.manual_seed(seed)
     train, (x, y) = digits.images(seed)
     pair = trained_pair(*train, config.steps)
     captions = digits.captions(x, y)

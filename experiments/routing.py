@@ -117,7 +117,6 @@ def new_model(kind, attention="fused"):
 
 def run(kind, config, seed):
     """Return a model's loss and, of each routed layer, the load of its experts."""
-    torch.manual_seed(seed)
     data = trials.load_text()
     model, routed = new_model(kind)
     _, balance = KINDS[kind]

@@ -78,8 +78,7 @@ def run(kind, config, seed):
     x, _ = trials.random_batch(data.val, 1, T, seed)
     maps, _ = inspection.attention_maps(model, x[0], attention_weights)
     of_last_token = inspection.entropy(maps[0])[:, -1]  # it sees all
-    trials.fit_text(model, data.train, T, config, seed, 2e-3)
-    loss = trials.text_loss(model, data.val, T)
+    loss = trials.fit_text(model, T, config, seed, 2e-3)
     return {"loss": loss, "entropy": of_last_token.mean().item()}
 
 

@@ -29,12 +29,13 @@ SHAPE = GPTConfig(
 class Eye(nn.Module):
     """A vision transformer: images (B, 8, 8) -> what it sees in each patch (B, PATCHES, C)."""
 
-    def __init__(self, config):
+    config = SHAPE
+
+    def __init__(self):
         super().__init__()
-        self.config = config
-        self.patch = nn.Linear(PATCH**2, config.n_embd)
-        self.stack = Stack(replace(config, visible="full"))
-        self.head = nn.Linear(config.n_embd, len(DIGITS))
+        self.patch = nn.Linear(PATCH**2, SHAPE.n_embd)
+        self.stack = Stack(replace(SHAPE, visible="full"))
+        self.head = nn.Linear(SHAPE.n_embd, len(DIGITS))
         init_weights(self)
         # As large as the patches, to tell where they were.
         nn.init.normal_(self.stack.wpe.weight)

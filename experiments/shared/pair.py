@@ -22,11 +22,12 @@ class Reader(nn.Module):
     A block that looks takes a memory as well.
     """
 
-    def __init__(self, config, words, block):
+    config = replace(SHAPE, visible="full", n_layer=1)
+
+    def __init__(self, words, block):
         super().__init__()
-        self.config = config
-        self.wte = nn.Embedding(len(words), config.n_embd)
-        self.stack = Stack(replace(config, visible="full", n_layer=1), block)
+        self.wte = nn.Embedding(len(words), SHAPE.n_embd)
+        self.stack = Stack(self.config, block)
         init_weights(self)
         nn.init.normal_(self.wte.weight)
         nn.init.normal_(self.stack.wpe.weight)
@@ -38,10 +39,10 @@ class Reader(nn.Module):
 class Pair(nn.Module):
     """Vectors (B, C) of length 1 for images and for captions."""
 
-    def __init__(self, config):
+    def __init__(self):
         super().__init__()
-        self.eye = Eye(config)
-        self.reader = Reader(config, WORDS, Block)
+        self.eye = Eye()
+        self.reader = Reader(WORDS, Block)
         self.log_scale = nn.Parameter(torch.tensor(1 / 0.07).log())  # of 1 / temperature
 
     def see(self, images):
@@ -67,7 +68,7 @@ def contrastive_loss(images, captions, scale):
 
 def trained_pair(x, y, steps):
     """Return a Pair that has learned from images x, which show digits y, and their captions."""
-    model = Pair(SHAPE)
+    model = Pair()
 
     def loss(x, y):
         captions = digits.captions(x, y)

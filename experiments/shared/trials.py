@@ -99,18 +99,24 @@ def run_jobs(function, jobs):
             raise ValueError("a run was killed: perhaps the machine lacks memory for it") from None
 
 
+def seeded(function, *job):
+    """Call a run after the seed, its last argument, has been given to PyTorch too."""
+    torch.manual_seed(job[-1])
+    return function(*job)
+
+
 def run_seeds(function, kinds, config, *data):
     """Return {kind: [function(kind, config, *data, seed) for each seed]}, computed by run_jobs."""
     seeds = range(config.seeds)
-    jobs = [(kind, config, *data, seed) for kind in kinds for seed in seeds]
-    results = iter(run_jobs(function, jobs))
+    jobs = [(function, kind, config, *data, seed) for kind in kinds for seed in seeds]
+    results = iter(run_jobs(seeded, jobs))
     return {kind: [next(results) for _ in seeds] for kind in kinds}
 
 
 def run_together(function, config):
     """Return the same of a function that runs all kinds: {kind: what a seed found}."""
-    jobs = [(config, seed) for seed in range(config.seeds)]
-    return by_kind(run_jobs(function, jobs))
+    jobs = [(function, config, seed) for seed in range(config.seeds)]
+    return by_kind(run_jobs(seeded, jobs))
 
 
 def by_kind(runs):
@@ -190,14 +196,16 @@ def random_batch(tokens, batch_size, T, *seed):
     return dataset.random_batch(tokens, batch_size, T, generator)
 
 
-def fit_text(model, tokens, T, config, seed, learning_rate, batch_size=16):
-    """Train a GPT on windows of T tokens, as fit() does."""
+def fit_text(model, T, config, seed, learning_rate, batch_size=16):
+    """Train a GPT on windows of T tokens, as fit() does; return its loss in others."""
+    data = load_text()
 
     def loss(step):
-        x, y = random_batch(tokens, batch_size, T, seed, step)
+        x, y = random_batch(data.train, batch_size, T, seed, step)
         return model(x, y, only_loss=True)[1]
 
     fit(model, loss, config.steps, learning_rate)
+    return text_loss(model, data.val, T)
 
 
 @torch.no_grad()

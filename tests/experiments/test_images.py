@@ -6,14 +6,14 @@ import torch
 from experiments import convolution
 from experiments.shared import digits
 from experiments.shared.digits import QUESTIONS
-from experiments.shared.eye import SHAPE, Eye
+from experiments.shared.eye import Eye
 from experiments.shared.pair import contrastive_loss
 
 
 def test_each_patch_sees_all():
     """Catches a causal mask, and patches in another order than they are drawn."""
     torch.manual_seed(0)
-    eye = Eye(SHAPE)
+    eye = Eye()
     for block in eye.stack.h:
         torch.nn.init.normal_(block.attn.c_proj.weight, std=0.1)  # it begins with zeros
     one = torch.rand(1, 8, 8)
@@ -39,7 +39,7 @@ def test_splits(monkeypatch):
 
 def test_models_of_equal_size():
     """Catches a model that is better because it is larger."""
-    models = [make() for make in convolution.MODELS.values()]
+    models = [make() for make, *_ in convolution.KINDS.values()]
     sizes = [sum(p.numel() for p in model.parameters()) for model in models]
     assert max(sizes) < 1.05 * min(sizes)
 

@@ -14,7 +14,7 @@ from experiments.shared import trials
 
 def power(base, config, seed):
     time.sleep(0.3 * (seed == 0))
-    return base**seed, os.getpid(), torch.get_num_threads()
+    return base**seed, os.getpid(), torch.get_num_threads(), torch.initial_seed() == seed
 
 
 def fails(seed, folder):
@@ -29,12 +29,12 @@ def killed():
 
 
 def test_runs_in_processes():
-    """Catches results in the order of their end, runs in this process, threads that compete."""
+    """Catches results in the order of their end, runs in this process or without their seed."""
     runs = trials.run_seeds(power, [2, 3], trials.Settings(seeds=3))
-    values = {base: [value for value, *_ in found] for base, found in runs.items()}
-    assert values == {2: [1, 2, 4], 3: [1, 3, 9]}
-    for _, process, threads in runs[2] + runs[3]:
-        assert process != os.getpid() and threads == 1
+    for base, found in runs.items():
+        values, processes, *threads_and_seeds = zip(*found)
+        assert values == (1, base, base**2) and os.getpid() not in processes
+        assert threads_and_seeds == [(1, 1, 1), (True, True, True)]
 
 
 def test_runs_that_fail(tmp_path):
