@@ -78,7 +78,6 @@ def test_seconds_alone():
     [
         ("scaling --seeds=0", "seeds=0 must be at least 1"),
         ("translate --models=none,luong", "models='luong' is unknown"),
-        ("questions --steps=0", "steps=0 must be at least 1"),
     ],
 )
 def test_bad_settings(flags, message):
