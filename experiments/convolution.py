@@ -86,8 +86,8 @@ def run(kind, config, seed):
 
 def main(config):
     runs = trials.run_seeds(run, KINDS, config)
-    curves = trials.make_curves(runs, ACCURACY)
-    tables = {ACCURACY: trials.curve_table("images", curves)}
+    curves = trials.select(runs, ACCURACY)
+    tables = {ACCURACY: trials.make_table("images", curves)}
     figure, panel = trials.make_figure(6, 3.8)
     trials.draw_curves(panel, ACCURACY, "images to train on", curves)
     panel.legend()

@@ -135,8 +135,8 @@ def main(config):
     figure, panels = trials.make_figure(16, 3.8, 1, 4)
     tables = {}
     for panel, what in zip(panels, (BEFORE, AFTER, MIXED, ALONE)):
-        curves = trials.make_curves(runs, what)
-        tables[what] = trials.curve_table("steps between", curves)
+        curves = trials.select(runs, what)
+        tables[what] = trials.make_table("steps between", curves)
         trials.draw_curves(panel, what, "steps between", curves)
     panel.legend()
     trials.write_result("distance", config, tables, figure, runs=runs)

@@ -159,7 +159,7 @@ def draw(found):
     for panel, (what, title) in zip(panels, TITLES.items()):
         curves = {}
         for name, values in found.items():
-            curves[name] = dict(zip(LENGTHS, zip(values[what])))  # one value of each
+            curves[name] = [dict(zip(LENGTHS, values[what]))]
         trials.draw_curves(panel, title, "length n", curves)
         panel.set_yscale("log")
     panel.legend()

@@ -103,27 +103,28 @@ MEASURED = {
 
 
 def costs(repeats):
-    """Measure all in turns; return {what: {name: {length: values}}}."""
-    found = {}
+    """Measure all in turns; return [{what: {name: {length: value}}} for each repeat]."""
+    rounds = []
     for _ in range(repeats):
+        found = {what: {name: {} for name in names} for what, (*_, names) in MEASURED.items()}
         for what, (make, measure, names) in MEASURED.items():
-            by_name = found.setdefault(what, {name: {} for name in names})
             for n, name in itertools.product(LENGTHS[names], names):
-                value = measure(make(name, n))
-                by_name[name].setdefault(n, []).append(value)
-    return found
+                found[what][name][n] = measure(make(name, n))
+        rounds.append(found)
+    return rounds
 
 
 def main(config):
-    [found] = trials.run_jobs(costs, [(config.seeds,)])
-    figure, panels = trials.make_figure(17, 3.8, 1, len(found))
+    [rounds] = trials.run_jobs(costs, [(config.seeds,)])
+    figure, panels = trials.make_figure(17, 3.8, 1, len(MEASURED))
     tables = {}
-    for panel, (what, curves) in zip(panels, found.items()):
-        tables[what] = trials.curve_table("length", curves)
+    for panel, (what, found) in zip(panels, trials.by_kind(rounds).items()):
+        curves = trials.by_kind(found)
+        tables[what] = trials.make_table("length", curves)
         trials.draw_curves(panel, what, "length", curves)
         panel.set_yscale("log")
         panel.legend()
-    trials.write_result("parallel", config, tables, figure, costs=found)
+    trials.write_result("parallel", config, tables, figure, costs=rounds)
 
 
 if __name__ == "__main__":

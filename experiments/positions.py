@@ -89,11 +89,11 @@ def draw(runs):
     figure, panel = trials.make_figure(6, 3.8)
     curves = {}
     for kind, found in runs.items():
-        spans = zip(*[run["spans"] for run in found])
-        curves[kind] = dict(zip(span_ends(), spans))
-    title = f"validation loss (nats per byte) in texts of {LONGER}T bytes"
+        curves[kind] = [dict(zip(span_ends(), run["spans"])) for run in found]
+    title = f"in texts of {LONGER}T bytes"
     trials.draw_curves(panel, title, f"up to this position (dotted: T = {T})", curves)
     panel.axvline(T, color="grey", linestyle=":")
+    panel.set_ylabel("validation loss (nats per byte)")
     panel.legend()
     return figure
 

@@ -184,7 +184,7 @@ def main(config):
     tables = {"pronouns that are right; a guess: 0.5": trials.make_table("model", runs)}
     for query in RELATIONS:
         looking = {name: found for name, found in runs.items() if query in found[0]}
-        weights = {name: [run[query] for run in found] for name, found in looking.items()}
+        weights = trials.select(looking, query)
         title = f"weights from {query}, of the head that most prefers the first word, and of all"
         tables[title] = trials.make_table("model", weights)
     trials.write_result("pronouns", config, tables, draw(example, runs), runs=runs)

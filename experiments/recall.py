@@ -135,8 +135,7 @@ def draw(runs):
     figure, panel = trials.make_figure(6, 3.8)
     curves = {}
     for name, found in runs.items():
-        shares = trials.by_kind(found)
-        curves[name] = dict(zip(PAIRS, shares.values()))
+        curves[name] = [dict(zip(PAIRS, run.values())) for run in found]
     trials.draw_curves(panel, "share of right answers", "pairs of a key and a value", curves)
     panel.set_ylim(0, 1.03)
     panel.legend()

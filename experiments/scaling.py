@@ -86,7 +86,9 @@ def draw(numbers):
     """Draw the numbers about softmax against D."""
     figure, panels = trials.make_figure(10, 3.4, 1, 3)
     for panel, (what, title) in zip(panels, TITLES.items()):
-        curves = {name: {row["D"]: [row[f"{what}, {name}"]] for row in numbers} for name in SCORES}
+        curves = {}
+        for score in SCORES:
+            curves[score] = [{row["D"]: row[f"{what}, {score}"] for row in numbers}]
         trials.draw_curves(panel, title, "D", curves)
     variance, _, slope = panels
     variance.set_yscale("log")

@@ -237,10 +237,14 @@ def mean_and_error(values):
     return means, values.std(-1, ddof=1) / math.sqrt(seeds)
 
 
+def select(runs, what):
+    """Return {kind: `what` of each seed}."""
+    return {kind: [run[what] for run in found] for kind, found in runs.items()}
+
+
 def means_of(runs, what):
     """Return the mean of `what` for each kind of runs, and the standard errors."""
-    values = [[run[what] for run in found] for found in runs.values()]
-    return mean_and_error(values)
+    return mean_and_error([*select(runs, what).values()])
 
 
 def plus_minus(values, digits=3):
@@ -258,27 +262,7 @@ def make_table(label, runs, digits=3):
         for title, value in found[0].items():
             if isinstance(value, float):
                 values = [run[title] for run in found]
-                row[title] = plus_minus(values, digits)
-        rows.append(row)
-    return rows
-
-
-def make_curves(runs, what):
-    """Return {kind: {x: values of all seeds}} of runs whose `what` is {x: value}."""
-    curves = {}
-    for kind, found in runs.items():
-        own = [run[what] for run in found]
-        curves[kind] = by_kind(own)
-    return curves
-
-
-def curve_table(label, curves):
-    """Return a row for each kind: its name, and plus_minus for each x."""
-    rows = []
-    for kind, points in curves.items():
-        row = {label: kind}
-        for x, values in points.items():
-            row[str(x)] = plus_minus(values)
+                row[str(title)] = plus_minus(values, digits)
         rows.append(row)
     return rows
 
@@ -292,9 +276,10 @@ def make_figure(width, height, rows=1, columns=1, **layout):
     return figure, figure.subplots(rows, columns, **layout)
 
 
-def draw_curves(panel, title, label, curves):
-    """Draw the means of each kind with their errors, over a logarithmic x-axis."""
-    for kind, points in curves.items():
+def draw_curves(panel, title, label, runs):
+    """Draw the means of runs {x: value} with their errors, over a logarithmic x-axis."""
+    for kind, found in runs.items():
+        points = by_kind(found)
         means, errors = mean_and_error([*points.values()])
         panel.errorbar([*points], means, errors, fmt="o-", label=kind)
     panel.set(title=title, xscale="log", xlabel=label)
