@@ -117,7 +117,7 @@ scaling 1:      scaled_dot | entropy before training (bits) > 5 > 2
 scaling 1:      2 > dot | entropy before training (bits)
 senses 0:       MLP 2 | accuracy, unseen verb > 0.9 > embedding | accuracy, unseen verb
 senses 0:       0.51 > embedding | accuracy, unseen verb > 0.49
-senses 2:       0.9 > MLP 2 | accuracy, unseen verb
+senses 2:       0.6 > MLP 2 | accuracy, unseen verb
 values 0:       K and V | validation loss > 2
 values 0:       131073 > K and V | parameters > 131071 > K = V, fewer parameters | parameters
 values 0:       131073 > V half as wide | parameters > 131071
