@@ -181,3 +181,15 @@ def test_examples():
     assert {*collections.Counter(example[1:] for example in train).values()} == {50}
     verbs = [{tuple(text.split()[2:4]) for text, *_ in found} for found in (train, test)]
     assert not verbs[0] & verbs[1] and len(verbs[1]) > 50
+
+
+@torch.no_grad()
+def test_states():
+    """Catches states of another word, and of another stage."""
+    model = senses.new_gpt(9).eval()
+    ids = torch.randint(9, (3, 6))
+    place = torch.tensor([1, 3, 5])
+    rows = torch.arange(3)
+    embedding, *_, last = senses.states(model, ids, place)
+    assert torch.equal(embedding, model.transformer.wte(ids)[rows, place])
+    assert torch.allclose(model.transformer.ln_f(last), model.hidden(ids)[rows, place], atol=1e-6)
