@@ -30,14 +30,15 @@ def new_model(name):
 def test_agreement():
     """Catches what does not agree, "un" after "ne ... pas", and a vowel without elision."""
     right = {
-        "my neighbours are tired": "mes voisines sont fatiguées",
         "some funny bees behind this happy man dance": "quelques abeilles drôles derrière"
         " cet homme heureux dansent",
         "every pretty cow that a funny neighbour finds does not wait": "chaque jolie vache"
         " qu'une voisine drôle trouve n'attend pas",
         "a bird does not like the funny friend": "un oiseau n'aime pas l'amie drôle",
-        "my funny bear is hungry since my doctor laughs": "mon ours drôle est affamé puisque"
-        " mon médecin rit",
+        "my man that is not green does not look for a neighbour": "mon homme qui n'est pas vert"
+        " ne cherche pas de voisine",
+        "a lion dances or the young hungry singers do not laugh": "un lion danse ou"
+        " les jeunes chanteuses affamées ne rient pas",
     }
     assert right.items() <= dict(grammar.pairs(400, 1)).items()
 
