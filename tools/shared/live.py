@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import re
 
 import torch
 
@@ -85,10 +84,10 @@ def describe_content(content):
     if content["normalizer"] is None:
         if kind == "WordLevel" and [part["type"] for part in cuts] == ["WhitespaceSplit"]:
             return {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}
-        if kind == "BPE" and (pattern := pattern_of(cuts)):
+        if kind == "BPE" and (pattern := javascript(pattern_of(cuts))):
             merges = [merge(pair) for pair in model["merges"]]
             whole = model.get("ignore_merges", False)
-            return {"kind": "bpe", "pattern": javascript(pattern), "merges": merges, "whole": whole}
+            return {"kind": "bpe", "pattern": pattern, "merges": merges, "whole": whole}
     raise ValueError(f"a live page cannot cut a text as this tokenizer ({kind}) does")
 
 
@@ -111,20 +110,12 @@ def merge(pair):
 
 
 def javascript(pattern):
-    """A pattern as JavaScript knows it: it has no atomic groups, and many browsers no (?i:...).
+    """GPT-2's pattern or that of data/ as JavaScript knows it; None for another one.
 
-    In the patterns known here, nothing follows what is atomic or possessive that would make it
-    give back a character.
+    It has no atomic groups or possessive +, and many browsers no (?i:...). Nothing follows what is
+    atomic or possessive in these two that would make it give back a character.
     """
-
-    def both_cases(group):
-        found = ""
-        for part in re.split(r"(\[.*?\])", group[1]):
-            if part.startswith("["):
-                found += part[:-1] + part[1:].upper()
-            else:
-                found += re.sub("[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", part)
-        return f"(?:{found})"
-
-    pattern = re.sub(r"\(\?i:(.*?)\)", both_cases, pattern.replace("(?>", "(?:"))
-    return re.sub(r"([+*?]|\d\})\+", r"\1", pattern)
+    if pattern not in (tokenizers.PATTERN, tokenizers.GPT2_PATTERN):
+        return None
+    pattern = pattern.replace("(?i:[sdmt]|ll|ve|re)", "(?:[sdmtSDMT]|[lL]{2}|[vV][eE]|[rR][eE])")
+    return pattern.replace("(?>", "(?:").replace("++", "+")
