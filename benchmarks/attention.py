@@ -20,13 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from attention import ATTENTION, FEATURE, fused, linear
 from engine.common.device import pick_device
 from engine.common.errors import one_line_errors
-from engine.common.hardware import (
-    machine_report,
-    measure_seconds,
-    memory_bytes,
-    peak_bytes,
-    time_interleaved,
-)
+from engine.common.hardware import machine_report, measure_seconds, memory_bytes, peak_bytes
 from engine.common.settings import parse_settings
 from masks import VISIBLE, sliding_window
 from tools.shared import benchmark
@@ -121,7 +115,7 @@ def compare_paths(config, device):
     rows = []
     for (name, path), T in zip(shortcuts.items(), config.lengths()[-2:]):
         calls = [call_of(function, config, device, T) for function in (fused, path)]
-        rounds = time_interleaved(calls, ROUNDS, device)
+        _, rounds = benchmark.time_rounds(calls, ROUNDS, device)
         ratios = [slow / fast for slow, fast in rounds]
         row = {"what": f"time of fused / {name}, T = {T}", "ratio": statistics.median(ratios)}
         rows.append(row | {"lowest": min(ratios), "highest": max(ratios)})

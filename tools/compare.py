@@ -130,22 +130,19 @@ def version_of(config):
 def result_path(config, version, flags, seed):
     """The file for the result of one run."""
     about = [version, config.preset, config.flags, flags, config.device, seed]
-    content = json.dumps(about).encode()
-    name = sha256_of([content])[:16]
+    name = sha256_of([json.dumps(about).encode()])[:16]
     return Path(config.out_dir, "runs", f"{name}.json")
 
 
 def train(config, flags, seed, folder):
     """Run train.py once: its last validation loss (None if it diverged) and seconds."""
-    command = [sys.executable, "train.py", config.preset, *shlex.split(f"{config.flags} {flags}")]
-    command += ["--draw_loss=False", f"--device={config.device}"]
-    command += [f"--seed={seed}", f"--out_dir={folder.absolute()}"]
+    words = [config.preset, *shlex.split(f"{config.flags} {flags}")]
+    words += [f"--device={config.device}", f"--seed={seed}"]
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     result = {"val_loss": None, "seconds": None}
     try:
-        result["seconds"], _ = benchmark.run_timed(command)
-        last = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
-        result["val_loss"] = json.loads(last)["val_loss"]
+        last, _ = benchmark.run_train(words, folder.absolute())
+        result = {name: last[name] for name in result}
     except ValueError as error:
         if ": stopped, " not in str(error):
             raise

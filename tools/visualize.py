@@ -155,7 +155,7 @@ def alignments(folder, text):
         source, target, weights = translation.alignment(model, vocabulary, sentence, BEAM)
         if weights is None:
             raise ValueError(f"the translator in {folder} has no attention to show")
-        weights = [rounded(row, 3) for row in torch.tensor(weights)]
+        weights = rounded(torch.tensor(weights), 3)
         found.append({"source": source, "target": target, "weights": weights})
     return found
 
@@ -194,8 +194,8 @@ def describe(tokenizer, ids, maps, logits):
     probabilities = logits.float().softmax(-1)[:, : tokenizer.vocab_size]
     best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
     expected = []
-    for row, values in zip(candidates.tolist(), best):
-        expected.append([*zip(row, map(piece, row), rounded(values, 4))])
+    for row, values in zip(candidates.tolist(), rounded(best, 4)):
+        expected.append([*zip(row, map(piece, row), values)])
     losses = F.cross_entropy(logits[:-1].float(), ids[1:], reduction="none")
     return {
         "pieces": [piece(token) for token in ids.tolist()],
@@ -206,8 +206,8 @@ def describe(tokenizer, ids, maps, logits):
 
 
 def rounded(values, digits):
-    """A tensor (N,) as a list of numbers with this number of digits after the point."""
-    return [round(value, digits) for value in values.tolist()]
+    """A tensor as lists of numbers with this number of digits after the point."""
+    return values.double().round(decimals=digits).tolist()
 
 
 def as_bytes(weights):

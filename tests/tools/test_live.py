@@ -85,14 +85,6 @@ def words():
     return tokenizers.tokenizer_from_spec({"kind": "tokenizers", "content": content})
 
 
-def published():
-    """A learned BPE as others publish it."""
-    content = tokenizers.create_tokenizer("bpe:300", [POEM]).tokenizer_json
-    content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False}
-    content["pre_tokenizer"] |= {"use_regex": True, "trim_offsets": False}
-    return tokenizers.tokenizer_from_spec({"kind": "tokenizers", "content": content})
-
-
 TEXTS = [
     "it's  DON'T 1234 tyger, the the\n\n  tyger!\t",
     'a </script> "שלום" 😀 猫は½ e\u0301 \u200b\ufffd\ufeff ',
@@ -103,7 +95,6 @@ TOKENIZERS = {
     "byte": lambda: tokenizers.create_tokenizer("byte"),
     "char": lambda: tokenizers.create_tokenizer("char", TEXTS),
     "bpe": lambda: tokenizers.create_tokenizer("bpe:320", [POEM * 3]),
-    "published": published,
     "words": words,
 }
 
