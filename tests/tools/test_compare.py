@@ -7,7 +7,7 @@ import pytest
 import train
 from engine.text import dataset
 from tools import compare
-from tools.compare import judge, main, read_arguments, read_changes
+from tools.compare import judge, main, read_arguments
 
 TINY = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=2, max_iters=4, eval_iters=2)
 
@@ -142,9 +142,3 @@ def test_bad_input(more, message, preset):
     """Catches bad input that is found after hours."""
     with pytest.raises(ValueError, match=message):
         main(arguments(preset, *more))
-
-
-def test_the_list_of_ablations():
-    """Catches a change in benchmarks/ablations.toml that cannot be read, or has no settings."""
-    changes = [*read_changes(read_arguments(["--changes=benchmarks/ablations.toml"])).values()]
-    assert len(changes) > 20 and all(flags.startswith("--") for flags in changes[1:])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import complaint, output_of, run_here
+from conftest import output_of
 
 from attention import ATTENTION, causal, fused
 from tools.shared import machine_check
@@ -59,10 +59,3 @@ def test_a_wrong_machine(mistake, dtypes, part, monkeypatch, capsys):
     assert all(line.startswith("wrong in ") for line in lines)
     assert "THIS MACHINE IS WRONG" in printed and any(part in line for line in lines), printed
     assert {line.split(",")[0].removeprefix("wrong in ") for line in lines} == dtypes
-
-
-def test_no_such_device():
-    """Catches a device that is not there and becomes a traceback."""
-    line = complaint(run_here("attention.py", "--device=cuda", CUDA_VISIBLE_DEVICES=""))
-    assert "device=cuda is not available" in line
-    assert "device=tpu3 is unknown" in complaint(run_here("attention.py", "--device=tpu3"))
