@@ -75,7 +75,7 @@ def call_of(path, config, device, T):
 def half_memory(device):
     """Bytes that a measurement may take: half of what the device has. ValueError on Windows."""
     nbytes = memory_bytes(device)
-    if not nbytes:
+    if nbytes is None:
         raise ValueError("Windows does not say how much memory it has: use Linux, macOS or a GPU")
     return nbytes / 2
 

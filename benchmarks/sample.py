@@ -128,11 +128,9 @@ def write_texts(config, model, peer, texts, gb_per_s):
             size, seconds = steps[who]
             step = statistics.median(seconds[1:])
             speed = size / step / 1e9
-            row |= {
-                "step, ms": step * 1e3,
-                "weights, GB/s": speed,
-                "of bandwidth": speed / gb_per_s,
-            }
+            row["step, ms"] = step * 1e3
+            row["weights, GB/s"] = speed
+            row["of bandwidth"] = speed / gb_per_s
         rows[who] = row
     return rows
 
@@ -151,8 +149,8 @@ def prepare(model, weights):
     if weights != "int8":
         return prepare_for_inference(model, getattr(torch, weights))
     # int8 leaves other tensors as they are.
-    on_gpu = model.transformer.wte.weight.is_cuda
-    dtype = half_dtype(model.transformer.wte.weight.device) if on_gpu else "float32"
+    device = model.transformer.wte.weight.device
+    dtype = half_dtype(device) if device.type == "cuda" else "float32"
     return prepare_for_inference(model, getattr(torch, dtype), "int8")
 
 
@@ -175,10 +173,11 @@ def our_writer(model, prompts, tokens, compiled, seconds):
 
 def whole_processes(config, model, peer, shape, device):
     """Seconds of processes that start, load the model and write all texts: {who: row}."""
-    is_gpt2 = shape["vocab_size"] > 50_000
     words = tokenizer.CharTokenizer(map(chr, range(10, 75)))
-    if is_gpt2:
+    data = {"dataset": "shakespeare_char"}
+    if shape["vocab_size"] > words.vocab_size:
         words = tokenizer.create_tokenizer("gpt2")
+        data = {}
 
     def run_sample(samples, length, *flags, cwd=benchmark.ROOT):
         command = [sys.executable, "sample.py", f"--out_dir={out}", f"--device={device}"]
@@ -198,7 +197,7 @@ def whole_processes(config, model, peer, shape, device):
                 p.data[words.vocab_size :] = 0  # it cannot decode ids that pad its vocabulary
             theirs = {"model": peer.state_dict()}
             theirs["model_args"] = {**shape, "bias": True, "dropout": 0.0}
-            theirs["config"] = {} if is_gpt2 else {"dataset": "shakespeare_char"}
+            theirs["config"] = data
             torch.save(theirs, Path(out, "ckpt.pt"))
             start = run_sample(1, 1, "--dtype=float32", cwd=config.nanogpt)
             one = run_sample(1, config.length, "--dtype=float32", cwd=config.nanogpt)

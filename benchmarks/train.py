@@ -108,8 +108,11 @@ def run_nanogpt(config, device, folder):
 
 def curve_of(lines):
     """(second, loss) of each printed line that has a validation loss, ours or nanoGPT's."""
-    found = [(second, re.search(r"val(?:idation)? loss ([\d.]+)", line)) for second, line in lines]
-    return [(second, float(match[1])) for second, match in found if match]
+    curve = []
+    for second, line in lines:
+        if match := re.search(r"val(?:idation)? loss ([\d.]+)", line):
+            curve.append((second, float(match[1])))
+    return curve
 
 
 def compare_steps(config, shape, device, gflops):

@@ -17,6 +17,7 @@ from engine.common.files import atomic_write, shell_quote
 from engine.common.hardware import machine_line, measure_seconds
 from engine.common.settings import read_preset
 from engine.common.tables import format_table
+from engine.weights.families import LLAMA
 from model import MODERN, GPTConfig
 
 ROOT = Path(__file__).parents[2]
@@ -28,10 +29,9 @@ NANOGPT = {  # nanoGPT's shapes: its command for a CPU, its shakespeare_char, GP
 }
 # Llama 2's smallest.
 SIZES_7B = dict(block_size=2048, n_layer=32, n_head=32, n_embd=4096, vocab_size=32000)
-LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False, tie_weights=False)
 SHAPES = {name: dict(mlp="gelu", **sizes) for name, sizes in NANOGPT.items()} | {
     "modern_124m": MODERN | dict(optimizer="muon") | read_preset(f"{ROOT}/config/modern_124m.toml"),
-    "llama_7b": dict(mlp_size=11008, **SIZES_7B, **LLAMA),
+    "llama_7b": LLAMA.always | SIZES_7B | dict(mlp_size=11008, tie_weights=False),
 }
 
 

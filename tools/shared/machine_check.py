@@ -123,8 +123,8 @@ def check_machine(device):
     print(format_table(rows))
     wrong = {}  # the first part of each case
     for name, dtype, label, part, error, limit in found:
+        case = f"{name} in {name_of(dtype)}, {label}"
         if error > limit:
-            case = f"{name} in {name_of(dtype)}, {label}"
             wrong.setdefault(case, f"{case}: {part}: {error:.1e} of {limit:.1e}")
     for line in [*wrong.values()][:20]:
         print(line)
