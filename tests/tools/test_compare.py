@@ -85,11 +85,13 @@ def test_each_run_once(preset, new_runs):
 
 def test_old_results_are_not_taken(preset, poem, new_runs, monkeypatch):
     """Catches an old result taken for that of new code, settings, or a text prepared again."""
+    monkeypatch.setattr(compare.benchmark, "ROOT", preset.parent)
     config = arguments(preset, "--change=--window=8")
     first = new_runs(config)
-    (preset.parent / "train.py").touch()
-    monkeypatch.setattr(compare.benchmark, "ROOT", preset.parent)
-    assert new_runs(config) == first
+    (preset.parent / "engine").mkdir()
+    for name in "train.py", "engine/x.py":
+        (preset.parent / name).touch()
+        assert new_runs(config) == first
     dataset.write_dataset(poem, ["Little Lamb who made thee\n" * 40], "char", "another poem")
     assert new_runs(config) == first
     config.flags = "--hold=0"

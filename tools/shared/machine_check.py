@@ -101,6 +101,7 @@ def measure(device, dtypes):
                     continue
                 for part, a, b in zip(PARTS, found, expected):
                     yield name, dtype, label, part, error_of(a, b), limit
+    torch.set_num_threads(THREADS)
 
 
 def largest_error(found, *start):
