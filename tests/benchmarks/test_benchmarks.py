@@ -10,6 +10,7 @@ from conftest import timed_here, tiny
 
 from attention import ATTENTION, FEATURE, masked_fill
 from benchmarks import attention, sample, train
+from engine.common.hardware import time_interleaved
 from masks import VISIBLE, causal
 from model import GPT
 from tools.shared import benchmark
@@ -153,11 +154,12 @@ def test_bad_input(setting, message):
 
 def test_taking_turns():
     """Catches cases compared one after the other: a noisy minute would hit only one of them."""
-    calls = []
-    functions = [lambda: calls.append("a"), lambda: calls.append("b")]
-    first, rounds = benchmark.time_rounds(functions, 2, CPU)
-    assert calls == ["a", "b"] * 3  # a round to warm up first
-    assert len(first) == 2 and [len(times) for times in rounds] == [2, 2]
+    for time_rounds in benchmark.time_rounds, time_interleaved:
+        calls = []
+        functions = [lambda: calls.append("a"), lambda: calls.append("b")]
+        found = time_rounds(functions, 2, CPU)
+        assert calls == ["a", "b"] * 3  # a round to warm up first
+        assert len(found) == 2
 
 
 def test_processes():
