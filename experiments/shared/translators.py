@@ -193,7 +193,7 @@ class Transformer(nn.Module):
     def encode(self, source, real):
         x = self.embed(source)
         # Each padding begins a document of its own: no piece sees it.
-        apart = PackedDocuments(~real)
+        apart = PackedDocuments(torch.arange(real.shape[1]) * real)
         for block in self.encoder:
             x = block(x, cache=apart)
         x = self.ln_memory(x)
