@@ -14,6 +14,7 @@ from engine.plotting.inspection import attention_maps
 from engine.text import tokenizer as tokenizers
 from model import GPTConfig
 from tools.shared import live
+from tools.visualize import page
 from train import TrainConfig
 
 pytest.importorskip("selenium")
@@ -21,9 +22,12 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def run(chromium):
-    """Runs a script in a page that has the model's scripts."""
-    open_page(chromium, ROOT / "docs/index.html")
+def run(chromium, tmp_path):
+    """Runs a script in docs/index.html, written anew with the scripts of tools/page/."""
+    content = (ROOT / "docs/index.html").read_text(encoding="utf-8")
+    data = json.loads(content.split('id="data">')[1].split("</script>")[0])
+    (tmp_path / "index.html").write_text(page(data), encoding="utf-8")
+    open_page(chromium, tmp_path / "index.html")
     return chromium.execute_script
 
 
