@@ -83,7 +83,7 @@ def words():
 
 
 TEXTS = [
-    "it's  DON'T 1234 tyger, the the\n\n  tyger!\t",
+    "it's  DON'TS 1234 tyger, the the\n\n  tyger!\t",
     'a </script> "שלום" 😀 猫は½ e\u0301 \u200b\ufffd\ufeff ',
     "<|endoftext|>the",
     POEM,
@@ -91,7 +91,7 @@ TEXTS = [
 TOKENIZERS = {
     "byte": lambda: tokenizers.create_tokenizer("byte"),
     "char": lambda: tokenizers.create_tokenizer("char", TEXTS),
-    "bpe": lambda: tokenizers.create_tokenizer("bpe:320", [POEM * 3]),
+    "bpe": lambda: tokenizers.create_tokenizer("bpe:320", [POEM * 3, "LOTS " * 99]),
     "words": words,
 }
 
