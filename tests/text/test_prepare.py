@@ -4,10 +4,7 @@ import collections
 import random
 import re
 import runpy
-import shlex
 import shutil
-import subprocess
-import sys
 
 import pytest
 from conftest import POEM, ROOT, complaint, output_of, run_here
@@ -46,14 +43,6 @@ def test_own_text_from_files_and_folders(tmp_path, name):
     data = dataset.load_dataset(name, 8)
     whole = data.tokenizer.decode([*data.train.tolist(), *data.val.tolist()])
     assert sorted(whole.replace("\n", "")) == sorted("Füße 猫" * 40 + "ещё" * 40)
-
-
-def test_closed_streams():
-    """Catches a warning that is written into the dataset, whose file has got the number 2."""
-    code = "from engine.common import errors\nwith errors.one_line_errors():"
-    code += "\n assert open('README.md').fileno() > 2"
-    script = shlex.join([sys.executable, "-c", code])
-    subprocess.run(f"{script} <&- >&- 2>&-", shell=True, cwd=ROOT, check=True)
 
 
 def test_validation_text_that_is_also_input(tmp_path, name):

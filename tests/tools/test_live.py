@@ -14,6 +14,7 @@ from engine.text import tokenizer as tokenizers
 from model import GPTConfig
 from tools.shared import live
 from tools.shared.inspection import attention_maps
+from tools.visualize import page
 from train import TrainConfig
 
 pytest.importorskip("selenium")
@@ -21,9 +22,12 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def run(chromium):
-    """Runs a script in a page that has the model's scripts."""
-    open_page(chromium, ROOT / "docs/index.html")
+def run(chromium, tmp_path):
+    """Runs a script in docs/index.html, written anew with the scripts of tools/page/."""
+    content = (ROOT / "docs/index.html").read_text(encoding="utf-8")
+    data = json.loads(content.split('id="data">')[1].split("</script>")[0])
+    (tmp_path / "index.html").write_text(page(data), encoding="utf-8")
+    open_page(chromium, tmp_path / "index.html")
     return chromium.execute_script
 
 
@@ -79,7 +83,7 @@ def words():
 
 
 TEXTS = [
-    "it's  DON'T 1234 tyger, the the\n\n  tyger!\t",
+    "it's  DON'TS 1234 tyger, the the\n\n  tyger!\t",
     'a </script> "שלום" 😀 猫は½ e\u0301 \u200b\ufffd\ufeff ',
     "<|endoftext|>the",
     POEM,
@@ -87,7 +91,7 @@ TEXTS = [
 TOKENIZERS = {
     "byte": lambda: tokenizers.create_tokenizer("byte"),
     "char": lambda: tokenizers.create_tokenizer("char", TEXTS),
-    "bpe": lambda: tokenizers.create_tokenizer("bpe:320", [POEM * 3]),
+    "bpe": lambda: tokenizers.create_tokenizer("bpe:320", [POEM * 3, "LOTS " * 99]),
     "words": words,
 }
 
