@@ -90,7 +90,7 @@ def test_old_results_are_not_taken(preset, poem, new_runs, monkeypatch):
     first = new_runs(config)
     (preset.parent / "engine").mkdir()
     for name in "train.py", "engine/x.py":
-        (preset.parent / name).write_text("pass")
+        (preset.parent / name).write_text(name)
         assert new_runs(config) == first
     dataset.write_dataset(poem, ["Little Lamb who made thee\n" * 40], "char", "another poem")
     assert new_runs(config) == first
