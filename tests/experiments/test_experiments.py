@@ -72,7 +72,10 @@ SMALL = {  # settings; what is replaced
     "senses": ({"steps": 100}, {}),
     "values": ({"steps": 8}, {}),
 }
-SLOW = "blanks documents efficient images induction positions pronouns questions recall".split()
+SLOW = """
+blanks convolution documents efficient images induction positions pronouns questions recall
+retrieval
+""".split()
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
 # experiment, number of its table: what is larger > what is smaller. A cell is: row | column.
 CLAIMS = """
