@@ -64,12 +64,18 @@ SMALL = {  # settings; what is replaced
         {"recall.PAIRS": [4, 8, 16], "recall.TIMED": [4, 8, 16], "recall.KEYS": 32},
     ),
     "retrieval": ({"steps": 80}, {}),
-    "routing": ({"steps": 40}, {}),
+    "routing": (
+        {"steps": 40},
+        {"routing.time_interleaved": lambda steps, *_: [[1.0] * len(steps)]},
+    ),
     "scaling": ({"steps": 2}, {"scaling.SIZES": (128,)}),
     "senses": ({"steps": 100}, {}),
     "values": ({"steps": 8}, {}),
 }
-SLOW = "blanks efficient images induction positions pronouns questions recall".split()
+SLOW = """
+blanks convolution documents efficient images induction positions pronouns questions recall
+retrieval
+""".split()
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
 # experiment, number of its table: what is larger > what is smaller. A cell is: row | column.
 CLAIMS = """
