@@ -30,6 +30,7 @@ from engine.common import hardware  # noqa: E402
 from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
+from train import TrainConfig, train  # noqa: E402
 
 # A shell's background job ignores SIGINT, and nohup SIGHUP; the processes of the tests must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -82,6 +83,22 @@ def poem(tmp_path):
     """A dataset of a few thousand characters, as the folder to give to --dataset."""
     dataset.write_dataset(tmp_path / "poem", [POEM * 30], "char", "a poem")
     return str(tmp_path / "poem")
+
+
+@pytest.fixture
+def poem_here(poem, tmp_path, monkeypatch):
+    """A current folder with the dataset poem: runs of fit are in its folder out."""
+    monkeypatch.chdir(tmp_path)
+
+
+def configure(**changes):
+    """The TrainConfig of a small run on the dataset poem in the current folder, into out."""
+    return TrainConfig(**SMALL | dict(dataset="poem") | changes)
+
+
+def fit(**changes):
+    """Train with these settings; returns the newest line of metrics."""
+    return train(configure(**changes))
 
 
 def as_flags(settings):
@@ -265,8 +282,12 @@ SMALL = dict(
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
 
-def weights(out_dir, which="latest"):
-    return dict(GPT.from_checkpoint(checkpoint.find_checkpoint(out_dir, which)).named_parameters())
+def newest(out_dir):
+    return checkpoint.find_checkpoint(out_dir)
+
+
+def weights(out_dir):
+    return dict(GPT.from_checkpoint(newest(out_dir)).named_parameters())
 
 
 def save(out_dir, model, step=1, encoding=None, **training):
