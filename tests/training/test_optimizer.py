@@ -149,7 +149,7 @@ def test_muon_is_its_definition():
 
 
 class Ruined(torch.nn.Module):
-    """A model of one number, whose loss or gradient may be infinite."""
+    """A model of one number, of which one part may be infinite: loss or gradient."""
 
     def __init__(self, part):
         super().__init__()
@@ -157,12 +157,12 @@ class Ruined(torch.nn.Module):
         self.p = torch.nn.Parameter(torch.ones(1))
 
     def forward(self, x, y, only_loss, positions):
-        loss = self.p.sum()
-        if self.part == "loss":  # the gradient is 1
-            loss = loss + math.inf
-        if self.part == "gradient":  # the loss is 0
-            loss = (self.p - self.p.detach()).abs().sqrt().sum()
-        return None, loss
+        losses = {
+            "loss": self.p.sum() + math.inf,  # the gradient is 1
+            "gradient": (self.p - self.p.detach()).abs().sqrt().sum(),  # the loss is 0
+            "none": self.p.sum(),
+        }
+        return None, losses[self.part]
 
 
 @pytest.mark.parametrize("part", ["loss", "gradient"])
@@ -172,19 +172,17 @@ def test_nothing_that_is_not_finite_reaches_the_weights(part, float16, grad_clip
     """Catches an update with an infinite loss or gradient, which then is not reported."""
     net = Ruined(part)
     optimizer = make_optimizer(net, TrainConfig(optimizer="adamw", weight_decay=0.0))
-    scaler = torch.amp.GradScaler("cpu", enabled=float16)
     batches = [(None, torch.zeros(1), None, None)]
-    for _ in range(3):
-        loss, norm, finite = training_step(
-            net, batches, optimizer, scaler, nullcontext(), grad_clip
-        )
-        assert not (loss + norm).isfinite()
-        assert finite == (float16 and part == "gradient")  # the scaler skips these by itself
-    assert net.p.item() == 1
+
+    def step(scaled):
+        scaler = torch.amp.GradScaler("cpu", enabled=scaled)
+        return training_step(net, batches, optimizer, scaler, nullcontext(), grad_clip)
+
+    loss, norm, finite = step(float16)
+    assert not (loss + norm).isfinite() and net.p.item() == 1
+    assert finite == (float16 and part == "gradient")  # the scaler skips these by itself
     net.part = "none"
-    plain = torch.amp.GradScaler("cpu", enabled=False)
-    assert training_step(net, batches, optimizer, plain, nullcontext(), grad_clip)[2]
-    assert net.p.item() < 1
+    assert step(False)[2] and net.p.item() < 1
 
 
 def test_a_step_that_is_not_finite_changes_nothing():

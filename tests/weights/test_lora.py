@@ -4,7 +4,18 @@ from dataclasses import asdict
 
 import pytest
 import torch
-from conftest import POEM, SMALL, as_flags, fit, metrics, newest, ranks_here, save, tiny, weights
+from conftest import (
+    POEM,
+    SMALL,
+    as_flags,
+    assert_the_same_run,
+    fit,
+    newest,
+    ranks_here,
+    save,
+    tiny,
+    weights,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
 from engine.text.tokenizer import create_tokenizer
@@ -108,12 +119,7 @@ def test_two_processes(tune, poem, tmp_path):
     place = dict(out_dir=tmp_path / "out", init_from=tmp_path / "base")
     results = ranks_here(2, "train.py", *as_flags(settings | place))
     assert [status for status, _ in results] == [0, 0], results
-    theirs = adapter("out")
-    for name, p in adapter("one").items():
-        torch.testing.assert_close(theirs.pop(name), p, rtol=1e-4, atol=1e-4 * p.abs().max().item())
-    assert not theirs
-    loss = metrics("one")[-1]["val_loss"]
-    assert metrics("out")[-1]["val_loss"] == pytest.approx(loss, rel=1e-5)
+    assert_the_same_run("one", "out")
 
 
 # ---- merged and exported
