@@ -31,6 +31,7 @@ from engine.common import hardware  # noqa: E402
 from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
+from train import TrainConfig, train  # noqa: E402
 
 # A shell's background job ignores SIGINT, and nohup SIGHUP; the processes of the tests must not.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -83,6 +84,22 @@ def poem(tmp_path):
     """A dataset of a few thousand characters, as the folder to give to --dataset."""
     dataset.write_dataset(tmp_path / "poem", [POEM * 30], "char", "a poem")
     return str(tmp_path / "poem")
+
+
+@pytest.fixture
+def poem_here(poem, tmp_path, monkeypatch):
+    """A current folder with the dataset poem: runs of fit are in its folder out."""
+    monkeypatch.chdir(tmp_path)
+
+
+def configure(**changes):
+    """The TrainConfig of a small run on the dataset poem in the current folder, into out."""
+    return TrainConfig(**SMALL | dict(dataset="poem") | changes)
+
+
+def fit(**changes):
+    """Train with these settings; returns the newest line of metrics."""
+    return train(configure(**changes))
 
 
 def as_flags(settings):
@@ -266,8 +283,12 @@ SMALL = dict(
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
 
-def weights(out_dir, which="latest"):
-    return dict(GPT.from_checkpoint(checkpoint.find_checkpoint(out_dir, which)).named_parameters())
+def newest(out_dir):
+    return checkpoint.find_checkpoint(out_dir)
+
+
+def weights(out_dir):
+    return dict(GPT.from_checkpoint(newest(out_dir)).named_parameters())
 
 
 def save(out_dir, model, step=1, encoding=None, **training):
@@ -279,6 +300,16 @@ def save(out_dir, model, step=1, encoding=None, **training):
 def same_weights(a, b):
     theirs = weights(b)
     return all(torch.equal(p, theirs[name]) for name, p in weights(a).items())
+
+
+def assert_the_same_run(one, other):
+    """Two runs are the same but for rounding: metrics, weights and the optimizer's state."""
+    assert losses(one) == [pytest.approx(line, rel=1e-5) for line in losses(other)]
+    for file in "model.safetensors", "trainer.safetensors":
+        theirs = checkpoint.load_tensors(newest(other), file)
+        for name, tensor in checkpoint.load_tensors(newest(one), file).items():
+            assert (tensor - theirs.pop(name)).abs().max() <= 1e-4 * tensor.abs().max(), name
+        assert not theirs
 
 
 def tiny(**changes):

@@ -8,8 +8,10 @@ end of a file is lost. hostile: the files in hostile.toml are given to programs 
 
 import argparse
 import collections
+import itertools
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -54,6 +56,8 @@ PROGRAMS = {  # what a program makes: its command
     "exported": "-m tools.export --out_dir=WORK/whole/out --to=WORK/case/exported",
 }
 
+MARKS = {"mine": "meta.json", "exported": ""}  # what comes last, and says that it is complete
+
 # ---- Running
 
 
@@ -69,14 +73,14 @@ def attempt(command, after=0.0, sent=0):
         [timer.cancel() for timer in timers]
         printed, said = read_back(output), read_back(errors)
     ENDS[code] += 1
-    lines = [line for line in said.splitlines() if line.strip() and "/s]" not in line]  # no bars
+    said = "\n".join(line for line in said.splitlines() if line.strip() and "/s]" not in line)
     wrong = []
     if code == -signal.SIGALRM:
         wrong.append(f"no end in {SECONDS} s")
     elif "Traceback" in said or code not in (0, 2, -sent, 128 + sent):
-        wrong.append(f"exit code {code}: {lines[-1:]}")
-    elif code == 2 and not (len(lines) == 1 and len(lines[0]) < 2200 and lines[0].isprintable()):
-        wrong.append(f"not one line: {lines}"[:300])
+        wrong.append(f"exit code {code}: {said[-300:]}")
+    elif code == 2 and not (said.isprintable() and 0 < len(said) < 2200):
+        wrong.append(f"not one line: {said[:300]}")
     if MARK.exists():
         MARK.unlink()
         wrong.append("executed")
@@ -101,7 +105,7 @@ def fresh(*parts):
 # ---- Kills
 
 
-def kills(rng, number):
+def kills(rng, _):
     """A signal, once or twice, and then the whole program; half of them are SIGKILL."""
     sent = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
     name = rng.choice(["out", "out", "mine", "exported"])
@@ -111,7 +115,8 @@ def kills(rng, number):
     known = [contents(WHOLE / name), contents(CASE / name)]
     for _ in range(rng.randint(1, 2)):
         code, printed, wrong = attempt(PROGRAMS[name], rng.uniform(0, TOOK[name]), sent)
-        yield from wrong + lost(name, printed, known)
+        yield from wrong
+        yield from lost(name, printed, known)
         if name == "exported":
             shutil.rmtree(CASE / name, ignore_errors=True)
     code, printed, wrong = attempt(PROGRAMS[name])
@@ -123,18 +128,19 @@ def kills(rng, number):
 
 
 def lost(name, printed, known):
-    """What is wrong after a kill: a checkpoint that is gone or damaged, or a mixture of files."""
+    """Yield what is wrong after a kill: a checkpoint gone or damaged, or a mixture of files."""
     if name == "out":
-        said = [line.split()[1].rstrip(":") for line in printed.splitlines() if line[:5] == "step "]
         there = checkpoint.list_checkpoints(CASE / name)
-        try:
-            [checkpoint.verified_file(x, file) for x in there for file in checkpoint.FILES]
-        except ValueError as error:
-            return [f"not whole: {error}"]
-        newest = max(map(checkpoint.step_of, there), default=0)
-        return [f"lost: step {said[-1]}, at {newest}"] if said and int(said[-1]) > newest else []
-    named = CASE / name / {"mine": "meta.json", "exported": ""}[name]
-    return [f"a mixture: {name}"] if named.exists() and contents(CASE / name) not in known else []
+        newest = checkpoint.step_of(there[-1]) if there else 0
+        if any(int(step) > newest for step in re.findall(r"^step (\d+)", printed, re.M)):
+            yield f"lost: what came after step {newest}"
+        for folder, file in itertools.product(there, checkpoint.FILES):
+            try:
+                checkpoint.verified_file(folder, file)
+            except ValueError as error:
+                yield f"not whole: {error}"
+    elif (CASE / name / MARKS[name]).exists() and contents(CASE / name) not in known:
+        yield f"a mixture: {name}"
 
 
 def same(name):
@@ -149,13 +155,18 @@ def same(name):
 
 def damaged(rng, content):
     """Bytes of which a bit, 512 bytes or the end are lost."""
+    content = bytearray(content)
     where = rng.randrange(len(content))
-    bit = bytes([content[where] ^ 1 << rng.randrange(8)]) + content[where + 1 :]
-    block = bytes(len(content[where : where + 512])) + content[where + 512 :]
-    return content[:where] + rng.choice([bit, bit, block, b""])
+    kind = rng.choice(["bit", "bit", "block", "end"])
+    if kind == "bit":
+        content[where] ^= 1 << rng.randrange(8)
+    else:
+        lost = content[where : where + 512] if kind == "block" else content[where:]
+        content[where : where + len(lost)] = bytes(len(lost)) if kind == "block" else b""
+    return content
 
 
-def flips(rng, number):
+def flips(rng, _):
     """Damage to a file; what does not end with one line must end with the right result."""
     fresh("out", "mine", "exported")
     name = rng.choice(["out/step_000012", "out/step_000012", "out", "mine", "exported"])
@@ -176,20 +187,27 @@ def flips(rng, number):
     yield from attempt("-m tools.plot WORK/case/out")[2]
 
 
+def header(text):
+    """The beginning of a file of safetensors."""
+    return len(text).to_bytes(8, "little") + text.encode() + bytes(16)
+
+
 def hostile_files(readers, files):
     """[({name: content}, the programs that read it)]: bytes, changes of JSON, PIPE, Path, None."""
+    kinds = {
+        "contents": lambda text: text.encode("latin-1"),
+        "many": lambda text: text.encode("latin-1") * 10**5,
+        "headers": header,
+        "changes": json.loads,
+    }
     found = []
     for table in files:
         without = dict.fromkeys(table.get("without", ()))
-        contents = [text.encode("latin-1") for text in table.get("contents", ())]
-        contents += [text.encode("latin-1") * 10**5 for text in table.get("many", ())]
-        for text in table.get("headers", ()):
-            contents.append(len(text).to_bytes(8, "little") + text.encode() + bytes(16))
-        contents += [json.loads(text) for text in table.get("changes", ())]
-        contents += [PIPE, Path("/dev/zero"), Path("."), Path("nowhere")]
-        for name in table["names"]:
-            programs = readers[name.partition("/")[0]]
-            found += [(without | {name: content}, programs) for content in contents]
+        contents = [PIPE, Path("/dev/zero"), Path("."), Path("nowhere")]
+        for kind, made in kinds.items():
+            contents += map(made, table.get(kind, ()))
+        for name, content in itertools.product(table["names"], contents):
+            found.append((without | {name: content}, readers[name.partition("/")[0]]))
     return Random(0).sample(found, len(found))
 
 

@@ -5,10 +5,11 @@ import json
 import os
 import random
 import time
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, save
+from conftest import fit, newest, save
 
 from engine.common import files
 from engine.text import dataset, preparation
@@ -16,7 +17,7 @@ from engine.text.tokenizer import create_tokenizer
 from engine.training.run import start_run
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
-from train import TrainConfig, train
+from train import TrainConfig
 
 SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
 
@@ -33,60 +34,44 @@ def everything(folder):
     return weights, checkpoint.load_trainer(folder), checkpoint.load_config(folder)
 
 
-# ---- damage
-
-
 @pytest.mark.parametrize("name", [*checkpoint.FILES, "manifest.json"])
 def test_damaged_checkpoints(tmp_path, name):
-    """Catches damage that is loaded: each file cut off, and with one bit changed, at random."""
+    """Catches damage that is loaded: each file cut off, and with one bit changed, at random; and a
+    program that waits for ever for what a pipe does not say.
+    """
     folder = saved(tmp_path)
     path = folder / name
     good = path.read_bytes()
     before = everything(folder)
     rng = random.Random(name)
-    damaged = [good[: rng.randrange(len(good))] for _ in range(10)]
-    for _ in range(50):
-        content = bytearray(good)
-        content[rng.randrange(len(good))] ^= 1 << rng.randrange(8)
-        damaged.append(bytes(content))
     caught = 0
-    for content in damaged:
+    for n in range(60):
+        content = bytearray(good)
+        where = rng.randrange(len(good))
+        if n < 10:
+            del content[where:]
+        else:
+            content[where] ^= 1 << rng.randrange(8)
         path.write_bytes(content)
         try:
             assert everything(folder) == before  # a space of JSON, or the hash of no file
         except ValueError as error:
             caught += 1
             assert name in str(error) or name == "manifest.json"
-    assert caught > 0.9 * len(damaged) or name == "manifest.json"
+    assert caught > 54 or name == "manifest.json"
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=name):
+        everything(folder)
 
 
 # ---- malice
 
-VALUES = [None, [], {}, "x", 3, -1, 0.5, True, float("nan"), 10**30, {"a": [1]}, "\ud800"]
-
-
-def every_change(content):
-    """A JSON object with one value changed or left out, at every place."""
-    for name in content:
-        yield {key: value for key, value in content.items() if key != name}
-        inner = every_change(content[name]) if isinstance(content[name], dict) else ()
-        for value in [*VALUES, *inner]:
-            yield content | {name: value}
-
-
-def every_change_in(path):
-    return [*HOSTILE, *every_change(json.loads(path.read_bytes()))]
-
-
-def written(path, content):
-    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
-
-
+VALUES = [None, [], {}, "x", 3, -1, 0.5, True, float("nan"), 10**9, 10**30, {"a": [1]}, "\ud800"]
 HOSTILE = [
     b"",
     b"{",
     b"null",
-    b"[]",
     b"3",
     b'"x"',
     b"[" * 100_000,
@@ -98,88 +83,76 @@ HOSTILE = [
 ]
 
 
-def test_hostile_configs(tmp_path):
-    """Catches a config.json, with the right hash, that ends in a traceback or takes for ever."""
+def every_change(content):
+    """A JSON object with one value changed or left out, at every place."""
+    for name in content:
+        yield {key: value for key, value in content.items() if key != name}
+        inner = every_change(content[name]) if isinstance(content[name], dict) else ()
+        for value in [*VALUES, *inner]:
+            yield content | {name: value}
+
+
+def write(path, content):
+    """Write bytes or JSON in place of a file, with its hash in the manifest beside it."""
+    path.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    manifest = path.parent / "manifest.json"
+    if path.name in checkpoint.FILES:
+        hashes = json.loads(manifest.read_bytes()) | {path.name: files.sha256_of_file(path)}
+        manifest.write_text(json.dumps(hashes))
+
+
+@pytest.mark.parametrize("name", ["config.json", "manifest.json", "meta.json", "metrics.jsonl"])
+def test_hostile_json(tmp_path, poem, name):
+    """Catches a file, with the right hash, that ends in a traceback or takes for ever."""
     folder = saved(tmp_path)
-    good = json.loads((folder / "config.json").read_text())
-    manifest = json.loads((folder / "manifest.json").read_text())
+
+    def load():
+        GPT.from_checkpoint(folder)
+        settings = checkpoint.load_config(folder)["training"]
+        checkpoint.restore_settings(TrainConfig, settings, folder)
+
+    def resume():
+        start_run(tmp_path, 2)
+        checkpoint.best_checkpoint(tmp_path)
+
+    path, use = folder / name, load
+    contents = [*HOSTILE]
+    if name == "metrics.jsonl":
+        path, use = tmp_path / name, resume
+    else:
+        if name == "meta.json":
+            path, use = tmp_path / "poem" / name, lambda: dataset.load_dataset(poem, 8)
+        contents += every_change(json.loads(path.read_bytes()))
     begun = time.monotonic()
     refused = 0
-    shapes = ({"n_layer": 10**9}, {"n_layer": "2"}, {"vocab_size": 10**15}, {"score": []})
-    changes = [*HOSTILE, *every_change(good)]
-    changes += [good | {"model": good["model"] | change} for change in shapes]
-    for content in changes:
-        written(folder / "config.json", content)
-        written(
-            folder / "manifest.json",
-            manifest | {"config.json": files.sha256_of_file(folder / "config.json")},
-        )
+    for content in contents:
+        write(path, content)
         try:
-            GPT.from_checkpoint(folder)
-            checkpoint.restore_settings(
-                TrainConfig, checkpoint.load_config(folder)["training"], folder
-            )
+            use()
         except (ValueError, MemoryError, RuntimeError) as error:
             refused += 1
             assert isinstance(error, ValueError) or "memory" in str(error)
-    assert refused > 0.7 * len(changes) and time.monotonic() - begun < 0.2 * len(changes)
+            names = name, str(folder), *checkpoint.FILES
+            assert name == "config.json" or any(place in str(error) for place in names)
+    assert refused > 0.5 * len(contents) or use is resume
+    assert time.monotonic() - begun < 0.2 * len(contents)
 
 
-def test_hostile_records(tmp_path, poem):
-    """Catches a manifest.json, metrics.jsonl or meta.json that ends in a traceback."""
-    for step in 1, 2:
-        folder = saved(tmp_path / "out", step)
-    metrics_path = tmp_path / "out" / "metrics.jsonl"
-    metrics_path.write_text('{"step": 2, "val_loss": 2.0, "wall_s": 1.0}\n')
-
-    def resumed():
-        start_run(tmp_path / "out", 2)
-        checkpoint.best_checkpoint(tmp_path / "out")
-
-    manifest = folder / "manifest.json"
-    meta = tmp_path / "poem" / "meta.json"
-    for path, use, contents in (
-        (manifest, lambda: GPT.from_checkpoint(folder), every_change_in(manifest)),
-        (meta, lambda: dataset.load_dataset(poem, 8), every_change_in(meta)),
-        (metrics_path, resumed, HOSTILE),
-    ):
-        good = path.read_bytes()
-        for content in contents:
-            written(path, content)
-            try:
-                use()
-            except ValueError as error:
-                assert any(name in str(error) for name in (path.name, *checkpoint.FILES))
-        path.write_bytes(good)
-
-
-def test_a_hostile_optimizer(poem, tmp_path):
-    """Catches a trainer.safetensors, with the right hash, that ends in a traceback."""
-    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path / "out"), eval_iters=1)
-    train(TrainConfig(**settings, max_iters=1))
-    folder = tmp_path / "out" / "step_000001"
-    path = folder / "trainer.safetensors"
-    checkpoint.write_safetensors(path, {"x/a": torch.zeros(1)})
-    manifest = json.loads((folder / "manifest.json").read_text())
-    written(folder / "manifest.json", manifest | {path.name: files.sha256_of_file(path)})
-    with pytest.raises(ValueError, match="is of another optimizer"):
-        train(TrainConfig(**settings, max_iters=2, init_from="resume"))
-
-
-def test_a_pipe_in_place_of_a_file(tmp_path):
-    """Catches a program that waits for ever for what a pipe does not say."""
-    folder = saved(tmp_path)
-    for name in *checkpoint.FILES, "manifest.json":
-        content = (folder / name).read_bytes()
-        (folder / name).unlink()
-        os.mkfifo(folder / name)
-        with pytest.raises(ValueError, match=name):
-            everything(folder)
-        (folder / name).unlink()
-        (folder / name).write_bytes(content)
+def test_a_pipe_in_place_of_metrics(tmp_path):
+    """Catches a run that waits for ever for what a pipe does not say."""
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(ValueError, match="metrics.jsonl is not a regular file: move it away"):
         start_run(tmp_path, 1)
+
+
+def test_a_hostile_optimizer(poem_here):
+    """Catches a trainer.safetensors, with the right hash, that ends in a traceback."""
+    fit(max_iters=1, eval_iters=1)
+    path = newest("out") / "trainer.safetensors"
+    checkpoint.write_safetensors(path, {"x/a": torch.zeros(1)})
+    write(path, path.read_bytes())
+    with pytest.raises(ValueError, match="is of another optimizer"):
+        fit(max_iters=2, init_from="resume")
 
 
 def test_weights_that_are_not_finite(tmp_path):
@@ -214,20 +187,22 @@ class FullDisk:
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_no_space_for_other_files(poem, tmp_path, monkeypatch):
+def test_no_space_for_other_files(poem_here, tmp_path, monkeypatch):
     """Catches half a dataset or half a picture, or no name of it, and a traceback."""
     plot = pytest.importorskip("tools.plot")
-    out, picture = tmp_path / "out", tmp_path / "x.png"
-    settings = SMALL | dict(dataset=poem, out_dir=str(out), eval_interval=4, eval_iters=1)
-    train(TrainConfig(**settings, max_iters=4))
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    fit(max_iters=4, eval_interval=4, eval_iters=1)
+
+    def complete_files():
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    before = complete_files()
     for module in files, preparation:
         monkeypatch.setattr(module, "open", FullDisk, raising=False)
     monkeypatch.setattr(
         plot.plt.Figure, "savefig", lambda figure, path, format: FullDisk(path, "w").write("png")
     )
     with pytest.raises(OSError, match="cannot write .*poem.*No space left"):
-        dataset.write_dataset(poem, ["Little Lamb who made thee\n"] * 20, "char", "another poem")
+        dataset.write_dataset("poem", ["Little Lamb who made thee\n"] * 20, "char", "another poem")
     with pytest.raises(OSError, match="cannot write .*x.png.*No space left"):
-        plot.main(plot.PlotSettings((out,), str(picture)))
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+        plot.main(plot.PlotSettings((Path("out"),), "x.png"))
+    assert complete_files() == before

@@ -1,5 +1,7 @@
 """Sampling from a checkpoint folder, as a user does it."""
 
+import io
+import itertools
 import json
 import math
 import shutil
@@ -10,7 +12,7 @@ import types
 
 import pytest
 import torch
-from conftest import POEM, ROOT, SMALL, run_here, tiny
+from conftest import POEM, ROOT, configure, newest, run_here, tiny
 
 import sample as script
 from engine.common.settings import parse_settings
@@ -19,29 +21,26 @@ from engine.decoding.generation import Generator, Meter
 from engine.decoding.text import Printer, Text
 from engine.text import dataset
 from engine.text.tokenizer import Tokenizer
-from engine.weights import checkpoint, pretrained
+from engine.weights import pretrained
 from model import GPT
 from sample import SampleConfig, make_generator, sample
-from train import TrainConfig, train
+from train import train
 
 LIKELIEST = dict(start="Tyger Tyger, ", temperature=0.0)
 
 
-def train_on(text, kind, folder, **changes):
-    """Train on a text, remove the text, and return the folder of the run."""
-    dataset.write_dataset(folder / "data", [text], kind, "a text")
-    run = dict(dataset=str(folder / "data"), out_dir=str(folder / "out"))
-    train(TrainConfig(**SMALL | run | changes))
-    shutil.rmtree(folder / "data")
-    return str(folder / "out")
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run that knows the poem by heart. Its model has 64 ids, its tokenizer about 30."""
+    """A run that knows the poem by heart, without its text. Its model has 64 ids, its tokenizer
+    about 30.
+    """
+    folder = tmp_path_factory.mktemp("trained")
+    dataset.write_dataset(folder / "data", [POEM * 30], "char", "a text")
+    paths = dict(dataset=str(folder / "data"), out_dir=str(folder / "out"))
     shape = dict(block_size=32, n_embd=32, vocab_size=64)
-    rate = dict(batch_size=8, max_iters=300, learning_rate=1e-2)
-    return train_on(POEM * 30, "char", tmp_path_factory.mktemp("trained"), **shape, **rate)
+    train(configure(**paths, **shape, batch_size=8, max_iters=300, learning_rate=1e-2))
+    shutil.rmtree(folder / "data")
+    return paths["out_dir"]
 
 
 @pytest.fixture
@@ -57,14 +56,6 @@ def written(trained, capsys):
     return run
 
 
-def ids_and_logprobs(model, tokenizer, line):
-    """Recompute the log-probabilities of a line of JSON from its tokens."""
-    prompt = tokenizer.encode(line["prompt"]).tolist()
-    idx = torch.tensor([prompt + line["tokens"]])
-    logits = model.eval()(idx, idx)[0][0, len(prompt) - 1 : -1, : tokenizer.vocab_size]
-    return logits.log_softmax(-1).gather(1, idx[0, len(prompt) :, None])[:, 0]
-
-
 def test_it_writes_what_it_learned(written):
     """Catches a model or tokenizer that is lost on the way, and quantized weights that forgot."""
     assert "In the forests of the night;" in written(**LIKELIEST)
@@ -76,23 +67,23 @@ def test_a_text_depends_on_its_prompt_and_seed_alone(written, tmp_path):
     """Catches chance from elsewhere, and a text that depends on its batch or its neighbours."""
     prompts = ["Tyger", "In the forests of the night", "C"]
     alone = {}
-    for prompt in prompts:
-        for seed in (5, 6):
-            torch.rand(5)
-            text = written(start=prompt, seed=seed, temperature=1.5)
-            alone[prompt, seed] = text.removesuffix("\n").removeprefix(prompt)
+    for prompt, seed in itertools.product(prompts, (5, 6)):
+        torch.rand(5)
+        text = written(start=prompt, seed=seed, temperature=1.5)
+        alone[prompt, seed] = text.removesuffix("\n").removeprefix(prompt)
     assert alone["Tyger", 5] != alone["Tyger", 6]
     file = tmp_path / "prompts.txt"
-    options = dict(prompts=str(file), seed=5, temperature=1.5, json=True)
-    for order, batch_size in ((prompts, 64), (prompts[::-1], 4)):
+
+    def together(order, **changes):
         file.write_text("\n".join(order), encoding="utf-8")
-        lines = written(**options, num_samples=2, batch_size=batch_size).splitlines()
-        expected = [alone[prompt, seed] for prompt in order for seed in (5, 6)]
-        assert [json.loads(line)["text"] for line in lines] == expected
+        lines = written(prompts=str(file), seed=5, temperature=1.5, json=True, **changes)
+        return [json.loads(line)["text"] for line in lines.splitlines()]
+
+    for order, batch_size in (prompts, 64), (prompts[::-1], 4):
+        expected = [alone[place] for place in itertools.product(order, (5, 6))]
+        assert together(order, num_samples=2, batch_size=batch_size) == expected
     # No text outgrows the context: prompts of all lengths are one batch.
-    lines = written(**options, max_new_tokens=4).splitlines()
-    expected = [alone[prompt, 5][:4] for prompt in order]
-    assert [json.loads(line)["text"] for line in lines] == expected
+    assert together(prompts, max_new_tokens=4) == [alone[prompt, 5][:4] for prompt in prompts]
 
 
 @pytest.mark.parametrize(
@@ -121,9 +112,11 @@ def test_batches():
 def test_json_lines(written, trained):
     """Catches log-probabilities of another token or distribution, and another token's text."""
     line = json.loads(written(start="Tyger", json=True, max_new_tokens=9, top_k=3, temperature=2.0))
-    folder = checkpoint.find_checkpoint(trained)
-    tokenizer = pretrained.load_tokenizer(folder, 64)
-    expected = ids_and_logprobs(GPT.from_checkpoint(folder), tokenizer, line)
+    tokenizer = pretrained.load_tokenizer(newest(trained), 64)
+    model = GPT.from_checkpoint(newest(trained)).eval()
+    idx = torch.tensor([tokenizer.encode("Tyger").tolist() + line["tokens"]])
+    logits = model(idx, idx)[0][0, 4:-1, : tokenizer.vocab_size]
+    expected = logits.log_softmax(-1).gather(1, idx[0, 5:, None])[:, 0]
     torch.testing.assert_close(torch.tensor(line["logprobs"]), expected, rtol=0, atol=1e-4)
     assert line["ended"] == "length" and tokenizer.decode(line["tokens"]) == line["text"]
 
@@ -151,20 +144,20 @@ class Pieces(Tokenizer):
 @pytest.mark.parametrize(
     "stop, tokens, shown, ended",
     [
-        ((), [0, 1, 2], ["a", "ab", "b"], None),
-        (("aab",), [0, 0, 1, 5], ["", "", "a", ""], "stop"),
-        (("abb",), [1, 0, 5, 1, 2, 5], ["", "ab", "axyz", "", "", ""], "stop"),
-        (("yz", "y"), [0, 5, 0], ["a", "x", ""], "stop"),
-        ((), [3, 4, 3], ["", "é", ""], None),
-        (("é",), [0, 3, 4, 0], ["a", "", "", ""], "stop"),
-        (("ab",), [0, 9, 0], ["", "a", ""], "end_of_text"),
-        ((), [3, 9], ["", "\ufffd"], "end_of_text"),
+        ((), [0, 1, 2], "a|ab|b", None),
+        (("aab",), [0, 0, 1, 5], "||a|", "stop"),
+        (("abb",), [1, 0, 5, 1, 2, 5], "|ab|axyz|||", "stop"),
+        (("yz", "y"), [0, 5, 0], "a|x|", "stop"),
+        ((), [3, 4, 3], "|é|", None),
+        (("é",), [0, 3, 4, 0], "a|||", "stop"),
+        (("ab",), [0, 9, 0], "|a|", "end_of_text"),
+        ((), [3, 9], "|\ufffd", "end_of_text"),
     ],
 )
 def test_what_is_shown_when(stop, tokens, shown, ended):
     """Catches half a character, the beginning of a stop string, and text after the end."""
     text = Text(Pieces(), stop)
-    for token, piece in zip(tokens, shown):
+    for token, piece in zip(tokens, shown.split("|"), strict=True):
         text.add(token)
         assert text.unshown() == piece
     assert text.ended == ended
@@ -210,11 +203,7 @@ def test_a_conversation_is_read_once(written, monkeypatch):
     """Catches turns that are read again, and an interrupted answer that takes the next with it."""
     reads = []
     hidden = GPT.hidden
-
-    def typed(prompt=""):
-        if line := next(lines, None):
-            return line
-        raise EOFError
+    interrupted = None
 
     def counted(self, idx, *rest):
         reads.append(idx.shape[1])
@@ -222,16 +211,15 @@ def test_a_conversation_is_read_once(written, monkeypatch):
             raise KeyboardInterrupt
         return hidden(self, idx, *rest)
 
-    monkeypatch.setattr("builtins.input", typed)
+    def converse():
+        monkeypatch.setattr("sys.stdin", io.StringIO("Ty\nIn\nWhat\n"))
+        written(interactive=True, temperature=0.0, max_new_tokens=4)
+
     monkeypatch.setattr(GPT, "hidden", counted)
-    interrupted = None
-    options = dict(interactive=True, temperature=0.0, max_new_tokens=4)
-    lines = iter(["Ty", "In", "What"])
-    written(**options)
+    converse()
     assert sum(reads) == (3 + 4) + (3 + 4) + (5 + 4) - 1  # the last token of all is never read
-    lines = iter(["Ty", "In", "What"])
     interrupted = len(reads) + 6
-    written(**options)
+    converse()
     # One token of the second answer stays, and all is read anew.
     assert reads[interrupted:] == [(3 + 4) + (3 + 1) + 5, 1, 1, 1]
 
@@ -284,30 +272,21 @@ def test_a_prompt_longer_than_the_context(trained, capsys):
         (dict(prompts=__file__), "--prompts, line 1"),
         (dict(start="\udcff"), "--start: .*surrogates"),
         (dict(out_dir="nowhere"), "no checkpoint in nowhere"),
+        (dict(num_samples=0), "num_samples"),
+        (dict(stop=("",)), "stop"),
+        (dict(interactive=True, start="a"), "interactive"),
+        (dict(prompts="a", start="b"), "prompts"),
+        (dict(seed=2**32), "seed"),
+        (dict(temperature=float("nan")), "temperature"),
+        (dict(top_k=-1), "top_k"),
+        (dict(top_p=0.0), "top_p"),
+        (dict(min_p=2.0), "min_p"),
+        (dict(repetition_penalty=float("inf")), "repetition_penalty"),
     ],
 )
 def test_what_cannot_be_sampled(written, change, message):
-    """Catches a traceback, or text that is made up, for a prompt or a folder."""
+    """Catches a traceback, an error of torch, or text that is made up, for a prompt, a folder or a
+    setting.
+    """
     with pytest.raises((ValueError, OSError), match=message):
         written(**change)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        dict(num_samples=0),
-        dict(stop=("",)),
-        dict(interactive=True, start="a"),
-        dict(prompts="a", start="b"),
-        dict(seed=2**32),
-        dict(temperature=float("nan")),
-        dict(top_k=-1),
-        dict(top_p=0.0),
-        dict(min_p=2.0),
-        dict(repetition_penalty=float("inf")),
-    ],
-)
-def test_impossible_settings(change):
-    """Catches settings that surface as an error of torch."""
-    with pytest.raises(ValueError, match=next(iter(change))):
-        SampleConfig(**change)

@@ -5,10 +5,9 @@ import json
 
 import pytest
 import torch
-from conftest import as_flags, complaint, run_here, tiny
+from conftest import as_flags, complaint, run_here, save, tiny
 
 from engine.text.chat import ChatTemplate, chat_tokenizer
-from engine.weights import checkpoint
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MOST = 20  # tokens of an answer
@@ -18,17 +17,15 @@ CONTEXT = 128
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A random model that writes letters and, now and then, the end of its turn."""
-    folder = tmp_path_factory.mktemp("talk")
     tokenizer = chat_tokenizer("char", [LETTERS + " <|_>/\n"])
     model = tiny(block_size=CONTEXT, vocab_size=tokenizer.vocab_size, tie_weights=False)
-    template = ChatTemplate(tokenizer)
-    model.lm_head.weight.data[template.end_of_turn()] *= 3
-    may_write = {template.end_of_turn(), *tokenizer.encode(LETTERS).tolist()}
-    for token in {*range(tokenizer.vocab_size)} - may_write:
-        model.lm_head.weight.data[token] = 0
-    checkpoint.save_checkpoint(folder, 1, model, {}, tokenizer.spec(), {})
-    model.folder = folder
-    model.template = template
+    model.template = ChatTemplate(tokenizer)
+    end = model.template.end_of_turn()
+    head = model.lm_head.weight.data
+    writes = [end, *tokenizer.encode(LETTERS)]
+    head[[token for token in range(len(head)) if token not in writes]] = 0
+    head[end] *= 3
+    model.folder = save(tmp_path_factory.mktemp("talk"), model, encoding=tokenizer)
     return model
 
 
@@ -63,15 +60,16 @@ def test_turns(model):
     or an end that is shown; and a system's message that is lost, with /reset too.
     """
     system = says("system", "be brief")
+    hi = says("user", "hi")
     lines = ["hi", "a <|im_end|> b", "é", "who", "/reset", "hi"]
     found, errors = talked(model, *lines, system="be brief")
-    first, _ = answer(model, [system, says("user", "hi")])
-    turns = [system, says("user", "hi"), says("assistant", first), says("user", "who")]
-    assert found == [first, answer(model, turns)[0], first, ""]
+    first, _ = answer(model, [system, hi])
+    second, _ = answer(model, [system, hi, says("assistant", first), says("user", "who")])
+    assert found == [first, second, first, ""]
     assert "message 2 spells" not in errors and "spells the special token <|im_end|>" in errors
     assert "lacks a character" in errors and "tokens/s" in errors
     alone, _ = talked(model, "hi")
-    assert alone[0] == answer(model, [says("user", "hi")])[0] != first
+    assert alone[0] == answer(model, [hi])[0] != first
 
 
 def test_a_history_that_outgrows_the_context(model):
@@ -98,18 +96,20 @@ def test_a_history_that_outgrows_the_context(model):
 
 def test_lines_of_messages(model, tmp_path):
     """Catches an answer to other messages, and a damaged line that is not named."""
+    question = says("user", "hi")
     asked = [
-        [says("user", "hi")],
-        [says("system", "be brief"), says("user", "a"), says("assistant", "b"), says("user", "c")],
+        [question],
+        [says("system", "be brief"), question, says("assistant", "b"), says("user", "c")],
         [says("user", "d" * 100)],
     ]
     lines = [json.dumps({"messages": messages}) for messages in asked]
     found, _ = talked(model, *lines, prompts="-", interactive=False)
+    ends = {}
     for messages, line in zip(asked, map(json.loads, found), strict=True):
         text, ended = answer(model, messages)
         assert (line["prompt"], line["text"]) == (messages, text)
-        assert line["ended"] == ("end_of_text" if ended else "length")
-    assert {json.loads(line)["ended"] for line in found} == {"end_of_text", "length"}
+        ends[line["ended"]] = ended
+    assert ends == {"end_of_text": True, "length": False}
     command = ["sample.py", f"--out_dir={model.folder}", "--prompts=-"]
     for damaged, message in [
         ('{"messages": [', "--prompts, line 2: no JSON"),
@@ -117,17 +117,13 @@ def test_lines_of_messages(model, tmp_path):
         (json.dumps({"messages": [says("user", "e" * 200)]}), "line 2: the message has 2"),
     ]:
         assert message in complaint(run_here(*command, typed=f"{lines[0]}\n{damaged}"))
-    (tmp_path / "texts").write_text("a text\nthat goes on\n", encoding="utf-8")
-    texts, _ = talked(model, interactive=False, prompts=tmp_path / "texts")
+    texts, _ = talked(model, "a text", "that goes on", interactive=False, prompts="-")
     assert texts[0].startswith("a text") and "---" in texts[1]
 
 
 def test_a_model_without_a_template(tmp_path):
     """Catches a system's message that nobody reads."""
-    tokenizer = chat_tokenizer("char", [LETTERS]).tokenizer_json
-    spec = {"kind": "tokenizers", "content": tokenizer}
-    model = tiny(vocab_size=40)
-    checkpoint.save_checkpoint(tmp_path, 1, model, {}, spec, {})
+    save(tmp_path, tiny(vocab_size=256))
     command = ["sample.py", f"--out_dir={tmp_path}"]
     no_template = run_here(*command, "--interactive=True", "--system=a")
     assert "no chat template" in complaint(no_template)

@@ -1,7 +1,6 @@
 """Conversations to tokens: templates, what is learned, records of all kinds, rows."""
 
 import functools
-import gzip
 import json
 import runpy
 
@@ -26,18 +25,13 @@ def talk(*texts, system=None):
 
 
 CONVERSATION = talk(" Who are you? ", "A model,\n small.", "Füße 猫", "🐈  yes", system="Be brief.")
+LETTERS = "abcdefghijklmnopqrstuvwxyz <|_>\n"
 ONE = talk("Who?", "I.")
 
 
 @functools.cache
 def chatml(name="byte"):
-    return ChatTemplate(chat_tokenizer(name, ["abcdefghijklmnopqrstuvwxyz <|_>\n"]))
-
-
-def learned_text(template, messages):
-    """What is learned of messages, as text."""
-    ids, learned = template.encode(messages)
-    return template.tokenizer.decode(ids[learned])
+    return ChatTemplate(chat_tokenizer(name, [LETTERS]))
 
 
 # ---- Templates that others publish, in short: their format, and the language that they use
@@ -158,28 +152,30 @@ def test_templates_of_others(family, tmp_path):
     """Catches another text or other ids than transformers has, or the wrong tokens learned."""
     transformers = pytest.importorskip("transformers")
     folder = published(tmp_path, family)
+    _, _, _, eos, pattern = FAMILIES[family]
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = ChatTemplate(chat_tokenizer(str(folder)))
+
+    def learned(messages):
+        ids, which = ours.encode(messages)
+        return ours.tokenizer.decode(ids[which])
+
     for messages in ONE, ONE[:1], CONVERSATION, CONVERSATION[:2], CONVERSATION[1:]:
         prompt = messages[-1]["role"] == "user"
         text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
         assert ours.render(messages, prompt=prompt) == text
-        expected = theirs.apply_chat_template(messages, add_generation_prompt=prompt)
-        expected = expected["input_ids"] if hasattr(expected, "keys") else expected
-        found = ours.tokenizer.encoded(text, allow_special=True).ids
-        assert not prompt or found == ours.encode_prompt(messages, 999)
-        assert found == expected
-    end = ours.tokenizer.special_tokens[FAMILIES[family][3]]
-    assert ours.end_of_turn() == end
-    pattern = FAMILIES[family][-1]
+        expected = theirs.apply_chat_template(messages, add_generation_prompt=prompt)["input_ids"]
+        assert ours.tokenizer.encoded(text, allow_special=True).ids == expected
+        assert not prompt or ours.encode_prompt(messages, 999) == expected
+    assert ours.end_of_turn() == ours.tokenizer.special_tokens[eos]
     if pattern:
         expected = "".join(pattern.format(m["content"]) for m in CONVERSATION[2::2])
-        assert learned_text(ours, CONVERSATION) == expected
+        assert learned(CONVERSATION) == expected
     else:  # it renders an earlier turn in another way than the last
         with pytest.raises(ValueError, match="renders message 3 in another way .*is ambiguous"):
             ours.encode(CONVERSATION)
-    answer = {"qwen 3": "<think>\n\n</think>\n\nI.<|im_end|>", "mistral": " I.</s>"}
-    assert learned_text(ours, ONE) == answer.get(family, f"I.{FAMILIES[family][3]}")
+    before = {"qwen 3": "<think>\n\n</think>\n\n", "mistral": " "}.get(family, "")
+    assert learned(ONE) == f"{before}I.{eos}"
 
 
 @pytest.mark.parametrize("name", ["byte", "char", "bpe:265", "folder"])
@@ -188,16 +184,16 @@ def test_a_text_is_no_special_token(name, tmp_path):
     if name == "folder":
         name = str(published(tmp_path, "llama 3"))
     template = chatml(name)
-    special = template.tokenizer.special_tokens
-    for messages in [talk(f"a{text}b", "c") for text in special] + [talk("a", [*special][-1])]:
-        for encode in template.encode, lambda messages: template.encode_prompt(messages, 9):
+    special = [*template.tokenizer.special_tokens]
+    for messages in [talk(f"a{text}b", "c") for text in special] + [talk("a", special[-1])]:
+        for encode, *most in (template.encode,), (template.encode_prompt, 9):
             with pytest.raises(ValueError, match="message . spells the special token <[|]"):
-                encode(messages)
+                encode(messages, *most)
     assert template.plain("so".join(["", *special, ""])) == "so" * (len(special) + 1)
     again = tokenizer_from_spec(json.loads(json.dumps(template.tokenizer.spec())))
     plain = talk("who |im_end|", "i")
     assert ChatTemplate(again).encode(plain)[0].tolist() == template.encode(plain)[0].tolist()
-    before = create_tokenizer(name, ["abcdefghijklmnopqrstuvwxyz <|_>\n"])
+    before = create_tokenizer(name, [LETTERS])
     assert template.tokenizer.extends(before)
     assert name == str(tmp_path) or not before.extends(template.tokenizer)
 
@@ -208,12 +204,9 @@ def test_a_text_is_no_special_token(name, tmp_path):
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
         ("{{ raise_exception('no\nsuch roles') }}", "TemplateError: no such roles"),
         ("{% for %}", "TemplateSyntaxError"),
-        ("{{ messages.nothing.at_all }}", "UndefinedError"),
         ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
-        ("{{ cycler.__init__.__globals__.os.system('true') }}", "SecurityError"),
         ("{% include 'x' %}", "no loader"),
-        ("{{ 1 // 0 }}", "ZeroDivisionError"),
         (5, "the chat template fails"),
     ],
 )
@@ -228,77 +221,55 @@ def test_templates_that_cannot_be_used(template, message):
 # ---- Records
 
 GOOD = {"messages": ONE}
+prepare = runpy.run_path(str(preparation.DATA / "chat" / "prepare.py"))["prepare"]
 
 
-def prepared(folder, path, **settings):
-    """The dataset of the conversations in a file, all of them in both splits."""
-    records = functools.partial(sources.read_records, path)
-    settings = {"source": "x", "val": records()} | settings
-    conversations.write_conversations(folder, chat_tokenizer("byte"), records(), **settings)
-    return dataset.load_dataset(str(folder), 8)
-
-
-def write_lines(path, *records):
+def prepared(folder, *records, **flags):
+    """The dataset that the script makes of records, which are in folder/in/a.jsonl."""
+    (folder / "in").mkdir(exist_ok=True)
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    path.write_text("".join(lines), encoding="utf-8")
-    return path
+    (folder / "in" / "a.jsonl").write_text("".join(lines), encoding="utf-8")
+    given = {"input": () if "hub" in flags else (folder / "in",), "name": "x"}
+    prepare(prepare.__globals__["Settings"](**given | flags))
+    return dataset.load_dataset(str(folder / "x"), 8)
+
+
+@pytest.fixture(autouse=True)
+def data_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "DATA", tmp_path)
 
 
 def test_every_form(tmp_path):
-    """Catches a form or a kind of file that gives other tokens, or another mask."""
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    """Catches a form that gives other tokens, or another mask, and a wrong count."""
     turns = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "I."}]
     pair = {"prompt": "Who?", "completion": "I."}
-    path = write_lines(tmp_path / "a.jsonl", GOOD, pair, {"conversations": turns, "id": 5})
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
-    lines = path.read_bytes().splitlines(keepends=True)
-    frames = [pyarrow.compress(line, codec="zstd", asbytes=True) for line in lines]
-    (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
-    parquet.write_table(pyarrow.Table.from_pylist([GOOD] * 3), tmp_path / "d.parquet")
-    names = "a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet"
-    found = [prepared(tmp_path / name[0], tmp_path / name) for name in names]
-    assert all(data.hashes == found[0].hashes for data in found)
-    data = found[0]
+    records = GOOD, pair, {"conversations": turns, "id": 5}
+    data = prepared(tmp_path, *records, val=(tmp_path / "in",))
     text = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nI.<|im_end|>\n<|endoftext|>"
-    assert data.tokenizer.decode(data.train) == 3 * text
+    assert data.tokenizer.decode(data.train) == data.tokenizer.decode(data.val) == 3 * text
     assert data.tokenizer.decode(data.train[data.masks["train"] == 1]) == 3 * "I.<|im_end|>"
     assert data.bits_per_character(1.0) == pytest.approx(3 / 3 / np.log(2))  # I, . and the end
 
 
-def one(*turns, key="messages"):
-    return json.dumps({key: [*turns]}).encode()
-
-
-USER = {"role": "user", "content": "a"}
-ANSWER = {"role": "assistant", "content": "b"}
 DAMAGED = [
     (b"{", "no JSON"),
-    (b"{} {}", "no JSON"),
     (b'{"prompt": "a\x01", "completion": "b"}', "no JSON"),
-    (b'{"prompt": "a", "completion": ' + b"1" * 5000 + b"}", "no JSON"),
     (b"[" * 200_000, r"no JSON \(.*recursion"),
     (b'{"prompt": "\xff"}', "no JSON .*position 12"),
-    ('{"prompt": "a"}'.encode("utf-16"), "no JSON"),
     (b"[]", "a list in place of an object"),
-    (b"null", "a NoneType in place"),
     (b"{}", "it has no messages, a list of objects, and no prompt and completion"),
     (b'{"prompt": "a"}', "it has no messages"),
-    (b'{"messages": "a"}', "it has no messages"),
     (b'{"messages": {"role": "user"}}', "it has no messages"),
-    (one({"role": "system", "content": " "}), "message 1 has no text"),
-    (one("a"), "message 1 has the role None"),
-    (one({"role": "user"}), "message 1 has no text"),
-    (one(USER, {"value": "b"}, key="conversations"), "message 2 has the role None"),
-    (one({"role": "tool", "content": "a"}), "has the role 'tool': system, user, assistant"),
-    (one({"role": ["user"], "content": "a"}), r"has the role \['user'\]"),
-    (one(USER, {"role": "assistant", "content": [{"type": "text"}]}), "message 2 has no text"),
+    (b'{"messages": ["a"]}', "message 1 has the role None"),
+    (b'{"messages": [{"role": "user"}]}', "message 1 has no text"),
+    (b'{"conversations": [{"value": "b"}]}', "message 1 has the role None"),
+    (b'{"messages": [{"role": "tool"}]}', "has the role 'tool': system, user, assistant"),
+    (b'{"messages": [{"role": ["user"]}]}', r"has the role \['user'\]"),
     (b'{"prompt": "a", "completion": 5}', "message 2 has no text"),
     (b'{"prompt": "a", "completion": "\\ud800"}', "surrogates not allowed"),
     (b'{"prompt": "a", "completion": " \\n"}', "message 2 has no text"),
     (b'{"prompt": "a", "completion": "<|im_end|>"}', "message 2 spells the special token <|im_e"),
-    (one(USER), "the conversation has no answer"),
-    (one(USER, USER), "the conversation has no answer"),
+    (b'{"messages": [{"role": "user", "content": "a"}]}', "the conversation has no answer"),
 ]
 
 
@@ -308,30 +279,13 @@ def test_damaged_records(line, message, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"\n" + json.dumps(GOOD).encode() + b"\n" + line + b"\n")
     template = chatml()
-    records = functools.partial(sources.read_records, path)
+    records = [*sources.read_records(path)]
     with pytest.raises(ValueError, match=r"a.jsonl, line 3: .*" + message) as error:
-        [*conversations.encode_records(records(), template, 0)]
+        [*conversations.encode_records(records, template, 0)]
     assert len(str(error.value)) < 400 + len(str(path))
     skipped = []
-    assert len([*conversations.encode_records(records(), template, 0, skipped)]) == 2
-    assert len(skipped) == 1 and [*conversations.texts_of(records())][1:3] == ["Who?", "I."]
-
-
-def test_files_that_cannot_be_unpacked(tmp_path):
-    """Catches a traceback for an archive that is cut off, or is none."""
-    pyarrow = pytest.importorskip("pyarrow")
-    lines = b"".join(b'{"prompt": "a", "completion": "%d"}\n' % n for n in range(999))
-    for name, content in [
-        ("a.jsonl.gz", gzip.compress(lines)[:-20]),
-        ("b.jsonl.gz", lines),
-        ("c.jsonl.zst", lines),
-        ("d.jsonl.zst", pyarrow.compress(lines, codec="zstd", asbytes=True)[:-20]),
-        ("e.parquet", lines),
-    ]:
-        (tmp_path / name).write_bytes(content)
-        with pytest.raises(ValueError, match=name):
-            prepared(tmp_path / "x", tmp_path / name)
-    assert not (tmp_path / "x").exists()
+    assert len([*conversations.encode_records(records, template, 0, skipped)]) == 2
+    assert len(skipped) == 1 and [*conversations.texts_of(records)][1:3] == ["Who?", "I."]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +299,7 @@ def test_files_that_cannot_be_unpacked(tmp_path):
 )
 def test_a_damaged_mask(damage, message, tmp_path):
     """Catches a run that learns other tokens than those prepared, or all of them."""
-    prepared(tmp_path / "x", write_lines(tmp_path / "a.jsonl", GOOD))
+    prepared(tmp_path, GOOD, val=(tmp_path / "in",))
     path = tmp_path / "x" / "train.mask.bin"
     good = path.read_bytes()
     path.unlink()
@@ -355,58 +309,46 @@ def test_a_damaged_mask(damage, message, tmp_path):
         dataset.load_dataset(str(tmp_path / "x"), 8)
 
 
-def test_the_script(tmp_path, monkeypatch, capsys):
+def test_the_script(tmp_path, capsys):
     """Catches a flag that is not used, a folder that is not searched, and a split that leaks."""
-    prepare = runpy.run_path(str(preparation.DATA / "chat" / "prepare.py"))
-    monkeypatch.setattr(preparation, "DATA", tmp_path)
     records = [{"prompt": f"{n}", "completion": f"<{n}>"} for n in range(100)]
-    (tmp_path / "in").mkdir()
-    write_lines(tmp_path / "in" / "a.jsonl", *records, {"prompt": "no answer"}, *records)
-    (tmp_path / "in" / "readme.txt").write_text("no conversation")
-    settings = dict(input=(tmp_path / "in",), tokenizer="char", skip_damaged=True, name="x")
-    prepare["prepare"](prepare["Settings"](**settings))
+    both = *records, {"prompt": "no answer"}, *records
+    data = prepared(tmp_path, *both, tokenizer="char", skip_damaged=True)
     assert "left out 1 damaged records, such as" in capsys.readouterr().out
-    data = dataset.load_dataset(str(tmp_path / "x"), 8)
-    seen = [
-        set(data.tokenizer.decode(getattr(data, split)).split("<|endoftext|>")[:-1])
-        for split in dataset.SPLITS
-    ]
-    assert len(seen[0] | seen[1]) == 100 and not seen[0] & seen[1] and len(seen[1]) > 3
+    train, val = (
+        {*data.tokenizer.decode(ids).split("<|endoftext|>")[:-1]} for ids in (data.train, data.val)
+    )
+    assert len(train | val) == 100 and not train & val and len(val) > 3
 
 
 def test_the_hub(tmp_path, monkeypatch):
     """Catches another split than the one named, and a row that cannot be found again."""
     datasets = pytest.importorskip("datasets")
-    prepare = runpy.run_path(str(preparation.DATA / "chat" / "prepare.py"))
-    monkeypatch.setattr(preparation, "DATA", tmp_path)
-    rows = datasets.Dataset.from_list([GOOD] * 3 + [{"messages": ONE[:1]}])
     calls = []
 
     def load_dataset(*name, **how):
         calls.append((*name, how))
-        return rows.to_iterable_dataset()
+        return [GOOD, GOOD, GOOD, {"messages": ONE[:1]}]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    val = write_lines(tmp_path / "a.jsonl", GOOD)
-    settings = dict(hub="someone/talk", split="train_sft", val=(val,), name="x")
+    flags = dict(hub="someone/talk", split="train_sft", val=(tmp_path / "in",))
     with pytest.raises(ValueError, match="someone/talk, row 4: the conversation has no answer"):
-        prepare["prepare"](prepare["Settings"](**settings))
-    prepare["prepare"](prepare["Settings"](**settings, skip_damaged=True))
+        prepared(tmp_path, GOOD, **flags)
+    assert len(prepared(tmp_path, GOOD, **flags, skip_damaged=True).train) == 3 * 28
     assert calls[0] == ("someone/talk", None, {"split": "train_sft", "streaming": True})
-    assert len(dataset.load_dataset(str(tmp_path / "x"), 8).train) == 3 * 28
 
 
-def test_complaints_of_the_script(tmp_path):
-    """Catches a traceback for what a user gives by mistake."""
-    path = write_lines(tmp_path / "a.jsonl", GOOD, {"prompt": 5, "completion": "a"})
-    for flags, message in [
-        ([f"--input={path}"], "a.jsonl, line 2: message 1 has no text"),
-        ([f"--input={tmp_path / 'none'}"], "there is no file or folder"),
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (["--input=/nowhere"], "there is no file or folder /nowhere"),
         ([], "give --input, files of conversations, or --hub"),
-    ]:
-        command = ["data/chat/prepare.py", *flags, f"--name=test-{tmp_path.name}"]
-        assert message in complaint(run_here(*command))
-    assert not (preparation.DATA / f"test-{tmp_path.name}").exists()
+        ([f"--input={__file__}", "--name=.."], "--name=.. must be a folder's name"),
+    ],
+)
+def test_complaints_of_the_script(flags, message):
+    """Catches a traceback for what a user gives by mistake."""
+    assert message in complaint(run_here("data/chat/prepare.py", *flags))
 
 
 # ---- Rows
@@ -424,17 +366,17 @@ def test_best_fit(lengths):
 
 def test_a_long_conversation_ends_with_an_answer():
     """Catches half of an answer, a question that nobody answers, and a wrong count."""
-    mask = np.array([2, 0, 1, 1, 0, 0, 1, 1, 0, 2, 0, 0, 1, 0, 2, 0, 0, 0, 0, 1, 2, 0])
+    mask = np.array([*map(int, "2011001102001020000120")])
     tokens = np.arange(len(mask))
     rows = PackedRows(tokens, mask, 6)  # 7 tokens
     assert (rows.cut, rows.left_out, rows.lengths.tolist()) == (1, 1, [4, 4, 6, 0])
-    x, y, positions = rows.batch([0, 1, 2], 4)
-    assert x.tolist()[:2] == [[14, 15, 16, 17, 18, 19], [0, 1, 2, 3, 0, 0]]
+    x, y, _ = rows.batch([0, 1, 2], 4)
+    assert x.tolist()[:2] == [[*range(14, 20)], [0, 1, 2, 3, 0, 0]]
     assert y.tolist()[:2] == [[-1, -1, -1, -1, 19, -1], [-1, 2, 3, -1, -1, -1]]
     assert y[3].unique().tolist() == [-1]
     rows = PackedRows(tokens, mask, 8)
-    assert (rows.cut, rows.left_out) == (0, 1) and len(rows) == 3
+    assert (rows.cut, rows.left_out, len(rows)) == (0, 1, 3)
     x, y, positions = PackedRows(tokens, mask, 12).batch([0], 1)
-    assert x[0, :12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 9, 10, 11, 12]
-    assert positions[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]
+    assert x[0, :12].tolist() == [*range(8), *range(9, 13)]
+    assert positions[0].tolist() == [*range(8), *range(4)]
     assert (mask[x[positions == 0]] == BEGINS).all() and y[0, 7] == -1

@@ -1,6 +1,5 @@
 """Documents to token files: nothing is lost, and an interruption leaves no mixture."""
 
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -11,6 +10,7 @@ from conftest import POEM
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.common import files
 from engine.text import dataset, preparation, sources
 from engine.text.tokenizer import create_tokenizer
 
@@ -22,20 +22,20 @@ def test_written_and_read_back(tmp_path):
     texts do not need, and a meta.json that does not describe the files.
     """
     text = POEM.replace("\n", " ") * 5 + "the end"
-    border = int(0.9 * len(text))
-    preparation.write_dataset(tmp_path, [text[:border]], "char", "poem.txt", val=[text[border:]])
+    train, val = text[:500], text[500:]
+    preparation.write_dataset(tmp_path, [train], "char", "poem.txt", val=[val])
     data = dataset.load_dataset(str(tmp_path), 8)
     meta = json.loads((tmp_path / "meta.json").read_text())
-    assert data.tokenizer.decode(data.train.tolist()) == text[:border]
-    assert data.tokenizer.decode(data.val.tolist()) == text[border:]
     assert meta["dtype"] == "uint16" and meta["vocab_size"] == len(set(text))
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    assert meta["source"] == {"name": "poem.txt", "sha256": digest}
-    for split in "train", "val":
-        content = (tmp_path / f"{split}.bin").read_bytes()
-        assert meta[split]["sha256"] == hashlib.sha256(content).hexdigest()
-        assert meta[split]["tokens"] == meta[split]["characters"] == len(content) // 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(FILES)
+    assert meta["source"] == {"name": "poem.txt", "sha256": files.sha256_of([text.encode()])}
+    for split, expected in ("train", train), ("val", val):
+        assert data.tokenizer.decode(getattr(data, split)) == expected
+        assert meta[split] == {
+            "tokens": len(expected),
+            "characters": len(expected),
+            "sha256": files.sha256_of_file(tmp_path / f"{split}.bin"),
+        }
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == sorted(FILES)
 
 
 def test_whole_documents_validate(tmp_path):
@@ -52,13 +52,13 @@ def test_whole_documents_validate(tmp_path):
 def test_a_tenth_of_any_documents(lengths, seed):
     """Catches a validation split that is one large file, nothing at all, or text that is lost."""
     rng = np.random.default_rng(seed)
-    documents = ["".join(rng.choice(list("ab \n"), size=length)) for length in lengths]
+    documents = ["".join(rng.choice([*"ab \n"], size=length)) for length in lengths]
     train, val = preparation.split_documents(documents)
     total = sum(lengths)
-    assert sum(map(len, train)) + sum(map(len, val)) == total
-    if total > 1000:
-        assert 0.04 < sum(map(len, val)) / total < 0.16
-    if len(train) + len(val) == len(documents) and len(documents) >= 20:
+    share = sum(map(len, val)) / total
+    assert sum(map(len, train + val)) == total
+    assert total <= 1000 or 0.04 < share < 0.16
+    if len(train + val) == len(documents) >= 20:
         assert sorted(train + val) == sorted(documents)
 
 
@@ -105,10 +105,9 @@ def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):
             if Path(target) == folder / file:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(os, "replace", replace)
-        with pytest.raises(KeyboardInterrupt):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(os, "replace", replace)
             preparation.write_dataset(folder, ["Another text. " * 200], "char", "another")
-        monkeypatch.undo()
         if file == "meta.json":
             assert "A" in dataset.load_dataset(poem, 8).tokenizer.characters
         else:
@@ -116,17 +115,17 @@ def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):
                 dataset.load_dataset(poem, 8)
         preparation.write_dataset(folder, [POEM * 30], "char", "a poem")
         assert "T" in dataset.load_dataset(poem, 8).tokenizer.characters
-        assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+        assert sorted(path.name for path in folder.glob("[!.]*")) == sorted(FILES)
 
 
 def test_download_without_network_or_with_another_file(tmp_path):
     """Catches a half-written or forged file that is kept, and a traceback without a network."""
-    good = tmp_path / "good.txt"
+    good, path = tmp_path / "good.txt", tmp_path / "input.txt"
     good.write_text("good")
     with pytest.raises(ValueError, match="not the expected file"):
-        sources.download(good.as_uri(), "0" * 64, tmp_path / "input.txt")
-    assert not (tmp_path / "input.txt").exists()
-    sources.download(good.as_uri(), hashlib.sha256(b"good").hexdigest(), tmp_path / "input.txt")
-    assert (tmp_path / "input.txt").read_text() == "good"
+        sources.download(good.as_uri(), "0" * 64, path)
+    assert not path.exists()
     with pytest.raises(ValueError, match="prepare.py --input FILE"):
-        sources.download("http://127.0.0.1:9/none", "0" * 64, tmp_path / "other.txt")
+        sources.download("http://127.0.0.1:9/none", "0" * 64, path)
+    sources.download(good.as_uri(), files.sha256_of([b"good"]), path)
+    assert path.read_text() == "good"

@@ -16,6 +16,7 @@ datasets = pytest.importorskip("datasets")
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 WORDS = (POEM * 3).split()
+LINES = b"".join(b'{"text": "%d"}\n' % n for n in range(999))
 
 
 @pytest.fixture(autouse=True)
@@ -40,33 +41,32 @@ def jsonl(path, texts, key="text"):
     return path
 
 
-def prepared(folder, paths, tokenizer="byte"):
+def prepared(folder, paths):
     def read():
         return sources.with_splits(sources.read_files(paths), 0.2)
 
-    sources.write_large_dataset(folder, read, tokenizer, "texts")
+    sources.write_large_dataset(folder, read, "byte", "texts")
     return dataset.load_dataset(str(folder), 8)
 
 
-def read(*paths):
-    return [*sources.read_files(paths)]
-
-
 def test_every_kind_of_file(tmp_path):
-    """Catches a kind of file that loses, reorders or changes texts."""
+    """Catches a kind of file that loses, reorders or changes texts, a file deeper in a folder that
+    is left out, and one of another kind that is read.
+    """
     texts = documents(100)
-    path = jsonl(tmp_path / "a.jsonl", [*texts, None])
+    (tmp_path / "deep").mkdir()
+    path = jsonl(tmp_path / "deep" / "a.jsonl", [*texts, None])
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
-    compressed = pyarrow.compress(path.read_bytes(), codec="zstd", asbytes=True)
-    (tmp_path / "c.jsonl.zst").write_bytes(compressed)
+    lines = path.read_bytes().splitlines(keepends=True)
+    frames = [pyarrow.compress(line, codec="zstd", asbytes=True) for line in lines]
+    (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
     parquet.write_table(pyarrow.table({"text": [*texts, None]}), tmp_path / "d.parquet")
-    paths = sorted(tmp_path.glob("?.*"))
-    for path in paths:
-        assert read(path) == [*texts, ""]
-    assert len(read(*paths)) == 4 * (len(texts) + 1)
-    data = prepared(tmp_path / "x", paths[2:])
-    whole = data.tokenizer.decode([*data.train.tolist(), 10, *data.val.tolist()])
-    assert sorted(whole.split("\n")) == sorted("\n".join([*texts[1:], *texts[1:]]).split("\n"))
+    (tmp_path / "e.txt").write_text("no record")
+    records = sources.read_records(tmp_path)
+    assert [*sources.read_documents(records)] == 4 * [*texts, ""]
+    data = prepared(tmp_path / "x", sorted(tmp_path.glob("[cd].*")))
+    whole = data.tokenizer.decode([*data.train, 10, *data.val])
+    assert sorted(whole.split("\n")) == sorted("\n".join(2 * texts[1:]).split("\n"))
 
 
 def test_plain_lines_need_no_library(tmp_path, monkeypatch):
@@ -74,18 +74,9 @@ def test_plain_lines_need_no_library(tmp_path, monkeypatch):
     jsonl(tmp_path / "w1.jsonl", ["wrong"])
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = jsonl(tmp_path / "w[1].jsonl", ["right"])
-    assert read(path) == ["right"]
+    assert [*sources.read_files([path])] == ["right"]
     with pytest.raises(ValueError, match="a.parquet needs the library pyarrow: pip install"):
-        read(tmp_path / "a.parquet")
-
-
-def test_folders_of_records(tmp_path):
-    """Catches a file deeper in a folder that is left out, and one of another kind that is read."""
-    (tmp_path / "deep").mkdir()
-    jsonl(tmp_path / "deep" / "b.jsonl", ["b"])
-    jsonl(tmp_path / "a.jsonl", ["a"])
-    (tmp_path / "c.txt").write_text("c")
-    assert [*sources.read_documents(sources.read_records(tmp_path))] == ["a", "b"]
+        [*sources.read_files([tmp_path / "a.parquet"])]
 
 
 def test_an_interruption(monkeypatch):
@@ -104,9 +95,9 @@ def test_the_split(tmp_path):
     again = prepared(tmp_path / "y", paths)
     assert first.hashes == again.hashes and first.tokens_per_character == again.tokens_per_character
     other = prepared(tmp_path / "z", paths[::-1])
-    ours, theirs = (data.tokenizer.decode(data.val.tolist()) for data in (first, other))
+    ours, theirs = (data.tokenizer.decode(data.val) for data in (first, other))
     assert sorted(ours.split("\n")) == sorted(theirs.split("\n"))
-    assert 40 < len(set(texts) & set(ours.split("\n"))) < 80
+    assert 40 < len({*texts} & {*ours.split("\n")}) < 80
     meta = json.loads((tmp_path / "z" / "meta.json").read_text())
     assert meta["val"]["characters"] == len(theirs)
 
@@ -117,7 +108,7 @@ def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     text = "Füße, ein Wort\r\n" * 200
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-    sections = read(path)
+    sections = [*sources.read_files([path])]
     assert "".join(sections) == text and len(sections) > 10
     assert all(section.endswith("\n") for section in sections)
 
@@ -126,46 +117,66 @@ def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
     "name, content, message",
     [
         ("a.jsonl", b'{"text": "a"}\n{"text":', "a.jsonl, line 2: no JSON"),
-        ("i.jsonl", b"5\n", "i.jsonl, line 1: a int in place of an object"),
-        ("b.jsonl.gz", b"no gzip", "cannot prepare .*b.jsonl.gz"),
-        ("c.parquet", b"no parquet", "cannot prepare .*c.parquet"),
-        ("d.jsonl", b'{"content": "a"}\n', r"line 1: no column 'text': .* --column \(content\)"),
-        ("e.jsonl", b'{"text": 5}\n', r"e.jsonl, line 1: its column 'text' is a int, not text"),
-        ("h.jsonl", b'{"text": ["a"]}\n', "h.jsonl, line 1: its column 'text' is a list"),
+        ("b.jsonl", b"5\n", "b.jsonl, line 1: a int in place of an object"),
+        ("c.jsonl", b'{"content": "a"}\n', r"line 1: no column 'text': .* --column \(content\)"),
+        ("d.jsonl", b'{"text": 5}\n', r"d.jsonl, line 1: its column 'text' is a int, not text"),
+        ("e.jsonl", b'{"text": "one"}\n', "texts: there is no text"),
         ("f.txt", b"Text \xff" * 9, "f.txt is not UTF-8 text"),
-        ("g.jsonl", b'{"text": "one"}\n', "texts: there is no text"),
+        ("g.jsonl.gz", b"no gzip", "cannot prepare .*g.jsonl.gz"),
+        ("h.jsonl.gz", gzip.compress(LINES)[:-20], "cannot prepare .*h.jsonl.gz"),
+        ("i.jsonl.zst", b"no zstd", "cannot prepare .*i.jsonl.zst"),
+        (
+            "j.jsonl.zst",
+            pyarrow.compress(LINES, codec="zstd", asbytes=True)[:-20],
+            "cannot prepare .*j.jsonl.zst",
+        ),
+        ("k.parquet", b"no parquet", "cannot prepare .*k.parquet"),
     ],
+    ids=lambda value: value if isinstance(value, str) and len(value) < 12 else "",
 )
 def test_files_that_cannot_be_used(tmp_path, name, content, message):
-    """Catches a traceback that names no file, and a folder that is left behind."""
+    """Catches a traceback that names no file, an archive that is cut off and read all the same, and
+    a folder that is left behind.
+    """
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         prepared(tmp_path / "x", [tmp_path / name])
-    assert not (tmp_path / "x").exists()
+    assert not [*tmp_path.glob("x/[!.]*")]
 
 
 def test_the_script(tmp_path, monkeypatch):
-    """Catches a script that does not know jsonl, forgets a text beside it, or trains on --val."""
+    """Catches a script that does not know jsonl, forgets a text beside it, or trains on --val, in
+    the same folder or under another name.
+    """
     texts = tmp_path / "texts"
     texts.mkdir()
     jsonl(texts / "a.jsonl", [f"abc {n} " * 9 for n in range(99)], key="content")
     (texts / "b.txt").write_text("hij " * 400)
     val = jsonl(texts / "val.jsonl", ["xyz"] * 30, key="content")
-    prepare = runpy.run_path(str(dataset.DATA / "text" / "prepare.py"))
+    other_name = texts / "latest.jsonl"
+    other_name.symlink_to(val)
+    script = runpy.run_path(str(dataset.DATA / "text" / "prepare.py"))
     monkeypatch.setattr(preparation, "DATA", tmp_path)
-    settings = dict(input=(texts,), val=(val,), name="mine")
+
+    def prepare(**settings):
+        script["prepare"](script["Settings"](input=(texts,), name="mine", **settings))
+        return dataset.load_dataset(str(tmp_path / "mine"), 8)
+
     with pytest.raises(ValueError, match="choose one by --column"):
-        prepare["prepare"](prepare["Settings"](**settings))
-    prepare["prepare"](prepare["Settings"](**settings, column="content"))
-    data = dataset.load_dataset(str(tmp_path / "mine"), 8)
-    assert set(data.tokenizer.decode(data.train.tolist())) == set("abchij 0123456789\n")
-    assert data.tokenizer.decode(data.val.tolist()) == "\n".join(["xyz"] * 30)
+        prepare(val=(val,))
+    data = prepare(val=(other_name,), column="content")
+    assert {*data.tokenizer.decode(data.train)} == {*"abchij 0123456789\n"}
+    assert data.tokenizer.decode(data.val) == "\n".join(["xyz"] * 30)
+    [path.unlink() for path in texts.glob("*.jsonl")]
+    (texts / "c.txt").write_text("xyz " * 9)
+    data = prepare(val=(texts / "c.txt",))
+    assert data.tokenizer.decode(data.val) == "xyz " * 9
+    assert data.tokenizer.decode(data.train) == "hij " * 400
 
 
 def test_the_hub(tmp_path, monkeypatch, capsys):
     """Catches another dataset than its name, and --tokens that reads on."""
-    texts = documents(1000)
-    path = jsonl(tmp_path / "a.jsonl", texts)
+    path = jsonl(tmp_path / "a.jsonl", documents(1000))
     really = datasets.load_dataset
     calls = []
 
@@ -180,9 +191,9 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     whole = prepare_hub("hub")
-    assert calls[-1] == ("someone/something", "sample", {"split": "train", "streaming": False})
     part = prepare_hub("part", "--tokens=90000")
-    assert calls[-1][2]["streaming"]
+    about = {"split": "train", "streaming": False}
+    assert calls[0] == ("someone/something", "sample", about) and calls[-1][2]["streaming"]
     assert 90_000 <= len(part.train) + len(part.val) < len(whole.train) / 1.3
     assert np.array_equal(part.train, whole.train[: len(part.train)])
 
@@ -197,7 +208,7 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         prepare_hub("x")
     assert 'needs the library datasets: pip install -e ".[data]"' in capsys.readouterr().err
-    assert not (tmp_path / "x").exists()
+    assert not [*tmp_path.glob("x/[!.]*")]
 
 
 @pytest.mark.parametrize("name", ["openwebtext", "fineweb"])

@@ -5,12 +5,13 @@ import random
 from contextlib import nullcontext
 from dataclasses import asdict
 
+import conftest
 import pytest
 import torch
 from conftest import (
     POEM,
-    SMALL,
     as_flags,
+    assert_the_same_run,
     losses,
     metrics,
     output_of,
@@ -29,7 +30,7 @@ from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.training.batches import micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
 from model import POSITION
-from train import TrainConfig, settings, train
+from train import TrainConfig, train
 
 CPU = torch.device("cpu")
 WORDS = POEM.split()
@@ -56,11 +57,23 @@ def write(folder, tokenizer="byte", count=60):
 
 
 @pytest.fixture
-def configure(tmp_path):
-    """configure(**changes): the TrainConfig of a small run on conversations into tmp_path/out."""
-    paths = dict(dataset=write(tmp_path / "talk"), out_dir=str(tmp_path / "out"))
-    settings = SMALL | dict(block_size=96, optimizer="adamw", learning_rate=1e-3, log_interval=1)
-    return lambda **changes: TrainConfig(**settings | paths | changes)
+def talks(tmp_path, monkeypatch):
+    """A current folder with the dataset talk, of conversations."""
+    monkeypatch.chdir(tmp_path)
+    write("talk")
+
+
+def configure(**changes):
+    """The TrainConfig of a small run on the dataset talk, into out."""
+    settings = dict(block_size=96, optimizer="adamw", learning_rate=1e-3, log_interval=1)
+    return conftest.configure(**settings | dict(dataset="talk") | changes)
+
+
+def packed(config):
+    """The Dataset of settings, in rows."""
+    data = dataset.load_dataset("talk", config.block_size)
+    data.pack(config.block_size)
+    return data
 
 
 def model_of(config, data):
@@ -92,13 +105,12 @@ def test_a_conversation_sees_only_itself(path, change):
             assert (found - expected[0]).abs().max() < 1e-10
 
 
-def test_micro_batches_are_epochs(configure):
+def test_micro_batches_are_epochs(talks):
     """Catches hidden state, a conversation that comes twice before another came once, an order that
     is the same in each epoch, and rows that depend on how micro-batches share them out.
     """
     config = configure()
-    data = dataset.load_dataset(config.dataset, 96)
-    data.pack(96)
+    data = packed(config)
     rows = data.rows["train"]
     few = configure(batch_size=1, gradient_accumulation_steps=4)
     for step in 7, 3:
@@ -106,11 +118,11 @@ def test_micro_batches_are_epochs(configure):
         parts = [micro_batch(data, few, step, n, CPU) for n in range(4)]
         for whole, split in (x, 0), (y, 1), (positions, 3):
             assert torch.equal(whole, torch.cat([part[split] for part in parts]))
-    seen = [
-        micro_batch(data, configure(batch_size=1), n, 0, CPU)[0][0].tolist()
-        for n in range(2 * len(rows))
-    ]
-    first, second = seen[: len(rows)], seen[len(rows) :]
+    one = configure(batch_size=1)
+    first, second = (
+        [micro_batch(data, one, n, 0, CPU)[0][0].tolist() for n in steps]
+        for steps in (range(len(rows)), range(len(rows), 2 * len(rows)))
+    )
     expected = rows.batch(range(len(rows)), len(rows))[0].tolist()
     assert sorted(first) == sorted(second) == sorted(expected) and first != second != expected
     assert "60 conversations in 44 rows, 13.4% of" in rows.summary() and rows.cut == 25
@@ -119,90 +131,69 @@ def test_micro_batches_are_epochs(configure):
 # ---- The loss of a step
 
 
-def gradient(config, data, batches, loss_of):
+def gradient(config, data, batches):
     """The loss of a step and the gradient that the optimizer gets."""
     model = model_of(config, data)
     optimizer = make_optimizer(model, config)
     found = {}
     optimizer.step = lambda _: found.update({p: p.grad.clone() for p in optimizer.state})
-    loss = loss_of(model, batches, optimizer)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    loss, *_ = training_step(model, batches, optimizer, scaler, nullcontext())
     return [loss, *found.values()]
 
 
-def step(model, batches, optimizer):
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    return training_step(model, batches, optimizer, scaler, nullcontext())[0]
-
-
-def test_the_mean_over_the_whole_step(configure):
+def test_the_mean_over_the_whole_step(talks):
     """Catches the mean of the means of micro-batches, in which a token beside few others weighs
     more; and one without any that adds NaN, or counts (karpathy/nanochat#590, #618).
     """
     config = configure()
-    data = dataset.load_dataset(config.dataset, 96)
-    data.pack(96)
+    data = packed(config)
     x, y, positions = data.rows["train"].batch(range(4), 4)
     y[1, 5:] = -1
-    whole = gradient(config, data, [(x, y, None, positions)], step)
+    whole = gradient(config, data, [(x, y, None, positions)])
     parts = [(x[n, None], y[n, None], None, positions[n, None]) for n in range(4)]
     assert len({int((y >= 0).sum()) for _, y, *_ in parts}) > 2
     nothing = (x[:1], torch.full_like(y[:1], -1), None, positions[:1])
     for batches in parts, [*parts[:2], nothing, *parts[2:]], [nothing, *parts]:
-        found = gradient(config, data, batches, step)
+        found = gradient(config, data, batches)
         assert all((a - b).norm() < 1e-6 * a.norm() for a, b in zip(whole, found, strict=True))
-    alone = gradient(config, data, [nothing, nothing], step)
+    alone = gradient(config, data, [nothing, nothing])
     assert not any(tensor.any() for tensor in alone)
 
 
-def test_accumulation_and_processes(configure, tmp_path):
+def test_accumulation_and_processes(talks, tmp_path):
     """Catches a loss or weights that depend on how a step's conversations are shared out."""
-    configs = {
-        "one": configure(batch_size=8),
-        "four": configure(batch_size=2, gradient_accumulation_steps=4),
-    }
-    for name, config in configs.items():
-        config.out_dir = str(tmp_path / name)
-        config.max_iters = 3
-        train(config)
-    flags = [f"--{k}={v}" for k, v in vars(configs["four"]).items() if k in SMALL or k in RUN]
+    train(configure(batch_size=8, max_iters=3, out_dir="one"))
+    config = configure(batch_size=2, gradient_accumulation_steps=4, max_iters=3, out_dir="four")
+    train(config)
     for kind in "ddp", "fsdp":
-        out = f"--out_dir={tmp_path / kind}"
-        results = ranks_here(2, "train.py", *flags, out, f"--parallel={kind}")
+        paths = dict(dataset=tmp_path / "talk", out_dir=tmp_path / kind, parallel=kind)
+        results = ranks_here(2, "train.py", *as_flags(vars(config) | paths))
         assert not any(status for status, _ in results), results
-    expected = metrics(tmp_path / "one")
     for name in "four", "ddp", "fsdp":
-        for a, b in zip(expected, metrics(tmp_path / name), strict=True):
-            for key, rel in ("train_loss", 1e-6), ("val_loss", 1e-6), ("grad_norm", 1e-5):
-                assert key not in a or a[key] == pytest.approx(b[key], rel=rel), (name, key)
-        for key, p in weights(tmp_path / "one").items():
-            assert (p - weights(tmp_path / name)[key]).abs().max() < 2e-5
+        assert_the_same_run("one", name)
 
 
-RUN = {"dataset", "optimizer", "learning_rate", "gradient_accumulation_steps", "max_iters"}
-
-
-def test_a_resumed_run(configure, tmp_path):
+def test_a_resumed_run(talks):
     """Catches an epoch that begins again, or a grown vocabulary that is lost."""
-    whole = str(tmp_path / "whole")
     extra = dict(dropout=0.1, lr_decay_iters=16, eval_interval=8, learning_rate=1e-2)
-    train(configure(**extra, max_iters=16, out_dir=whole))
+    train(configure(**extra, max_iters=16, out_dir="whole"))
     train(configure(**extra, max_iters=8))
     train(configure(**extra, max_iters=16, init_from="resume"))
-    assert same_weights(whole, tmp_path / "out") and losses(whole) == losses(tmp_path / "out")
-    assert losses(whole)[-1]["val_loss"] < losses(whole)[0]["train_loss"] - 0.3
+    assert same_weights("whole", "out") and losses("whole") == losses("out")
+    assert losses("out")[-1]["val_loss"] < losses("out")[0]["train_loss"] - 0.3
 
 
 # ---- Validation
 
 
 @torch.no_grad()
-def test_validation_is_of_what_is_learned(configure):
+def test_validation_is_of_what_is_learned(talks):
     """Catches a loss over questions or padding, over a mean of means, or of half of the rows; and
     bits that count other characters.
     """
     config = configure(batch_size=3, eval_iters="full", block_size=256)
-    data = dataset.load_dataset(config.dataset, 256)
-    data.pack(256)
+    data = packed(config)
     model = model_of(config, data)
     template = ChatTemplate(data.tokenizer)
     total = count = characters = 0
@@ -224,79 +215,94 @@ def test_validation_is_of_what_is_learned(configure):
 
 # ---- Fine-tuning
 
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}{{ '<' + m.role + '>' + m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
 
 def llama_folder(folder):
     """A Llama as it is published, with random weights and a chat template."""
     transformers = pytest.importorskip("transformers")
-    tokenizer = with_special_tokens(create_tokenizer("byte"), ["<s>", "</s>"])
-    shape = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, vocab_size=258)
-    shape |= dict(num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=128)
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**shape, eos_token_id=257, initializer_range=0.3)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    template = (
-        "{{ bos_token }}{% for m in messages %}{{ '<' + m.role + '>' + m.content }}"
-        "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    config = transformers.LlamaConfig(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        vocab_size=258,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        eos_token_id=257,
+        initializer_range=0.3,
     )
-    texts = dict(chat_template=template, bos_token="<s>", eos_token="</s>")
-    for name, content in [
-        ("tokenizer.json", tokenizer.tokenizer_json),
-        ("tokenizer_config.json", texts),
-    ]:
-        (folder / name).write_text(json.dumps(content))
-    return str(folder)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer = with_special_tokens(create_tokenizer("byte"), ["<s>", "</s>"])
+    texts = dict(chat_template=TEMPLATE, bos_token="<s>", eos_token="</s>")
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer.tokenizer_json))
+    (folder / "tokenizer_config.json").write_text(json.dumps(texts))
 
 
-@pytest.mark.parametrize("lora", [0, 4])
-def test_a_published_model(lora, tmp_path):
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_a_published_model(lora_rank, tmp_path):
     """Catches a model of others whose template or tokens are lost on the way to a checkpoint, and
     from there to an answer.
     """
-    folder = llama_folder(tmp_path / "llama")
-    settings = dict(dataset=write(tmp_path / "talk", folder), init_from=folder, block_size=96)
-    settings |= dict(max_iters=30, eval_interval=30, batch_size=4, gradient_accumulation_steps=1)
-    settings |= dict(optimizer="adamw", learning_rate=1e-2, lora_rank=lora, log_interval=1)
-    flags = as_flags(settings)
-    out = f"--out_dir={tmp_path / 'out'}"
-    printed = output_of("train.py", *flags, out)
+    folder = tmp_path / "llama"
+    llama_folder(folder)
+    settings = dict(
+        dataset=write(tmp_path / "talk", str(folder)),
+        init_from=folder,
+        out_dir=tmp_path / "out",
+        block_size=96,
+        max_iters=30,
+        eval_interval=30,
+        batch_size=4,
+        gradient_accumulation_steps=1,
+        optimizer="adamw",
+        learning_rate=1e-2,
+        lora_rank=lora_rank,
+        log_interval=1,
+    )
+    printed = output_of("train.py", *as_flags(settings))
     assert "bits per character" in printed and "vocabulary grows" not in printed
     found = metrics(tmp_path / "out")
-    assert found[-1]["val_loss"] < found[0]["train_loss"] - (0.2 if lora else 1)
+    assert found[-1]["val_loss"] < found[0]["train_loss"] - (0.2 if lora_rank else 1)
     line = json.dumps({"messages": [{"role": "user", "content": "Tyger"}]})
-    result = run_here("sample.py", out, "--prompts=-", "--max_new_tokens=30", typed=line)
+    command = "sample.py", f"--out_dir={tmp_path / 'out'}", "--prompts=-", "--max_new_tokens=30"
+    result = run_here(*command, typed=line)
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
     assert answer["prompt"][0]["content"] == "Tyger" and 257 not in answer["tokens"]
 
 
-def test_a_model_that_knows_no_conversations(configure, poem, tmp_path, capsys):
+def test_a_model_that_knows_no_conversations(talks, capsys):
     """Catches special tokens that a model of a plain text cannot learn, or weights that change when
     its vocabulary grows.
     """
-    base = str(tmp_path / "base")
-    dataset.write_dataset(tmp_path / "text", [POEM * 30], "bpe:300", "a poem")
-    changes = dict(dataset=tmp_path / "text", out_dir=base)
-    changes |= dict(max_iters=1, n_layer=2, n_embd=32, block_size=96)
-    train(settings(["config/minute.toml", *(f"--{k}={v}" for k, v in changes.items())]))
-    name = write(tmp_path / "more", base)
-    train(configure(dataset=name, init_from=base, max_iters=0))
+    dataset.write_dataset("plain", [POEM * 30], "bpe:300", "a poem")
+    shape = dict(max_iters=1, n_layer=2, n_embd=32, block_size=96)
+    train(TrainConfig(dataset="plain", out_dir="base", **shape))
+    write("more", "base")
+    tune = dict(dataset="more", init_from="base")
+    train(configure(**tune, max_iters=0))
     assert "vocabulary grows to 302" in capsys.readouterr().out
-    for key, p in weights(tmp_path / "out").items():
-        before = weights(base)[key]
-        assert torch.equal(p[: len(before)], before) and key
+    before = weights("base")
+    found = weights("out")
+    for name, p in before.items():
+        assert torch.equal(found[name][: len(p)], p)
+    mean = before["transformer.wte.weight"].mean(0)
+    assert torch.allclose(found["transformer.wte.weight"][301], mean)
     with pytest.raises(ValueError, match="lora_rank=4 cannot learn the special tokens"):
-        train(configure(dataset=name, init_from=base, lora_rank=4))
-    row = weights(tmp_path / "out")["transformer.wte.weight"][301]
-    mean = weights(base)["transformer.wte.weight"].mean(0)
-    assert torch.allclose(row, mean)
-    with pytest.raises(ValueError, match="trained on other tokens .* data/chat/prepare.py"):
-        train(configure(init_from=base, max_iters=0))
-    train(configure(dataset=name, init_from=base, max_iters=12, learning_rate=1e-2))
-    assert losses(tmp_path / "out")[-1]["val_loss"] < losses(tmp_path / "out")[0]["train_loss"] - 1
+        train(configure(**tune, lora_rank=4))
+    with pytest.raises(ValueError, match="trained on other tokens .*data/chat/prepare.py"):
+        train(configure(init_from="base", max_iters=0))
+    train(configure(**tune, max_iters=12, learning_rate=1e-2))
+    assert losses("out")[-1]["val_loss"] < losses("out")[0]["train_loss"] - 1
 
 
-def test_what_cannot_be_trained(configure):
+def test_what_cannot_be_trained(talks):
     """Catches attention that mixes conversations, and rows without any."""
     with pytest.raises(ValueError, match="attention='linear' cannot keep documents apart"):
         train(configure(attention="linear"))

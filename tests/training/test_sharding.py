@@ -4,16 +4,23 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from conftest import SMALL, as_flags, metrics, output_of, ranks_here, weights
+from conftest import (
+    SMALL,
+    as_flags,
+    assert_the_same_run,
+    configure,
+    losses,
+    newest,
+    output_of,
+    ranks_here,
+)
 
 from engine.common import processes
 from engine.common.processes import init_process_group
 from engine.text import dataset
 from engine.training.batches import validation_loss
 from engine.training.optimizer import Muon
-from engine.weights import checkpoint
 from model import GPT
-from train import TrainConfig
 
 
 @pytest.fixture
@@ -23,23 +30,28 @@ def flags(poem):
 
 
 def run_ranks(count, *command):
-    """Run a script in several processes; return the first one's output."""
+    """Run a script in several processes."""
     results = ranks_here(count, *command)
     assert not any(status for status, _ in results), results
     assert "Warning" not in results[0][1]
-    return results[0][1]
+
+
+def script(folder, content):
+    """A file with a script of this page."""
+    path = folder / "script.py"
+    path.write_text(content)
+    return path
 
 
 def test_each_process_has_its_own_gpu(monkeypatch):
     """Catches a process on another one's GPU, and NCCL's ten minutes, too short to prepare data."""
     told = {}
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    cuda, distributed = torch.cuda, torch.distributed
+    monkeypatch.setattr(cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(distributed, "init_process_group", lambda _, **about: told.update(about))
     for name, value in dict(WORLD_SIZE="4", RANK="3", LOCAL_RANK="1").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(
-        torch.distributed, "init_process_group", lambda backend, **settings: told.update(settings)
-    )
     assert init_process_group(torch.device("cuda")) == told["device_id"] == torch.device("cuda:1")
     assert told["timeout"].total_seconds() >= 1800
     monkeypatch.setenv("LOCAL_RANK", "2")
@@ -48,31 +60,31 @@ def test_each_process_has_its_own_gpu(monkeypatch):
             init_process_group(torch.device(kind))
 
 
-def test_processes_take_turns_in_an_evaluation(poem, monkeypatch):
+def test_processes_take_turns_in_an_evaluation(poem_here, monkeypatch):
     """Catches processes of which one makes more passes than another, which would wait for ever with
     fsdp, and a batch that is left out or counts twice.
     """
-    config = TrainConfig(**SMALL, dataset=poem, eval_iters=5)
-    data = dataset.load_dataset(poem, 16)
+    config = configure(eval_iters=5)
+    data = dataset.load_dataset("poem", 16)
     model = GPT(config.model_config(data.tokenizer.vocab_size))
     torch.nn.init.normal_(model.lm_head.weight)
     passes = []
     model.register_forward_hook(lambda *_: passes.append(processes.rank()))
-    sums = {}
-
-    def kept(total):
-        sums.setdefault(processes.world_size(), []).append(total.clone())
-        return total
-
-    monkeypatch.setattr(processes, "all_reduce_sum", kept)
+    sums = []
+    monkeypatch.setattr(
+        processes, "all_reduce_sum", lambda total: sums.append(total.clone()) or total
+    )
+    whole = None
     for count in 1, 2, 3, 7:
         monkeypatch.setenv("WORLD_SIZE", str(count))
         passes.clear()
+        sums.clear()
         for rank in range(count):
             monkeypatch.setenv("RANK", str(rank))
             validation_loss(model, data, config, torch.device("cpu"), nullcontext())
         assert [passes.count(rank) for rank in range(count)] == [-(-5 // count)] * count
-        torch.testing.assert_close(sum(sums[count]), sums[1][0])
+        whole = sum(sums) if count == 1 else whole
+        torch.testing.assert_close(sum(sums), whole)
 
 
 MUON = """
@@ -129,33 +141,20 @@ def muon_steps(few, place=lambda x: x):
 @pytest.mark.parametrize("kind, count", [("ddp", 2), ("fsdp", 4)])
 def test_muon_is_shared_out(tmp_path, kind, count):
     """Catches updates that go to another matrix or shard, are lost, or are made twice."""
-    (tmp_path / "muon.py").write_text(MUON)
-    run_ranks(count, tmp_path / "muon.py", kind, tmp_path / "found")
+    run_ranks(count, script(tmp_path, MUON), kind, tmp_path / "found")
     for few, matrices in (False, 14), (True, 1):
         params, state = muon_steps(few)
         found = torch.load(f"{tmp_path / 'found'}.{few}")
-        assert sum(one["counted"] for one in found) == 3 * matrices
-        assert few or max(one["counted"] for one in found) <= 3 * (matrices / count + 2)
+        counts = [one["counted"] for one in found]
+        assert sum(counts) == 3 * matrices and (few or max(counts) <= 3 * (matrices / count + 2))
         for one in found:
-            for p, q, first in zip(params, one["params"], found[0]["params"]):
-                assert torch.equal(q, first)  # the processes may not drift apart
-                torch.testing.assert_close(q, p.detach(), rtol=0, atol=1e-6)
-        for name, mine in state.items():
-            torch.testing.assert_close(found[0]["state"][name], mine, rtol=0, atol=1e-6)
-
-
-def assert_the_same_run(one, other):
-    """Losses to 1e-5, weights and the optimizer's state to 1e-4 of the largest."""
-    for a, b in zip(metrics(one), metrics(other), strict=True):
-        for name, rel in ("train_loss", 1e-5), ("val_loss", 1e-5), ("grad_norm", 1e-4):
-            assert name not in a or a[name] == pytest.approx(b[name], rel=rel), name
-    pairs = [(p, weights(other)[name]) for name, p in weights(one).items()]
-    mine, theirs = [
-        checkpoint.load_trainer(checkpoint.find_checkpoint(out_dir))["optimizer"]
-        for out_dir in (one, other)
-    ]
-    pairs += [(tensor, theirs[name]) for name, tensor in mine.items()]
-    assert all((a - b).abs().max() <= 1e-4 * a.abs().max() for a, b in pairs)
+            assert all(map(torch.equal, one["params"], found[0]["params"]))  # they never drift
+        torch.testing.assert_close(
+            (found[0]["params"], found[0]["state"]),
+            ([p.detach() for p in params], state),
+            rtol=0,
+            atol=1e-6,
+        )
 
 
 UNEVEN = ["--n_embd=18", "--mlp_size=25"]  # rows that two processes hold as 13 and 12
@@ -204,15 +203,14 @@ runpy.run_path("train.py", run_name="__main__")
 )
 def test_a_loss_that_is_not_finite_in_one_process(flags, tmp_path, parallel, dtype, rel):
     """Catches processes of which one stops and the others wait for it, or update."""
-    (tmp_path / "ruined.py").write_text(RUINED)
-    flags += ["--max_iters=8", "--log_interval=1", f"--dtype={dtype}"]
+    flags += ["--max_iters=8", "--log_interval=1", f"--dtype={dtype}", f"--parallel={parallel}"]
     for count in 1, 2:
         out = f"--out_dir={tmp_path / str(count)}"
-        results = ranks_here(count, tmp_path / "ruined.py", *flags, out, f"--parallel={parallel}")
+        results = ranks_here(count, script(tmp_path, RUINED), *flags, out)
         assert [status for status, _ in results] == [2] * count
         assert any("at step 3: stopped" in output for _, output in results)
-    for a, b in zip(metrics(tmp_path / "1"), metrics(tmp_path / "2"), strict=True):
-        assert a["train_loss"] == pytest.approx(b["train_loss"], rel=rel)
+    found = losses(tmp_path / "2")
+    assert losses(tmp_path / "1") == [pytest.approx(line, rel=rel) for line in found]
 
 
 TRANSPOSED = """
@@ -244,14 +242,13 @@ processes.destroy_process_group()
 
 def test_matrices_that_are_transposed(tmp_path):
     """Catches a GPT-2 from a file that several processes cannot exchange, or that they mix up."""
-    (tmp_path / "transposed.py").write_text(TRANSPOSED)
+    path = tmp_path / "found"
+    found = []
     for count, kind in (1, "ddp"), (2, "ddp"), (2, "fsdp"):
-        path = tmp_path / f"{kind}{count}"
-        run_ranks(count, tmp_path / "transposed.py", kind, path)
-        found = torch.load(path)
-        for name, p in torch.load(tmp_path / "ddp1").items():
-            # Adam's first step divides by the gradient, which magnifies rounding.
-            torch.testing.assert_close(found[name], p, rtol=0, atol=1e-4)
+        run_ranks(count, script(tmp_path, TRANSPOSED), kind, path)
+        found.append(torch.load(path))
+        # Adam's first step divides by the gradient, which magnifies rounding.
+        torch.testing.assert_close(found[-1], found[0], rtol=0, atol=1e-4)
 
 
 SHARDS = """
@@ -282,8 +279,7 @@ processes.destroy_process_group()
 
 def test_each_process_holds_its_shard(tmp_path):
     """Catches whole gradients between two micro-batches, or weights left whole by an evaluation."""
-    (tmp_path / "shards.py").write_text(SHARDS)
-    run_ranks(2, tmp_path / "shards.py")
+    run_ranks(2, script(tmp_path, SHARDS))
 
 
 LATE = """
@@ -299,9 +295,8 @@ runpy.run_path("train.py", run_name="__main__")
 
 def test_a_process_that_reads_slowly(flags, tmp_path):
     """Catches a first process that moves the earlier run while another still reads its weights."""
-    (tmp_path / "late.py").write_text(LATE)
     out = tmp_path / "out"
     flags += ["--max_iters=2", f"--out_dir={out}"]
     output_of("train.py", *flags)
-    run_ranks(2, tmp_path / "late.py", *flags, f"--init_from={out}", "--parallel=fsdp")
-    assert checkpoint.find_checkpoint(out / "previous-1") and checkpoint.find_checkpoint(out)
+    run_ranks(2, script(tmp_path, LATE), *flags, f"--init_from={out}", "--parallel=fsdp")
+    assert newest(out / "previous-1") and newest(out)

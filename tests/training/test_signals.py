@@ -11,9 +11,11 @@ from conftest import (
     as_flags,
     complaint,
     exit_code,
+    fit,
     forked,
     losses,
     metrics,
+    newest,
     output_of,
     run_here,
     same_weights,
@@ -21,26 +23,23 @@ from conftest import (
 
 from engine.common.processes import Signals
 from engine.weights import checkpoint
-from train import TrainConfig, train
 
-
-@pytest.fixture
-def settings(poem):
-    return SMALL | dict(dataset=poem, eval_iters=1, dropout=0.1, lr_decay_iters=1000)
+pytestmark = pytest.mark.usefixtures("poem_here")
+SETTINGS = dict(eval_iters=1, dropout=0.1, lr_decay_iters=1000)
 
 
 class Started:
-    """train.py for a million steps, in a fork; `with` leaves none behind."""
+    """train.py for a million steps, in a fork, into out; `with` leaves none behind."""
 
-    def __init__(self, settings, out_dir):
-        self.output = Path(f"{out_dir}.txt")
+    def __init__(self, **changes):
         self.status = None
-        settings = settings | dict(out_dir=out_dir, max_iters=10**6)
-        with self.output.open("w") as file:
-            self.pid = forked(["train.py", *as_flags(settings)], file, file)
+        place = dict(dataset=Path("poem").resolve(), out_dir=Path("out").resolve())
+        flags = as_flags(SMALL | SETTINGS | place | changes)
+        with open("output", "w") as file:
+            self.pid = forked(["train.py", *flags, "--max_iters=1000000"], file, file)
 
     def text(self):
-        return self.output.read_text()
+        return Path("output").read_text()
 
     def until(self, condition):
         while not condition():
@@ -62,44 +61,38 @@ class Started:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_saves_and_ends(settings, tmp_path, name):
+def test_a_signal_saves_and_ends(tmp_path, name):
     """Catches steps that are lost to a preemption, and a user who must find out how to continue."""
     number = getattr(signal, name)
     out = tmp_path / "my out"
-    settings["eval_interval"] = 7
-    with Started(settings, out) as process:
+    with Started(eval_interval=7, out_dir=out) as process:
         process.until(lambda: "step 7:" in process.text())
         assert process.stopped(number) == 128 + number and "Traceback" not in process.text()
-    folder = checkpoint.find_checkpoint(out)
-    step = checkpoint.step_of(folder)
-    assert f"{name}: stopped at step {step}; {folder} is the last good" in process.text()
+    step = checkpoint.step_of(newest(out))
+    assert f"{name}: stopped at step {step}; {newest(out)} is the last good" in process.text()
     assert f"--init_from=resume --out_dir='{out}'" in process.text()
-    settings["max_iters"] = step + 9
-    train(TrainConfig(**settings, out_dir=str(out), init_from="resume"))
-    train(TrainConfig(**settings, out_dir=str(tmp_path / "whole")))
-    assert same_weights(out, tmp_path / "whole")
-    assert losses(out) == losses(tmp_path / "whole")
+    settings = SETTINGS | dict(eval_interval=7, max_iters=step + 9)
+    fit(**settings, out_dir=str(out), init_from="resume")
+    fit(**settings)
+    assert same_weights(out, "out") and losses(out) == losses("out")
 
 
-def test_a_checkpoint_on_demand(settings, tmp_path):
+def test_a_checkpoint_on_demand():
     """Catches a SIGUSR1 that ends the run, or saves nothing."""
-    with Started(settings | dict(eval_interval=10**6), tmp_path) as process:
-        process.until(lambda: (tmp_path / "metrics.jsonl").exists() and metrics(tmp_path))
+    with Started(eval_interval=10**6) as process:
+        process.until(lambda: Path("out/metrics.jsonl").exists() and metrics("out"))
         os.kill(process.pid, signal.SIGUSR1)
-        process.until(lambda: checkpoint.list_checkpoints(tmp_path))
+        process.until(lambda: checkpoint.list_checkpoints("out"))
         assert process.stopped(signal.SIGTERM) == 128 + signal.SIGTERM
-    assert len(checkpoint.list_checkpoints(tmp_path)) >= 2
+    assert len(checkpoint.list_checkpoints("out")) >= 2
 
 
 def test_a_request_is_answered_once():
     """Catches a SIGUSR1 after which each step is saved, and one that is forgotten."""
     signals = Signals()
     signals.note(signal.SIGUSR1, None)
-    assert [signals.agree(), signals.agree(), signals.agree(save=True)] == [
-        (0, True),
-        (0, False),
-        (0, True),
-    ]
+    found = [signals.agree(), signals.agree(), signals.agree(save=True)]
+    assert found == [(0, True), (0, False), (0, True)]
     signals.note(signal.SIGTERM, None)
     assert signals.agree() == signals.agree() == (signal.SIGTERM, False)
 
@@ -116,27 +109,26 @@ def test_a_second_ctrl_c_ends_at_once():
         signals.note(signal.SIGINT, None)
 
 
-def test_a_save_interval_of_its_own(settings, tmp_path):
+def test_a_save_interval_of_its_own():
     """Catches checkpoints that come only with evaluations, or evaluations that come with them."""
-    settings |= dict(out_dir=str(tmp_path), eval_interval=10, keep_checkpoints=0, max_iters=12)
-    train(TrainConfig(**settings, save_interval=4))
-    folders = checkpoint.list_checkpoints(tmp_path)
-    assert [checkpoint.step_of(folder) for folder in folders] == [4, 8, 10, 12]
-    undisturbed = losses(tmp_path)
+    settings = SETTINGS | dict(eval_interval=10, keep_checkpoints=0, max_iters=12)
+    fit(**settings, save_interval=4)
+    folders = checkpoint.list_checkpoints("out")
+    assert [*map(checkpoint.step_of, folders)] == [4, 8, 10, 12]
+    undisturbed = losses("out")
     assert [line["step"] for line in undisturbed if "val_loss" in line] == [10, 12]
-    between = folders[1]
-    train(TrainConfig(**settings, init_from="resume", checkpoint=between.name))
-    assert losses(tmp_path) == undisturbed
+    fit(**settings, init_from="resume", checkpoint="step_000008")
+    assert losses("out") == undisturbed
 
 
-def test_two_runs_in_one_folder(settings, tmp_path):
+def test_two_runs_in_one_folder(poem, tmp_path):
     """Catches a second run that moves the checkpoints of the first one away, under its feet."""
-    out = f"--out_dir={tmp_path}"
-    with Started(settings | dict(eval_interval=5), tmp_path) as process:
+    out = f"--out_dir={tmp_path / 'out'}"
+    with Started(eval_interval=5) as process:
         process.until(lambda: "step 5:" in process.text())
         for flags in [], ["--init_from=resume"]:
-            result = run_here("train.py", f"--dataset={settings['dataset']}", out, *flags)
-            assert f"{tmp_path} is in use by another process" in complaint(result)
+            result = run_here("train.py", f"--dataset={poem}", out, *flags)
+            assert f"{tmp_path / 'out'} is in use by another process" in complaint(result)
         process.stopped(signal.SIGKILL)
-    assert not list(tmp_path.glob("previous-*"))
+    assert not [*tmp_path.glob("out/previous-*")]
     output_of("train.py", "--init_from=resume", out, "--max_iters=1")  # the dead lock nothing

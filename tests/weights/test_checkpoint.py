@@ -6,38 +6,24 @@ import os
 import pytest
 import torch
 
-from engine.text.tokenizer import create_tokenizer
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
 
 SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
-SPEC = create_tokenizer("char", "abc").spec()
-
-
-def saved(out_dir, step=10, trainer_state=None):
-    """Save an untrained model; return its folder."""
-    model = GPT(GPTConfig(**SHAPE))
-    trainer_state = trainer_state or {"optimizer": {}}
-    return checkpoint.save_checkpoint(out_dir, step, model, {}, SPEC, trainer_state)
 
 
 def test_the_trainers_state(tmp_path):
     """Catches a tensor or a value of the trainer's state that is lost, rounded or misplaced."""
     scaler = torch.amp.GradScaler("cpu").state_dict()
-    optimizer = {"wte.weight/momentum": torch.rand(4, 3).t(), "wte.weight/step": torch.tensor(3.0)}
-    average = {"lm_head.weight": torch.rand(2, dtype=torch.float64)}
-    trainer_state = {
-        "dtype": "float16",
-        "threads": 2,
-        "scaler": scaler,
-        "optimizer": optimizer,
-        "average": average,
+    values = {"dtype": "float16", "threads": 2, "scaler": scaler}
+    tensors = {
+        "optimizer": {"wte.weight/momentum": torch.rand(4, 3).t(), "step": torch.tensor(3.0)},
+        "average": {"lm_head.weight": torch.rand(2, dtype=torch.float64)},
     }
-    state = checkpoint.load_trainer(saved(tmp_path, 7, trainer_state))
-    assert (state["dtype"], state["threads"]) == ("float16", 2)
-    assert (state["step"], state["scaler"], state["record"]) == (7, scaler, {})
-    assert str(state["average"]) == str(average)
-    assert all(torch.equal(state["optimizer"][name], x) for name, x in optimizer.items())
+    found = checkpoint.load_trainer(saved(tmp_path, 7, **values, **tensors))
+    parts = {name: found.pop(name) for name in tensors}
+    torch.testing.assert_close(parts, tensors, rtol=0, atol=0)
+    assert found == values | {"step": 7, "record": {}}
 
 
 def test_finding(tmp_path):
@@ -45,26 +31,23 @@ def test_finding(tmp_path):
     losses = {999_999: 1.0, 1_000_000: 2.0, 30: 3.0, 40: 0.5}
     lines = [json.dumps({"step": step, "val_loss": loss}) for step, loss in losses.items()]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    for step in (999_999, 1_000_000, 30):  # that of step 40 is gone
+    for step in 999_999, 1_000_000, 30:  # that of step 40 is gone
         saved(tmp_path, step)
     names = [folder.name for folder in checkpoint.list_checkpoints(tmp_path)]
     assert names == ["step_000030", "step_999999", "step_1000000"]
-    assert checkpoint.find_checkpoint(tmp_path).name == "step_1000000"
-    assert checkpoint.find_checkpoint(tmp_path, "best").name == "step_999999"
-    assert checkpoint.find_checkpoint(tmp_path, "step_000030").name == "step_000030"
-    assert checkpoint.find_checkpoint(tmp_path / "step_000030").name == "step_000030"
+    for which, name in ("latest", names[2]), ("best", names[1]), (names[0], names[0]):
+        assert checkpoint.find_checkpoint(tmp_path, which).name == name
+    assert checkpoint.find_checkpoint(tmp_path / names[0]).name == names[0]
     (tmp_path / "step_²").mkdir()  # is a digit to Python, and no number
-    with pytest.raises(ValueError, match="there are step_000030, "):
-        checkpoint.find_checkpoint(tmp_path, "step_5")
-    with pytest.raises(ValueError, match="python train.py --out_dir="):
-        checkpoint.find_checkpoint(tmp_path / "elsewhere")
-
-
-def test_a_folder_in_another_layout(tmp_path):
-    """Catches a Hugging Face folder that is called empty, in place of the setting that takes it."""
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="--init_from="):
-        checkpoint.find_checkpoint(tmp_path)
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub" / "config.json").write_text("{}")
+    for folder, which, message in [
+        (tmp_path, "step_5", "there are step_000030, "),
+        (tmp_path / "elsewhere", "latest", "python .*train.py --out_dir="),
+        (tmp_path / "hub", "latest", "another layout: give it as --init_from="),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            checkpoint.find_checkpoint(folder, which)
 
 
 def test_a_checkpoint_that_was_renamed(tmp_path):
@@ -105,3 +88,9 @@ def test_settings_that_do_not_fit():
         checkpoint.restore_settings(GPTConfig, settings | {"shift": True}, "x")
     with pytest.raises(ValueError, match="n_layer: 'two' is not a whole number"):
         checkpoint.restore_settings(GPTConfig, settings | {"n_layer": "two"}, "x")
+
+
+def saved(out_dir, step=10, **state):
+    """Save an untrained model and a trainer's state; return its folder."""
+    model = GPT(GPTConfig(**SHAPE))
+    return checkpoint.save_checkpoint(out_dir, step, model, {}, {"kind": "byte"}, state)
