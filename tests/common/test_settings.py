@@ -26,23 +26,21 @@ def test_later_settings_win(tmp_path):
     preset.write_text('n_layer = 7\nn_head = 8\nlearning_rate = 1e-3\neval_iters = "full"\n')
     later = tmp_path / "y.toml"
     later.write_text("n_layer = 5\ncompile = false\nwandb_log = true\n")
-    config = parse(preset, later, "--n_head=2", "--dropout", "0.5")
-    assert (config.n_layer, config.n_head, config.dropout) == (5, 2, 0.5)
-    assert config.learning_rate == 1e-3 and config.eval_iters == "full"
-    assert config.compile is False and config.wandb_log is True
+    given = dict(n_layer=5, learning_rate=1e-3, eval_iters="full", compile=False, wandb_log=True)
+    want = TrainConfig(**given, n_head=2, dropout=0.5)
+    assert parse(preset, later, "--n_head=2", "--dropout", "0.5") == want
 
 
 def test_a_preset_with_a_base(tmp_path):
     """Catches a base that wins over its preset, is sought in another folder, or is its own base."""
-    (tmp_path / "base.toml").write_text("n_layer = 7\nn_head = 8\n")
-    (tmp_path / "x.toml").write_text('base = "base.toml"\nn_layer = 5\n')
-    (tmp_path / "y.toml").write_text('base = "x.toml"\nn_embd = 64\n')
-    config = parse(tmp_path / "y.toml", "--n_head=4")
-    assert (config.n_layer, config.n_head, config.n_embd) == (5, 4, 64)
-    for first, second in (("x", "base"), ("base", "y"), ("y", "x")):
-        (tmp_path / f"{first}.toml").write_text(f'base = "{second}.toml"')
+    base, x, y = (tmp_path / f"{name}.toml" for name in ("base", "x", "y"))
+    base.write_text("n_layer = 7\nn_head = 8\n")
+    x.write_text('base = "base.toml"\nn_layer = 5\n')
+    y.write_text('base = "x.toml"\nn_embd = 64\n')
+    assert parse(y, "--n_head=4") == TrainConfig(n_layer=5, n_head=4, n_embd=64)
+    base.write_text('base = "y.toml"')
     with pytest.raises(ValueError, match="base.toml: its base leads back to it"):
-        parse(tmp_path / "base.toml")
+        parse(base)
 
 
 def test_settings_of_a_plain_run():
@@ -60,23 +58,32 @@ class Kinds:
     paths: tuple[Path, ...] = ()
     """Percent signs, as in 100 %, are printed as they are."""
     sizes: tuple[int, ...] = ()
+    """Several whole numbers."""
     # Choices
-    flag: bool = False
+    flag: bool = True
+    """Of two choices."""
     share: float | None = None
-    mode: bool | Literal["auto"] = "auto"
+    """Or no number."""
+    mode: bool | Literal["auto"] = True
+    """Of three choices."""
     secret: str = "x"
-    """Not shown."""
+    """May be empty."""
 
 
-def test_each_type():
+@pytest.mark.parametrize(
+    "words, given",
+    [
+        ("--paths a c --paths=d", dict(paths=(Path("a"), Path("c"), Path("d")))),
+        ("--flag --sizes 3", dict(flag=True, sizes=(3,))),
+        ("--flag=False --mode=true", dict(flag=False, mode=True)),
+        ("--mode=auto --share=-1", dict(mode="auto", share=-1.0)),
+        ("--secret a=b", dict(secret="a=b")),
+        ("--secret=", dict(secret="")),
+    ],
+)
+def test_each_type(words, given):
     """Catches a type that is read as another, and a list of which only the last word stays."""
-    config = parse_settings(Kinds, ["--paths", "a b", "c", "--paths=d", "--flag", "--sizes", "3"])
-    assert config.paths == (Path("a b"), Path("c"), Path("d"))
-    assert config.flag is True and config.sizes == (3,) and config.share is None
-    config = parse_settings(Kinds, ["--flag=False", "--mode=true", "--share=-1", "--secret="])
-    assert config.flag is False and config.mode is True
-    assert config.share == -1 and config.secret == "" and config.sizes == ()
-    assert parse_settings(Kinds, ["--mode=auto", "--secret", "a=b"]).secret == "a=b"
+    assert parse_settings(Kinds, words.split()) == Kinds(**given)
 
 
 @pytest.mark.parametrize(
@@ -105,11 +112,13 @@ def test_bad_settings(argument, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_where_a_prompt_goes():
+@pytest.mark.parametrize(
+    "word, message", [("hello", '--start="hello"'), ("--prompt=hello", "did you mean start")]
+)
+def test_where_a_prompt_goes(word, message):
     """Catches a user of sample.py who is not told which setting is the prompt."""
-    for word, message in ("hello", '--start="hello"'), ("--prompt=hello", "did you mean start, a"):
-        with pytest.raises(ValueError, match=message):
-            parse_settings(SampleConfig, [word])
+    with pytest.raises(ValueError, match=message):
+        parse_settings(SampleConfig, [word])
 
 
 @pytest.mark.parametrize(
@@ -139,30 +148,21 @@ def test_included_presets(preset):
     assert "\n# Costs: " in text and "\n# Reaches: " in text
 
 
-def help_of(cls, capsys):
+@pytest.mark.parametrize("cls", [TrainConfig, SampleConfig, Kinds])
+def test_help_documents_every_setting(cls, capsys, monkeypatch):
+    """Catches a setting without a word of help, and a heading, type or default that is lost."""
+    monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as stop:
         given_settings(cls, ["--help"])
     assert not stop.value.code
-    return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("cls", [TrainConfig, SampleConfig])
-def test_help_documents_every_setting(cls, capsys, monkeypatch):
-    """Catches a setting without a word of help."""
-    monkeypatch.setenv("COLUMNS", "200")
-    text = help_of(cls, capsys)
+    text = capsys.readouterr().out
     for name in cls.__dataclass_fields__:
         about = text.split(f"  --{name} ")[1].split("(default")[0].split(">")[-1]
         assert len(about.split()) > 2, name
-
-
-def test_help_with_headings(capsys, monkeypatch):
-    """Catches a heading, a type or a default that is lost."""
-    monkeypatch.setenv("COLUMNS", "200")
-    text = help_of(Kinds, capsys)
-    assert "100 %," in text and "--share <a number>" in text and "(default: None)" in text
-    assert text.index("Kinds:") < text.index("--paths") < text.index("Choices:")
-    assert text.index("Choices:") < text.index("--flag")
+    if cls is Kinds:
+        order = "Kinds: | --paths |100 %,|Choices:| --flag | --share <a number> |(default: None)"
+        places = [text.index(part.strip()) for part in order.split("|")]
+        assert places == sorted(places)
 
 
 def test_devices(monkeypatch):
@@ -171,9 +171,9 @@ def test_devices(monkeypatch):
     for name in gpu:
         monkeypatch.setattr(torch.cuda, name, lambda name=name: gpu[name])
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    assert pick_device("auto") == torch.device("cuda")
-    assert pick_device("cuda:1") == torch.device("cuda:1")
-    for name in ("cuda:2", "tpu", "cpu:", "mps"):
+    for name, kind in ("auto", "cuda"), ("cuda:1", "cuda:1"), ("cpu", "cpu"):
+        assert pick_device(name) == torch.device(kind)
+    for name in "cuda:2", "tpu", "cpu:", "mps":
         with pytest.raises(ValueError, match=f"device={name} is"):
             pick_device(name)
     gpu["is_available"] = False  # its driver is too old
@@ -187,11 +187,11 @@ def test_scripts_complain_in_one_line():
     assert "Traceback" in run("-X", "dev", "sample.py", "--seed=x").stderr
 
 
-@pytest.mark.parametrize("allocate", [lambda: torch.empty(10**15), lambda: np.empty(10**15)])
-def test_too_little_memory(allocate, capsys):
+@pytest.mark.parametrize("library", [torch, np])
+def test_too_little_memory(library, capsys):
     """Catches a traceback where memory is too small, and a bug that passes for it."""
     with pytest.raises(SystemExit) as stop, one_line_errors():
-        allocate()
+        library.empty(10**15)
     errors = capsys.readouterr().err
     assert stop.value.code == 2 and "memory" in errors and errors.count("\n") == 1
     with pytest.raises(RuntimeError, match="shapes"), one_line_errors():

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from mechanisms import new_model, random_model
 
 from engine.common import hardware
-from engine.common.hardware import is_emulated
 from engine.decoding import quantization
 from engine.decoding.quantization import best_dtype, prepare_for_inference
 from model import MODERN
@@ -24,6 +23,7 @@ LAYERS = {  # a Linear's replacement, the relative error of its weights, whether
         True,
     ),
 }
+every_processor = pytest.mark.parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
 
 
 def layer_of(name, linear):
@@ -34,22 +34,26 @@ def layer_of(name, linear):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("rows", [1, 33])
 @pytest.mark.parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False)])
-def test_products(name, rows, inputs, outputs, bias):
-    """Catches weights read in another order than laid out, a lost bias, digit, or dtype."""
+def test_products(name, inputs, outputs, bias):
+    """Catches weights read in another order than laid out, a lost bias, digit, or dtype; and a
+    division by a scale of zero.
+    """
     torch.manual_seed(0)
     linear = nn.Linear(inputs, outputs, bias=bias)
-    x = torch.randn(rows, 3, inputs).transpose(0, 1)
-    exact = linear(x)
+    linear.weight.data[3] = 0
     layer = layer_of(name, linear)
-    y = layer(x)
-    assert y.shape == (3, rows, outputs) and y.dtype == torch.float32
-    assert (y - exact).norm() <= LAYERS[name][1] * exact.norm()
+    for rows in 1, 33:
+        x = torch.randn(rows, 3, inputs).transpose(0, 1)
+        x[0, 0] = 0
+        exact = linear(x)
+        y = layer(x)
+        assert y.shape == exact.shape and y.dtype == torch.float32
+        assert (y - exact).norm() <= LAYERS[name][1] * exact.norm()
 
 
 @pytest.mark.parametrize("value", [1e5, math.inf, math.nan])
-@pytest.mark.parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
+@every_processor
 def test_a_weight_that_float16_cannot_hold(value, fbgemm, monkeypatch):
     """Catches a weight that is cut off, or becomes infinite, without a word."""
     monkeypatch.setattr(quantization, "HAS_FBGEMM", fbgemm)
@@ -59,7 +63,7 @@ def test_a_weight_that_float16_cannot_hold(value, fbgemm, monkeypatch):
         prepare_for_inference(model, torch.float16)
 
 
-@pytest.mark.parametrize("name", ["float16", "int8"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_rows_do_not_see_each_other(name):
     """Catches a scale that rows share, or sums in another order: texts depend on neighbours."""
     exact = name == "int8" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -75,20 +79,19 @@ def test_rows_do_not_see_each_other(name):
 
 
 @pytest.mark.skipif(not quantization.HAS_FBGEMM, reason="inputs are rounded by FBGEMM only")
-@pytest.mark.parametrize("levels", [127, 63])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
+    st.sampled_from([127, 63]),
     st.sampled_from([1, 2, 40]),
     st.integers(2, 320),
     st.integers(2, 320),
-    st.booleans(),
     st.integers(0, 2**31),
 )
-@example(40, 58, 58, True, 799)  # a number just below the middle between two integers
-def test_int8(levels, rows, inputs, outputs, bias, seed):
+@example(127, 40, 58, 58, 799)  # a number just below the middle between two integers
+def test_int8(levels, rows, inputs, outputs, seed):
     """Catches weights off by more than half a step, and inputs that are rounded to 8 bits."""
     torch.manual_seed(seed)
-    linear = nn.Linear(inputs, outputs, bias=bias)
+    linear = nn.Linear(inputs, outputs)
     x = torch.randn(rows, inputs)
     x[:, 0] *= 100  # an outlier, as real models have: 8 bits for all of x would lose the rest
     layer = layer_of("int8", linear)
@@ -96,7 +99,7 @@ def test_int8(levels, rows, inputs, outputs, bias, seed):
     scale = linear.weight.abs().amax(1, keepdim=True) / 127
     kept = torch.ops.quantized.linear_unpack(layer.packed)[0].dequantize().double()
     assert ((kept - linear.weight).abs() <= 0.5001 * scale).all()
-    exact = x.double() @ kept.mT + (linear.bias.double() if bias else 0)
+    exact = x.double() @ kept.mT + linear.bias
     # At most a quarter of a level of a level of the largest number is cut off of each.
     tolerance = x.double().abs().amax(1, keepdim=True) * kept.abs().sum(1)
     tolerance *= 0.26 / layer.LEVELS**2
@@ -111,21 +114,13 @@ def test_int8_on_a_gpu(dtype, tolerance):
     torch.manual_seed(0)
     layer = quantization.Int8(nn.Linear(700, 50).requires_grad_(False))
     x = 500 * torch.randn(9, 700).to(dtype)
-    kept = layer.weight.double() * layer.scale.double()[:, None]
-    exact = x.double() @ kept.mT + layer.bias.double()
+    kept = layer.weight.double() * layer.scale[:, None]
+    exact = x.double() @ kept.mT + layer.bias
     y = layer(x)
-    assert y.dtype == dtype and ((y - exact).norm() < tolerance * exact.norm())
+    assert y.dtype == dtype and (y - exact).norm() < tolerance * exact.norm()
 
 
-def test_zeros_stay_zeros():
-    """Catches a division by a scale of zero."""
-    linear = nn.Linear(8, 8).requires_grad_(False)
-    linear.weight.zero_()
-    y = layer_of("int8", linear)(torch.zeros(9, 8))
-    assert torch.equal(y, linear.bias.expand(9, -1))
-
-
-@pytest.mark.parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
+@every_processor
 @pytest.mark.parametrize(
     "dtype, quantize, tolerance",
     [
@@ -136,7 +131,9 @@ def test_zeros_stay_zeros():
     ],
 )
 def test_a_prepared_model(dtype, quantize, tolerance, fbgemm, monkeypatch):
-    """Catches layers that were left out, or a tied embedding that is quantized with the head."""
+    """Catches layers that were left out, a tied embedding that is quantized with the head, and
+    products of x86 on another processor.
+    """
     monkeypatch.setattr(quantization, "HAS_FBGEMM", fbgemm)
     model = random_model(torch.float32, **MODERN | {"tie_weights": True})
     fast = prepare_for_inference(copy.deepcopy(model), dtype, quantize)
@@ -144,24 +141,20 @@ def test_a_prepared_model(dtype, quantize, tolerance, fbgemm, monkeypatch):
     expected = model(idx, idx)[0].softmax(-1)
     assert (fast(idx, idx)[0].float().softmax(-1) - expected).abs().max() < tolerance
     # Either all Linears are replaced and the rest stays float32, or the whole model is converted.
-    linears = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-    kept = [layer for layer in fast.modules() if isinstance(layer, nn.Linear)]
-    assert len(kept) in (0, len(linears))
-    whole = kept and not is_emulated(torch.device("cpu"), dtype)
+    kept = quantization.linears_of(fast)
+    assert len(kept) in (0, len(quantization.linears_of(model)))
+    whole = kept and not hardware.is_emulated(torch.device("cpu"), dtype)
     assert fast.transformer.wte.weight.dtype == (dtype if whole else torch.float32)
 
 
 def test_a_dtype_without_units(monkeypatch):
     """Catches products that a processor emulates, six times slower; and weights not rounded."""
     monkeypatch.setattr(hardware, "cpu_flags", lambda: ["avx2"])
-    model = new_model()
-    rounded = copy.deepcopy(model)
-    for p in rounded.parameters():
-        p.data = p.data.bfloat16().float()
-    fast = prepare_for_inference(model, torch.bfloat16)
+    rounded = new_model().bfloat16().float()
+    fast = prepare_for_inference(new_model(), torch.bfloat16)
     assert {p.dtype for p in fast.parameters()} == {torch.float32}
     idx = torch.randint(33, (6, 16))
-    torch.testing.assert_close(fast(idx)[0], rounded(idx)[0])
+    torch.testing.assert_close(fast(idx), rounded(idx))
 
 
 def test_the_dtype_that_suits_a_model(monkeypatch):
@@ -180,7 +173,3 @@ def test_a_processor_without_avx(monkeypatch):
     """Catches products of x86 on an ARM processor, for which PyTorch lists FBGEMM too."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
     assert not quantization.has_fbgemm()
-    monkeypatch.setattr(quantization, "HAS_FBGEMM", False)
-    for dtype, quantize in (torch.float16, "none"), (torch.float32, "int8"):
-        model = prepare_for_inference(new_model(), dtype, quantize)
-        assert model(torch.zeros(1, 3, dtype=torch.long))[0].isfinite().all()

@@ -14,8 +14,6 @@ from engine.kernels import sdpa
 from masks import VISIBLE, causal, full, positions, sliding_window
 from tools.shared.benchmark import mechanism_examples
 
-EXAMPLES = mechanism_examples(VISIBLE, 5, 4)
-
 
 def mask_for(q, k, visible):
     """The mask that attention.fused gives to a kernel, bool or numbers to add."""
@@ -45,26 +43,27 @@ def test_attention_on_a_gpu(case, has_flash):
 @given(cases())
 def test_one_query_on_a_gpu(case):
     """Catches a head shared by the wrong queries, another's bias, and NaN where nothing is seen."""
-    q, k, v, visible = case
-    q = q[:, :, -1:]
-    mask, want = mask_for(q, k, visible), naive(q, k, v, visible)
-    for got in sdpa.one_query_compiled(q, k, v, mask), sdpa.attend_on_gpu(q, k, v, mask, False):
+    *inputs, visible = case
+    inputs[0] = inputs[0][:, :, -1:]
+    mask = mask_for(*inputs[:2], visible)
+    want = naive(*inputs, visible)
+    for got in sdpa.one_query_compiled(*inputs, mask), sdpa.attend_on_gpu(*inputs, mask, False):
         assert_same([got], [want])
-    q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
-    assert sdpa.one_query_compiled(q, k, v, None).dtype == torch.bfloat16
+    assert sdpa.one_query_compiled(*(x.bfloat16() for x in inputs), None).dtype == torch.bfloat16
 
 
-def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size=(-1, -1)):
+def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size):
     """varlen_attn of PyTorch 2.11: a window ends at the last query, and no heads are shared."""
     assert ends_q.dtype == ends_k.dtype == torch.int32 and k.shape[1] == v.shape[1] == q.shape[1]
     assert q.stride(-1) == k.stride(-1) == v.stride(-1) == 1 and window_size[1] == 0
-    visible = sliding_window(window_size[0] + 1) if window_size[0] >= 0 else causal
+    assert most_q == ends_q.diff().max() and most_k == ends_k.diff().max()
     found = []
     for n in range(len(ends_q) - 1):
-        rows, columns = slice(ends_q[n], ends_q[n + 1]), slice(ends_k[n], ends_k[n + 1])
-        assert rows.stop - rows.start <= most_q and columns.stop - columns.start <= most_k
+        rows = slice(ends_q[n], ends_q[n + 1])
+        columns = slice(ends_k[n], ends_k[n + 1])
         one = (x.transpose(0, 1)[None] for x in (q[rows], k[columns], v[columns]))
-        found.append(masked_fill(*one, visible)[0].transpose(0, 1))
+        y = masked_fill(*one, sliding_window(window_size[0] + 1))
+        found.append(y[0].transpose(0, 1))
     return torch.cat(found)
 
 
@@ -72,12 +71,11 @@ def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size=(-1, -1)):
 @given(cases(), st.integers(1, 20))
 def test_windows_of_flash_attention(case, W):
     """Catches a window that is one too wide, and sequences that are cut in the wrong place."""
-    q, k, v, _ = case
-    for visible, window in (causal, k.shape[2]), (sliding_window(W), W):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
-            got = value_and_gradients(lambda *x: sdpa.flash_window(*x, window), q, k, v)
-        assert_same(got, value_and_gradients(naive, q, k, v, visible))
+    *inputs, _ = case
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+        got = value_and_gradients(sdpa.flash_window, *inputs, W)
+    assert_same(got, value_and_gradients(naive, *inputs, sliding_window(W)))
 
 
 class OnGPU(torch.Tensor):
@@ -88,21 +86,20 @@ class OnGPU(torch.Tensor):
 
 @pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("D", [64, 60])
 @pytest.mark.parametrize("Tq", [9, 7, 1])
-def test_the_choice_of_a_kernel(monkeypatch, capability, dtype, Tq):
+def test_the_choice_of_a_kernel(monkeypatch, capability, dtype, D, Tq):
     """Catches FlashAttention where it cannot run, or for a predicate that is not just a window."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     used = []
     for name in "flash_window", "windowed", "attend":
         monkeypatch.setattr(sdpa, name, lambda q, *_, name=name: used.append(name) or q)
-    has_flash = dtype == torch.bfloat16 and capability >= (8, 0) and Tq > 1
-    k = torch.empty(1, 4, 9, 64, dtype=dtype)
-    for about, visible in EXAMPLES.items():
+    has_flash = dtype == torch.bfloat16 and capability >= (8, 0) and Tq > 1 and D == 64
+    k = torch.empty(1, 4, 9, D, dtype=dtype)
+    q = k[:, :, :Tq]
+    for about, visible in mechanism_examples(VISIBLE, 5, 4).items():
         is_window = about == "sliding_window(5)" or about == "causal" and Tq < 9
-        for heads, possible in (64, has_flash and is_window), (60, False):
-            used.clear()
-            q = k[:, :, :Tq, :heads]
-            fused(q.as_subclass(OnGPU), k[..., :heads], k[..., :heads], visible)
-            assert used == ["flash_window" if possible else "attend"]
-            fused(q, k[..., :heads], k[..., :heads], visible)
-            assert used[1:] == ["attend"]
+        for query, possible in (q.as_subclass(OnGPU), has_flash and is_window), (q, False):
+            fused(query, k, k, visible)
+            assert used.pop() == ("flash_window" if possible else "attend")
+    assert not used

@@ -13,7 +13,6 @@ from masks import (
     local_global,
     mask_of,
     positions,
-    predicate,
     present,
     same_document,
     sliding_window,
@@ -50,48 +49,27 @@ def test_pair_by_pair(visible, sees, Tq):
     assert mask[0].tolist() == [[bool(sees(i, j)) for j in range(9)] for i in range(9 - Tq, 9)]
 
 
-def test_the_narrower_promise():
-    """Catches a combination that promises the wider of two patterns, and so makes all pairs."""
+def test_promises_of_both():
+    """Catches a combination that promises the wider of two patterns, and so makes all pairs; and
+    more queries than keys where a part knows positions, or two names for full that differ.
+    """
     visible = both(sliding_window(256), local_global(255, 4096))
     assert (visible.window, visible.n_global) == (256, 0)
-
-
-@pytest.mark.parametrize(
-    "spec, message",
-    [
-        ("diagonal", "choose from causal"),
-        ("causal:3", "write it as causal$"),
-        ("strided", "visible=strided: .*; write it as strided:S"),
-        ("sliding_window:0", "W=0.*at least 1"),
-        ("local_global:3,-1", "global positions must"),
-        ("strided:0", "S=0.*at least 1"),
-        ("alibi:0", "H=0.*at least 1"),
-    ],
-)
-def test_predicates_that_cannot_be(spec, message):
-    """Catches a traceback in place of the names and numbers that there are, and a window that sees
-    nothing.
-    """
-    with pytest.raises(ValueError, match=message):
-        predicate(spec)
-
-
-def test_two_names_for_full():
-    """Catches a shortcut for full that its other name misses."""
-    assert everything is full and full.across
+    here = present(torch.ones(4) > 0)
+    assert everything is full
+    assert both(here, both(full, here)).across and not both(here, both(here, causal)).across
 
 
 def test_alibi_is_its_definition():
     """Catches slopes of the wrong heads or not exact in float64, and a bias that grows with the
-    distance.
+    distance, or that is lost in a combination.
     """
     where = *positions(3, 5), torch.float64
     bias = alibi(12).bias(*where)
-    assert bias.shape == (12, 3, 5)
-    for h in range(12):
-        slope = 2.0 ** (-8 * (h + 1) / 12)
-        for a, i in enumerate((2, 3, 4)):
-            assert bias[h, a].tolist() == pytest.approx([slope * (j - i) for j in range(5)], 1e-15)
+    for h, found in enumerate(bias.tolist(), 1):
+        for i, row in enumerate(found, 2):
+            slope = 2.0 ** (-8 * h / 12)
+            assert row == pytest.approx([slope * (j - i) for j in range(5)], 1e-15)
     two = both(sliding_window(2), both(alibi(12), alibi(12)))
     assert torch.equal(two.bias(*where), 2 * bias) and two.window == 2
 
@@ -116,5 +94,5 @@ def test_predicates_that_are_not_functions():
         def __call__(self, i, j):
             return i - j < 3
 
-    mask = mask_of(both(causal, Within()), *positions(5, 5))
-    assert torch.equal(mask, mask_of(sliding_window(3), *positions(5, 5)))
+    where = positions(5, 5)
+    assert torch.equal(both(causal, Within())(*where), sliding_window(3)(*where))
