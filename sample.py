@@ -80,7 +80,7 @@ class SampleConfig(Sampling):
     or more one after another (the arithmetic stays in float32); else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, to write 6,000 tokens or
-    more one after another, or interactively, if the checkpoint's attention allows it."""
+    more one after another, if the checkpoint's attention allows it."""
     quantize: Literal["none", "int8"] = "none"
     """int8: a quarter of the bytes of float32, at the cost of some precision; or none."""
 
@@ -241,7 +241,7 @@ def converse(generator, kind):
     """Answer what is typed. Ctrl-C ends an answer, and Ctrl-D the conversation."""
     turns = chat_turns if generator.tokenizer.chat else plain_turns
     answers = []
-    generator.compile(math.inf)
+    generator.compile(generator.config.max_new_tokens)
     for answer in turns(generator):
         answers.append(answer)
         printer = Printer([answer])

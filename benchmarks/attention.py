@@ -19,13 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION, FEATURE, fused, linear
 from engine.common.errors import one_line_errors
-from engine.common.hardware import (
-    measure_seconds,
-    memory_bytes,
-    peak_bytes,
-    pick_device,
-    time_interleaved,
-)
+from engine.common.hardware import measure_seconds, memory_bytes, peak_bytes, pick_device
 from engine.common.settings import parse_settings
 from masks import VISIBLE, sliding_window
 from tools.shared import benchmark
@@ -81,7 +75,7 @@ def call_of(path, config, device, T):
 def half_memory(device):
     """Bytes that a measurement may take: half of what the device has. ValueError on Windows."""
     nbytes = memory_bytes(device)
-    if not nbytes:
+    if nbytes is None:
         raise ValueError("Windows does not say how much memory it has: use Linux, macOS or a GPU")
     return nbytes / 2
 
@@ -121,7 +115,7 @@ def compare_paths(config, device):
     rows = []
     for (name, path), T in zip(shortcuts.items(), config.lengths()[-2:]):
         calls = [call_of(function, config, device, T) for function in (fused, path)]
-        rounds = time_interleaved(calls, ROUNDS, device)
+        _, rounds = benchmark.time_rounds(calls, ROUNDS, device)
         ratios = [slow / fast for slow, fast in rounds]
         row = {"what": f"time of fused / {name}, T = {T}", "ratio": statistics.median(ratios)}
         rows.append(row | {"lowest": min(ratios), "highest": max(ratios)})

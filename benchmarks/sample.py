@@ -36,16 +36,6 @@ from tools.shared import benchmark
 from tools.shared.report import machine_report
 
 WEIGHTS = "float32", "float16", "bfloat16", "int8"
-# --shapes=auto, and for each shape --weights=auto: some minutes in all. Each compiled step takes
-# half a minute, that of a large model more than one.
-AUTO = {
-    "cpu": {"baby": WEIGHTS, "gpt2": WEIGHTS},
-    "cuda": {
-        "gpt2": ("bfloat16", "bfloat16:compiled", "int8:compiled"),
-        "gpt2:16": ("bfloat16", "bfloat16:compiled"),
-        "llama_7b": ("bfloat16:compiled",),
-    },
-}
 PROMPT = 32  # tokens before a single text
 WARM_UP = 4  # tokens for which a prompt is read, and a step is compiled and recorded
 SAMPLING = dict(temperature=0.8, top_k=200)  # nanoGPT's own
@@ -54,9 +44,10 @@ SAMPLING = dict(temperature=0.8, top_k=200)  # nanoGPT's own
 @dataclass(kw_only=True)
 class SampleBench(benchmark.ShapeSettings):
     name: str = "sample"
-    weights: str = "auto"
-    """float32, float16, bfloat16 or int8, and :compiled for a compiled step, separated by commas;
-    auto: what suits the device and the shape."""
+    shapes: str = "baby,gpt2"
+    weights: str = ",".join(WEIGHTS)
+    """float32, float16, bfloat16 or int8, and :compiled for a compiled step, which takes half a
+    minute, that of a large model more than one; separated by commas."""
     tokens: int = 128
     """The length of a single text, after a prompt of 32."""
     samples: int = 10
@@ -67,28 +58,23 @@ class SampleBench(benchmark.ShapeSettings):
     def __post_init__(self):
         super().__post_init__()
         at_least(WARM_UP + 1, self, "tokens")
-        for kind in benchmark.words(self.weights, auto=()):
+        for kind in benchmark.words(self.weights):
             choose("weights", kind.removesuffix(":compiled"), dict.fromkeys(WEIGHTS))
 
 
 def main(config):
     """Measure, print and store texts and whole processes of each shape."""
     device = pick_device(config.device)
-    on_gpu = device.type == "cuda"
-    if not on_gpu:
-        config.require("data/shakespeare_char/meta.pkl")
     report = {"kind": "sample", **machine_report(device), "settings": vars(config), "shapes": []}
-    cases = AUTO["cuda" if on_gpu else "cpu"]
     tables = []
-    for word in tqdm(benchmark.words(config.shapes, [*cases]), "shapes", unit="shape"):
+    for word in tqdm(benchmark.words(config.shapes), "shapes", unit="shape"):
         name, texts = benchmark.split_shape(word)
         model = make_model(name, device)
         peer = config.peer(name, device, bias=True)
-        kinds = benchmark.words(config.weights, cases.get(word, cases["gpt2"]))
-        rows = write_texts(config, model, peer, kinds, texts, report["gb_per_s"])
+        rows = write_texts(config, model, peer, texts, report["gb_per_s"])
         measured = {"shape": name, "texts": texts, "single": rows}
         tables.append([{word: who, **row} for who, row in rows.items()])
-        if texts == 1 and name in benchmark.NANOGPT and not on_gpu:
+        if texts == 1 and name in benchmark.NANOGPT and device.type != "cuda":
             rows = whole_processes(config, model, peer, benchmark.NANOGPT[name], device)
             measured["job"] = rows
             tables.append([{f"{word}, whole process": who, **row} for who, row in rows.items()])
@@ -110,23 +96,20 @@ def make_model(name, device):
         torch.set_default_dtype(torch.float32)
 
 
-def write_texts(config, model, peer, kinds, texts, gb_per_s):
+def write_texts(config, model, peer, texts, gb_per_s):
     """Time texts that are written at once in this process: {who: row}."""
     torch.compiler.reset()
     device = model.transformer.wte.weight.device
     prompts = torch.randint(model.config.vocab_size, (texts, PROMPT), device=device)
-    prepared = {}
     writers = {}
     steps = {}  # who -> bytes of weights, and seconds in each text
-    for kind in kinds:
+    for kind in benchmark.words(config.weights):
         weights, _, compiled = kind.partition(":")
-        if weights not in prepared:
-            prepared[weights] = prepare(copy.deepcopy(model), weights)
+        prepared = prepare(copy.deepcopy(model), weights)
         compiled = CompiledStep() if compiled else None
         who = f"lookback {kind}"
         steps[who] = bytes_of_step(model, weights), []
-        seconds = steps[who][1]
-        writers[who] = our_writer(prepared[weights], prompts, config.tokens, compiled, seconds)
+        writers[who] = our_writer(prepared, prompts, config.tokens, compiled, steps[who][1])
     if peer:
         on_gpu = device.type == "cuda"
         autocast = torch.autocast(device.type, torch.bfloat16, enabled=on_gpu)  # as its sample.py
@@ -144,9 +127,10 @@ def write_texts(config, model, peer, kinds, texts, gb_per_s):
         if who in steps:
             size, seconds = steps[who]
             step = statistics.median(seconds[1:])
+            speed = size / step / 1e9
             row["step, ms"] = step * 1e3
-            row["weights, GB/s"] = size / step / 1e9
-            row["of bandwidth"] = row["weights, GB/s"] / gb_per_s
+            row["weights, GB/s"] = speed
+            row["of bandwidth"] = speed / gb_per_s
         rows[who] = row
     return rows
 
@@ -189,10 +173,11 @@ def our_writer(model, prompts, tokens, compiled, seconds):
 
 def whole_processes(config, model, peer, shape, device):
     """Seconds of processes that start, load the model and write all texts: {who: row}."""
-    is_gpt2 = shape["vocab_size"] > 50_000
     words = tokenizer.CharTokenizer(map(chr, range(10, 75)))
-    if is_gpt2:
+    data = {"dataset": "shakespeare_char"}
+    if shape["vocab_size"] > words.vocab_size:
         words = tokenizer.create_tokenizer("gpt2")
+        data = {}
 
     def run_sample(samples, length, *flags, cwd=benchmark.ROOT):
         command = [sys.executable, "sample.py", f"--out_dir={out}", f"--device={device}"]
@@ -212,7 +197,7 @@ def whole_processes(config, model, peer, shape, device):
                 p.data[words.vocab_size :] = 0  # it cannot decode ids that pad its vocabulary
             theirs = {"model": peer.state_dict()}
             theirs["model_args"] = {**shape, "bias": True, "dropout": 0.0}
-            theirs["config"] = {} if is_gpt2 else {"dataset": "shakespeare_char"}
+            theirs["config"] = data
             torch.save(theirs, Path(out, "ckpt.pt"))
             start = run_sample(1, 1, "--dtype=float32", cwd=config.nanogpt)
             one = run_sample(1, config.length, "--dtype=float32", cwd=config.nanogpt)

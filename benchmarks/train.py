@@ -7,7 +7,6 @@ Leaves <name>_<device>.json, and a .png of the losses, in out_dir. Steps are int
 processes run once a seed.
 """
 
-import json
 import re
 import shlex
 import statistics
@@ -31,8 +30,6 @@ from model import GPT
 from tools.shared import benchmark
 from tools.shared.report import machine_report
 
-# --shapes=auto: some minutes each.
-AUTO = {"cpu": ("small:12", "baby:16", "gpt2"), "cuda": ("gpt2:12", "gpt2:48", "modern_124m:32")}
 STEPS_ON_GPU = 10  # in a round: to wait after each would be part of its time
 OPTIMIZER = dict(  # nanoGPT's, unless the shape has its own
     optimizer="adamw", learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.99, vector_lr=0.01
@@ -50,6 +47,7 @@ CPU_COMMAND = (
 @dataclass(kw_only=True)
 class TrainBench(benchmark.ShapeSettings):
     name: str = "train"
+    shapes: str = "small:12,baby:16,gpt2"
     preset: str = "config/speedrun_cpu.toml"
     """The run that is timed until its end, seed after seed; empty: none."""
     flags: str = ""
@@ -60,8 +58,6 @@ class TrainBench(benchmark.ShapeSettings):
     def __post_init__(self):
         super().__post_init__()
         at_least(1, self, "seeds")
-        if self.preset:
-            self.require("data/shakespeare_char/meta.pkl")
 
 
 def main(config):
@@ -73,8 +69,7 @@ def main(config):
         report |= time_to_loss(config, device)
         tables += [report["runs"], [report["summary"]]]
     report["throughput"] = []
-    auto = AUTO["cuda" if device.type == "cuda" else "cpu"]
-    for shape in benchmark.words(config.shapes, auto):
+    for shape in benchmark.words(config.shapes):
         report["throughput"].append(compare_steps(config, shape, device, report["gflops"]))
     benchmark.write_report(report, config, tables + report["throughput"], device)
 
@@ -82,38 +77,25 @@ def main(config):
 def time_to_loss(config, device):
     """Time whole processes: the preset for each seed, and nanoGPT's command."""
     runs = []
-    peer = None
+    report = {"runs": runs}
+    words = [config.preset, *shlex.split(config.flags), f"--device={config.device}"]
     with tempfile.TemporaryDirectory() as folder:
         for seed in tqdm(range(config.seeds), "runs", unit="seed"):
-            run = run_preset(config, Path(folder, str(seed)), f"--seed={seed}")
-            runs.append({"seed": seed, **run})
+            last, _ = benchmark.run_train([*words, f"--seed={seed}"], Path(folder, str(seed)))
+            names = ("step", "val_loss", "mfu", "seconds")
+            runs.append({"seed": seed} | {name: last[name] for name in names})
             # In the middle, since the machine's speed may drift.
             if config.nanogpt and seed == config.seeds // 2:
-                peer = run_nanogpt(config, device, folder)
+                report["nanogpt"] = run_nanogpt(config, device, folder)
         # One run more, with evaluations, for its curve.
-        interval = max(1, runs[0]["step"] // 8)
-        flag = f"--eval_interval={interval}"
-        run = run_preset(config, Path(folder, "curve"), flag)
-        curve = run["curve"]
+        words.append(f"--eval_interval={max(1, last['step'] // 8)}")
+        _, lines = benchmark.run_train(words, Path(folder, "curve"))
 
-    for run in runs:
-        del run["curve"]
     seconds = statistics.median(run["seconds"] for run in runs)
-    report = {"runs": runs, "curve": curve, "summary": {"median seconds": seconds}}
-    if peer:
-        report["nanogpt"] = peer
+    report |= {"curve": curve_of(lines), "summary": {"median seconds": seconds}}
+    if peer := report.get("nanogpt"):
         report["summary"] |= {"nanoGPT's": peer["seconds"], "ratio": peer["seconds"] / seconds}
     return report
-
-
-def run_preset(config, out_dir, flag):
-    """Run train.py: its seconds, its last figures, and its losses on the way."""
-    command = [sys.executable, "train.py", config.preset, *shlex.split(config.flags)]
-    command += [f"--device={config.device}", flag]
-    seconds, lines = benchmark.run_timed([*command, f"--out_dir={out_dir}"])
-    last = json.loads((out_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    run = {key: last[key] for key in ("step", "val_loss", "mfu")}
-    return run | {"seconds": seconds, "curve": curve_of(lines, "validation loss")}
 
 
 def run_nanogpt(config, device, folder):
@@ -121,14 +103,14 @@ def run_nanogpt(config, device, folder):
     command = shlex.split(GPU_COMMAND if device.type == "cuda" else CPU_COMMAND)
     out_dir = f"--out_dir={folder}/nanogpt"
     seconds, lines = benchmark.run_timed([sys.executable, *command, out_dir], config.nanogpt)
-    return {"seconds": seconds, "curve": curve_of(lines, "val loss")}
+    return {"seconds": seconds, "curve": curve_of(lines)}
 
 
-def curve_of(lines, name):
-    """(second, loss) of each printed line that has a loss of this name."""
+def curve_of(lines):
+    """(second, loss) of each printed line that has a validation loss, ours or nanoGPT's."""
     curve = []
     for second, line in lines:
-        if match := re.search(name + r" ([\d.]+)", line):
+        if match := re.search(r"val(?:idation)? loss ([\d.]+)", line):
             curve.append((second, float(match[1])))
     return curve
 

@@ -23,21 +23,18 @@ neighbours. In docstrings, of some 3,900 words, blanks have taught little beyond
 
 import copy
 import random
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from experiments.shared import grammar, labelled, masking, trials
+from experiments.shared.blocks import Stack
 from experiments.shared.masking import PAD, UNKNOWN
 from masks import PackedDocuments
-from model import MODERN, NORM, POSITION, Block, GPTConfig, init_weights
+from model import MODERN, GPTConfig, init_weights
 
 LONGEST = 16  # words of a sentence
 TESTED = 300  # sentences in which each word is left out once
@@ -53,7 +50,7 @@ RIGHT, TOPICS = "right", "topics of docstrings, telling words hidden"
 SHAPE = dict(block_size=LONGEST + 1, n_layer=2, n_head=4, n_embd=64) | MODERN
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 800
 
@@ -69,9 +66,7 @@ class Encoder(nn.Module):
         self.config = config
         self.shifted = shifted
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = POSITION[config.position](config)
-        self.h = nn.ModuleList(Block(config, n) for n in range(config.n_layer))
-        self.ln_f = NORM[config.norm](config)
+        self.stack = Stack(config)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         init_weights(self)
 
@@ -79,13 +74,9 @@ class Encoder(nn.Module):
         """Return what is made of each word (B, T, C), and at which places one stands (B, T)."""
         if self.shifted:
             ids = F.pad(ids, (1, -1), value=PAD)
-        x = self.wte(ids)
-        rope = self.wpe.rope(slice(ids.shape[1]))
         # Each PAD begins a document of its own: no word sees it.
         apart = PackedDocuments(torch.arange(ids.shape[1]) * (ids != PAD))
-        for block in self.h:
-            x = block(x, rope, apart)
-        return self.ln_f(x), ids > PAD
+        return self.stack(self.wte(ids), cache=apart), ids > PAD
 
     @torch.no_grad()
     def mean_state(self, ids):
@@ -110,9 +101,8 @@ def loss_of(model, given, words):
 
 
 def measure(scores, words):
-    right = scores.argmax(1) == words
     loss = F.cross_entropy(scores, words)
-    return {RIGHT: right.double().mean().item(), "loss": loss.item()}
+    return {RIGHT: trials.accuracy(scores, words), "loss": loss.item()}
 
 
 # ---- Runs

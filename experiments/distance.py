@@ -21,15 +21,11 @@ fail at 64 and beyond (0.12 right, a guess is 0.125), RNN and LSTM at 16 already
 at each.
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments.shared import trials
 from model import Block, GPTConfig
@@ -47,7 +43,7 @@ ALONE = "right answers, trained at this distance alone"
 TRAINED_ALONE = [4, 16, 64, 128]
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 360
 
@@ -119,15 +115,12 @@ def train(model, distances, steps):
     for distance in distances:
         symbols = sequences(512, distance)
         with torch.no_grad():
-            scores = model(symbols)
-        right = scores.argmax(1) == symbols[:, 0]
-        found[distance] = right.float().mean().item()
+            found[distance] = trials.accuracy(model(symbols), symbols[:, 0])
     return found
 
 
 def run(name, config, seed):
     """Return {what: {distance: value}} of a layer."""
-    torch.manual_seed(seed)
     model = Model(name)
     before = gradients(model)
     mixed = train(model, DISTANCES, config.steps)
@@ -142,10 +135,9 @@ def main(config):
     figure, panels = trials.make_figure(16, 3.8, 1, 4)
     tables = {}
     for panel, what in zip(panels, (BEFORE, AFTER, MIXED, ALONE)):
-        curves = trials.make_curves(runs, what)
-        tables[what] = trials.curve_table("steps between", curves)
-        trials.draw_curves(panel, "steps between", curves)
-        panel.set_title(what)
+        curves = trials.select(runs, what)
+        tables[what] = trials.make_table("steps between", curves)
+        trials.draw_curves(panel, what, "steps between", curves)
     panel.legend()
     trials.write_result("distance", config, tables, figure, runs=runs)
 

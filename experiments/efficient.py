@@ -26,15 +26,11 @@ window, 2.472 ± 0.002 softmax over everything, 2.489 ± 0.015 chosen keys, 2.54
 """
 
 import math
-import sys
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import FEATURE, fused, linear, masked_fill, tiled
 from engine.common.hardware import peak_bytes
@@ -59,7 +55,7 @@ EXACT = masked_fill, fused, tiled  # all compute the same function
 TITLES = {"ms": "time of a forward pass of one head (ms)", "MB": "its peak memory (MB)"}
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 200
 
@@ -122,18 +118,17 @@ def mechanisms(n):
 @torch.no_grad()
 def costs():
     """Return {mechanism: {"pairs", "ms" and "MB" of a forward pass of one head: values}}."""
-    found = {name: {"pairs": [], "ms": [], "MB": []} for name in mechanisms(SHORT)}
+    every = []
     for n in LENGTHS:
         q, k, v = torch.randn(3, 1, 1, n, D)
+        found = {}
         for name, (path, keys, _) in mechanisms(n).items():
             call = partial(path, q, k, v)
             memory = peak_bytes(call, q.device)  # also warms up
             seconds = trials.seconds_alone(call)
-            values = found[name]
-            values["pairs"].append(n * keys)
-            values["ms"].append(1000 * seconds)
-            values["MB"].append(memory / 1e6)
-    return found
+            found[name] = {"pairs": n * keys, "ms": 1000 * seconds, "MB": memory / 1e6}
+        every.append(found)
+    return {name: trials.by_kind(own) for name, own in trials.by_kind(every).items()}
 
 
 def exponent(lengths, values):
@@ -150,26 +145,23 @@ def exponent(lengths, values):
 
 def run(name, config, seed):
     """Return the validation loss of a GPT."""
-    torch.manual_seed(seed)
-    data = trials.load_text()
     settings = MODERN | TRAINED[name]
     model = trials.new_gpt(block_size=SHORT, n_head=1, n_embd=D, **settings)
     if name == "chosen":
         for block in model.transformer.h:
             block.attn.attention = chosen
-    trials.fit_text(model, data.train, SHORT, config, seed, 3e-3, batch_size=8)
-    return trials.text_loss(model, data.val, SHORT)
+    return trials.fit_text(model, SHORT, config, seed, 3e-3, batch_size=8)
 
 
 def draw(found):
     """Draw time and memory against the length."""
     figure, panels = trials.make_figure(10, 4, 1, 2)
     for panel, (what, title) in zip(panels, TITLES.items()):
+        curves = {}
         for name, values in found.items():
-            panel.plot(LENGTHS, values[what], "o-", label=name)
-        trials.log_axis(panel, "length n", LENGTHS)
+            curves[name] = [dict(zip(LENGTHS, values[what]))]
+        trials.draw_curves(panel, title, "length n", curves)
         panel.set_yscale("log")
-        panel.set_title(title)
     panel.legend()
     return figure
 

@@ -19,22 +19,18 @@ thick in all images; for the digit other ones in each, on its strokes and beside
 """
 
 import copy
-import sys
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from attention import attention_weights
 from experiments.shared import digits, trials
-from experiments.shared.blocks import LookingBlock
+from experiments.shared.blocks import LookingBlock, Stack
 from experiments.shared.digits import LENGTH, WORDS
-from experiments.shared.eye import SHAPE, Eye, fit, show
-from model import NORM, Learned, init_weights
+from experiments.shared.eye import SHAPE, Eye, draw_looks, fit
+from model import init_weights
 from tools.shared.inspection import recording
 
 SHOWN = 4  # images in the picture
@@ -42,7 +38,7 @@ CLASSIFIERS = "vision transformer", "support vector machine"
 CAPTIONERS = "looks at the patches for each word", "has one vector, their mean"
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 700
     """Training steps of the classifiers; the captioners have two thirds of it."""
@@ -57,15 +53,14 @@ class Captioner(nn.Module):
     looks: at the patches, or at their mean.
     """
 
-    def __init__(self, config, eye, looks):
+    config = replace(SHAPE, n_layer=1)
+
+    def __init__(self, eye, looks):
         super().__init__()
-        self.config = config
         self.looks = looks
-        self.wte = nn.Embedding(len(WORDS), config.n_embd)
-        self.wpe = Learned(config)
-        self.block = LookingBlock(config, 0)
-        self.ln_f = NORM[config.norm](config)
-        self.lm_head = nn.Linear(config.n_embd, len(WORDS), bias=False)
+        self.wte = nn.Embedding(len(WORDS), SHAPE.n_embd)
+        self.stack = Stack(self.config, LookingBlock)
+        self.lm_head = nn.Linear(SHAPE.n_embd, len(WORDS), bias=False)
         init_weights(self)
         self.eye = eye
 
@@ -73,11 +68,8 @@ class Captioner(nn.Module):
         memory = self.eye(images)
         if not self.looks:
             memory = memory.mean(1, keepdim=True)
-        T = words.shape[1]
-        x = self.wte(words)
-        x = self.wpe.add(x, slice(T))
-        x = self.block(x, memory)
-        return self.lm_head(self.ln_f(x))
+        x = self.stack(self.wte(words), memory=memory)
+        return self.lm_head(x)
 
     def describe(self, images):
         """Return the most likely words, one after the other: ids (B, 1 + LENGTH)."""
@@ -97,18 +89,17 @@ def classify(train, test, steps):
     from sklearn.svm import SVC
 
     x, y = test
-    eye = Eye(SHAPE)
+    eye = Eye()
 
     def loss(x, y):
         return F.cross_entropy(eye.classify(x), y, label_smoothing=0.1)
 
     fit(eye, loss, *train, steps)
     with torch.no_grad():
-        right = eye.classify(x).argmax(1) == y
+        accuracy = trials.accuracy(eye.classify(x), y)
     # The 0.001 of scikit-learn's own example, for ink from 0 to 1.
     machine = SVC(gamma=0.256)
     machine.fit(train[0].flatten(1), train[1])
-    accuracy = right.float().mean().item()
     of_machine = machine.score(x.flatten(1), y)
     return eye, accuracy, of_machine
 
@@ -116,7 +107,7 @@ def classify(train, test, steps):
 def caption(eye, looks, train, test, steps):
     """Return how often words of captions are right, and of some images: the words, the weights."""
     x, y = test
-    model = Captioner(SHAPE, eye, looks)
+    model = Captioner(eye, looks)
 
     def loss(x, y):
         words = digits.captions(x, y)
@@ -126,26 +117,23 @@ def caption(eye, looks, train, test, steps):
     fit(model, loss, *train, steps)
     with torch.no_grad():
         said = model.describe(x)
-        with recording(model.block.look, attention_weights) as maps:
+        with recording(model.stack.h[0].look, attention_weights) as maps:
             model(x[:SHOWN], said[:SHOWN, :-1])
     right = (said == digits.captions(x, y)).float()
     means = right.mean(0).tolist()
+    titles = [[WORDS[n] for n in words[1:]] for words in said]
+    where = maps[0].mean(1).numpy()
     return {
         "thin or thick": means[2],
         "digit": means[3],
         "left or right": means[5],
         "whole caption": right.prod(1).mean().item(),
-        "shown": {
-            "images": x[:SHOWN].numpy(),
-            "said": said[:SHOWN].tolist(),
-            "where": maps[0].mean(1).numpy(),
-        },
+        "shown": [*zip(x.numpy(), titles, where)],
     }
 
 
 def run(config, seed):
     """Return what classifiers and captioners find. Captioners begin with the classifier's eye."""
-    torch.manual_seed(seed)
     train, test = digits.images(seed)
     eye, *accuracies = classify(train, test, config.steps)
     digit = {}
@@ -159,34 +147,14 @@ def run(config, seed):
     return {"which digit": digit, "captions": captions}
 
 
-# ---- The picture
-
-
-def draw(shown):
-    """Draw images, and in red where the captioner looks for each word."""
-    columns = 1 + LENGTH
-    width = 1.7 * columns
-    figure, panels = trials.make_figure(width, 2 * SHOWN, SHOWN, columns)
-    for n, row in enumerate(panels):
-        image = shown["images"][n]
-        said = shown["said"][n]
-        where = shown["where"][n]
-        show(row[0], image)
-        for panel, word, weights in zip(row[1:], said[1:], where):
-            show(panel, image, weights)
-            panel.set_title(WORDS[word], fontsize=11)
-    return figure
-
-
 def main(config):
-    jobs = [(config, seed) for seed in range(config.seeds)]
-    runs = trials.run_jobs(run, jobs)
+    runs = trials.run_together(run, config)
     tables = {}
-    for title, found in trials.by_kind(runs).items():
+    for title, found in runs.items():
         tables[title] = trials.make_table("model", trials.by_kind(found))
     looks, _ = CAPTIONERS
-    first = runs[0]["captions"]
-    trials.write_result("images", config, tables, draw(first[looks]["shown"]))
+    first, *_ = runs["captions"]
+    trials.write_result("images", config, tables, draw_looks(first[looks]["shown"]))
 
 
 if __name__ == "__main__":

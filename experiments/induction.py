@@ -24,15 +24,11 @@ which such a head can be found.
 """
 
 import math
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
 from experiments.shared import trials
@@ -46,7 +42,7 @@ EVERY = 10  # steps from one measurement to the next
 HALF = 0.5  # of its attention: a head with more of it, on average, is an induction head
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     seeds: int = 5
 
@@ -89,7 +85,6 @@ def measure(model, ids, period):
 
 def run(n_layer, config, seed):
     """Train a GPT; return measurements at every EVERY-th step, and its maps after training."""
-    torch.manual_seed(seed)
     model = trials.new_gpt(
         block_size=T,
         vocab_size=VOCAB,
@@ -116,9 +111,7 @@ def run(n_layer, config, seed):
     trials.fit(model, loss, config.steps, 5e-3)
     last, maps = measure(model, ids, period)
     measurements.append(last)
-    curves = {}
-    for key in last:
-        curves[key] = np.array([scores[key] for scores in measurements])
+    curves = {key: np.array(scores) for key, scores in trials.by_kind(measurements).items()}
     shown = (period.flatten() - T // 4).abs().argmin()  # a sequence that comes four times
     return curves | {
         "loss, new tokens": last["new"],

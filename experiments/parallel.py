@@ -21,17 +21,11 @@ MB.
 """
 
 import itertools
-import sys
-from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn as nn
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from attention import SCORE, masked_fill
-from engine.common.checks import at_least
 from engine.common.hardware import peak_bytes
 from experiments.shared import trials
 from model import Block, GPTConfig
@@ -41,17 +35,6 @@ GRU, ATTENTION = "GRU", "attention"
 LAYERS = GRU, ATTENTION
 SCORES = "additive", "dot"
 LENGTHS = {LAYERS: [16, 64, 256, 1024, 4096], SCORES: [64, 128, 256, 512]}
-
-
-@dataclass(kw_only=True)
-class Settings:
-    seeds: int = 3
-    """Repeats. Their differences give the standard errors."""
-    out_dir: str = "experiments"
-    """The folder for parallel.png and parallel.json."""
-
-    def __post_init__(self):
-        at_least(1, self, "seeds")
 
 
 # ---- What is measured: functions of a name and a length give a call
@@ -120,29 +103,29 @@ MEASURED = {
 
 
 def costs(repeats):
-    """Measure all in turns; return {what: {name: {length: values}}}."""
-    found = {}
+    """Measure all in turns; return [{what: {name: {length: value}}} for each repeat]."""
+    rounds = []
     for _ in range(repeats):
+        found = {what: {name: {} for name in names} for what, (*_, names) in MEASURED.items()}
         for what, (make, measure, names) in MEASURED.items():
-            by_name = found.setdefault(what, {name: {} for name in names})
             for n, name in itertools.product(LENGTHS[names], names):
-                value = measure(make(name, n))
-                by_name[name].setdefault(n, []).append(value)
-    return found
+                found[what][name][n] = measure(make(name, n))
+        rounds.append(found)
+    return rounds
 
 
 def main(config):
-    [found] = trials.run_jobs(costs, [(config.seeds,)])
-    figure, panels = trials.make_figure(17, 3.8, 1, len(found))
+    [rounds] = trials.run_jobs(costs, [(config.seeds,)])
+    figure, panels = trials.make_figure(17, 3.8, 1, len(MEASURED))
     tables = {}
-    for panel, (what, curves) in zip(panels, found.items()):
-        tables[what] = trials.curve_table("length", curves)
-        trials.draw_curves(panel, "length", curves)
+    for panel, (what, found) in zip(panels, trials.by_kind(rounds).items()):
+        curves = trials.by_kind(found)
+        tables[what] = trials.make_table("length", curves)
+        trials.draw_curves(panel, what, "length", curves)
         panel.set_yscale("log")
-        panel.set_title(what)
         panel.legend()
-    trials.write_result("parallel", config, tables, figure, costs=found)
+    trials.write_result("parallel", config, tables, figure, costs=rounds)
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, trials.Repeats)

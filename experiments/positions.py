@@ -21,15 +21,10 @@ sinusoidal 2.455). From 4T to 8T alibi has 2.193 ± 0.008, no more than just bey
 lose: none 2.522 ± 0.006, learned 2.527 ± 0.017, rope 2.605 ± 0.016, sinusoidal 2.790 ± 0.033.
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import causal, full, masked_fill
 from experiments.shared import trials
@@ -41,7 +36,7 @@ KINDS = {name: {"position": name} for name in POSITION}
 KINDS["alibi"] = {"position": "none", "visible": f"alibi:{H}"}
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 500
 
@@ -52,13 +47,11 @@ def disorder(visible):
     The output is put into the first order again before it is compared.
     """
     random = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 1, 1, 16, 8, dtype=torch.float64, generator=random)
+    qkv = torch.randn(3, 1, 1, 16, 8, dtype=torch.float64, generator=random)
     order = torch.randperm(16, generator=random)
-    y = masked_fill(q, k, v, visible)
-    q = q[:, :, order]
-    k = k[:, :, order]
-    v = v[:, :, order]
-    difference = y[:, :, order] - masked_fill(q, k, v, visible)
+    y = masked_fill(*qkv, visible)
+    other = masked_fill(*qkv[:, :, :, order], visible)
+    difference = y[:, :, order] - other
     return difference.abs().max().item()
 
 
@@ -69,14 +62,13 @@ def span_ends():
 
 def run(kind, config, seed):
     """Train a GPT; return its mean losses at positions of texts LONGER times as long."""
-    torch.manual_seed(seed)
-    data = trials.load_text()
     settings = MODERN | KINDS[kind]
     model = trials.new_gpt(block_size=LONGER * T, n_head=H, n_embd=64, **settings)
-    trials.fit_text(model, data.train, T, config, seed, 3e-3)
+    trials.fit_text(model, T, config, seed, 3e-3)
+    text = trials.load_text().val
     losses = []
     for n in range(12):
-        x, y = trials.random_batch(data.val, 8, LONGER * T, n)
+        x, y = trials.random_batch(text, 8, LONGER * T, n)
         with torch.no_grad():
             logits, _ = model(x, y)
         loss = F.cross_entropy(logits.mT, y, reduction="none")
@@ -95,15 +87,13 @@ def run(kind, config, seed):
 def draw(runs):
     """Draw the losses of spans of positions."""
     figure, panel = trials.make_figure(6, 3.8)
-    ends = span_ends()
+    curves = {}
     for kind, found in runs.items():
-        spans = np.transpose([run["spans"] for run in found])
-        means, errors = trials.mean_and_error(spans)
-        panel.errorbar(ends, means, errors, fmt="o-", label=kind)
+        curves[kind] = [dict(zip(span_ends(), run["spans"])) for run in found]
+    title = f"in texts of {LONGER}T bytes"
+    trials.draw_curves(panel, title, f"up to this position (dotted: T = {T})", curves)
     panel.axvline(T, color="grey", linestyle=":")
-    trials.log_axis(panel, f"up to this position (dotted: T = {T})", ends[::2])
     panel.set_ylabel("validation loss (nats per byte)")
-    panel.set_title(f"in texts of {LONGER}T bytes")
     panel.legend()
     return figure
 

@@ -24,14 +24,10 @@ give both nouns less than 0.003. In the transformer's encoder the adjective look
 ± 0.077, not at the other, 0.050 ± 0.010; verbs at subjects in the GPT, 0.264 ± 0.058 (of 0.153).
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
 from experiments.shared import ambiguity, translators, trials
@@ -54,7 +50,7 @@ RELATIONS = {  # from a word: to which word, rather than to which other one
 }
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 800
     example: str = "the dog did not cross the street because it was too tired"
@@ -109,8 +105,7 @@ def measure(model, pairs, numbers):
     _, even = look(model, source, target, evenly)
     is_pronoun = torch.isin(target, torch.tensor([numbers[word] for word in ambiguity.IT]))
     queries = places | {PRONOUN: is_pronoun.int().argmax(1), SUBJECT: subjects}
-    right = logits.argmax(-1)[is_pronoun] == target[is_pronoun]
-    found = {"right": right.float().mean().item()}
+    found = {"right": trials.accuracy(logits[is_pronoun], target[is_pronoun])}
     for query, (wanted, other) in RELATIONS.items():
         language = "French" if query in (PRONOUN, SUBJECT) else "English"
         if language in maps:
@@ -143,7 +138,6 @@ def summary(weights, wanted, other):
 
 def run(name, config, example, seed):
     """Train a model; return its measurements, and its weights in the example, a pair of texts."""
-    torch.manual_seed(seed)
     train = ambiguity.pronouns(SENTENCES, seed)
     test = ambiguity.pronouns(TESTED, seed, tested=True)
     numbers = ambiguity.number_words([*train, *test, example])
@@ -190,7 +184,7 @@ def main(config):
     tables = {"pronouns that are right; a guess: 0.5": trials.make_table("model", runs)}
     for query in RELATIONS:
         looking = {name: found for name, found in runs.items() if query in found[0]}
-        weights = {name: [run[query] for run in found] for name, found in looking.items()}
+        weights = trials.select(looking, query)
         title = f"weights from {query}, of the head that most prefers the first word, and of all"
         tables[title] = trials.make_table("model", weights)
     trials.write_result("pronouns", config, tables, draw(example, runs), runs=runs)

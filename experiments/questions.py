@@ -18,20 +18,16 @@ and at the bottom for the slant.
 """
 
 import copy
-import sys
-from pathlib import Path
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from attention import attention_weights
 from experiments.shared import digits, trials
 from experiments.shared.blocks import LookingBlock
 from experiments.shared.digits import QUESTIONS
-from experiments.shared.eye import SHAPE, fit, show
+from experiments.shared.eye import SHAPE, draw_looks, fit
 from experiments.shared.pair import Reader, trained_pair
 from tools.shared.inspection import recording
 
@@ -52,11 +48,11 @@ SHOWN = 4  # images in the picture
 class Answerer(nn.Module):
     """Scores of "yes" (B,) for questions (B, T), each about one of the images. Zeros are blank."""
 
-    def __init__(self, config, eye, image, question, patches):
+    def __init__(self, eye, image, question, patches):
         super().__init__()
         self.has = image, question, patches
-        self.reader = Reader(config, ASKING, LookingBlock)
-        self.head = nn.Linear(config.n_embd, 1)
+        self.reader = Reader(ASKING, LookingBlock)
+        self.head = nn.Linear(SHAPE.n_embd, 1)
         self.eye = eye
 
     def forward(self, images, rows, questions):
@@ -64,7 +60,7 @@ class Answerer(nn.Module):
         memory = self.eye(images * image)
         if not patches:
             memory = memory.mean(1, keepdim=True)
-        x = self.reader(questions * question, memory[rows])
+        x = self.reader(questions * question, memory=memory[rows])
         return self.head(x)[:, 0]
 
 
@@ -88,7 +84,7 @@ def ask(x, y, count):
 
 def answer(name, eye, train, test, steps):
     """Return how often a model is right in each kind of question, and where it looks."""
-    model = Answerer(SHAPE, eye, *ANSWERERS[name])
+    model = Answerer(eye, *ANSWERERS[name])
     words = digits.encode(QUESTIONS, ASKING)
 
     def loss(x, y):
@@ -105,7 +101,11 @@ def answer(name, eye, train, test, steps):
         said = model(x, rows, words[questions]) > 0
         with recording(model.reader, attention_weights) as maps:
             scores = model(x, shown, pictured)
-    where = maps[-1].mean((1, 2))  # of heads and words
+    where = maps[-1].mean((1, 2)).view(SHOWN, len(PICTURED), -1)  # of heads and words
+    titles = []
+    for said_of_image in (scores > 0).view(SHOWN, -1):
+        words_of_image = zip(PICTURED, said_of_image)
+        titles.append([f"{QUESTIONS[n]}? {'yes' if yes else 'no'}" for n, yes in words_of_image])
     right = (said == answers).float()
     kind = (questions % HALF).clamp(max=len(KINDS) - 1)
     found = {}
@@ -113,17 +113,12 @@ def answer(name, eye, train, test, steps):
         own = right[kind == n]
         found[name] = own.mean().item()
     found["all"] = right.mean().item()
-    found["shown"] = {
-        "images": x[:SHOWN].numpy(),
-        "said": (scores > 0).view(SHOWN, -1).tolist(),
-        "where": where.view(SHOWN, len(PICTURED), -1).numpy(),
-    }
+    found["shown"] = [*zip(x.numpy(), titles, where.numpy())]
     return found
 
 
 def run(config, seed):
     """Return what each answerer finds. All begin with the eye of the same pair."""
-    torch.manual_seed(seed)
     train, test = digits.images(seed)
     pair = trained_pair(*train, config.steps)
     found = {}
@@ -133,29 +128,11 @@ def run(config, seed):
     return found
 
 
-def draw(shown):
-    """Draw images, and for each question the answer, and in red where it looks."""
-    columns = 1 + len(PICTURED)
-    width = 2 * columns
-    height = 2.2 * SHOWN
-    figure, panels = trials.make_figure(width, height, SHOWN, columns)
-    for n, (first, *others) in enumerate(panels):
-        image = shown["images"][n]
-        show(first, image)
-        answers = zip(PICTURED, shown["said"][n], shown["where"][n])
-        for panel, (question, said, where) in zip(others, answers):
-            show(panel, image, where)
-            word = "yes" if said else "no"
-            panel.set_title(f"{QUESTIONS[question]}? {word}", fontsize=9)
-    return figure
-
-
 def main(config):
-    jobs = [(config, seed) for seed in range(config.seeds)]
-    runs = trials.by_kind(trials.run_jobs(run, jobs))
+    runs = trials.run_together(run, config)
     tables = {"answers": trials.make_table("model", runs)}
     first, *_ = runs[BOTH]
-    trials.write_result("questions", config, tables, draw(first["shown"]))
+    trials.write_result("questions", config, tables, draw_looks(first["shown"]))
 
 
 if __name__ == "__main__":

@@ -23,13 +23,8 @@ is clearly faster than softmax. So cost is traded for recall, but what is won sh
 texts.
 """
 
-import sys
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments.shared import trials
 from model import MODERN, NoPosition
@@ -88,7 +83,6 @@ def new_model(name, pairs):
 
 def run(name, config, seed):
     """Train a model on all lengths in turn; return {pairs: its share of right answers}."""
-    torch.manual_seed(seed)
     model = new_model(name, PAIRS[-1])
 
     def loss(step):
@@ -102,11 +96,10 @@ def run(name, config, seed):
     for pairs in PAIRS:
         count = max(1, 4096 // pairs)
         x, y = sequences(pairs, count, seed << 32 | config.steps)
+        asked = y >= 0
         with torch.no_grad():
             logits, _ = model(x, y)
-        right = logits.argmax(-1) == y
-        right = right[y >= 0].float()
-        found[f"{pairs} pairs"] = right.mean().item()
+        found[f"{pairs} pairs"] = trials.accuracy(logits[asked], y[asked])
     return found
 
 
@@ -140,12 +133,10 @@ def memory(name, pairs):
 def draw(runs):
     """Draw recall against the number of pairs."""
     figure, panel = trials.make_figure(6, 3.8)
+    curves = {}
     for name, found in runs.items():
-        shares = [[run[f"{pairs} pairs"] for run in found] for pairs in PAIRS]
-        means, errors = trials.mean_and_error(shares)
-        panel.errorbar(PAIRS, means, errors, fmt="o-", label=name)
-    trials.log_axis(panel, "pairs of a key and a value", PAIRS)
-    panel.set_title("share of right answers")
+        curves[name] = [dict(zip(PAIRS, run.values())) for run in found]
+    trials.draw_curves(panel, "share of right answers", "pairs of a key and a value", curves)
     panel.set_ylim(0, 1.03)
     panel.legend()
     return figure

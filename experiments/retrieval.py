@@ -12,13 +12,8 @@ captions count as right), and the digit for 0.961 ± 0.010, where a guess has 0.
 better learning rate of 1e-3 and 3e-3 on another seed.)
 """
 
-import sys
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments.shared import digits, trials
 from experiments.shared.digits import CAPTIONS, DIGITS, WORDS
@@ -38,7 +33,6 @@ def share_right(scores, right):
 
 def run(config, seed):
     """Return how often a pair finds what belongs together, the same for a guess, and captions."""
-    torch.manual_seed(seed)
     train, (x, y) = digits.images(seed)
     pair = trained_pair(*train, config.steps)
     captions = digits.captions(x, y)
@@ -76,8 +70,7 @@ def draw(shown):
 
 
 def main(config):
-    jobs = [(config, seed) for seed in range(config.seeds)]
-    runs = trials.by_kind(trials.run_jobs(run, jobs))
+    runs = trials.run_together(run, config)
     tables = {"finding": trials.make_table("model", runs)}
     first, *_ = runs[PAIR]
     trials.write_result("retrieval", config, tables, draw(first["shown"]))

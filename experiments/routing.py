@@ -25,16 +25,12 @@ routing takes 1.48 times as long as the dense MLP, and the large one 2.15.
 """
 
 import statistics
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights, dot
 from engine.common.hardware import time_interleaved
@@ -56,7 +52,7 @@ DENSE, ROUTED, ALONE, _, LARGE = KINDS
 LOSS = "validation loss"
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     learning_rate: float = 0.006
 
@@ -121,7 +117,6 @@ def new_model(kind, attention="fused"):
 
 def run(kind, config, seed):
     """Return a model's loss and, of each routed layer, the load of its experts."""
-    torch.manual_seed(seed)
     data = trials.load_text()
     model, routed = new_model(kind)
     _, balance = KINDS[kind]
@@ -169,9 +164,7 @@ def costs():
 def draw(runs):
     """Draw losses, and what part of tokens asks each expert of the last layer in one run."""
     figure, (losses, loads) = trials.make_figure(10, 3.4, 1, 2)
-    means, errors = trials.means_of(runs, LOSS)
-    losses.errorbar(means, [*runs], xerr=errors, fmt="o")
-    losses.invert_yaxis()
+    trials.draw_means(losses, runs, LOSS)
     losses.set_title("validation loss (nats per byte)")
     for kind in ROUTED, ALONE:
         layer = runs[kind][0]["load"][-1]

@@ -16,13 +16,9 @@ learns.
 """
 
 import itertools
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights, dot, scaled_dot
 from experiments.shared import trials
@@ -41,16 +37,16 @@ TITLES = {
 }
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 200
 
 
 def measure_softmax(D):
-    """Return, for each score, numbers about softmax over T keys of D numbers with variance 1."""
+    """Return numbers about softmax over T keys of D numbers with variance 1, by each score."""
     generator = torch.Generator().manual_seed(0)
     q, k = torch.randn(2, 64, 1, T, D, dtype=torch.float64, generator=generator)
-    found = {}
+    found = {"D": D}
     for name, score in SCORES.items():
         weights = attention_weights(q, k, full, score)
         # The Jacobian of softmax, diag(w) - w w^T, has the squared Frobenius norm
@@ -59,11 +55,9 @@ def measure_softmax(D):
         cube = weights.pow(3).sum(-1)
         norm = square - 2 * cube + square.square()
         slope = norm.clamp_min(0).sqrt()
-        found[name] = {
-            "variance": score(q, k).var().item(),
-            "entropy": inspection.entropy(weights).mean().item(),
-            "slope": slope.mean().item(),
-        }
+        found[f"variance, {name}"] = score(q, k).var().item()
+        found[f"entropy, {name}"] = inspection.entropy(weights).mean().item()
+        found[f"slope, {name}"] = slope.mean().item()
     return found
 
 
@@ -84,20 +78,18 @@ def run(kind, config, seed):
     x, _ = trials.random_batch(data.val, 1, T, seed)
     maps, _ = inspection.attention_maps(model, x[0], attention_weights)
     of_last_token = inspection.entropy(maps[0])[:, -1]  # it sees all
-    trials.fit_text(model, data.train, T, config, seed, 2e-3)
-    loss = trials.text_loss(model, data.val, T)
+    loss = trials.fit_text(model, T, config, seed, 2e-3)
     return {"loss": loss, "entropy": of_last_token.mean().item()}
 
 
-def draw(measured):
+def draw(numbers):
     """Draw the numbers about softmax against D."""
     figure, panels = trials.make_figure(10, 3.4, 1, 3)
     for panel, (what, title) in zip(panels, TITLES.items()):
+        curves = {}
         for score in SCORES:
-            values = [found[score][what] for found in measured.values()]
-            panel.plot(RANDOM_SIZES, values, "o-", label=score)
-        panel.set(title=title)
-        trials.log_axis(panel, "D", RANDOM_SIZES)
+            curves[score] = [{row["D"]: row[f"{what}, {score}"] for row in numbers}]
+        trials.draw_curves(panel, title, "D", curves)
     variance, _, slope = panels
     variance.set_yscale("log")
     slope.set_ylim(0)
@@ -107,13 +99,7 @@ def draw(measured):
 
 def main(config):
     # Softmax of random vectors.
-    measured = {D: measure_softmax(D) for D in RANDOM_SIZES}
-    numbers = []
-    for D, found in measured.items():
-        row = {"D": D}
-        for what, score in itertools.product(TITLES, SCORES):
-            row[f"{what}, {score}"] = found[score][what]
-        numbers.append(row)
+    numbers = [measure_softmax(D) for D in RANDOM_SIZES]
 
     # The same GPT with and without the scale.
     trials.load_text()  # before several processes make it
@@ -128,7 +114,7 @@ def main(config):
         losses.append(row)
 
     tables = {"random queries and keys": numbers, "the same GPT, trained": losses}
-    trials.write_result("scaling", config, tables, draw(measured))
+    trials.write_result("scaling", config, tables, draw(numbers))
 
 
 if __name__ == "__main__":

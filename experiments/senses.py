@@ -19,13 +19,9 @@ brings the context, but to sort it by sense is learned.
 
 import random
 import statistics
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from experiments.shared import trials
 from experiments.shared.ambiguity import new_gpt, number_words
@@ -47,7 +43,7 @@ STAGES = ["embedding", "attention 1", "MLP 1", "attention 2", "MLP 2"]
 KNOWN, UNSEEN = "accuracy, known verbs", "accuracy, unseen verb"
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 200
 
@@ -106,8 +102,8 @@ def nearest_mean(x, sense, known):
     others are asked.
     """
     means = torch.stack([x[known & (sense == n)].mean(0) for n in (0, 1)])
-    nearest = torch.cdist(x[~known], means).argmin(1)
-    return (nearest == sense[~known]).double().mean().item()
+    distances = torch.cdist(x[~known], means)
+    return trials.accuracy(-distances, sense[~known])
 
 
 def principal(x):
@@ -143,7 +139,6 @@ def measure(model, examples, numbers):
 
 def run(kind, config, seed):
     """Train a GPT, unless it is to stay as it begins; return its measurements."""
-    torch.manual_seed(seed)
     train = examples(2000, seed)
     test = examples(480, seed, tested=True)
     numbers = number_words([[text] for text, *_ in train + test])

@@ -34,16 +34,12 @@ from one vector, 99.8 ± 0.0 with general (--seeds=3 --steps=400).
 """
 
 import functools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
 
 import numpy as np
-import torch
 import torch.nn.functional as F
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least, choose
 from experiments.shared import grammar, translation, translators, trials
@@ -54,7 +50,7 @@ from tools.shared import heatmaps
 FACTORS = {"transformer": 2, "transformer2017": 0.86}  # of the steps: both take the same time
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings, Shape):
     seeds: int = 1
     source: str = ""
@@ -135,7 +131,6 @@ def train_model(model, name, config, pairs, seed):
 
 def run(name, config, vocabulary, train, test, seed):
     """Train a model; return the BLEU of its translations of the test, in all and by length."""
-    torch.manual_seed(seed)
     model = MODELS[name](len(vocabulary), config)
     start = process_time()
     train_model(model, name, config, train, seed)
@@ -147,9 +142,7 @@ def run(name, config, vocabulary, train, test, seed):
     found[f"beam {config.beam}"] = bleu(best, right)
     for length, rows in translation.by_length(sources, config.bin).items():
         title = f"{length - config.bin + 1}-{length} words"
-        best_of_length = [best[n] for n in rows]
-        right_of_length = [right[n] for n in rows]
-        found[title] = bleu(best_of_length, right_of_length)
+        found[title] = bleu([best[n] for n in rows], [right[n] for n in rows])
     found["alignment"] = translation.alignment(model, vocabulary, config.example, config.beam)
     if config.save:
         found["weights"] = {name: p.detach().numpy() for name, p in model.named_parameters()}

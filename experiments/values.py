@@ -15,14 +15,10 @@ Found (3 seeds, 600 steps): separate keys and values have 1.807 ± 0.005 nats, o
 worth it. Values half as wide do as well, 1.808 ± 0.018, twice as wide no better, 1.843 ± 0.016.
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn as nn
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import SelfAttention
 from experiments.shared import trials
@@ -41,7 +37,7 @@ KINDS = {  # name: (width of values, whether they are the keys, equal parameters
 LEARNING_RATE = dict.fromkeys(KINDS, 8e-3) | {"V twice as wide": 4e-3}
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Settings(trials.Settings):
     steps: int = 600
 
@@ -71,21 +67,14 @@ def new_model(value_size, shared, equal):
 
 def run(kind, config, seed):
     """Train a GPT; return its number of parameters and its loss."""
-    torch.manual_seed(seed)
-    data = trials.load_text()
     model = new_model(*KINDS[kind])
-    trials.fit_text(model, data.train, T, config, seed, LEARNING_RATE[kind])
-    return {
-        "parameters": model.num_params(),
-        "validation loss": trials.text_loss(model, data.val, T),
-    }
+    loss = trials.fit_text(model, T, config, seed, LEARNING_RATE[kind])
+    return {"parameters": model.num_params(), "validation loss": loss}
 
 
 def draw(runs):
     figure, panel = trials.make_figure(6, 2.6)
-    means, errors = trials.means_of(runs, "validation loss")
-    panel.errorbar(means, [*runs], xerr=errors, fmt="o")
-    panel.invert_yaxis()
+    trials.draw_means(panel, runs, "validation loss")
     panel.set_xlabel("validation loss (nats per byte)")
     return figure
 

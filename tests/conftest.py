@@ -6,6 +6,7 @@ import gc
 import json
 import multiprocessing
 import os
+import pickle
 import runpy
 import shutil
 import signal
@@ -380,7 +381,7 @@ def small_experiment(monkeypatch, tmp_path):
     from experiments.shared import trials
 
     def run_jobs(function, jobs):
-        return [function(*job) for job in jobs]
+        return [function(*pickle.loads(pickle.dumps(job))) for job in jobs]
 
     def run_main(module, **settings):
         name = module.__name__.removeprefix("experiments.")

@@ -31,7 +31,7 @@ from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, MODERN, GPTConfig
-from train import TrainConfig, train
+from train import TrainConfig, make_trainer, train
 
 HAS_GPU = torch.cuda.is_available()
 HAS_BFLOAT16 = HAS_GPU and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -207,6 +207,7 @@ def test_a_decoding_step_is_one_cuda_graph(case, monkeypatch):
         ids, logits = continuation(model, prompts, count)
         compiled_ids, compiled_logits = continuation(model, prompts, count, step)
         # Rounding may change a token, and all that follow.
+        assert step.is_right
         same = (ids == compiled_ids).all(dim=1).tolist()
         first = [*same, False].index(False)
         assert first > count // 2
@@ -222,6 +223,21 @@ def test_kernels_of_decoding():
         model.generate(prompt, 20)
     names = " ".join(event.key for event in profiler.key_averages())
     assert "cudnn_attention" not in names and "attention_math" not in names
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_step_waits_for_nothing(optimizer, poem, tmp_path):
+    """Catches a step for whose numbers the program waits, so that the GPU idles."""
+    settings = SMALL | dict(dataset=poem, device="cuda", compile=False, out_dir=str(tmp_path))
+    settings |= dict(dtype="auto", optimizer=optimizer, grad_clip=1.0, dropout=0.1)
+    trainer = make_trainer(TrainConfig(**settings))
+    trainer.learning_rate = 0.01
+    trainer.update()  # libraries start
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        trainer.update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_resuming(poem, tmp_path):
@@ -245,4 +261,5 @@ def test_sample_py(changes, poem, tmp_path, capsys):
     capsys.readouterr()
     settings = dict(out_dir=str(tmp_path), max_new_tokens=50, start="Tyger")
     sample.sample(sample.SampleConfig(**settings, **changes))
-    assert capsys.readouterr().out.startswith("Tyger")
+    printed = capsys.readouterr()
+    assert printed.out.startswith("Tyger") and "not compiled" not in printed.err

@@ -6,6 +6,7 @@ import pkgutil
 import tomllib
 
 import pytest
+import torch._inductor
 from conftest import ROOT
 from packaging.requirements import Requirement
 
@@ -73,6 +74,12 @@ def test_what_is_called_exists_in_all_versions():
     assert {name for name, _ in found} == BOTH.keys()  # add what is new, from both versions
     for name, keywords in found:
         assert set(keywords) <= set(BOTH[name].split()), name
+
+
+def test_options_of_the_compiler():
+    """Catches an option that this PyTorch lacks: it would be an error on a GPU only."""
+    wanted = {"triton.cudagraphs", "triton.cudagraph_or_error", "coordinate_descent_tuning"}
+    assert wanted <= set(torch._inductor.list_options())
 
 
 @pytest.mark.parametrize("name", BOTH)

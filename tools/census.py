@@ -15,6 +15,7 @@ then what followed any of its copies counts.
 """
 
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,32 +80,30 @@ def keys_that_count(ids):
 def census(model, texts):
     """Return {kind: (scores (L, H), chance levels (L, 1))} over texts, a list of ids (T,)."""
     generator = torch.Generator().manual_seed(0)
-    sums = {}
+    parts = defaultdict(list)
 
-    def add(kind, maps, keys):
-        """Add a text: the sums over queries, for all heads, and the number of queries with keys."""
-        attended = (torch.stack(maps) * keys).sum((2, 3))
-        chance = (keys & reach).sum(-1) / reach.sum(-1)
-        parts = attended, chance.sum(1, keepdim=True), keys.any(-1).sum()
-        sums[kind] = [old + new for old, new in zip(sums.get(kind, (0, 0, 0)), parts)]
-
-    half = len(texts[0]) // 2
-    for ids in texts:
-        reach = reach_of(model, len(ids))
+    def look(ids, keys_of):
+        """Sum over the queries of a text, for all heads, and count the queries that have keys."""
         maps, _ = attention_maps(model, ids, attention_weights)
-        for kind, keys in keys_that_count(ids).items():
-            add(kind, maps, keys)
+        reach = reach_of(model, len(ids))
+        for kind, keys in keys_of.items():
+            attended = (torch.stack(maps) * keys).sum((2, 3))
+            chance = (keys & reach).sum(-1) / reach.sum(-1)
+            parts[kind].append((attended, chance.sum(1, keepdim=True), keys.any(-1).sum()))
+
+    for ids in texts:
+        look(ids, keys_that_count(ids))
 
         # Half of the tokens in random order, twice.
+        half = len(ids) // 2
         twice = ids[torch.randperm(len(ids), generator=generator)[:half]].repeat(2)
-        reach = reach_of(model, len(twice))
-        maps, _ = attention_maps(model, twice, attention_weights)
         keys = keys_that_count(twice)[FOLLOWS_A_COPY]
         keys[:half] = False
-        add(INDUCTION, maps, keys)
+        look(twice, {INDUCTION: keys})
 
     found = {}
-    for kind, (scores, chances, queries) in sums.items():
+    for kind, sums in parts.items():
+        scores, chances, queries = map(sum, zip(*sums))
         queries = queries.clamp_min(1)  # scores of 0 where there was none
         found[kind] = scores / queries, chances / queries
     return found

@@ -13,9 +13,9 @@ that was stopped goes on where it was, and one more change or seed costs only it
 as code, presets, data and flags are the same.
 """
 
-import argparse
 import json
 import math
+import re
 import shlex
 import shutil
 import statistics
@@ -32,7 +32,7 @@ from engine.common.checks import at_least
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write, sha256_of
 from engine.common.hardware import pick_device
-from engine.common.settings import leading_presets, parse_settings, read_preset
+from engine.common.settings import parse_settings, read_preset
 from engine.text import dataset
 from tools.shared import benchmark
 from tools.shared.report import machine_report
@@ -64,9 +64,8 @@ class CompareConfig(benchmark.BenchmarkSettings):
 
 def read_arguments(argv):
     """A CompareConfig from a command line that may begin with the preset."""
-    presets = leading_presets(argv)
-    flags = [f"--preset={preset}" for preset in presets]
-    return parse_settings(CompareConfig, flags + argv[len(presets) :])
+    argv = [word if word.startswith("-") else f"--preset={word}" for word in argv]
+    return parse_settings(CompareConfig, argv)
 
 
 def main(config):
@@ -122,38 +121,28 @@ def version_of(config):
     """A hash of all that may change a result: train.py and its imports, presets and dataset."""
     paths = [*benchmark.ROOT.glob("*.py"), *benchmark.ROOT.glob("engine/**/*.py")]
     paths += Path(config.preset).parent.glob("*.toml")  # one of them may be its base
-    flags = [config.preset, *shlex.split(config.flags)]
-    paths += dataset.find_dataset(dataset_of(flags)).glob("meta.*")
+    names = [read_preset(config.preset).get("dataset", "stdlib")]
+    names += re.findall(r"--dataset[= ](\S+)", config.flags)
+    paths += dataset.find_dataset(names[-1]).glob("meta.*")
     return sha256_of(path.read_bytes() for path in sorted(paths))
-
-
-def dataset_of(flags):
-    """The dataset of a run of train.py with a preset and these flags."""
-    name = read_preset(flags[0]).get("dataset", "stdlib")
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--dataset", default=name)
-    given, _ = parser.parse_known_args(flags)
-    return given.dataset
 
 
 def result_path(config, version, flags, seed):
     """The file for the result of one run."""
     about = [version, config.preset, config.flags, flags, config.device, seed]
-    content = json.dumps(about).encode()
-    name = sha256_of([content])[:16]
+    name = sha256_of([json.dumps(about).encode()])[:16]
     return Path(config.out_dir, "runs", f"{name}.json")
 
 
 def train(config, flags, seed, folder):
     """Run train.py once: its last validation loss (None if it diverged) and seconds."""
-    command = [sys.executable, "train.py", config.preset, *shlex.split(f"{config.flags} {flags}")]
-    command += [f"--device={config.device}", f"--seed={seed}", f"--out_dir={folder.absolute()}"]
+    words = [config.preset, *shlex.split(f"{config.flags} {flags}")]
+    words += [f"--device={config.device}", f"--seed={seed}"]
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     result = {"val_loss": None, "seconds": None}
     try:
-        result["seconds"], _ = benchmark.run_timed(command)
-        last = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
-        result["val_loss"] = json.loads(last)["val_loss"]
+        last, _ = benchmark.run_train(words, folder.absolute())
+        result = {name: last[name] for name in result}
     except ValueError as error:
         if ": stopped, " not in str(error):
             raise
@@ -194,10 +183,9 @@ def judge(losses, baseline):
     error = statistics.stdev(differences) / math.sqrt(len(differences))
     degrees = min(len(differences) - 1, len(T95))
     margin = T95[degrees - 1] * error
-    verdict = "cannot tell"
     if abs(mean) > margin:
-        verdict = "better" if mean < 0 else "worse"
-    return {"difference": mean, "error": error, "margin": margin, "verdict": verdict}
+        row["verdict"] = "better" if mean < 0 else "worse"
+    return row | {"difference": mean, "error": error, "margin": margin}
 
 
 if __name__ == "__main__":

@@ -56,13 +56,13 @@ def main(config):
 
     total, count = evaluate(model.to(device).eval(), tokens, config.stride)
     loss = total / count
-    bits = total / math.log(2)
-    result = {"tokens": count, "loss": loss, "perplexity": math.exp(loss)}
-    result["bits_per_byte"] = bits / size
-    figures = f"loss {loss:.4f}, perplexity {result['perplexity']:.4g}"
-    figures += f", {result['bits_per_byte']:.4f} bits per byte"
-    print(f"{folder} on {source}: {count:,} tokens, {figures}")
-    return result
+    perplexity = math.exp(loss)
+    bits = total / math.log(2) / size
+    print(
+        f"{folder} on {source}: {count:,} tokens, loss {loss:.4f}, perplexity {perplexity:.4g}, "
+        f"{bits:.4f} bits per byte"
+    )
+    return {"tokens": count, "loss": loss, "perplexity": perplexity, "bits_per_byte": bits}
 
 
 def read_tokens(config, folder, tokenizer):

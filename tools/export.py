@@ -64,7 +64,8 @@ def export(config):
         return export_adapter(config, folder, kind, query_rows)
 
     # What the readers need to know
-    begin, end = (*tokenizer.begin, tokenizer.end_of_text)[0], tokenizer.end_of_text
+    end = tokenizer.end_of_text
+    begin = (*tokenizer.begin, end)[0]
     chat, end_of_turn = chat_settings(tokenizer)
     ends = [end, end_of_turn] if end_of_turn not in (None, end) else end
     about |= {"bos_token_id": begin, "eos_token_id": ends, "pad_token_id": None}
@@ -76,9 +77,8 @@ def export(config):
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": standard_config.block_size,
-            # A tokenizer of words puts a space before each.
-            "eos_token": None if end is None else tokenizer.decode([end]).strip(),
-            "bos_token": None if begin is None else tokenizer.decode([begin]).strip(),
+            "eos_token": text_of(tokenizer, end),
+            "bos_token": text_of(tokenizer, begin),
             "clean_up_tokenization_spaces": False,
             **chat,
         },
@@ -95,6 +95,11 @@ def export(config):
     size = f"{model.num_params():,} parameters in {config.dtype}"
     print(f"{to}: a {about['architectures'][0]} of {size}, from {folder}")
     return to
+
+
+def text_of(tokenizer, token):
+    """The text of a token, without the space that a tokenizer of words puts before each."""
+    return None if token is None else tokenizer.decode([token]).strip()
 
 
 def chat_settings(tokenizer):
@@ -148,7 +153,7 @@ def standard(model):
     ValueError names what differs from the nearest family if none does.
     """
     ours = spelled_out(model)
-    nearest = None
+    others = {}
     for kind in families.FAMILIES:
         try:
             about = hugging_face.config_json(kind, ours)
@@ -163,9 +168,8 @@ def standard(model):
                 differs.pop(name, None)
         if not differs:
             return about, config
-        if nearest is None or len(differs) < len(nearest[1]):
-            nearest = kind, differs
-    kind, differs = nearest
+        others[kind] = differs
+    kind, differs = min(others.items(), key=lambda item: len(item[1]))
     settings = [f"{name}={getattr(model.config, name)} ({differs[name]})" for name in differs]
     raise ValueError(
         f"no standard family computes this model; nearest is {kind}, in which differ, with its own "
@@ -196,18 +200,16 @@ def spelled_out(model):
         "qk_norm": "head" if config.qk_norm is True else config.qk_norm,
         "qkv_bias": config.qkv_bias or config.bias,
         "window": window,
-        "window_pattern": by_layer(config.window_pattern if window else "L", config.n_layer),
+        # with a letter for each layer
+        "window_pattern": ((config.window_pattern if window else "L") * config.n_layer)[
+            : config.n_layer
+        ],
     }
     if config.position != "rope":
         ours |= {"rope_base": 0, "rope_stretch": 1}
     if ours["rope_stretch"] == 1:
         ours["rope_trained"] = 0
     return ours
-
-
-def by_layer(pattern, n_layer):
-    """Return a pattern with one letter for each layer."""
-    return "".join(pattern[n % len(pattern)] for n in range(n_layer))
 
 
 def without_values(config):

@@ -44,8 +44,8 @@ class Settings:
 def main(settings):
     """Write the checkpoint, and return its folder."""
     path, out_dir = settings.paths
-    saved = read(path)
-    model = build(saved, path)
+    saved, config, weights = read(path)
+    model = GPT.from_weights(config, weights, path)
     name = settings.dataset or saved.get("config", {}).get("dataset", "")
     tokenizer = find_tokenizer(name, model.config, path)
     training = asdict(model.config) | {"dataset": name}
@@ -56,26 +56,13 @@ def main(settings):
 
 
 def read(path):
-    """Return what nanoGPT's train.py saved, a dict; ValueError for anything else.
+    """Return what nanoGPT's train.py saved, and the settings of our GPT and its weights: dicts.
 
-    No code in it can run: weights_only reads tensors and plain values.
+    ValueError for another file. No code in it can run: weights_only reads tensors, plain values.
     """
     require_regular_file(path)
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if {"model", "model_args"} <= saved.keys():
-            return saved
-        reason = "it has no model and model_args"
-    except OSError:
-        raise
-    except Exception as error:  # a hostile pickle can cause any
-        reason = f"{type(error).__name__}: {str(error)[:80]}"
-    raise ValueError(f"{path} is no checkpoint of nanoGPT ({reason})")
-
-
-def build(saved, path):
-    """Return the GPT of a checkpoint as read returns it."""
-    try:
         config = {"mlp": "gelu", "bias": bool(saved["model_args"]["bias"])}
         for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd"):
             config[name] = int(saved["model_args"][name])
@@ -85,9 +72,12 @@ def build(saved, path):
             mask = name.endswith(".attn.bias")
             if not mask and name != "lm_head.weight":  # tied to the token embedding
                 weights[name] = tensor
-    except Exception as error:  # whatever else torch.save can hold
-        raise ValueError(f"{path} is no checkpoint of nanoGPT ({error!r:.80})") from None
-    return GPT.from_weights(config, weights, path)
+    except OSError:
+        raise
+    except Exception as error:  # a hostile pickle can cause any
+        reason = f"{type(error).__name__}: {str(error):.80}"
+        raise ValueError(f"{path} is no checkpoint of nanoGPT ({reason})") from None
+    return saved, config, weights
 
 
 def find_tokenizer(name, config, path):

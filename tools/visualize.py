@@ -49,13 +49,14 @@ from engine.common.files import atomic_write
 from engine.common.settings import parse_settings
 from engine.text.preparation import read_text
 from experiments.shared import translation, translators
-from tools.shared import heatmaps, labels, live
-from tools.shared.inspection import attention_maps, entropy
+from tools.shared import heatmaps, live
+from tools.shared.inspection import attention_maps
 from tools.shared.model_settings import ModelSettings
 
 PAGE = Path(__file__).with_name("page")
 CANDIDATES = 10  # for the next token
 BEAM = 4  # of a translator
+SIGNS = str.maketrans(" \n\t", "·⏎⇥")  # in the picture
 SENTENCES = """the tired dogs that the pretty girl follows do not see the green bird
 my young friend that the red dog follows does not like this horse
 the queen does not like a cow because the small bees sing"""
@@ -93,23 +94,26 @@ def main(config):
     L = model.config.n_layer
     H = model.config.n_head
     maps, logits = attention_maps(model, ids, attention_weights)
-    data = describe(model, tokenizer, ids, maps, logits)
     is_linear = model.transformer.h[0].attn.feature
-    data["model"] = (
-        f"{folder}: the weights that linear attention implies" if is_linear else str(folder)
-    )
-    data["note"] = note
-
-    to = Path("." if config.init_from else config.out_dir)
-    picture = to / "attention.png"
-    file = Path(config.page or to / "attention.html")
-    figure = draw(maps, data["labels"], str(folder))
-    if config.live:
-        data = live_data(data, model, tokenizer, ids, config.examples)
+    data = {
+        "model": f"{folder}{': the weights that linear attention implies' if is_linear else ''}",
+        "note": note,
+        "layers": L,
+        "heads": H,
+        "windows": [getattr(block.attn.visible, "window", None) for block in model.transformer.h],
+        "ids": ids.tolist(),
+    }
+    data |= describe_live(config, model, tokenizer) or describe(tokenizer, ids, maps, logits)
     if config.translator:
         data["alignments"] = alignments(config.translator, config.sentences)
     if config.other:
         data["other"] = config.other.split(maxsplit=1)
+
+    to = Path("." if config.init_from else config.out_dir)
+    picture = to / "attention.png"
+    file = Path(config.page or to / "attention.html")
+    pieces = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in data["ids"]]
+    figure = draw(maps, [piece.translate(SIGNS) for piece in pieces], str(folder))
     atomic_write(file, page(data).encode())
     heatmaps.save(figure, picture)
     if note:
@@ -120,15 +124,16 @@ def main(config):
     return file, picture
 
 
-def live_data(data, model, tokenizer, ids, examples):
-    """What a page needs that computes the rest itself; data, and a note, if it cannot."""
+def describe_live(config, model, tokenizer):
+    """What a page needs that computes the rest itself; {}, and a note, if it cannot."""
+    if not config.live:
+        return {}
     try:
         content = live.describe(model, tokenizer)
     except ValueError as error:
         print(f"note: the page is not live: {error}", file=sys.stderr)
-        return data
-    kept = {key: data[key] for key in ("model", "note", "layers", "heads", "windows", "ids")}
-    return kept | {"live": content, "examples": examples.splitlines()}
+        return {}
+    return {"live": content, "examples": config.examples.splitlines()}
 
 
 def show_alignment(folder, text):
@@ -149,7 +154,7 @@ def alignments(folder, text):
         source, target, weights = translation.alignment(model, vocabulary, sentence, BEAM)
         if weights is None:
             raise ValueError(f"the translator in {folder} has no attention to show")
-        weights = [rounded(row, 3) for row in torch.tensor(weights)]
+        weights = rounded(torch.tensor(weights), 3)
         found.append({"source": source, "target": target, "weights": weights})
     return found
 
@@ -178,72 +183,40 @@ def read(tokenizer, text, most):
     return torch.tensor(begin + ids[-room:]), note
 
 
-def describe(model, tokenizer, ids, maps, logits):
-    """All that the page knows about a text, as a dict for JSON."""
-    pieces = [tokenizer.token_bytes(token) for token in ids.tolist()]
+def describe(tokenizer, ids, maps, logits):
+    """What a page shows that does not compute it itself, as a dict for JSON."""
+
+    def piece(token):
+        return live.as_characters(tokenizer.token_bytes(token))
+
     # What may come next; ids that pad a vocabulary have no text.
     probabilities = logits.float().softmax(-1)[:, : tokenizer.vocab_size]
     best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
-    candidates = candidates.tolist()
     expected = []
-    for row, values in zip(candidates, best):
-        choices = [labels.labels([tokenizer.token_bytes(token)])[0] for token in row]
-        expected.append([*zip(choices, rounded(values, 4))])
-    came = []
-    for row, token in zip(candidates, ids[1:].tolist()):
-        came.append(row.index(token) if token in row else None)
+    for row, values in zip(candidates.tolist(), rounded(best, 4)):
+        expected.append([*zip(row, map(piece, row), values)])
     losses = F.cross_entropy(logits[:-1].float(), ids[1:], reduction="none")
     return {
-        "layers": len(maps),
-        "heads": len(maps[0]),
-        "windows": [getattr(block.attn.visible, "window", None) for block in model.transformer.h],
-        "ids": ids.tolist(),
-        "labels": labels.labels(pieces),
-        "breaks": [b"\n" in piece for piece in pieces],
+        "pieces": [piece(token) for token in ids.tolist()],
         "losses": [None, *rounded(losses, 4)],  # in nats; the first token has none
         "next": expected,
-        "came": came,
-        "entropy": [rounded(entropy(weights).mean(-1), 3) for weights in maps],
-        "distance": [rounded(distance(weights).mean(-1), 3) for weights in maps],
         "maps": [[as_bytes(weights) for weights in layer] for layer in maps],
-        "rollout": [as_bytes(weights) for weights in rollout(maps)],
     }
 
 
 def rounded(values, digits):
-    """A tensor (N,) as a list of numbers with this number of digits after the point."""
-    return [round(value, digits) for value in values.tolist()]
-
-
-def distance(weights):
-    """The mean distance that a query looks back, in tokens: (..., T, T) -> (..., T)."""
-    T = weights.shape[-1]
-    back = torch.arange(T)[:, None] - torch.arange(T)
-    return (weights * back.to(weights)).sum(-1)
-
-
-def rollout(maps):
-    """The tokens from which each position has its content after each layer: a list of (T, T).
-
-    Attention rollout (Abnar & Zuidema 2020, arXiv:2005.00928): a layer passes on half of what a
-    position had, the residual stream, and half of what its heads fetch on average.
-    """
-    rolled = torch.eye(maps[0].shape[-1]).to(maps[0])
-    found = []
-    for weights in maps:
-        rolled = (weights.mean(0) @ rolled + rolled) / 2
-        found.append(rolled)
-    return found
+    """A tensor as lists of numbers with this number of digits after the point."""
+    return values.double().round(decimals=digits).tolist()
 
 
 def as_bytes(weights):
-    """The causal half of weights (T, T), row after row, as base64 of bytes exact to 1/255.
+    """The roots of the causal half of weights (T, T), row after row, as base64 of bytes.
 
-    Only a weight of 0 becomes 0: the page shows it as a token that cannot be seen.
+    A weight is exact to 1/255, a small one much better. Only a weight of 0 becomes 0: the page
+    shows it as a token that cannot be seen.
     """
-    weights = weights.double().numpy()
-    half = weights[np.tril_indices(len(weights))]
-    values = np.where(half > 0, np.rint(255 * half).clip(1), 0)
+    half = weights.double().numpy()[np.tril_indices(len(weights))]
+    values = np.where(half > 0, np.rint(255 * np.sqrt(half)).clip(1), 0)
     return base64.b64encode(values.astype(np.uint8).tobytes()).decode()
 
 

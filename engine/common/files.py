@@ -83,13 +83,20 @@ def folder_lock(folder):
     The system releases the lock when the process ends, however it ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    lock = FileLock(path)
     try:
-        lock = FileLock(folder / ".lock").acquire(timeout=0)
+        lock.acquire(timeout=0)
     except Timeout:
         remedy = "wait for it, or choose another folder"
         raise ValueError(f"{folder} is in use by another process: {remedy}") from None
-    with lock:
+    try:
         yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows removes it when it is released
+            path.unlink()
+            folder.rmdir()  # if nothing was written
+        lock.release()
 
 
 def sha256_of(chunks):

@@ -73,9 +73,9 @@ def set_threads(before=None):
             free = round((idle_seconds(cores) - idle) / 0.1)
             if free < threads:
                 threads = max(1, free)
-                note = f"{free} of {len(cores)} cores free: "
+                note = f" (free cores: {free} of {len(cores)})"
         torch.set_num_threads(threads)
-    return f"{note}{threads} thread{'s' * (threads > 1)}"
+    return f"{threads} thread{'s' * (threads > 1)}{note}"
 
 
 # ---- Speed of products
@@ -154,10 +154,10 @@ def is_emulated(device, dtype):
     return device.type == "cpu" and dtype in UNITS and UNITS[dtype].isdisjoint(cpu_flags())
 
 
-# When torch.compile pays. On an H200 it took 28 s for 12 layers and 73 s for 32, of training or of
-# decoding: 2.3 s a layer. It saves Python's launches of the kernels: 15 ms of a training step of 6
-# layers, 2.5 ms a layer, so that 1,000 passes make up for it. A token has a third of the kernels.
-# Both are doubled, because a smaller saving is also possible.
+# When torch.compile pays. On an H200 it took 28 s for 12 layers, of training or of decoding: 2.3 s
+# a layer. It can save the time in which Python launches kernels: 15 ms of a training step of 6
+# layers that is not compiled, 2.5 ms a layer, so that 1,000 passes would make up for it. A token
+# has about a third of the kernels. Both numbers are doubled, since not all of that is saved.
 PASSES_WORTH_COMPILING = 2_000
 TOKENS_WORTH_COMPILING = 6_000
 

@@ -49,14 +49,14 @@ def is_rounding(logits, expected):
 
 
 class CompiledStep:
-    """decode_and_sample, compiled, for one model; and the cache of the last session that used it.
+    """decode_and_sample, compiled, for one model and one session at a time, whose cache it keeps.
 
     All shapes are those of the last step and the position is a tensor, so attention reads all of
     the cache's memory, including what is still empty. A CUDA graph knows the addresses of that
     memory: the next session takes it over.
 
-    Drivers, GPUs and compilers differ. So the first step of a session is compared with the plain
-    one, and a wrong one is not used again.
+    Drivers, GPUs and compilers differ. So the first step after all texts were read is compared
+    with the plain one, and a wrong one is not used again.
 
     function: decode_and_sample, if it is compiled in another way.
     """
@@ -64,8 +64,8 @@ class CompiledStep:
     def __init__(self, function=None):
         self.cache = None
         self.is_right = True  # as far as it has been compared
-        # With this tuning the compiler generates the products of a single row itself, and reads
-        # int8 weights in them directly.
+        # With this tuning the compiler generates products of a single row itself, if they have no
+        # bias, and reads int8 weights in them directly.
         options = {"triton.cudagraphs": True, "coordinate_descent_tuning": True}
         self.function = function or torch.compile(
             decode_and_sample, fullgraph=True, options=options
@@ -79,20 +79,30 @@ class CompiledStep:
             self.cache = model.new_cache(*size)
         return self.cache
 
-    def ready(self, session):
-        """Return whether the session has one token to read, for which its cache has room."""
+    def ready(self, session, *inputs):
+        """Return whether it may read the session's next token: one, for which its cache has room.
+
+        The first token after all texts were read is compared with the plain step's. inputs: as in
+        __call__.
+        """
         one_more = session.n_read == session.length - 1
-        return self.is_right and one_more and session.context_starts() == session.starts
+        if not (self.is_right and one_more and session.context_starts() == session.starts):
+            return False
+        if not session.is_compared:
+            self.compare(session, *inputs)
+        return self.is_right
 
     def compare(self, session, *inputs):
-        """Return whether it computes the session's next logits as the plain step does.
+        """Find out whether it computes the session's next logits as the plain step does.
 
-        inputs: as in __call__. If not, a note says so.
+        If not, a note says so.
         """
-        _, logits = self(session, *inputs)
-        session.read_again()
+        for _ in range(3):  # a CUDA graph warms up, is recorded, and is replayed
+            _, logits = self(session, *inputs)
+            session.read_again()
         expected = session.logits()[:, -1]
         session.read_again()
+        session.is_compared = True
         self.is_right = is_rounding(logits, expected)
         if not self.is_right:
             print(
@@ -100,7 +110,6 @@ class CompiledStep:
                 file=sys.stderr,
             )
             session.forget()  # it may have written anything into the cache
-        return self.is_right
 
     @torch.inference_mode()
     def __call__(self, session, sampling, u, text, vocab_size):

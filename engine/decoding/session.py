@@ -23,7 +23,7 @@ def decode_one_token(model, token, cache):
 def next_token(session, sampler):
     """Add a token to each text. Returns their ids (B,) and the logits (B, V) of all."""
     inputs = sampler.inputs(session)
-    if session.can_be_compiled(inputs):
+    if session.compiled and session.compiled.ready(session, *inputs):
         ids, logits = session.compiled(session, *inputs)
         check_finite(logits)
     else:
@@ -55,7 +55,6 @@ class Session:
         self.model = model
         self.use_cache = use_cache
         self.compiled = compiled
-        self.is_compared = False  # the compiled step with the plain one
         self.length = max(map(len, prompts))
         self.begin = [self.length - len(prompt) for prompt in prompts]
         columns = self.length + room
@@ -67,6 +66,7 @@ class Session:
             row[:begin] = prompt[:1]
             row[begin : self.length] = prompt
         self.cache = None
+        self.is_compared = False  # the compiled step with the plain one, with this cache
         self.starts = None  # the columns where the cached contexts begin
         self.n_read = 0  # columns that the cache holds
 
@@ -79,13 +79,6 @@ class Session:
             self.forget()  # the cache must grow too
         self.ids[:, self.length : self.length + T] = tokens
         self.length += T
-
-    def can_be_compiled(self, inputs):
-        """Return whether the compiled step may read the next token. inputs: those of sampling."""
-        if not self.compiled or not self.compiled.ready(self):
-            return False
-        self.is_compared = self.is_compared or self.compiled.compare(self, *inputs)
-        return self.is_compared
 
     def read_again(self):
         """Let the cache forget the last column: it is read again next time."""
@@ -151,6 +144,7 @@ class Session:
             logits = logits[rows]
             cache = [layer.select(rows) for layer in cache]
         self.cache = cache
+        self.is_compared = False
         return logits
 
     def empty_cache(self, batch_size):

@@ -141,7 +141,7 @@ def attend_on_gpu(q, k, v, mask, causal):
 
 
 def repeat_heads(x, H):
-    """Keys or values (B, G, Tk, D) with each head repeated for the H / G queries that share it."""
+    """Keys or values (·, G, ...) with each head repeated for the H / G queries that share it."""
     G = x.shape[1]
     return x.repeat_interleave(H // G, dim=1) if H > G else x
 
@@ -152,8 +152,8 @@ def flash_window(q, k, v, window):
 
     B, H, Tq, _ = q.shape
     Tk = k.shape[2]
-    k, v = repeat_heads(k, H), repeat_heads(v, H)  # PyTorch 2.11 shares none here
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # (B * T, heads, D)
+    k, v = repeat_heads(k, H), repeat_heads(v, H)  # PyTorch 2.11 shares none here
     numbers = torch.arange(B + 1, dtype=torch.int32, device=q.device)
     ends_q = numbers * Tq  # where each sequence begins and ends
     ends_k = numbers * Tk

@@ -125,7 +125,7 @@ def validation_loss(model, data, config, device, autocast):
             x, y, positions = to_device(batch, device)
             with autocast:
                 losses.append(model(x, y, only_loss=True, positions=positions)[1])
-            tokens.append(int((y >= 0).sum()) if turn == rank else 0)
+            tokens.append(int((batch[1] >= 0).sum()) if turn == rank else 0)
     model.train()
     weights = torch.tensor(tokens, dtype=torch.float64)
     total = torch.stack([torch.stack(losses).cpu().double() @ weights, weights.sum()])

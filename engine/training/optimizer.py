@@ -152,9 +152,8 @@ class Muon:
         mine = self.state_dict()
         if shapes(saved) != shapes(mine):
             raise ValueError(
-                "the checkpoint is of another optimizer, or of an earlier version of this one: "
-                "resume with the same --optimizer, or start from its weights with "
-                "--init_from=FOLDER"
+                "the checkpoint is of another optimizer: resume with the same --optimizer, or "
+                "start from its weights with --init_from=FOLDER"
             )
         for name, tensor in mine.items():
             local_tensor(tensor).copy_(sharding.shard_of(tensor, saved[name]))

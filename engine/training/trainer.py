@@ -68,7 +68,8 @@ class Trainer:
         peak = hardware.peak_flops(device, dtype) * processes.world_size()
         self.speed = Speed(self.tokens_per_step, model.flops_per_token(), peak)
 
-        # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer.
+        # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer. A
+        # step calls parallel_model: the model itself, or what exchanges gradients around it.
         self.compiled = config.compile
         if self.compiled == "auto":
             passes = (self.last_step - self.step) * self.micro_batches

@@ -4,6 +4,7 @@
 which noun that is: "the dog did not cross the street because it was too tired", or "too wide".
 """
 
+import itertools
 import random
 import re
 import tomllib
@@ -79,13 +80,10 @@ ROLES = "subject", "verb", "object", "of the subject", "of the object"
 
 
 def read_scenes():
-    """Return the scenes of data/words, a dict for each: role -> {English: French}."""
+    """Return the scenes of data/words, a dict for each: role -> its words."""
     text = (ROOT / "data/words/scenes.toml").read_text(encoding="utf-8")
     scenes = tomllib.loads(text)["scenes"]
-    return [
-        {role: {word: FRENCH[word] for word in scene[role].split()} for role in ROLES}
-        for scene in scenes
-    ]
+    return [{role: scene[role].split() for role in ROLES} for scene in scenes]
 
 
 SCENES = read_scenes()
@@ -95,8 +93,11 @@ THE = dictionary("""
     my      mon     ma
 """)
 IT = ["il", "elle"]
-FACT = re.compile(r"(the|this|my) (\w+) did not (\w+) (the|this|my) (\w+)")
-REASON = re.compile(r"because it was too (\w+)")
+FACT = (
+    r"(?P<one>the|this|my) (?P<subject>\w+) did not (?P<verb>\w+)"
+    r" (?P<two>the|this|my) (?P<object>\w+)"
+)
+REASON = r"because (?P<it>it) was too (?P<adjective>\w+)"
 
 
 def words_of(text):
@@ -106,45 +107,32 @@ def words_of(text):
 class Reading:
     """What an English sentence says: its words by their roles, and which noun "it" stands for.
 
-    ValueError if it has no pronoun, or one that may stand for neither noun, or for either.
+    ValueError for another sentence, and if "it" may stand for neither noun, or for either.
     """
 
     def __init__(self, english):
-        words = english.split()
-        count = words.count("it")
-        if count != 1:
-            raise ValueError(f"{english!r}: 'it' must stand there once, not {count} times")
-        fact = FACT.search(english)
-        reason = REASON.search(english)
-        self.reason_first = words[0] == "because"
-        halves = [half[0] for half in (fact, reason) if half]
-        if self.reason_first:
-            halves.reverse()
-        if len(halves) < 2 or " ".join(halves) != english:
+        found = re.fullmatch(f"{FACT} {REASON}", english)
+        self.reason_first = not found
+        found = found or re.fullmatch(f"{REASON} {FACT}", english)
+        if not found:
             raise ValueError(
                 f"{english!r} is not like 'the dog did not cross the street because it was too "
                 "tired', or with its halves exchanged"
             )
-        one, self.subject, self.verb, two, self.object = fact.groups()
-        self.articles = one, two
-        self.adjective = reason[1]
-        scene = self.find_scene(english)
-        nouns = [self.subject, self.object]
-        if self.adjective in scene["of the object"]:
+        self.words = found.groupdict()
+        nouns = [self.words["subject"], self.words["object"]]
+        if self.words["adjective"] in self.find_scene(english)["of the object"]:
             nouns.reverse()
-        self.referent, self.other = nouns
-        roles = ["subject", "verb", "object", "adjective", "referent", "other"]
-        self.places = {role: words.index(getattr(self, role)) for role in roles}
-        self.places["it"] = words.index("it")
+        self.words["referent"], self.words["other"] = nouns
+        order = english.split()
+        self.places = {role: order.index(word) for role, word in self.words.items()}
 
     def find_scene(self, english):
-        """Return the scene that has all the words, and keep its dictionary."""
+        """Return the scene that has all the words."""
         for scene in SCENES:
-            nouns_fit = self.subject in scene["subject"] and self.object in scene["object"]
-            self.dictionary = {}
-            for words in scene.values():
-                self.dictionary |= words
-            if nouns_fit and {self.verb, self.adjective} <= self.dictionary.keys():
+            known = [self.words[role] in scene[role] for role in ("subject", "verb", "object")]
+            adjectives = scene["of the subject"] + scene["of the object"]
+            if all(known) and self.words["adjective"] in adjectives:
                 return scene
         raise ValueError(f"{english!r} does not tell what 'it' stands for, in the words known here")
 
@@ -152,38 +140,35 @@ class Reading:
         """Return the translation."""
 
         def phrase(article, noun):
-            translation, gender = self.dictionary[noun]
-            return f"{THE[article][gender == 'f']} {translation}"
+            translation, gender = FRENCH[self.words[noun]]
+            return f"{THE[self.words[article]][gender == 'f']} {translation}"
 
-        one, two = map(phrase, self.articles, (self.subject, self.object))
-        verb = self.dictionary[self.verb][0]
-        female = self.dictionary[self.referent][1] == "f"
-        adjective = self.dictionary[self.adjective][female]
-        fact = f"{one} ne a pas {verb} {two}"
+        verb = FRENCH[self.words["verb"]][0]
+        female = FRENCH[self.words["referent"]][1] == "f"
+        adjective = FRENCH[self.words["adjective"]][female]
+        fact = f"{phrase('one', 'subject')} ne a pas {verb} {phrase('two', 'object')}"
         reason = f"parce que {IT[female]} était trop {adjective}"
         halves = f"{reason} {fact}" if self.reason_first else f"{fact} {reason}"
         return elide(halves, "aeiouéh")
 
     def french_subject(self):
         """Return the place of the subject among the words of the translation."""
-        return words_of(self.french()).index(self.dictionary[self.subject][0])
+        return words_of(self.french()).index(FRENCH[self.words["subject"]][0])
 
 
 def is_tested(scene, subject, object):
     """Whether this pair of nouns is kept for the test, as a fifth of all pairs is."""
-    subjects = [*scene["subject"]]
-    objects = [*scene["object"]]
-    number = subjects.index(subject) + objects.index(object)
+    number = scene["subject"].index(subject) + scene["object"].index(object)
     return number % 5 == 0
 
 
 def draw_nouns(rng, scene, genders, tested):
     """Return a subject and an object of these genders."""
     found = []
-    for subject, (_, gender) in scene["subject"].items():
-        for object, (_, other) in scene["object"].items():
-            if gender + other == genders and is_tested(scene, subject, object) == tested:
-                found.append((subject, object))
+    for subject, object in itertools.product(scene["subject"], scene["object"]):
+        own = FRENCH[subject][1] + FRENCH[object][1]
+        if own == genders and is_tested(scene, subject, object) == tested:
+            found.append((subject, object))
     return rng.choice(found)
 
 
@@ -194,11 +179,11 @@ def similar_sentences(rng, genders, tested):
     "elle", and so does each pair of nouns: neither tells the gender without the other.
     """
     scene = rng.choice(SCENES)
-    verb = rng.choice([*scene["verb"]])
+    verb = rng.choice(scene["verb"])
     one = rng.choice([*THE])
     two = rng.choice([*THE])
-    of_subject = rng.choice([*scene["of the subject"]])
-    of_object = rng.choice([*scene["of the object"]])
+    of_subject = rng.choice(scene["of the subject"])
+    of_object = rng.choice(scene["of the object"])
     reason_first = rng.random() < 0.5
     found = []
     for both in genders:

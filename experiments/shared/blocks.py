@@ -1,7 +1,9 @@
-"""The block of an encoder and a decoder: a GPT's, which may also look at something else."""
+"""The blocks of an encoder and a decoder: a GPT's, which may also look at something else."""
+
+import torch.nn as nn
 
 from attention import CrossAttention, full
-from model import NORM, Block
+from model import NORM, POSITION, Block
 
 
 class LookingBlock(Block):
@@ -17,8 +19,8 @@ class LookingBlock(Block):
             self.ln_x = NORM[config.norm](config)
             self.look = CrossAttention(config.n_embd, config.n_head, dropout=config.dropout)
 
-    def forward(self, x, memory=None, visible=full, cache=None):
-        x = self.add(x, self.ln_1, self.attn, None, cache)
+    def forward(self, x, rope=None, cache=None, memory=None, visible=full):
+        x = self.add(x, self.ln_1, self.attn, rope, cache)
         if memory is not None:
             x = self.add(x, self.ln_x, self.look, memory, visible)
         return self.add(x, self.ln_2, self.mlp)
@@ -27,3 +29,20 @@ class LookingBlock(Block):
         if self.norm_first:
             return x + f(norm(x), *more)
         return norm(x + f(x, *more))
+
+
+class Stack(nn.Module):
+    """What stands between embeddings x (B, T, C) and a head: positions, blocks and a norm."""
+
+    def __init__(self, config, block=Block):
+        super().__init__()
+        self.wpe = POSITION[config.position](config)
+        self.h = nn.ModuleList(block(config, n) for n in range(config.n_layer))
+        self.ln_f = NORM[config.norm](config)
+
+    def forward(self, x, **more):
+        place = slice(x.shape[1])
+        x = self.wpe.add(x, place)
+        for block in self.h:
+            x = block(x, self.wpe.rope(place), **more)
+        return self.ln_f(x)

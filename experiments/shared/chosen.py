@@ -7,7 +7,7 @@ product in a random projection to a few features.
 
 import torch
 
-from attention import causal, dot, masked_fill, scaled_dot, share_heads, softmax
+from attention import causal, dot, masked_fill, scaled_dot, softmax
 from masks import mask_of, positions, present
 
 KEYS = 32  # that a query chooses
@@ -21,8 +21,6 @@ def chosen(q, k, v, visible=causal, score=scaled_dot, normalize=softmax, keys=KE
     A path as in attention.py, but another function where a query sees more. Time is O(Tq·Tk) all
     the same, to score and to rank.
     """
-    k = share_heads(q, k)
-    v = share_heads(q, v)
     Tq, Tk = q.shape[2], k.shape[2]
     random = torch.Generator().manual_seed(0)
     projection = torch.randn(q.shape[3], FEATURES, generator=random).to(q)

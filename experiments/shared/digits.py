@@ -4,7 +4,8 @@ import itertools
 
 import torch
 import torch.nn.functional as F
-from torch.nn.utils.rnn import pad_sequence
+
+from experiments.shared.translation import padded
 
 SIDE = 8  # of an image, in pixels
 DIGITS = "zero one two three four five six seven eight nine".split()
@@ -25,11 +26,8 @@ QUESTIONS += [f"is it smaller than {DIGITS[n + 1]}" for n in LIMITS]
 
 def encode(texts, words):
     """Return texts as numbers of their words (N, T), 0 after the end of shorter ones."""
-    rows = []
-    for text in texts:
-        numbers = [words.index(word) for word in text.split()]
-        rows.append(torch.tensor(numbers))
-    return pad_sequence(rows, batch_first=True)
+    numbers, _ = padded([[words.index(word) for word in text.split()] for text in texts])
+    return numbers
 
 
 def images(seed):

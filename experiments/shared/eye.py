@@ -8,8 +8,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from experiments.shared import digits, trials
+from experiments.shared.blocks import Stack
 from experiments.shared.digits import DIGITS, SIDE, WORDS
-from model import NORM, Block, GPTConfig, Learned, init_weights
+from model import GPTConfig, init_weights
 
 PATCH = 2  # pixels of its side
 PATCHES = (SIDE // PATCH) ** 2
@@ -28,40 +29,35 @@ SHAPE = GPTConfig(
 class Eye(nn.Module):
     """A vision transformer: images (B, 8, 8) -> what it sees in each patch (B, PATCHES, C)."""
 
-    def __init__(self, config):
+    config = SHAPE
+
+    def __init__(self):
         super().__init__()
-        self.config = config
-        self.patch = nn.Linear(PATCH**2, config.n_embd)
-        self.wpe = Learned(config)
-        no_future = replace(config, visible="full")
-        self.h = nn.ModuleList(Block(no_future, n) for n in range(config.n_layer))
-        self.ln_f = NORM[config.norm](config)
-        self.head = nn.Linear(config.n_embd, len(DIGITS))
+        self.patch = nn.Linear(PATCH**2, SHAPE.n_embd)
+        self.stack = Stack(replace(SHAPE, visible="full"))
+        self.head = nn.Linear(SHAPE.n_embd, len(DIGITS))
         init_weights(self)
-        nn.init.normal_(self.wpe.weight)  # as large as the patches, to tell where they were
+        # As large as the patches, to tell where they were.
+        nn.init.normal_(self.stack.wpe.weight)
 
     def forward(self, x):
         patches = F.unfold(x[:, None], PATCH, stride=PATCH)  # (B, PATCH², PATCHES)
-        x = self.patch(patches.mT)
-        x = self.wpe.add(x, slice(None))
-        for block in self.h:
-            x = block(x)
-        return self.ln_f(x)
+        return self.stack(self.patch(patches.mT))
 
     def classify(self, x):
         """The paper's appendix D.3: the mean of all patches serves as well as a class token."""
         return self.head(self(x).mean(1))
 
 
-def fit(model, loss, x, y, steps):
-    """Train a model for loss(images, digits), with images that are changed a little each time."""
+def fit(model, loss, x, y, steps, size=64, learning_rate=3e-3, changed=True):
+    """Train a model for loss(images, digits). changed: each time, images are a little different."""
 
     def of_step(step):
-        rows = torch.randint(len(x), (64,))
-        images = digits.augmented(x[rows])
+        rows = torch.randint(len(x), (size,))
+        images = digits.augmented(x[rows]) if changed else x[rows]
         return loss(images, y[rows])
 
-    trials.fit(model, of_step, steps, 3e-3, weight_decay=0.05)
+    trials.fit(model, of_step, steps, learning_rate, weight_decay=0.05)
 
 
 def show(panel, image, weights=None):
@@ -74,3 +70,15 @@ def show(panel, image, weights=None):
         pixels = np.kron(patches, patch)
         opacity = 0.7 * pixels / pixels.max()
         panel.imshow(0 * pixels, cmap="autumn", alpha=opacity)
+
+
+def draw_looks(rows):
+    """Draw rows of an image, and of what was looked at: (image, titles, weights for each title)."""
+    columns = 1 + len(rows[0][1])
+    figure, panels = trials.make_figure(2 * columns, 2.2 * len(rows), len(rows), columns)
+    for (first, *others), (image, titles, weights) in zip(panels, rows):
+        show(first, image)
+        for panel, title, own in zip(others, titles, weights):
+            show(panel, image, own)
+            panel.set_title(title, fontsize=9)
+    return figure

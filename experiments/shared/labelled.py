@@ -12,7 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
+
+from experiments.shared.translation import padded
 
 WORDS, SENTENCES = 16, 40  # of the longest sentence, of the longest document
 # A sentence with words of only one topic is about that topic. Models are not told these words.
@@ -143,8 +144,9 @@ def numbers_of(sentences, vocabulary):
     rows = []
     for sentence in sentences:
         words = [vocabulary.get(word, 1) for word in words_of(sentence)]
-        rows.append(torch.tensor([*words, 0]))
-    return pad_sequence(rows, batch_first=True)
+        rows.append([*words, 0])
+    numbers, _ = padded(rows)
+    return numbers
 
 
 def counts_of(ids, V):

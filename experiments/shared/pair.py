@@ -10,43 +10,39 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from experiments.shared import digits
+from experiments.shared.blocks import Stack
 from experiments.shared.digits import WORDS
 from experiments.shared.eye import SHAPE, Eye, fit
-from model import NORM, Block, Learned, init_weights
+from model import Block, init_weights
 
 
 class Reader(nn.Module):
     """Words (B, T) -> (B, C), the mean over words, each of which sees all: a block of an encoder.
 
-    A block that looks takes what there is to be seen as well.
+    A block that looks takes a memory as well.
     """
 
-    def __init__(self, config, words, block):
+    config = replace(SHAPE, visible="full", n_layer=1)
+
+    def __init__(self, words, block):
         super().__init__()
-        self.config = config
-        self.wte = nn.Embedding(len(words), config.n_embd)
-        self.wpe = Learned(config)
-        no_future = replace(config, visible="full")
-        self.block = block(no_future, 0)
-        self.ln_f = NORM[config.norm](config)
+        self.wte = nn.Embedding(len(words), SHAPE.n_embd)
+        self.stack = Stack(self.config, block)
         init_weights(self)
         nn.init.normal_(self.wte.weight)
-        nn.init.normal_(self.wpe.weight)
+        nn.init.normal_(self.stack.wpe.weight)
 
-    def forward(self, words, *memory):
-        x = self.wte(words)
-        x = self.wpe.add(x, slice(words.shape[1]))
-        x = self.block(x, *memory)
-        return self.ln_f(x).mean(1)
+    def forward(self, words, **more):
+        return self.stack(self.wte(words), **more).mean(1)
 
 
 class Pair(nn.Module):
     """Vectors (B, C) of length 1 for images and for captions."""
 
-    def __init__(self, config):
+    def __init__(self):
         super().__init__()
-        self.eye = Eye(config)
-        self.reader = Reader(config, WORDS, Block)
+        self.eye = Eye()
+        self.reader = Reader(WORDS, Block)
         self.log_scale = nn.Parameter(torch.tensor(1 / 0.07).log())  # of 1 / temperature
 
     def see(self, images):
@@ -72,7 +68,7 @@ def contrastive_loss(images, captions, scale):
 
 def trained_pair(x, y, steps):
     """Return a Pair that has learned from images x, which show digits y, and their captions."""
-    model = Pair(SHAPE)
+    model = Pair()
 
     def loss(x, y):
         captions = digits.captions(x, y)

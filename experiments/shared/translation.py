@@ -42,11 +42,7 @@ def read_pairs(source, target):
     if len(sentences) != len(translations):
         counts = f"{source} has {len(sentences):,} lines, {target} {len(translations):,}"
         raise ValueError(f"{counts}: each line of one must be the translation of the other's")
-    pairs = []
-    for pair in zip(sentences, translations):
-        if pair[0].strip() and pair[1].strip():
-            pairs.append(pair)
-    return pairs
+    return [pair for pair in zip(sentences, translations) if all(map(str.strip, pair))]
 
 
 def load_pairs(config):
@@ -54,8 +50,7 @@ def load_pairs(config):
     if config.source or config.target:
         pairs = read_pairs(config.source, config.target)
     else:
-        task = grammar.TASKS[config.task]
-        pairs = task(config.sentences, 0)
+        pairs = grammar.TASKS[config.task](config.sentences, 0)
     if config.test_source or config.test_target:
         return pairs, read_pairs(config.test_source, config.test_target)
     tested = min(len(pairs) // 10, MOST_TESTED)
@@ -232,10 +227,8 @@ def alignment(model, vocabulary, text, beam):
     for numbers in source[0], target[0]:
         texts = [vocabulary.decode([n]) for n in numbers]
         pieces.append([text or "(end)" for text in texts])
-    if not weights:
-        return [*pieces, None]
-    weights = torch.cat(weights, 2)[0]  # (H, T, S)
-    return [*pieces, weights.mean(0).tolist()]
+    means = [rows.mean(1) for rows in weights]  # of heads, each (1, 1, S)
+    return [*pieces, torch.cat(means, 1)[0].tolist() if means else None]
 
 
 def bleu(found, right):

@@ -23,7 +23,7 @@ from engine.weights.checkpoint import read_safetensors, write_safetensors
 from engine.weights.pretrained import check_weights
 from experiments.shared.blocks import LookingBlock
 from experiments.shared.translation import Vocabulary
-from masks import both
+from masks import PackedDocuments
 from model import GPTConfig
 
 HEADS = 4  # of a transformer
@@ -168,19 +168,6 @@ class Bahdanau(Luong):
 # ---- Transformers
 
 
-class Padded:
-    """Stands in the place of a cache in an encoder, whose pieces see each other but no padding."""
-
-    def __init__(self, real):
-        self.real = real
-
-    def visible(self, predicate):
-        return both(predicate, present(self.real))
-
-    def append(self, k, v):
-        return k, v
-
-
 class Transformer(nn.Module):
     """No recurrence (Vaswani et al. 2017): blocks that read, and blocks that write and look."""
 
@@ -205,8 +192,10 @@ class Transformer(nn.Module):
 
     def encode(self, source, real):
         x = self.embed(source)
+        # Each padding begins a document of its own: no piece sees it.
+        apart = PackedDocuments(torch.arange(real.shape[1]) * real)
         for block in self.encoder:
-            x = block(x, cache=Padded(real))
+            x = block(x, cache=apart)
         x = self.ln_memory(x)
         memory = [real]
         for block in self.decoder:
@@ -227,7 +216,7 @@ class Transformer(nn.Module):
         start = len(past[0]) if past else 0
         x = self.embed(target, start)
         for block, looked_at, cache in zip(self.decoder, keys_and_values, caches):
-            x = block(x, looked_at, present(real), cache)
+            x = block(x, cache=cache, memory=looked_at, visible=present(real))
         return self.embed.scores(self.ln_f(x)), past
 
 

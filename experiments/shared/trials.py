@@ -4,6 +4,7 @@ A run is a function of a kind of model, the settings and a seed. It uses one thr
 dict of numbers.
 """
 
+import itertools
 import json
 import math
 import multiprocessing
@@ -11,7 +12,7 @@ import signal
 import statistics
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,17 +41,25 @@ STYLE = {
 }
 
 
-@dataclass(kw_only=True)
-class Settings:
+@dataclass
+class Repeats:
     seeds: int = 3
     """Runs of each kind. Their differences give the standard errors."""
-    steps: int = 400
-    """Training steps of each model."""
     out_dir: str = "experiments"
     """The folder for NAME.png and NAME.json."""
 
     def __post_init__(self):
-        at_least(1, self, "seeds", "steps")
+        at_least(1, self, "seeds")
+
+
+@dataclass
+class Settings(Repeats):
+    steps: int = 400
+    """Training steps of each model."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        at_least(1, self, "steps")
 
 
 def run_script(main, settings=Settings):
@@ -70,6 +79,10 @@ def begin_worker():
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it at once, without a traceback
 
 
+def call(function, job):
+    return function(*job)
+
+
 def run_jobs(function, jobs):
     """Return [function(*job) for job in jobs]. Each job runs in a process, on one thread.
 
@@ -78,24 +91,31 @@ def run_jobs(function, jobs):
     """
     spawn = multiprocessing.get_context("spawn")  # a fork of a process that has threads may hang
     with ProcessPoolExecutor(torch.get_num_threads(), spawn, begin_worker) as pool:
-        futures = [pool.submit(function, *job) for job in jobs]
+        results = pool.map(call, itertools.repeat(function), jobs)  # after a failure, no more runs
         try:
-            for future in tqdm(as_completed(futures), "runs", len(futures), leave=False):
-                future.result()
+            return [*tqdm(results, "runs", len(jobs), leave=False)]
         except BrokenProcessPool:
             raise ValueError("a run was killed: perhaps the machine lacks memory for it") from None
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-    return [future.result() for future in futures]
+
+
+def seeded(function, *job):
+    """Call a run after the seed, its last argument, has been given to PyTorch too."""
+    torch.manual_seed(job[-1])
+    return function(*job)
 
 
 def run_seeds(function, kinds, config, *data):
     """Return {kind: [function(kind, config, *data, seed) for each seed]}, computed by run_jobs."""
     seeds = range(config.seeds)
-    jobs = [(kind, config, *data, seed) for kind in kinds for seed in seeds]
-    results = iter(run_jobs(function, jobs))
+    jobs = [(function, kind, config, *data, seed) for kind in kinds for seed in seeds]
+    results = iter(run_jobs(seeded, jobs))
     return {kind: [next(results) for _ in seeds] for kind in kinds}
+
+
+def run_together(function, config):
+    """Return the same of a function that runs all kinds: {kind: what a seed found}."""
+    jobs = [(function, config, seed) for seed in range(config.seeds)]
+    return by_kind(run_jobs(seeded, jobs))
 
 
 def by_kind(runs):
@@ -175,14 +195,16 @@ def random_batch(tokens, batch_size, T, *seed):
     return dataset.random_batch(tokens, batch_size, T, generator)
 
 
-def fit_text(model, tokens, T, config, seed, learning_rate, batch_size=16):
-    """Train a GPT on windows of T tokens, as fit() does."""
+def fit_text(model, T, config, seed, learning_rate, batch_size=16):
+    """Train a GPT on windows of T tokens, as fit() does; return its loss in others."""
+    data = load_text()
 
     def loss(step):
-        x, y = random_batch(tokens, batch_size, T, seed, step)
+        x, y = random_batch(data.train, batch_size, T, seed, step)
         return model(x, y, only_loss=True)[1]
 
     fit(model, loss, config.steps, learning_rate)
+    return text_loss(model, data.val, T)
 
 
 @torch.no_grad()
@@ -199,6 +221,11 @@ def text_loss(model, tokens, T):
 # ---- Results
 
 
+def accuracy(scores, right):
+    """Return how often the best of scores (..., n) is the right one (...)."""
+    return (scores.argmax(-1) == right).double().mean().item()
+
+
 def mean_and_error(values):
     """Return the means of values (..., seeds) and their standard errors, NaN for one seed."""
     values = np.array(values)
@@ -209,10 +236,14 @@ def mean_and_error(values):
     return means, values.std(-1, ddof=1) / math.sqrt(seeds)
 
 
+def select(runs, what):
+    """Return {kind: `what` of each seed}."""
+    return {kind: [run[what] for run in found] for kind, found in runs.items()}
+
+
 def means_of(runs, what):
     """Return the mean of `what` for each kind of runs, and the standard errors."""
-    values = [[run[what] for run in found] for found in runs.values()]
-    return mean_and_error(values)
+    return mean_and_error([*select(runs, what).values()])
 
 
 def plus_minus(values, digits=3):
@@ -230,27 +261,7 @@ def make_table(label, runs, digits=3):
         for title, value in found[0].items():
             if isinstance(value, float):
                 values = [run[title] for run in found]
-                row[title] = plus_minus(values, digits)
-        rows.append(row)
-    return rows
-
-
-def make_curves(runs, what):
-    """Return {kind: {x: values of all seeds}} of runs whose `what` is {x: value}."""
-    curves = {}
-    for kind, found in runs.items():
-        own = [run[what] for run in found]
-        curves[kind] = by_kind(own)
-    return curves
-
-
-def curve_table(label, curves):
-    """Return a row for each kind: its name, and plus_minus for each x."""
-    rows = []
-    for kind, points in curves.items():
-        row = {label: kind}
-        for x, values in points.items():
-            row[str(x)] = plus_minus(values)
+                row[str(title)] = plus_minus(values, digits)
         rows.append(row)
     return rows
 
@@ -264,19 +275,22 @@ def make_figure(width, height, rows=1, columns=1, **layout):
     return figure, figure.subplots(rows, columns, **layout)
 
 
-def log_axis(panel, label, ticks):
-    """Give a panel a logarithmic x-axis with these ticks."""
-    panel.set(xscale="log", xlabel=label)
-    panel.set_xticks(ticks, ticks)
+def draw_curves(panel, title, label, runs):
+    """Draw the means of runs {x: value} with their errors, over a logarithmic x-axis."""
+    for kind, found in runs.items():
+        points = by_kind(found)
+        means, errors = mean_and_error([*points.values()])
+        panel.errorbar([*points], means, errors, fmt="o-", label=kind)
+    panel.set(title=title, xscale="log", xlabel=label)
+    panel.set_xticks([*points], [*points])
     panel.minorticks_off()
 
 
-def draw_curves(panel, label, curves):
-    """Draw the means of each kind with their errors, over a logarithmic x-axis."""
-    for kind, points in curves.items():
-        means, errors = mean_and_error([*points.values()])
-        panel.errorbar([*points], means, errors, fmt="o-", label=kind)
-    log_axis(panel, label, [*points])
+def draw_means(panel, runs, what):
+    """Draw the mean of `what` for each kind of runs with its error."""
+    means, errors = means_of(runs, what)
+    panel.errorbar(means, [*runs], xerr=errors, fmt="o")
+    panel.invert_yaxis()
 
 
 def write_result(name, config, tables, figure, **more):

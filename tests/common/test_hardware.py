@@ -156,8 +156,8 @@ def test_peak_bytes(capfd):
     "idle, before, variable, words",
     [
         (4.0, None, None, "4 threads"),
-        (1.2, None, None, "1 of 4 cores free: 1 thread"),
-        (0.0, None, None, "0 of 4 cores free: 1 thread"),
+        (1.2, None, None, "1 thread (free cores: 1 of 4)"),
+        (0.0, None, None, "1 thread (free cores: 0 of 4)"),
         (0.0, 3, None, "3 threads"),
         (4.0, 9, None, "4 threads"),
         (0.0, 3, "4", "4 threads"),

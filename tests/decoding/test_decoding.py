@@ -175,7 +175,7 @@ def test_steps_whose_shapes_never_change(shape):
             found, found_logits = write(model, prompts, count, settings, compiled=step)
             assert torch.equal(found, tokens)
             close(found_logits, logits)
-            assert graphs.frame_count == compiled
+            assert graphs.frame_count == compiled and step.is_right
 
 
 @pytest.mark.parametrize("row", [0, 2])
@@ -211,7 +211,7 @@ def test_a_compiled_step_that_only_rounds(capsys):
     write(
         random_model(dtype=torch.float32), random_prompts(3, 5), 9, compiled=CompiledStep(rounded)
     )
-    assert len(calls) == 9  # one more than tokens after the prompts: compared
+    assert len(calls) == 8 + 3  # the tokens after the prompts, and those that are compared
     assert not capsys.readouterr().err
 
 

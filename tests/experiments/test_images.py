@@ -1,40 +1,68 @@
-"""experiments.images: what the eye may see, what captions say, and that both models learn."""
+"""Images, captions and questions: what is said of them, who sees what, how much is learned from."""
 
 import pytest
 import torch
 
-from experiments import images
+from experiments import convolution
 from experiments.shared import digits
+from experiments.shared.digits import QUESTIONS
+from experiments.shared.eye import Eye
+from experiments.shared.pair import contrastive_loss
 
 
 def test_each_patch_sees_all():
     """Catches a causal mask, and patches in another order than they are drawn."""
     torch.manual_seed(0)
-    eye = images.Eye(images.SHAPE)
-    for block in eye.h:
+    eye = Eye()
+    for block in eye.stack.h:
         torch.nn.init.normal_(block.attn.c_proj.weight, std=0.1)  # it begins with zeros
     one = torch.rand(1, 8, 8)
     other = one.clone()
     other[0, 6:, 6:] += 1
     assert not torch.allclose(eye(one)[0, 0], eye(other)[0, 0])
-    eye.h = torch.nn.ModuleList()
+    eye.stack.h = torch.nn.ModuleList()
     changed = (eye(one) != eye(other)).any(-1)
     assert changed.nonzero().tolist() == [[0, changed.shape[1] - 1]]
 
 
-def test_splits():
-    """Catches images in both splits, and a split that does not depend on the seed."""
+def test_splits(monkeypatch):
+    """Catches images in both splits, one split for all seeds, and training on more than is said."""
     pytest.importorskip("sklearn")
     (train, _), (test, _) = digits.images(0)
     assert len(train) == 1348 and len(torch.cat([train, test]).unique(dim=0)) == 1797
     assert not torch.equal(test, digits.images(1)[1][0])
+    sizes = []
+    monkeypatch.setattr(convolution, "fit", lambda model, loss, x, *how: sizes.append(len(x)))
+    convolution.run("convolutions", convolution.Settings(), 0)
+    assert sizes == convolution.SIZES
 
 
-@pytest.mark.slow
-def test_they_learn(small_experiment):
-    """Catches labels and captions of other images."""
-    pytest.importorskip("sklearn")
-    classifiers, captioners = small_experiment(images, steps=60)["tables"].values()
-    transformer, machine = (float(row["test accuracy"]) for row in classifiers)
-    assert transformer > 0.4 and machine > 0.97
-    assert max(float(row["left or right"]) for row in captioners) > 0.7, captioners
+def test_models_of_equal_size():
+    """Catches a model that is better because it is larger."""
+    models = [make() for make, *_ in convolution.KINDS.values()]
+    sizes = [sum(p.numel() for p in model.parameters()) for model in models]
+    assert max(sizes) < 1.05 * min(sizes)
+
+
+def test_answers_by_hand():
+    """Catches a question with the answer to another, thick for thin, left for right."""
+    rising = torch.eye(8).flip(0)[None]  # from the bottom left to the top right
+    thick = (rising + rising.roll(1, 2) + rising.roll(-1, 2)).clamp(max=1).flip(2)
+    images = torch.cat([rising, thick]), torch.tensor([7, 5])
+    said = [" ".join(digits.WORDS[n] for n in caption[1:]) for caption in digits.captions(*images)]
+    assert said == ["a thin seven leaning right", "a thick five leaning left"]
+    seven, five = ([QUESTIONS[n] for n in row.nonzero()] for row in digits.answers(*images).T)
+    larger = [f"is it larger than {word}" for word in ("two", "four", "six")]
+    assert seven == ["does it lean right", *larger, "is it odd", "is it thin"]
+    odd = ["is it odd", "does it lean left", "is it smaller than seven"]
+    assert five == ["is it thick", *larger[:2], *odd]
+
+
+def test_contrastive_loss():
+    """Catches one direction for both, a scale that divides, and pairs that are not aligned."""
+    torch.manual_seed(0)
+    x, y = torch.randn(2, 5, 3)
+    scores = 4 * x @ y.T
+    both = scores.log_softmax(0) + scores.log_softmax(1)
+    right = -both.diagonal().mean() / 2
+    torch.testing.assert_close(contrastive_loss(x, y, 4), right)

@@ -83,7 +83,9 @@ def test_a_step_of_shapes_only(shape, h100):
 @pytest.mark.parametrize("D", [24, 20])
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_by_the_kernels_of_a_gpu(mask, D, dtype, h100, monkeypatch):
-    """Catches an argument that this PyTorch lacks, and a wrong shape, forward and backward."""
+    """Catches an argument that this PyTorch lacks, and a wrong shape, forward and backward. (Other
+    paths look at numbers on the way, which meta tensors have not.)
+    """
     documents = same_document(torch.zeros(2, 256, dtype=torch.long, device="meta"))
     for visible in MASKS[mask], both(MASKS[mask], documents):
         for Tq, compiling in (256, False), (200, False), (1, False), (1, True):

@@ -19,36 +19,33 @@ def model_of(**changes):
     return tiny(**shape | dict(position="rope", window=4, window_pattern="SL") | changes)
 
 
-def texts_of(count=3):
-    return list(torch.randint(7, (count, T), generator=torch.Generator().manual_seed(1)))
+def texts_of():
+    return list(torch.randint(7, (3, T), generator=torch.Generator().manual_seed(1)))
 
 
-def counts(kind, i, j, ids):
-    """Whether key j counts for query i, in the plainest words."""
-    return {
-        "previous token": j == i - 1,
-        "first token": j == 0 and i > 0,
-        "same token earlier": j < i and ids[j] == ids[i],
-        "after an earlier copy": 0 < j < i and ids[j - 1] == ids[i],
-    }[kind]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_scores_and_chance_levels_by_hand(kind):
+def test_scores_and_chance_levels_by_hand():
     """Catches a key one off, a chance level without the window, and queries without such keys."""
+    counts = {  # whether key j counts for query i, in the plainest words
+        "previous token": lambda i, j, ids: j == i - 1,
+        "first token": lambda i, j, ids: j == 0 and i > 0,
+        "same token earlier": lambda i, j, ids: j < i and ids[j] == ids[i],
+        "after an earlier copy": lambda i, j, ids: 0 < j < i and ids[j - 1] == ids[i],
+    }
     model = model_of()
-    scores, chances = census(model, texts_of())[kind]
-    for layer, reach in (0, 4), (1, T):
+    found = census(model, texts_of())
+    for kind, layer in [(kind, layer) for kind in KINDS for layer in (0, 1)]:
+        reach = (4, T)[layer]
         shares = []
         by_chance = []
         for ids in texts_of():
             weights = attention_maps(model, ids, attention_weights)[0][layer][1]
             for i in range(T):
-                keys = [j for j in range(i + 1) if counts(kind, i, j, ids)]
+                keys = [j for j in range(i + 1) if counts[kind](i, j, ids)]
                 visible = [j for j in keys if j > i - reach]
                 if keys:
                     shares.append(weights[i, visible].sum())
                     by_chance.append(len(visible) / min(reach, i + 1))
+        scores, chances = found[kind]
         assert scores[layer, 1].item() == pytest.approx(sum(shares).item() / len(shares), rel=1e-4)
         assert chances[layer, 0].item() == pytest.approx(sum(by_chance) / len(shares), rel=1e-4)
 
@@ -68,40 +65,28 @@ def test_an_induction_head(monkeypatch):
     assert (gain(scores, chances)[0] < FAR).all()
 
 
-def test_gain():
-    """Catches a head that counts by chance alone."""
-    assert gain(torch.tensor([0.5, 0.75, 1.0]), torch.tensor(0.5)).tolist() == [0, 0.5, 1]
-
-
 def test_out_of_reach():
-    """Catches a head said to find a copy that its window hides, and NaN where no key counts."""
+    """Catches a head said to find a copy that its window hides, NaN where no key counts, and a head
+    that counts by chance alone.
+    """
     found = census(model_of(vocab_size=T), [torch.arange(T)])
     scores, chances = found[INDUCTION]  # each token comes once in each half
     assert not scores[0].any() and not chances[0].any() and scores[1].all()
     scores, chances = found["same token earlier"]
     assert not scores.any() and not chances.any()
     assert table(found)[-1]["strongest"].startswith("layer 2")
+    assert gain(torch.tensor([0.5, 0.75, 1.0]), torch.tensor(0.5)).tolist() == [0, 0.5, 1]
 
 
-@pytest.fixture
-def run(tmp_path, poem):
-    """A run's folder with a checkpoint."""
+def test_on_the_dataset_of_the_run(tmp_path, poem, capsys):
+    """Catches silence where there is no induction head, and figures of a text with other tokens."""
     encoding = dataset.load_dataset(poem, 1).tokenizer
-    model = model_of(vocab_size=encoding.vocab_size)
-    save(tmp_path / "out", model, encoding=encoding, dataset=poem)
-    return tmp_path / "out"
-
-
-def test_on_the_dataset_of_the_run(run, capsys):
-    """Catches silence where there is no induction head."""
-    main(CensusConfig(out_dir=str(run)))
+    out = tmp_path / "out"
+    save(out, model_of(vocab_size=encoding.vocab_size), encoding=encoding, dataset=poem)
+    main(CensusConfig(out_dir=str(out)))
     printed = capsys.readouterr().out
-    assert "32 texts of 20 tokens" in printed and "config/induction.toml" in printed
-    assert all(kind in printed for kind in (*KINDS, INDUCTION))
-
-
-def test_a_text_with_other_tokens(run, tmp_path):
-    """Catches a traceback, and figures of a text with other tokens."""
+    texts = "32 texts of 20 tokens", "config/induction.toml", *KINDS, INDUCTION
+    assert all(text in printed for text in texts)
     dataset.write_dataset(tmp_path / "other", [POEM * 30], "byte", "a poem")
-    command = "-m", "tools.census", f"--out_dir={run}", f"--dataset={tmp_path / 'other'}"
+    command = "-m", "tools.census", f"--out_dir={out}", f"--dataset={tmp_path / 'other'}"
     assert "has other tokens than" in complaint(run_here(*command))

@@ -1,14 +1,13 @@
 """A comparison decides what people keep: the same seeds, an honest verdict, no run twice."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 import train
 from engine.text import dataset
 from tools import compare
-from tools.compare import judge, main, read_arguments, read_changes
+from tools.compare import judge, main, read_arguments
 
 TINY = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=2, max_iters=4, eval_iters=2)
 
@@ -43,83 +42,66 @@ def arguments(preset, *more):
 
 
 @pytest.fixture
-def training(monkeypatch):
-    return FakeTraining(monkeypatch)
+def new_runs(monkeypatch):
+    """A function that returns the runs of a comparison, whose loss is seed plus window."""
+    runs = []
 
-
-class FakeTraining:
-    """Stands for run_timed: keeps the runs, whose loss is the seed plus what --window is."""
-
-    def __init__(self, monkeypatch):
-        self.stops_at = None
-        monkeypatch.setattr(compare.benchmark, "run_timed", self)
-        monkeypatch.setattr(compare.benchmark, "write_report", self.keep)
-        monkeypatch.setattr(compare, "machine_report", lambda device: {})
-
-    def keep(self, report, config, tables):
-        self.report = report
-
-    def __call__(self, command):
-        flags = dict(flag.removeprefix("--").split("=") for flag in command[3:])
-        if flags.get("max_iters") == "0":  # whether it can begin
-            Path(flags["out_dir"]).mkdir()
-            (Path(flags["out_dir"]) / "metrics.jsonl").write_text('{"val_loss": 5.0}\n')
-            return 1.0, []
-        self.runs.append((int(flags["seed"]), flags.get("window", "")))
-        if len(self.runs) == self.stops_at:
+    def run_train(words, out_dir):
+        flags = dict(word.removeprefix("--").split("=") for word in words[1:])
+        seed = int(flags["seed"])
+        window = int(flags.get("window", 0))
+        if "max_iters" not in flags:  # whether it can begin
+            runs.append((seed, window))
+        if len(runs) == new_runs.stops_at:
             raise KeyboardInterrupt
-        loss = int(flags["seed"]) + float(flags.get("window", 0))
-        folder = Path(flags["out_dir"])
-        folder.mkdir()
-        (folder / "metrics.jsonl").write_text(json.dumps({"val_loss": loss}) + "\n")
-        return 1.0, []
+        return {"val_loss": seed + window, "seconds": 1}, []
 
-    def new_runs(self, config):
-        """The runs of a comparison."""
-        self.runs = []
+    def new_runs(config):
+        runs.clear()
         main(config)
-        return self.runs
+        return [*runs]
+
+    def keep(report, config, tables):
+        new_runs.rows = {row["setting"]: (row["difference"], row["seconds"]) for row in tables[0]}
+
+    new_runs.stops_at = None
+    monkeypatch.setattr(compare.benchmark, "run_train", run_train)
+    monkeypatch.setattr(compare.benchmark, "write_report", keep)
+    monkeypatch.setattr(compare, "machine_report", lambda device: {})
+    return new_runs
 
 
-def test_each_run_once(preset, training):
+def test_each_run_once(preset, new_runs):
     """Catches changes that are not interleaved, and a finished run that is run again, or not."""
     changes = ["--change=--window=8", "--change=--window=2"]
-    training.stops_at = 5
+    new_runs.stops_at = 5
     with pytest.raises(KeyboardInterrupt):
-        training.new_runs(arguments(preset, *changes))
-    training.stops_at = None
-    assert training.new_runs(arguments(preset, *changes)) == [(1, "8"), (1, "2")]
-    rows = {row["setting"]: row["difference"] for row in training.report["rows"]}
-    assert rows == {"": 0, "--window=8": 8, "--window=2": 2}
-    assert {row["seconds"] for row in training.report["rows"]} == {1}
-    third_seed = [(2, window) for window in ("", "8", "2")]
-    assert training.new_runs(arguments(preset, *changes, "--seeds=3")) == third_seed
-    another = arguments(preset, "--change=--window=4", "--seeds=3")
-    assert training.new_runs(another) == [(seed, "4") for seed in range(3)]
+        new_runs(arguments(preset, *changes))
+    new_runs.stops_at = None
+    assert new_runs(arguments(preset, *changes)) == [(1, 8), (1, 2)]
+    assert new_runs.rows == {"": (0, 1), "--window=8": (8, 1), "--window=2": (2, 1)}
+    assert new_runs(arguments(preset, *changes, "--seeds=3")) == [(2, 0), (2, 8), (2, 2)]
 
 
-@pytest.mark.parametrize("what", ["code", "flags", "preset", "data"])
-def test_old_results_are_not_taken(what, preset, poem, training, monkeypatch):
+def test_old_results_are_not_taken(preset, poem, new_runs, monkeypatch):
     """Catches an old result taken for that of new code, settings, or a text prepared again."""
+    monkeypatch.setattr(compare.benchmark, "ROOT", preset.parent)
     config = arguments(preset, "--change=--window=8")
-    first = training.new_runs(config)
-    if what == "code":
-        (preset.parent / "train.py").touch()
-        monkeypatch.setattr(compare.benchmark, "ROOT", preset.parent)
-    elif what == "data":
-        dataset.write_dataset(poem, ["Little Lamb who made thee\n" * 40], "char", "another poem")
-    elif what == "flags":
-        config.flags = "--hold=0"
-    else:
-        (preset.parent / "base.toml").write_text("n_layer = 2\n")
-    assert training.new_runs(config) == first
-
-
-def test_code_that_changes_meanwhile(preset, training, monkeypatch):
-    """Catches a comparison of two versions of the code that is taken for one of settings."""
-    monkeypatch.setattr(compare, "version_of", lambda config: f"version {len(training.runs) // 3}")
+    first = new_runs(config)
+    (preset.parent / "engine").mkdir()
+    for name in "train.py", "engine/x.py":
+        (preset.parent / name).write_text(name)
+        assert new_runs(config) == first
+    dataset.write_dataset(poem, ["Little Lamb who made thee\n" * 40], "char", "another poem")
+    assert new_runs(config) == first
+    config.flags = "--hold=0"
+    assert new_runs(config) == first
+    (preset.parent / "base.toml").write_text("n_layer = 2\n")
+    assert new_runs(config) == first
+    versions = iter("aaab")
+    monkeypatch.setattr(compare, "version_of", lambda config: next(versions))
     with pytest.raises(ValueError, match="has changed"):
-        training.new_runs(arguments(preset, "--change=--window=8"))
+        new_runs(config)
 
 
 def train_here(command):
@@ -132,27 +114,21 @@ def train_here(command):
 
 
 def test_runs_of_train(preset, monkeypatch):
-    """Catches flags that never reach train.py, and a divergence that is taken for a failure."""
-    pytest.importorskip("matplotlib")
+    """Catches flags that never reach train.py, a divergence that is taken for a failure, and a
+    mistake that is taken for a divergence.
+    """
     monkeypatch.setattr(compare.benchmark, "run_timed", train_here)
+    with pytest.raises(ValueError, match="did you mean n_head"):
+        main(arguments(preset, "--change=--n_heads=3"))
     change = "--learning_rate=1e9 --grad_clip=0"
     main(arguments(preset, f"--change={change}", "--flags=--log_interval=1"))
     out = preset.parent / "out"
     report = json.loads((out / "compare.json").read_text())
-    worse, baseline = report["rows"]
-    assert (worse["change"], worse["diverged"]) == ("learning_rate=1e9 grad_clip=0", 2)
-    assert (baseline["verdict"], baseline["diverged"]) == ("", 0)
-    first, second = (run for run in report["runs"] if run["change"] == "baseline")
-    assert first["val_loss"] != second["val_loss"]
+    assert [(row["setting"], row["diverged"]) for row in report["rows"]] == [(change, 2), ("", 0)]
+    losses = {run["val_loss"] for run in report["runs"]}
+    assert len(losses) == 3 and None in losses  # two seeds, and those that diverged
     assert (out / "compare.png").exists()
     assert [path.suffix for path in (out / "runs").iterdir()] == [".json"] * 4
-
-
-def test_a_setting_that_does_not_exist(preset, monkeypatch):
-    """Catches a mistake that is taken for a divergence."""
-    monkeypatch.setattr(compare.benchmark, "run_timed", train_here)
-    with pytest.raises(ValueError, match="did you mean n_head"):
-        main(arguments(preset, "--change=--n_heads=3"))
 
 
 @pytest.mark.parametrize(
@@ -164,14 +140,7 @@ def test_a_setting_that_does_not_exist(preset, monkeypatch):
         (["--change=--seed=3"], "for the comparison to set"),
     ],
 )
-def test_bad_input(more, message, preset, training):
+def test_bad_input(more, message, preset):
     """Catches bad input that is found after hours."""
     with pytest.raises(ValueError, match=message):
         main(arguments(preset, *more))
-
-
-def test_the_list_of_ablations():
-    """Catches a change in benchmarks/ablations.toml that cannot be read, or has no settings."""
-    changes = read_changes(read_arguments(["--changes=benchmarks/ablations.toml"]))
-    del changes["baseline"]
-    assert len(changes) > 20 and all(flags.startswith("--") for flags in changes.values())

@@ -1,21 +1,21 @@
 """Exported models compute in transformers what they compute here, and come back bit for bit."""
 
 import json
-import random
 import re
 import shutil
 
 import pytest
 import tokenizers
 import torch
-from conftest import POEM, complaint, output_of, run_here, save
+from conftest import POEM, complaint, metrics, output_of, run_here, save
 from huggingface_hub import ModelCard
+from mechanisms import mechanisms
 
 from engine.text import dataset
-from engine.text.chat import chat_tokenizer
+from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.tokenizer import HubTokenizer, create_tokenizer
 from engine.weights import pretrained
-from model import GPT, MLP, MODERN, NORM, POSITION, GPTConfig
+from model import GPT, MODERN, GPTConfig
 from tools.export import ExportConfig, export, standard
 
 transformers = pytest.importorskip("transformers")
@@ -78,158 +78,100 @@ def test_transformers(name, tmp_path):
     assert reader.from_pretrained(folder)(POEM).input_ids == encoding.encode(POEM).tolist()
 
 
-@pytest.mark.parametrize("own", [False, True], ids=["chatml", "published"])
-def test_a_chat_template(own, tmp_path):
+def test_a_chat_template(tmp_path):
     """Catches a template, a special token or an end of turn that transformers does not find: its
     answer would be another one, or go on as a user's turn.
     """
     encoding = chat_tokenizer("byte")
-    if own:
-        encoding.chat = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
-        encoding.chat["template"] = (
-            "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role + ': ' + m.content }}"
-            "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant: "
-            "{% endif %}"
-        )
-    end = encoding.special_tokens["<|im_end|>"]
-    settings = LLAMA | dict(vocab_size=encoding.vocab_size, block_size=256, tie_weights=False)
-    model = saved(tmp_path, encoding, **settings)
-    model.lm_head.weight.data[end] *= 2  # some answers have an end
-    save(tmp_path / "out", model, 2, encoding)
+    saved(tmp_path, encoding, **LLAMA, vocab_size=encoding.vocab_size)
     folder = exported(tmp_path)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    reader = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    end = encoding.special_tokens["<|im_end|>"]
     special = [*encoding.special_tokens.values()]
-    assert reader.eos_token_id == end and reader.decode(special, skip_special_tokens=True) == ""
-    system = {"role": "system", "content": "Be brief."}
-    talks = [[system, {"role": "user", "content": f"Who are you, {n}?"}] for n in range(9)]
-    lines = "\n".join(json.dumps({"messages": messages}) for messages in talks)
-    command = ["sample.py", f"--init_from={folder}", "--prompts=-", "--temperature=0"]
-    result = run_here(*command, "--max_new_tokens=40", "--dtype=float32", typed=lines)
-    ours = [json.loads(line) for line in result.stdout.splitlines()]
-    for messages, line in zip(talks, ours, strict=True):
-        ids = reader.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        found = theirs.generate(**ids, max_new_tokens=40, do_sample=False)
-        written = found[0, ids["input_ids"].shape[1] :].tolist()
-        if line["ended"] == "end_of_text":
-            assert written.pop() in (end, encoding.end_of_text)
-        assert written == line["tokens"]
-    assert "end_of_text" in {line["ended"] for line in ours}
+    assert theirs.eos_token_id == end and theirs.decode(special, skip_special_tokens=True) == ""
+    messages = [{"role": "user", "content": "Who are you?"}]
+    ids = theirs.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+    assert ids["input_ids"] == ChatTemplate(encoding).encode_prompt(messages, 99)
+    ends = transformers.GenerationConfig.from_model_config(
+        transformers.AutoConfig.from_pretrained(folder)
+    )
+    assert ends.eos_token_id == [encoding.end_of_text, end]
 
 
-CHOICES = dict(
-    position=[*POSITION, *["rope"] * 4],
-    norm=list(NORM),
-    mlp=[*MLP, "swiglu", "swiglu"],
-    bias=[True, False],
-    window=[0, 5],
-    window_pattern=["S", "SL", "LLS"],
-    qk_norm=[False, True, "head"],
-    qkv_bias=[True, False],
-    n_kv_head=[0, 2],
-    head_size=[0, 12],
-    mlp_size=[0, 24],
-    rope_stretch=[1.0, 4.0],
-    norm_eps=[1e-3],
-    tie_weights=[True, False],
-    score=["scaled_dot", "dot"],
-    normalize=["softmax", "sparsemax"],
-    visible=["causal", "strided:3"],
-    rope_base=[1e4, 100.0],
-)
+ALL_HAVE = [{}, dict(norm_eps=1e-3), dict(rope_base=100.0)]  # or it changes nothing
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("seed", range(60))
-def test_any_settings(seed):
-    """Catches a model that is exported as one that computes something else."""
-    rng = random.Random(seed)
-    torch.manual_seed(seed)
-    start = EXPORTABLE[rng.choice(list(EXPORTABLE))]
-    changed = rng.sample(list(CHOICES), 3)
-    changes = {name: rng.choice(CHOICES[name]) for name in changed}
-    defaults = dict(attention="masked_fill", rope_trained=32, norm_eps=1e-5)
-    model = GPT(GPTConfig(**SMALL | defaults | start | changes)).eval()
-    try:
-        _, config = standard(model)
-    except ValueError as error:
-        assert "no standard family computes this model" in str(error)
-        return
-    again = GPT(config).eval()
-    for name, p in again.named_parameters():
-        p.fill_(name.endswith("weight") and p.dim() == 1)
-    for name, p in model.named_parameters():
-        p.normal_(std=0.2)
-        again.get_parameter(name).copy_(p)
-    idx = torch.randint(64, (2, 64))
-    expected = model.double()(idx, idx)[0]
-    assert (again.double()(idx, idx)[0] - expected).abs().max() <= 1e-12 * expected.abs().max()
+@pytest.mark.parametrize("name", EXPORTABLE)
+def test_any_settings(name):
+    """Catches a model that is exported as one that computes something else, or refused for what
+    its family has.
+    """
+    start = SMALL | dict(attention="masked_fill", rope_trained=32, norm_eps=1e-5)
+    for changes in [*mechanisms(), *ALL_HAVE, dict(window=5), dict(n_kv_head=2)]:
+        torch.manual_seed(0)
+        try:
+            model = GPT(GPTConfig(**start | EXPORTABLE[name] | changes)).eval()
+            _, config = standard(model)
+        except ValueError:
+            assert changes not in ALL_HAVE
+            continue
+        again = GPT(config).eval()
+        for part, p in again.named_parameters():
+            p.fill_(part.endswith("weight") and p.dim() == 1)
+        for part, p in model.named_parameters():
+            p.normal_(std=0.2)
+            again.get_parameter(part).copy_(p)
+        idx = torch.randint(64, (2, 16))
+        expected = model.double()(idx, idx)[0]
+        error = (again.double()(idx, idx)[0] - expected).abs().max()
+        assert error <= 1e-12 * expected.abs().max(), changes
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (MODERN, "mlp=relu2 \\(swiglu\\)"),
-        (dict(attention="linear"), "attention=linear"),
-        (LLAMA | dict(attention="masked_fill", normalize="sparsemax"), "normalize=sparsemax"),
-        (LLAMA | dict(visible="alibi:4"), "visible=alibi:4"),
-    ],
-)
-def test_what_no_family_computes(settings, message, tmp_path):
+def test_what_no_family_computes(tmp_path):
     """Catches a refusal that does not say which setting is in the way, or what can be exported."""
-    saved(tmp_path, **settings)
-    with pytest.raises(ValueError, match=f"{message}.*config/llama_small.toml"):
+    saved(tmp_path, **MODERN)
+    with pytest.raises(ValueError, match=r"mlp=relu2 \(swiglu\).*config/llama_small.toml"):
         exported(tmp_path)
 
 
 def test_half_precision(tmp_path):
-    """Catches another dtype than that of the setting, or than config.json says."""
-    model = saved(tmp_path, **LLAMA)
-    folder = exported(tmp_path, dtype="bfloat16")
-    assert transformers.AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
-    for p, q in zip(GPT.from_pretrained(folder).parameters(), model.parameters()):
-        assert torch.equal(p, q.bfloat16().float())
-
-
-def test_weights_too_large_for_float16(tmp_path):
-    """Catches weights that become infinite without a word, and a folder that is half written."""
+    """Catches another dtype than config.json says, weights that become infinite without a word, a
+    folder that is half written or written over, and a traceback.
+    """
     model = saved(tmp_path, **LLAMA)
     with torch.no_grad():
         model.transformer.wte.weight[0, 0] = 1e5
     save(tmp_path / "out", model, 2, create_tokenizer("char", "ab"))
     with pytest.raises(ValueError, match="too large for float16: choose --dtype=bfloat16"):
         exported(tmp_path, dtype="float16")
-    assert not (tmp_path / "to").exists()
-
-
-def test_the_end_of_text(tmp_path):
-    """Catches a model whose readers do not know where a text ends."""
-    encoding = create_tokenizer("bpe:300", [POEM])
-    saved(tmp_path, encoding, vocab_size=320)
-    folder = exported(tmp_path)
-    theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
-    assert theirs("two  words\n<|endoftext|>").input_ids[-1] == encoding.end_of_text
-
-
-def test_what_cannot_be_written(tmp_path):
-    """Catches a folder that is overwritten, and a traceback."""
-    saved(tmp_path)
+    folder = exported(tmp_path, dtype="bfloat16")
+    assert transformers.AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
+    for p, q in zip(GPT.from_pretrained(folder).parameters(), model.parameters()):
+        assert torch.equal(p, q.bfloat16().float())
     with pytest.raises(ValueError, match="exists: choose another folder"):
-        export(ExportConfig(out_dir=str(tmp_path / "out"), to=str(tmp_path)))
+        exported(tmp_path)
     assert "--to is missing" in complaint(run_here("-m", "tools.export"))
 
 
-def test_special_tokens_of_a_tokenizer_of_words(tmp_path):
-    """Catches a space before the end of text, which transformers would take for a new token."""
+def test_the_end_of_text(tmp_path):
+    """Catches a model whose readers do not know where a text ends, and a space before it, which
+    transformers would take for a new token.
+    """
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<end>": 0, "a": 1}, "a"))
     words.add_special_tokens(["<end>"])
-    saved(tmp_path, HubTokenizer(json.loads(words.to_str()), "<end>"))
-    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(exported(tmp_path))
-    assert theirs.eos_token_id == 0 and len(theirs) == 2
+    words = HubTokenizer(json.loads(words.to_str()), "<end>")
+    for encoding, text in [
+        (create_tokenizer("bpe:300", [POEM]), "two  words\n<|endoftext|>"),
+        (words, "a <end>"),
+    ]:
+        saved(tmp_path / text[:3], encoding, vocab_size=320)
+        folder = exported(tmp_path / text[:3])
+        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+        config = json.loads((folder / "config.json").read_text())
+        assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
+        assert theirs(text).input_ids[-1] == encoding.end_of_text
+        assert len(theirs) == encoding.vocab_size
 
 
 def test_the_model_card(tmp_path):
@@ -244,14 +186,11 @@ def test_the_model_card(tmp_path):
     assert card.data.license is None and card.data.tags == ["lookback", "llama"]
     assert str(tmp_path) not in card.text
     facts = json.loads(re.search("```json\n(.*?)\n```", card.text, re.DOTALL)[1])
-    metrics = (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()
-    last = json.loads(metrics[-1])
+    last = metrics(tmp_path / "out")[-1]
     assert (facts["dataset"], facts["steps"], facts["tokens_seen"]) == (name, 3, 96)
     assert (facts["val_loss"], facts["seconds"]) == (last["val_loss"], last["wall_s"])
     meta = json.loads((tmp_path / name / "meta.json").read_text())
-    for split in ("train", "val"):
-        assert facts["dataset_tokens"][split] == meta[split]["tokens"]
-        assert facts["dataset_sha256"][split] == meta[split]["sha256"]
+    assert facts["dataset_sha256"] == {split: meta[split]["sha256"] for split in ("train", "val")}
 
     # Exported again, it is not a model that lookback trained
     again = export(ExportConfig(init_from=str(tmp_path / "to"), to=str(tmp_path / "again")))
@@ -259,8 +198,6 @@ def test_the_model_card(tmp_path):
     assert "not trained by lookback" in text and "steps" not in text
 
     # Beside the metrics of another run, its losses are not those
-    moved = tmp_path / "other" / "step_000003"
-    shutil.copytree(tmp_path / "out" / "step_000003", moved)
-    (tmp_path / "other" / "metrics.jsonl").write_text('{"step": 3, "val_loss": 1.0}\n')
-    other = export(ExportConfig(out_dir=str(moved), to=str(tmp_path / "third")))
-    assert 'val_loss"' not in (other / "README.md").read_text()
+    (tmp_path / "out" / "metrics.jsonl").write_text('{"step": 3, "val_loss": 1.0}\n')
+    shutil.rmtree(tmp_path / "to")
+    assert 'val_loss"' not in (exported(tmp_path) / "README.md").read_text()

@@ -1,42 +1,48 @@
 // What the page shows of a text: from data that Python has written, or from the model in the page.
-// A reading has labels, breaks and losses, as in tools/visualize.py; map(layer, head) and
-// rollout(layer), the weights of each token; measures(layer, head), its bits and its distance; and
-// next(token) and came(token): what is expected, and which of it came. Both have ids, too.
+// A reading has ids, labels, breaks and losses; map(layer, head) and rollout(layer), the weights of
+// each token; measures(layer, head), its bits and its distance; and next(token) and came(token):
+// what is expected, and which of it came.
 "use strict";
 
 const CANDIDATES = 10;
 
-function readingOfData() {
-  function weights(source) {
-    const all = Float32Array.from(fromBytes(atob(source)), (byte) => byte / 255);
-    let end = 0;
-    return data.labels.map((_, i) => all.subarray(end, (end += i + 1)));
-  }
+// What both have of the bytes of each token, and of map.
+function describe(ids, pieces, map) {
+  const layerMaps = (layer) => Array.from({ length: data.heads }, (_, head) => map(layer, head));
+  const means = (layers) => Array.from({ length: layers }, (_, layer) => mean(layerMaps(layer)));
   return {
-    ...data,
-    map: once((layer, head) => weights(data.maps[layer][head])),
-    rollout: once((layer) => weights(data.rollout[layer])),
-    measures: (layer, head) => [data.entropy[layer][head], data.distance[layer][head]],
-    next: (token) => data.next[token],
-    came: (token) => data.came[token],
+    ids, map,
+    labels: labelsOf(pieces),
+    breaks: pieces.map((piece) => piece.includes("\n")),
+    measures: (layer, head) => [entropy, distance].map((measure) =>
+      sum(map(layer, head).map(measure)) / ids.length),
+    rollout: once((layer) => rollout(means(layer + 1))),
+  };
+}
+
+function readingOfData() {
+  const { ids, pieces, losses, next, maps } = data;
+  const map = once((layer, head) => {
+    const all = Float32Array.from(fromBytes(atob(maps[layer][head])), (x) => (x / 255) ** 2);
+    let end = 0;
+    return ids.map((_, i) => all.subarray(end, (end += i + 1)));
+  });
+  return {
+    ...describe(ids, pieces, map), losses,
+    next: (token) => next[token].map(([, piece, p]) => [labelsOf([piece])[0], p]),
+    came: (token) => next[token].findIndex(([id]) => id === ids[token + 1]),
   };
 }
 
 // result: what the GPT read; intact: the reading without its changes, if it has any. sampling() ->
 // {temperature, topK} of the moment.
 function readingOfModel(tokenizer, { ids, layers, logits }, sampling, intact) {
-  const pieces = ids.map((id) => tokenizer.bytes(id));
   const losses = ids.map((id, n) => (n ? -Math.log(softmax(logits[n - 1])[id]) : null));
   const map = (layer, head) => layers[layer].maps[head];
   const probabilities = (token) => sharpened(logits[token], sampling());
   return {
-    ids, losses, map, probabilities, intact,
-    labels: labelsOf(pieces),
-    breaks: pieces.map((piece) => piece.includes("\n")),
+    ...describe(ids, ids.map((id) => tokenizer.bytes(id)), map), losses, probabilities, intact,
     loss: sum(losses) / Math.max(1, losses.length - 1),
-    measures: (layer, head) => [entropy, distance].map((measure) =>
-      sum(map(layer, head).map(measure)) / ids.length),
-    rollout: once((layer) => rollout(layers.slice(0, layer + 1).map(({ maps }) => mean(maps)))),
     next(token) {
       const all = probabilities(token), before = intact?.probabilities(token);
       return best(all.subarray(0, tokenizer.tokens.length), CANDIDATES)
@@ -79,7 +85,9 @@ function rollout(means) {
   }), before);
 }
 
-// ---- Labels, as in tools/shared/labels.py
+// ---- Labels: a character that several tokens share is shown whole in each, with the bytes that
+// this one has: 😀¹⁻²⁄₄ are the first two of four. Bytes of no character are shown as ⟨f0 9f⟩; ⟨⟩
+// has none.
 const SIGNS = { " ": "·", "\n": "⏎", "\t": "⇥" };
 const UTF8 = /[\xc2-\xdf][\x80-\xbf]|[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3}|[^]/g;
 

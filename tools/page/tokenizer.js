@@ -3,7 +3,7 @@
 
 class Tokenizer {
   // kind: byte, char, bpe or words; tokens: the bytes of each; begin: ids before each text;
-  // bpe: pattern, merges, whole, special, as tools/shared/live.py describes them.
+  // bpe: pattern, merges, special, as tools/shared/live.py describes them.
   constructor(content) {
     Object.assign(this, content);
     this.ids = new Map(this.tokens.map((token, id) => [token, id]));
@@ -38,7 +38,7 @@ class Tokenizer {
 
   // Merges the neighbours that come first in the list of merges, until none are in it.
   bytePairs(word) {
-    if (this.whole && this.ids.has(word)) return [this.ids.get(word)];
+    if (this.ids.has(word)) return [this.ids.get(word)];
     let parts = [...word];
     for (;;) {
       const ranks = parts.slice(1).map((part, n) => this.ranks.get(`${parts[n]}\u0100${part}`));

@@ -16,6 +16,7 @@ from engine.common.checks import at_least, choose
 from engine.common.files import atomic_write, shell_quote
 from engine.common.hardware import measure_seconds
 from engine.common.settings import read_preset
+from engine.weights.families import LLAMA
 from model import MODERN, GPTConfig
 from tools.shared.report import format_table, machine_line
 
@@ -28,10 +29,9 @@ NANOGPT = {  # nanoGPT's shapes: its command for a CPU, its shakespeare_char, GP
 }
 # Llama 2's smallest.
 SIZES_7B = dict(block_size=2048, n_layer=32, n_head=32, n_embd=4096, vocab_size=32000)
-LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False, tie_weights=False)
 SHAPES = {name: dict(mlp="gelu", **sizes) for name, sizes in NANOGPT.items()} | {
     "modern_124m": MODERN | dict(optimizer="muon") | read_preset(f"{ROOT}/config/modern_124m.toml"),
-    "llama_7b": dict(mlp_size=11008, **SIZES_7B, **LLAMA),
+    "llama_7b": LLAMA.always | SIZES_7B | dict(mlp_size=11008, tie_weights=False),
 }
 
 
@@ -48,25 +48,22 @@ class BenchmarkSettings:
 @dataclass(kw_only=True)
 class ShapeSettings(BenchmarkSettings):
     nanogpt: str = ""
-    """A clone of nanoGPT to compare with; for whole processes, its data/shakespeare_char prepared;
-    empty: none."""
-    shapes: str = "auto"
+    """A clone of nanoGPT to compare with, its data/shakespeare_char prepared; empty: none."""
+    shapes: str
     """Shapes and how many texts at once, as gpt2:12,baby: nanoGPT's small, baby and gpt2; and
-    modern_124m and llama_7b. auto: what this device measures in minutes; empty: none."""
+    modern_124m and llama_7b, for a GPU. Empty: none."""
     repeats: int = 5
     """Rounds of measurements, interleaved."""
 
     def __post_init__(self):
         at_least(1, self, "repeats")
-        for word in words(self.shapes, auto=()):
+        for word in words(self.shapes):
             split_shape(word)
-        self.require("model.py")
-
-    def require(self, file):
-        """ValueError if the clone of nanoGPT lacks a file."""
-        path = Path(self.nanogpt, file)
-        if self.nanogpt and not path.exists():
-            raise ValueError(f"nanogpt={self.nanogpt}: {path} is missing; clone it, run prepare.py")
+        for file in ("model.py", "data/shakespeare_char/meta.pkl"):
+            path = Path(self.nanogpt, file)
+            if self.nanogpt and not path.exists():
+                reason = f"{path} is missing; clone it, run prepare.py"
+                raise ValueError(f"nanogpt={self.nanogpt}: {reason}")
 
     def peer(self, name, device, bias):
         """Return nanoGPT's model of a shape, on the device; None of one that it has not."""
@@ -76,9 +73,9 @@ class ShapeSettings(BenchmarkSettings):
         return theirs.GPT(theirs.GPTConfig(**NANOGPT[name], bias=bias, dropout=0.0)).to(device)
 
 
-def words(setting, auto):
-    """Return the words of a setting, separated by commas; auto: what that stands for."""
-    return auto if setting == "auto" else setting.replace(",", " ").split()
+def words(setting):
+    """Return the words of a setting, separated by commas."""
+    return setting.replace(",", " ").split()
 
 
 def split_shape(word):
@@ -128,6 +125,14 @@ def run_timed(command, cwd=ROOT):
         reason = printed[-1] if printed else f"exit code {process.returncode}"
         raise ValueError(f"{shell_quote(*command)} failed: {reason}")
     return seconds, lines
+
+
+def run_train(words, out_dir):
+    """Run train.py. Returns its last figures, with the seconds of the process, and its lines."""
+    command = [sys.executable, "train.py", *words, f"--out_dir={out_dir}"]
+    seconds, lines = run_timed(command)
+    last = Path(out_dir, "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]
+    return json.loads(last) | {"seconds": seconds}, lines
 
 
 def mechanism_examples(registry, number, H):

@@ -2,7 +2,6 @@
 
 import base64
 import dataclasses
-import re
 
 import torch
 
@@ -80,51 +79,27 @@ def describe_tokenizer(tokenizer):
 def describe_content(content):
     """How a tokenizer.json cuts a text into words, and these into tokens."""
     model = content["model"]
-    kind = model.get("type")
-    cuts = [*tokenizers.components(content["pre_tokenizer"])]
+    cuts = content["pre_tokenizer"]
     if content["normalizer"] is None:
-        if kind == "WordLevel" and [part["type"] for part in cuts] == ["WhitespaceSplit"]:
+        if model["type"] == "WordLevel" and cuts == {"type": "WhitespaceSplit"}:
             return {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}
-        if kind == "BPE" and (pattern := pattern_of(cuts)):
-            merges = [merge(pair) for pair in model["merges"]]
-            whole = model.get("ignore_merges", False)
-            return {"kind": "bpe", "pattern": javascript(pattern), "merges": merges, "whole": whole}
-    raise ValueError(f"a live page cannot cut a text as this tokenizer ({kind}) does")
-
-
-def pattern_of(cuts):
-    """The pattern with which a byte-level BPE cuts a text; None if it does so in another way."""
-    *before, last = cuts or [{}]
-    if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
-        return None
-    if last.get("use_regex", True):
-        return None if before else tokenizers.GPT2_PATTERN
-    if len(before) == 1 and before[0]["type"] == "Split":
-        return before[0]["pattern"].get("Regex")
-    return None
+        for pattern in tokenizers.PATTERN, tokenizers.GPT2_PATTERN:
+            if cuts == tokenizers.byte_level_json({}, {}, pattern)["pre_tokenizer"]:
+                merges = [merge(pair) for pair in model["merges"]]
+                return {"kind": "bpe", "pattern": javascript(pattern), "merges": merges}
+    raise ValueError(f"a live page cannot cut a text as this tokenizer ({model['type']}) does")
 
 
 def merge(pair):
-    """The two tokens of a merge, "a b" or ["a", "b"], as one string."""
-    pair = pair.split(" ") if isinstance(pair, str) else pair
-    return SEPARATOR.join(as_characters(tokenizers.to_bytes(token)) for token in pair)
+    """The two tokens of a merge, "a b", as one string."""
+    return SEPARATOR.join(as_characters(tokenizers.to_bytes(token)) for token in pair.split(" "))
 
 
 def javascript(pattern):
-    """A pattern as JavaScript knows it: it has no atomic groups, and many browsers no (?i:...).
+    """One of these two patterns as JavaScript knows it.
 
-    In the patterns known here, nothing follows what is atomic or possessive that would make it
-    give back a character.
+    It has no atomic groups or possessive +, and many browsers no (?i:...). Nothing follows what is
+    atomic or possessive that would make it give back a character.
     """
-
-    def both_cases(group):
-        found = ""
-        for part in re.split(r"(\[.*?\])", group[1]):
-            if part.startswith("["):
-                found += part[:-1] + part[1:].upper()
-            else:
-                found += re.sub("[a-z]", lambda letter: f"[{letter[0]}{letter[0].upper()}]", part)
-        return f"(?:{found})"
-
-    pattern = re.sub(r"\(\?i:(.*?)\)", both_cases, pattern.replace("(?>", "(?:"))
-    return re.sub(r"([+*?]|\d\})\+", r"\1", pattern)
+    pattern = pattern.replace("(?i:[sdmt]|ll|ve|re)", "(?:[sdmtSDMT]|[lL]{2}|[vV][eE]|[rR][eE])")
+    return pattern.replace("(?>", "(?:").replace("++", "+")

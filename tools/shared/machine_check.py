@@ -10,7 +10,7 @@ import platform
 
 import torch
 
-from attention import ATTENTION, causal, masked_fill, naive
+from attention import ATTENTION, causal, masked_fill, naive, scaled_dot
 from engine.common.processes import progress_bar
 from masks import VISIBLE, full
 from tools.shared.benchmark import mechanism_examples
@@ -19,7 +19,8 @@ from tools.shared.report import device_name, format_table
 H, G, D = 4, 2, 32
 # How many eps of a dtype rounding explains. Scores, weights, sums and outputs are all rounded, sums
 # of half precision mostly to float32. The largest on a CPU were 14 in float32, and 6.
-ROUNDING = {torch.float32: 32, torch.float16: 12, torch.bfloat16: 12}
+ROUNDING = {torch.float64: 32, torch.float32: 32, torch.float16: 12, torch.bfloat16: 12}
+DTYPES = [*ROUNDING][1:]  # in which models compute
 LONG = 100  # queries: more of them take naive seconds
 THREADS = torch.get_num_threads()
 PARTS = ("value", "gradient of q", "gradient of k", "gradient of v")
@@ -79,18 +80,18 @@ def explained(dtype, q, k):
 
     A backward pass that computes the scores again may round them in another way, in float32.
     """
-    scores = q @ k.repeat_interleave(H // G, dim=1).mT / math.sqrt(D)
-    again = 2 * torch.finfo(torch.float32).eps * scores.abs().max().item()
-    return ROUNDING[dtype] * torch.finfo(dtype).eps + again
+    scores = scaled_dot(q, k.repeat_interleave(H // G, dim=1)).abs().max().item()
+    again = 2 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    return ROUNDING[dtype] * torch.finfo(dtype).eps + again * scores
 
 
-def measure(device, all_cases):
-    """Yield (path, dtype, case, part, error, what rounding explains); error: a text if it fails."""
-    for label, visible, inputs in all_cases:
+def measure(device, dtypes):
+    """Yield (path, dtype, case, part, error, what rounding explains); part: why it fails."""
+    for label, visible, inputs in progress_bar([*cases()], f"all paths on {device}"):
         is_long = inputs[0].shape[2] > LONG
         expected = computed(masked_fill if is_long else naive, visible, *inputs)
         for name, path in ATTENTION.items():
-            for dtype in ROUNDING if not (is_long and name == "naive") else ():
+            for dtype in dtypes if not (is_long and name == "naive") else ():
                 limit = explained(dtype, *inputs[:2])
                 try:
                     found = computed(path, visible, *(x.to(device, dtype) for x in inputs))
@@ -99,28 +100,34 @@ def measure(device, all_cases):
                     continue
                 for part, a, b in zip(PARTS, found, expected):
                     yield name, dtype, label, part, error_of(a, b), limit
+    torch.set_num_threads(THREADS)
+
+
+def largest_error(found, *start):
+    """Return the (error, limit) that is largest beside its limit, of lines that begin so."""
+    errors = [line[4:] for line in found if line[: len(start)] == start]
+    return max(errors, key=lambda error: error[0] / error[1])
 
 
 def check_machine(device):
     """Print the largest errors, and a verdict; returns whether rounding explains them all."""
-    all_cases = progress_bar([*cases()], f"all paths on {device}")
-    found = [*measure(device, all_cases)]
+    found = [*measure(device, DTYPES)]
     rows = []
     for name in ATTENTION:
         row = {"path": name}
-        for dtype in ROUNDING:
-            errors = [line for line in found if line[:2] == (name, dtype)]
-            *_, error, limit = max(errors, key=lambda line: line[4] / line[5])
+        for dtype in DTYPES:
+            error, limit = largest_error(found, name, dtype)
             row[name_of(dtype)] = f"{error:.1e} of {limit:.1e}"
         rows.append(row)
     print(f"Largest errors beside what rounding explains, in {len(found)} comparisons:\n")
     print(format_table(rows))
     wrong = {}  # the first part of each case
-    for line in found:
-        if line[4] > line[5]:
-            wrong.setdefault(line[:3], line)
-    for name, dtype, label, part, error, limit in [*wrong.values()][:20]:
-        print(f"{name} in {name_of(dtype)}, {label}: {part}: {error:.1e} of {limit:.1e}")
+    for name, dtype, label, part, error, limit in found:
+        case = f"{name} in {name_of(dtype)}, {label}"
+        if error > limit:
+            wrong.setdefault(case, f"{case}: {part}: {error:.1e} of {limit:.1e}")
+    for line in [*wrong.values()][:20]:
+        print(line)
     print(f"\n{'THIS MACHINE IS WRONG' if wrong else 'This machine computes attention right'}:")
     print(versions(device))
     return not wrong

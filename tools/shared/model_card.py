@@ -3,11 +3,7 @@
 import json
 import math
 import re
-from contextlib import suppress
-from pathlib import Path
 
-from engine.common.files import read_json
-from engine.text.preparation import DATA, SPLITS
 from engine.weights import checkpoint
 
 SIZES = "batch_size", "gradient_accumulation_steps", "block_size"
@@ -67,24 +63,21 @@ def read_facts(folder, name):
 
     name: what the user called it. No path is in it: it would tell strangers about this machine.
     """
-    if not (folder / "manifest.json").exists():
+    if not checkpoint.is_ours(folder):
         return {"converted_from": without_path(name)}
     config = checkpoint.load_config(folder)
     training = config["training"]
-    dataset = training.get("dataset", "")
+    sizes = [training.get(name) for name in SIZES]
+    names = [*SETTINGS, *(LORA if config["lora"] else ())]
     facts = {
-        "dataset": without_path(dataset),
-        "dataset_tokens": count_tokens(dataset, config["data"]),
+        "dataset": without_path(training.get("dataset", "")),
         "dataset_sha256": config["data"],
         "began_from": without_path(training.get("init_from", "")),
         "steps": config["step"],
+        "tokens_seen": None if None in sizes else config["step"] * math.prod(sizes),
+        **losses(folder, config),
+        "settings": {name: training[name] for name in names if name in training},
     }
-    sizes = [training.get(name) for name in SIZES]
-    if all(isinstance(size, int) for size in sizes):
-        facts["tokens_seen"] = config["step"] * math.prod(sizes)
-    facts |= losses(folder, config)
-    names = [*SETTINGS, *(LORA if config["lora"] else ())]
-    facts["settings"] = {name: training[name] for name in names if name in training}
     return {name: value for name, value in facts.items() if value is not None}
 
 
@@ -92,15 +85,6 @@ def without_path(name):
     """Return a name as it is, such as gpt2 or owner/name, but of a path only its last part."""
     published = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", str(name))
     return name if published else re.split(r"[/\\]", str(name))[-1]
-
-
-def count_tokens(dataset, hashes):
-    """Return the tokens of a dataset's splits; None if it is not here as it was in training."""
-    for folder in (DATA / str(dataset), Path(str(dataset))):
-        with suppress(OSError, ValueError, LookupError, TypeError):
-            meta = read_json(folder / "meta.json")
-            if hashes == {split: meta[split]["sha256"] for split in SPLITS}:
-                return {split: meta[split]["tokens"] for split in SPLITS}
 
 
 def losses(folder, config):

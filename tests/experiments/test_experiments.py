@@ -1,0 +1,169 @@
+"""Each experiment once, small: it runs, draws its picture, and finds what its text says."""
+
+import importlib
+import random
+
+import pytest
+
+from experiments.shared import grammar, labelled
+
+PAIRS = grammar.pairs(400, 0)
+# In these, the noun is told by the verb.
+SAID = {"socket": "hears", "widget": "draws", "mailbox": "keeps"}
+TOLD = [f"the {noun} {verb} {n} things" for noun, verb in SAID.items() for n in "abcdefgh"]
+
+
+def made_sentences():
+    """Senseless sentences: 400 about nothing, 60 about topics, 60 that return these, 20 others."""
+    chance = random.Random(0)
+    words = ["".join(chance.choices("aeioubdgklmnprst", k=6)) for _ in range(150)]
+    topics = ["widget", "socket"] * 30
+    endings = [""] * 400 + topics + [f"returns {word}" for word in topics] + ["returned"] * 20
+    return [" ".join([*chance.sample(words, 6), ending]) for ending in endings]
+
+
+TOPICS = {"windows": "widget", "network": "socket"}
+SMALL = {  # settings; what is replaced
+    "blanks": (
+        {"steps": 100},
+        {"shared.grammar.pairs": lambda *_: PAIRS, "shared.labelled.docstrings": lambda: 3 * TOLD},
+    ),
+    "convolution": ({"steps": 30}, {"convolution.SIZES": [50, 100]}),
+    "distance": (
+        {"steps": 60},
+        {
+            "distance.DISTANCES": [1, 32],
+            "distance.TRAINED_ALONE": [32],
+            "distance.NAMES": ["tanh RNN", "attention"],
+        },
+    ),
+    "documents": (
+        {"steps": 60},
+        {
+            "documents.DOCUMENTS": 400,
+            "shared.labelled.docstrings": made_sentences,
+            "shared.labelled.TOPICS": TOPICS,
+        },
+    ),
+    "efficient": (
+        {"steps": 1},
+        {
+            "efficient.LENGTHS": [256, 512, 1024, 2048, 4096],
+            "shared.trials.seconds_alone": lambda call: 0.001,  # no test can rely on time
+            "shared.trials.text_loss": lambda *_: 2.5,
+        },
+    ),
+    "images": ({"steps": 60}, {}),
+    "induction": ({"steps": 270}, {}),
+    "parallel": ({}, {"parallel.LENGTHS": {("GRU", "attention"): [8], ("additive", "dot"): [64]}}),
+    "positions": ({"steps": 80}, {"positions.T": 16}),
+    "pronouns": ({"steps": 300}, {}),
+    "questions": ({"steps": 80}, {}),
+    "recall": (
+        {"steps": 70},
+        {"recall.PAIRS": [4, 8, 16], "recall.TIMED": [4, 8, 16], "recall.KEYS": 32},
+    ),
+    "retrieval": ({"steps": 80}, {}),
+    "routing": (
+        {"steps": 40},
+        {"routing.time_interleaved": lambda steps, *_: [[1.0] * len(steps)]},
+    ),
+    "scaling": ({"steps": 2}, {"scaling.SIZES": (128,)}),
+    "senses": ({"steps": 100}, {}),
+    "values": ({"steps": 8}, {}),
+}
+SLOW = """
+blanks convolution documents efficient images induction positions pronouns questions recall
+retrieval
+""".split()
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
+# experiment, number of its table: what is larger > what is smaller. A cell is: row | column.
+CLAIMS = """
+blanks 1:       commonest word | loss > 2 > looks back | loss > 0.7 > sees both sides | loss
+blanks 1:       fits both neighbours | right > follows the word before | right > 0.5
+blanks 2:       counts of words | right > 0.99
+convolution 0:  convolutions, changed images | 100 > vision transformer, changed images | 100
+distance 0:     attention | 32 > -2 > -7 > tanh RNN | 32
+distance 1:     attention | 32 > -1 > -4 > tanh RNN | 32
+distance 3:     attention | 32 > 0.8 > 0.3 > tanh RNN | 32
+documents 0:    hierarchical attention, GRUs | test accuracy > average of sentences | test accuracy
+documents 0:    hierarchical attention, GRUs | test accuracy > naive Bayes on counts | test accuracy
+documents 0:    hierarchical attention, GRUs | largest weight on the carrying sentence > 0.3
+efficient 0:    masked_fill | MB ~ n^ > 1.9 > 1.3 > linear | MB ~ n^ > tiled | MB ~ n^
+efficient 0:    fused | pairs ~ n^ > 1.9 > strided, as a mask | pairs ~ n^ > 1.3
+efficient 0:    1.1 > sliding window, 64 | pairs ~ n^ > 0.9
+images 0:       support vector machine | test accuracy > 0.97 > vision transformer | test accuracy
+images 1:       has one vector, their mean | left or right > 0.7
+induction 0:    1 | loss, again > 1.5 > 2 | loss, again
+induction 0:    1 | loss, new tokens > 3
+induction 0:    2 | runs with an induction head > 0.5 > 1 | runs with an induction head
+parallel 4:     additive | 64 > 3 > 0.2 > dot | 64
+positions 0:    causal | largest difference > 0.1 > 1e-12 > full | largest difference
+positions 1:    none | up to T=16 > alibi | up to T=16 > rope | up to T=16
+positions 1:    rope | to 8T > alibi | to 8T
+pronouns 0:     gpt | right > 0.9 > transformer | right > 0.6
+pronouns 1:     gpt | referent, best head > gpt | other, best head
+pronouns 1:     transformer | referent, best head > transformer | other, best head
+pronouns 5:     gpt | subject, best head > 0.5 > gpt | object, best head
+questions 0:    question and image | all > 0.6 > 0.55 > question alone | all > 0.4
+questions 0:    0.55 > image alone | all > 0.4
+recall 0:       softmax | 16 pairs > 0.95 > 0.5 > linear | 16 pairs
+recall 0:       0.9 > sliding_window:32 | 16 pairs
+retrieval 0:    contrastive pair | digit of an image > 0.5 > a guess | digit of an image
+retrieval 0:    contrastive pair | caption of an image > 0.3 > a guess | caption of an image
+routing 0:      routed, not balanced | ask the most asked expert > 0.5
+routing 0:      0.5 > routed | ask the most asked expert > 0.25
+routing 0:      0.27 > routed | MFLOP of a token > dense | MFLOP of a token
+routing 0:      routed | parameters > dense, as large as all experts | parameters
+scaling 0:      512 | variance, dot > 460 > 1.1 > 512 | variance, scaled_dot > 0.9
+scaling 0:      512 | entropy, scaled_dot > 5.2 > 0.5 > 512 | entropy, dot
+scaling 0:      4 | slope, dot > 4 | slope, scaled_dot
+scaling 0:      512 | slope, scaled_dot > 512 | slope, dot
+scaling 1:      scaled_dot | entropy before training (bits) > 5 > 2
+scaling 1:      2 > dot | entropy before training (bits)
+senses 0:       MLP 2 | accuracy, unseen verb > 0.9 > embedding | accuracy, unseen verb
+senses 0:       0.51 > embedding | accuracy, unseen verb > 0.49
+senses 2:       0.6 > MLP 2 | accuracy, unseen verb
+values 0:       K and V | validation loss > 2
+values 0:       131073 > K and V | parameters > 131071 > K = V, fewer parameters | parameters
+values 0:       131073 > V half as wide | parameters > 131071
+values 0:       131073 > K = V | parameters > 131071
+"""
+
+
+def cell(rows, text):
+    """Return the number in a cell, without its error."""
+    row, _, column = text.partition(" | ")
+    if not column:
+        return float(text)
+    found, *_ = [each for each in rows if row in map(str, each.values())]
+    return float(str(found[column]).split()[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_claims(name, small_experiment, monkeypatch):
+    """Catches an experiment that fails, has no picture, or does not find what it is about."""
+    pytest.importorskip("sklearn")
+    settings, replaced = SMALL[name]
+    for target, value in replaced.items():
+        monkeypatch.setattr(f"experiments.{target}", value)
+    report = small_experiment(importlib.import_module(f"experiments.{name}"), **settings)
+    tables = [*report["tables"].values()]
+    claims = [claim.split(": ") for claim in CLAIMS.splitlines() if claim.startswith(f"{name} ")]
+    for where, claim in claims:
+        rows = tables[int(where.split()[1])]
+        sizes = [cell(rows, text.strip()) for text in claim.split(" > ")]
+        assert sizes == sorted(sizes, reverse=True) and len({*sizes}) == len(sizes), (claim, sizes)
+
+
+def test_documents(monkeypatch):
+    """Catches known sentences in the test, a second sentence that counts, a wrong label."""
+    monkeypatch.setattr(labelled, "TOPICS", TOPICS)
+    train, test = labelled.compose(made_sentences(), 80, 0)
+    assert len(train) == 80 and len(test) == 20
+    known, unknown = ({s for document, *_ in part for s in document} for part in (train, test))
+    assert not known & unknown
+    for document, label, place in train + test:
+        about = [n for n, text in enumerate(document) if {"widget", "socket"} & {*text.split()}]
+        assert [n for n in about if "returns" in document[n]] == [place]
+        assert [n for n in about if TOPICS[label] in document[n]] == [place]

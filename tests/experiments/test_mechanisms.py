@@ -1,0 +1,80 @@
+"""Attention and layers that single experiments define."""
+
+import pytest
+import torch
+
+from attention import full, masked_fill
+from experiments import efficient, parallel, routing, values
+from experiments.shared.chosen import chosen
+from masks import sliding_window
+
+
+def test_paths_written_out_here():
+    """Catches columns in the wrong order, other keys than strided's, projections of features."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 512, 8, dtype=torch.float64, generator=random)
+    S = efficient.stride(512)
+    local, columns = efficient.two_heads(q, k, v)
+    torch.testing.assert_close(local, masked_fill(q, k, v, sliding_window(S)))
+    right = masked_fill(q, k, v, lambda i, j: (j <= i) & ((i - j) % S == 0))
+    torch.testing.assert_close(columns, right)
+    identity = torch.eye(512, dtype=torch.float64)
+    mixed = efficient.linformer(q, k, v, identity, identity)
+    torch.testing.assert_close(mixed, masked_fill(q, k, v, full))
+
+
+def test_the_best_keys_are_chosen(monkeypatch):
+    """Catches the worst keys, those of the future, scores of other pairs, rows in another order."""
+    random = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 300, 8, dtype=torch.float64, generator=random)
+    monkeypatch.setattr(torch, "randn", lambda *shape, generator: torch.eye(8))
+    scores = (q @ k.mT).masked_fill(torch.ones(300, 300).triu(1) > 0, -torch.inf)
+    best = scores >= scores.topk(5).values[..., -1:]
+    right = torch.softmax((scores / 8**0.5).masked_fill(~best, -torch.inf), -1) @ v
+    torch.testing.assert_close(chosen(q, k, v, keys=5), right)
+
+
+def test_equal_weights():
+    """Catches a layer that is slower because it is larger."""
+    for name in parallel.LAYERS:
+        matrices = [p for p in parallel.new_layer(name).parameters() if p.dim() == 2]
+        assert sum(p.numel() for p in matrices) == 6 * parallel.WIDTH**2
+
+
+def test_values_that_are_keys():
+    """Catches a third matrix behind the name."""
+    q, k, v = values.OneMatrix(8, 16, bias=False)(torch.randn(2, 3, 8)).chunk(3, dim=-1)
+    assert torch.equal(k, v) and not torch.equal(q, k)
+
+
+def routed(kind="routed"):
+    torch.manual_seed(0)
+    model, (mlp, _) = routing.new_model(kind)
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    return mlp.double()
+
+
+def test_experts_that_are_asked():
+    """Catches an expert that was not chosen, weights that do not add up to 1, mixed up rows."""
+    mlp = routed()
+    x = torch.randn(2, 9, routing.WIDTH, dtype=torch.float64)
+    y = mlp(x)
+    for row, place in [(0, 0), (1, 4), (1, 8)]:
+        token = x[row, place]
+        scores, asked = (mlp.keys @ token).topk(routing.CHOSEN)
+        answers = torch.stack([mlp.experts[n](token) for n in asked])
+        assert torch.allclose(y[row, place], scores.softmax(0) @ answers, atol=1e-12)
+    y.sum().backward()
+    assert mlp.keys.grad.any() and not routed("routed by random keys").keys.requires_grad
+
+
+def test_the_balancing_loss():
+    """Catches a balancing loss that is not 1 for equal loads and 4 where two experts have all."""
+    mlp = routed()
+    tokens = torch.eye(routing.EXPERTS, routing.WIDTH, dtype=torch.float64)
+    mlp.keys.data = 10 * tokens
+    mlp((tokens + tokens.roll(1, 0))[None])  # two tokens ask each expert
+    assert mlp.balance_loss.item() == pytest.approx(1)
+    mlp(tokens[:1].expand(1, 5, -1) + 0.5 * tokens[1])  # all ask the same two
+    assert mlp.balance_loss.item() > routing.EXPERTS / routing.CHOSEN * 0.99
