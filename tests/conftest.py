@@ -71,15 +71,6 @@ def gpt2_files(monkeypatch):
 
 
 @pytest.fixture
-def tiny_shakespeare():
-    """The path of tiny Shakespeare."""
-    path = SHARED / "tinyshakespeare" / "input.txt"
-    if not path.exists():
-        pytest.skip("needs ../shared/data/tinyshakespeare/input.txt")
-    return path
-
-
-@pytest.fixture
 def poem(tmp_path):
     """A dataset of a few thousand characters, as the folder to give to --dataset."""
     dataset.write_dataset(tmp_path / "poem", [POEM * 30], "char", "a poem")

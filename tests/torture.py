@@ -27,17 +27,20 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 WORK = Path(tempfile.mkdtemp(prefix="torture-"))
 os.environ |= {"HF_HOME": str(WORK / "hub"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
+from engine.text import preparation  # noqa: E402
+
+# Before conftest's server is forked: prepare.py writes there.
+CASE = preparation.DATA = WORK / "case"
+
 import matplotlib.pyplot  # noqa: E402, F401
 import pyarrow.parquet  # noqa: E402, F401  (here, or each fork would take seconds for it)
 from conftest import POEM, exit_code, forked, losses, read_back, same_weights, text_file  # noqa: E402
 
 from engine.common.files import sha256_of_file  # noqa: E402
-from engine.text import preparation  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 
 SECONDS = 30
 MEMORY = 6 * 2**30  # of addresses, of which a process that has imported torch has a third
-CASE = preparation.DATA = WORK / "case"
 WHOLE = WORK / "whole"  # what undisturbed programs make
 LATER = WORK / "later"  # and the run that has gone on
 MARK = WORK / "executed"

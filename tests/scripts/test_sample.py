@@ -187,20 +187,10 @@ def test_prompts_from_files_and_pipes(trained, tmp_path):
     assert "tokens/s" in result.stderr and "tokens/s" not in result.stdout
 
 
-def test_a_conversation(trained):
-    """Catches turns that are forgotten, a bad line that ends it, and no end with its input."""
-    flags = ["--interactive=True", "--temperature=0", "--stop=\n"]
-    command = ["sample.py", f"--out_dir={trained}", "--max_new_tokens=28", *flags]
-    turns = ["Tyger Tyger, burning bright,", "ß", "What immortal hand or eye,"]
-    result = run_here(*command, typed="\n".join(turns) + "\nCould frame" * 6)
-    assert result.returncode == 0 and "Traceback" not in result.stderr, result.stderr
-    lines = result.stdout.splitlines()
-    assert lines[:2] == ["In the forests of the night;", "Could frame thy symmetry?"]
-    assert len(lines) == 9 and "U+00DF" in result.stderr and "tokens/s" in result.stderr
-
-
 def test_a_conversation_is_read_once(written, monkeypatch):
-    """Catches turns that are read again, and an interrupted answer that takes the next with it."""
+    """Catches turns that are forgotten or read again, a bad line that ends the conversation, no end
+    with its input, and an interrupted answer that takes the next with it.
+    """
     reads = []
     hidden = GPT.hidden
     interrupted = None
@@ -211,15 +201,17 @@ def test_a_conversation_is_read_once(written, monkeypatch):
             raise KeyboardInterrupt
         return hidden(self, idx, *rest)
 
-    def converse():
-        monkeypatch.setattr("sys.stdin", io.StringIO("Ty\nIn\nWhat\n"))
-        written(interactive=True, temperature=0.0, max_new_tokens=4)
+    def converse(*lines, **changes):
+        monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+        return written(interactive=True, temperature=0.0, **changes)
 
+    told = converse("Tyger Tyger, burning bright,", "What immortal hand or eye,", stop=("\n",))
+    assert told.splitlines()[:2] == ["In the forests of the night;", "Could frame thy symmetry?"]
     monkeypatch.setattr(GPT, "hidden", counted)
-    converse()
+    converse("Ty", "ß", "In", "What", max_new_tokens=4)
     assert sum(reads) == (3 + 4) + (3 + 4) + (5 + 4) - 1  # the last token of all is never read
     interrupted = len(reads) + 6
-    converse()
+    converse("Ty", "In", "What", max_new_tokens=4)
     # One token of the second answer stays, and all is read anew.
     assert reads[interrupted:] == [(3 + 4) + (3 + 1) + 5, 1, 1, 1]
 

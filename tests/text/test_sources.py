@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import runpy
 import signal
 import sys
@@ -201,13 +202,10 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
         raise ConnectionError("no route to host\nmore about it")
 
     monkeypatch.setattr(datasets, "load_dataset", no_route)
-    remedy = "cannot prepare someone/something .*no route.*data/text/prepare.py"
-    with pytest.raises(ValueError, match=remedy):
-        next(sources.read_hub("someone/something"))
-    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(SystemExit):
         prepare_hub("x")
-    assert 'needs the library datasets: pip install -e ".[data]"' in capsys.readouterr().err
+    remedy = "cannot prepare someone/something .*no route.*data/text/prepare.py"
+    assert re.search(remedy, capsys.readouterr().err)
     assert not [*tmp_path.glob("x/[!.]*")]
 
 
