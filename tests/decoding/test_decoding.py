@@ -60,15 +60,6 @@ def test_a_batch_of_any_prompts_equals_each_alone(shape, lengths):
             close(alone_logits[:, 0], logits[:, n])
 
 
-def test_a_window_beside_padding():
-    """Catches padding that is counted from the first position that a windowed cache has kept."""
-    model = random_model(**MODERN | dict(block_size=400, window=5))
-    prompts = random_prompts(3, 90, 200)
-    _, logits = write(model, prompts, 60)
-    for n, prompt in enumerate(prompts):
-        close(write(model, [prompt], 60, [n])[1][:, 0], logits[:, n])
-
-
 def test_linear_attention():
     """Catches a sum that padding has been added to."""
     with pytest.raises(ValueError, match="one length"):

@@ -72,24 +72,20 @@ def test_a_day(name, download):
     assert not [*download.rglob("*.partial")]
 
 
-def test_another_drive(monkeypatch):
-    """Catches a traceback on Windows, started on another drive than the repository's."""
+def test_paths_of_windows(monkeypatch):
+    """Catches a traceback on another drive than the repository's, and quotes that cmd.exe takes for
+    a part of the name.
+    """
 
     def no_path(path):
         raise ValueError("path is on mount 'C:', start on mount 'D:'")
 
-    with monkeypatch.context() as patch:  # pytest needs relpath too
+    with monkeypatch.context() as patch:  # pytest needs both
         patch.setattr(os.path, "relpath", no_path)
-        found = files.shell_path("train.py")
-    assert found == files.shell_quote(ROOT / "train.py")
-
-
-def test_a_hint_for_cmd(monkeypatch):
-    """Catches quotes that cmd.exe takes for a part of the name."""
-    with monkeypatch.context() as patch:  # pathlib cannot work under this name
+        there = files.shell_path("train.py")
         patch.setattr(os, "name", "nt")
-        found = files.shell_quote(r"out\run"), files.shell_quote("my run")
-    assert found == (r"out\run", '"my run"')
+        quoted = files.shell_quote(r"out\run", "my run")
+    assert there == str(ROOT / "train.py") and quoted == r'out\run "my run"'
 
 
 def test_what_a_learner_prints(tmp_path, monkeypatch):

@@ -41,6 +41,7 @@ from masks import (
     full,
     local_global,
     positions,
+    predicate,
     present,
     same_document,
     sliding_window,
@@ -297,35 +298,38 @@ def test_cache_refuses_what_does_not_fit():
 
 
 @pytest.mark.parametrize("visible", ["full", "causal"])
-def test_values_of_another_width(visible):
-    """Catches values cut at the width of keys, also in the cache, and an encoder with a mask."""
-    layer = SelfAttention(12, 3, visible=visible, value_size=5).double()
+@pytest.mark.parametrize("value_size", [None, 5])
+def test_layers(visible, value_size):
+    """Catches values cut at the width of keys, also in the cache, an encoder with a mask, and cross
+    attention that is another function.
+    """
+    layer = SelfAttention(12, 3, visible=visible, value_size=value_size).double()
     x = torch.randn(2, 6, 12, dtype=torch.float64)
-    parts = layer.c_attn(x).split([12, 12, 15], dim=2)
-    q, k, v = (part.unflatten(2, (3, -1)).transpose(1, 2) for part in parts)
-    y = naive(q, k, v, full if visible == "full" else causal)
-    want = layer.c_proj(y.transpose(1, 2).flatten(2))
-    assert_same([layer(x)], [want])
-    if visible == "full":
-        with pytest.raises(ValueError, match="there is no cache"):
-            layer.new_cache(2, 6)
+    q, k, v = layer.c_attn(x).split(layer.c_attn.parts, dim=2)
+    q, k, v = (part.unflatten(2, (3, -1)).transpose(1, 2) for part in (q, k, v))
+    y = naive(q, k, v, predicate(visible)).transpose(1, 2)
+    assert_same([layer(x)], [layer.c_proj(y.flatten(2))])
+    if visible == "causal":
+        cache = layer.new_cache(2, 6)
+        chunks = [layer(part, cache=cache) for part in x.split([3, 1, 2], dim=1)]
+        assert_same([torch.cat(chunks, dim=1)], [layer(x)])
         return
-    cache = layer.new_cache(2, 6)
-    chunks = [layer(part, cache=cache) for part in x.split([3, 1, 2], dim=1)]
-    assert_same([torch.cat(chunks, dim=1)], [want])
+    with pytest.raises(ValueError, match="there is no cache"):
+        layer.new_cache(2, 6)
+    cross = CrossAttention(12, 3, value_size=value_size).double()
+    weights = layer.c_attn.weight.data
+    cross.c_q.weight.data, cross.c_kv.weight.data = weights.split([12, len(weights) - 12])
+    cross.c_proj = layer.c_proj
+    assert_same([cross(x, x)], [layer(x)])
 
 
-@pytest.mark.parametrize("value_size", [None, 7])
-def test_cross_attention(value_size):
+def test_cross_attention():
     """Catches a lost query, another result of cached keys, and padding that is looked at."""
-    layer = CrossAttention(12, 3, value_size=value_size).double()
+    layer = CrossAttention(12, 3).double()
     x = torch.randn(2, 9, 12, dtype=torch.float64)
     memory = torch.randn(2, 6, 12, dtype=torch.float64)
-    k, v = layer.project(memory)
-    q = layer.c_q(x).unflatten(2, (3, 4)).transpose(1, 2)
-    y = naive(q, k, v, full)
-    want = layer.c_proj(y.transpose(1, 2).flatten(2))
-    assert_same([layer(x, memory), layer(x, (k, v))], [want, want])
+    want = layer(x, memory)
+    assert_same([layer(x[:, 4:], layer.project(memory))], [want[:, 4:]])
     real = torch.tensor([[True] * 4 + [False] * 2, [True] * 6])
     y = layer(x, memory, both(full, present(real)))
     assert_same([y[:1], y[1:]], [layer(x[:1], memory[:1, :4]), want[1:]])
