@@ -39,9 +39,9 @@ F_STRING_END = getattr(tokenize, "FSTRING_END", None)
 # What a reader reads, in Python's tokens without comments and docstrings. A budget is raised only
 # together with a sentence here on what was added, and why no library has it.
 #
-# core: it has conversations and questions to fine-tune on, which users ask for most; models as others
-# publish them, of which libraries read the files and compute nothing (families.py); values of
-# another width, encoders without a mask and the score `mlp`, which the lectures have.
+# core: it has conversations and questions to fine-tune on, which users ask for most; models as
+# others publish them, of which libraries read the files and compute nothing (families.py); values
+# of another width, encoders without a mask and the score `mlp`, which the lectures have.
 # tools: the worked examples of the lectures (worked.py), a translator, whether a machine computes
 # attention right (machine_check.py), the model in the page (live.py), the model card, and what only
 # looks and measures: pictures, tables, the machine's report, answers after a training.
