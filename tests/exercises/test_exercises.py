@@ -81,13 +81,12 @@ def test_what_a_learner_begins_with(name):
     assert len(definition.solution(exercise)[1]) >= 2
     assert len(exercise.MISTAKES) >= 3 and exercise.READ_ON
     text = definition.stub(exercise)
-    assert (
-        re.findall("import (.+)", text) == ["math", "torch"]
-        and "return" not in text.split('"""')[2]
-    )
+    assert re.findall("import (.+)", text) == ["math", "torch"]
+    assert "return" not in text.split('"""')[2]
     found = {}
     exec(text, found)
     assert found["__doc__"] == exercise.__doc__
+    assert found.keys() > definition.functions(exercise).keys()
     with pytest.raises(NotImplementedError):
         [*cases.outcomes(types.SimpleNamespace(**found), exercise)]
 
@@ -194,13 +193,6 @@ def test_a_function_that_calls_a_wrong_one():
     assert names(lines) == ["causal: a token cannot see itself"]
 
 
-def one_more(x, index):
-    """x with other numbers in a head or a row."""
-    y = x.clone()
-    y[index] += 1
-    return y
-
-
 def sinusoidal(T, C):
     return definition.load("positions").sinusoidal(T, C) + torch.arange(T).sign()[:, None]
 
@@ -211,7 +203,7 @@ def sinusoidal(T, C):
         ("scores", lambda q, k: scores(q, k.detach()), "right, the gradient of k: 4 of 4 numbers"),
         (
             "scores",
-            lambda q, k: one_more(scores(q, k), (slice(None), slice(1, 2))),
+            lambda q, k: scores(q, k) + (torch.arange(q.shape[1]) == 1)[:, None, None],
             "Tq=4, Tk=9, D=6, result: all wrong numbers are in head 1.",
         ),
         (
@@ -307,8 +299,7 @@ def test_mistakes_that_easy_inputs_do_not_show(name, right, wrong, monkeypatch):
     """Catches cases in which queries are the last ones, windows are 2, or scores are small."""
     exercise = definition.load(name)
     monkeypatch.setitem(exercise.MISTAKES, "hard", {right: wrong})
-    got = diagnosis.expected_outcomes(exercise, "hard")
-    assert got and diagnosis.diagnose(exercise, got)
+    assert diagnosis.diagnose(exercise, diagnosis.expected_outcomes(exercise, "hard"))
 
 
 def test_changed_arguments():
@@ -411,32 +402,35 @@ def test_interrupted(tmp_path):
 # ---- The command
 
 
-def command(folder, *arguments):
-    return run_here("-m", "exercises", *arguments, "--folder", folder)
-
-
-def test_the_command(forks, tmp_path):
-    """Catches a stub that is not copied, or copied over what was written; and a forgotten hint."""
+def test_the_command(tmp_path):
+    """Catches a stub that is not copied, or copied over what was written; a forgotten hint; and an
+    unknown name or number that becomes a traceback.
+    """
     my = tmp_path / "my"
-    listed = command(my)
+
+    def command(*arguments, body=None):
+        if body:
+            learners_file(my, f"return {body}")
+        return run_here("-m", "exercises", *arguments, "--folder", my)
+
+    listed = command()
     assert len(listed.stdout.splitlines()) == len(ORDER) + 2 and "exercises 1\n" in listed.stdout
-    first = command(my, "scores").stdout
+    first = command("scores").stdout
     assert "how alike are a query and a key" in first and "it is still to be written" in first
     assert (my / "scores.py").read_text() == definition.stub(definition.load("scores"))
-    learners_file(my, "return q @ k.mT / q.shape[-1]")
-    wrong = command(my, "2")
+    wrong = command("2", body="q @ k.mT / q.shape[-1]")
     assert wrong.returncode == 1 and "  q          [[[[1., 0.]" in wrong.stdout
     assert "  the products are divided by D, not by √D" in wrong.stdout
     assert "no_such_name" in (my / "scores.py").read_text()
-    hints = [command(my, "2", "--hint").stdout for _ in range(3)]
+    hints = [command("2", "--hint").stdout for _ in range(3)]
     assert [text.count("hint ") for text in hints] == [1, 2, 2]
-    learners_file(my, "return q @ k.mT / q.shape[-1] ** 0.5")
-    solved = command(my, "2")
+    solved = command("2", body="q @ k.mT / q.shape[-1] ** 0.5")
     assert solved.returncode == 0 and "Right, in all 3 cases." in solved.stdout
     assert "| yours " in solved.stdout and "Read on: " in solved.stdout
-    learners_file(my, "return q @ k.mT + q.mean()")
-    assert "D=6, text 0 gets other numbers" in command(my, "2").stdout
-    assert "✓ Scores" in command(my).stdout, "solved once, it stays solved"
+    assert "D=6, text 0 gets other numbers" in command("2", body="q @ k.mT + q.mean()").stdout
+    assert "✓ Scores" in command().stdout, "solved once, it stays solved"
+    line = complaint(command("99"))
+    assert "'99' is unknown; choose from 1, 2, 3" in line and "15, masks, scores" in line
 
 
 def test_costs_beside_the_paths():
@@ -445,12 +439,6 @@ def test_costs_beside_the_paths():
     costs = worker.costs(exercise, exercise)
     assert [row[""] for row in costs] == ["yours", "naive", "masked_fill", "tiled", "fused"]
     assert all(row["time"].endswith(" ms") and row["memory"].endswith(" kB") for row in costs)
-
-
-def test_no_such_exercise(tmp_path):
-    """Catches an unknown name or number that becomes a traceback."""
-    line = complaint(command(tmp_path, "99"))
-    assert "'99' is unknown; choose from 1, 2, 3" in line and "15, masks, scores" in line
 
 
 def test_a_course(tmp_path):

@@ -34,42 +34,34 @@ DAY = [
 ]
 
 
-@pytest.fixture
-def download(tmp_path):
-    """A copy of the repository, in a folder whose name needs quotes."""
-    copy = tmp_path / "Füße's folder"
-    copy.mkdir()
-    for path in ROOT.iterdir():
-        if path.suffix in (".py", ".md"):
-            shutil.copy(path, copy)
-    for name in "config data engine exercises experiments tools".split():
-        ignored = shutil.ignore_patterns("__pycache__", "*.bin", "*.json", "*.png")
-        shutil.copytree(ROOT / name, copy / name, ignore=ignored)
-    return copy
-
-
 @pytest.mark.parametrize("name", ["windows", pytest.param("arm", marks=pytest.mark.slow)])
-def test_a_day(name, download):
+def test_a_day(name, tmp_path):
     """Catches a script that needs what only Linux has, or a character that the output cannot show;
     and a file that is replaced while it is open.
     """
     python = [sys.executable]
-    if name == "arm":
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    if name == "windows":
+        environment |= WINDOWS
+    else:
         python = shlex.split(os.environ.get("ARM_PYTHON", ""))
         if not python:
             pytest.skip("needs ARM_PYTHON, the command of a Python for aarch64, as qemu runs it")
+    copy = tmp_path / "Füße's folder"  # a name that needs quotes
+    ignored = shutil.ignore_patterns("__pycache__", "*.bin", "*.json", "*.png", ".*", "out*")
+    shutil.copytree(ROOT, copy, ignore=ignored)
     day = subprocess.run(
         [*python, HERE / "day.py", *DAY],
-        cwd=download,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""} | (WINDOWS if name == "windows" else {}),
+        cwd=copy,
+        env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="cp1252" if name == "windows" else "utf-8",
     )
     assert day.returncode == 0, day.stderr
     assert "all agree" in day.stdout
-    assert [path.name for path in (download / "out").glob("step_*")] == ["step_000020"]
-    assert not [*download.rglob("*.partial")]
+    assert [path.name for path in (copy / "out").glob("step_*")] == ["step_000020"]
+    assert not [*copy.rglob("*.partial")]
 
 
 def test_paths_of_windows(monkeypatch):

@@ -9,7 +9,6 @@ import asyncio  # noqa: F401  (these look at import time for what goes away)
 import builtins
 import concurrent.futures.process  # noqa: F401
 import errno
-import fcntl
 import io
 import logging  # noqa: F401
 import multiprocessing
@@ -22,7 +21,6 @@ import subprocess  # noqa: F401
 import sys
 import tempfile  # noqa: F401
 import threading  # noqa: F401
-import types
 
 multiprocessing.set_start_method("spawn")
 MISSING = (
@@ -35,14 +33,6 @@ for name in "SIGUSR1 SIGUSR2 SIGHUP SIGALRM SIGPIPE SIGKILL SIGTSTP SIGCHLD".spl
     delattr(signal, name)
 
 
-def locking(descriptor, mode, nbytes):
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise PermissionError(errno.EACCES, "Permission denied") from None
-
-
-sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
 for name in "fcntl grp pwd readline resource termios".split():
     sys.modules[name] = None  # import raises ImportError
 
