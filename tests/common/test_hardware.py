@@ -180,7 +180,8 @@ def test_idle_cores():
     cores = {"cpu0", "cpu1"}
     begin = time.monotonic()
     before = hardware.idle_seconds(cores)
-    assert before == sum(hardware.idle_seconds({core}) for core in cores)
+    alone = sum(hardware.idle_seconds({core}) for core in cores)
+    assert alone == pytest.approx(before, abs=0.1)  # the system counts on
     assert before < hardware.idle_seconds({"cpu", *cores})
     while time.monotonic() < begin + 0.5:
         pass  # on one of the cores
