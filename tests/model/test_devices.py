@@ -13,11 +13,13 @@ import torchgen
 import yaml
 from conftest import ROOT
 from mechanisms import MECHANISMS, SMALL, NoWaiting
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attention import VISIBLE, both, full, fused, masked_fill, same_document
 from engine.common.settings import parse_settings
+from engine.decoding.quantization import prepare_for_inference
 from engine.decoding.sampling import Sampling, sample_next_token
 from engine.decoding.session import Session, decode_one_token, prefill
 from engine.kernels import autograd
@@ -145,6 +147,31 @@ class OnMac(TorchDispatchMode):
         return y
 
 
+def read_and_sample(model, idx, cache, u):
+    """Read idx (B, T), its last token as decoding does, and sample in two ways."""
+    prefill(model, idx[:, :-1], cache)
+    logits = decode_one_token(model, idx[:, -1:], cache)[:, 0]
+    for settings in dict(top_k=9, top_p=0.9, min_p=0.1, repetition_penalty=1.2), {}:
+        sample_next_token(logits, Sampling(**settings), u, idx)
+
+
+@pytest.mark.skipif(not torch.version.cuda, reason="needs a PyTorch that was built with CUDA")
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_with_fake_tensors(preset, monkeypatch):
+    """Catches two devices in one operation, and an argument that PyTorch's CUDA kernels refuse."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    config = parse_settings(TrainConfig, [str(ROOT / "config" / f"{preset}.toml")])
+    shape = config.model_config(config.vocab_size or 320)
+    with FakeTensorMode(), torch.no_grad():
+        with torch.device("cuda"):
+            model = GPT(shape)
+            idx = torch.zeros(2, shape.block_size, dtype=torch.long)
+        for dtype in torch.float32, torch.bfloat16:
+            prepare_for_inference(model, dtype)
+            model(idx, idx, only_loss=True)
+            read_and_sample(model, idx, model.new_cache(2), torch.rand(2, dtype=torch.float64))
+
+
 @pytest.mark.parametrize(
     "change, optimizer",
     [*((change, "muon") for change in [*SPARSE, dict(attention="linear")]), (OLD, "adamw")],
@@ -166,10 +193,7 @@ def test_training_and_sampling_on_a_mac(change, optimizer, monkeypatch):
         torch.nn.utils.clip_grads_with_norm_(parameters, 1.0, norm)
         steps.step()
         with torch.no_grad():
-            prefill(model, idx[:, :-1], cache)
-            logits = decode_one_token(model, idx[:, -1:], cache)[:, 0]
-            for settings in dict(top_k=9, top_p=0.9, min_p=0.1, repetition_penalty=1.2), {}:
-                sample_next_token(logits, Sampling(**settings), u, idx)
+            read_and_sample(model, idx, cache, u)
 
 
 @pytest.mark.parametrize("change", SPARSE, ids=str)
