@@ -37,13 +37,7 @@ from torch.utils.checkpoint import checkpoint
 
 from engine.common.checks import check_heads, check_shapes, check_standard, choose
 from engine.kernels import sdpa
-from engine.kernels.linear_attention import (
-    LinearState,
-    chunked,
-    featured,
-    normalized,
-    positive_random_features,
-)
+from engine.kernels.linear_attention import LinearState, chunked, featured, normalized
 from masks import (  # noqa: F401  (so that these can be imported from here too)
     VISIBLE,
     after_padding,
@@ -65,6 +59,7 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     sliding_window,
     strided,
 )
+from variants.performer import positive_random_features
 
 # --------------------------------------------------------------------------------------------------
 # Where tokens are: attention by itself ignores order, so positions are written into its inputs.

@@ -223,7 +223,7 @@ def train(config, signals=None):
             step = trainer.step
             trained = step > trainer.first_step
             finished = step >= trainer.last_step  # with eval_only at once
-            stop, save = signals.agree(run.save_is_due())
+            stop = signals.agree()
             evaluate = run.evaluation_is_due()
             log = trained and (evaluate or step % config.log_interval == 0)
 
@@ -235,7 +235,7 @@ def train(config, signals=None):
                 run.log(record)
 
             # Save, before an evaluation, which removes it again if the loss is not finite
-            if evaluate or save or stop:
+            if evaluate or stop or run.save_is_due():
                 run.save(record)
 
             # Evaluate; after a signal to stop, the resumed run does so

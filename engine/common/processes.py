@@ -109,24 +109,22 @@ def destroy_process_group():
 
 
 class Signals:
-    """The signals that reach a run while it trains: to stop, or to save.
+    """The signals that stop a run while it trains.
 
         SIGINT (Ctrl-C), SIGTERM, SIGHUP     finish the step, save, exit with 128 + the number
-        SIGUSR1                              save a checkpoint, and go on
         Ctrl-C a second time                 end at once
 
     So a preempted job loses nothing, if a step and a save take less time than it is given. Slurm
     sends SIGTERM before it kills (`#SBATCH --signal=TERM@120` says how many seconds before).
     torchrun hands SIGTERM on, and kills after 30 seconds. A signal to one of torchrun's processes
-    is for all; SIGUSR1 must be sent to one of them, since torchrun does not hand it on.
+    is for all.
 
-    Since listen(): stop is the number of a signal, or 0; save is a bool.
+    stop: the number of a signal since listen(), or 0.
     """
 
     def __init__(self):
         self.stop = 0
         self.stopped_at = 0.0
-        self.save = False
         # Under torchrun, Ctrl-C arrives twice: from the terminal, and from torchrun.
         self.patience = 1.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.0  # seconds
 
@@ -135,16 +133,14 @@ class Signals:
 
         A signal that is ignored stays so, as under nohup.
         """
-        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"):
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             number = getattr(signal, name, None)  # Windows lacks some
             if number and signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self.note)
         return self
 
     def note(self, number, frame):
-        if number == getattr(signal, "SIGUSR1", None):
-            self.save = True
-        elif not self.stop:
+        if not self.stop:
             self.stop_for(number)
         elif number == signal.SIGINT and time.monotonic() - self.stopped_at >= self.patience:
             raise KeyboardInterrupt
@@ -153,14 +149,9 @@ class Signals:
         self.stop = number
         self.stopped_at = time.monotonic()
 
-    def agree(self, save=False):
-        """Return the signal to stop for, or 0, and whether to save: the same in all processes.
-
-        save: whether this process has another reason to save. A request to save is answered once.
-        """
-        save = save or self.save
-        self.save = False
+    def agree(self):
+        """Return the signal to stop for, or 0: the same in all processes."""
         stop = all_reduce_max(self.stop)
         if stop and not self.stop:
             self.stop_for(stop)
-        return stop, bool(all_reduce_max(int(save)))
+        return stop

@@ -3,10 +3,7 @@
 The sequence is cut into chunks, and a sum is handed from one to the next.
 """
 
-import math
-
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
 
 
@@ -60,39 +57,6 @@ def normalized(y):
     """Weighted sums, divided by the sum of the weights, their last column; zeros if that is 0."""
     total = y[..., -1:]
     return y[..., :-1] / total.clamp_min(torch.finfo(y.dtype).tiny)
-
-
-def positive_random_features(D, count, seed=0):
-    """Performer (Choromanski et al. 2021, arXiv:2009.14794).
-
-    Products of features approach exp(q·k / sqrt(D)) as count grows, for vectors of unit RMS, as
-    qk_norm makes them: for much longer ones most features vanish.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    blocks = []
-    for _ in range(-(-count // D)):
-        blocks.append(torch.randn(D, D, dtype=torch.float64, generator=generator))
-    # Orthogonal directions lower the variance. Without the signs, some would be more likely.
-    Q, R = torch.linalg.qr(torch.stack(blocks))
-    Q = Q * R.diagonal(dim1=1, dim2=2).sign()[:, None]
-    normals = torch.randn(count, D, dtype=torch.float64, generator=generator)
-    lengths = normals.norm(dim=1, keepdim=True)
-    return RandomFeatures(Q.flatten(0, 1)[:count] * lengths)
-
-
-class RandomFeatures(nn.Module):
-    """(..., D) -> (..., count). The directions (count, D) follow a model, but are not saved."""
-
-    def __init__(self, directions):
-        super().__init__()
-        self.register_buffer("directions", directions.float(), persistent=False)
-
-    def forward(self, x):
-        count, D = self.directions.shape
-        x = x / D**0.25
-        exponent = x @ self.directions.T.to(x) - x.square().sum(-1, keepdim=True) / 2
-        # At most exp(35), so that sums stay finite in float32.
-        return exponent.clamp_max(35).exp() / math.sqrt(count)
 
 
 class LinearState:

@@ -6,7 +6,7 @@ from mechanisms import qkv
 
 from attention import FEATURE, CausalSelfAttention, elu1, linear, linear_step
 from engine.kernels.autograd import rms_norm
-from engine.kernels.linear_attention import positive_random_features
+from variants.performer import positive_random_features
 
 
 def test_random_features_estimate_exp():

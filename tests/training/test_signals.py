@@ -14,7 +14,6 @@ from conftest import (
     fit,
     forked,
     losses,
-    metrics,
     newest,
     output_of,
     run_here,
@@ -75,26 +74,6 @@ def test_a_signal_saves_and_ends(tmp_path, name):
     fit(**settings, out_dir=str(out), init_from="resume")
     fit(**settings)
     assert same_weights(out, "out") and losses(out) == losses("out")
-
-
-def test_a_checkpoint_on_demand():
-    """Catches a SIGUSR1 that ends the run, or saves nothing."""
-    with Started(eval_interval=10**6) as process:
-        process.until(lambda: Path("out/metrics.jsonl").exists() and metrics("out"))
-        os.kill(process.pid, signal.SIGUSR1)
-        process.until(lambda: checkpoint.list_checkpoints("out"))
-        assert process.stopped(signal.SIGTERM) == 128 + signal.SIGTERM
-    assert len(checkpoint.list_checkpoints("out")) >= 2
-
-
-def test_a_request_is_answered_once():
-    """Catches a SIGUSR1 after which each step is saved, and one that is forgotten."""
-    signals = Signals()
-    signals.note(signal.SIGUSR1, None)
-    found = [signals.agree(), signals.agree(), signals.agree(save=True)]
-    assert found == [(0, True), (0, False), (0, True)]
-    signals.note(signal.SIGTERM, None)
-    assert signals.agree() == signals.agree() == (signal.SIGTERM, False)
 
 
 def test_a_second_ctrl_c_ends_at_once():
