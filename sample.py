@@ -36,8 +36,6 @@ from model import GPT
 
 @dataclass(kw_only=True)
 class SampleConfig(Sampling):
-    also = {"": "start", "prompt": "start, a text, or prompts, a file of them"}
-
     out_dir: str = "out"
     """The folder that train.py wrote, or one checkpoint in it."""
     checkpoint: str = "latest"

@@ -315,11 +315,6 @@ def describe(trainer, threads):
 
 def build_model(config, data):
     """Return the GPT that config.init_from names, and the state to resume its training, or None."""
-    out_dir = Path(config.out_dir)
-    if (out_dir / "model.safetensors").exists() or out_dir.is_file():
-        raise ValueError(
-            f"out_dir={out_dir} is a checkpoint or a file: give another folder, or the one it is in"
-        )
     saved = None
     if config.init_from == "scratch":
         vocab_size = config.vocab_size or padded_vocab_size(data.tokenizer.vocab_size)
