@@ -9,10 +9,8 @@ the library tokenizers all others.
 """
 
 import contextlib
-import copy
 import itertools
 import json
-import os
 import re
 from pathlib import Path
 
@@ -21,7 +19,6 @@ import numpy as np
 from engine.common.files import read_json
 
 END_OF_TEXT = "<|endoftext|>"
-MAX_VOCAB_SIZE = 2**22
 LEARNED_FROM = 100_000  # documents that bpe:VOCAB learns from, at most
 BYTES = {bytes([n]): n for n in range(256)}
 SPACE = "\u2581"  # as SentencePiece writes it
@@ -48,7 +45,6 @@ class Tokenizer:
 
     end_of_text = None  # the id that separates documents, if there is one
     begin = ()  # the ids with which each text begins, if there are any
-    cut_at_lines = True  # a text may be cut between lines: its pieces have the ids of the whole
     chat = None  # the chat template and the special tokens that it names, if any: see chat.py
 
     def decode(self, tokens):
@@ -191,14 +187,9 @@ class HubTokenizer(Tokenizer):
     that it names, such as "eos_token"}, or None.
     """
 
-    cut_at_lines = False
-
     def __init__(self, content, end_of_text=None, chat=None):
         import tokenizers
 
-        model = content["model"]
-        if model.get("dropout"):
-            raise ValueError("its dropout gives a text other ids each time")
         self.tokenizer_json = content
         self.chat = chat
         self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
@@ -208,26 +199,25 @@ class HubTokenizer(Tokenizer):
         bare = self.encoding.encode("a", add_special_tokens=False).ids
         self.begin = whole[: whole.index(bare[0])] if bare else []
         self.vocab_size = max(self.encoding.get_vocab().values()) + 1
-        if max(whole, default=0) >= self.vocab_size:
-            raise ValueError("its template has ids beyond its vocabulary")
         if isinstance(end_of_text, str):
             end_of_text = self.encoding.token_to_id(end_of_text)
-        known = type(end_of_text) is int and 0 <= end_of_text < self.vocab_size
-        self.end_of_text = end_of_text if known else None
-        decoder = {part["type"]: part for part in components(content.get("decoder"))}
+        # GPT2Config says 50256, whatever the vocabulary.
+        self.end_of_text = end_of_text if end_of_text in range(self.vocab_size) else None
+        decoder = decoder_parts(content)
         for kind, part in decoder.items():
             spaces = part.get("pattern", {"String": SPACE}), part.get("replacement", SPACE)
             if kind not in DECODERS or spaces != ({"String": SPACE}, SPACE):
-                raise ValueError(f"its decoder {part} is not known here")
+                raise ValueError(f"the tokenizer's decoder {part} is not known here")
         self.by_bytes = "ByteLevel" in decoder
         # Its tokens are words, or with a prefix the rest of one.
         self.by_words = not decoder or "WordPiece" in decoder
         self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
         # A BPE drops characters that it has no token for, nor for their bytes, nor for any unknown.
-        tokens = self.encoding.get_vocab().keys()
-        by_fallback = model.get("byte_fallback") and {f"<0x{n:02X}>" for n in range(256)} <= tokens
-        complete = by_fallback or self.by_bytes and set(CHARACTERS) <= tokens
-        self.may_drop = "merges" in model and model.get("unk_token") is None and not complete
+        model = content["model"]
+        all_bytes = self.by_bytes and self.encoding.get_vocab().keys() >= set(CHARACTERS)
+        self.may_drop = "merges" in model and not (
+            all_bytes or model.get("byte_fallback") or model.get("unk_token")
+        )
 
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array, without those that a template adds.
@@ -271,26 +261,14 @@ class HubTokenizer(Tokenizer):
 
 @contextlib.contextmanager
 def library_failures():
-    """A ValueError for what fails in a library written in Rust, which may panic."""
+    """A ValueError for what fails in a library, which others' content can cause in any way."""
     try:
         yield
-    except BaseException as error:  # a panic is no Exception
-        if type(error) is Exception or type(error).__name__ == "PanicException":
-            raise ValueError(f"the tokenizer fails: {str(error)[:80]}") from None
+    except (ValueError, KeyboardInterrupt):
         raise
-
-
-@contextlib.contextmanager
-def without_reports():
-    """Lose what a library written in Rust reports of a panic: it writes to file 2 itself."""
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
+    except BaseException as error:  # a panic, of a library in Rust, is no Exception
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        raise ValueError(f"the tokenizer fails ({reason})") from None
 
 
 def with_special_tokens(tokenizer, texts):
@@ -298,13 +276,13 @@ def with_special_tokens(tokenizer, texts):
 
     ValueError if it cannot have them.
     """
-    content = copy.deepcopy(tokenizer.tokenizer_json)
+    content = tokenizer.tokenizer_json
     missing = [text for text in texts if text not in tokenizer.special_tokens]
     # Not in the vocabulary of the model, which would find them in a text.
-    content["added_tokens"] += map(special_token, missing, itertools.count(tokenizer.vocab_size))
+    further = map(special_token, missing, itertools.count(tokenizer.vocab_size))
     end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
-    found = HubTokenizer(content, end)
-    if found.vocab_size != tokenizer.vocab_size + len(missing) or not found.extends(tokenizer):
+    found = HubTokenizer(content | {"added_tokens": [*content["added_tokens"], *further]}, end)
+    if found.vocab_size != tokenizer.vocab_size + len(missing):
         raise ValueError(f"the tokenizer cannot have {', '.join(missing)} as special tokens")
     return found
 
@@ -318,15 +296,10 @@ def special_token(text, number):
 # ---- The content of tokenizer.json
 
 
-def components(part):
-    """Yield the components, objects, of a part of a tokenizer.json: it is one, a Sequence, None."""
-    if part is None:
-        return
-    if part["type"] != "Sequence":
-        yield part
-    for name in ("normalizers", "pretokenizers", "processors", "decoders"):
-        for inner in part.get(name, []):
-            yield from components(inner)
+def decoder_parts(content):
+    """Return {type: part} of a decoder, which is one part, a Sequence of some, or None."""
+    decoder = content.get("decoder") or {"decoders": []}
+    return {part["type"]: part for part in decoder.get("decoders", [decoder])}
 
 
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -413,10 +386,9 @@ def learned_bpe(texts, vocab_size):
     """
     import tokenizers
 
-    if not 257 <= vocab_size < MAX_VOCAB_SIZE:
+    if vocab_size < 257:
         raise ValueError(
-            f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
-            f"at least 257, and less than {MAX_VOCAB_SIZE:,}"
+            f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned"
         )
     learner = tokenizers.Tokenizer.from_str(json.dumps(byte_level_json(BYTES, {}, PATTERN)))
     # The time that learning takes grows with the square of a word's length.
@@ -447,12 +419,8 @@ FROM_SPEC = {
 
 def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
-    try:
-        with library_failures(), without_reports():
-            return FROM_SPEC[spec["kind"]](spec)
-    except Exception as error:  # what others wrote can cause any
-        reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"not a tokenizer that can be used here: {str(reason)[:200]}") from None
+    with library_failures():
+        return FROM_SPEC[spec["kind"]](spec)
 
 
 def create_tokenizer(name, texts=()):
@@ -473,49 +441,39 @@ def tokenizer_from_folder(folder):
     configs = folder.glob("step_*[0-9]/config.json")
     last_checkpoint = sorted(configs, key=lambda path: int(path.parent.name[5:]))[-1:]
     for path in (*last_checkpoint, folder / "config.json", folder / "lookback.json"):
-        spec = read_json(path).get("tokenizer") if path.exists() else None
-        if spec is not None:
+        if spec := json_in(path).get("tokenizer"):
             return tokenizer_from_spec(spec)
-    if not (folder / "tokenizer.json").exists():
-        if read_json(folder / "config.json").get("model_type") != "gpt2":
-            raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
+    return published_tokenizer(folder)
+
+
+def json_in(path):
+    """Return the object in a JSON file, and {} without the file."""
+    return read_json(path) if path.exists() else {}
+
+
+def published_tokenizer(folder):
+    """Return the tokenizer of a published model: tokenizer.json, and what others say of it."""
+    config = json_in(folder / "config.json")
+    content = json_in(folder / "tokenizer.json")
+    if not content and config.get("model_type") == "gpt2":
         return create_tokenizer("gpt2")
-    content = read_json(folder / "tokenizer.json")
-    spec = {"kind": "tokenizers", "content": content}
-    spec |= {"end_of_text": end_of_text_in(folder), "chat": chat_in(folder)}
-    return tokenizer_from_spec(spec)
-
-
-def end_of_text_in(folder):
-    """Return the token's text, or its id, that ends a text of a published model.
-
-    None if nothing says it.
-    """
-    for name, key in ("tokenizer_config.json", "eos_token"), ("config.json", "eos_token_id"):
-        token = read_json(folder / name).get(key) if (folder / name).exists() else None
-        if isinstance(token, dict):
-            token = token["content"]
-        if isinstance(token, list):
-            token = token[0]  # of several, the first ends a text
-        if token is not None:
-            return token
-
-
-def chat_in(folder):
-    """Return the chat template of a published model, and the special tokens that it names.
-
-    None if it has no template.
-    """
-    path = folder / "tokenizer_config.json"
-    config = read_json(path) if path.exists() else {}
-    chat = {"template": config.get("chat_template")}
-    if (folder / "chat_template.jinja").exists():
-        chat["template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    for name, token in config.items():
+    if not content:
+        raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
+    about = json_in(folder / "tokenizer_config.json")
+    special = {}  # such as eos_token
+    for name, token in about.items():
         text = token.get("content") if isinstance(token, dict) else token
         if name.endswith("_token") and isinstance(text, str):
-            chat[name] = text
-    return chat if isinstance(chat["template"], str) else None
+            special[name] = text
+    end_of_text = special.get("eos_token", config.get("eos_token_id"))
+    if isinstance(end_of_text, list):
+        end_of_text = end_of_text[0]  # of several, the first ends a text
+    template = about.get("chat_template")
+    if (folder / "chat_template.jinja").exists():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    chat = {"template": template, **special} if isinstance(template, str) else None
+    with library_failures():
+        return HubTokenizer(content, end_of_text, chat)
 
 
 def padded_vocab_size(vocab_size):
