@@ -110,8 +110,8 @@ def prepare(settings):
 
     def read():
         for paths, share in (train, val_share), (val, 1):
-            documents = sources.read_files(paths, settings.column)
-            yield from sources.with_splits(documents, share)
+            for text in sources.read_files(paths, settings.column):
+                yield share, text
 
     sources.write_large_dataset(folder, read, settings.tokenizer, source)
 

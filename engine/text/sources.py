@@ -18,11 +18,10 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.common.checks import at_least
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write, sha256_of, shell_path
 from engine.common.settings import parse_settings
-from engine.text.preparation import read_text, token_dtype, write_dataset, write_tokens
+from engine.text.preparation import encode_document, read_text, write_dataset, write_tokens
 from engine.text.tokenizer import create_tokenizer
 
 SECTION = 2**18  # characters of a long text that are one document
@@ -161,35 +160,28 @@ def split_of(text, val_share):
     return "val" if int(digest[:16], 16) < val_share * 2**64 else "train"
 
 
-def with_splits(documents, val_share=VAL_SHARE):
-    """Yield (split, document); val_share of the documents, which are texts, are for validation."""
-    for document in documents:
-        yield split_of(document, val_share), document
-
-
 def start_process(tokenizer):
     global process_tokenizer
     process_tokenizer = tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that started it
 
 
-def encode_document(document):
-    """Return what write_tokens takes of a (split, text), in a process that has been started."""
-    split, text = document
-    ids = process_tokenizer.encode(text).astype(token_dtype(process_tokenizer))
-    return split, ids, len(text), bool(text)
+def encode_in_process(document):
+    """Return what write_tokens takes of a (val_share, text), in a process that was started."""
+    val_share, text = document
+    return encode_document(process_tokenizer, split_of(text, val_share), text)
 
 
 def write_large_dataset(folder, read, tokenizer_name, source, limit=0):
     """Tokenize documents that need not fit into memory.
 
-    read: a function that yields (split, text), from the beginning whenever it is called. limit:
-    stop after this number of tokens; 0: never.
+    read: a function that yields (val_share, text), from the beginning whenever it is called; of
+    such texts, val_share are for validation. limit: stop after this number of tokens; 0: never.
     """
     texts = itertools.chain(["\n"], (text for _, text in read()))
     tokenizer = create_tokenizer(tokenizer_name, texts)
     with multiprocessing.Pool(initializer=start_process, initargs=(tokenizer,)) as pool:
-        encoded = pool.imap(encode_document, read(), chunksize=16)
+        encoded = pool.imap(encode_in_process, read(), chunksize=16)
         write_tokens(folder, tokenizer, {"name": source}, encoded, limit)
 
 
@@ -210,8 +202,7 @@ def download(url, sha256, path):
         with urllib.request.urlopen(url, timeout=30) as response:
             content = response.read()
     except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise ValueError(f"cannot download {url} ({reason}): {remedy}") from None
+        raise ValueError(f"cannot download {url} ({error}): {remedy}") from None
     if sha256_of([content]) != sha256:
         raise ValueError(f"{url} is not the expected file (its sha256 differs): {remedy}")
     atomic_write(path, content)
@@ -242,9 +233,6 @@ class HubSettings:
     tokenizer: str = "gpt2"
     """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), byte, or a model's folder."""
 
-    def __post_init__(self):
-        at_least(0, self, "tokens")
-
 
 @one_line_errors()
 def prepare_hub(folder, name, config=None):
@@ -256,7 +244,7 @@ def prepare_hub(folder, name, config=None):
 
     def read():
         rows = read_hub(name, config, streaming=settings.tokens > 0)
-        return with_splits(read_documents(rows))
+        return ((VAL_SHARE, text) for text in read_documents(rows))
 
     write_large_dataset(folder, read, settings.tokenizer, name, settings.tokens)
 

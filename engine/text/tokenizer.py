@@ -12,6 +12,7 @@ import contextlib
 import itertools
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -101,19 +102,19 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self, characters):
         self.characters = "".join(sorted(set(characters)))
-        self.code_points = code_points(self.characters)
         self.vocab_size = len(self.characters)
+        self.id_of = np.full(sys.maxunicode + 1, -1, np.int32)  # each code point's
+        self.id_of[code_points(self.characters)] = np.arange(self.vocab_size)
 
     def encode(self, text, allow_special=False):
-        """Return the ids of text, an int64 array.
+        """Return the ids of text, an int32 array.
 
         ValueError names the first character that the tokenizer lacks.
         """
         points = code_points(text)
-        ids = np.searchsorted(self.code_points, points)
-        known = np.append(self.code_points, 0)[ids] == points
-        if not known.all():
-            where = int(known.argmin())
+        ids = self.id_of[points]
+        if ids.min(initial=0) < 0:
+            where = int(ids.argmin())
             raise ValueError(
                 f"character {text[where]!r} (U+{points[where]:04X}) at position {where} of "
                 f"{text[:40]!r} is not one of the {self.vocab_size} characters of this "
@@ -282,7 +283,7 @@ def with_special_tokens(tokenizer, texts):
     further = map(special_token, missing, itertools.count(tokenizer.vocab_size))
     end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
     found = HubTokenizer(content | {"added_tokens": [*content["added_tokens"], *further]}, end)
-    if found.vocab_size != tokenizer.vocab_size + len(missing):
+    if found.vocab_size != tokenizer.vocab_size + len(missing) or not found.extends(tokenizer):
         raise ValueError(f"the tokenizer cannot have {', '.join(missing)} as special tokens")
     return found
 

@@ -44,7 +44,7 @@ def jsonl(path, texts, key="text"):
 
 def prepared(folder, paths):
     def read():
-        return sources.with_splits(sources.read_files(paths), 0.2)
+        return ((0.2, text) for text in sources.read_files(paths))
 
     sources.write_large_dataset(folder, read, "byte", "texts")
     return dataset.load_dataset(str(folder), 8)
