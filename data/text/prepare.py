@@ -41,7 +41,7 @@ class Settings:
     """The column or key that holds the text, in parquet and jsonl files."""
 
     def __post_init__(self):
-        if not self.input or Path() in self.input:
+        if not self.input:
             raise ValueError("--input is missing: which file or folder holds your text?")
         preparation.check_name(self.name)
 
@@ -50,20 +50,22 @@ def files_in(path):
     """Return a file, or the files in a folder, at any depth, but hidden ones and links."""
     if not path.is_dir():
         return [path]
-    files = (file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
-    names = sorted(file.relative_to(path) for file in files)
-    return [path / name for name in names if not any(part[0] == "." for part in name.parts)]
+    return [
+        file
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+        and not file.is_symlink()
+        and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    ]
 
 
 def is_text(path):
     """Return whether a file has many documents, or begins with UTF-8 text."""
     if sources.kind_of(path):
         return True
-    with open(path, "rb") as file:
-        beginning = file.read(2**18) + file.readline()
     try:
-        return "\0" not in beginning.decode("utf-8")  # zeros, as in UTF-16
-    except UnicodeDecodeError:
+        return "\0" not in next(sources.read_sections(path), "")  # zeros, as in UTF-16
+    except ValueError:
         return False
 
 
@@ -75,8 +77,6 @@ def find_texts(inputs, flag, known=()):
     found = {}  # by their resolved paths
     skipped = []
     for path in inputs:
-        if not (path.is_file() or path.is_dir()):
-            raise ValueError(f"{flag}: there is no file or folder {path}")
         for file in files_in(path):
             if file.resolve() in known or not file.stat().st_size:
                 continue

@@ -213,12 +213,10 @@ class HubTokenizer(Tokenizer):
         # Its tokens are words, or with a prefix the rest of one.
         self.by_words = not decoder or "WordPiece" in decoder
         self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
-        # A BPE drops characters that it has no token for, nor for their bytes, nor for any unknown.
-        model = content["model"]
-        all_bytes = self.by_bytes and self.encoding.get_vocab().keys() >= set(CHARACTERS)
-        self.may_drop = "merges" in model and not (
-            all_bytes or model.get("byte_fallback") or model.get("unk_token")
-        )
+        # A BPE without a token for what is unknown drops it. With one that it lacks, it fails.
+        if "merges" in content["model"] and not content["model"].get("unk_token"):
+            self.encoding.model.unk_token = "an unknown character"
+            self.encoding.model._clear_cache()  # of what it has dropped
 
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array, without those that a template adds.
@@ -233,16 +231,7 @@ class HubTokenizer(Tokenizer):
         text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         self.encoding.encode_special_tokens = not allow_special
         with library_failures():
-            found = self.encoding.encode(text, add_special_tokens=False)
-        if self.may_drop and self.decode(found.ids).removeprefix(" ") != self.normal(text):
-            raise ValueError(f"the tokenizer lacks a character of {text[:80]!r}")
-        return found
-
-    def normal(self, text):
-        """Return a text as its tokens say it: normalized, and without a space in front."""
-        if self.encoding.normalizer:
-            text = self.encoding.normalizer.normalize_str(text).replace(SPACE, " ")
-        return text.removeprefix(" ")
+            return self.encoding.encode(text, add_special_tokens=False)
 
     def token_bytes(self, token):
         piece = self.encoding.id_to_token(token) or ""
@@ -408,20 +397,19 @@ def learned_bpe(texts, vocab_size):
     return TiktokenTokenizer(byte_level_json(ranks, {END_OF_TEXT: len(ranks)}, PATTERN))
 
 
-FROM_SPEC = {
-    "byte": lambda spec: ByteTokenizer(),
-    "char": lambda spec: CharTokenizer(spec["characters"]),
-    "bpe": lambda spec: TiktokenTokenizer(spec["content"]),
-    "tokenizers": lambda spec: HubTokenizer(
-        spec["content"], spec.get("end_of_text"), spec.get("chat")
-    ),
+KINDS = {
+    "byte": ByteTokenizer,
+    "char": CharTokenizer,
+    "bpe": TiktokenTokenizer,
+    "tokenizers": HubTokenizer,
 }
 
 
 def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
     with library_failures():
-        return FROM_SPEC[spec["kind"]](spec)
+        given = dict(spec)
+        return KINDS[given.pop("kind")](**given)
 
 
 def create_tokenizer(name, texts=()):
@@ -439,9 +427,8 @@ def create_tokenizer(name, texts=()):
 
 def tokenizer_from_folder(folder):
     """Return the tokenizer of a run, a checkpoint, an export or a published model."""
-    configs = folder.glob("step_*[0-9]/config.json")
-    last_checkpoint = sorted(configs, key=lambda path: int(path.parent.name[5:]))[-1:]
-    for path in (*last_checkpoint, folder / "config.json", folder / "lookback.json"):
+    checkpoints = folder.glob("step_*[0-9]/config.json")  # all of them have the same
+    for path in (*checkpoints, folder / "config.json", folder / "lookback.json"):
         if spec := json_in(path).get("tokenizer"):
             return tokenizer_from_spec(spec)
     return published_tokenizer(folder)

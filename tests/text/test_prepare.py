@@ -55,7 +55,7 @@ def test_own_text_that_cannot_be_used(tmp_path):
     for flags, message in [
         ([f"--input={latin}", bad], "latin.txt is not UTF-8 text"),
         ([f"--input={utf16}", bad], "utf16.txt is not UTF-8 text"),
-        ([f"--input={tmp_path / 'no'}", bad], "there is no file or folder"),
+        ([f"--input={tmp_path / 'no'}", bad], "No such file or directory"),
         ([f"--input={tmp_path / 'folder'}", bad], "--input: found no text"),
         ([bad], "--input is missing"),
         ([f"--input={latin}", "--name=stdlib"], "--name=stdlib must be a folder's name"),
