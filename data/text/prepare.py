@@ -69,35 +69,35 @@ def is_text(path):
         return False
 
 
-def find_texts(inputs, flag, known=()):
-    """Return the files of text in inputs, each once, but those whose resolved paths are known.
+def find_texts(inputs):
+    """Return {resolved path: path} of the files of text in inputs, in order.
 
     In folders, files that are not text are skipped. ValueError if there is no text.
     """
-    found = {}  # by their resolved paths
+    found = {}
     skipped = []
     for path in inputs:
         for file in files_in(path):
-            if file.resolve() in known or not file.stat().st_size:
-                continue
-            if file == path or is_text(file):
-                found.setdefault(file.resolve(), file)
-            else:
+            if file != path and not is_text(file):
                 skipped.append(file.name)
+            elif file.stat().st_size:
+                found[file.resolve()] = file
     if skipped:
         print(f"skipped {len(skipped)} that are not UTF-8 text, such as {skipped[0]!r}")
     if inputs and not found:
-        raise ValueError(f"{flag}: found no text")
-    return [*found.values()]
+        raise ValueError(f"found no text in {', '.join(map(str, inputs))}")
+    return found
 
 
 def prepare(settings):
     """Write the dataset."""
     folder = preparation.DATA / settings.name
     source = ", ".join(path.name or str(path) for path in settings.input)
+    found = find_texts(settings.input)
+    val = find_texts(settings.val)
     # Files for validation are not trained on if they lie in the same folder.
-    val = find_texts(settings.val, "--val")
-    train = find_texts(settings.input, "--input", known={path.resolve() for path in val})
+    train = [path for resolved, path in found.items() if resolved not in val]
+    val = [*val.values()]
 
     files = [*train, *val]
     small = sum(path.stat().st_size for path in files) < preparation.SMALL

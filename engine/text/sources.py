@@ -4,7 +4,6 @@ What need not fit into memory is read one document after the other, and encoded 
 processes.
 """
 
-import contextlib
 import hashlib
 import io
 import itertools
@@ -18,7 +17,7 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.common.errors import one_line_errors
+from engine.common.errors import library_errors, one_line_errors
 from engine.common.files import atomic_write, sha256_of, shell_path
 from engine.common.settings import parse_settings
 from engine.text.preparation import encode_document, read_text, write_dataset, write_tokens
@@ -42,21 +41,6 @@ def kind_of(path):
     return Path(name).suffix if name.endswith((".jsonl", ".parquet")) else ""
 
 
-@contextlib.contextmanager
-def library_errors(source, remedy=""):
-    """A ValueError that names source, for a library's errors of many types, or without it."""
-    try:
-        yield
-    except ImportError as error:
-        need = f'needs the library {error.name}: pip install -e ".[data]"'
-        raise ValueError(f"{source} {need}") from None
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or "is it damaged?"
-        raise ValueError(
-            f"cannot prepare {source} ({type(error).__name__}: {reason[:200]}){remedy}"
-        ) from error
-
-
 def read_records(*paths):
     """Yield (where, record) of files, or of those in folders: a line of JSON as bytes, or a row.
 
@@ -73,7 +57,7 @@ def read_records(*paths):
 
 
 def read_rows(path):
-    with library_errors(path):
+    with library_errors(f"cannot prepare {path}"):
         from pyarrow import parquet
 
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=1000):
@@ -85,7 +69,7 @@ def read_lines(path):
         with open(path, "rb") as file:
             yield from file
         return
-    with library_errors(path):
+    with library_errors(f"cannot prepare {path}"):
         import pyarrow
 
         with pyarrow.input_stream(str(path), compression="detect") as file:
@@ -96,7 +80,7 @@ def read_hub(name, config=None, split="train", streaming=True):
     """Yield (where, row) of a dataset on the hub; streaming: its files are not kept."""
     script = shell_path("data/text/prepare.py")
     remedy = f": connect to the internet, or get its files another way and use {script}"
-    with library_errors(name, remedy):
+    with library_errors(f"cannot prepare {name}", remedy):
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
@@ -196,15 +180,15 @@ def download(url, sha256, path):
     if path.exists():
         return
     script = shell_path(path.parent / "prepare.py")
-    remedy = f"get the file another way, then python {script} --input FILE"
+    remedy = f": get the file another way, then python {script} --input FILE"
     print(f"downloading {url}")
-    try:
-        with urllib.request.urlopen(url, timeout=30) as response:
-            content = response.read()
-    except OSError as error:
-        raise ValueError(f"cannot download {url} ({error}): {remedy}") from None
+    with (
+        library_errors(f"cannot download {url}", remedy),
+        urllib.request.urlopen(url, timeout=30) as response,
+    ):
+        content = response.read()
     if sha256_of([content]) != sha256:
-        raise ValueError(f"{url} is not the expected file (its sha256 differs): {remedy}")
+        raise ValueError(f"{url} is not the expected file (its sha256 differs){remedy}")
     atomic_write(path, content)
 
 

@@ -8,7 +8,6 @@ tokenizer.json as its specification. tiktoken encodes what is learned here or pu
 the library tokenizers all others.
 """
 
-import contextlib
 import itertools
 import json
 import re
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.common.errors import library_errors
 from engine.common.files import read_json
 
 END_OF_TEXT = "<|endoftext|>"
@@ -165,7 +165,7 @@ class TiktokenTokenizer(Tokenizer):
         the pattern takes too long for, such as a million spaces before a word.
         """
         allowed = "all" if allow_special else set()
-        with library_failures():
+        with library_errors("the tokenizer fails"):
             return self.encoding.encode_to_numpy(
                 text, allowed_special=allowed, disallowed_special=()
             )
@@ -208,14 +208,14 @@ class HubTokenizer(Tokenizer):
         for kind, part in decoder.items():
             spaces = part.get("pattern", {"String": SPACE}), part.get("replacement", SPACE)
             if kind not in DECODERS or spaces != ({"String": SPACE}, SPACE):
-                raise ValueError(f"the tokenizer's decoder {part} is not known here")
+                raise ValueError(f"its decoder {part} is not known here")
         self.by_bytes = "ByteLevel" in decoder
         # Its tokens are words, or with a prefix the rest of one.
         self.by_words = not decoder or "WordPiece" in decoder
         self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
         # A BPE without a token for what is unknown drops it. With one that it lacks, it fails.
         if "merges" in content["model"] and not content["model"].get("unk_token"):
-            self.encoding.model.unk_token = "an unknown character"
+            self.encoding.model.unk_token = "for a character of this text"
             self.encoding.model._clear_cache()  # of what it has dropped
 
     def encode(self, text, allow_special=False):
@@ -230,7 +230,7 @@ class HubTokenizer(Tokenizer):
         """Return the library's Encoding: ids, and for each its characters in text (offsets)."""
         text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         self.encoding.encode_special_tokens = not allow_special
-        with library_failures():
+        with library_errors("the tokenizer fails"):
             return self.encoding.encode(text, add_special_tokens=False)
 
     def token_bytes(self, token):
@@ -247,18 +247,6 @@ class HubTokenizer(Tokenizer):
     def spec(self):
         spec = {"kind": "tokenizers", "content": self.tokenizer_json}
         return spec | {"end_of_text": self.end_of_text, "chat": self.chat}
-
-
-@contextlib.contextmanager
-def library_failures():
-    """A ValueError for what fails in a library, which others' content can cause in any way."""
-    try:
-        yield
-    except (ValueError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # a panic, of a library in Rust, is no Exception
-        reason = f"{type(error).__name__}: {str(error)[:200]}"
-        raise ValueError(f"the tokenizer fails ({reason})") from None
 
 
 def with_special_tokens(tokenizer, texts):
@@ -358,13 +346,9 @@ def tiktoken_encoding(name):
     if name not in names:
         known = ", ".join(["char", "byte", "bpe:VOCAB", *names])
         raise ValueError(f"unknown tokenizer {name!r}: choose {known}, or a model's folder")
-    try:
+    remedy = "connect to the internet, or set TIKTOKEN_CACHE_DIR to a folder that has its file"
+    with library_errors(f"tiktoken cannot load its encoding {name!r}", f": {remedy}"):
         found = tiktoken.get_encoding(name)
-    except Exception as error:  # no network, a proxy, a damaged cache
-        raise ValueError(
-            f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to "
-            "the internet, or set TIKTOKEN_CACHE_DIR to a folder that has its file"
-        ) from error
     ranks, special = found._mergeable_ranks, found._special_tokens
     return TiktokenTokenizer(byte_level_json(ranks, special, found._pat_str))
 
@@ -407,7 +391,7 @@ KINDS = {
 
 def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
-    with library_failures():
+    with library_errors("the tokenizer fails"):
         given = dict(spec)
         return KINDS[given.pop("kind")](**given)
 
@@ -460,7 +444,7 @@ def published_tokenizer(folder):
     if (folder / "chat_template.jinja").exists():
         template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
     chat = {"template": template, **special} if isinstance(template, str) else None
-    with library_failures():
+    with library_errors("the tokenizer fails"):
         return HubTokenizer(content, end_of_text, chat)
 
 

@@ -56,7 +56,7 @@ def test_own_text_that_cannot_be_used(tmp_path):
         ([f"--input={latin}", bad], "latin.txt is not UTF-8 text"),
         ([f"--input={utf16}", bad], "utf16.txt is not UTF-8 text"),
         ([f"--input={tmp_path / 'no'}", bad], "No such file or directory"),
-        ([f"--input={tmp_path / 'folder'}", bad], "--input: found no text"),
+        ([f"--input={tmp_path / 'folder'}", bad], "found no text in "),
         ([bad], "--input is missing"),
         ([f"--input={latin}", "--name=stdlib"], "--name=stdlib must be a folder's name"),
         ([f"--input={latin}", "--name=.."], "--name=.."),

@@ -76,7 +76,7 @@ def test_plain_lines_need_no_library(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = jsonl(tmp_path / "w[1].jsonl", ["right"])
     assert [*sources.read_files([path])] == ["right"]
-    with pytest.raises(ValueError, match="a.parquet needs the library pyarrow: pip install"):
+    with pytest.raises(ValueError, match="a.parquet: it needs the library pyarrow: pip install"):
         [*sources.read_files([tmp_path / "a.parquet"])]
 
 
