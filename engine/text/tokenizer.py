@@ -165,7 +165,7 @@ class TiktokenTokenizer(Tokenizer):
         the pattern takes too long for, such as a million spaces before a word.
         """
         allowed = "all" if allow_special else set()
-        with library_errors("the tokenizer fails"):
+        with library_errors(f"the tokenizer cannot encode {text[:80]!r}"):
             return self.encoding.encode_to_numpy(
                 text, allowed_special=allowed, disallowed_special=()
             )
@@ -215,7 +215,7 @@ class HubTokenizer(Tokenizer):
         self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
         # A BPE without a token for what is unknown drops it. With one that it lacks, it fails.
         if "merges" in content["model"] and not content["model"].get("unk_token"):
-            self.encoding.model.unk_token = "for a character of this text"
+            self.encoding.model.unk_token = "for one of its characters"
             self.encoding.model._clear_cache()  # of what it has dropped
 
     def encode(self, text, allow_special=False):
@@ -230,7 +230,7 @@ class HubTokenizer(Tokenizer):
         """Return the library's Encoding: ids, and for each its characters in text (offsets)."""
         text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         self.encoding.encode_special_tokens = not allow_special
-        with library_errors("the tokenizer fails"):
+        with library_errors(f"the tokenizer cannot encode {text[:80]!r}"):
             return self.encoding.encode(text, add_special_tokens=False)
 
     def token_bytes(self, token):
