@@ -73,9 +73,6 @@ class Tokenizer:
         added = self.tokenizer_json["added_tokens"]
         return {token["content"]: token["id"] for token in added if token["special"]}
 
-    def __reduce__(self):  # how other processes receive it
-        return tokenizer_from_spec, (self.spec(),)
-
 
 class ByteTokenizer(Tokenizer):
     """The 256 bytes of UTF-8: nothing to learn, no unknown characters, any language."""
@@ -206,14 +203,14 @@ class HubTokenizer(Tokenizer):
         self.end_of_text = end_of_text if end_of_text in range(self.vocab_size) else None
         decoder = decoder_parts(content)
         for kind, part in decoder.items():
-            spaces = part.get("pattern", {"String": SPACE}), part.get("replacement", SPACE)
-            if kind not in DECODERS or spaces != ({"String": SPACE}, SPACE):
+            space = part.get("pattern", part.get("replacement", SPACE))
+            if kind not in DECODERS or space not in (SPACE, {"String": SPACE}):
                 raise ValueError(f"its decoder {part} is not known here")
         self.by_bytes = "ByteLevel" in decoder
         # Its tokens are words, or with a prefix the rest of one.
         self.by_words = not decoder or "WordPiece" in decoder
         self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
-        # A BPE without a token for what is unknown drops it. With one that it lacks, it fails.
+        # A BPE drops what is unknown if it has no token for it, and fails if it lacks this token.
         if "merges" in content["model"] and not content["model"].get("unk_token"):
             self.encoding.model.unk_token = "for one of its characters"
             self.encoding.model._clear_cache()  # of what it has dropped
@@ -228,7 +225,6 @@ class HubTokenizer(Tokenizer):
 
     def encoded(self, text, allow_special):
         """Return the library's Encoding: ids, and for each its characters in text (offsets)."""
-        text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         self.encoding.encode_special_tokens = not allow_special
         with library_errors(f"the tokenizer cannot encode {text[:80]!r}"):
             return self.encoding.encode(text, add_special_tokens=False)
