@@ -81,7 +81,9 @@ class ChatTemplate:
         ids = np.array(found.ids)
         starts = [start for start, _ in found.offsets]
         learned = np.zeros(len(ids), bool)
-        for n in [n for n, message in enumerate(messages) if message["role"] == "assistant"]:
+        for n, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
             begin = self.render(messages[:n], prompt=True)
             end = self.render(messages[: n + 1])
             if not (end.startswith(begin) and whole.startswith(end)):

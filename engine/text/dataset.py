@@ -110,8 +110,9 @@ def load_dataset(name, block_size, data_tokenizer=""):
         split: map_tokens(folder, split, meta, meta["dtype"], tokenizer.vocab_size)
         for split in SPLITS
     }
+    inside = folder.resolve().is_relative_to(DATA.resolve())
     data = Dataset(
-        name=name if folder.resolve().is_relative_to(DATA.resolve()) else str(folder.resolve()),
+        name=name if inside else str(folder.resolve()),
         **files,
         tokenizer=tokenizer,
         hashes={split: meta[split]["sha256"] for split in SPLITS},
@@ -256,7 +257,8 @@ class PackedRows:
         answers = np.flatnonzero(self.learned[:-1] & ~self.learned[1:]) + 1  # where each ends
         ends = np.append(self.begins[1:], len(mask))
         whole = last_before(answers, ends) - self.begins
-        lengths = last_before(answers, np.minimum(ends, self.begins + self.size)) - self.begins
+        limits = np.minimum(ends, self.begins + self.size)
+        lengths = last_before(answers, limits) - self.begins
         self.lengths = np.maximum(lengths, 0)  # 0: its first answer does not fit
         self.left_out = int((self.lengths == 0).sum())
         self.cut = int(((self.lengths > 0) & (self.lengths < whole)).sum())

@@ -214,6 +214,7 @@ def write_dataset(folder, documents, tokenizer, source, val=None):
         line_end = "\n" if len(train) > 1 or len(val) > 1 else ""  # it separates documents
         tokenizer = create_tokenizer(tokenizer, [*train, *val, line_end])
     digest = sha256_of(document.encode("utf-8") for document in [*train, *val])
-    both = [("train", text) for text in train] + [("val", text) for text in val]
+    both = [("train", text) for text in train]
+    both += [("val", text) for text in val]
     encoded = (encode_document(tokenizer, *document) for document in both)
     write_tokens(folder, tokenizer, {"name": source, "sha256": digest}, encoded)

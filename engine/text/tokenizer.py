@@ -199,8 +199,8 @@ class HubTokenizer(Tokenizer):
         self.vocab_size = max(self.encoding.get_vocab().values()) + 1
         if isinstance(end_of_text, str):
             end_of_text = self.encoding.token_to_id(end_of_text)
-        # GPT2Config says 50256, whatever the vocabulary.
-        self.end_of_text = end_of_text if end_of_text in range(self.vocab_size) else None
+        known = end_of_text in range(self.vocab_size)  # GPT2Config says 50256, whatever it is
+        self.end_of_text = end_of_text if known else None
         decoder = decoder_parts(content)
         for kind, part in decoder.items():
             space = part.get("pattern", part.get("replacement", SPACE))
@@ -211,7 +211,8 @@ class HubTokenizer(Tokenizer):
         self.by_words = not decoder or "WordPiece" in decoder
         self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
         # A BPE drops what is unknown if it has no token for it, and fails if it lacks this token.
-        if "merges" in content["model"] and not content["model"].get("unk_token"):
+        model = content["model"]
+        if "merges" in model and not model.get("unk_token"):
             self.encoding.model.unk_token = "for one of its characters"
             self.encoding.model._clear_cache()  # of what it has dropped
 
@@ -254,9 +255,11 @@ def with_special_tokens(tokenizer, texts):
     missing = [text for text in texts if text not in tokenizer.special_tokens]
     # Not in the vocabulary of the model, which would find them in a text.
     further = map(special_token, missing, itertools.count(tokenizer.vocab_size))
+    added = [*content["added_tokens"], *further]
     end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
-    found = HubTokenizer(content | {"added_tokens": [*content["added_tokens"], *further]}, end)
-    if found.vocab_size != tokenizer.vocab_size + len(missing) or not found.extends(tokenizer):
+    found = HubTokenizer(content | {"added_tokens": added}, end)
+    size = tokenizer.vocab_size + len(missing)
+    if found.vocab_size != size or not found.extends(tokenizer):
         raise ValueError(f"the tokenizer cannot have {', '.join(missing)} as special tokens")
     return found
 
@@ -358,9 +361,11 @@ def learned_bpe(texts, vocab_size):
 
     if vocab_size < 257:
         raise ValueError(
-            f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned"
+            f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
+            "at least 257"
         )
-    learner = tokenizers.Tokenizer.from_str(json.dumps(byte_level_json(BYTES, {}, PATTERN)))
+    content = byte_level_json(BYTES, {}, PATTERN)
+    learner = tokenizers.Tokenizer.from_str(json.dumps(content))
     # The time that learning takes grows with the square of a word's length.
     parts = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]{1,500}"), "isolated")
     whole, by_bytes = learner.pre_tokenizer[0], learner.pre_tokenizer[1]
@@ -439,7 +444,9 @@ def published_tokenizer(folder):
     template = about.get("chat_template")
     if (folder / "chat_template.jinja").exists():
         template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    chat = {"template": template, **special} if isinstance(template, str) else None
+    chat = None
+    if isinstance(template, str):
+        chat = {"template": template, **special}
     with library_errors("the tokenizer fails"):
         return HubTokenizer(content, end_of_text, chat)
 
