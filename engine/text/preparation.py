@@ -119,10 +119,10 @@ class SplitWriter:
         self.tokens = 0
         self.characters = 0
 
-    def append(self, ids, characters, begins):
+    def append(self, ids, characters, begins=False):
         """Write ids, an array for this number of characters; begins: a document begins here."""
         if begins and self.tokens:
-            self.append(separator(self.tokenizer), 1, begins=False)
+            self.append(separator(self.tokenizer), 1)
         self.file.write(ids.astype(self.dtype).tobytes())  # tofile does not say that a disk is full
         self.tokens += len(ids)
         self.characters += characters
