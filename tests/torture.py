@@ -77,6 +77,8 @@ def attempt(command, after=0.0, sent=0):
         printed, said = read_back(output), read_back(errors)
     ENDS[code] += 1
     said = "\n".join(line for line in said.splitlines() if line.strip() and "/s]" not in line)
+    if "panicked at" in said:  # a library's own report comes first
+        said = said.splitlines()[-1]
     wrong = []
     if code == -signal.SIGALRM:
         wrong.append(f"no end in {SECONDS} s")

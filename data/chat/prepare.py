@@ -9,7 +9,6 @@ ShareGPT's {"conversations": [{"from": "human", "value": "Hi"}, ...]}. What the 
 learned, all else is only read.
 """
 
-import functools
 import itertools
 import sys
 from dataclasses import dataclass
@@ -49,18 +48,24 @@ class Settings:
         preparation.check_name(self.name)
 
 
+def read(settings):
+    """Return the records for training and those for validation, from the beginning."""
+    train = sources.read_records(*settings.input)
+    if settings.hub:
+        train = sources.read_hub(settings.hub, split=settings.split)
+    return train, sources.read_records(*settings.val)
+
+
 def prepare(settings):
     """Write the dataset."""
     source = settings.hub or ", ".join(path.name for path in settings.input)
-    train = functools.partial(sources.read_records, *settings.input)
-    val = functools.partial(sources.read_records, *settings.val)  # none without files
-    if settings.hub:
-        train = functools.partial(sources.read_hub, settings.hub, split=settings.split)
-    texts = conversations.texts_of(itertools.chain(train(), val()))
+    texts = conversations.texts_of(itertools.chain(*read(settings)))
     tokenizer = chat_tokenizer(settings.tokenizer, texts)
     folder = preparation.DATA / settings.name
-    records = train(), val() if settings.val else None
-    conversations.write_conversations(folder, tokenizer, *records, source, settings.skip_damaged)
+    train, val = read(settings)
+    if not settings.val:
+        val = None
+    conversations.write_conversations(folder, tokenizer, train, val, source, settings.skip_damaged)
 
 
 if __name__ == "__main__":

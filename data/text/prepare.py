@@ -41,7 +41,7 @@ class Settings:
     """The column or key that holds the text, in parquet and jsonl files."""
 
     def __post_init__(self):
-        if not self.input or Path() in self.input:
+        if not self.input:
             raise ValueError("--input is missing: which file or folder holds your text?")
         preparation.check_name(self.name)
 
@@ -50,54 +50,54 @@ def files_in(path):
     """Return a file, or the files in a folder, at any depth, but hidden ones and links."""
     if not path.is_dir():
         return [path]
-    files = (file for file in path.rglob("*") if file.is_file() and not file.is_symlink())
-    names = sorted(file.relative_to(path) for file in files)
-    return [path / name for name in names if not any(part[0] == "." for part in name.parts)]
+    return [
+        file
+        for file in sorted(path.rglob("*"))
+        if file.is_file()
+        and not file.is_symlink()
+        and not any(part.startswith(".") for part in file.relative_to(path).parts)
+    ]
 
 
 def is_text(path):
     """Return whether a file has many documents, or begins with UTF-8 text."""
     if sources.kind_of(path):
         return True
-    with open(path, "rb") as file:
-        beginning = file.read(2**18) + file.readline()
     try:
-        return "\0" not in beginning.decode("utf-8")  # zeros, as in UTF-16
-    except UnicodeDecodeError:
+        return "\0" not in next(sources.read_sections(path), "")  # zeros, as in UTF-16
+    except ValueError:
         return False
 
 
-def find_texts(inputs, flag, known=()):
-    """Return the files of text in inputs, each once, but those whose resolved paths are known.
+def find_texts(inputs):
+    """Return {resolved path: path} of the files of text in inputs, in order.
 
     In folders, files that are not text are skipped. ValueError if there is no text.
     """
-    found = {}  # by their resolved paths
+    found = {}
     skipped = []
     for path in inputs:
-        if not (path.is_file() or path.is_dir()):
-            raise ValueError(f"{flag}: there is no file or folder {path}")
         for file in files_in(path):
-            if file.resolve() in known or not file.stat().st_size:
-                continue
-            if file == path or is_text(file):
-                found.setdefault(file.resolve(), file)
-            else:
+            if file != path and not is_text(file):
                 skipped.append(file.name)
+            elif file.stat().st_size:
+                found[file.resolve()] = file
     if skipped:
         print(f"skipped {len(skipped)} that are not UTF-8 text, such as {skipped[0]!r}")
     if inputs and not found:
-        raise ValueError(f"{flag}: found no text")
-    return [*found.values()]
+        raise ValueError(f"found no text in {', '.join(map(str, inputs))}")
+    return found
 
 
 def prepare(settings):
     """Write the dataset."""
     folder = preparation.DATA / settings.name
     source = ", ".join(path.name or str(path) for path in settings.input)
+    found = find_texts(settings.input)
+    val = find_texts(settings.val)
     # Files for validation are not trained on if they lie in the same folder.
-    val = find_texts(settings.val, "--val")
-    train = find_texts(settings.input, "--input", known={path.resolve() for path in val})
+    train = [path for resolved, path in found.items() if resolved not in val]
+    val = [*val.values()]
 
     files = [*train, *val]
     small = sum(path.stat().st_size for path in files) < preparation.SMALL
@@ -110,8 +110,8 @@ def prepare(settings):
 
     def read():
         for paths, share in (train, val_share), (val, 1):
-            documents = sources.read_files(paths, settings.column)
-            yield from sources.with_splits(documents, share)
+            for text in sources.read_files(paths, settings.column):
+                yield share, text
 
     sources.write_large_dataset(folder, read, settings.tokenizer, source)
 

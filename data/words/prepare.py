@@ -8,10 +8,8 @@ either. Each noun has two adjectives of its own, so that nobody can tell what co
 without the noun that the pronoun stands for.
 """
 
-import json
 import random
 import sys
-import tempfile
 import tomllib
 from pathlib import Path
 
@@ -19,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from engine.common.errors import one_line_errors
 from engine.text import preparation
-from engine.text.tokenizer import bpe_json
+from engine.text.tokenizer import HubTokenizer, bpe_json
 
 SENTENCES = 20_000
 END = "."  # between two sentences
@@ -58,25 +56,21 @@ def sentence(rng):
     return f"{fact} because {pronoun} {reason}"
 
 
-def write_tokenizer(folder, sentences):
-    """Write a tokenizer.json with a token for each word."""
+def word_tokenizer(sentences):
+    """Return a tokenizer with a token for each word."""
     words = sorted({word for text in sentences for word in text.split()})
     vocabulary = {word: n for n, word in enumerate([END, UNKNOWN, *words])}
     content = bpe_json(vocabulary, pre_tokenizer={"type": "WhitespaceSplit"})
     content["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": UNKNOWN}
-    Path(folder, "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
-    Path(folder, "tokenizer_config.json").write_text(
-        json.dumps({"eos_token": END}), encoding="utf-8"
-    )
+    return HubTokenizer(content, END)
 
 
 def main():
     rng = random.Random(0)
     sentences = [sentence(rng) for _ in range(SENTENCES)]
-    with tempfile.TemporaryDirectory() as folder:
-        write_tokenizer(folder, sentences)
-        source = "a grammar of pronouns"
-        preparation.write_dataset(Path(__file__).parent, sentences, folder, source)
+    tokenizer = word_tokenizer(sentences)
+    source = "a grammar of pronouns"
+    preparation.write_dataset(Path(__file__).parent, sentences, tokenizer, source)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,21 @@ def one_line_errors():
         sys.exit(2)
 
 
+@contextlib.contextmanager
+def library_errors(what, remedy=""):
+    """A ValueError of one line that says what fails, for a library's errors of many types."""
+    try:
+        yield
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except ImportError as error:
+        need = f'needs the library {error.name}: pip install -e ".[data]"'
+        raise ValueError(f"{what}: it {need}") from error
+    except BaseException as error:  # a panic, of a library in Rust, is no Exception
+        reason = " ".join(str(error).split())[:200] or "is it damaged?"
+        raise ValueError(f"{what} ({type(error).__name__}: {reason}){remedy}") from error
+
+
 def one_line_message(error):
     """The message for an error, or None where only the traceback helps."""
     import torch

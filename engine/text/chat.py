@@ -12,7 +12,6 @@ A third, <|endoftext|>, stands between conversations. A published tokenizer has 
 own, a program in Jinja. It is run in Jinja's sandbox, with what transformers gives it.
 """
 
-import contextlib
 import datetime
 import functools
 import json
@@ -22,6 +21,7 @@ from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from engine.common.errors import library_errors
 from engine.text.tokenizer import END_OF_TEXT, create_tokenizer, with_special_tokens
 
 CHATML = """
@@ -57,15 +57,6 @@ SANDBOX.globals["raise_exception"] = raise_exception
 SANDBOX.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
 
 
-@contextlib.contextmanager
-def template_errors():
-    try:
-        yield
-    except Exception as error:  # what others wrote can cause any
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"the chat template fails ({type(error).__name__}: {reason})") from None
-
-
 class ChatTemplate:
     """Renders messages to token ids. tokenizer: one with a template, as from chat_tokenizer.
 
@@ -75,7 +66,7 @@ class ChatTemplate:
     def __init__(self, tokenizer):
         self.tokenizer = tokenizer
         self.special = tokenizer.special_tokens
-        with template_errors():
+        with library_errors("the chat template fails"):
             self.template = SANDBOX.from_string(tokenizer.chat["template"])
 
     def encode(self, messages):
@@ -90,7 +81,9 @@ class ChatTemplate:
         ids = np.array(found.ids)
         starts = [start for start, _ in found.offsets]
         learned = np.zeros(len(ids), bool)
-        for n in [n for n, message in enumerate(messages) if message["role"] == "assistant"]:
+        for n, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
             begin = self.render(messages[:n], prompt=True)
             end = self.render(messages[: n + 1])
             if not (end.startswith(begin) and whole.startswith(end)):
@@ -143,7 +136,7 @@ class ChatTemplate:
         """Return messages as one text; prompt: with the beginning of an answer."""
         given = {"messages": messages, "add_generation_prompt": prompt}
         nothing = {"tools": None, "documents": None}
-        with template_errors():
+        with library_errors("the chat template fails"):
             return self.template.render(self.tokenizer.chat | given | nothing)
 
 

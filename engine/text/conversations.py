@@ -77,10 +77,10 @@ def encode_records(records, template, val_share, skipped=None):
             continue
         split = split_of(json.dumps(messages), val_share)
         characters = sum(len(answer) + 1 for answer in answers)  # and the end of its turn
-        yield split, np.append(ids, after), characters, False
+        yield split, np.append(ids, after), characters
         mask = np.append(np.where(learned, LEARNED, READ), [READ] * len(after))
         mask[0] = BEGINS
-        yield f"{split}.mask", mask, 0, False
+        yield f"{split}.mask", mask, 0
 
 
 def write_conversations(folder, tokenizer, train, val, source, skip_damaged=False):

@@ -103,37 +103,37 @@ def load_dataset(name, block_size, data_tokenizer=""):
     data_tokenizer: gpt2 for a folder without meta.json, as nanoGPT makes them.
     """
     folder = find_dataset(name)
-    if (folder / "meta.json").exists():
-        meta = read_meta(folder / "meta.json")
-    else:
-        meta = nanogpt_meta(folder, data_tokenizer)
+    path = folder / "meta.json"
+    meta = read_meta(path) if path.exists() else nanogpt_meta(folder, data_tokenizer)
     tokenizer = meta["tokenizer"]
-    files = {}
-    hashes = {}
-    for split in SPLITS:
-        path = folder / f"{split}.bin"
-        least = 0 if MASKS[0] in meta else block_size  # rows of conversations are padded
-        hashes[split] = meta[split]["sha256"]
-        files[split] = map_tokens(path, meta["dtype"], meta[split]["tokens"], least)
-        check_tokens(path, files[split], tokenizer.vocab_size, hashes[split])
+    files = {
+        split: map_tokens(folder, split, meta, meta["dtype"], tokenizer.vocab_size)
+        for split in SPLITS
+    }
+    inside = folder.resolve().is_relative_to(DATA.resolve())
     data = Dataset(
-        name=name if folder.resolve().is_relative_to(DATA.resolve()) else str(folder.resolve()),
+        name=name if inside else str(folder.resolve()),
         **files,
         tokenizer=tokenizer,
-        hashes=hashes,
+        hashes={split: meta[split]["sha256"] for split in SPLITS},
         tokens_per_character=meta["tokens_per_character"],
     )
-    return with_masks(data, folder, meta) if MASKS[0] in meta else data
+    if MASKS[0] in meta:
+        return with_masks(data, folder, meta)
+    for split, tokens in files.items():
+        if len(tokens) <= block_size:
+            raise ValueError(
+                f"{folder / split}.bin has {len(tokens):,} tokens, but block_size={block_size} "
+                f"needs at least {block_size + 1:,}: use more text or a smaller block_size"
+            )
+    return data
 
 
 def with_masks(data, folder, meta):
     """Return a Dataset of conversations with its masks; ValueError if they are damaged."""
     for split, name in zip(SPLITS, MASKS):
-        path = folder / f"{name}.bin"
+        data.masks[split] = map_tokens(folder, name, meta, np.dtype(np.uint8), BEGINS + 1)
         data.hashes[name] = meta[name]["sha256"]
-        mask = map_tokens(path, np.dtype(np.uint8), meta[split]["tokens"], 0)
-        check_tokens(path, mask, BEGINS + 1, data.hashes[name])
-        data.masks[split] = mask
     learned = (data.masks["val"] == LEARNED).sum()
     data.tokens_per_character = learned / meta["val"]["characters"]
     return data
@@ -178,39 +178,31 @@ def nanogpt_meta(folder, data_tokenizer):
     }
 
 
-def map_tokens(path, dtype, count, block_size):
-    """Map a file of count token ids.
+def map_tokens(folder, name, meta, dtype, vocab_size):
+    """Map the token ids of <name>.bin.
 
-    ValueError for another size, or if it is too short for block_size.
+    ValueError for another size than meta says, for an id outside the vocabulary, of which only the
+    first 256 MB are searched, and if it is smaller than these 256 MB for another sha256.
     """
+    path = folder / f"{name}.bin"
     size = path.stat().st_size
+    count = meta[name]["tokens"]
     if size != count * dtype.itemsize:
         raise ValueError(
             f"{path} has {size:,} bytes, not {dtype.itemsize} for each of {count:,} tokens: "
             "prepare it again"
         )
-    if count <= block_size:
-        raise ValueError(
-            f"{path} has {count:,} tokens, but block_size={block_size} needs at least "
-            f"{block_size + 1:,}: use more text or a smaller block_size"
-        )
-    return np.memmap(path, dtype=dtype, mode="r")
-
-
-def check_tokens(path, tokens, vocab_size, sha256):
-    """ValueError for an id outside the vocabulary, in the first 256 MB.
-
-    ValueError also for a file with another sha256, if it is smaller than these 256 MB.
-    """
-    largest = int(tokens[: SMALL // tokens.itemsize].max())
+    tokens = np.memmap(path, dtype=dtype, mode="r")
+    largest = int(tokens[: SMALL // dtype.itemsize].max())
     if largest >= vocab_size:
         raise ValueError(
             f"{path} has token id {largest}; the vocabulary has {vocab_size}: prepare it again"
         )
-    if tokens.nbytes < SMALL and sha256 not in (None, sha256_of_file(path)):
+    if size < SMALL and meta[name]["sha256"] not in (None, sha256_of_file(path)):
         raise ValueError(
             f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again"
         )
+    return tokens
 
 
 def random_batch(tokens, batch_size, block_size, rng):
@@ -265,7 +257,8 @@ class PackedRows:
         answers = np.flatnonzero(self.learned[:-1] & ~self.learned[1:]) + 1  # where each ends
         ends = np.append(self.begins[1:], len(mask))
         whole = last_before(answers, ends) - self.begins
-        lengths = last_before(answers, np.minimum(ends, self.begins + self.size)) - self.begins
+        limits = np.minimum(ends, self.begins + self.size)
+        lengths = last_before(answers, limits) - self.begins
         self.lengths = np.maximum(lengths, 0)  # 0: its first answer does not fit
         self.left_out = int((self.lengths == 0).sum())
         self.cut = int(((self.lengths > 0) & (self.lengths < whole)).sum())

@@ -20,7 +20,6 @@ from engine.common.files import (
     atomic_write,
     folder_lock,
     remove_path,
-    remove_unfinished,
     sha256_of,
     sha256_of_file,
 )
@@ -106,21 +105,6 @@ def split_parts(document, size):
     return "".join(train), "".join(val)
 
 
-def pieces(text, size=2**18):
-    """Yield text in pieces of about size characters, cut at line ends between words.
-
-    No token crosses them.
-    """
-    start = 0
-    while start < len(text):
-        end = text.find("\n", start + size)
-        while end >= 0 and (text[end - 1].isspace() or text[end + 1 : end + 2].isspace()):
-            end = text.find("\n", end + 1)
-        end = len(text) if end < 0 else end + 1
-        yield text[start:end]
-        start = end
-
-
 # ---- Writing
 
 
@@ -135,10 +119,10 @@ class SplitWriter:
         self.tokens = 0
         self.characters = 0
 
-    def append(self, ids, characters, begins):
+    def append(self, ids, characters, begins=False):
         """Write ids, an array for this number of characters; begins: a document begins here."""
         if begins and self.tokens:
-            self.append(separator(self.tokenizer), 1, begins=False)
+            self.append(separator(self.tokenizer), 1)
         self.file.write(ids.astype(self.dtype).tobytes())  # tofile does not say that a disk is full
         self.tokens += len(ids)
         self.characters += characters
@@ -185,7 +169,6 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
         "source": source,
     }
     with folder_lock(folder):
-        remove_unfinished(folder)
         with contextlib.ExitStack() as files:
             writers = {}
             for name in names:
@@ -211,28 +194,27 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
     print(f"{folder.name}: {source['name']} as tokens ({counts}; {vocabulary})")
 
 
-def encode_documents(tokenizer, train, val):
-    """Yield (split, ids, characters, begins) of two lists of documents, piece by piece."""
-    for split, documents in ("train", train), ("val", val):
-        for document in documents:
-            begins = True
-            for piece in pieces(document) if tokenizer.cut_at_lines else [document]:
-                yield split, tokenizer.encode(piece), len(piece), begins
-                begins = False
+def encode_document(tokenizer, split, text):
+    """Return what write_tokens takes of a document: (split, ids, characters, begins)."""
+    ids = tokenizer.encode(text).astype(token_dtype(tokenizer))
+    return split, ids, len(text), bool(text)
 
 
-def write_dataset(folder, documents, tokenizer_name, source, val=None):
+def write_dataset(folder, documents, tokenizer, source, val=None):
     """Tokenize documents, an iterable of str that fit into memory, into a dataset.
 
-    source: the name of where they come from. val: documents for validation; None: about a tenth of
-    documents. ValueError if there is no text.
+    tokenizer: one, or a name for create_tokenizer. source: the name of where they come from. val:
+    documents for validation; None: about a tenth of documents. ValueError if there is no text.
     """
     train = [document for document in documents if document]
     val = [document for document in val or () if document]
     if not val:
         train, val = split_documents(train)
-    line_end = "\n" if len(train) > 1 or len(val) > 1 else ""  # it separates documents
-    tokenizer = create_tokenizer(tokenizer_name, [*train, *val, line_end])
+    if isinstance(tokenizer, str):
+        line_end = "\n" if len(train) > 1 or len(val) > 1 else ""  # it separates documents
+        tokenizer = create_tokenizer(tokenizer, [*train, *val, line_end])
     digest = sha256_of(document.encode("utf-8") for document in [*train, *val])
-    encoded = encode_documents(tokenizer, train, val)
+    both = [("train", text) for text in train]
+    both += [("val", text) for text in val]
+    encoded = (encode_document(tokenizer, *document) for document in both)
     write_tokens(folder, tokenizer, {"name": source, "sha256": digest}, encoded)

@@ -4,7 +4,6 @@ What need not fit into memory is read one document after the other, and encoded 
 processes.
 """
 
-import contextlib
 import hashlib
 import io
 import itertools
@@ -18,11 +17,10 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.common.checks import at_least
-from engine.common.errors import one_line_errors
+from engine.common.errors import library_errors, one_line_errors
 from engine.common.files import atomic_write, sha256_of, shell_path
 from engine.common.settings import parse_settings
-from engine.text.preparation import read_text, token_dtype, write_dataset, write_tokens
+from engine.text.preparation import encode_document, read_text, write_dataset, write_tokens
 from engine.text.tokenizer import create_tokenizer
 
 SECTION = 2**18  # characters of a long text that are one document
@@ -43,21 +41,6 @@ def kind_of(path):
     return Path(name).suffix if name.endswith((".jsonl", ".parquet")) else ""
 
 
-@contextlib.contextmanager
-def library_errors(source, remedy=""):
-    """A ValueError that names source, for a library's errors of many types, or without it."""
-    try:
-        yield
-    except ImportError as error:
-        need = f'needs the library {error.name}: pip install -e ".[data]"'
-        raise ValueError(f"{source} {need}") from None
-    except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or "is it damaged?"
-        raise ValueError(
-            f"cannot prepare {source} ({type(error).__name__}: {reason[:200]}){remedy}"
-        ) from error
-
-
 def read_records(*paths):
     """Yield (where, record) of files, or of those in folders: a line of JSON as bytes, or a row.
 
@@ -74,7 +57,7 @@ def read_records(*paths):
 
 
 def read_rows(path):
-    with library_errors(path):
+    with library_errors(f"cannot prepare {path}"):
         from pyarrow import parquet
 
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=1000):
@@ -86,7 +69,7 @@ def read_lines(path):
         with open(path, "rb") as file:
             yield from file
         return
-    with library_errors(path):
+    with library_errors(f"cannot prepare {path}"):
         import pyarrow
 
         with pyarrow.input_stream(str(path), compression="detect") as file:
@@ -97,7 +80,7 @@ def read_hub(name, config=None, split="train", streaming=True):
     """Yield (where, row) of a dataset on the hub; streaming: its files are not kept."""
     script = shell_path("data/text/prepare.py")
     remedy = f": connect to the internet, or get its files another way and use {script}"
-    with library_errors(name, remedy):
+    with library_errors(f"cannot prepare {name}", remedy):
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
@@ -161,35 +144,28 @@ def split_of(text, val_share):
     return "val" if int(digest[:16], 16) < val_share * 2**64 else "train"
 
 
-def with_splits(documents, val_share=VAL_SHARE):
-    """Yield (split, document); val_share of the documents, which are texts, are for validation."""
-    for document in documents:
-        yield split_of(document, val_share), document
-
-
 def start_process(tokenizer):
     global process_tokenizer
     process_tokenizer = tokenizer
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that started it
 
 
-def encode_document(document):
-    """Return what write_tokens takes of a (split, text), in a process that has been started."""
-    split, text = document
-    ids = process_tokenizer.encode(text).astype(token_dtype(process_tokenizer))
-    return split, ids, len(text), bool(text)
+def encode_in_process(document):
+    """Return what write_tokens takes of a (val_share, text), in a process that was started."""
+    val_share, text = document
+    return encode_document(process_tokenizer, split_of(text, val_share), text)
 
 
 def write_large_dataset(folder, read, tokenizer_name, source, limit=0):
     """Tokenize documents that need not fit into memory.
 
-    read: a function that yields (split, text), from the beginning whenever it is called. limit:
-    stop after this number of tokens; 0: never.
+    read: a function that yields (val_share, text), from the beginning whenever it is called; of
+    such texts, val_share are for validation. limit: stop after this number of tokens; 0: never.
     """
     texts = itertools.chain(["\n"], (text for _, text in read()))
     tokenizer = create_tokenizer(tokenizer_name, texts)
     with multiprocessing.Pool(initializer=start_process, initargs=(tokenizer,)) as pool:
-        encoded = pool.imap(encode_document, read(), chunksize=16)
+        encoded = pool.imap(encode_in_process, read(), chunksize=16)
         write_tokens(folder, tokenizer, {"name": source}, encoded, limit)
 
 
@@ -204,16 +180,15 @@ def download(url, sha256, path):
     if path.exists():
         return
     script = shell_path(path.parent / "prepare.py")
-    remedy = f"get the file another way, then python {script} --input FILE"
+    remedy = f": get the file another way, then python {script} --input FILE"
     print(f"downloading {url}")
-    try:
-        with urllib.request.urlopen(url, timeout=30) as response:
-            content = response.read()
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise ValueError(f"cannot download {url} ({reason}): {remedy}") from None
+    with (
+        library_errors(f"cannot download {url}", remedy),
+        urllib.request.urlopen(url, timeout=30) as response,
+    ):
+        content = response.read()
     if sha256_of([content]) != sha256:
-        raise ValueError(f"{url} is not the expected file (its sha256 differs): {remedy}")
+        raise ValueError(f"{url} is not the expected file (its sha256 differs){remedy}")
     atomic_write(path, content)
 
 
@@ -242,9 +217,6 @@ class HubSettings:
     tokenizer: str = "gpt2"
     """gpt2 or another of tiktoken, bpe:VOCAB (learned from the text), byte, or a model's folder."""
 
-    def __post_init__(self):
-        at_least(0, self, "tokens")
-
 
 @one_line_errors()
 def prepare_hub(folder, name, config=None):
@@ -256,7 +228,7 @@ def prepare_hub(folder, name, config=None):
 
     def read():
         rows = read_hub(name, config, streaming=settings.tokens > 0)
-        return with_splits(read_documents(rows))
+        return ((VAL_SHARE, text) for text in read_documents(rows))
 
     write_large_dataset(folder, read, settings.tokenizer, name, settings.tokens)
 

@@ -8,20 +8,18 @@ tokenizer.json as its specification. tiktoken encodes what is learned here or pu
 the library tokenizers all others.
 """
 
-import contextlib
-import copy
 import itertools
 import json
-import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 
+from engine.common.errors import library_errors
 from engine.common.files import read_json
 
 END_OF_TEXT = "<|endoftext|>"
-MAX_VOCAB_SIZE = 2**22
 LEARNED_FROM = 100_000  # documents that bpe:VOCAB learns from, at most
 BYTES = {bytes([n]): n for n in range(256)}
 SPACE = "\u2581"  # as SentencePiece writes it
@@ -48,7 +46,6 @@ class Tokenizer:
 
     end_of_text = None  # the id that separates documents, if there is one
     begin = ()  # the ids with which each text begins, if there are any
-    cut_at_lines = True  # a text may be cut between lines: its pieces have the ids of the whole
     chat = None  # the chat template and the special tokens that it names, if any: see chat.py
 
     def decode(self, tokens):
@@ -76,9 +73,6 @@ class Tokenizer:
         added = self.tokenizer_json["added_tokens"]
         return {token["content"]: token["id"] for token in added if token["special"]}
 
-    def __reduce__(self):  # how other processes receive it
-        return tokenizer_from_spec, (self.spec(),)
-
 
 class ByteTokenizer(Tokenizer):
     """The 256 bytes of UTF-8: nothing to learn, no unknown characters, any language."""
@@ -105,19 +99,19 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self, characters):
         self.characters = "".join(sorted(set(characters)))
-        self.code_points = code_points(self.characters)
         self.vocab_size = len(self.characters)
+        self.id_of = np.full(sys.maxunicode + 1, -1, np.int32)  # each code point's
+        self.id_of[code_points(self.characters)] = np.arange(self.vocab_size)
 
     def encode(self, text, allow_special=False):
-        """Return the ids of text, an int64 array.
+        """Return the ids of text, an int32 array.
 
         ValueError names the first character that the tokenizer lacks.
         """
         points = code_points(text)
-        ids = np.searchsorted(self.code_points, points)
-        known = np.append(self.code_points, 0)[ids] == points
-        if not known.all():
-            where = int(known.argmin())
+        ids = self.id_of[points]
+        if ids.min(initial=0) < 0:
+            where = int(ids.argmin())
             raise ValueError(
                 f"character {text[where]!r} (U+{points[where]:04X}) at position {where} of "
                 f"{text[:40]!r} is not one of the {self.vocab_size} characters of this "
@@ -168,7 +162,7 @@ class TiktokenTokenizer(Tokenizer):
         the pattern takes too long for, such as a million spaces before a word.
         """
         allowed = "all" if allow_special else set()
-        with library_failures():
+        with library_errors(f"the tokenizer cannot encode {text[:80]!r}"):
             return self.encoding.encode_to_numpy(
                 text, allowed_special=allowed, disallowed_special=()
             )
@@ -191,14 +185,9 @@ class HubTokenizer(Tokenizer):
     that it names, such as "eos_token"}, or None.
     """
 
-    cut_at_lines = False
-
     def __init__(self, content, end_of_text=None, chat=None):
         import tokenizers
 
-        model = content["model"]
-        if model.get("dropout"):
-            raise ValueError("its dropout gives a text other ids each time")
         self.tokenizer_json = content
         self.chat = chat
         self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
@@ -208,26 +197,24 @@ class HubTokenizer(Tokenizer):
         bare = self.encoding.encode("a", add_special_tokens=False).ids
         self.begin = whole[: whole.index(bare[0])] if bare else []
         self.vocab_size = max(self.encoding.get_vocab().values()) + 1
-        if max(whole, default=0) >= self.vocab_size:
-            raise ValueError("its template has ids beyond its vocabulary")
         if isinstance(end_of_text, str):
             end_of_text = self.encoding.token_to_id(end_of_text)
-        known = type(end_of_text) is int and 0 <= end_of_text < self.vocab_size
+        known = end_of_text in range(self.vocab_size)  # GPT2Config says 50256, whatever it is
         self.end_of_text = end_of_text if known else None
-        decoder = {part["type"]: part for part in components(content.get("decoder"))}
+        decoder = decoder_parts(content)
         for kind, part in decoder.items():
-            spaces = part.get("pattern", {"String": SPACE}), part.get("replacement", SPACE)
-            if kind not in DECODERS or spaces != ({"String": SPACE}, SPACE):
+            space = part.get("pattern", part.get("replacement", SPACE))
+            if kind not in DECODERS or space not in (SPACE, {"String": SPACE}):
                 raise ValueError(f"its decoder {part} is not known here")
         self.by_bytes = "ByteLevel" in decoder
         # Its tokens are words, or with a prefix the rest of one.
         self.by_words = not decoder or "WordPiece" in decoder
         self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
-        # A BPE drops characters that it has no token for, nor for their bytes, nor for any unknown.
-        tokens = self.encoding.get_vocab().keys()
-        by_fallback = model.get("byte_fallback") and {f"<0x{n:02X}>" for n in range(256)} <= tokens
-        complete = by_fallback or self.by_bytes and set(CHARACTERS) <= tokens
-        self.may_drop = "merges" in model and model.get("unk_token") is None and not complete
+        # A BPE drops what is unknown if it has no token for it, and fails if it lacks this token.
+        model = content["model"]
+        if "merges" in model and not model.get("unk_token"):
+            self.encoding.model.unk_token = "for one of its characters"
+            self.encoding.model._clear_cache()  # of what it has dropped
 
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array, without those that a template adds.
@@ -239,19 +226,9 @@ class HubTokenizer(Tokenizer):
 
     def encoded(self, text, allow_special):
         """Return the library's Encoding: ids, and for each its characters in text (offsets)."""
-        text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         self.encoding.encode_special_tokens = not allow_special
-        with library_failures():
-            found = self.encoding.encode(text, add_special_tokens=False)
-        if self.may_drop and self.decode(found.ids).removeprefix(" ") != self.normal(text):
-            raise ValueError(f"the tokenizer lacks a character of {text[:80]!r}")
-        return found
-
-    def normal(self, text):
-        """Return a text as its tokens say it: normalized, and without a space in front."""
-        if self.encoding.normalizer:
-            text = self.encoding.normalizer.normalize_str(text).replace(SPACE, " ")
-        return text.removeprefix(" ")
+        with library_errors(f"the tokenizer cannot encode {text[:80]!r}"):
+            return self.encoding.encode(text, add_special_tokens=False)
 
     def token_bytes(self, token):
         piece = self.encoding.id_to_token(token) or ""
@@ -269,42 +246,20 @@ class HubTokenizer(Tokenizer):
         return spec | {"end_of_text": self.end_of_text, "chat": self.chat}
 
 
-@contextlib.contextmanager
-def library_failures():
-    """A ValueError for what fails in a library written in Rust, which may panic."""
-    try:
-        yield
-    except BaseException as error:  # a panic is no Exception
-        if type(error) is Exception or type(error).__name__ == "PanicException":
-            raise ValueError(f"the tokenizer fails: {str(error)[:80]}") from None
-        raise
-
-
-@contextlib.contextmanager
-def without_reports():
-    """Lose what a library written in Rust reports of a panic: it writes to file 2 itself."""
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
-
-
 def with_special_tokens(tokenizer, texts):
     """Return a HubTokenizer that has these special tokens too, with the ids after all others.
 
     ValueError if it cannot have them.
     """
-    content = copy.deepcopy(tokenizer.tokenizer_json)
+    content = tokenizer.tokenizer_json
     missing = [text for text in texts if text not in tokenizer.special_tokens]
     # Not in the vocabulary of the model, which would find them in a text.
-    content["added_tokens"] += map(special_token, missing, itertools.count(tokenizer.vocab_size))
+    further = map(special_token, missing, itertools.count(tokenizer.vocab_size))
+    added = [*content["added_tokens"], *further]
     end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
-    found = HubTokenizer(content, end)
-    if found.vocab_size != tokenizer.vocab_size + len(missing) or not found.extends(tokenizer):
+    found = HubTokenizer(content | {"added_tokens": added}, end)
+    size = tokenizer.vocab_size + len(missing)
+    if found.vocab_size != size or not found.extends(tokenizer):
         raise ValueError(f"the tokenizer cannot have {', '.join(missing)} as special tokens")
     return found
 
@@ -318,15 +273,10 @@ def special_token(text, number):
 # ---- The content of tokenizer.json
 
 
-def components(part):
-    """Yield the components, objects, of a part of a tokenizer.json: it is one, a Sequence, None."""
-    if part is None:
-        return
-    if part["type"] != "Sequence":
-        yield part
-    for name in ("normalizers", "pretokenizers", "processors", "decoders"):
-        for inner in part.get(name, []):
-            yield from components(inner)
+def decoder_parts(content):
+    """Return {type: part} of a decoder, which is one part, a Sequence of some, or None."""
+    decoder = content.get("decoder") or {"decoders": []}
+    return {part["type"]: part for part in decoder.get("decoders", [decoder])}
 
 
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -395,13 +345,9 @@ def tiktoken_encoding(name):
     if name not in names:
         known = ", ".join(["char", "byte", "bpe:VOCAB", *names])
         raise ValueError(f"unknown tokenizer {name!r}: choose {known}, or a model's folder")
-    try:
+    remedy = "connect to the internet, or set TIKTOKEN_CACHE_DIR to a folder that has its file"
+    with library_errors(f"tiktoken cannot load its encoding {name!r}", f": {remedy}"):
         found = tiktoken.get_encoding(name)
-    except Exception as error:  # no network, a proxy, a damaged cache
-        raise ValueError(
-            f"tiktoken cannot load its encoding {name!r} ({type(error).__name__}): connect to "
-            "the internet, or set TIKTOKEN_CACHE_DIR to a folder that has its file"
-        ) from error
     ranks, special = found._mergeable_ranks, found._special_tokens
     return TiktokenTokenizer(byte_level_json(ranks, special, found._pat_str))
 
@@ -413,12 +359,13 @@ def learned_bpe(texts, vocab_size):
     """
     import tokenizers
 
-    if not 257 <= vocab_size < MAX_VOCAB_SIZE:
+    if vocab_size < 257:
         raise ValueError(
             f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
-            f"at least 257, and less than {MAX_VOCAB_SIZE:,}"
+            "at least 257"
         )
-    learner = tokenizers.Tokenizer.from_str(json.dumps(byte_level_json(BYTES, {}, PATTERN)))
+    content = byte_level_json(BYTES, {}, PATTERN)
+    learner = tokenizers.Tokenizer.from_str(json.dumps(content))
     # The time that learning takes grows with the square of a word's length.
     parts = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]{1,500}"), "isolated")
     whole, by_bytes = learner.pre_tokenizer[0], learner.pre_tokenizer[1]
@@ -435,24 +382,19 @@ def learned_bpe(texts, vocab_size):
     return TiktokenTokenizer(byte_level_json(ranks, {END_OF_TEXT: len(ranks)}, PATTERN))
 
 
-FROM_SPEC = {
-    "byte": lambda spec: ByteTokenizer(),
-    "char": lambda spec: CharTokenizer(spec["characters"]),
-    "bpe": lambda spec: TiktokenTokenizer(spec["content"]),
-    "tokenizers": lambda spec: HubTokenizer(
-        spec["content"], spec.get("end_of_text"), spec.get("chat")
-    ),
+KINDS = {
+    "byte": ByteTokenizer,
+    "char": CharTokenizer,
+    "bpe": TiktokenTokenizer,
+    "tokenizers": HubTokenizer,
 }
 
 
 def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
-    try:
-        with library_failures(), without_reports():
-            return FROM_SPEC[spec["kind"]](spec)
-    except Exception as error:  # what others wrote can cause any
-        reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"not a tokenizer that can be used here: {str(reason)[:200]}") from None
+    with library_errors("the tokenizer fails"):
+        given = dict(spec)
+        return KINDS[given.pop("kind")](**given)
 
 
 def create_tokenizer(name, texts=()):
@@ -470,52 +412,43 @@ def create_tokenizer(name, texts=()):
 
 def tokenizer_from_folder(folder):
     """Return the tokenizer of a run, a checkpoint, an export or a published model."""
-    configs = folder.glob("step_*[0-9]/config.json")
-    last_checkpoint = sorted(configs, key=lambda path: int(path.parent.name[5:]))[-1:]
-    for path in (*last_checkpoint, folder / "config.json", folder / "lookback.json"):
-        spec = read_json(path).get("tokenizer") if path.exists() else None
-        if spec is not None:
+    checkpoints = folder.glob("step_*[0-9]/config.json")  # all of them have the same
+    for path in (*checkpoints, folder / "config.json", folder / "lookback.json"):
+        if spec := json_in(path).get("tokenizer"):
             return tokenizer_from_spec(spec)
-    if not (folder / "tokenizer.json").exists():
-        if read_json(folder / "config.json").get("model_type") != "gpt2":
-            raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
+    return published_tokenizer(folder)
+
+
+def json_in(path):
+    """Return the object in a JSON file, and {} without the file."""
+    return read_json(path) if path.exists() else {}
+
+
+def published_tokenizer(folder):
+    """Return the tokenizer of a published model: tokenizer.json, and what others say of it."""
+    config = json_in(folder / "config.json")
+    content = json_in(folder / "tokenizer.json")
+    if not content and config.get("model_type") == "gpt2":
         return create_tokenizer("gpt2")
-    content = read_json(folder / "tokenizer.json")
-    spec = {"kind": "tokenizers", "content": content}
-    spec |= {"end_of_text": end_of_text_in(folder), "chat": chat_in(folder)}
-    return tokenizer_from_spec(spec)
-
-
-def end_of_text_in(folder):
-    """Return the token's text, or its id, that ends a text of a published model.
-
-    None if nothing says it.
-    """
-    for name, key in ("tokenizer_config.json", "eos_token"), ("config.json", "eos_token_id"):
-        token = read_json(folder / name).get(key) if (folder / name).exists() else None
-        if isinstance(token, dict):
-            token = token["content"]
-        if isinstance(token, list):
-            token = token[0]  # of several, the first ends a text
-        if token is not None:
-            return token
-
-
-def chat_in(folder):
-    """Return the chat template of a published model, and the special tokens that it names.
-
-    None if it has no template.
-    """
-    path = folder / "tokenizer_config.json"
-    config = read_json(path) if path.exists() else {}
-    chat = {"template": config.get("chat_template")}
-    if (folder / "chat_template.jinja").exists():
-        chat["template"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    for name, token in config.items():
+    if not content:
+        raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
+    about = json_in(folder / "tokenizer_config.json")
+    special = {}  # such as eos_token
+    for name, token in about.items():
         text = token.get("content") if isinstance(token, dict) else token
         if name.endswith("_token") and isinstance(text, str):
-            chat[name] = text
-    return chat if isinstance(chat["template"], str) else None
+            special[name] = text
+    end_of_text = special.get("eos_token", config.get("eos_token_id"))
+    if isinstance(end_of_text, list):
+        end_of_text = end_of_text[0]  # of several, the first ends a text
+    template = about.get("chat_template")
+    if (folder / "chat_template.jinja").exists():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    chat = None
+    if isinstance(template, str):
+        chat = {"template": template, **special}
+    with library_errors("the tokenizer fails"):
+        return HubTokenizer(content, end_of_text, chat)
 
 
 def padded_vocab_size(vocab_size):

@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import POEM, SHARED
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.common import files
 from engine.text import dataset, preparation, sources
-from engine.text.tokenizer import create_tokenizer
 
 FILES = "train.bin", "val.bin", "meta.json"  # in the order in which they appear, but the first two
 
@@ -85,17 +84,6 @@ def test_nanogpts_tokens(tmp_path, gpt2_files, monkeypatch):
         sources.prepare_shakespeare(tmp_path / name, name)
         data = dataset.load_dataset(str(tmp_path / name), 8)
         assert (len(data.train), len(data.val)) == counts
-
-
-@given(st.text(alphabet="ab \r\n'1", max_size=90), st.integers(1, 30))
-@settings(deadline=None)
-def test_pieces_join_to_the_same_tokens(text, size):
-    """Catches a character between two pieces, and a cut that changes the tokens around it."""
-    parts = list(preparation.pieces(text, size))
-    assert "".join(parts) == text
-    tokenizer = create_tokenizer("bpe:300", [POEM, "aab\n\n\nb  \n \n a\r\n\r\nb" * 9])
-    ids = [tokenizer.encode(part) for part in parts]
-    assert np.array_equal(np.concatenate([[], *ids]), tokenizer.encode(text))
 
 
 def test_a_preparation_that_is_interrupted(poem, tmp_path, monkeypatch):

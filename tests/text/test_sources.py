@@ -44,7 +44,7 @@ def jsonl(path, texts, key="text"):
 
 def prepared(folder, paths):
     def read():
-        return sources.with_splits(sources.read_files(paths), 0.2)
+        return ((0.2, text) for text in sources.read_files(paths))
 
     sources.write_large_dataset(folder, read, "byte", "texts")
     return dataset.load_dataset(str(folder), 8)
@@ -76,7 +76,7 @@ def test_plain_lines_need_no_library(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     path = jsonl(tmp_path / "w[1].jsonl", ["right"])
     assert [*sources.read_files([path])] == ["right"]
-    with pytest.raises(ValueError, match="a.parquet needs the library pyarrow: pip install"):
+    with pytest.raises(ValueError, match="a.parquet: it needs the library pyarrow: pip install"):
         [*sources.read_files([tmp_path / "a.parquet"])]
 
 
@@ -146,13 +146,14 @@ def test_files_that_cannot_be_used(tmp_path, name, content, message):
 
 
 def test_the_script(tmp_path, monkeypatch):
-    """Catches a script that does not know jsonl, forgets a text beside it, or trains on --val, in
-    the same folder or under another name.
+    """Catches a script that does not know jsonl, compressed or not, forgets a text beside it, or
+    trains on --val, in the same folder or under another name.
     """
     texts = tmp_path / "texts"
     texts.mkdir()
     jsonl(texts / "a.jsonl", [f"abc {n} " * 9 for n in range(99)], key="content")
     (texts / "b.txt").write_text("hij " * 400)
+    (texts / "c.jsonl.gz").write_bytes(gzip.compress(b'{"content": "klm"}'))
     val = jsonl(texts / "val.jsonl", ["xyz"] * 30, key="content")
     other_name = texts / "latest.jsonl"
     other_name.symlink_to(val)
@@ -166,9 +167,9 @@ def test_the_script(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="choose one by --column"):
         prepare(val=(val,))
     data = prepare(val=(other_name,), column="content")
-    assert {*data.tokenizer.decode(data.train)} == {*"abchij 0123456789\n"}
+    assert {*data.tokenizer.decode(data.train)} == {*"abchijklm 0123456789\n"}
     assert data.tokenizer.decode(data.val) == "\n".join(["xyz"] * 30)
-    [path.unlink() for path in texts.glob("*.jsonl")]
+    [path.unlink() for path in texts.glob("*.jsonl*")]
     (texts / "c.txt").write_text("xyz " * 9)
     data = prepare(val=(texts / "c.txt",))
     assert data.tokenizer.decode(data.val) == "xyz " * 9
