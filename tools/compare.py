@@ -29,13 +29,11 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
-from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write, sha256_of
-from engine.common.hardware import pick_device
-from engine.common.settings import parse_settings, read_preset
+from engine.common.settings import read_preset
 from engine.text import dataset
 from tools.shared import benchmark
-from tools.shared.report import machine_report
+from tools.shared.settings import run
 
 BASELINE = "baseline"
 OWN_FLAGS = "--seed", "--out_dir", "--device", "--eval_only"  # set for each run
@@ -62,16 +60,10 @@ class CompareConfig(benchmark.BenchmarkSettings):
         at_least(1, self, "seeds")
 
 
-def read_arguments(argv):
-    """A CompareConfig from a command line that may begin with the preset."""
-    argv = [word if word.startswith("-") else f"--preset={word}" for word in argv]
-    return parse_settings(CompareConfig, argv)
-
-
 def main(config):
     """Run what has not been run yet; print and store the differences."""
     changes = read_changes(config)
-    device = pick_device(config.device)
+    _, report = benchmark.new_report("compare", config)
     folder = Path(config.out_dir, "runs")
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -93,7 +85,6 @@ def main(config):
 
     rows = [summarize(name, flags, runs) for name, flags in changes.items()]
     rows.sort(key=lambda row: -math.inf if row["difference"] is None else -row["difference"])
-    report = {"kind": "compare", **machine_report(device), "settings": vars(config)}
     report |= {"rows": rows, "runs": runs}
     benchmark.write_report(report, config, [rows])
 
@@ -189,5 +180,4 @@ def judge(losses, baseline):
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(read_arguments(sys.argv[1:]))
+    run(main, CompareConfig, "preset")

@@ -36,8 +36,9 @@ def test_attention(tmp_path, capsys, monkeypatch):
     """Catches a path, a mask, a length or a ratio that is left out in silence."""
     monkeypatch.setitem(ATTENTION, "mine", masked_fill)
     monkeypatch.setitem(VISIBLE, "my_mask", lambda S: causal)
-    monkeypatch.setattr(attention, "NAIVE_LENGTH", 16)
-    sizes = dict(min_length=16, max_length=64, window=4, out_dir=str(tmp_path))
+    for length in "NAIVE_LENGTH", "SHORTEST":
+        monkeypatch.setattr(attention, length, 16)
+    sizes = dict(max_length=64, window=4, out_dir=str(tmp_path))
     report = measured(attention.main, attention.AttentionBench(**sizes))
     assert len(report["rows"]) == (len(FEATURE) + len(ATTENTION) * len(VISIBLE)) * 3
     for row in report["rows"]:
@@ -137,7 +138,7 @@ def test_the_shapes_of_a_gpu(monkeypatch):
 @pytest.mark.parametrize(
     "setting, message",
     [
-        (dict(nanogpt="/none"), "model.py is missing"),
+        (dict(nanogpt="/none"), "meta.pkl is missing"),
         (dict(repeats=0), "repeats=0"),
         (dict(shapes="tiny"), "'tiny' is unknown; choose from small"),
         (dict(shapes="small:0"), "as in small:12"),
@@ -148,7 +149,7 @@ def test_bad_input(setting, message):
     """Catches minutes of measuring before the complaint."""
     with pytest.raises(ValueError, match=message):
         sample.SampleBench(**setting)
-    with pytest.raises(ValueError, match="at least 1, and at least twice that"):
+    with pytest.raises(ValueError, match="max_length=256 must be at least 512"):
         attention.AttentionBench(max_length=256)
 
 

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from conftest import complaint, run_here
 
 import train
+from engine.common.settings import parse_settings
 from engine.text import dataset
 from tools import compare
-from tools.compare import judge, main, read_arguments
+from tools.compare import CompareConfig, judge, main
 
 TINY = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=2, max_iters=4, eval_iters=2)
 
@@ -38,7 +40,8 @@ def preset(poem, tmp_path):
 
 
 def arguments(preset, *more):
-    return read_arguments([str(preset), "--seeds=2", f"--out_dir={preset.parent / 'out'}", *more])
+    flags = f"--preset={preset}", "--seeds=2", f"--out_dir={preset.parent / 'out'}"
+    return parse_settings(CompareConfig, [*flags, *more])
 
 
 @pytest.fixture
@@ -67,7 +70,7 @@ def new_runs(monkeypatch):
     new_runs.stops_at = None
     monkeypatch.setattr(compare.benchmark, "run_train", run_train)
     monkeypatch.setattr(compare.benchmark, "write_report", keep)
-    monkeypatch.setattr(compare, "machine_report", lambda device: {})
+    monkeypatch.setattr(compare.benchmark, "machine_report", lambda device: {})
     return new_runs
 
 
@@ -134,7 +137,6 @@ def test_runs_of_train(preset, monkeypatch):
 @pytest.mark.parametrize(
     "more, message",
     [
-        ([], "nothing to compare"),
         (["--change=--window=8", "--seeds=0"], "seeds=0"),
         (["--change=--dataset=stdlib"], "losses of different texts do not compare"),
         (["--change=--seed=3"], "for the comparison to set"),
@@ -144,3 +146,8 @@ def test_bad_input(more, message, preset):
     """Catches bad input that is found after hours."""
     with pytest.raises(ValueError, match=message):
         main(arguments(preset, *more))
+
+
+def test_the_preset_comes_first(preset):
+    """Catches a preset that is taken for an unknown word."""
+    assert "nothing to compare" in complaint(run_here("-m", "tools.compare", preset))

@@ -86,7 +86,7 @@ def test_text_that_could_break_out():
     """Catches a text that ends the element around it, or that asks for another file: no script but
     ours may run.
     """
-    text = '</script><img src=x onerror=alert(1)><!-- {{style}} & "quoted" \u2028'
+    text = '</script><img src=x onerror=alert(1)><!-- {{style.css}} & "quoted" \u2028'
     content = page({"pieces": [text], "model": text})
     assert "default-src 'none'" in content and content.count("</script>") == 11
     assert "<img" not in content and "<!--" not in content
