@@ -32,7 +32,7 @@ ROUNDS = 9  # of each comparison
 NAIVE_LENGTH = 512  # naive's many small tensors would fill the memory of the profiler
 
 
-@dataclass(kw_only=True)
+@dataclass
 class AttentionBench(benchmark.BenchmarkSettings):
     name: str = "attention"
     max_length: int = 16384

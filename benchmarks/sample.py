@@ -39,7 +39,7 @@ WARM_UP = 4  # tokens for which a prompt is read, and a step is compiled and rec
 SAMPLING = dict(temperature=0.8, top_k=200)  # nanoGPT's own
 
 
-@dataclass(kw_only=True)
+@dataclass
 class SampleBench(benchmark.ShapeSettings):
     name: str = "sample"
     shapes: str = "baby,gpt2"

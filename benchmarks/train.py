@@ -42,7 +42,7 @@ CPU_COMMAND = (
 )
 
 
-@dataclass(kw_only=True)
+@dataclass
 class TrainBench(benchmark.ShapeSettings):
     name: str = "train"
     shapes: str = "small:12,baby:16,gpt2"

@@ -185,12 +185,13 @@ def main():
     mistakes = randomly(config.random, config.seed) if config.random else listed(lists)
     found = []
     for name, path, content, tests in mistakes:
-        outcomes = []
-        while tests and outcomes[-1:] in ([], ["ESCAPED"]):
-            outcomes.append(plant(path, content, tests.pop(0)))
-        found.append(outcomes[-1])
-        elsewhere = " (by another wing)" if outcomes == ["ESCAPED", "caught "] else ""
-        print(f"{found[-1]} {name}{elsewhere}", flush=True)
+        for wing in tests:
+            outcome = plant(path, content, wing)
+            if outcome != "ESCAPED":
+                break
+        found.append(outcome)
+        elsewhere = " (by another wing)" if wing != tests[0] and outcome != "ESCAPED" else ""
+        print(f"{outcome} {name}{elsewhere}", flush=True)
     caught = len(found) - found.count("ESCAPED")
     print(f"{caught} of {len(found)} caught, {found.count('hang   ')} of them by a hang")
     sys.exit("ESCAPED" in found)

@@ -27,7 +27,7 @@ SHOWN = 3  # of each split
 BATCH_SIZE = 50
 
 
-@dataclass(kw_only=True)
+@dataclass
 class AnswersConfig(DatasetSettings):
     questions: int = 100
     """Questions of each split."""

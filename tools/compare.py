@@ -20,7 +20,6 @@ import shlex
 import shutil
 import statistics
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +28,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
-from engine.common.files import atomic_write, sha256_of
-from engine.common.settings import read_preset
+from engine.common.files import atomic_write, read_json, sha256_of
+from engine.common.settings import read_preset, read_toml
 from engine.text import dataset
 from tools.shared import benchmark
 from tools.shared.settings import run
@@ -41,7 +40,7 @@ OWN_FLAGS = "--seed", "--out_dir", "--device", "--eval_only"  # set for each run
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class CompareConfig(benchmark.BenchmarkSettings):
     preset: str = "config/minute.toml"
     """The baseline, a preset of train.py; may also be given first, without --preset=."""
@@ -81,7 +80,7 @@ def main(config):
         if not path.exists():
             result = train(config, changes[name], seed, path.with_suffix(""))
             atomic_write(path, json.dumps(result).encode())
-        runs.append({"change": name, "seed": seed, **json.loads(path.read_text(encoding="utf-8"))})
+        runs.append({"change": name, "seed": seed, **read_json(path)})
 
     rows = [summarize(name, flags, runs) for name, flags in changes.items()]
     rows.sort(key=lambda row: -math.inf if row["difference"] is None else -row["difference"])
@@ -91,12 +90,8 @@ def main(config):
 
 def read_changes(config):
     """{name: settings}, the baseline first; ValueError for settings that cannot be compared."""
-    changes = {BASELINE: ""}
-    if config.changes:
-        content = Path(config.changes).read_text(encoding="utf-8")
-        changes |= tomllib.loads(content)
-    for flags in config.change:
-        changes[flags.replace("--", "")] = flags
+    changes = {BASELINE: ""} | (read_toml(config.changes) if config.changes else {})
+    changes |= {flags.replace("--", ""): flags for flags in config.change}
     if len(changes) == 1:
         raise ValueError('nothing to compare: give --change="--key=value" or --changes=FILE.toml')
     for flags in changes.values():
@@ -130,24 +125,23 @@ def train(config, flags, seed, folder):
     words = [config.preset, *shlex.split(f"{config.flags} {flags}")]
     words += [f"--device={config.device}", f"--seed={seed}"]
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
-    result = {"val_loss": None, "seconds": None}
+    last = {}
     try:
         last, _ = benchmark.run_train(words, folder.absolute())
-        result = {name: last[name] for name in result}
     except ValueError as error:
         if ": stopped, " not in str(error):
             raise
         tqdm.write(str(error), file=sys.stderr)  # it diverged, which is a result too
     shutil.rmtree(folder, ignore_errors=True)  # its checkpoints
-    return result
+    return {name: last.get(name) for name in ("val_loss", "seconds")}
 
 
 def summarize(name, flags, runs):
     """A row of the table: the runs of one change beside the baseline's."""
-    mine = [run for run in runs if run["change"] == name]
-    baseline = [run["val_loss"] for run in runs if run["change"] == BASELINE]
-    losses = [run["val_loss"] for run in mine]
-    seconds = [run["seconds"] for run in mine if run["seconds"]]
+    losses, baseline = (
+        [run["val_loss"] for run in runs if run["change"] == change] for change in (name, BASELINE)
+    )
+    seconds = [run["seconds"] for run in runs if run["change"] == name and run["seconds"]]
     row = {"change": name, "setting": flags}
     row["loss"] = None if None in losses else statistics.mean(losses)
     row |= judge(losses, baseline)

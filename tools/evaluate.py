@@ -26,7 +26,7 @@ from engine.text import dataset, preparation
 from tools.shared.settings import DatasetSettings, run
 
 
-@dataclass(kw_only=True)
+@dataclass
 class EvaluateConfig(DatasetSettings):
     text: str = ""
     """A text file, in place of a dataset."""

@@ -31,7 +31,7 @@ from tools.shared import hugging_face, model_card
 from tools.shared.settings import ModelSettings, run
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ExportConfig(ModelSettings):
     to: str = ""
     """The folder to write; it must not exist yet."""

@@ -20,7 +20,7 @@ from experiments.shared import translation, translators
 from tools.shared.settings import run
 
 
-@dataclass(kw_only=True)
+@dataclass
 class TranslateConfig:
     out_dir: str = "out-translate"
     """The folder that experiments.translate wrote (--save)."""

@@ -60,7 +60,7 @@ my young friend that the red dog follows does not like this horse
 the queen does not like a cow because the small bees sing"""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class VisualizeConfig(ModelSettings):
     text: str = ""
     """The text to read; FILE:name reads it from a file."""

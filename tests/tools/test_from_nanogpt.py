@@ -14,11 +14,10 @@ SHAPE = dict(block_size=16, vocab_size=13, n_layer=2, n_head=2, n_embd=16, bias=
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+def datasets(here):
     """A current folder with datasets of 13 and of 4 characters."""
-    monkeypatch.chdir(tmp_path)
     for name, text in ("letters", "abcdefgh ijk\n"), ("few", "abc\n"):
-        dataset.write_dataset(tmp_path / name, [text * 60], "char", name)
+        dataset.write_dataset(Path(name), [text * 60], "char", name)
 
 
 def convert(name="letters"):

@@ -36,7 +36,7 @@ SHAPES = {name: dict(mlp="gelu", **sizes) for name, sizes in NANOGPT.items()} | 
 }
 
 
-@dataclass(kw_only=True)
+@dataclass
 class BenchmarkSettings:
     device: str = "auto"
     """auto, cpu, cuda or mps."""
@@ -46,11 +46,11 @@ class BenchmarkSettings:
     """The name of these two files."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ShapeSettings(BenchmarkSettings):
     nanogpt: str = ""
     """A clone of nanoGPT to compare with, its data/shakespeare_char prepared; empty: none."""
-    shapes: str
+    shapes: str = ""
     """Shapes and how many texts at once, as gpt2:12,baby: nanoGPT's small, baby and gpt2; and
     modern_124m and llama_7b, for a GPU. Empty: none."""
     repeats: int = 5

@@ -22,7 +22,7 @@ def run(main, settings, first=""):
         main(parse_settings(settings, argv))
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ModelSettings:
     """Which model a tool reads."""
 
@@ -40,7 +40,7 @@ class ModelSettings:
         return folder, model, pretrained.load_tokenizer(folder, model.config.vocab_size)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class DatasetSettings(ModelSettings):
     """And on which text."""
 
