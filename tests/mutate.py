@@ -86,14 +86,14 @@ def plant(path, content, tests):
         path.write_bytes(content)
         status, printed = run(tests, limit)
     except subprocess.TimeoutExpired:
-        return "hang   "
+        return "hang"
     finally:
         path.write_bytes(original)
     if status not in (0, 1, 2):  # 2: the mistake broke an import
         raise SystemExit(f"{path}: the tests did not run\n{printed[-2000:]}")
     if "Timeout (0:" in printed:  # one test took too long for pytest
-        return "hang   "
-    return "caught " if status else "ESCAPED"
+        return "hang"
+    return "caught" if status else "ESCAPED"
 
 
 def listed(lists):
@@ -122,9 +122,7 @@ def wrong(node):
         case ast.Constant(value=bool()):
             new.value = not new.value
         case ast.Constant(value=int() | float()):
-            new.value = (
-                2 * new.value if new.value and isinstance(new.value, float) else new.value + 1
-            )
+            new.value += 1
         case ast.Call(keywords=[_, *_]):
             new.keywords.pop()
         case ast.Call(args=[_, _, *_]):
@@ -191,9 +189,9 @@ def main():
                 break
         found.append(outcome)
         elsewhere = " (by another wing)" if wing != tests[0] and outcome != "ESCAPED" else ""
-        print(f"{outcome} {name}{elsewhere}", flush=True)
+        print(f"{outcome:7} {name}{elsewhere}", flush=True)
     caught = len(found) - found.count("ESCAPED")
-    print(f"{caught} of {len(found)} caught, {found.count('hang   ')} of them by a hang")
+    print(f"{caught} of {len(found)} caught, {found.count('hang')} of them by a hang")
     sys.exit("ESCAPED" in found)
 
 

@@ -138,10 +138,10 @@ def train(config, flags, seed, folder):
 
 def summarize(name, flags, runs):
     """A row of the table: the runs of one change beside the baseline's."""
-    losses, baseline = (
-        [run["val_loss"] for run in runs if run["change"] == change] for change in (name, BASELINE)
-    )
-    seconds = [run["seconds"] for run in runs if run["change"] == name and run["seconds"]]
+    mine = [run for run in runs if run["change"] == name]
+    baseline = [run["val_loss"] for run in runs if run["change"] == BASELINE]
+    losses = [run["val_loss"] for run in mine]
+    seconds = [run["seconds"] for run in mine if run["seconds"]]
     row = {"change": name, "setting": flags}
     row["loss"] = None if None in losses else statistics.mean(losses)
     row |= judge(losses, baseline)

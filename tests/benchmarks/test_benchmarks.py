@@ -182,14 +182,14 @@ def test_processes():
 
 def test_where_results_go(tmp_path, monkeypatch):
     """Catches a GPU's figures that overwrite a CPU's, and a result drawn before it is written."""
-    drawn = []
+    drawn = {}
 
     def run(command, cwd):
-        drawn.append((command[-1].name, json.loads(command[-1].read_text())))
+        drawn[command[-1].name] = json.loads(command[-1].read_text())
 
-    monkeypatch.setattr(benchmark, "machine_line", lambda report: "a machine")
+    monkeypatch.setattr(benchmark, "machine_line", str)
     monkeypatch.setattr(benchmark.subprocess, "run", run)
     config = benchmark.BenchmarkSettings(out_dir=str(tmp_path / "new"), name="x")
     benchmark.write_report({"a": 1}, config, [], torch.device("cuda"))
     benchmark.write_report({"a": 2}, config, [])
-    assert drawn == [("x_cuda.json", {"a": 1}), ("x.json", {"a": 2})]
+    assert drawn == {"x_cuda.json": {"a": 1}, "x.json": {"a": 2}}
