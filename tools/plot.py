@@ -35,11 +35,8 @@ class PlotSettings:
 def main(config):
     """Draw each file, and all folders together; ValueError for what cannot be drawn."""
     folders = [path for path in config.paths if path.is_dir()]
-
-    figures = {}
-    for path in config.paths:
-        if path not in folders:
-            figures[path.with_suffix(".png")] = draw_measurement(path)
+    files = [path for path in config.paths if path not in folders]
+    figures = {path.with_suffix(".png"): draw_measurement(path) for path in files}
     if folders:
         output = Path(config.output or folders[0] / "loss.png")
         figures[output.with_suffix(output.suffix or ".png")] = runs(folders)
