@@ -168,16 +168,17 @@ def test_a_click_shows_where_the_token_looks(page):
     assert start.startswith("In layer 1, head 3, ") and f"{20 - best} back" in start
     assert abs(float(reading) - weights.max()) < 0.01
     assert not page.each("#tokens b, #sentence script", "e.id")
-    for key, (token, layer, head) in {
-        Keys.ARROW_RIGHT: (21, 0, 2),
-        Keys.ARROW_LEFT: (20, 0, 2),
-        Keys.ARROW_DOWN: (20, 0, 0),
-        Keys.ARROW_UP: (20, 0, 2),
-        "]": (20, 1, 2),
-        "[": (20, 0, 2),
-        Keys.END: (T - 1, 0, 2),
+    for key, place in {
+        "ARROW_RIGHT": "21 0 2",  # a token, a layer, a head
+        "ARROW_LEFT": "20 0 2",
+        "ARROW_DOWN": "20 0 0",
+        "ARROW_UP": "20 0 2",
+        "]": "20 1 2",
+        "[": "20 0 2",
+        "END": f"{T - 1} 0 2",
     }.items():
-        page.press(key)
+        page.press(getattr(Keys, key, key))
+        token, layer, head = map(int, place.split())
         assert page.shows(token, page.maps[layer, head, token])
 
     script = """
@@ -237,8 +238,7 @@ def test_it_fits(page):
             page.click(f"#tab-{tab}")
             assert page.find(f"#{tab}").is_displayed()
             assert page.run("return document.documentElement.scrollWidth <= innerWidth")
-        colours = page.run("return ['ink', 'soft', 'paper'].map(n => colour('--' + n)[0])")
-        ink, soft, paper = colours
+        ink, soft, paper = page.run("return ['ink', 'soft', 'paper'].map(n => colour('--' + n)[0])")
         assert abs(paper - ink) > 150 and abs(paper - soft) > 100
         assert (paper < ink) == (scheme == "dark")
     unnamed = "e.ariaLabel || e.textContent.trim() || e.labels?.length ? [] : e.outerHTML"
