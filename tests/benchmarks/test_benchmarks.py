@@ -38,6 +38,7 @@ def test_attention(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(VISIBLE, "my_mask", lambda S: causal)
     for length in "NAIVE_LENGTH", "SHORTEST":
         monkeypatch.setattr(attention, length, 16)
+    monkeypatch.setattr(attention, "memory_bytes", lambda device: None)  # as on Windows
     sizes = dict(max_length=64, window=4, out_dir=str(tmp_path))
     report = measured(attention.main, attention.AttentionBench(**sizes))
     assert len(report["rows"]) == (len(FEATURE) + len(ATTENTION) * len(VISIBLE)) * 3
