@@ -6,6 +6,7 @@ Leaves attention_<device>.json and .png in out_dir. Ratios are medians over inte
 """
 
 import functools
+import math
 import statistics
 import sys
 from dataclasses import dataclass
@@ -18,47 +19,42 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION, FEATURE, fused, linear
-from engine.common.errors import one_line_errors
-from engine.common.hardware import measure_seconds, memory_bytes, peak_bytes, pick_device
-from engine.common.settings import parse_settings
+from engine.common.checks import at_least
+from engine.common.hardware import measure_seconds, memory_bytes, peak_bytes
 from masks import VISIBLE, sliding_window
 from tools.shared import benchmark
-from tools.shared.report import machine_report
+from tools.shared.settings import run
 
 B, H, D = 1, 8, 64  # sequences, heads, head size
+SHORTEST = 256  # sequence; lengths double from there
 LIMIT = 10.0  # seconds; what would take longer is skipped
 ROUNDS = 9  # of each comparison
 NAIVE_LENGTH = 512  # naive's many small tensors would fill the memory of the profiler
 
 
-@dataclass(kw_only=True)
+@dataclass
 class AttentionBench(benchmark.BenchmarkSettings):
     name: str = "attention"
-    min_length: int = 256
-    """The shortest sequence (T); lengths double from there."""
     max_length: int = 16384
-    """The longest sequence."""
+    """The longest sequence (T)."""
     window: int = 256
     """The predicates' number: the window of sliding_window and local_global, strided's stride."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """The dtype of queries, keys and values."""
 
     def __post_init__(self):
-        if self.min_length < 1 or self.max_length < 2 * self.min_length:
-            lengths = f"min_length={self.min_length}, max_length={self.max_length}"
-            raise ValueError(f"{lengths}: give at least 1, and at least twice that")
+        at_least(2 * SHORTEST, self, "max_length")
 
     def lengths(self):
-        """min_length, doubled until max_length."""
-        doublings = (self.max_length // self.min_length).bit_length()
-        return [self.min_length << n for n in range(doublings)]
+        """SHORTEST, doubled until max_length."""
+        doublings = (self.max_length // SHORTEST).bit_length()
+        return [SHORTEST << n for n in range(doublings)]
 
 
 def main(config):
     """Measure all paths and predicates, and the ratios that matter; print and store them."""
-    device = pick_device(config.device)
-    settings = vars(config) | {"batch_size": B, "n_head": H, "head_size": D}
-    report = {"kind": "attention", **machine_report(device), "settings": settings}
+    device, report = benchmark.new_report("attention", config)
+    report["settings"] |= {"batch_size": B, "n_head": H, "head_size": D}
     report["rows"] = measure_paths(config, device)
     report["ratios"] = compare_paths(config, device)
     benchmark.write_report(report, config, [report["rows"], report["ratios"]], device)
@@ -72,14 +68,6 @@ def call_of(path, config, device, T):
     return lambda: torch.autograd.grad(path(q, k, v), (q, k, v), q.detach())
 
 
-def half_memory(device):
-    """Bytes that a measurement may take: half of what the device has. ValueError on Windows."""
-    nbytes = memory_bytes(device)
-    if nbytes is None:
-        raise ValueError("Windows does not say how much memory it has: use Linux, macOS or a GPU")
-    return nbytes / 2
-
-
 def measure_paths(config, device):
     """Measure each path, predicate and length: a row with seconds and bytes, or "skipped"."""
     cases = {}
@@ -89,6 +77,7 @@ def measure_paths(config, device):
         for name, path in ATTENTION.items():
             cases[name, about] = functools.partial(path, visible=visible)
 
+    most = (memory_bytes(device) or math.inf) / 2
     rows = []
     for (name, about), path in tqdm(cases.items(), unit="case"):
         seconds = size = 0.0  # of the length before; twice the length takes up to four times that
@@ -97,7 +86,7 @@ def measure_paths(config, device):
             rows.append(row)
             if 4 * seconds > LIMIT or (name == "naive" and T > NAIVE_LENGTH):
                 row["skipped"] = "time"
-            elif 4 * size > half_memory(device):
+            elif 4 * size > most:
                 row["skipped"] = "memory"
             else:
                 call = call_of(path, config, device, T)
@@ -115,13 +104,12 @@ def compare_paths(config, device):
     rows = []
     for (name, path), T in zip(shortcuts.items(), config.lengths()[-2:]):
         calls = [call_of(function, config, device, T) for function in (fused, path)]
-        _, rounds = benchmark.time_rounds(calls, ROUNDS, device)
-        ratios = [slow / fast for slow, fast in rounds]
+        _, times = benchmark.time_rounds(calls, ROUNDS, device)
+        ratios = [slow / fast for slow, fast in zip(*times)]
         row = {"what": f"time of fused / {name}, T = {T}", "ratio": statistics.median(ratios)}
         rows.append(row | {"lowest": min(ratios), "highest": max(ratios)})
     return rows
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(parse_settings(AttentionBench, sys.argv[1:]))
+    run(main, AttentionBench)

@@ -21,9 +21,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least, choose
-from engine.common.errors import one_line_errors
-from engine.common.hardware import half_dtype, is_emulated, pick_device, synchronize
-from engine.common.settings import parse_settings
+from engine.common.hardware import half_dtype, is_emulated, synchronize
 from engine.decoding.compiled import CompiledStep
 from engine.decoding.generation import stream
 from engine.decoding.quantization import prepare_for_inference
@@ -33,7 +31,7 @@ from engine.text import tokenizer
 from engine.weights import checkpoint
 from model import GPT
 from tools.shared import benchmark
-from tools.shared.report import machine_report
+from tools.shared.settings import run
 
 WEIGHTS = "float32", "float16", "bfloat16", "int8"
 PROMPT = 32  # tokens before a single text
@@ -41,7 +39,7 @@ WARM_UP = 4  # tokens for which a prompt is read, and a step is compiled and rec
 SAMPLING = dict(temperature=0.8, top_k=200)  # nanoGPT's own
 
 
-@dataclass(kw_only=True)
+@dataclass
 class SampleBench(benchmark.ShapeSettings):
     name: str = "sample"
     shapes: str = "baby,gpt2"
@@ -64,8 +62,8 @@ class SampleBench(benchmark.ShapeSettings):
 
 def main(config):
     """Measure, print and store texts and whole processes of each shape."""
-    device = pick_device(config.device)
-    report = {"kind": "sample", **machine_report(device), "settings": vars(config), "shapes": []}
+    device, report = benchmark.new_report("sample", config)
+    report["shapes"] = []
     tables = []
     for word in tqdm(benchmark.words(config.shapes), "shapes", unit="shape"):
         name, texts = benchmark.split_shape(word)
@@ -75,8 +73,7 @@ def main(config):
         measured = {"shape": name, "texts": texts, "single": rows}
         tables.append([{word: who, **row} for who, row in rows.items()])
         if texts == 1 and name in benchmark.NANOGPT and device.type != "cuda":
-            rows = whole_processes(config, model, peer, benchmark.NANOGPT[name], device)
-            measured["job"] = rows
+            rows = measured["job"] = whole_processes(config, model, peer, device)
             tables.append([{f"{word}, whole process": who, **row} for who, row in rows.items()])
         report["shapes"].append(measured)
     benchmark.write_report(report, config, tables, device)
@@ -89,11 +86,10 @@ def make_model(name, device):
     """
     small = name in benchmark.NANOGPT or device.type == "cpu"  # whose products begin with float32
     torch.set_default_dtype(torch.float32 if small else getattr(torch, half_dtype(device)))
-    try:
-        with torch.device("cpu") if device.type == "mps" else device:  # a Mac's has no float64
-            return GPT(benchmark.model_config(name)).to(device)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with torch.device("cpu") if device.type == "mps" else device:  # a Mac's has no float64
+        model = GPT(benchmark.model_config(name)).to(device)
+    torch.set_default_dtype(torch.float32)
+    return model
 
 
 def write_texts(config, model, peer, texts, gb_per_s):
@@ -116,14 +112,14 @@ def write_texts(config, model, peer, texts, gb_per_s):
         generate = functools.partial(peer.generate, prompts, config.tokens, **SAMPLING)
         writers[f"nanoGPT {'bfloat16' if on_gpu else 'float32'}"] = autocast(generate)
 
-    first, rounds = benchmark.time_rounds([*writers.values()], config.repeats, device)
+    first, times = benchmark.time_rounds([*writers.values()], config.repeats, device)
     rows = {}
     for n, who in enumerate(writers):
-        median = statistics.median(times[n] for times in rounds)
+        median = statistics.median(times[n])
         row = {"seconds": median, "tokens_per_s": texts * config.tokens / median}
         row["first text, s"] = first[n]
         if peer:
-            row["times nanoGPT"] = statistics.median(times[-1] / times[n] for times in rounds)
+            row["times nanoGPT"] = benchmark.ratio(times[-1], times[n])
         if who in steps:
             size, seconds = steps[who]
             step = statistics.median(seconds[1:])
@@ -171,11 +167,11 @@ def our_writer(model, prompts, tokens, compiled, seconds):
     return write
 
 
-def whole_processes(config, model, peer, shape, device):
+def whole_processes(config, model, peer, device):
     """Seconds of processes that start, load the model and write all texts: {who: row}."""
     words = tokenizer.CharTokenizer(map(chr, range(10, 75)))
     data = {"dataset": "shakespeare_char"}
-    if shape["vocab_size"] > words.vocab_size:
+    if model.config.vocab_size > words.vocab_size:
         words = tokenizer.create_tokenizer("gpt2")
         data = {}
 
@@ -195,9 +191,7 @@ def whole_processes(config, model, peer, shape, device):
         if peer:
             for p in peer.parameters():
                 p.data[words.vocab_size :] = 0  # it cannot decode ids that pad its vocabulary
-            theirs = {"model": peer.state_dict()}
-            theirs["model_args"] = {**shape, "bias": True, "dropout": 0.0}
-            theirs["config"] = data
+            theirs = {"model": peer.state_dict(), "model_args": vars(peer.config), "config": data}
             torch.save(theirs, Path(out, "ckpt.pt"))
             start = run_sample(1, 1, "--dtype=float32", cwd=config.nanogpt)
             one = run_sample(1, config.length, "--dtype=float32", cwd=config.nanogpt)
@@ -212,5 +206,4 @@ def whole_processes(config, model, peer, shape, device):
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(parse_settings(SampleBench, sys.argv[1:]))
+    run(main, SampleBench)

@@ -22,13 +22,11 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
-from engine.common.errors import one_line_errors
-from engine.common.hardware import half_dtype, peak_bytes, pick_device
-from engine.common.settings import parse_settings
+from engine.common.hardware import half_dtype, peak_bytes
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT
 from tools.shared import benchmark
-from tools.shared.report import machine_report
+from tools.shared.settings import run
 
 STEPS_ON_GPU = 10  # in a round: to wait after each would be part of its time
 OPTIMIZER = dict(  # nanoGPT's, unless the shape has its own
@@ -44,7 +42,7 @@ CPU_COMMAND = (
 )
 
 
-@dataclass(kw_only=True)
+@dataclass
 class TrainBench(benchmark.ShapeSettings):
     name: str = "train"
     shapes: str = "small:12,baby:16,gpt2"
@@ -62,8 +60,7 @@ class TrainBench(benchmark.ShapeSettings):
 
 def main(config):
     """Measure, print and store what the settings select."""
-    device = pick_device(config.device)
-    report = {"kind": "train", **machine_report(device), "settings": vars(config)}
+    device, report = benchmark.new_report("train", config)
     tables = []
     if config.preset:
         report |= time_to_loss(config, device)
@@ -126,11 +123,11 @@ def compare_steps(config, shape, device, gflops):
     if device.type == "cuda":
         dtype, calls = half_dtype(device), STEPS_ON_GPU
     model, tokens, steps = make_steps(config, shape, device, dtype)
-    first, rounds = benchmark.time_rounds([*steps.values()], config.repeats, device, calls)
+    first, times = benchmark.time_rounds([*steps.values()], config.repeats, device, calls)
     peak = gflops[dtype] * 1e9
     rows = []
     for n, (who, function) in enumerate(steps.items()):
-        seconds = statistics.median(times[n] for times in rounds)
+        seconds = statistics.median(times[n])
         speed = tokens / seconds
         row = {"shape": shape, "model": who, "tokens": tokens, "ms": seconds * 1e3}
         row["tokens/s"] = speed
@@ -138,7 +135,7 @@ def compare_steps(config, shape, device, gflops):
         row["nanoGPT's MFU"] = speed * nanogpt_flops(model) / peak
         row["MB"] = peak_bytes(function, device) / 1e6
         row["first step, s"] = first[n]
-        row["time / ours"] = statistics.median(times[n] / times[0] for times in rounds)
+        row["time / ours"] = benchmark.ratio(times[n], times[0])
         rows.append(row)
     return rows
 
@@ -199,5 +196,4 @@ def nanogpt_flops(model):
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(parse_settings(TrainBench, sys.argv[1:]))
+    run(main, TrainBench)

@@ -78,9 +78,14 @@ def poem(tmp_path):
 
 
 @pytest.fixture
-def poem_here(poem, tmp_path, monkeypatch):
-    """A current folder with the dataset poem: runs of fit are in its folder out."""
+def here(tmp_path, monkeypatch):
+    """An empty current folder, of the tests' process only."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def poem_here(poem, here):
+    """A current folder with the dataset poem: runs of fit are in its folder out."""
 
 
 def configure(**changes):

@@ -92,12 +92,9 @@ def test_the_table_is_true_here(name):
 def test_pinned_versions():
     """Catches a package without a lower bound or a pin, and a pin outside of its range."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pins = {}
-    for name in "requirements.txt", "requirements-dev.txt":
-        for line in (ROOT / name).read_text().splitlines():
-            if "==" in line:
-                package, _, pins_to = line.partition("==")
-                pins[package] = pins_to
+    files = ROOT / "requirements.txt", ROOT / "requirements-dev.txt"
+    lines = [line for file in files for line in file.read_text().splitlines()]
+    pins = dict(line.split("==") for line in lines if "==" in line)
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     wanted = {r.name: r.specifier for group in groups for r in map(Requirement, group)}
     del wanted["lookback"]

@@ -17,22 +17,18 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
-from engine.common.errors import escape_control_characters, one_line_errors
+from engine.common.errors import escape_control_characters
 from engine.common.hardware import pick_device
-from engine.common.settings import parse_settings
 from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session, next_token
-from tools.shared.data import dataset_of
-from tools.shared.model_settings import ModelSettings
+from tools.shared.settings import DatasetSettings, run
 
 SHOWN = 3  # of each split
 BATCH_SIZE = 50
 
 
-@dataclass(kw_only=True)
-class AnswersConfig(ModelSettings):
-    dataset: str = ""
-    """A prepared dataset of conversations; empty: the one of the training."""
+@dataclass
+class AnswersConfig(DatasetSettings):
     questions: int = 100
     """Questions of each split."""
     device: str = "auto"
@@ -46,9 +42,9 @@ def main(config):
     """Print the figures; return {split: (exact answers, questions)}."""
     device = pick_device(config.device)
     folder, model, tokenizer = config.load()
-    name, data = dataset_of(folder, config.dataset, tokenizer)
+    data = config.load_dataset(folder, tokenizer)
     if not data.masks:
-        raise ValueError(f"dataset {name} has no conversations: give another --dataset")
+        raise ValueError(f"dataset {data.name} has no conversations: give another --dataset")
     data.pack(model.config.block_size)
     model = model.to(device).eval()
     result = {}
@@ -107,5 +103,4 @@ def words(ids, tokenizer):
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(parse_settings(AnswersConfig, sys.argv[1:]))
+    run(main, AnswersConfig)

@@ -16,7 +16,6 @@ then what followed any of its copies counts.
 
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +24,10 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
-from engine.common.errors import one_line_errors
-from engine.common.settings import parse_settings
 from masks import mask_of, positions
-from tools.shared.data import dataset_of
 from tools.shared.inspection import attention_maps
-from tools.shared.model_settings import ModelSettings
 from tools.shared.report import format_table
+from tools.shared.settings import DatasetSettings, run
 
 FAR = 0.25
 FOLLOWS_A_COPY = "after an earlier copy"
@@ -39,17 +35,11 @@ INDUCTION = "induction, shuffled text"
 TEXTS = 32  # from all over the validation split
 
 
-@dataclass(kw_only=True)
-class CensusConfig(ModelSettings):
-    dataset: str = ""
-    """A prepared dataset, whose validation split is read; empty: the one of the training."""
-
-
 def main(config):
     """Print the table; ValueError for what cannot be counted."""
     folder, model, tokenizer = config.load()
     T = model.config.block_size
-    name, data = dataset_of(folder, config.dataset, tokenizer, T)
+    data = config.load_dataset(folder, tokenizer, T)
     texts = []
     for start in np.linspace(0, len(data.val) - T, TEXTS).astype(int):
         ids = np.append(tokenizer.begin, data.val[start : start + T])[:T]
@@ -59,7 +49,7 @@ def main(config):
 
     rows = table(found)
     size = f"{TEXTS} texts of {T} tokens"
-    print(f"{folder} on the validation split of {name}: {size}\n\n{format_table(rows)}\n")
+    print(f"{folder} on the validation split of {data.name}: {size}\n\n{format_table(rows)}\n")
     print(f"A head counts where its score goes {FAR:.0%} of the way from chance to 1.")
     if not rows[-1]["heads"]:
         print("No induction head here; a model with one: python train.py config/induction.toml")
@@ -135,5 +125,4 @@ def table(found):
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(parse_settings(CensusConfig, sys.argv[1:]))
+    run(main, DatasetSettings)

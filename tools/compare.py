@@ -20,7 +20,6 @@ import shlex
 import shutil
 import statistics
 import sys
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +28,11 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
-from engine.common.errors import one_line_errors
-from engine.common.files import atomic_write, sha256_of
-from engine.common.hardware import pick_device
-from engine.common.settings import parse_settings, read_preset
+from engine.common.files import atomic_write, read_json, sha256_of
+from engine.common.settings import read_preset, read_toml
 from engine.text import dataset
 from tools.shared import benchmark
-from tools.shared.report import machine_report
+from tools.shared.settings import run
 
 BASELINE = "baseline"
 OWN_FLAGS = "--seed", "--out_dir", "--device", "--eval_only"  # set for each run
@@ -43,7 +40,7 @@ OWN_FLAGS = "--seed", "--out_dir", "--device", "--eval_only"  # set for each run
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class CompareConfig(benchmark.BenchmarkSettings):
     preset: str = "config/minute.toml"
     """The baseline, a preset of train.py; may also be given first, without --preset=."""
@@ -62,16 +59,10 @@ class CompareConfig(benchmark.BenchmarkSettings):
         at_least(1, self, "seeds")
 
 
-def read_arguments(argv):
-    """A CompareConfig from a command line that may begin with the preset."""
-    argv = [word if word.startswith("-") else f"--preset={word}" for word in argv]
-    return parse_settings(CompareConfig, argv)
-
-
 def main(config):
     """Run what has not been run yet; print and store the differences."""
     changes = read_changes(config)
-    device = pick_device(config.device)
+    _, report = benchmark.new_report("compare", config)
     folder = Path(config.out_dir, "runs")
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -89,23 +80,18 @@ def main(config):
         if not path.exists():
             result = train(config, changes[name], seed, path.with_suffix(""))
             atomic_write(path, json.dumps(result).encode())
-        runs.append({"change": name, "seed": seed, **json.loads(path.read_text(encoding="utf-8"))})
+        runs.append({"change": name, "seed": seed, **read_json(path)})
 
     rows = [summarize(name, flags, runs) for name, flags in changes.items()]
     rows.sort(key=lambda row: -math.inf if row["difference"] is None else -row["difference"])
-    report = {"kind": "compare", **machine_report(device), "settings": vars(config)}
     report |= {"rows": rows, "runs": runs}
     benchmark.write_report(report, config, [rows])
 
 
 def read_changes(config):
     """{name: settings}, the baseline first; ValueError for settings that cannot be compared."""
-    changes = {BASELINE: ""}
-    if config.changes:
-        content = Path(config.changes).read_text(encoding="utf-8")
-        changes |= tomllib.loads(content)
-    for flags in config.change:
-        changes[flags.replace("--", "")] = flags
+    changes = {BASELINE: ""} | (read_toml(config.changes) if config.changes else {})
+    changes |= {flags.replace("--", ""): flags for flags in config.change}
     if len(changes) == 1:
         raise ValueError('nothing to compare: give --change="--key=value" or --changes=FILE.toml')
     for flags in changes.values():
@@ -119,7 +105,8 @@ def read_changes(config):
 
 def version_of(config):
     """A hash of all that may change a result: train.py and its imports, presets and dataset."""
-    paths = [*benchmark.ROOT.glob("*.py"), *benchmark.ROOT.glob("engine/**/*.py")]
+    rooms = "*.py", "engine/**/*.py", "variants/*.py"
+    paths = [path for room in rooms for path in benchmark.ROOT.glob(room)]
     paths += Path(config.preset).parent.glob("*.toml")  # one of them may be its base
     names = [read_preset(config.preset).get("dataset", "stdlib")]
     names += re.findall(r"--dataset[= ](\S+)", config.flags)
@@ -139,16 +126,15 @@ def train(config, flags, seed, folder):
     words = [config.preset, *shlex.split(f"{config.flags} {flags}")]
     words += [f"--device={config.device}", f"--seed={seed}"]
     shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
-    result = {"val_loss": None, "seconds": None}
+    last = {}
     try:
         last, _ = benchmark.run_train(words, folder.absolute())
-        result = {name: last[name] for name in result}
     except ValueError as error:
         if ": stopped, " not in str(error):
             raise
         tqdm.write(str(error), file=sys.stderr)  # it diverged, which is a result too
     shutil.rmtree(folder, ignore_errors=True)  # its checkpoints
-    return result
+    return {name: last.get(name) for name in ("val_loss", "seconds")}
 
 
 def summarize(name, flags, runs):
@@ -189,5 +175,4 @@ def judge(losses, baseline):
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(read_arguments(sys.argv[1:]))
+    run(main, CompareConfig, "preset")

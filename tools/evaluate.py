@@ -21,18 +21,13 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
-from engine.common.errors import one_line_errors
 from engine.common.hardware import pick_device
-from engine.common.settings import parse_settings
 from engine.text import dataset, preparation
-from tools.shared.data import dataset_of
-from tools.shared.model_settings import ModelSettings
+from tools.shared.settings import DatasetSettings, run
 
 
-@dataclass(kw_only=True)
-class EvaluateConfig(ModelSettings):
-    dataset: str = ""
-    """A prepared dataset, whose validation split is read; empty: the one of the training."""
+@dataclass
+class EvaluateConfig(DatasetSettings):
     text: str = ""
     """A text file, in place of a dataset."""
     stride: int = 0
@@ -75,8 +70,8 @@ def read_tokens(config, folder, tokenizer):
         tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)], np.int64)
         first = 0 if tokenizer.begin else count_bytes(tokens[:1], tokenizer)
         return tokens, len(text.encode()) - first, config.text
-    name, data = dataset_of(folder, config.dataset, tokenizer)
-    return data.val, count_bytes(data.val[1:], tokenizer), f"the validation split of {name}"
+    data = config.load_dataset(folder, tokenizer)
+    return data.val, count_bytes(data.val[1:], tokenizer), f"the validation split of {data.name}"
 
 
 @torch.no_grad()
@@ -103,5 +98,4 @@ def count_bytes(tokens, tokenizer):
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(parse_settings(EvaluateConfig, sys.argv[1:]))
+    run(main, EvaluateConfig)

@@ -21,19 +21,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION
-from engine.common.errors import one_line_errors
 from engine.common.files import atomic_path, shell_path
-from engine.common.settings import parse_settings
 from engine.text.chat import ChatTemplate
 from engine.weights import checkpoint, families
 from engine.weights.checkpoint import write_safetensors
 from engine.weights.pretrained import WithoutInit
 from model import GPT, GPTConfig
 from tools.shared import hugging_face, model_card
-from tools.shared.model_settings import ModelSettings
+from tools.shared.settings import ModelSettings, run
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ExportConfig(ModelSettings):
     to: str = ""
     """The folder to write; it must not exist yet."""
@@ -223,14 +221,10 @@ def with_constants(model, config):
 
     Those that it lacks are scales of one and biases of zero.
     """
-    ours = dict(model.named_parameters())
     weights = {}
     for name, parameter in without_values(config).named_parameters():
-        if name in ours:
-            weights[name] = ours[name].detach()
-        else:
-            weights[name] = torch.full(parameter.shape, float(name.endswith("weight")))
-    return weights
+        weights[name] = torch.full(parameter.shape, float(name.endswith("weight")))
+    return weights | dict(model.named_parameters())
 
 
 def notes(kind, config, tokenizer):
@@ -258,5 +252,4 @@ def notes(kind, config, tokenizer):
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        export(parse_settings(ExportConfig, sys.argv[1:]))
+    run(export, ExportConfig)

@@ -16,13 +16,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine.common.errors import one_line_errors
 from engine.common.files import require_regular_file
-from engine.common.settings import parse_settings
 from engine.text import dataset
 from engine.text.tokenizer import create_tokenizer
 from engine.weights.checkpoint import save_checkpoint
 from model import GPT
+from tools.shared.settings import run
 
 GPT2_VOCAB_SIZES = (50257, 50304)  # as published, and as nanoGPT pads them
 
@@ -94,8 +93,4 @@ def find_tokenizer(name, config, path):
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        argv = sys.argv[1:]
-        if argv != ["--help"]:
-            argv = ["--paths", *argv]
-        main(parse_settings(Settings, argv))
+    run(main, Settings, "paths")

@@ -8,22 +8,16 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # no display is needed
-import matplotlib.pyplot as plt  # noqa: E402
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine.common.errors import one_line_errors  # noqa: E402
-from engine.common.files import atomic_path, read_json  # noqa: E402
-from engine.common.settings import parse_settings  # noqa: E402
-from engine.weights.checkpoint import read_metrics  # noqa: E402
-from tools.shared.heatmaps import plain  # noqa: E402
+from engine.common.checks import choose
+from engine.common.files import read_json
+from engine.weights.checkpoint import read_metrics
+from tools.shared.heatmaps import new_figure, plain, save
+from tools.shared.settings import run
 
 COLORS = {"lookback": "#1f77b4", "nanoGPT": "#d62728", "better": "#2ca02c", "worse": "#d62728"}
 GRAY = "#bbbbbb"
-STYLE = {"figure.constrained_layout.use": True, "savefig.dpi": 150, "legend.frameon": False}
 
 
 @dataclass
@@ -33,16 +27,16 @@ class PlotSettings:
     output: str = ""
     """The picture of the folders; empty: loss.png in the first of them."""
 
+    def __post_init__(self):
+        if not self.paths:
+            raise ValueError("give measurements (.json), or folders that train.py wrote")
+
 
 def main(config):
     """Draw each file, and all folders together; ValueError for what cannot be drawn."""
-    plt.rcParams.update(STYLE)
     folders = [path for path in config.paths if path.is_dir()]
-
-    figures = {}
-    for path in config.paths:
-        if path not in folders:
-            figures[path.with_suffix(".png")] = draw_measurement(path)
+    files = [path for path in config.paths if path not in folders]
+    figures = {path.with_suffix(".png"): draw_measurement(path) for path in files}
     if folders:
         output = Path(config.output or folders[0] / "loss.png")
         figures[output.with_suffix(output.suffix or ".png")] = runs(folders)
@@ -51,14 +45,14 @@ def main(config):
         if not figure:
             print(f"{path} not written: there is nothing to draw")
             continue
-        with atomic_path(path) as unfinished:
-            figure.savefig(unfinished, format=path.suffix[1:])
+        save(figure, path, dpi=150, bbox_inches=None)
         print(f"{path} written")
 
 
 def runs(folders):
     """Training runs: losses above, learning rate and speed below."""
-    figure, (losses, rates) = plt.subplots(2, 1, figsize=(9, 7), height_ratios=(2, 1), sharex=True)
+    figure = new_figure(9, 7)
+    losses, rates = figure.subplots(2, 1, height_ratios=(2, 1), sharex=True)
     speeds = rates.twinx()
     panels = (
         (losses, "train_loss", "-"),
@@ -67,37 +61,24 @@ def runs(folders):
         (speeds, "tokens_per_s", ":"),
     )
     for n, folder in enumerate(folders):
-        records = load_metrics(folder)
+        records = read_metrics(folder / "metrics.jsonl").values()
+        if not records:
+            raise ValueError(f"{folder} has no metrics.jsonl, or a damaged one: train.py writes it")
         for panel, key, style in panels:
-            known = [record for record in records if record.get(key) is not None]
-            steps = [record["step"] for record in known]
-            values = [record[key] for record in known]
+            known = {r["step"]: r[key] for r in records if r.get(key) is not None}
             label = plain(str(folder)) if key == "val_loss" else None
-            panel.plot(steps, values, style, color=f"C{n}", label=label)
+            panel.plot([*known], [*known.values()], style, color=f"C{n}", label=label)
     losses.set(ylabel="loss (nats per token)", title="training (lines) and validation (dots)")
-    losses.legend()
+    losses.legend(frameon=False)
     rates.set(xlabel="step", ylabel="learning rate (lines)")
     speeds.set(ylabel="tokens/s (dotted)", ylim=(0, None))
     return figure
 
 
-def load_metrics(folder):
-    """Return the lines of a run's metrics.jsonl, as dicts; ValueError without any."""
-    records = [*read_metrics(folder / "metrics.jsonl").values()]
-    if not records:
-        raise ValueError(f"{folder} has no metrics.jsonl, or a damaged one: train.py writes it")
-    return records
-
-
 def draw_measurement(path):
     """The figure of a JSON file by its "kind", or None."""
-    try:
-        report = read_json(path)
-        draw = DRAW[report["kind"]]
-    except (ValueError, KeyError, TypeError):
-        kinds = ", ".join(DRAW)
-        raise ValueError(f'{path} is not a measurement: its "kind" is none of {kinds}') from None
-    return draw(report)
+    report = read_json(path)
+    return choose(f"{path}: kind", str(report.get("kind")), DRAW)(report)
 
 
 def attention(report):
@@ -112,7 +93,8 @@ def attention(report):
             lines.setdefault(label, []).append(row)
     lengths = sorted({row["T"] for row in report["rows"]})
 
-    figure, panels = plt.subplots(1, 2, figsize=(13, 4.6))
+    figure = new_figure(13, 4.6)
+    panels = figure.subplots(1, 2)
     figures = ("seconds", "seconds", 1), ("bytes", "MB of peak memory", 1e-6)
     for panel, (key, unit, scale) in zip(panels, figures):
         for label, rows in lines.items():
@@ -125,7 +107,8 @@ def attention(report):
             panel.loglog(lengths, guide, style, color=GRAY, label=label)
         panel.set_xticks(lengths, map(str, lengths))
         panel.set(xlabel="sequence length T", ylabel=unit, ylim=(low, high))
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right center", frameon=False)
     figure.suptitle(f"attention, forward + backward, {settings['dtype']}, {report['device']}")
     return figure
 
@@ -134,7 +117,8 @@ def train(report):
     """Validation loss against wall time: the preset, and nanoGPT."""
     if "runs" not in report:
         return None
-    figure, panel = plt.subplots(figsize=(8, 4.2))
+    figure = new_figure(8, 4.2)
+    panel = figure.subplots()
     style = dict(marker="o", color=COLORS["lookback"])
     panel.plot(*zip(*report["curve"]), **style, label="lookback, evaluated on the way")
     ends = [(run["seconds"], run["val_loss"]) for run in report["runs"]]
@@ -142,11 +126,10 @@ def train(report):
     if peer := report.get("nanogpt"):
         style["color"] = COLORS["nanoGPT"]
         panel.plot(*zip(*peer["curve"]), **style, label="nanoGPT's own command")
-    panel.set_xlabel("seconds since the start of the process")
-    panel.set_xlim(left=0)
-    panel.set_ylabel("validation loss (nats per token)")
+    panel.set(xlabel="seconds since the start of the process", xlim=(0, None))
+    panel.set(ylabel="validation loss (nats per token)")
     panel.set_title(f"{report['settings']['preset']}, {report['device']}")
-    panel.legend()
+    panel.legend(frameon=False)
     return figure
 
 
@@ -164,7 +147,8 @@ def sample(report):
     if not jobs:
         return None
 
-    figure, panels = plt.subplots(len(jobs), 1, figsize=(8, 2.1 * len(jobs)), squeeze=False)
+    figure = new_figure(8, 2.1 * len(jobs))
+    panels = figure.subplots(len(jobs), 1, squeeze=False)
     for (title, speeds), panel in zip(jobs.items(), panels.flat):
         colors = [COLORS.get(who.split()[0], "#999999") for who in speeds]
         bars = panel.barh([*speeds], [*speeds.values()], color=colors)
@@ -180,14 +164,15 @@ def compare(report):
     """The differences in loss from the baseline with their 95% intervals."""
     rows = report["rows"]
     settings = report["settings"]
-    figure, panel = plt.subplots(figsize=(8, max(2.4, 0.3 * len(rows))))
+    figure = new_figure(8, max(2.4, 0.3 * len(rows)))
+    panel = figure.subplots()
     for n, row in enumerate(rows):
         color = COLORS.get(row["verdict"], GRAY)
         if row["margin"] is None:
             panel.text(0, n, f" {row['diverged']} diverged", va="center", color=color)
         else:
-            size = dict(xerr=row["margin"], capsize=3)
-            panel.errorbar(row["difference"], n, **size, fmt="o", color=color)
+            margin = row["margin"]
+            panel.errorbar(row["difference"], n, xerr=margin, fmt="o", color=color, capsize=3)
     panel.axvline(0, color="black", linewidth=0.8, zorder=0)
     panel.set_yticks(range(len(rows)), [row["change"] for row in rows])
     panel.set_ylim(len(rows) - 0.5, -0.5)
@@ -201,8 +186,4 @@ DRAW = {"attention": attention, "train": train, "sample": sample, "compare": com
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        argv = sys.argv[1:]
-        if argv != ["--help"]:
-            argv = ["--paths", *argv]
-        main(parse_settings(PlotSettings, argv))
+    run(main, PlotSettings, "paths")

@@ -14,13 +14,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.checks import at_least
-from engine.common.errors import escape_control_characters, one_line_errors
-from engine.common.settings import parse_settings
+from engine.common.errors import escape_control_characters
 from engine.decoding.sampling import Sampler, Sampling
 from experiments.shared import translation, translators
+from tools.shared.settings import run
 
 
-@dataclass(kw_only=True)
+@dataclass
 class TranslateConfig:
     out_dir: str = "out-translate"
     """The folder that experiments.translate wrote (--save)."""
@@ -55,5 +55,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(parse_settings(TranslateConfig, sys.argv[1:]))
+    run(main, TranslateConfig)

@@ -44,14 +44,12 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
-from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
-from engine.common.settings import parse_settings
 from engine.text.preparation import read_text
 from experiments.shared import translation, translators
 from tools.shared import heatmaps, live
 from tools.shared.inspection import attention_maps
-from tools.shared.model_settings import ModelSettings
+from tools.shared.settings import ModelSettings, run
 
 PAGE = Path(__file__).with_name("page")
 CANDIDATES = 10  # for the next token
@@ -62,7 +60,7 @@ my young friend that the red dog follows does not like this horse
 the queen does not like a cow because the small bees sing"""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class VisualizeConfig(ModelSettings):
     text: str = ""
     """The text to read; FILE:name reads it from a file."""
@@ -91,16 +89,15 @@ def main(config):
         return show_alignment(config.out_dir, config.text)
     folder, model, tokenizer = config.load()
     ids, note = read(tokenizer, config.text, model.config.block_size)
-    L = model.config.n_layer
-    H = model.config.n_head
     maps, logits = attention_maps(model, ids, attention_weights)
-    is_linear = model.transformer.h[0].attn.feature
+    attentions = [block.attn for block in model.transformer.h]
+    implied = ": the weights that linear attention implies" if attentions[0].feature else ""
     data = {
-        "model": f"{folder}{': the weights that linear attention implies' if is_linear else ''}",
+        "model": f"{folder}{implied}",
         "note": note,
-        "layers": L,
-        "heads": H,
-        "windows": [getattr(block.attn.visible, "window", None) for block in model.transformer.h],
+        "layers": model.config.n_layer,
+        "heads": model.config.n_head,
+        "windows": [getattr(attention.visible, "window", None) for attention in attentions],
         "ids": ids.tolist(),
     }
     data |= describe_live(config, model, tokenizer) or describe(tokenizer, ids, maps, logits)
@@ -118,7 +115,8 @@ def main(config):
     heatmaps.save(figure, picture)
     if note:
         print(f"note: {note}", file=sys.stderr)
-    print(f"{file} and {picture}: {len(ids)} tokens, {L} layers x {H} heads")
+    shape = "{layers} layers x {heads} heads".format_map(data)
+    print(f"{file} and {picture}: {len(ids)} tokens, {shape}")
     if "live" in data:
         print(f"{file} holds the model: {file.stat().st_size / 1e6:.1f} MB")
     return file, picture
@@ -227,10 +225,8 @@ def draw(maps, labels, title):
     figure = heatmaps.new_figure(2.4 * H + 2, 2.4 * L + 1.2)
     panels = figure.subplots(L, H, squeeze=False)
     most_labels = 24 if len(labels) <= 24 else 0
-    for layer, head in np.ndindex(L, H):
-        panel = panels[layer, head]
-        weights = maps[layer][head].float().numpy()
-        image = heatmaps.draw(panel, weights, labels, most_labels)
+    for (layer, head), panel in np.ndenumerate(panels):
+        image = heatmaps.draw(panel, maps[layer][head].float().numpy(), labels, most_labels)
         panel.set(ylabel=f"layer {layer + 1}", title=f"head {head + 1}")
         panel.label_outer()
     heatmaps.scale(figure, image, panels)
@@ -242,17 +238,13 @@ def draw(maps, labels, title):
 def page(data, template="index.html"):
     """The whole of a page. No text can end the element around it: < becomes \\u003c."""
     content = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    parts = {"data": content.replace("<", "\\u003c"), "other": ""}
-    parts["style"] = (PAGE / "style.css").read_text(encoding="utf-8")
-    for path in [*PAGE.glob("*.js"), PAGE / "translator.html"]:
-        parts[path.name] = path.read_text(encoding="utf-8")
+    parts = {path.name: path.read_text(encoding="utf-8") for path in PAGE.glob("[a-z]*")}
+    parts |= {"data": content.replace("<", "\\u003c"), "other": ""}
     if "other" in data:
         address, says = map(html.escape, data["other"])
         parts["other"] = f'<a href="{address}">{says}</a>'
-    template = (PAGE / template).read_text(encoding="utf-8")
-    return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], template)
+    return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], parts[template])
 
 
 if __name__ == "__main__":
-    with one_line_errors():
-        main(parse_settings(VisualizeConfig, sys.argv[1:]))
+    run(main, VisualizeConfig)

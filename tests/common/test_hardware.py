@@ -10,7 +10,6 @@ import time
 import pytest
 import torch
 
-from benchmarks import attention
 from engine.common import hardware
 from engine.common.errors import one_line_message
 from tools.shared import report
@@ -80,9 +79,9 @@ def test_the_processor_of_any_system(monkeypatch):
 def test_memory(monkeypatch):
     """Catches a traceback on Windows, and figures of a Mac's GPU that are not numbers."""
     assert hardware.memory_bytes(CPU) > 2**28
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match="how much memory"):
+    with monkeypatch.context() as patch:
         patch.delattr(hardware.os, "sysconf")
-        attention.half_memory(CPU)
+        assert hardware.memory_bytes(CPU) is None
     pool = [100]  # a Mac's: it grows, and keeps what is freed
     monkeypatch.setattr(torch.mps, "empty_cache", list)
     monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: sum(pool))

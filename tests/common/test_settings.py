@@ -113,15 +113,6 @@ def test_bad_settings(argument, message):
 
 
 @pytest.mark.parametrize(
-    "word, message", [("hello", '--start="hello"'), ("--prompt=hello", "did you mean start")]
-)
-def test_where_a_prompt_goes(word, message):
-    """Catches a user of sample.py who is not told which setting is the prompt."""
-    with pytest.raises(ValueError, match=message):
-        parse_settings(SampleConfig, [word])
-
-
-@pytest.mark.parametrize(
     "line, message",
     [
         ("\ufeffn_layr = 3", r"x.toml: unknown setting 'n_layr': did you mean n_layer\?"),

@@ -1,17 +1,19 @@
 """The census against counting by hand, and against heads that are known to do one thing."""
 
+import itertools
+
 import pytest
 import torch
-from conftest import POEM, complaint, run_here, save, tiny
+from conftest import POEM, save, tiny
 
 from attention import attention_weights
 from engine.text import dataset
 from tools import census as tool
-from tools.census import FAR, INDUCTION, CensusConfig, census, gain, keys_that_count, main, table
+from tools.census import FAR, INDUCTION, census, gain, main, table
 from tools.shared.inspection import attention_maps
+from tools.shared.settings import DatasetSettings
 
 T = 20
-KINDS = [*keys_that_count(torch.arange(T))]
 
 
 def model_of(**changes):
@@ -33,21 +35,19 @@ def test_scores_and_chance_levels_by_hand():
     }
     model = model_of()
     found = census(model, texts_of())
-    for kind, layer in [(kind, layer) for kind in KINDS for layer in (0, 1)]:
-        reach = (4, T)[layer]
-        shares = []
-        by_chance = []
+    assert found.keys() == {*counts, INDUCTION}
+    for kind, (layer, reach) in itertools.product(counts, enumerate([4, T])):
+        both = []  # the share of each query, and that by chance
         for ids in texts_of():
             weights = attention_maps(model, ids, attention_weights)[0][layer][1]
             for i in range(T):
                 keys = [j for j in range(i + 1) if counts[kind](i, j, ids)]
                 visible = [j for j in keys if j > i - reach]
                 if keys:
-                    shares.append(weights[i, visible].sum())
-                    by_chance.append(len(visible) / min(reach, i + 1))
+                    both.append([weights[i, visible].sum(), len(visible) / min(reach, i + 1)])
         scores, chances = found[kind]
-        assert scores[layer, 1].item() == pytest.approx(sum(shares).item() / len(shares), rel=1e-4)
-        assert chances[layer, 0].item() == pytest.approx(sum(by_chance) / len(shares), rel=1e-4)
+        expected = torch.tensor(both).mean(0)
+        assert torch.allclose(torch.stack([scores[layer, 1], chances[layer, 0]]), expected, 1e-4)
 
 
 def test_an_induction_head(monkeypatch):
@@ -78,15 +78,15 @@ def test_out_of_reach():
     assert gain(torch.tensor([0.5, 0.75, 1.0]), torch.tensor(0.5)).tolist() == [0, 0.5, 1]
 
 
-def test_on_the_dataset_of_the_run(tmp_path, poem, capsys):
+def test_on_the_dataset_of_the_run(poem_here, tmp_path, capsys):
     """Catches silence where there is no induction head, and figures of a text with other tokens."""
-    encoding = dataset.load_dataset(poem, 1).tokenizer
-    out = tmp_path / "out"
-    save(out, model_of(vocab_size=encoding.vocab_size), encoding=encoding, dataset=poem)
-    main(CensusConfig(out_dir=str(out)))
+    encoding = dataset.load_dataset("poem", 1).tokenizer
+    save("out", model_of(vocab_size=encoding.vocab_size), encoding=encoding, dataset="poem")
+    main(DatasetSettings())
     printed = capsys.readouterr().out
-    texts = "32 texts of 20 tokens", "config/induction.toml", *KINDS, INDUCTION
-    assert all(text in printed for text in texts)
+    assert printed.count("\n| ") == 7  # two of them are the heading
+    for text in "32 texts of 20 tokens", "config/induction.toml", "| first token ", INDUCTION:
+        assert text in printed
     dataset.write_dataset(tmp_path / "other", [POEM * 30], "byte", "a poem")
-    command = "-m", "tools.census", f"--out_dir={out}", f"--dataset={tmp_path / 'other'}"
-    assert "has other tokens than" in complaint(run_here(*command))
+    with pytest.raises(ValueError, match="has other tokens than"):
+        main(DatasetSettings(dataset="other"))

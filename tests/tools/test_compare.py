@@ -1,13 +1,16 @@
 """A comparison decides what people keep: the same seeds, an honest verdict, no run twice."""
 
 import json
+from pathlib import Path
 
 import pytest
+from conftest import complaint, run_here
 
 import train
+from engine.common.settings import parse_settings
 from engine.text import dataset
 from tools import compare
-from tools.compare import judge, main, read_arguments
+from tools.compare import CompareConfig, judge, main
 
 TINY = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=2, max_iters=4, eval_iters=2)
 
@@ -28,17 +31,17 @@ def test_verdicts(losses, baseline, verdict):
     assert judge(losses, baseline)["verdict"] == verdict
 
 
-@pytest.fixture
-def preset(poem, tmp_path):
+@pytest.fixture(autouse=True)
+def presets(poem_here):
     """A tiny run, built on another preset."""
     lines = [f"{key} = {value}" for key, value in TINY.items()]
-    (tmp_path / "base.toml").write_text("\n".join(lines))
-    (tmp_path / "tiny.toml").write_text(f'base = "base.toml"\ndataset = {json.dumps(poem)}\n')
-    return tmp_path / "tiny.toml"
+    Path("base.toml").write_text("\n".join(lines))
+    Path("tiny.toml").write_text('base = "base.toml"\ndataset = "poem"\n')
 
 
-def arguments(preset, *more):
-    return read_arguments([str(preset), "--seeds=2", f"--out_dir={preset.parent / 'out'}", *more])
+def arguments(*more):
+    flags = "--preset=tiny.toml", "--seeds=2", "--out_dir=out"
+    return parse_settings(CompareConfig, [*flags, *more])
 
 
 @pytest.fixture
@@ -67,36 +70,36 @@ def new_runs(monkeypatch):
     new_runs.stops_at = None
     monkeypatch.setattr(compare.benchmark, "run_train", run_train)
     monkeypatch.setattr(compare.benchmark, "write_report", keep)
-    monkeypatch.setattr(compare, "machine_report", lambda device: {})
+    monkeypatch.setattr(compare.benchmark, "machine_report", lambda device: {})
     return new_runs
 
 
-def test_each_run_once(preset, new_runs):
+def test_each_run_once(new_runs):
     """Catches changes that are not interleaved, and a finished run that is run again, or not."""
     changes = ["--change=--window=8", "--change=--window=2"]
     new_runs.stops_at = 5
     with pytest.raises(KeyboardInterrupt):
-        new_runs(arguments(preset, *changes))
+        new_runs(arguments(*changes))
     new_runs.stops_at = None
-    assert new_runs(arguments(preset, *changes)) == [(1, 8), (1, 2)]
+    assert new_runs(arguments(*changes)) == [(1, 8), (1, 2)]
     assert new_runs.rows == {"": (0, 1), "--window=8": (8, 1), "--window=2": (2, 1)}
-    assert new_runs(arguments(preset, *changes, "--seeds=3")) == [(2, 0), (2, 8), (2, 2)]
+    assert new_runs(arguments(*changes, "--seeds=3")) == [(2, 0), (2, 8), (2, 2)]
 
 
-def test_old_results_are_not_taken(preset, poem, new_runs, monkeypatch):
+def test_old_results_are_not_taken(new_runs, monkeypatch):
     """Catches an old result taken for that of new code, settings, or a text prepared again."""
-    monkeypatch.setattr(compare.benchmark, "ROOT", preset.parent)
-    config = arguments(preset, "--change=--window=8")
+    monkeypatch.setattr(compare.benchmark, "ROOT", Path.cwd())
+    config = arguments("--change=--window=8")
     first = new_runs(config)
-    (preset.parent / "engine").mkdir()
+    Path("engine").mkdir()
     for name in "train.py", "engine/x.py":
-        (preset.parent / name).write_text(name)
+        Path(name).write_text(name)
         assert new_runs(config) == first
-    dataset.write_dataset(poem, ["Little Lamb who made thee\n" * 40], "char", "another poem")
+    dataset.write_dataset("poem", ["Little Lamb who made thee\n" * 40], "char", "another poem")
     assert new_runs(config) == first
     config.flags = "--hold=0"
     assert new_runs(config) == first
-    (preset.parent / "base.toml").write_text("n_layer = 2\n")
+    Path("base.toml").write_text("n_layer = 2\n")
     assert new_runs(config) == first
     versions = iter("aaab")
     monkeypatch.setattr(compare, "version_of", lambda config: next(versions))
@@ -113,34 +116,37 @@ def train_here(command):
     return 1.0, []
 
 
-def test_runs_of_train(preset, monkeypatch):
+def test_runs_of_train(monkeypatch):
     """Catches flags that never reach train.py, a divergence that is taken for a failure, and a
     mistake that is taken for a divergence.
     """
     monkeypatch.setattr(compare.benchmark, "run_timed", train_here)
     with pytest.raises(ValueError, match="did you mean n_head"):
-        main(arguments(preset, "--change=--n_heads=3"))
+        main(arguments("--change=--n_heads=3"))
     change = "--learning_rate=1e9 --grad_clip=0"
-    main(arguments(preset, f"--change={change}", "--flags=--log_interval=1"))
-    out = preset.parent / "out"
-    report = json.loads((out / "compare.json").read_text())
+    main(arguments(f"--change={change}", "--flags=--log_interval=1"))
+    report = json.loads(Path("out/compare.json").read_text())
     assert [(row["setting"], row["diverged"]) for row in report["rows"]] == [(change, 2), ("", 0)]
     losses = {run["val_loss"] for run in report["runs"]}
     assert len(losses) == 3 and None in losses  # two seeds, and those that diverged
-    assert (out / "compare.png").exists()
-    assert [path.suffix for path in (out / "runs").iterdir()] == [".json"] * 4
+    assert Path("out/compare.png").exists()
+    assert [path.suffix for path in Path("out/runs").iterdir()] == [".json"] * 4
 
 
 @pytest.mark.parametrize(
     "more, message",
     [
-        ([], "nothing to compare"),
         (["--change=--window=8", "--seeds=0"], "seeds=0"),
         (["--change=--dataset=stdlib"], "losses of different texts do not compare"),
         (["--change=--seed=3"], "for the comparison to set"),
     ],
 )
-def test_bad_input(more, message, preset):
+def test_bad_input(more, message):
     """Catches bad input that is found after hours."""
     with pytest.raises(ValueError, match=message):
-        main(arguments(preset, *more))
+        main(arguments(*more))
+
+
+def test_the_preset_comes_first():
+    """Catches a preset that is taken for an unknown word."""
+    assert "nothing to compare" in complaint(run_here("-m", "tools.compare", "config/minute.toml"))

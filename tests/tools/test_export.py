@@ -2,12 +2,12 @@
 
 import json
 import re
-import shutil
+from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
-from conftest import POEM, complaint, metrics, output_of, run_here, save
+from conftest import POEM, complaint, fit, run_here, save
 from huggingface_hub import ModelCard
 from mechanisms import mechanisms
 
@@ -20,6 +20,7 @@ from tools.export import ExportConfig, export, standard
 
 transformers = pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.usefixtures("here")
 SMALL = dict(block_size=64, vocab_size=64, n_layer=3, n_head=4, n_embd=32)
 LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False)
 LONG = dict(rope_stretch=4.0, rope_trained=16)
@@ -36,28 +37,28 @@ EXPORTABLE = {
 }
 
 
-def saved(folder, encoding=None, **settings):
-    """Save a model in which each weight matters to folder/out; return it."""
+def saved(encoding=None, **settings):
+    """Save a model in which each weight matters to out; return it."""
     torch.manual_seed(0)
     model = GPT(GPTConfig(**SMALL | settings)).eval()
     with torch.no_grad():
         for p in model.parameters():
             p.normal_(std=0.2).add_(p.dim() == 1)
-    save(folder / "out", model, encoding=encoding or create_tokenizer("char", POEM))
+    save("out", model, encoding=encoding or create_tokenizer("char", POEM))
     return model
 
 
-def exported(folder, **settings):
-    """Export folder/out to folder/to; return its path."""
-    return export(ExportConfig(out_dir=str(folder / "out"), to=str(folder / "to"), **settings))
+def exported(to="to", **settings):
+    """Export out; return the folder."""
+    return export(ExportConfig(to=to, **settings))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", EXPORTABLE)
-def test_transformers(name, tmp_path):
+def test_transformers(name):
     """Catches a family, a name, a matrix or a default that is not the model's."""
-    model = saved(tmp_path, **EXPORTABLE[name])
-    folder = exported(tmp_path)
+    model = saved(**EXPORTABLE[name])
+    folder = exported()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     assert theirs.config.model_type == name.split(",")[0].split()[0]
     idx = torch.randint(64, (2, 64))
@@ -78,13 +79,13 @@ def test_transformers(name, tmp_path):
     assert reader.from_pretrained(folder)(POEM).input_ids == encoding.encode(POEM).tolist()
 
 
-def test_a_chat_template(tmp_path):
+def test_a_chat_template():
     """Catches a template, a special token or an end of turn that transformers does not find: its
     answer would be another one, or go on as a user's turn.
     """
     encoding = chat_tokenizer("byte")
-    saved(tmp_path, encoding, **LLAMA, vocab_size=encoding.vocab_size)
-    folder = exported(tmp_path)
+    saved(encoding, **LLAMA, vocab_size=encoding.vocab_size)
+    folder = exported()
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     end = encoding.special_tokens["<|im_end|>"]
     special = [*encoding.special_tokens.values()]
@@ -128,76 +129,78 @@ def test_any_settings(name):
         assert error <= 1e-12 * expected.abs().max(), changes
 
 
-def test_what_no_family_computes(tmp_path):
+def test_what_no_family_computes():
     """Catches a refusal that does not say which setting is in the way, or what can be exported."""
-    saved(tmp_path, **MODERN)
+    saved(**MODERN)
     with pytest.raises(ValueError, match=r"mlp=relu2 \(swiglu\).*config/llama_small.toml"):
-        exported(tmp_path)
+        exported()
 
 
-def test_half_precision(tmp_path):
+def test_half_precision():
     """Catches another dtype than config.json says, weights that become infinite without a word, a
     folder that is half written or written over, and a traceback.
     """
-    model = saved(tmp_path, **LLAMA)
-    with torch.no_grad():
-        model.transformer.wte.weight[0, 0] = 1e5
-    save(tmp_path / "out", model, 2, create_tokenizer("char", "ab"))
+    model = saved(**LLAMA)
+    model.transformer.wte.weight.data[0, 0] = 1e5
+    save("out", model, 2, create_tokenizer("char", "ab"))
     with pytest.raises(ValueError, match="too large for float16: choose --dtype=bfloat16"):
-        exported(tmp_path, dtype="float16")
-    folder = exported(tmp_path, dtype="bfloat16")
+        exported(dtype="float16")
+    folder = exported(dtype="bfloat16")
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
     for p, q in zip(GPT.from_pretrained(folder).parameters(), model.parameters()):
         assert torch.equal(p, q.bfloat16().float())
     with pytest.raises(ValueError, match="exists: choose another folder"):
-        exported(tmp_path)
+        exported()
     assert "--to is missing" in complaint(run_here("-m", "tools.export"))
 
 
-def test_the_end_of_text(tmp_path):
+def word_level():
+    """A tokenizer of words, with an end of text."""
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<end>": 0, "a": 1}, "a"))
+    words.add_special_tokens(["<end>"])
+    return HubTokenizer(json.loads(words.to_str()), "<end>")
+
+
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda: create_tokenizer("bpe:300", [POEM]), "two  words\n<|endoftext|>"),
+        (word_level, "a <end>"),
+    ],
+)
+def test_the_end_of_text(make, text):
     """Catches a model whose readers do not know where a text ends, and a space before it, which
     transformers would take for a new token.
     """
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<end>": 0, "a": 1}, "a"))
-    words.add_special_tokens(["<end>"])
-    words = HubTokenizer(json.loads(words.to_str()), "<end>")
-    for encoding, text in [
-        (create_tokenizer("bpe:300", [POEM]), "two  words\n<|endoftext|>"),
-        (words, "a <end>"),
-    ]:
-        saved(tmp_path / text[:3], encoding, vocab_size=320)
-        folder = exported(tmp_path / text[:3])
-        theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-        config = json.loads((folder / "config.json").read_text())
-        assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
-        assert theirs(text).input_ids[-1] == encoding.end_of_text
-        assert len(theirs) == encoding.vocab_size
+    encoding = make()
+    saved(encoding, vocab_size=320)
+    folder = exported()
+    theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
+    assert theirs(text).input_ids[-1] == encoding.end_of_text
+    assert len(theirs) == encoding.vocab_size
 
 
 def test_the_model_card(tmp_path):
     """Catches a card with numbers of another run, a path in it, and metadata that a name ends."""
     name = "x\n---\nlicense: mit\n```"
     dataset.write_dataset(tmp_path / name, [POEM * 30], "char", "a poem")
-    flags = "--max_iters=3 --batch_size=2 --block_size=16 --n_layer=1 --n_embd=16 --mlp=swiglu"
-    flags += " --norm=rmsnorm_scale --init=gpt2 --qk_norm=False --norm_eps=1e-5 --window=0"
-    places = f"--dataset={tmp_path / name}", f"--out_dir={tmp_path / 'out'}"
-    output_of("train.py", *flags.split(), *places)
-    card = ModelCard.load(exported(tmp_path) / "README.md")
+    shape = EXPORTABLE["llama"] | dict(norm_eps=1e-5, qk_norm=False, init="gpt2")
+    last = fit(**shape, dataset=str(tmp_path / name), batch_size=2, max_iters=3)
+    card = ModelCard.load(exported() / "README.md")
     assert card.data.license is None and card.data.tags == ["lookback", "llama"]
     assert str(tmp_path) not in card.text
     facts = json.loads(re.search("```json\n(.*?)\n```", card.text, re.DOTALL)[1])
-    last = metrics(tmp_path / "out")[-1]
     assert (facts["dataset"], facts["steps"], facts["tokens_seen"]) == (name, 3, 96)
     assert (facts["val_loss"], facts["seconds"]) == (last["val_loss"], last["wall_s"])
     meta = json.loads((tmp_path / name / "meta.json").read_text())
     assert facts["dataset_sha256"] == {split: meta[split]["sha256"] for split in ("train", "val")}
 
     # Exported again, it is not a model that lookback trained
-    again = export(ExportConfig(init_from=str(tmp_path / "to"), to=str(tmp_path / "again")))
-    text = (again / "README.md").read_text()
+    text = (exported("again", init_from="to") / "README.md").read_text()
     assert "not trained by lookback" in text and "steps" not in text
 
     # Beside the metrics of another run, its losses are not those
-    (tmp_path / "out" / "metrics.jsonl").write_text('{"step": 3, "val_loss": 1.0}\n')
-    shutil.rmtree(tmp_path / "to")
-    assert 'val_loss"' not in (exported(tmp_path) / "README.md").read_text()
+    Path("out/metrics.jsonl").write_text('{"step": 3, "val_loss": 1.0}\n')
+    assert 'val_loss"' not in (exported("moved") / "README.md").read_text()

@@ -34,24 +34,16 @@ def test_the_weights_are_those_that_made_the_output(changes):
     """Catches weights of another mask, score, head or feature: times the values, they give y."""
     model = model_of(**changes)
     idx = idx_of()
-    values = []
-    outputs = []
-
-    def keep_values(module, inputs, qkv):
-        attn = model.transformer.h[0].attn
-        heads = qkv[0].unflatten(1, (H + 2 * attn.n_kv_head, -1))
-        values.append(heads[:, -attn.n_kv_head :].transpose(0, 1))
-
-    def keep_output(module, inputs):
-        outputs.append(inputs[0][0].unflatten(1, (H, -1)).transpose(0, 1))
-
+    calls = []
     for block in model.transformer.h:
-        block.attn.c_attn.register_forward_hook(keep_values)
-        block.attn.c_proj.register_forward_pre_hook(keep_output)
+        block.attn.register_forward_hook(lambda *call: calls.append(call))
     maps, found = attention_maps(model, idx, attention_weights)
     assert [tuple(weights.shape) for weights in maps] == [(H, T, T)] * 2
-    for weights, v, y in zip(maps, values, outputs):
-        assert (weights @ v.repeat_interleave(H // len(v), dim=0) - y).abs().max() < 1e-12
+    for weights, (attn, (x, *_), output) in zip(maps, calls, strict=True):
+        G = attn.n_kv_head
+        v = attn.c_attn(x[0]).unflatten(1, (H + 2 * G, -1))[:, -G:].transpose(0, 1)
+        y = weights @ v.repeat_interleave(H // G, dim=0)
+        assert (attn.c_proj(y.transpose(0, 1).flatten(1)) - output[0]).abs().max() < 1e-12
         assert (weights.sum(-1) - 1).abs().max() < 1e-12
         assert (weights.triu(1) == 0).all()
     assert torch.allclose(found[-1], model(idx[None])[0][0, 0], atol=1e-12)

@@ -9,6 +9,7 @@ from conftest import POEM, ROOT, open_page, tiny
 from mechanisms import mechanisms
 
 from attention import attention_weights
+from data.words.prepare import write_tokenizer
 from engine.common.settings import parse_settings
 from engine.text import tokenizer as tokenizers
 from model import GPTConfig
@@ -74,32 +75,22 @@ def test_the_model_in_the_page_is_model_py(run):
     assert compared > 30
 
 
-def words():
-    """A tokenizer of words, as data/words/prepare.py writes it."""
-    vocabulary = {word: n for n, word in enumerate(["the", "tyger", "unknown"])}
-    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "unknown"}
-    content = tokenizers.bpe_json({}, pre_tokenizer={"type": "WhitespaceSplit"}) | {"model": model}
-    return tokenizers.tokenizer_from_spec({"kind": "tokenizers", "content": content})
-
-
 TEXTS = [
     "it's  DON'TS 1234 tyger, the the\n\n  tyger!\t",
     'a </script> "שלום" 😀 猫は½ e\u0301 \u200b\ufffd\ufeff ',
     "<|endoftext|>the",
     POEM,
 ]
-TOKENIZERS = {
-    "byte": lambda: tokenizers.create_tokenizer("byte"),
-    "char": lambda: tokenizers.create_tokenizer("char", TEXTS),
-    "bpe": lambda: tokenizers.create_tokenizer("bpe:320", [POEM * 3, "LOTS " * 99]),
-    "words": words,
-}
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
-def test_a_text_has_the_same_tokens(run, kind):
+@pytest.mark.parametrize("kind", ["byte", "char", "bpe:320", "words"])
+def test_a_text_has_the_same_tokens(run, kind, tmp_path):
     """Catches a text that is cut elsewhere, or comes back as another one."""
-    tokenizer = TOKENIZERS[kind]()
+    if kind == "words":
+        write_tokenizer(tmp_path, ["the tyger"])
+        tokenizer = tokenizers.tokenizer_from_folder(tmp_path)
+    else:
+        tokenizer = tokenizers.create_tokenizer(kind, [*TEXTS, POEM * 3, "LOTS " * 99])
     script = """
         const tokenizer = new Tokenizer(JSON.parse(arguments[0]));
         const ids = tokenizer.encode(arguments[1]);

@@ -49,6 +49,9 @@ class Page:
     def find(self, selector):
         return self.browser.find_element("css selector", selector)
 
+    def click(self, selector):
+        self.find(selector).click()
+
     def press(self, key):
         self.browser.switch_to.active_element.send_keys(key)
 
@@ -157,7 +160,7 @@ def test_a_click_shows_where_the_token_looks(page):
     """
     page.choose("#layer", 0)
     page.choose("#head", 2)
-    page.find("#token-20").click()
+    page.click("#token-20")
     weights = page.maps[0, 2, 20]
     assert page.shows(20, weights)
     best = int(weights.argmax())
@@ -165,16 +168,17 @@ def test_a_click_shows_where_the_token_looks(page):
     assert start.startswith("In layer 1, head 3, ") and f"{20 - best} back" in start
     assert abs(float(reading) - weights.max()) < 0.01
     assert not page.each("#tokens b, #sentence script", "e.id")
-    for key, (token, layer, head) in {
-        Keys.ARROW_RIGHT: (21, 0, 2),
-        Keys.ARROW_LEFT: (20, 0, 2),
-        Keys.ARROW_DOWN: (20, 0, 0),
-        Keys.ARROW_UP: (20, 0, 2),
-        "]": (20, 1, 2),
-        "[": (20, 0, 2),
-        Keys.END: (T - 1, 0, 2),
+    for key, place in {
+        "ARROW_RIGHT": "21 0 2",  # a token, a layer, a head
+        "ARROW_LEFT": "20 0 2",
+        "ARROW_DOWN": "20 0 0",
+        "ARROW_UP": "20 0 2",
+        "]": "20 1 2",
+        "[": "20 0 2",
+        "END": f"{T - 1} 0 2",
     }.items():
-        page.press(key)
+        page.press(getattr(Keys, key, key))
+        token, layer, head = map(int, place.split())
         assert page.shows(token, page.maps[layer, head, token])
 
     script = """
@@ -206,7 +210,7 @@ def test_the_map_and_the_thumbnails_are_of_their_heads(page):
     # They are drawn while nothing else happens; the last has its figures when all are there.
     wait_for(page.browser, "return !!$$('#heads button > small').at(-1).textContent")
     name = "[aria-label^='layer 2, head 1']"
-    page.find(name).click()
+    page.click(name)
     weights = page.maps[1, 0]
     for canvas in page.find("#map canvas"), page.find(f"{name} canvas"):
         both = torch.stack([pixels(page, canvas), weights.sqrt().flatten()])
@@ -231,11 +235,10 @@ def test_it_fits(page):
         feature = {"name": "prefers-color-scheme", "value": scheme}
         page.cdp("Emulation.setEmulatedMedia", {"features": [feature]})
         for tab in "attention", "playground", "paths":
-            page.find(f"#tab-{tab}").click()
+            page.click(f"#tab-{tab}")
             assert page.find(f"#{tab}").is_displayed()
             assert page.run("return document.documentElement.scrollWidth <= innerWidth")
-        colours = page.run("return ['ink', 'soft', 'paper'].map(n => colour('--' + n)[0])")
-        ink, soft, paper = colours
+        ink, soft, paper = page.run("return ['ink', 'soft', 'paper'].map(n => colour('--' + n)[0])")
         assert abs(paper - ink) > 150 and abs(paper - soft) > 100
         assert (paper < ink) == (scheme == "dark")
     unnamed = "e.ariaLabel || e.textContent.trim() || e.labels?.length ? [] : e.outerHTML"
@@ -254,7 +257,7 @@ def test_it_fits(page):
 
 def test_the_playground_computes_attention(page):
     """Catches other weights than those of softmax, and numbers that are typed in vain."""
-    page.find("#tab-playground").click()
+    page.click("#tab-playground")
     for name, value in ("k2-x", "-0.5"), ("k2-y", "1.25"), ("v3-x", ""):
         page.choose(f"#type-{name}", value)
     query, keys, values = (
@@ -270,7 +273,7 @@ def test_the_playground_computes_attention(page):
         for name, value in dict(mask=mask, temperature=temperature, size=size).items():
             page.choose(f"#{name}", value)
         if root == 1:
-            page.find("#root").click()
+            page.click("#root")
         scores = size / 2 * keys @ query[0] / root / temperature
         expected = torch.zeros(5)
         expected[first:last] = scores[first:last].softmax(0)
@@ -317,7 +320,7 @@ def test_typing(page):
     rows = page.run("return view.reading.next(13).map(([, p, id]) => [id, p])")
     assert [n for n, p in rows if p > 0] == ids.tolist()
     assert [p for _, p in rows[:4]] == pytest.approx((best / 0.5).softmax(-1).tolist(), abs=1e-4)
-    page.find("#token-2").click()  # after "the"
+    page.click("#token-2")  # after "the"
     row = page.find("#next li:nth-child(3) button")
     wanted = int(row.get_attribute("data-id"))
     row.send_keys(Keys.ENTER)
@@ -326,7 +329,7 @@ def test_typing(page):
     page.choose("#text", "")
     assert page.find("#note").text == "Type something."
     page.choose("#text", TEXT)
-    page.find("#write").click()
+    page.click("#write")
     wait_for(page.browser, "return $('#write').textContent === 'Write 50 tokens'")
     count = T + 50 - page.model.context_start(T + 50)
     assert len(page.run("return view.reading.ids")) == count < 64
@@ -367,17 +370,17 @@ def test_taking_apart(page):
     marks = page.run("return view.reading.next(view.state.token)")
     expected = logits_of(page.model, text)[-1].softmax(-1)
     assert all(abs(expected[n] - p) < 1e-4 for _, _, n, p in marks)
-    page.find("#reset").click()
+    page.click("#reset")
     assert page.expects(text)
 
-    page.find("[data-head='1.2'] > button").click()
+    page.click("[data-head='1.2'] > button")
     for how, weights in ("uniform", torch.ones(15)), ("previous", torch.eye(15)[13]):
         page.choose("#change", how)
         shown = page.run("return [...view.reading.map(1, 2)[14]]")
         assert shown == pytest.approx((weights / weights.sum()).tolist(), abs=1e-6)
-    page.find("#reset").click()
+    page.click("#reset")
 
-    page.find("#find").click()
+    page.click("#find")
     wait_for(page.browser, "return !!$('.hurt').textContent")
     heads = [(layer, head) for layer in range(2) for head in range(3)]
     rises = [loss_of(without(page.model, *head), text) - intact for head in heads]
@@ -397,7 +400,7 @@ def test_an_address_is_a_view(page):
     expected = {"layer": 1, "head": 0, "token": 6, "text": "the tyger b"}
     expected["changes"] = {"0.1": "off", "1.mlp": "off"}
     assert page.run(state) == expected
-    page.find("#link").click()
+    page.click("#link")
     page.open(page.run("return location.hash"))
     assert page.run(state) == expected
     page.open("#layer=9&head=x&token=-3&1.9=off&1.1=toString&9.mlp=off")
@@ -423,7 +426,7 @@ def test_pictures_and_paper(page):
     is_large = "return !!document.fullscreenElement"
     page.find("#text").send_keys("p")
     assert not page.run(is_large)
-    page.find("#token-1").click()
+    page.click("#token-1")
     page.press("p")
     wait_for(page.browser, is_large)
     assert not page.find("#heads").is_displayed() and page.find("#map").is_displayed()
@@ -446,7 +449,7 @@ def test_the_page_in_docs(page):
         assert page.find("#note").text == ""
     page.choose("#text", "the axolotl")
     assert "unknown to the model" in page.find("#note").text
-    page.find("#tab-translator").click()
+    page.click("#tab-translator")
     assert page.find("#target button").is_displayed()
 
 

@@ -7,34 +7,19 @@ import pytest
 from conftest import ROOT, complaint, output_of, run_here
 
 from engine.common.settings import parse_settings
+from tools.plot import PlotSettings, main
+from tools.plot import runs as draw_runs
 
-tool = pytest.importorskip("tools.plot")
+pytest.importorskip("matplotlib")
 
 
 def plot(*arguments):
-    tool.main(parse_settings(tool.PlotSettings, ["--paths", *map(str, arguments)]))
-
-
-def compared(change, difference, margin, verdict):
-    row = dict(change=change, difference=difference, margin=margin)
-    return row | dict(verdict=verdict, diverged=1)
-
-
-COMPARED = {
-    "kind": "compare",
-    "device": "a machine",
-    "settings": {"preset": "x.toml", "seeds": 2},
-    "rows": [
-        compared("it diverges", None, None, "worse"),
-        compared("baseline", 0.0, 0.0, ""),
-        compared("it helps", -0.1, 0.05, "better"),
-    ],
-}
+    main(parse_settings(PlotSettings, ["--paths", *map(str, arguments)]))
 
 
 def test_stored_measurements_are_drawn_again(tmp_path):
-    """Catches a stored JSON that no tool can draw any more, and runs that diverged."""
-    drawn = {"compared.png"}
+    """Catches a stored JSON that no tool can draw any more."""
+    drawn = set()
     for path in (ROOT / "benchmarks").glob("*.json"):
         content = path.read_text()
         if json.loads(content)["kind"] == "experiment":
@@ -42,60 +27,58 @@ def test_stored_measurements_are_drawn_again(tmp_path):
         (tmp_path / path.name).write_text(content)
         if path.with_suffix(".png").exists():
             drawn.add(f"{path.stem}.png")
-    (tmp_path / "compared.json").write_text(json.dumps(COMPARED))
     printed = output_of("-m", "tools.plot", *tmp_path.glob("*.json"))
     assert {path.name for path in tmp_path.glob("*.png")} == drawn
     assert "trained_cpu.png not written: there is nothing to draw" in printed
 
 
-@pytest.mark.parametrize("content", ["no JSON", '{"kind": "poem"}', '{"kind": []}', None])
-def test_a_file_that_is_no_measurement(content, tmp_path):
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("no JSON", "x.json is damaged"),
+        ('{"kind": "poem"}', "x.json: kind='poem' is unknown; choose from attention, "),
+        ('{"kind": []}', "kind='\\[\\]' is unknown"),
+        (None, "x.json is not a regular file"),
+    ],
+)
+def test_a_file_that_is_no_measurement(content, message, tmp_path):
     """Catches a traceback for a file that is not a measurement, and a wait for what a pipe says."""
     path = tmp_path / "x.json"
     os.mkfifo(path) if content is None else path.write_text(content)
-    with pytest.raises(ValueError, match='not a measurement: its "kind" is none of attention'):
+    with pytest.raises(ValueError, match=message):
         plot(path)
 
 
 @pytest.fixture
 def runs(tmp_path):
     """Two folders as train.py writes them, one of a run that was evaluated at its beginning."""
-    begin = dict(step=0, train_loss=None, lr=None, tokens_per_s=None, mfu=None, val_loss=5.0)
-    first = dict(step=10, train_loss=3.0, lr=0.01, tokens_per_s=100.0, mfu=0.5)
+    begin = dict(step=0, train_loss=None, lr=None, tokens_per_s=None, val_loss=5.0)
+    first = dict(step=10, train_loss=3.0, lr=0.01, tokens_per_s=100.0)
     second = first | {"step": 20, "val_loss": 2.5}
     folders = []
     for name, lines in ("out", [first, second]), ("out-2", [begin, first]):
         (tmp_path / name).mkdir()
-        content = "".join(json.dumps({**line, "wall_s": 1.0}) + "\n" for line in lines)
+        content = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / name / "metrics.jsonl").write_text(content)
-        folders.append(str(tmp_path / name))
+        folders.append(tmp_path / name)
     return folders
 
 
-def test_runs_in_one_picture(runs, tmp_path, monkeypatch):
+def test_runs_in_one_picture(runs, tmp_path):
     """Catches a run or an evaluation that is missing, and a picture in another place."""
     plot(*runs)
-    assert [*tmp_path.glob("*/*.png")] == [tmp_path / "out" / "loss.png"]
-
-    figures = {}
-
-    def savefig(figure, path, format):
-        path.touch()
-        figures[path.name.partition(".png")[0]] = figure
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tool.plt.Figure, "savefig", savefig)
-    plot(*runs, "--output=both")
-    losses, rates, speeds = figures["both"].axes
-    assert [text.get_text() for text in losses.get_legend().get_texts()] == runs
+    plot(*runs, f"--output={tmp_path / 'both'}")
+    assert {*tmp_path.rglob("*.png")} == {tmp_path / "out" / "loss.png", tmp_path / "both.png"}
+    losses, rates, speeds = draw_runs(runs).axes
+    assert [text.get_text() for text in losses.get_legend().get_texts()] == [*map(str, runs)]
     points = [line.get_xydata().tolist() for line in losses.lines]
     assert points == [[[10, 3], [20, 3]], [[20, 2.5]], [[10, 3]], [[0, 5]]]
     assert len(rates.lines) == len(speeds.lines) == 2
 
 
-def test_a_damaged_run(runs, tmp_path):
+def test_a_damaged_run(runs):
     """Catches a traceback for a folder that is no run, or is one in part."""
-    metrics = tmp_path / "out-2" / "metrics.jsonl"
+    metrics = runs[1] / "metrics.jsonl"
     metrics.write_text("no JSON")
     damaged = run_here("-m", "tools.plot", *runs)
     assert "has no metrics.jsonl, or a damaged one" in complaint(damaged)
@@ -110,5 +93,4 @@ def test_a_damaged_run(runs, tmp_path):
 def test_nothing_to_draw():
     """Catches a plotter that does nothing in silence, or does not say what it takes."""
     assert "--output" in output_of("-m", "tools.plot", "--help")
-    with pytest.raises(ValueError, match="--paths: expected at least one"):
-        plot()
+    assert "give measurements" in complaint(run_here("-m", "tools.plot"))

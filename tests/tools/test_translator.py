@@ -1,6 +1,7 @@
 """tools.translate, and what tools.visualize shows of a translator, without a browser."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,54 +11,53 @@ from experiments.shared import translation, translators
 from tools import translate, visualize
 
 TEXT = "the cat sees the red dog"
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def saved(folder, name="bahdanau"):
+    """Save an untrained translator to a folder; return it."""
     vocabulary = translation.learn_vocabulary([TEXT, "le chat voit le chien rouge"], 300)
     shape = translators.Shape(n_embd=32)
     torch.manual_seed(0)
     model = translators.MODELS[name](len(vocabulary), shape).eval()
-    translators.save(folder / "out", name, shape, vocabulary, dict(model.named_parameters()))
+    translators.save(folder, name, shape, vocabulary, dict(model.named_parameters()))
     return model, vocabulary
 
 
-def test_each_way_to_translate(tmp_path):
+def test_each_way_to_translate():
     """Catches weights that do not come back, a flag that does not reach the search, and samples
     that do not follow the seed.
     """
-    model = saved(tmp_path)
+    model = saved("out-translate")
 
     def said(**settings):
-        folder = str(tmp_path / "out")
-        return translate.main(translate.TranslateConfig(out_dir=folder, text=TEXT, **settings))
+        return translate.main(translate.TranslateConfig(text=TEXT, **settings))
 
     greedy, best = (translation.translate(*model, [TEXT], beam)[0] for beam in (1, 9))
     assert said() == greedy != best == said(beam=9)
     assert said(temperature=1e-3) == greedy
     first, second, other = (said(temperature=1.0, seed=seed) for seed in (1, 1, 2))
     assert first == second != other
-    (tmp_path / "out" / "translator.json").write_text("{}")
+    Path("out-translate/translator.json").write_text("{}")
     with pytest.raises(ValueError, match="is damaged"):
         said()
 
 
-def test_the_alignment_page(tmp_path):
+def test_the_alignment_page():
     """Catches weights of another sentence, or the wrong way round; and a traceback for a translator
     that looks at nothing.
     """
-    model = saved(tmp_path)
-    config = visualize.VisualizeConfig(out_dir=str(tmp_path / "out"), text=TEXT)
-    [path] = visualize.main(config)
+    model = saved("out")
+    [path] = visualize.main(visualize.VisualizeConfig(text=TEXT))
     content = path.read_text(encoding="utf-8")
     data = json.loads(content.split('id="data">')[1].split("</script>")[0])
     source, target, weights = translation.alignment(*model, TEXT, visualize.BEAM)
     [shown] = data["alignments"]
     assert (shown["source"], shown["target"]) == (source, target) and "{{" not in content
     assert torch.allclose(torch.tensor(shown["weights"]), torch.tensor(weights), atol=1e-3)
-    saved(tmp_path / "none", "none")
-    config.out_dir = str(tmp_path / "none" / "out")
+    saved("none", "none")
     with pytest.raises(ValueError, match="no attention"):
-        visualize.main(config)
+        visualize.main(visualize.VisualizeConfig(out_dir="none", text=TEXT))
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,6 @@ def test_the_alignment_page(tmp_path):
 )
 def test_what_cannot_be_translated(tmp_path, tool, flags, message):
     """Catches a traceback, or a translation of other words."""
-    saved(tmp_path)
+    saved("out")
     result = run_here("-m", f"tools.{tool}", f"--out_dir={tmp_path / 'out'}", *flags)
     assert message in complaint(result)

@@ -12,18 +12,20 @@ from conftest import POEM, ROOT, save, tiny
 from engine.text import tokenizer
 from tools.visualize import VisualizeConfig, as_bytes, main, page, read
 
+pytestmark = pytest.mark.usefixtures("here")
 
-def saved(folder, kind="byte", **changes):
+
+def saved(kind="byte", **changes):
     encoding = tokenizer.create_tokenizer(kind, POEM)
     model = tiny(**dict(block_size=32, vocab_size=encoding.vocab_size, position="rope") | changes)
-    save(folder / "out", model, encoding=encoding)
+    save("out", model, encoding=encoding)
     return model
 
 
-def shown(folder, text, **settings):
+def shown(text, **settings):
     """The data in the page of a text."""
     pytest.importorskip("matplotlib")
-    path, picture = main(VisualizeConfig(out_dir=str(folder / "out"), text=text, **settings))
+    path, picture = main(VisualizeConfig(text=text, **settings))
     assert picture.read_bytes().startswith(b"\x89PNG")
     return data_of(path.read_text(encoding="utf-8"))
 
@@ -32,36 +34,44 @@ def data_of(content):
     return json.loads(content.split('id="data">')[1].split("</script>")[0])
 
 
-def test_what_is_read_and_what_may_come(tmp_path, capsys):
+def test_what_is_read_and_what_may_come(capsys):
     """Catches a text that is cut in silence, or at the wrong end, and a next token that is none:
     ids that pad a vocabulary have no text.
     """
-    model = saved(tmp_path, vocab_size=320, tie_weights=False)
+    model = saved(vocab_size=320, tie_weights=False)
     model.lm_head.weight.data[256:] = 10 * model.lm_head.weight[:64]
-    save(tmp_path / "out", model, 2)
-    data = shown(tmp_path, POEM)
+    save("out", model, 2)
+    data = shown(POEM)
     assert "the model's context 32: these are the last 32." in data["note"]
     assert data["note"] in capsys.readouterr().err
     assert "".join(data["pieces"]) == POEM[-32:]
     assert all(len(row) == 10 and max(id for id, *_ in row) < 256 for row in data["next"])
-    assert not shown(tmp_path, POEM[:32])["note"]
+    assert not shown(POEM[:32])["note"]
 
 
-def test_what_a_page_cannot_be(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "changes, reason, name",
+    [
+        (
+            dict(attention="linear"),
+            "a live page has no attention=linear",
+            "out/step_000001: the weights that linear attention implies",
+        ),
+        (
+            dict(n_layer=1, n_embd=768),
+            "the model has 7.3 M parameters, and a live page 5 M at most",
+            "out/step_000001",
+        ),
+    ],
+)
+def test_what_a_page_cannot_be(changes, reason, name, capsys):
     """Catches a page without an answer where the model in it could not run, and weights that no
     model holds, taken for those that it computed.
     """
-    for name, changes, reason in [
-        ("linear", dict(attention="linear"), "a live page has no attention=linear"),
-        ("large", dict(n_layer=1, n_embd=768), "7.3 M parameters, and a live page 5 M at most"),
-    ]:
-        saved(tmp_path / name, **changes)
-        data = shown(tmp_path / name, "Tyger", live=True)
-        assert "maps" in data and (name == "linear") == (
-            "linear attention implies" in data["model"]
-        )
-        error = capsys.readouterr().err
-        assert "note: the page is not live: " in error and reason in error
+    saved(**changes)
+    data = shown("Tyger", live=True)
+    assert "maps" in data and data["model"] == name
+    assert f"note: the page is not live: {reason}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name, other", [("index", "letters"), ("letters", "index")])
@@ -86,7 +96,7 @@ def test_text_that_could_break_out():
     """Catches a text that ends the element around it, or that asks for another file: no script but
     ours may run.
     """
-    text = '</script><img src=x onerror=alert(1)><!-- {{style}} & "quoted" \u2028'
+    text = '</script><img src=x onerror=alert(1)><!-- {{style.css}} & "quoted" \u2028'
     content = page({"pieces": [text], "model": text})
     assert "default-src 'none'" in content and content.count("</script>") == 11
     assert "<img" not in content and "<!--" not in content
@@ -104,13 +114,11 @@ def test_a_token_for_the_beginning(text, kept):
     assert note.endswith("these are the last 3.") == (text == "^Tyger")
 
 
-def test_a_file_and_another_folder(tmp_path, monkeypatch):
+def test_a_file_and_another_folder(tmp_path):
     """Catches a setting that does nothing; a published folder shows what its checkpoint shows."""
-    saved(tmp_path)
+    saved()
     (tmp_path / "poem.txt").write_text("Tyger")
-    monkeypatch.chdir(tmp_path)
-    data = shown(tmp_path, "FILE:poem.txt", init_from=str(tmp_path / "out"))
-    assert data["pieces"] == [*"Tyger"]
+    assert shown("FILE:poem.txt", init_from="out")["pieces"] == [*"Tyger"]
     assert {path.name for path in tmp_path.glob("att*")} == {"attention.html", "attention.png"}
 
 
@@ -118,7 +126,7 @@ def test_bad_input(tmp_path, monkeypatch):
     """Catches a page of another text, one that is half written, and a traceback where the drawing
     library is missing.
     """
-    saved(tmp_path, "char")
+    saved("char")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     for text, message in [
         ("", "--text is empty"),
@@ -126,5 +134,5 @@ def test_bad_input(tmp_path, monkeypatch):
         ("T", "drawing needs matplotlib: pip install matplotlib"),
     ]:
         with pytest.raises(ValueError, match=message):
-            shown(tmp_path, text)
+            shown(text)
     assert not [*tmp_path.glob("out/attention.*")]

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import runpy
+import statistics
 import subprocess
 import sys
 import time
@@ -14,11 +15,11 @@ from types import SimpleNamespace
 
 from engine.common.checks import at_least, choose
 from engine.common.files import atomic_write, shell_quote
-from engine.common.hardware import measure_seconds
+from engine.common.hardware import measure_seconds, pick_device
 from engine.common.settings import read_preset
 from engine.weights.families import LLAMA
 from model import MODERN, GPTConfig
-from tools.shared.report import format_table, machine_line
+from tools.shared.report import format_table, machine_line, machine_report
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +36,7 @@ SHAPES = {name: dict(mlp="gelu", **sizes) for name, sizes in NANOGPT.items()} | 
 }
 
 
-@dataclass(kw_only=True)
+@dataclass
 class BenchmarkSettings:
     device: str = "auto"
     """auto, cpu, cuda or mps."""
@@ -45,11 +46,11 @@ class BenchmarkSettings:
     """The name of these two files."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class ShapeSettings(BenchmarkSettings):
     nanogpt: str = ""
     """A clone of nanoGPT to compare with, its data/shakespeare_char prepared; empty: none."""
-    shapes: str
+    shapes: str = ""
     """Shapes and how many texts at once, as gpt2:12,baby: nanoGPT's small, baby and gpt2; and
     modern_124m and llama_7b, for a GPU. Empty: none."""
     repeats: int = 5
@@ -59,11 +60,10 @@ class ShapeSettings(BenchmarkSettings):
         at_least(1, self, "repeats")
         for word in words(self.shapes):
             split_shape(word)
-        for file in ("model.py", "data/shakespeare_char/meta.pkl"):
-            path = Path(self.nanogpt, file)
-            if self.nanogpt and not path.exists():
-                reason = f"{path} is missing; clone it, run prepare.py"
-                raise ValueError(f"nanogpt={self.nanogpt}: {reason}")
+        prepared = Path(self.nanogpt, "data/shakespeare_char/meta.pkl")
+        if self.nanogpt and not prepared.exists():
+            reason = f"{prepared} is missing; clone it, run prepare.py"
+            raise ValueError(f"nanogpt={self.nanogpt}: {reason}")
 
     def peer(self, name, device, bias):
         """Return nanoGPT's model of a shape, on the device; None of one that it has not."""
@@ -71,6 +71,12 @@ class ShapeSettings(BenchmarkSettings):
             return None
         theirs = SimpleNamespace(**runpy.run_path(str(Path(self.nanogpt, "model.py"))))
         return theirs.GPT(theirs.GPTConfig(**NANOGPT[name], bias=bias, dropout=0.0)).to(device)
+
+
+def new_report(kind, config):
+    """Return the device of the settings, and what a report of this kind begins with."""
+    device = pick_device(config.device)
+    return device, {"kind": kind, **machine_report(device), "settings": dict(vars(config))}
 
 
 def words(setting):
@@ -95,18 +101,22 @@ def model_config(name, **changes):
 
 
 def time_rounds(functions, repeats, device, calls=1):
-    """Time functions in turns: the seconds of the first call of each, and a list for each round.
+    """Time functions in turns: the seconds of the first call of each, and of each its later ones.
 
-    calls: how many follow each other, of which a round has the mean.
+    calls: how many follow each other in a round, which has their mean.
     """
     first = [measure_seconds(function, device) for function in functions]
-    rounds = []
+    times = [[] for _ in functions]
     for _ in range(repeats):
-        rounds.append([])
-        for function in functions:
-            seconds = measure_seconds(lambda: [function() for _ in range(calls)], device)
-            rounds[-1].append(seconds / calls)
-    return first, rounds
+        for function, seconds in zip(functions, times):
+            together = measure_seconds(lambda: [function() for _ in range(calls)], device)
+            seconds.append(together / calls)
+    return first, times
+
+
+def ratio(times, others):
+    """Return the median of how many times as long something took in each round."""
+    return statistics.median(one / other for one, other in zip(times, others))
 
 
 def run_timed(command, cwd=ROOT):

@@ -21,10 +21,10 @@ def new_figure(width, height):
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def save(figure, path):
-    """Write a PNG atomically."""
+def save(figure, path, dpi=110, bbox_inches="tight"):
+    """Write a picture atomically; its suffix says of which kind."""
     with atomic_path(path) as unfinished:
-        figure.savefig(unfinished, format="png", dpi=110, bbox_inches="tight")
+        figure.savefig(unfinished, format=path.suffix[1:], dpi=dpi, bbox_inches=bbox_inches)
 
 
 def plain(text):

@@ -39,6 +39,8 @@ def describe_model(model):
         value = getattr(config, name)
         if value.split(":")[0] not in known.split():
             raise ValueError(f"a live page has no {name}={value}")
+    # The angle by which each pair turns from one token to the next
+    cos, sin = rope_table(2, config.D, config.rope_base, config.rope_stretch, config.rope_trained)
     halves = torch.cat([p.detach().half().flatten() for p in model.parameters()])
     if not halves.isfinite().all():
         raise ValueError("a weight is not finite, or too large for float16")
@@ -46,14 +48,8 @@ def describe_model(model):
         "config": dataclasses.asdict(config),
         "shapes": [(name, list(p.shape)) for name, p in model.named_parameters()],
         "weights": base64.b64encode(halves.numpy().astype("<f2").tobytes()).decode(),
-        "frequency": describe_rope(config),
+        "frequency": torch.atan2(sin[1], cos[1]).tolist(),
     }
-
-
-def describe_rope(config):
-    """The angle by which each pair turns from one token to the next."""
-    cos, sin = rope_table(2, config.D, config.rope_base, config.rope_stretch, config.rope_trained)
-    return torch.atan2(sin[1], cos[1]).tolist()
 
 
 # ---- The tokenizer

@@ -103,12 +103,6 @@ def measure(device, dtypes):
     torch.set_num_threads(THREADS)
 
 
-def largest_error(found, *start):
-    """Return the (error, limit) that is largest beside its limit, of lines that begin so."""
-    errors = [line[4:] for line in found if line[: len(start)] == start]
-    return max(errors, key=lambda error: error[0] / error[1])
-
-
 def check_machine(device):
     """Print the largest errors, and a verdict; returns whether rounding explains them all."""
     found = [*measure(device, DTYPES)]
@@ -116,7 +110,8 @@ def check_machine(device):
     for name in ATTENTION:
         row = {"path": name}
         for dtype in DTYPES:
-            error, limit = largest_error(found, name, dtype)
+            errors = [line[4:] for line in found if line[:2] == (name, dtype)]
+            error, limit = max(errors, key=lambda pair: pair[0] / pair[1])
             row[name_of(dtype)] = f"{error:.1e} of {limit:.1e}"
         rows.append(row)
     print(f"Largest errors beside what rounding explains, in {len(found)} comparisons:\n")

@@ -26,18 +26,18 @@ library_name: transformers
 pipeline_tag: text-generation
 tags:
 - lookback
-- {kind}
+- {about[model_type]}
 # license: yours to fill in: what the training text and the first weights allow, not lookback's own
 ---
 
-# {architecture}, {parameters:,} parameters
+# {about[architectures][0]}, {parameters:,} parameters
 
-Weights in {dtype}, a context of {context:,} tokens, a tokenizer of the kind `{tokenizer}` with
-{vocabulary:,} of them.
+Weights in {about[torch_dtype]}, a context of {context:,} tokens, a tokenizer of the kind `{kind}`
+with {tokenizer.vocab_size:,} of them.
 
 ## Training
 
-{about}
+{training}
 
 ```json
 {facts}
@@ -101,14 +101,12 @@ def losses(folder, config):
 def card(model, tokenizer, about, facts, notes):
     """Return the text. about: config.json's content, a dict. notes: sentences for its readers."""
     return CARD.format(
-        kind=about["model_type"],
-        architecture=about["architectures"][0],
+        about=about,
         parameters=model.num_params(),
-        dtype=about["torch_dtype"],
         context=model.config.block_size,
-        tokenizer=tokenizer.spec()["kind"],
-        vocabulary=tokenizer.vocab_size,
-        about=OTHERS if "converted_from" in facts else OURS,
+        kind=tokenizer.spec()["kind"],
+        tokenizer=tokenizer,
+        training=OTHERS if "converted_from" in facts else OURS,
         facts=json.dumps(facts, indent=1),  # one line each, whatever a name has in it
         notes="".join(f"\n- {note}" for note in notes) + "\n" if notes else "",
     )

@@ -12,6 +12,7 @@ class GPTConfig:
 class GPT(torch.nn.Module):
     def __init__(self, config):
         super().__init__()
+        self.config = config
         self.wte = torch.nn.Embedding(config.vocab_size, 8)
 
     def forward(self, idx, targets=None):

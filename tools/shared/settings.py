@@ -1,0 +1,64 @@
+"""How a tool begins: its command line, and the settings of the model and the text that it reads."""
+
+import sys
+from dataclasses import dataclass
+
+from engine.common.errors import one_line_errors
+from engine.common.settings import parse_settings
+from engine.text import dataset
+from engine.weights import checkpoint, pretrained
+from model import GPT
+
+
+def run(main, settings, first=""):
+    """Call a tool's main with the settings of its command line; bad input ends it with one line.
+
+    first: the setting to which words belong that stand before all others.
+    """
+    with one_line_errors():
+        argv = sys.argv[1:]
+        if first and argv and not argv[0].startswith("-"):
+            argv.insert(0, f"--{first}")
+        main(parse_settings(settings, argv))
+
+
+@dataclass
+class ModelSettings:
+    """Which model a tool reads."""
+
+    out_dir: str = "out"
+    """A folder that train.py wrote, or one checkpoint in it."""
+    checkpoint: str = "latest"
+    """Which checkpoint: latest, best, or a name such as step_002000."""
+    init_from: str = ""
+    """In place of it: a published model, as a folder or by its name."""
+
+    def load(self):
+        """Return the folder of the model, the GPT and its tokenizer; ValueError without one."""
+        folder = pretrained.folder_in(self)
+        model = GPT.from_pretrained(folder)
+        return folder, model, pretrained.load_tokenizer(folder, model.config.vocab_size)
+
+
+@dataclass
+class DatasetSettings(ModelSettings):
+    """And on which text."""
+
+    dataset: str = ""
+    """A prepared dataset; empty: the one of the training."""
+
+    def load_dataset(self, folder, tokenizer, block_size=1):
+        """Return the Dataset for the model in a folder.
+
+        ValueError for other tokens than the model's, and for fewer than block_size.
+        """
+        ours = checkpoint.is_ours(folder)
+        training = checkpoint.load_config(folder)["training"] if ours else {}
+        name = self.dataset or training.get("dataset")
+        if not name:
+            raise ValueError("which text? give --dataset=NAME")
+        data = dataset.load_dataset(name, block_size, training.get("data_tokenizer", ""))
+        if not data.tokenizer.same_ids(tokenizer):
+            remedy = f"prepare it with --tokenizer={folder}"
+            raise ValueError(f"dataset {name} has other tokens than {folder}: {remedy}")
+        return data
