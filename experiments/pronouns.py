@@ -65,15 +65,14 @@ def evenly(q, k, visible, *_):
     return attention_weights(0 * q, k, visible)
 
 
-@torch.no_grad()
 def look(model, source, target, weights):
     """Return the scores of the French words, and all heads' weights on the English words.
 
     {"French": of French queries (B, heads, T, S), "English": of English ones (B, heads, S, S)}
     """
-    real = torch.ones_like(source, dtype=torch.bool)
     with recording(model, weights) as maps:
-        logits, _ = model.decode(shifted(target), model.encode(source, real))
+        memory = model.encode(source, source >= 0)  # nothing is padding
+        logits, _ = model.decode(shifted(target), memory)
     if isinstance(model, ambiguity.Continuation):  # both languages are one text
         S = source.shape[1]
         english, french = torch.cat(maps, 1)[..., :S].tensor_split([S], 2)
@@ -147,7 +146,7 @@ def run(name, config, example, seed):
     def loss(step):
         rows = torch.randint(len(train), (32,))
         source, target, own = sources[rows], targets[rows], real[rows]
-        memory = model.encode(source, torch.ones_like(source, dtype=torch.bool))
+        memory = model.encode(source, source >= 0)
         logits, _ = model.decode(shifted(target), memory)
         return F.cross_entropy(logits[own], target[own])
 
@@ -166,9 +165,8 @@ def draw(example, runs):
     english, french = ([*ambiguity.words_of(text), "(end)"] for text in example)
     figure, panels = trials.make_figure(19, 3.8, 1, 5)
     first, *others = panels
-    means, errors = trials.means_of(runs, "right")
-    first.bar([*runs], means, yerr=errors)
-    first.axhline(0.5, color="black", linestyle=":")
+    trials.draw_means(first, runs, "right")
+    first.axvline(0.5, color="black", linestyle=":")
     first.set_title("pronouns that are right (dotted: a guess)")
     for panel, name in zip(others, [name for name in runs if name != "none"]):
         heatmaps.cells(panel, runs[name][0]["example"], french, english)

@@ -131,8 +131,7 @@ def run(kind, config, seed):
     if not routed:
         return found
     x, _ = trials.random_batch(data.val, 256, T, 0)
-    with torch.no_grad():
-        model(x)
+    model(x)
     loads = [load(mlp.chosen).tolist() for mlp in routed]
     # Means of the layers.
     found["ask the most asked expert"] = statistics.fmean(map(max, loads))
@@ -179,9 +178,8 @@ def main(config):
     trials.load_text()  # before several processes make it
     [spent] = trials.run_jobs(costs, [()])  # before the other cores are busy
     runs = trials.run_seeds(run, KINDS, config)
-    first, *_ = runs.values()
     for found in runs.values():
-        for dense, other in zip(first, found):
+        for dense, other in zip(runs[DENSE], found):
             other[f"less than {DENSE}"] = dense[LOSS] - other[LOSS]
     rows = trials.make_table("MLP", runs)
     rows = [row | spent[row["MLP"]] for row in rows]

@@ -60,6 +60,17 @@ def fit(model, loss, x, y, steps, size=64, learning_rate=3e-3, changed=True):
     trials.fit(model, of_step, steps, learning_rate, weight_decay=0.05)
 
 
+def train_classifier(model, train, test, *how):
+    """Train a model to classify images; return its accuracy. how: what fit takes, from steps on."""
+
+    def loss(x, y):
+        return F.cross_entropy(model.classify(x), y, label_smoothing=0.1)
+
+    fit(model, loss, *train, *how)
+    x, y = test
+    return trials.accuracy(model.classify(x), y)
+
+
 def show(panel, image, weights=None):
     """Draw an image, and in red the weights of its patches."""
     panel.imshow(image, cmap="gray_r", vmin=0, vmax=1)

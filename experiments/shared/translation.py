@@ -249,5 +249,4 @@ def by_length(texts, step):
         length = math.ceil(words / step) * step
         found.setdefault(length, []).append(n)
     enough = len(texts) / 50
-    lengths = [length for length in sorted(found) if len(found[length]) >= enough]
-    return {length: found[length] for length in lengths}
+    return {length: rows for length, rows in sorted(found.items()) if len(rows) >= enough}
