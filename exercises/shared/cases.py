@@ -76,5 +76,4 @@ def gradients(values, leaves):
     """The gradients of the arguments, for a gradient of the values that differs everywhere."""
     ends = [x for x in values if x.requires_grad]
     slopes = [torch.linspace(-1, 1, x.numel()).view_as(x) * x.isfinite() for x in ends]
-    unused = {"allow_unused": True, "materialize_grads": True}
-    return [*torch.autograd.grad(ends, leaves, slopes, **unused)] if leaves else []
+    return [*torch.autograd.grad(ends, leaves, slopes, materialize_grads=True)] if leaves else []
