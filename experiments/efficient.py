@@ -38,7 +38,8 @@ from experiments.shared.chosen import KEYS, chosen
 from masks import causal, full, mean_keys, sliding_window, strided
 from model import MODERN
 
-D, WINDOW = 64, 64  # size of the head, of the window
+D = 64  # size of the head
+WINDOW = 64
 RANK = 64  # how many keys Linformer makes of all
 SHORT = 256  # bytes of the texts of training
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]

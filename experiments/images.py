@@ -92,7 +92,8 @@ def classify(train, test, steps):
     found = {"vision transformer": train_classifier(eye, train, test, steps)}
     # The 0.001 of scikit-learn's own example, for ink from 0 to 1.
     machine = SVC(gamma=0.256)
-    (x, y), (test_x, test_y) = train, test
+    x, y = train
+    test_x, test_y = test
     machine.fit(x.flatten(1), y)
     found["support vector machine"] = machine.score(test_x.flatten(1), test_y)
     return eye, {name: {"test accuracy": accuracy} for name, accuracy in found.items()}

@@ -30,7 +30,8 @@ from attention import causal, full, masked_fill
 from experiments.shared import trials
 from model import MODERN, POSITION
 
-T, LONGER = 64, 8  # bytes of the texts of training; times as long are those of the test
+T = 64  # bytes of the texts of training
+LONGER = 8  # times as long are those of the test
 H = 4  # heads
 KINDS = {name: {"position": name} for name in POSITION}
 KINDS["alibi"] = {"position": "none", "visible": f"alibi:{H}"}

@@ -36,11 +36,13 @@ from tools.shared import heatmaps
 from tools.shared.inspection import recording
 
 SHAPE = translators.Shape(n_embd=64)
-SENTENCES, TESTED = 4000, 400  # for training, for the test
+SENTENCES = 4000  # for training
+TESTED = 400
 MODELS = {name: translators.MODELS[name] for name in ("none", "additive", "dot", "transformer")}
 MODELS["gpt"] = ambiguity.Continuation
 LEARNING_RATES = dict.fromkeys(MODELS, 1e-2) | {"transformer": 5e-3}
-PRONOUN, SUBJECT = "the French pronoun", "the French subject"
+PRONOUN = "the French pronoun"
+SUBJECT = "the French subject"
 RELATIONS = {  # from a word: to which word, rather than to which other one
     PRONOUN: ("referent", "other"),
     "it": ("referent", "other"),
@@ -145,7 +147,9 @@ def run(name, config, example, seed):
 
     def loss(step):
         rows = torch.randint(len(train), (32,))
-        source, target, own = sources[rows], targets[rows], real[rows]
+        source = sources[rows]
+        target = targets[rows]
+        own = real[rows]
         memory = model.encode(source, source >= 0)
         logits, _ = model.decode(shifted(target), memory)
         return F.cross_entropy(logits[own], target[own])

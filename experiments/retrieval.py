@@ -19,7 +19,8 @@ from experiments.shared.digits import CAPTIONS, DIGITS, WORDS
 from experiments.shared.eye import show
 from experiments.shared.pair import trained_pair
 
-PAIR, GUESS = "contrastive pair", "a guess"
+PAIR = "contrastive pair"
+GUESS = "a guess"
 SHOWN = 8  # images in the picture
 
 

@@ -38,8 +38,10 @@ from experiments.shared import trials
 from masks import full
 from model import MLP, MODERN, init_weights
 
-T, WIDTH = 64, 64
-EXPERTS, CHOSEN = 8, 2  # in each layer; by each token
+T = 64
+WIDTH = 64
+EXPERTS = 8  # in each layer
+CHOSEN = 2  # by each token
 BALANCE = 0.01  # the weight of the load-balancing loss: Fedus et al. tried 0.1 to 0.00001
 KINDS = {  # (keys of the experts, weight of the balancing loss)
     "dense": (None, 0),

@@ -27,7 +27,8 @@ from masks import full
 from tools.shared import inspection
 
 SCORES = {"scaled_dot": scaled_dot, "dot": dot}
-T, WIDTH = 64, 128  # tokens that a query sees, width of the models
+T = 64  # tokens that a query sees
+WIDTH = 128  # of the models
 RANDOM_SIZES = 4, 8, 16, 32, 64, 128, 256, 512, 1024  # D of random vectors
 SIZES = 16, 128  # D of the trained models
 TITLES = {

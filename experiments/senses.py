@@ -39,9 +39,11 @@ SENSES = table("""
 """)
 WORDS = ["bank", "bat"]
 VERBS = 4  # of a sense
-TRAINED, UNTRAINED = "trained", "as it begins"
+TRAINED = "trained"
+UNTRAINED = "as it begins"
 STAGES = ["embedding", "attention 1", "MLP 1", "attention 2", "MLP 2"]
-KNOWN, UNSEEN = "accuracy, known verbs", "accuracy, unseen verb"
+KNOWN = "accuracy, known verbs"
+UNSEEN = "accuracy, unseen verb"
 
 
 @dataclass

@@ -20,7 +20,8 @@ def sizes_in(text):
 
 def random(sizes, *shapes):
     """Random tensors of float64: random("B=2, T=5", "B T", "T") are of shapes (2, 5) and (5)."""
-    size, generator = sizes_in(sizes), torch.Generator().manual_seed(0)
+    size = sizes_in(sizes)
+    generator = torch.Generator().manual_seed(0)
     shapes = [[size[name] for name in shape.split()] for shape in shapes]
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 

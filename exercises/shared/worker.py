@@ -58,9 +58,11 @@ def costs(theirs, exercise):
     _, call, *arguments = [*exercise.cases()][-1]
     modules = {"yours": theirs} | getattr(exercise, "BESIDE", {"the solution": exercise})
     runs = [functools.partial(called, call, module, arguments) for module in modules.values()]
-    device, rows = torch.device("cpu"), []
+    device = torch.device("cpu")
+    rows = []
     for name, run, *seconds in zip(modules, runs, *time_interleaved(runs, 3, device)):
-        size, time = peak_bytes(run, device) / 1000, 1000 * min(seconds)
+        time = 1000 * min(seconds)
+        size = peak_bytes(run, device) / 1000
         rows.append({"": name, "time": f"{time:.2f} ms", "memory": f"{size:,.0f} kB"})
     return rows
 
@@ -72,7 +74,8 @@ def main(name, path, to):
     limit_memory()
     expected = expected_outcomes(exercise)  # what fails up to here is not the learner's
     Path(to).touch()  # here the clock starts
-    found, where = {"outcomes": []}, ""
+    found = {"outcomes": []}
+    where = ""
     try:
         theirs = types.SimpleNamespace(**runpy.run_path(path))
         if missing := definition.functions(exercise).keys() - vars(theirs).keys():

@@ -65,9 +65,7 @@ def learn_vocabulary(texts, size):
     """Return the Vocabulary of pieces that occur in these texts, learned as bpe:SIZE."""
     texts = [text.lower() for text in texts]
     bpe = tokenizer.create_tokenizer(f"bpe:{size}", texts)
-    used = set()
-    for text in texts:
-        used.update(bpe.encode(f" {text}").tolist())
+    used = {piece for text in texts for piece in bpe.encode(f" {text}").tolist()}
     return Vocabulary(bpe, sorted(used))
 
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attention import Additive, General, dot, masked_fill, present, sinusoidal
-from engine.common.checks import at_least
 from engine.common.files import DamagedFile, atomic_path, read_json, shell_quote
 from engine.text.tokenizer import tokenizer_from_spec
 from engine.weights import checkpoint
@@ -39,8 +38,11 @@ class Shape:
     """On embeddings, before the output, and in a transformer's layers."""
 
     def __post_init__(self):
-        at_least(1, self, "n_layer", most=100)
-        GPTConfig(n_embd=self.n_embd, n_head=HEADS, dropout=self.dropout)  # checks them
+        GPTConfig(n_head=HEADS, **shape_of(self))  # checks it
+
+
+def shape_of(settings):
+    return {field.name: getattr(settings, field.name) for field in fields(Shape)}
 
 
 class Embedding(nn.Module):
@@ -176,19 +178,16 @@ class Transformer(nn.Module):
         super().__init__()
         C = shape.n_embd
         layers = range(n_layer or shape.n_layer)
+        final_norm = nn.LayerNorm if norm_first else nn.Identity
         writer = GPTConfig(
             n_embd=C, n_head=HEADS, mlp="relu", mlp_size=mlp_factor * C, dropout=shape.dropout
         )
         reader = replace(writer, visible="full")
-
-        def final_norm():
-            return nn.LayerNorm(C) if norm_first else nn.Identity()
-
         self.embed = Embedding(vocab_size, shape)
         self.encoder = nn.ModuleList(LookingBlock(reader, n, False, norm_first) for n in layers)
         self.decoder = nn.ModuleList(LookingBlock(writer, n, True, norm_first) for n in layers)
-        self.ln_memory = final_norm()
-        self.ln_f = final_norm()
+        self.ln_memory = final_norm(C)
+        self.ln_f = final_norm(C)
 
     def encode(self, source, real):
         x = self.embed(source)
@@ -242,7 +241,7 @@ def save(folder, name, shape, vocabulary, weights):
     """Write a translator as a whole, to a new folder. weights: name -> tensor."""
     content = {
         "model": name,
-        "shape": {field.name: getattr(shape, field.name) for field in fields(Shape)},
+        "shape": shape_of(shape),
         "tokenizer": vocabulary.bpe.spec(),
         "pieces": vocabulary.pieces,
     }
