@@ -85,7 +85,7 @@ class Captioner(nn.Module):
 
 
 def classify(train, test, steps):
-    """Return a vision transformer, and {classifier: its accuracy}: its own and another's."""
+    """Return a vision transformer, and the accuracy of it and of a support vector machine."""
     from sklearn.svm import SVC
 
     eye = Eye()
