@@ -31,9 +31,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from experiments.shared import grammar, labelled, masking, trials
-from experiments.shared.blocks import Stack
+from experiments.shared.blocks import Stack, packed
 from experiments.shared.masking import PAD, UNKNOWN
-from masks import PackedDocuments
 from model import MODERN, GPTConfig, init_weights
 
 LONGEST = 16  # words of a sentence
@@ -74,9 +73,8 @@ class Encoder(nn.Module):
         """Return what is made of each word (B, T, C), and at which places one stands (B, T)."""
         if self.shifted:
             ids = F.pad(ids, (1, -1), value=PAD)
-        # Each PAD begins a document of its own: no word sees it.
-        apart = PackedDocuments(torch.arange(ids.shape[1]) * (ids != PAD))
-        return self.stack(self.wte(ids), cache=apart), ids > PAD
+        real = ids != PAD
+        return self.stack(self.wte(ids), cache=packed(real)), real
 
     def mean_state(self, ids):
         x, real = self.states(ids)

@@ -65,9 +65,7 @@ class Captioner(nn.Module):
         self.eye = eye
 
     def forward(self, images, words):
-        memory = self.eye(images)
-        if not self.looks:
-            memory = memory.mean(1, keepdim=True)
+        memory = self.eye(images, self.looks)
         x = self.stack(self.wte(words), memory=memory)
         return self.lm_head(x)
 

@@ -57,9 +57,7 @@ class Answerer(nn.Module):
 
     def forward(self, images, rows, questions):
         image, question, patches = self.has
-        memory = self.eye(images * image)
-        if not patches:
-            memory = memory.mean(1, keepdim=True)
+        memory = self.eye(images * image, patches)
         x = self.reader(questions * question, memory=memory[rows])
         return self.head(x)[:, 0]
 

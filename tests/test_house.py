@@ -50,7 +50,7 @@ READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, F_STRING}
 BUDGET = {
     (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 49_600,
     ("tools", "benchmarks"): 20_400,
-    ("experiments",): 28_650,
+    ("experiments",): 28_600,
     ("exercises",): 10_400,
     ("tests",): 94_500,
 }

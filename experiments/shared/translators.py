@@ -20,9 +20,8 @@ from engine.text.tokenizer import tokenizer_from_spec
 from engine.weights import checkpoint
 from engine.weights.checkpoint import read_safetensors, write_safetensors
 from engine.weights.pretrained import check_weights
-from experiments.shared.blocks import LookingBlock
+from experiments.shared.blocks import LookingBlock, packed
 from experiments.shared.translation import Vocabulary
-from masks import PackedDocuments
 from model import GPTConfig
 
 HEADS = 4  # of a transformer
@@ -191,10 +190,9 @@ class Transformer(nn.Module):
 
     def encode(self, source, real):
         x = self.embed(source)
-        # Each padding begins a document of its own: no piece sees it.
-        apart = PackedDocuments(torch.arange(real.shape[1]) * real)
+        cache = packed(real)
         for block in self.encoder:
-            x = block(x, cache=apart)
+            x = block(x, cache=cache)
         x = self.ln_memory(x)
         memory = [real]
         for block in self.decoder:
