@@ -27,10 +27,10 @@ def note(folder, what, name, value):
 
 def show_list(folder):
     solved = progress(folder)["solved"]
-    left = [number for number, name in enumerate(ORDER, 1) if not solved.get(name)]
+    left = [number for number, name in enumerate(ORDER, 1) if name not in solved]
     for number, name in enumerate(ORDER, 1):
         title = definition.load(name).__doc__.partition("\n")[0]
-        print(f"  {number:2} {'·' if number in left else '✓'} {title}")
+        print(f"  {number:2} {'✓' if name in solved else '·'} {title}")
     print(f"\nnext: python -m exercises {left[0]}" if left else "\nall solved")
 
 

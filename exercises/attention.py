@@ -48,10 +48,12 @@ READ_ON = "attention.py: masked_fill does this, and naive does it without a mask
 
 
 def cases():
-    q, k, v = small([0, 0], [1, 0]), small([1, 0], [2, 0]), small([10, 0], [0, 10])
-    yield "two tokens, D = 2", "attention", q, k, v, torch.ones(2, 2).tril().bool()
-    ahead = torch.ones(2, 2).triu().bool()
-    yield "two tokens that look ahead, large scores", "attention", -1e5 * q + 0, k, v, ahead
+    q = small([0, 0], [1, 0])
+    k = small([1, 0], [2, 0])
+    v = small([10, 0], [0, 10])
+    past = torch.ones(2, 2).tril().bool()
+    yield "two tokens, D = 2", "attention", q, k, v, past
+    yield "two tokens that look ahead, large scores", "attention", -1e5 * q + 0, k, v, past.T
     for sizes in "B=1, H=1, Tq=2, Tk=4, D=3, Dv=1", "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
         q, k, v = random(sizes, "B H Tq D", "B H Tk D", "B H Tk Dv")
         Tq, Tk = q.shape[2], k.shape[2]

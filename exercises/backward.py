@@ -19,7 +19,8 @@ from exercises.shared.cases import random
 
 
 def backward(q, k, v, dy):
-    T, scale = q.shape[2], q.shape[3] ** -0.5
+    T = q.shape[2]
+    scale = q.shape[3] ** -0.5
     future = torch.ones(T, T).triu(1).bool()
     # The weights once more, as in the forward pass. ᵀ is .mT.
     weights = (q @ k.mT * scale).masked_fill(future, -torch.inf).softmax(dim=-1)

@@ -61,12 +61,20 @@ def cases():
     def times_cos(x, positions):
         return x * positions[:, None].cos()
 
-    few = (1, [1, 2], None), (1, [2, 1, 1], 2), (1, [2, 2, 1], 3), (1, [1, 1, 1], 1)
-    for B, calls, W in *few, (4, [1, 3, 1], 9), (4, [5] + [1] * 7, 7):
+    table = [  # texts, tokens of the calls, window
+        (1, [1, 2], None),
+        (1, [2, 1, 1], 2),
+        (1, [2, 2, 1], 3),
+        (1, [1, 1, 1], 1),
+        (4, [1, 3, 1], 9),
+        (4, [5] + [1] * 7, 7),
+    ]
+    for B, calls, W in table:
         for rotate in None, times_cos:
             sizes = f"B={B}, H={(B + 1) // 2}, T={sum(calls)}, D=3"
             label = f"{sizes}, calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
-            yield label, in_calls, *integers(sizes, *["B H T D"] * 3), calls, W, rotate
+            inputs = integers(sizes, *["B H T D"] * 3)
+            yield label, in_calls, *inputs, calls, W, rotate
 
 
 def in_calls(theirs, q, k, v, calls, window, rotate):

@@ -47,7 +47,8 @@ READ_ON = "attention.py: SelfAttention and share_heads"
 
 def cases():
     for T, C, H in (2, 4, 2), (1, 6, 6):  # v is x, or its first features
-        x, one = torch.arange(T * C).square().view(1, T, C).double(), torch.eye(C).double()
+        x = torch.arange(T * C).square().view(1, T, C).double()
+        one = torch.eye(C).double()
         only_v = F.pad(one[: 2 * C // H], (0, 0, C + 2 * C // H, 0))
         yield f"q = k = 0, H={H}, G=2", "self_attention", x, only_v, one.roll(1, 0), H, 2
     for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (6, 2, "B=3, T=5, C=12, rows=20"):

@@ -41,9 +41,16 @@ READ_ON = "masks.py"
 
 
 def cases():
-    for i, *ends in ([0, 1, 2], 0, 3), ([5, 2, 3], 1, 7), ([4, 5, 6], 0, 7), ([[2, 3]], 2, 3):
+    table = [  # queries, the first key, the end of the keys
+        ([0, 1, 2], 0, 3),
+        ([5, 2, 3], 1, 7),
+        ([4, 5, 6], 0, 7),
+        ([[2, 3]], 2, 3),
+    ]
+    for i, first, end in table:
         label = f"positions {i} look"
-        i, j = torch.tensor(i)[..., None], torch.arange(*ends)[None]
+        i = torch.tensor(i)[..., None]
+        j = torch.arange(first, end)[None]
         yield label, "causal", i, j
         yield label, "same_document", i, j, torch.tensor([0, 0, 2, 2, 1, 0, 0])
         for W in 1, 2:

@@ -26,7 +26,8 @@ def sinusoidal(T, C):
 def rotary(q, k, v):
     T, D = q.shape[2:]
     a = torch.arange(0, T)[:, None] * 10000 ** (-2 * torch.arange(D // 2).double() / D)
-    cos, sin = a.cos(), a.sin()
+    cos = a.cos()
+    sin = a.sin()
 
     def turn(x):
         # chunk halves the features; cat joins what became of both halves.

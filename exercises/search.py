@@ -18,10 +18,12 @@ import torch
 
 
 def greedy(log_probs, end, longest):
-    text, score = [], 0.0
+    text = []
+    score = 0.0
     while len(text) < longest and text[-1:] != [end]:
         more = log_probs(text)
-        text, score = [*text, int(more.argmax())], score + more.max()
+        text = [*text, int(more.argmax())]
+        score = score + more.max()
     return text, score
 
 

@@ -19,7 +19,8 @@ from exercises.shared.cases import random, small
 def tiled(q, blocks):
     # No score was seen yet: largest is −∞, total and y are 0.
     largest = torch.full((len(q), 1), -torch.inf, dtype=q.dtype)
-    total, y = 0.0, 0.0
+    total = 0.0
+    y = 0.0
     for k, v in blocks:
         scores = q @ k.mT / q.shape[-1] ** 0.5
         new = torch.maximum(largest, scores.amax(dim=-1, keepdim=True))

@@ -31,9 +31,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from experiments.shared import grammar, labelled, masking, trials
-from experiments.shared.blocks import Stack
+from experiments.shared.blocks import Stack, packed
 from experiments.shared.masking import PAD, UNKNOWN
-from masks import PackedDocuments
 from model import MODERN, GPTConfig, init_weights
 
 LONGEST = 16  # words of a sentence
@@ -74,17 +73,14 @@ class Encoder(nn.Module):
         """Return what is made of each word (B, T, C), and at which places one stands (B, T)."""
         if self.shifted:
             ids = F.pad(ids, (1, -1), value=PAD)
-        # Each PAD begins a document of its own: no word sees it.
-        apart = PackedDocuments(torch.arange(ids.shape[1]) * (ids != PAD))
-        return self.stack(self.wte(ids), cache=apart), ids > PAD
+        real = ids != PAD
+        return self.stack(self.wte(ids), cache=packed(real)), real
 
-    @torch.no_grad()
     def mean_state(self, ids):
         x, real = self.states(ids)
         total = (x * real[..., None]).sum(1)
         return total / real.sum(1, keepdim=True)
 
-    @torch.no_grad()
     def fill(self, ids, places):
         """Return scores (N, V) of the words at one place of each sentence."""
         states = torch.cat([self.states(part)[0] for part in ids.split(256)])
@@ -175,14 +171,13 @@ def draw(runs):
 
 
 def main(config):
-    english = [text for text, _ in grammar.pairs(40_000, 0)]
-    short = [text for text in english if len(text.split()) <= LONGEST]
-    texts = {GRAMMAR: short, DOCSTRINGS: labelled.docstrings()}
+    english = [text for text, _ in grammar.pairs(40_000, 0) if len(text.split()) <= LONGEST]
+    texts = {GRAMMAR: english, DOCSTRINGS: labelled.docstrings()}
     runs = {}
     for found in trials.run_seeds(run, texts, config, texts).values():
         for table, rows in trials.by_kind(found).items():
             runs[table] = trials.by_kind(rows)
-    tables = {title: trials.make_table("by", rows) for title, rows in runs.items()}
+    tables = trials.make_tables("by", runs)
     trials.write_result("blanks", config, tables, draw(runs), runs=runs)
 
 

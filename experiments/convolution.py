@@ -21,11 +21,10 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 
 from experiments.shared import digits, trials
 from experiments.shared.digits import DIGITS, SIDE
-from experiments.shared.eye import Eye, fit
+from experiments.shared.eye import Eye, train_classifier
 
 SIZES = [50, 200, 800, 1348]  # images to train on; the last are all
 ACCURACY = "test accuracy"
@@ -68,19 +67,13 @@ KINDS = {  # (model, learning rate, whether images are changed)
 
 def run(kind, config, seed):
     """Return the accuracy for each number of images to train on."""
-    (x, y), (test_x, test_y) = digits.images(seed)
+    (x, y), test = digits.images(seed)
     make, rate, changed = KINDS[kind]
     found = {}
     for size in SIZES:
         torch.manual_seed(seed)
-        model = make()
-
-        def loss(x, y):
-            return F.cross_entropy(model.classify(x), y, label_smoothing=0.1)
-
-        fit(model, loss, x[:size], y[:size], config.steps, 32, rate, changed)
-        with torch.no_grad():
-            found[size] = trials.accuracy(model.classify(test_x), test_y)
+        train = x[:size], y[:size]
+        found[size] = train_classifier(make(), train, test, config.steps, 32, rate, changed)
     return {ACCURACY: found}
 
 
@@ -88,9 +81,7 @@ def main(config):
     runs = trials.run_seeds(run, KINDS, config)
     curves = trials.select(runs, ACCURACY)
     tables = {ACCURACY: trials.make_table("images", curves)}
-    figure, panel = trials.make_figure(6, 3.8)
-    trials.draw_curves(panel, ACCURACY, "images to train on", curves)
-    panel.legend()
+    figure, _ = trials.draw_curves(6, "images to train on", {ACCURACY: curves})
     trials.write_result("convolution", config, tables, figure, runs=runs)
 
 

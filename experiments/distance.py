@@ -80,6 +80,7 @@ def sequences(number, distance):
 # ---- Runs
 
 
+@torch.enable_grad()
 def gradient(model, distance):
     """Return the norm of the Jacobian of the last state with respect to the first input.
 
@@ -114,8 +115,7 @@ def train(model, distances, steps):
     found = {}
     for distance in distances:
         symbols = sequences(512, distance)
-        with torch.no_grad():
-            found[distance] = trials.accuracy(model(symbols), symbols[:, 0])
+        found[distance] = trials.accuracy(model(symbols), symbols[:, 0])
     return found
 
 
@@ -132,13 +132,9 @@ def run(name, config, seed):
 
 def main(config):
     runs = trials.run_seeds(run, NAMES, config)
-    figure, panels = trials.make_figure(16, 3.8, 1, 4)
-    tables = {}
-    for panel, what in zip(panels, (BEFORE, AFTER, MIXED, ALONE)):
-        curves = trials.select(runs, what)
-        tables[what] = trials.make_table("steps between", curves)
-        trials.draw_curves(panel, what, "steps between", curves)
-    panel.legend()
+    curves = {what: trials.select(runs, what) for what in (BEFORE, AFTER, MIXED, ALONE)}
+    tables = trials.make_tables("steps between", curves)
+    figure, _ = trials.draw_curves(16, "steps between", curves)
     trials.write_result("distance", config, tables, figure, runs=runs)
 
 

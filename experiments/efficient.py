@@ -33,13 +33,13 @@ import numpy as np
 import torch
 
 from attention import FEATURE, fused, linear, masked_fill, tiled
-from engine.common.hardware import peak_bytes
 from experiments.shared import trials
 from experiments.shared.chosen import KEYS, chosen
 from masks import causal, full, mean_keys, sliding_window, strided
 from model import MODERN
 
-D, WINDOW = 64, 64  # size of the head, of the window
+D = 64  # size of the head
+WINDOW = 64
 RANK = 64  # how many keys Linformer makes of all
 SHORT = 256  # bytes of the texts of training
 LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
@@ -124,9 +124,8 @@ def costs():
         found = {}
         for name, (path, keys, _) in mechanisms(n).items():
             call = partial(path, q, k, v)
-            memory = peak_bytes(call, q.device)  # also warms up
-            seconds = trials.seconds_alone(call)
-            found[name] = {"pairs": n * keys, "ms": 1000 * seconds, "MB": memory / 1e6}
+            time = trials.milliseconds(call)
+            found[name] = {"pairs": n * keys, "ms": time, "MB": trials.megabytes(call)}
         every.append(found)
     return {name: trials.by_kind(own) for name, own in trials.by_kind(every).items()}
 
@@ -155,14 +154,13 @@ def run(name, config, seed):
 
 def draw(found):
     """Draw time and memory against the length."""
-    figure, panels = trials.make_figure(10, 4, 1, 2)
-    for panel, (what, title) in zip(panels, TITLES.items()):
-        curves = {}
-        for name, values in found.items():
-            curves[name] = [dict(zip(LENGTHS, values[what]))]
-        trials.draw_curves(panel, title, "length n", curves)
+    curves = {title: {} for title in TITLES.values()}
+    for name, values in found.items():
+        for what, title in TITLES.items():
+            curves[title][name] = [dict(zip(LENGTHS, values[what]))]
+    figure, panels = trials.draw_curves(10, "length n", curves)
+    for panel in panels:
         panel.set_yscale("log")
-    panel.legend()
     return figure
 
 

@@ -29,13 +29,13 @@ from attention import attention_weights
 from experiments.shared import digits, trials
 from experiments.shared.blocks import LookingBlock, Stack
 from experiments.shared.digits import LENGTH, WORDS
-from experiments.shared.eye import SHAPE, Eye, draw_looks, fit
+from experiments.shared.eye import SHAPE, Eye, draw_looks, fit, train_classifier
 from model import init_weights
 from tools.shared.inspection import recording
 
 SHOWN = 4  # images in the picture
-CLASSIFIERS = "vision transformer", "support vector machine"
-CAPTIONERS = "looks at the patches for each word", "has one vector, their mean"
+LOOKS = "looks at the patches for each word"
+CAPTIONERS = {LOOKS: True, "has one vector, their mean": False}
 
 
 @dataclass
@@ -65,9 +65,7 @@ class Captioner(nn.Module):
         self.eye = eye
 
     def forward(self, images, words):
-        memory = self.eye(images)
-        if not self.looks:
-            memory = memory.mean(1, keepdim=True)
+        memory = self.eye(images, self.looks)
         x = self.stack(self.wte(words), memory=memory)
         return self.lm_head(x)
 
@@ -85,23 +83,18 @@ class Captioner(nn.Module):
 
 
 def classify(train, test, steps):
-    """Return a vision transformer, its accuracy, and that of a support vector machine."""
+    """Return a vision transformer, and the accuracy of it and of a support vector machine."""
     from sklearn.svm import SVC
 
-    x, y = test
     eye = Eye()
-
-    def loss(x, y):
-        return F.cross_entropy(eye.classify(x), y, label_smoothing=0.1)
-
-    fit(eye, loss, *train, steps)
-    with torch.no_grad():
-        accuracy = trials.accuracy(eye.classify(x), y)
+    found = {"vision transformer": train_classifier(eye, train, test, steps)}
     # The 0.001 of scikit-learn's own example, for ink from 0 to 1.
     machine = SVC(gamma=0.256)
-    machine.fit(train[0].flatten(1), train[1])
-    of_machine = machine.score(x.flatten(1), y)
-    return eye, accuracy, of_machine
+    x, y = train
+    test_x, test_y = test
+    machine.fit(x.flatten(1), y)
+    found["support vector machine"] = machine.score(test_x.flatten(1), test_y)
+    return eye, {name: {"test accuracy": accuracy} for name, accuracy in found.items()}
 
 
 def caption(eye, looks, train, test, steps):
@@ -115,10 +108,9 @@ def caption(eye, looks, train, test, steps):
         return F.cross_entropy(scores.mT, words[:, 1:])
 
     fit(model, loss, *train, steps)
-    with torch.no_grad():
-        said = model.describe(x)
-        with recording(model.stack.h[0].look, attention_weights) as maps:
-            model(x[:SHOWN], said[:SHOWN, :-1])
+    said = model.describe(x)
+    with recording(model.stack.h[0].look, attention_weights) as maps:
+        model(x[:SHOWN], said[:SHOWN, :-1])
     right = (said == digits.captions(x, y)).float()
     means = right.mean(0).tolist()
     titles = [[WORDS[n] for n in words[1:]] for words in said]
@@ -135,15 +127,11 @@ def caption(eye, looks, train, test, steps):
 def run(config, seed):
     """Return what classifiers and captioners find. Captioners begin with the classifier's eye."""
     train, test = digits.images(seed)
-    eye, *accuracies = classify(train, test, config.steps)
-    digit = {}
-    for name, accuracy in zip(CLASSIFIERS, accuracies):
-        digit[name] = {"test accuracy": accuracy}
+    eye, digit = classify(train, test, config.steps)
     captions = {}
-    steps = 2 * config.steps // 3
-    for name, looks in zip(CAPTIONERS, (True, False)):
+    for name, looks in CAPTIONERS.items():
         own_eye = copy.deepcopy(eye)
-        captions[name] = caption(own_eye, looks, train, test, steps)
+        captions[name] = caption(own_eye, looks, train, test, 2 * config.steps // 3)
     return {"which digit": digit, "captions": captions}
 
 
@@ -152,9 +140,8 @@ def main(config):
     tables = {}
     for title, found in runs.items():
         tables[title] = trials.make_table("model", trials.by_kind(found))
-    looks, _ = CAPTIONERS
-    first, *_ = runs["captions"]
-    trials.write_result("images", config, tables, draw_looks(first[looks]["shown"]))
+    shown = runs["captions"][0][LOOKS]["shown"]
+    trials.write_result("images", config, tables, draw_looks(shown))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,10 @@ from experiments.shared import trials
 from masks import positions
 from tools.shared import heatmaps, inspection
 
-T, VOCAB = 40, 32
-SHORTEST, LONGEST = 6, 16  # periods of repetition
+T = 40
+VOCAB = 32
+SHORTEST = 6  # period of repetition
+LONGEST = 16
 LAYERS = 1, 2
 EVERY = 10  # steps from one measurement to the next
 HALF = 0.5  # of its attention: a head with more of it, on average, is an induction head

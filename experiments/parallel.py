@@ -26,8 +26,8 @@ import torch
 import torch.nn as nn
 
 from attention import SCORE, masked_fill
-from engine.common.hardware import peak_bytes
 from experiments.shared import trials
+from experiments.shared.trials import megabytes, milliseconds
 from model import Block, GPTConfig
 
 WIDTH = 64
@@ -84,15 +84,6 @@ def scoring(name, n):
     return lambda: masked_fill(q, k, v, score=score).sum().backward()
 
 
-def milliseconds(call):
-    call()  # to warm up
-    return 1000 * trials.seconds_alone(call)
-
-
-def megabytes(call):
-    return peak_bytes(call, torch.device("cpu")) / 1e6
-
-
 MEASURED = {
     "a training step (ms)": (training_step, milliseconds, LAYERS),
     "a training step (MB)": (training_step, megabytes, LAYERS),
@@ -116,12 +107,10 @@ def costs(repeats):
 
 def main(config):
     [rounds] = trials.run_jobs(costs, [(config.seeds,)])
-    figure, panels = trials.make_figure(17, 3.8, 1, len(MEASURED))
-    tables = {}
-    for panel, (what, found) in zip(panels, trials.by_kind(rounds).items()):
-        curves = trials.by_kind(found)
-        tables[what] = trials.make_table("length", curves)
-        trials.draw_curves(panel, what, "length", curves)
+    curves = {what: trials.by_kind(found) for what, found in trials.by_kind(rounds).items()}
+    tables = trials.make_tables("length", curves)
+    figure, panels = trials.draw_curves(17, "length", curves)
+    for panel in panels:
         panel.set_yscale("log")
         panel.legend()
     trials.write_result("parallel", config, tables, figure, costs=rounds)

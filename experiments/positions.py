@@ -30,7 +30,8 @@ from attention import causal, full, masked_fill
 from experiments.shared import trials
 from model import MODERN, POSITION
 
-T, LONGER = 64, 8  # bytes of the texts of training; times as long are those of the test
+T = 64  # bytes of the texts of training
+LONGER = 8  # times as long are those of the test
 H = 4  # heads
 KINDS = {name: {"position": name} for name in POSITION}
 KINDS["alibi"] = {"position": "none", "visible": f"alibi:{H}"}
@@ -69,8 +70,7 @@ def run(kind, config, seed):
     losses = []
     for n in range(12):
         x, y = trials.random_batch(text, 8, LONGER * T, n)
-        with torch.no_grad():
-            logits, _ = model(x, y)
+        logits, _ = model(x, y)
         loss = F.cross_entropy(logits.mT, y, reduction="none")
         losses.append(loss)  # (8, LONGER·T)
     losses = torch.cat(losses).mean(0)
@@ -86,24 +86,23 @@ def run(kind, config, seed):
 
 def draw(runs):
     """Draw the losses of spans of positions."""
-    figure, panel = trials.make_figure(6, 3.8)
     curves = {}
     for kind, found in runs.items():
         curves[kind] = [dict(zip(span_ends(), run["spans"])) for run in found]
     title = f"in texts of {LONGER}T bytes"
-    trials.draw_curves(panel, title, f"up to this position (dotted: T = {T})", curves)
+    label = f"up to this position (dotted: T = {T})"
+    figure, [panel] = trials.draw_curves(6, label, {title: curves})
     panel.axvline(T, color="grey", linestyle=":")
     panel.set_ylabel("validation loss (nats per byte)")
-    panel.legend()
     return figure
 
 
 def main(config):
     # Another order of the tokens.
     masks = []
-    for name, visible in ("full", full), ("causal", causal):
+    for visible in full, causal:
         change = disorder(visible)
-        row = {"mask": name, "largest difference": change}
+        row = {"mask": visible.__name__, "largest difference": change}
         masks.append(row | {"the same in any order": change < 1e-12})
 
     # Texts that are longer than those of training.

@@ -36,11 +36,13 @@ from tools.shared import heatmaps
 from tools.shared.inspection import recording
 
 SHAPE = translators.Shape(n_embd=64)
-SENTENCES, TESTED = 4000, 400  # for training, for the test
+SENTENCES = 4000  # for training
+TESTED = 400
 MODELS = {name: translators.MODELS[name] for name in ("none", "additive", "dot", "transformer")}
 MODELS["gpt"] = ambiguity.Continuation
 LEARNING_RATES = dict.fromkeys(MODELS, 1e-2) | {"transformer": 5e-3}
-PRONOUN, SUBJECT = "the French pronoun", "the French subject"
+PRONOUN = "the French pronoun"
+SUBJECT = "the French subject"
 RELATIONS = {  # from a word: to which word, rather than to which other one
     PRONOUN: ("referent", "other"),
     "it": ("referent", "other"),
@@ -65,15 +67,14 @@ def evenly(q, k, visible, *_):
     return attention_weights(0 * q, k, visible)
 
 
-@torch.no_grad()
 def look(model, source, target, weights):
     """Return the scores of the French words, and all heads' weights on the English words.
 
     {"French": of French queries (B, heads, T, S), "English": of English ones (B, heads, S, S)}
     """
-    real = torch.ones_like(source, dtype=torch.bool)
     with recording(model, weights) as maps:
-        logits, _ = model.decode(shifted(target), model.encode(source, real))
+        memory = model.encode(source, source >= 0)  # nothing is padding
+        logits, _ = model.decode(shifted(target), memory)
     if isinstance(model, ambiguity.Continuation):  # both languages are one text
         S = source.shape[1]
         english, french = torch.cat(maps, 1)[..., :S].tensor_split([S], 2)
@@ -146,8 +147,10 @@ def run(name, config, example, seed):
 
     def loss(step):
         rows = torch.randint(len(train), (32,))
-        source, target, own = sources[rows], targets[rows], real[rows]
-        memory = model.encode(source, torch.ones_like(source, dtype=torch.bool))
+        source = sources[rows]
+        target = targets[rows]
+        own = real[rows]
+        memory = model.encode(source, source >= 0)
         logits, _ = model.decode(shifted(target), memory)
         return F.cross_entropy(logits[own], target[own])
 
@@ -166,9 +169,8 @@ def draw(example, runs):
     english, french = ([*ambiguity.words_of(text), "(end)"] for text in example)
     figure, panels = trials.make_figure(19, 3.8, 1, 5)
     first, *others = panels
-    means, errors = trials.means_of(runs, "right")
-    first.bar([*runs], means, yerr=errors)
-    first.axhline(0.5, color="black", linestyle=":")
+    trials.draw_means(first, runs, "right")
+    first.axvline(0.5, color="black", linestyle=":")
     first.set_title("pronouns that are right (dotted: a guess)")
     for panel, name in zip(others, [name for name in runs if name != "none"]):
         heatmaps.cells(panel, runs[name][0]["example"], french, english)

@@ -57,9 +57,7 @@ class Answerer(nn.Module):
 
     def forward(self, images, rows, questions):
         image, question, patches = self.has
-        memory = self.eye(images * image)
-        if not patches:
-            memory = memory.mean(1, keepdim=True)
+        memory = self.eye(images * image, patches)
         x = self.reader(questions * question, memory=memory[rows])
         return self.head(x)[:, 0]
 
@@ -97,21 +95,18 @@ def answer(name, eye, train, test, steps):
     rows, questions, answers = ask(x, y, 100)
     shown = torch.arange(SHOWN).repeat_interleave(len(PICTURED))
     pictured = words[PICTURED].repeat(SHOWN, 1)
-    with torch.no_grad():
-        said = model(x, rows, words[questions]) > 0
-        with recording(model.reader, attention_weights) as maps:
-            scores = model(x, shown, pictured)
+    said = model(x, rows, words[questions]) > 0
+    with recording(model.reader, attention_weights) as maps:
+        scores = model(x, shown, pictured)
     where = maps[-1].mean((1, 2)).view(SHOWN, len(PICTURED), -1)  # of heads and words
     titles = []
-    for said_of_image in (scores > 0).view(SHOWN, -1):
-        words_of_image = zip(PICTURED, said_of_image)
-        titles.append([f"{QUESTIONS[n]}? {'yes' if yes else 'no'}" for n, yes in words_of_image])
+    for row in (scores > 0).view(SHOWN, -1):
+        titles.append(
+            [f"{QUESTIONS[n]}? {'yes' if yes else 'no'}" for n, yes in zip(PICTURED, row)]
+        )
     right = (said == answers).float()
     kind = (questions % HALF).clamp(max=len(KINDS) - 1)
-    found = {}
-    for n, name in enumerate(KINDS):
-        own = right[kind == n]
-        found[name] = own.mean().item()
+    found = {name: right[kind == n].mean().item() for n, name in enumerate(KINDS)}
     found["all"] = right.mean().item()
     found["shown"] = [*zip(x.numpy(), titles, where.numpy())]
     return found
@@ -131,8 +126,7 @@ def run(config, seed):
 def main(config):
     runs = trials.run_together(run, config)
     tables = {"answers": trials.make_table("model", runs)}
-    first, *_ = runs[BOTH]
-    trials.write_result("questions", config, tables, draw_looks(first["shown"]))
+    trials.write_result("questions", config, tables, draw_looks(runs[BOTH][0]["shown"]))
 
 
 if __name__ == "__main__":

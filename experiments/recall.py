@@ -97,8 +97,7 @@ def run(name, config, seed):
         count = max(1, 4096 // pairs)
         x, y = sequences(pairs, count, seed << 32 | config.steps)
         asked = y >= 0
-        with torch.no_grad():
-            logits, _ = model(x, y)
+        logits, _ = model(x, y)
         found[f"{pairs} pairs"] = trials.accuracy(logits[asked], y[asked])
     return found
 
@@ -112,9 +111,7 @@ def milliseconds():
         found[pairs] = {}
         for name in MECHANISMS:
             model = new_model(name, pairs)
-            model(x)  # a first call, to warm up
-            seconds = trials.seconds_alone(lambda: model(x))
-            found[pairs][name] = 1000 * seconds
+            found[pairs][name] = trials.milliseconds(lambda: model(x))
     return found
 
 
@@ -132,13 +129,12 @@ def memory(name, pairs):
 
 def draw(runs):
     """Draw recall against the number of pairs."""
-    figure, panel = trials.make_figure(6, 3.8)
     curves = {}
     for name, found in runs.items():
         curves[name] = [dict(zip(PAIRS, run.values())) for run in found]
-    trials.draw_curves(panel, "share of right answers", "pairs of a key and a value", curves)
+    curves = {"share of right answers": curves}
+    figure, [panel] = trials.draw_curves(6, "pairs of a key and a value", curves)
     panel.set_ylim(0, 1.03)
-    panel.legend()
     return figure
 
 

@@ -12,7 +12,6 @@ captions count as right), and the digit for 0.961 ± 0.010, where a guess has 0.
 better learning rate of 1e-3 and 3e-3 on another seed.)
 """
 
-import torch
 import torch.nn.functional as F
 
 from experiments.shared import digits, trials
@@ -20,7 +19,8 @@ from experiments.shared.digits import CAPTIONS, DIGITS, WORDS
 from experiments.shared.eye import show
 from experiments.shared.pair import trained_pair
 
-PAIR, GUESS = "contrastive pair", "a guess"
+PAIR = "contrastive pair"
+GUESS = "a guess"
 SHOWN = 8  # images in the picture
 
 
@@ -36,10 +36,9 @@ def run(config, seed):
     train, (x, y) = digits.images(seed)
     pair = trained_pair(*train, config.steps)
     captions = digits.captions(x, y)
-    with torch.no_grad():
-        seen = pair.see(x)
-        read = pair.read(captions)
-        every = pair.read(digits.encode(CAPTIONS, WORDS))
+    seen = pair.see(x)
+    read = pair.read(captions)
+    every = pair.read(digits.encode(CAPTIONS, WORDS))
     # A digit is what all of its captions have in common, as in the paper's section 3.1.4.
     by_digit = every.unflatten(0, (len(DIGITS), -1))
     of_digit = F.normalize(by_digit.mean(1), dim=1)
@@ -72,8 +71,7 @@ def draw(shown):
 def main(config):
     runs = trials.run_together(run, config)
     tables = {"finding": trials.make_table("model", runs)}
-    first, *_ = runs[PAIR]
-    trials.write_result("retrieval", config, tables, draw(first["shown"]))
+    trials.write_result("retrieval", config, tables, draw(runs[PAIR][0]["shown"]))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,10 @@ from experiments.shared import trials
 from masks import full
 from model import MLP, MODERN, init_weights
 
-T, WIDTH = 64, 64
-EXPERTS, CHOSEN = 8, 2  # in each layer; by each token
+T = 64
+WIDTH = 64
+EXPERTS = 8  # in each layer
+CHOSEN = 2  # by each token
 BALANCE = 0.01  # the weight of the load-balancing loss: Fedus et al. tried 0.1 to 0.00001
 KINDS = {  # (keys of the experts, weight of the balancing loss)
     "dense": (None, 0),
@@ -131,8 +133,7 @@ def run(kind, config, seed):
     if not routed:
         return found
     x, _ = trials.random_batch(data.val, 256, T, 0)
-    with torch.no_grad():
-        model(x)
+    model(x)
     loads = [load(mlp.chosen).tolist() for mlp in routed]
     # Means of the layers.
     found["ask the most asked expert"] = statistics.fmean(map(max, loads))
@@ -179,9 +180,8 @@ def main(config):
     trials.load_text()  # before several processes make it
     [spent] = trials.run_jobs(costs, [()])  # before the other cores are busy
     runs = trials.run_seeds(run, KINDS, config)
-    first, *_ = runs.values()
     for found in runs.values():
-        for dense, other in zip(first, found):
+        for dense, other in zip(runs[DENSE], found):
             other[f"less than {DENSE}"] = dense[LOSS] - other[LOSS]
     rows = trials.make_table("MLP", runs)
     rows = [row | spent[row["MLP"]] for row in rows]

@@ -27,7 +27,8 @@ from masks import full
 from tools.shared import inspection
 
 SCORES = {"scaled_dot": scaled_dot, "dot": dot}
-T, WIDTH = 64, 128  # tokens that a query sees, width of the models
+T = 64  # tokens that a query sees
+WIDTH = 128  # of the models
 RANDOM_SIZES = 4, 8, 16, 32, 64, 128, 256, 512, 1024  # D of random vectors
 SIZES = 16, 128  # D of the trained models
 TITLES = {
@@ -64,7 +65,6 @@ def measure_softmax(D):
 def run(kind, config, seed):
     """Train a GPT with heads of size D; return its loss, and its entropy before training."""
     D, init, score = kind
-    torch.manual_seed(seed)
     data = trials.load_text()
     model = trials.new_gpt(
         block_size=T,
@@ -84,16 +84,14 @@ def run(kind, config, seed):
 
 def draw(numbers):
     """Draw the numbers about softmax against D."""
-    figure, panels = trials.make_figure(10, 3.4, 1, 3)
-    for panel, (what, title) in zip(panels, TITLES.items()):
-        curves = {}
+    curves = {}
+    for what, title in TITLES.items():
+        curves[title] = {}
         for score in SCORES:
-            curves[score] = [{row["D"]: row[f"{what}, {score}"] for row in numbers}]
-        trials.draw_curves(panel, title, "D", curves)
-    variance, _, slope = panels
+            curves[title][score] = [{row["D"]: row[f"{what}, {score}"] for row in numbers}]
+    figure, (variance, _, slope) = trials.draw_curves(10, "D", curves)
     variance.set_yscale("log")
     slope.set_ylim(0)
-    variance.legend()
     return figure
 
 
@@ -107,10 +105,10 @@ def main(config):
     runs = trials.run_seeds(run, kinds, config)
     losses = []
     for (D, init, score), found in runs.items():
+        values = trials.by_kind(found)
         row = {"D": D, "init": init, "score": score}
-        row["validation loss"] = plus_minus([run["loss"] for run in found])
-        entropies = [run["entropy"] for run in found]
-        row["entropy before training (bits)"] = plus_minus(entropies, 2)
+        row["validation loss"] = plus_minus(values["loss"])
+        row["entropy before training (bits)"] = plus_minus(values["entropy"], 2)
         losses.append(row)
 
     tables = {"random queries and keys": numbers, "the same GPT, trained": losses}

@@ -22,11 +22,12 @@ import statistics
 from dataclasses import dataclass
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from experiments.shared import trials
-from experiments.shared.ambiguity import new_gpt, number_words
+from experiments.shared.ambiguity import new_gpt, number_words, rows_of
 from experiments.shared.grammar import BEFORE, NOUNS, table
-from experiments.shared.translation import END, padded
+from experiments.shared.translation import padded
 from model import RMSNorm
 
 # A word, verbs that tell one of its senses, and what may follow in that sense. A _ is a space.
@@ -38,9 +39,11 @@ SENSES = table("""
 """)
 WORDS = ["bank", "bat"]
 VERBS = 4  # of a sense
-TRAINED, UNTRAINED = "trained", "as it begins"
+TRAINED = "trained"
+UNTRAINED = "as it begins"
 STAGES = ["embedding", "attention 1", "MLP 1", "attention 2", "MLP 2"]
-KNOWN, UNSEEN = "accuracy, known verbs", "accuracy, unseen verb"
+KNOWN = "accuracy, known verbs"
+UNSEEN = "accuracy, unseen verb"
 
 
 @dataclass
@@ -70,9 +73,8 @@ def examples(number, seed, tested=False):
 
 def encode(examples, numbers):
     """Return ids (B, T) of words, and of the next ones, or -1."""
-    texts = [text.split() for text, *_ in examples]
-    rows = [[*(numbers[word] for word in words), END] for words in texts]
-    ids, real = padded(rows)
+    texts = [text for text, *_ in examples]
+    ids, real = padded(rows_of(texts, numbers))
     targets = ids.masked_fill(~real, -1)
     return ids[:, :-1], targets[:, 1:]
 
@@ -80,19 +82,17 @@ def encode(examples, numbers):
 # ---- The probe
 
 
-@torch.no_grad()
 def states(model, ids, place):
     """Return the residual stream (B, C) at a place (B,) of ids (B, T), for each of STAGES."""
     found = []
-    handles = []
-    for norm in model.modules():
-        if isinstance(norm, RMSNorm):  # it reads the stream
-            hook = norm.register_forward_pre_hook(lambda _, inputs: found.append(inputs[0]))
-            handles.append(hook)
-    model.hidden(ids)
-    for handle in handles:
-        handle.remove()
-    return [x[torch.arange(len(ids)), place] for x in found]
+
+    def note(module, inputs):
+        if isinstance(module, RMSNorm):  # it reads the stream
+            found.append(inputs[0][torch.arange(len(ids)), place])
+
+    with register_module_forward_pre_hook(note):
+        model.hidden(ids)
+    return found
 
 
 def nearest_mean(x, sense, known):

@@ -36,7 +36,6 @@ from one vector, 99.8 ± 0.0 with general (--seeds=3 --steps=400).
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from time import process_time
 
 import numpy as np
 import torch.nn.functional as F
@@ -107,7 +106,7 @@ class Settings(trials.Settings, Shape):
 
 
 def train_model(model, name, config, pairs, seed):
-    """Train by the recipe of the kind of model. pairs: of numbers."""
+    """Train by the recipe of the kind of model; return the seconds. pairs: of numbers."""
     lengths = [max(map(len, pair)) for pair in pairs]
     batches = translation.batches(np.array(lengths), config.batch_tokens, seed)
     factors = FACTORS | {"none": config.patience}
@@ -126,15 +125,13 @@ def train_model(model, name, config, pairs, seed):
         logits, _ = model.decode(shifted(target), memory)
         return F.cross_entropy(logits[real], target[real], label_smoothing=smoothing)
 
-    trials.fit(model, loss, steps, config.learning_rate, schedule=schedule)
+    return trials.fit(model, loss, steps, config.learning_rate, schedule=schedule)
 
 
 def run(name, config, vocabulary, train, test, seed):
     """Train a model; return the BLEU of its translations of the test, in all and by length."""
     model = MODELS[name](len(vocabulary), config)
-    start = process_time()
-    train_model(model, name, config, train, seed)
-    seconds = process_time() - start
+    seconds = train_model(model, name, config, train, seed)
     sources, right = zip(*test)
     greedy = translation.translate(model, vocabulary, sources, 1)
     best = translation.translate(model, vocabulary, sources, config.beam)

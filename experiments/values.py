@@ -24,7 +24,9 @@ from attention import SelfAttention
 from experiments.shared import trials
 from model import init_weights
 
-T, H, WIDTH = 64, 4, 64  # tokens of a text, heads, width of the model
+T = 64  # tokens of a text
+H = 4  # heads
+WIDTH = 64  # of the model
 D = WIDTH // H
 KINDS = {  # name: (width of values, whether they are the keys, equal parameters)
     "K and V": (D, False, True),

@@ -20,7 +20,8 @@ def sizes_in(text):
 
 def random(sizes, *shapes):
     """Random tensors of float64: random("B=2, T=5", "B T", "T") are of shapes (2, 5) and (5)."""
-    size, generator = sizes_in(sizes), torch.Generator().manual_seed(0)
+    size = sizes_in(sizes)
+    generator = torch.Generator().manual_seed(0)
     shapes = [[size[name] for name in shape.split()] for shape in shapes]
     return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
 
@@ -76,5 +77,4 @@ def gradients(values, leaves):
     """The gradients of the arguments, for a gradient of the values that differs everywhere."""
     ends = [x for x in values if x.requires_grad]
     slopes = [torch.linspace(-1, 1, x.numel()).view_as(x) * x.isfinite() for x in ends]
-    unused = {"allow_unused": True, "materialize_grads": True}
-    return [*torch.autograd.grad(ends, leaves, slopes, **unused)] if leaves else []
+    return [*torch.autograd.grad(ends, leaves, slopes, materialize_grads=True)] if leaves else []

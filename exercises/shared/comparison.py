@@ -1,5 +1,6 @@
 """Two lists of tensors: are they equal, and how do they differ?"""
 
+import numpy as np
 import torch
 
 FEW = 120  # numbers that are printed
@@ -55,12 +56,11 @@ def beside(inputs, names, got, expected):
 
 
 def line(name, x):
-    """A name and a tensor's numbers, without torch's words around them, or what else x is."""
+    """A name and a tensor's numbers, or what else x is."""
     text = getattr(x, "__name__", str(x))
     if torch.is_tensor(x):
-        torch.set_printoptions(precision=3, sci_mode=False, linewidth=80)
-        text = str(x.detach()).removeprefix("tensor(").replace("\n       ", "\n")
-        text = text.partition(", dtype")[0].removesuffix(")")
+        numbers = x.detach().numpy()
+        text = np.array2string(numbers, precision=3, suppress_small=True, separator=", ")
     rows = filter(str.strip, text.splitlines())
     return f"  {name:10} " + ("\n" + " " * 13).join(rows)
 

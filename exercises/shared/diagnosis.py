@@ -48,11 +48,11 @@ def numbered(results):
 def known_mistakes(exercise, name, got):
     """Return the known mistake, or two, that give a function's numbers; () if none does."""
     own = [n for n, case in enumerate(got) if case["name"] == name]
-    singles, pairs = (itertools.combinations(exercise.MISTAKES, count) for count in (1, 2))
-    for sentences in itertools.chain(singles, pairs):
-        wrong = expected_outcomes(exercise, *sentences)
-        if wrong and all(alike(got[n], wrong[n]) for n in own):
-            return sentences
+    for count in 1, 2:
+        for sentences in itertools.combinations(exercise.MISTAKES, count):
+            wrong = expected_outcomes(exercise, *sentences)
+            if wrong and all(alike(got[n], wrong[n]) for n in own):
+                return sentences
     return ()
 
 

@@ -27,7 +27,8 @@ def check(name, path):
 def run_file(name, path):
     """Return what worker.py found, in a process and an empty folder of its own, and printed."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
-        to, here = Path(folder) / "outcomes", Path(folder) / "here"
+        to = Path(folder) / "outcomes"
+        here = Path(folder) / "here"
         here.mkdir()
         command = ["-m", "exercises.shared.worker", name, str(path), str(to)]
         status = run(command, here, output, SECONDS, to)

@@ -58,9 +58,11 @@ def costs(theirs, exercise):
     _, call, *arguments = [*exercise.cases()][-1]
     modules = {"yours": theirs} | getattr(exercise, "BESIDE", {"the solution": exercise})
     runs = [functools.partial(called, call, module, arguments) for module in modules.values()]
-    device, rows = torch.device("cpu"), []
+    device = torch.device("cpu")
+    rows = []
     for name, run, *seconds in zip(modules, runs, *time_interleaved(runs, 3, device)):
-        size, time = peak_bytes(run, device) / 1000, 1000 * min(seconds)
+        time = 1000 * min(seconds)
+        size = peak_bytes(run, device) / 1000
         rows.append({"": name, "time": f"{time:.2f} ms", "memory": f"{size:,.0f} kB"})
     return rows
 
@@ -72,28 +74,30 @@ def main(name, path, to):
     limit_memory()
     expected = expected_outcomes(exercise)  # what fails up to here is not the learner's
     Path(to).touch()  # here the clock starts
-    found, labels = {"outcomes": []}, []
+    found = {"outcomes": []}
+    where = ""
     try:
         theirs = types.SimpleNamespace(**runpy.run_path(path))
         if missing := definition.functions(exercise).keys() - vars(theirs).keys():
             raise NameError(f"{path} has no {', '.join(sorted(missing))}")
-        labels += [f"(in the case: {case['name']}, {case['label']})" for case in expected]
-        found["outcomes"].extend(outcomes(theirs, exercise))
+        got = outcomes(theirs, exercise)
+        for case in expected:
+            where = f"\n(in the case: {case['name']}, {case['label']})"
+            found["outcomes"].append(next(got))
         if all(map(same_outcome, found["outcomes"], expected)):
             found["costs"] = [{"": "not measured"}]
             torch.save(found, to)  # it is right, even if it does not come back from measuring
             found["costs"] = costs(theirs, exercise)
         else:
-            for case, got in zip(exercise.cases(), found["outcomes"]):
+            for case, outcome in zip(exercise.cases(), found["outcomes"]):
                 with contextlib.suppress(Exception):  # it may not take other inputs
                     texts = broken(theirs, exercise, *case)
-                    got["broken"] = [f"In {case[0]}, {text}." for text in texts]
+                    outcome["broken"] = [f"In {case[0]}, {text}." for text in texts]
     except BaseException as error:  # a learner's file can raise anything
         if "costs" in found:
             found["costs"] = [{"": f"not measured: {error!r}"}]
         else:
-            label = labels[len(found["outcomes"]) :][:1]
-            found["error"] = "\n".join([report(error, path), *label])
+            found["error"] = report(error, path) + where
     torch.save(found, to)
 
 

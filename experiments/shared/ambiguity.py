@@ -4,7 +4,6 @@
 which noun that is: "the dog did not cross the street because it was too tired", or "too wide".
 """
 
-import itertools
 import random
 import re
 import tomllib
@@ -156,19 +155,14 @@ class Reading:
         return words_of(self.french()).index(FRENCH[self.words["subject"]][0])
 
 
-def is_tested(scene, subject, object):
-    """Whether this pair of nouns is kept for the test, as a fifth of all pairs is."""
-    number = scene["subject"].index(subject) + scene["object"].index(object)
-    return number % 5 == 0
-
-
 def draw_nouns(rng, scene, genders, tested):
-    """Return a subject and an object of these genders."""
+    """Return a subject and an object of these genders. A fifth of all pairs are for the test."""
     found = []
-    for subject, object in itertools.product(scene["subject"], scene["object"]):
-        own = FRENCH[subject][1] + FRENCH[object][1]
-        if own == genders and is_tested(scene, subject, object) == tested:
-            found.append((subject, object))
+    for n, subject in enumerate(scene["subject"]):
+        for m, object in enumerate(scene["object"]):
+            own = FRENCH[subject][1] + FRENCH[object][1]
+            if own == genders and ((n + m) % 5 == 0) == tested:
+                found.append((subject, object))
     return rng.choice(found)
 
 
@@ -215,21 +209,18 @@ def number_words(pairs):
     return {word: n for n, word in enumerate(sorted(words), 1)}
 
 
+def rows_of(texts, numbers):
+    """Return the numbers of each text's words, and END."""
+    return [[*(numbers[word] for word in words_of(text)), END] for text in texts]
+
+
 def encode(pairs, numbers):
     """Return tensors of the English texts and the French, (B, S) and (B, T), and which are real.
 
     All English texts have the same number of words.
     """
-    english, french = zip(*pairs)
-
-    def rows(texts):
-        found = []
-        for text in texts:
-            own = [numbers[word] for word in words_of(text)]
-            found.append([*own, END])
-        return found
-
-    return torch.tensor(rows(english)), *padded(rows(french))
+    english, french = (rows_of(texts, numbers) for texts in zip(*pairs))
+    return torch.tensor(english), *padded(french)
 
 
 def new_gpt(vocab_size):

@@ -1,9 +1,19 @@
 """The blocks of an encoder and a decoder: a GPT's, which may also look at something else."""
 
+import torch
 import torch.nn as nn
 
 from attention import CrossAttention, full
+from masks import PackedDocuments
 from model import NORM, POSITION, Block
+
+
+def packed(real):
+    """Return the cache for a batch of which some are real (B, T): no real one sees padding.
+
+    Each padding begins a document of its own.
+    """
+    return PackedDocuments(torch.arange(real.shape[1]) * real)
 
 
 class LookingBlock(Block):

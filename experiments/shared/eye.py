@@ -27,7 +27,10 @@ SHAPE = GPTConfig(
 
 
 class Eye(nn.Module):
-    """A vision transformer: images (B, 8, 8) -> what it sees in each patch (B, PATCHES, C)."""
+    """A vision transformer: images (B, 8, 8) -> what it sees in each patch (B, PATCHES, C).
+
+    Or, if not in each, the mean of that, (B, 1, C).
+    """
 
     config = SHAPE
 
@@ -40,9 +43,10 @@ class Eye(nn.Module):
         # As large as the patches, to tell where they were.
         nn.init.normal_(self.stack.wpe.weight)
 
-    def forward(self, x):
+    def forward(self, x, each=True):
         patches = F.unfold(x[:, None], PATCH, stride=PATCH)  # (B, PATCH², PATCHES)
-        return self.stack(self.patch(patches.mT))
+        y = self.stack(self.patch(patches.mT))
+        return y if each else y.mean(1, keepdim=True)
 
     def classify(self, x):
         """The paper's appendix D.3: the mean of all patches serves as well as a class token."""
@@ -58,6 +62,17 @@ def fit(model, loss, x, y, steps, size=64, learning_rate=3e-3, changed=True):
         return loss(images, y[rows])
 
     trials.fit(model, of_step, steps, learning_rate, weight_decay=0.05)
+
+
+def train_classifier(model, train, test, *how):
+    """Train a model to classify images; return its accuracy. how: what fit takes, from steps on."""
+
+    def loss(x, y):
+        return F.cross_entropy(model.classify(x), y, label_smoothing=0.1)
+
+    fit(model, loss, *train, *how)
+    x, y = test
+    return trials.accuracy(model.classify(x), y)
 
 
 def show(panel, image, weights=None):

@@ -152,7 +152,8 @@ def predicate(rng, nouns, form):
     if kind < 0.2:  # is happy, is not happy
         verb = ["is", "are", "est", "sont"]
         adjective = rng.choice(AFTER)
-        object_in_english, object_in_french = adjective[0], adjective[1 + form]
+        object_in_english = adjective[0]
+        object_in_french = adjective[1 + form]
         english = f"{verb[many]} not" if denied else verb[many]
     else:  # sleeps, does not sleep, sees the dog
         verb = rng.choice(ALONE if kind < 0.45 else WITH_OBJECT)

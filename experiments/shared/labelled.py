@@ -15,7 +15,8 @@ import torch
 
 from experiments.shared.translation import padded
 
-WORDS, SENTENCES = 16, 40  # of the longest sentence, of the longest document
+WORDS = 16  # of the longest sentence
+SENTENCES = 40  # of the longest document
 # A sentence with words of only one topic is about that topic. Models are not told these words.
 TOPICS = {
     "windows": "widget window menu button canvas mouse scrollbar listbox cursor",

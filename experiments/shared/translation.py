@@ -65,9 +65,7 @@ def learn_vocabulary(texts, size):
     """Return the Vocabulary of pieces that occur in these texts, learned as bpe:SIZE."""
     texts = [text.lower() for text in texts]
     bpe = tokenizer.create_tokenizer(f"bpe:{size}", texts)
-    used = set()
-    for text in texts:
-        used.update(bpe.encode(f" {text}").tolist())
+    used = {piece for text in texts for piece in bpe.encode(f" {text}").tolist()}
     return Vocabulary(bpe, sorted(used))
 
 
@@ -249,5 +247,4 @@ def by_length(texts, step):
         length = math.ceil(words / step) * step
         found.setdefault(length, []).append(n)
     enough = len(texts) / 50
-    lengths = [length for length in sorted(found) if len(found[length]) >= enough]
-    return {length: found[length] for length in lengths}
+    return {length: rows for length, rows in sorted(found.items()) if len(rows) >= enough}

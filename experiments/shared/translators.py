@@ -15,15 +15,13 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attention import Additive, General, dot, masked_fill, present, sinusoidal
-from engine.common.checks import at_least
 from engine.common.files import DamagedFile, atomic_path, read_json, shell_quote
 from engine.text.tokenizer import tokenizer_from_spec
 from engine.weights import checkpoint
 from engine.weights.checkpoint import read_safetensors, write_safetensors
 from engine.weights.pretrained import check_weights
-from experiments.shared.blocks import LookingBlock
+from experiments.shared.blocks import LookingBlock, packed
 from experiments.shared.translation import Vocabulary
-from masks import PackedDocuments
 from model import GPTConfig
 
 HEADS = 4  # of a transformer
@@ -35,14 +33,15 @@ class Shape:
     """Width of all layers."""
     n_layer: int = 2
     """Blocks on each side of transformer2017."""
-    norm_first: bool = False
-    """In transformer2017, x + f(norm(x)), as in GPT-2, in place of norm(x + f(x))."""
     dropout: float = 0.0
     """On embeddings, before the output, and in a transformer's layers."""
 
     def __post_init__(self):
-        at_least(1, self, "n_layer", most=100)
-        GPTConfig(n_embd=self.n_embd, n_head=HEADS, dropout=self.dropout)  # checks them
+        GPTConfig(n_head=HEADS, **shape_of(self))  # checks it
+
+
+def shape_of(settings):
+    return {field.name: getattr(settings, field.name) for field in fields(Shape)}
 
 
 class Embedding(nn.Module):
@@ -169,33 +168,31 @@ class Bahdanau(Luong):
 
 
 class Transformer(nn.Module):
-    """No recurrence (Vaswani et al. 2017): blocks that read, and blocks that write and look."""
+    """No recurrence (Vaswani et al. 2017): blocks that read, and blocks that write and look.
 
-    def __init__(self, vocab_size, shape, mlp_factor=4):
+    norm_first: as in LookingBlock.
+    """
+
+    def __init__(self, vocab_size, shape, n_layer=None, mlp_factor=4, norm_first=False):
         super().__init__()
         C = shape.n_embd
-        layers = range(shape.n_layer)
-        norm_first = shape.norm_first
+        layers = range(n_layer or shape.n_layer)
+        final_norm = nn.LayerNorm if norm_first else nn.Identity
         writer = GPTConfig(
             n_embd=C, n_head=HEADS, mlp="relu", mlp_size=mlp_factor * C, dropout=shape.dropout
         )
         reader = replace(writer, visible="full")
-
-        def final_norm():
-            return nn.LayerNorm(C) if norm_first else nn.Identity()
-
         self.embed = Embedding(vocab_size, shape)
         self.encoder = nn.ModuleList(LookingBlock(reader, n, False, norm_first) for n in layers)
         self.decoder = nn.ModuleList(LookingBlock(writer, n, True, norm_first) for n in layers)
-        self.ln_memory = final_norm()
-        self.ln_f = final_norm()
+        self.ln_memory = final_norm(C)
+        self.ln_f = final_norm(C)
 
     def encode(self, source, real):
         x = self.embed(source)
-        # Each padding begins a document of its own: no piece sees it.
-        apart = PackedDocuments(torch.arange(real.shape[1]) * real)
+        cache = packed(real)
         for block in self.encoder:
-            x = block(x, cache=apart)
+            x = block(x, cache=cache)
         x = self.ln_memory(x)
         memory = [real]
         for block in self.decoder:
@@ -220,19 +217,13 @@ class Transformer(nn.Module):
         return self.embed.scores(self.ln_f(x)), past
 
 
-def small_transformer(vocab_size, shape):
-    """One block on each side, with half of an MLP, and normalized first."""
-    small = Shape(n_embd=shape.n_embd, n_layer=1, norm_first=True, dropout=shape.dropout)
-    return Transformer(vocab_size, small, mlp_factor=2)
-
-
 MODELS = {
     "none": Recurrent,
     "additive": functools.partial(Luong, score=additive),
     "general": functools.partial(Luong, score=General),
     "dot": functools.partial(Luong, score=lambda C: dot),
     "bahdanau": Bahdanau,
-    "transformer": small_transformer,
+    "transformer": functools.partial(Transformer, n_layer=1, mlp_factor=2, norm_first=True),
     "transformer2017": Transformer,
 }
 
@@ -246,11 +237,12 @@ def is_translator(folder):
 
 def save(folder, name, shape, vocabulary, weights):
     """Write a translator as a whole, to a new folder. weights: name -> tensor."""
-    names = [field.name for field in fields(Shape)]
-    content = {"model": name}
-    content["shape"] = {key: getattr(shape, key) for key in names}
-    content["tokenizer"] = vocabulary.bpe.spec()
-    content["pieces"] = vocabulary.pieces
+    content = {
+        "model": name,
+        "shape": shape_of(shape),
+        "tokenizer": vocabulary.bpe.spec(),
+        "pieces": vocabulary.pieces,
+    }
     with atomic_path(Path(folder)) as unfinished:
         unfinished.mkdir(parents=True)
         checkpoint.write_json(unfinished / "translator.json", content)
@@ -282,7 +274,7 @@ def load(folder):
     except (KeyError, TypeError, AttributeError) as error:
         raise DamagedFile(f"{path} is damaged ({error!r})") from None
     path = path.with_name("model.safetensors")
-    weights = dict(read_safetensors(path))
     expected = dict(model.named_parameters())
-    model.load_state_dict(check_weights(expected, weights, path))
+    weights = check_weights(expected, dict(read_safetensors(path)), path)
+    model.load_state_dict(weights)
     return model.eval(), vocabulary

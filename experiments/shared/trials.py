@@ -1,7 +1,7 @@
 """The frame of each experiment: settings, runs of several seeds, one training loop, results.
 
-A run is a function of a kind of model, the settings and a seed. It uses one thread and returns a
-dict of numbers.
+A run is a function of a kind of model, the settings and a seed. It uses one thread, computes
+gradients in fit() alone, and returns a dict of numbers.
 """
 
 import itertools
@@ -24,6 +24,7 @@ from tqdm import tqdm
 from engine.common.checks import at_least
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write
+from engine.common.hardware import peak_bytes
 from engine.common.settings import parse_settings
 from engine.text import dataset
 from model import GPT, GPTConfig
@@ -98,6 +99,7 @@ def run_jobs(function, jobs):
             raise ValueError("a run was killed: perhaps the machine lacks memory for it") from None
 
 
+@torch.no_grad()
 def seeded(function, *job):
     """Call a run after the seed, its last argument, has been given to PyTorch too."""
     torch.manual_seed(job[-1])
@@ -123,17 +125,23 @@ def by_kind(runs):
     return {kind: [run[kind] for run in runs] for kind in runs[0]}
 
 
-def seconds_alone(function):
-    """Return the processor seconds of a call: the least of all calls that fit into 0.1 s.
+def milliseconds(function):
+    """Return the processor time of a call: the least of all calls that fit into 0.1 s.
 
     Processor time does not count what other programs use.
     """
+    function()  # to warm up
     times = []
     while sum(times) < 0.1:
         start = time.process_time()
         function()
         times.append(time.process_time() - start)
-    return min(times)
+    return 1000 * min(times)
+
+
+def megabytes(function):
+    """Return the peak memory of a call."""
+    return peak_bytes(function, torch.device("cpu")) / 1e6
 
 
 # ---- Training
@@ -155,8 +163,9 @@ def inverse_sqrt(step, warmup):
     return min(step / warmup, (warmup / step) ** 0.5)
 
 
+@torch.enable_grad()
 def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0, schedule=None):
-    """Train a model by AdamW. loss(step) gives a scalar tensor.
+    """Train a model by AdamW; return the processor seconds. loss(step) gives a scalar tensor.
 
     schedule(step): a factor of the learning rate. Without one, it rises over the first tenth of
     the steps and then falls to 0. Gradients are clipped to norm 1.
@@ -172,6 +181,7 @@ def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0, schedule=None)
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule or factor)
     model.train()
+    start = time.process_time()
     for step in range(steps):
         optimizer.zero_grad()
         loss(step).backward()
@@ -179,6 +189,7 @@ def fit(model, loss, steps, learning_rate=1e-3, weight_decay=0.0, schedule=None)
         optimizer.step()
         scheduler.step()
     model.eval()
+    return time.process_time() - start
 
 
 # ---- Text
@@ -207,7 +218,6 @@ def fit_text(model, T, config, seed, learning_rate, batch_size=16):
     return text_loss(model, data.val, T)
 
 
-@torch.no_grad()
 def text_loss(model, tokens, T):
     """Return the mean loss of a GPT in nats, always for the same windows of T tokens."""
     losses = []
@@ -258,12 +268,16 @@ def make_table(label, runs, digits=3):
     rows = []
     for kind, found in runs.items():
         row = {label: kind}
-        for title, value in found[0].items():
-            if isinstance(value, float):
-                values = [run[title] for run in found]
+        for title, values in by_kind(found).items():
+            if isinstance(values[0], float):
                 row[str(title)] = plus_minus(values, digits)
         rows.append(row)
     return rows
+
+
+def make_tables(label, runs):
+    """Return {title: make_table of its runs}."""
+    return {title: make_table(label, own) for title, own in runs.items()}
 
 
 def make_figure(width, height, rows=1, columns=1, **layout):
@@ -275,15 +289,22 @@ def make_figure(width, height, rows=1, columns=1, **layout):
     return figure, figure.subplots(rows, columns, **layout)
 
 
-def draw_curves(panel, title, label, runs):
-    """Draw the means of runs {x: value} with their errors, over a logarithmic x-axis."""
-    for kind, found in runs.items():
-        points = by_kind(found)
-        means, errors = mean_and_error([*points.values()])
-        panel.errorbar([*points], means, errors, fmt="o-", label=kind)
-    panel.set(title=title, xscale="log", xlabel=label)
-    panel.set_xticks([*points], [*points])
-    panel.minorticks_off()
+def draw_curves(width, label, curves):
+    """Return a figure of curves {title: {kind: [{x: value} of each seed]}}, and its panels.
+
+    Each title has a panel: means with their errors, over a logarithmic x-axis with this label.
+    """
+    figure, [panels] = make_figure(width, 3.8, 1, len(curves), squeeze=False)
+    for panel, (title, runs) in zip(panels, curves.items()):
+        for kind, found in runs.items():
+            points = by_kind(found)
+            means, errors = mean_and_error([*points.values()])
+            panel.errorbar([*points], means, errors, fmt="o-", label=kind)
+        panel.set(title=title, xscale="log", xlabel=label)
+        panel.set_xticks([*points], [*points])
+        panel.minorticks_off()
+    panel.legend()
+    return figure, panels
 
 
 def draw_means(panel, runs, what):

@@ -1,7 +1,6 @@
 """Exercises: solutions pass, each mistake is known by its name, no file takes the shell."""
 
 import functools
-import itertools
 import math
 import os
 import re
@@ -14,11 +13,16 @@ import torch
 import torch.nn.functional as F
 from conftest import complaint, exit_code, forked, read_back, run, run_here, text_file
 
+from attention import ATTENTION
 from exercises.shared import cases, definition, diagnosis, properties, runner, worker
 from exercises.shared.definition import ORDER
 from exercises.test_implementation import test_exercise as exercise_of_a_course
 
-TARGETS = {"scores": "scaled_dot", "softmax": "softmax", "attention": "attention"}
+EXERCISE = {  # {function: its exercise}; attention is in "yours" too
+    function: name
+    for name in reversed(ORDER)
+    for function in definition.functions(definition.load(name))
+}
 NAMED = "These are the numbers that one gets if"
 
 
@@ -41,9 +45,9 @@ def forks(monkeypatch):
     monkeypatch.setattr(runner, "run", run_in_fork)
 
 
-def diagnosed(name, **functions):
+def diagnosed(exercise=None, **functions):
     """What the check says of these functions; the solution stands for the others."""
-    exercise = definition.load(name)
+    exercise = definition.load(exercise or EXERCISE[next(iter(functions))])
     theirs = types.SimpleNamespace(**vars(exercise) | functions)
     got = [*cases.outcomes(theirs, exercise)]
     for case, outcome in zip(exercise.cases(), got):
@@ -62,7 +66,9 @@ def names(lines):
 
 @pytest.mark.parametrize("name", ORDER)
 def test_each_mistake_has_its_name(name):
-    """Catches a solution that fails, and a mistake that passes or is taken for another."""
+    """Catches a solution that fails, a mistake that passes or is taken for another, and a success
+    that is not measured beside the solution, or lookback's four paths.
+    """
     exercise = definition.load(name)
     assert diagnosis.diagnose(exercise, diagnosis.expected_outcomes(exercise)) == []
     text = definition.solution(exercise)[0]
@@ -70,7 +76,10 @@ def test_each_mistake_has_its_name(name):
         assert all(text.count(right) == 1 for right in changes), sentence
         wrong = diagnosis.expected_outcomes(exercise, sentence)
         assert names(diagnosis.diagnose(exercise, wrong)) == [sentence]
-    assert worker.costs(exercise, exercise)
+    costs = worker.costs(exercise, exercise)
+    others = ATTENTION if name == "attention" else ["the solution"]
+    assert [row[""] for row in costs] == ["yours", *others]
+    assert all(row["time"].endswith(" ms") and row["memory"].endswith(" kB") for row in costs)
 
 
 @pytest.mark.parametrize("name", ORDER)
@@ -108,14 +117,6 @@ def attention(q, k, v, visible):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
 
 
-@pytest.mark.parametrize(
-    "name, function", [("scores", scores), ("softmax", softmax), ("attention", attention)]
-)
-def test_another_solution(name, function):
-    """Catches a check that asks for the solution's own rounding, or its way."""
-    assert diagnosed(name, **{TARGETS[name]: function}) == []
-
-
 def plain(q, k, v, shift=None, dim=-1):
     """The attention of somebody who invents nothing."""
     Tq, Tk = q.shape[2], k.shape[2]
@@ -124,16 +125,12 @@ def plain(q, k, v, shift=None, dim=-1):
     return scores.softmax(dim).nan_to_num().to(v.dtype) @ v
 
 
-def test_any_mechanism_of_your_own():
-    """Catches invariants that only one mechanism keeps, and names that fit it alone."""
-    assert diagnosed("yours", attention=plain) == []
-    for how, part in (
-        (dict(shift=999), "later positions are visible"),
-        (dict(shift=0), "the mask is aligned at the top left"),
-        (dict(dim=-2), "over the queries"),
-    ):
-        (name,) = names(diagnosed("yours", attention=functools.partial(plain, **how)))
-        assert part in name
+def test_another_solution():
+    """Catches a check that asks for the solution's own rounding, or its way, and invariants that
+    only one mechanism keeps.
+    """
+    assert diagnosed(scaled_dot=scores) == diagnosed(softmax=softmax) == []
+    assert diagnosed(attention=attention) == diagnosed("yours", attention=plain) == []
     kernel = functools.partial(F.scaled_dot_product_attention, is_causal=True)
     assert "Tq < Tk" in diagnosed("yours", attention=kernel)[0]
 
@@ -157,40 +154,37 @@ def attended(mask):
     return function
 
 
+def strict(i, j):
+    return j < i
+
+
 @pytest.mark.parametrize(
-    "name, function, mistake",
+    "exercise, functions, mistake",
     [
-        ("attention", lambda q, k, v, visible: attention(q, k, v, ~visible), "inverted"),
-        ("attention", attended(lambda s, visible: s.masked_fill(visible, -math.inf)), "inverted"),
-        ("attention", attended(lambda s, see: s + ~see * -math.inf), "0 times −∞ is NaN"),
-        ("softmax", lambda scores: scores.softmax(-1).nan_to_num(), "its gradient stays NaN"),
+        (
+            None,
+            dict(causal=strict, same_document=lambda i, j, ids: strict(i, j) & (ids[i] == ids[j])),
+            "causal: a token cannot see itself",
+        ),
+        # Rows that see nothing.
+        (None, dict(attention=lambda q, k, v, see: attention(q, k, v, ~see)), "inverted"),
+        (None, dict(attention=attended(lambda s, see: s.masked_fill(see, -math.inf))), "inverted"),
+        (None, dict(attention=attended(lambda s, see: s + ~see * -math.inf)), "0 times −∞ is NaN"),
+        (None, dict(softmax=lambda scores: scores.softmax(-1).nan_to_num()), "gradient stays NaN"),
+        # A mechanism of somebody's own.
+        ("yours", dict(attention=functools.partial(plain, shift=999)), "later positions are visi"),
+        ("yours", dict(attention=functools.partial(plain, shift=0)), "aligned at the top left"),
+        ("yours", dict(attention=functools.partial(plain, dim=-2)), "over the queries"),
     ],
 )
-def test_a_row_that_sees_nothing(name, function, mistake):
-    """Catches a mistake that is known only if such a row is NaN, or only if it is 0, and right
-    values of which it is said that they are NaN.
+def test_a_known_mistake(exercise, functions, mistake):
+    """Catches a mistake that is not known if it spoils two functions, or only if a row that sees
+    nothing is NaN, or only if it is 0; right values of which it is said that they are NaN.
     """
-    (found,) = names(diagnosed(name, **{name: function}))
+    lines = diagnosed(exercise, **functions)
+    assert lines[0].startswith(f"{next(iter(functions))},")
+    [found] = names(lines)
     assert mistake in found
-
-
-def test_nan_where_a_mistake_has_numbers():
-    """Catches NaN that is taken for the 0 of another mistake, and 0 for a mistake's NaN."""
-    assert NAMED not in diagnosed("attention", attention=lambda q, k, v, visible: q @ k.mT @ v * 0)
-
-
-def test_a_function_that_calls_a_wrong_one():
-    """Catches one mistake that is not known, because it spoils two functions."""
-
-    def strict(i, j):
-        return j < i
-
-    def same_document(i, j, ids):
-        return strict(i, j) & (ids[i] == ids[j])
-
-    lines = diagnosed("masks", causal=strict, same_document=same_document)
-    assert lines[0].startswith("causal,")
-    assert names(lines) == ["causal: a token cannot see itself"]
 
 
 def sinusoidal(T, C):
@@ -200,14 +194,15 @@ def sinusoidal(T, C):
 @pytest.mark.parametrize(
     "name, function, part",
     [
-        ("scores", lambda q, k: scores(q, k.detach()), "right, the gradient of k: 4 of 4 numbers"),
+        ("attention", lambda q, k, v, see: q @ k.mT @ v * 0, "numbers differ"),
+        ("scaled_dot", lambda q, k: scores(q, k.detach()), "right, the gradient of k: 4 of 4 num"),
         (
-            "scores",
+            "scaled_dot",
             lambda q, k: scores(q, k) + (torch.arange(q.shape[1]) == 1)[:, None, None],
             "Tq=4, Tk=9, D=6, result: all wrong numbers are in head 1.",
         ),
         (
-            "scores",
+            "scaled_dot",
             lambda q, k: scores(q, k) + (q.shape[2] < k.shape[2]),
             "It is right for: two queries and keys; B=1, H=2, Tq=3",
         ),
@@ -232,15 +227,16 @@ def sinusoidal(T, C):
             "Right in all cases: causal, same_document.",
         ),
         ("sinusoidal", sinusoidal, "T=40, C=16, result: all wrong numbers are in rows 1 to 39."),
-        ("scores", lambda q, k: q[..., :1], "the shape is (1, 1, 2, 1), and should be"),
-        ("scores", lambda q, k: scores(q, k).float(), "the dtype is torch.float32"),
-        ("scores", lambda q, k: (scores(q, k),) * 2, "it returns 2 results, and should"),
+        ("scaled_dot", lambda q, k: q[..., :1], "the shape is (1, 1, 2, 1), and should be"),
+        ("scaled_dot", lambda q, k: scores(q, k).float(), "the dtype is torch.float32"),
+        ("scaled_dot", lambda q, k: (scores(q, k),) * 2, "it returns 2 results, and should"),
     ],
 )
 def test_numbers_of_no_known_mistake(name, function, part):
-    """Catches a learner who is left with "wrong", though the numbers say what is wrong."""
-    exercise = {"window": "masks", "sinusoidal": "positions"}.get(name, name)
-    lines = diagnosed(exercise, **{TARGETS.get(name, name): function})
+    """Catches a learner who is left with "wrong", though the numbers say what is wrong; NaN that is
+    taken for the 0 of another mistake, and 0 for a mistake's NaN.
+    """
+    lines = diagnosed(**{name: function})
     assert any(part in line for line in lines), lines
     assert NAMED not in lines
 
@@ -251,23 +247,18 @@ MIXED = {
     "two calls with the same inputs": lambda y: y + torch.rand(1, dtype=y.dtype),
     "when only later": lambda y: y + 0.01 * y.mean(-2, keepdim=True),
 }
-CAUSAL = {
-    "attention": "attention",
-    "heads": "self_attention",
-    "positions": "rotary",
-    "block": "layer_norm",
-}
+CAUSAL = "attention", "self_attention", "rotary", "layer_norm"
 
 
-@pytest.mark.parametrize("name, text", [*zip(CAUSAL, itertools.cycle(MIXED))])
+@pytest.mark.parametrize("name, text", [*zip(CAUSAL, MIXED)])
 def test_a_property_that_is_broken(name, text):
     """Catches texts that mix, or a look at the future, of which only "wrong" is said."""
-    solution = getattr(definition.load(name), CAUSAL[name])
+    solution = getattr(definition.load(EXERCISE[name]), name)
 
     def mixed(*inputs):
         return [MIXED[text](y) for y in cases.tensors(solution(*inputs))]
 
-    lines = diagnosed(name, **{CAUSAL[name]: mixed})
+    lines = diagnosed(**{name: mixed})
     assert sum(text in line for line in lines) == 1 and NAMED not in lines, lines
 
 
@@ -305,7 +296,7 @@ def test_mistakes_that_easy_inputs_do_not_show(name, right, wrong, monkeypatch):
 def test_changed_arguments():
     """Catches a function that spoils what its caller still needs."""
     with pytest.raises(ValueError, match="it changes its arguments"):
-        diagnosed("scores", scaled_dot=lambda q, k: scores(q.clone(), k.data.mul_(2)))
+        diagnosed(scaled_dot=lambda q, k: scores(q.clone(), k.data.mul_(2)))
 
 
 # ---- Learners' files that do what they should not
@@ -431,14 +422,6 @@ def test_the_command(tmp_path):
     assert "✓ Scores" in command().stdout, "solved once, it stays solved"
     line = complaint(command("99"))
     assert "'99' is unknown; choose from 1, 2, 3" in line and "15, masks, scores" in line
-
-
-def test_costs_beside_the_paths():
-    """Catches a success that is not measured beside lookback's four paths."""
-    exercise = definition.load("attention")
-    costs = worker.costs(exercise, exercise)
-    assert [row[""] for row in costs] == ["yours", "naive", "masked_fill", "tiled", "fused"]
-    assert all(row["time"].endswith(" ms") and row["memory"].endswith(" kB") for row in costs)
 
 
 def test_a_course(tmp_path):

@@ -4,15 +4,20 @@ import pytest
 import torch
 
 from attention import full, masked_fill
-from experiments import efficient, parallel, routing, values
+from experiments import efficient, parallel, routing
 from experiments.shared.chosen import chosen
 from masks import sliding_window
 
 
+def inputs(T):
+    """Random q, k and v, each (2, 2, T, 8)."""
+    random = torch.Generator().manual_seed(0)
+    return torch.randn(3, 2, 2, T, 8, dtype=torch.float64, generator=random)
+
+
 def test_paths_written_out_here():
     """Catches columns in the wrong order, other keys than strided's, projections of features."""
-    random = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 2, 2, 512, 8, dtype=torch.float64, generator=random)
+    q, k, v = inputs(512)
     S = efficient.stride(512)
     local, columns = efficient.two_heads(q, k, v)
     torch.testing.assert_close(local, masked_fill(q, k, v, sliding_window(S)))
@@ -25,8 +30,7 @@ def test_paths_written_out_here():
 
 def test_the_best_keys_are_chosen(monkeypatch):
     """Catches the worst keys, those of the future, scores of other pairs, rows in another order."""
-    random = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 2, 2, 300, 8, dtype=torch.float64, generator=random)
+    q, k, v = inputs(300)
     monkeypatch.setattr(torch, "randn", lambda *shape, generator: torch.eye(8))
     scores = (q @ k.mT).masked_fill(torch.ones(300, 300).triu(1) > 0, -torch.inf)
     best = scores >= scores.topk(5).values[..., -1:]
@@ -34,17 +38,11 @@ def test_the_best_keys_are_chosen(monkeypatch):
     torch.testing.assert_close(chosen(q, k, v, keys=5), right)
 
 
-def test_equal_weights():
+@pytest.mark.parametrize("name", parallel.LAYERS)
+def test_equal_weights(name):
     """Catches a layer that is slower because it is larger."""
-    for name in parallel.LAYERS:
-        matrices = [p for p in parallel.new_layer(name).parameters() if p.dim() == 2]
-        assert sum(p.numel() for p in matrices) == 6 * parallel.WIDTH**2
-
-
-def test_values_that_are_keys():
-    """Catches a third matrix behind the name."""
-    q, k, v = values.OneMatrix(8, 16, bias=False)(torch.randn(2, 3, 8)).chunk(3, dim=-1)
-    assert torch.equal(k, v) and not torch.equal(q, k)
+    sizes = [p.numel() for p in parallel.new_layer(name).parameters() if p.dim() == 2]
+    assert sum(sizes) == 6 * parallel.WIDTH**2
 
 
 def routed(kind="routed"):
@@ -60,11 +58,10 @@ def test_experts_that_are_asked():
     mlp = routed()
     x = torch.randn(2, 9, routing.WIDTH, dtype=torch.float64)
     y = mlp(x)
-    for row, place in [(0, 0), (1, 4), (1, 8)]:
-        token = x[row, place]
+    for token, found in zip(x.flatten(0, 1), y.flatten(0, 1)):
         scores, asked = (mlp.keys @ token).topk(routing.CHOSEN)
         answers = torch.stack([mlp.experts[n](token) for n in asked])
-        assert torch.allclose(y[row, place], scores.softmax(0) @ answers, atol=1e-12)
+        assert torch.allclose(found, scores.softmax(0) @ answers, atol=1e-12)
     y.sum().backward()
     assert mlp.keys.grad.any() and not routed("routed by random keys").keys.requires_grad
 

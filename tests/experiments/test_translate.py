@@ -3,11 +3,11 @@
 import gzip
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import complaint, run_here
 
 from experiments import translate
 from experiments.shared import grammar, translation, trials
@@ -121,15 +121,13 @@ def test_bahdanau_by_hand():
     h, vector, _ = memory = model.encode(source, real)
     logits, _ = model.decode(target, memory)
     words = model.embed(target)
-    cell = torch.nn.GRUCell(64, 32).double()
-    cell.load_state_dict(dict(zip(cell.state_dict(), model.decoder.parameters())))
     s = model.begin(vector).tanh()
     for i in range(5):
         e = torch.tanh((s @ model.score.W1)[:, None] + h[:, 0] @ model.score.W2) @ model.score.v
         alpha = e.masked_fill(~real, -torch.inf).softmax(1)
         c = (alpha[..., None] * h[:, 0]).sum(1)
         x = torch.cat([words[:, i], c], 1)
-        s = cell(x, s)
+        s = model.decoder(x[:, None], s[None])[1][0]
         t = model.combine(torch.cat([s, x], 1)).tanh()
         assert torch.allclose(logits[:, i], t @ model.embed.weight.T, atol=1e-12)
 
@@ -251,11 +249,11 @@ def test_a_run(tmp_path, small_experiment):
         ("two", "two", "too few sentences"),
     ],
 )
-def test_bad_files(tmp_path, source, target, message):
-    """Catches a traceback for files that do not fit together."""
-    pytest.importorskip("sacrebleu")
+def test_bad_files(tmp_path, monkeypatch, source, target, message):
+    """Catches files that do not fit together and are read, and another error than ValueError."""
+    monkeypatch.chdir(tmp_path)
     files = {"one": b"a\n", "two": b"a\nb\n", "latin": b"\xe9\n", "fake.gz": b"a"}
     for name, content in files.items():
-        (tmp_path / name).write_bytes(content)
-    flags = [f"--source={tmp_path / source}", f"--target={target and tmp_path / target}"]
-    assert message in complaint(run_here("-m", "experiments.translate", *flags))
+        Path(name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        translation.load_pairs(translate.Settings(source=source, target=target))
