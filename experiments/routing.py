@@ -33,10 +33,10 @@ import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import attention_weights, dot
-from engine.common.hardware import time_interleaved
 from experiments.shared import trials
 from masks import full
 from model import MLP, MODERN, init_weights
+from tools.shared.benchmark import time_rounds
 
 T = 64
 WIDTH = 64
@@ -146,8 +146,8 @@ def costs():
     x, y = torch.randint(256, (2, 16, T))
     models = {kind: new_model(kind)[0] for kind in KINDS}
     steps = [lambda model=model: model(x, y)[1].backward() for model in models.values()]
-    rounds = np.array(time_interleaved(steps, 15, torch.device("cpu")))  # (rounds, kinds)
-    times = np.median(rounds / rounds[:, :1], 0)
+    _, times = time_rounds(steps, 15, torch.device("cpu"))
+    times = np.median(np.array(times) / times[0], 1)  # of each kind
     found = {}
     for (kind, model), time in zip(models.items(), times):
         # The counter sees the products of this path, those with the future included.

@@ -197,14 +197,6 @@ def measure_seconds(function, device):
     return time.perf_counter() - start
 
 
-def time_interleaved(functions, repeats, device):
-    """Return a list for each round, after one to warm up: the seconds of each function."""
-    rounds = []
-    for _ in range(repeats + 1):
-        rounds.append([measure_seconds(function, device) for function in functions])
-    return rounds[1:]
-
-
 def peak_bytes(function, device):
     """Return the most memory that a call holds, beyond what was allocated before."""
     if device.type == "cuda":

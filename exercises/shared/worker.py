@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 
-from engine.common.hardware import peak_bytes, time_interleaved
+from engine.common.hardware import peak_bytes
 from exercises.shared import definition
 from exercises.shared.cases import called, outcomes
 from exercises.shared.comparison import same_outcome
 from exercises.shared.diagnosis import expected_outcomes
 from exercises.shared.properties import broken
+from tools.shared.benchmark import time_rounds
 
 GIGABYTES = 4  # beyond what the process has when it begins
 MEGABYTES = 16  # that it may print
@@ -60,7 +61,8 @@ def costs(theirs, exercise):
     runs = [functools.partial(called, call, module, arguments) for module in modules.values()]
     device = torch.device("cpu")
     rows = []
-    for name, run, *seconds in zip(modules, runs, *time_interleaved(runs, 3, device)):
+    _, times = time_rounds(runs, 3, device)
+    for name, run, seconds in zip(modules, runs, times):
         time = 1000 * min(seconds)
         size = peak_bytes(run, device) / 1000
         rows.append({"": name, "time": f"{time:.2f} ms", "memory": f"{size:,.0f} kB"})

@@ -66,7 +66,7 @@ SMALL = {  # settings; what is replaced
     "retrieval": ({"steps": 80}, {}),
     "routing": (
         {"steps": 40},
-        {"routing.time_interleaved": lambda steps, *_: [[1.0] * len(steps)]},
+        {"routing.time_rounds": lambda steps, *_: ([], [[1.0]] * len(steps))},
     ),
     "scaling": ({"steps": 2}, {"scaling.SIZES": (128,)}),
     "senses": ({"steps": 100}, {}),
