@@ -54,9 +54,15 @@ def save_checkpoint(
     for example because the disk is full.
     """
     folder = folder_of(out_dir, step)
-    config = {"step": step, "model": asdict(model.config), "training": training}
-    config |= {"tokenizer": tokenizer_spec, "data": data, "record": record or {}}
-    config["lora"] = asdict(model.lora) if model.lora else None
+    config = {
+        "step": step,
+        "model": asdict(model.config),
+        "training": training,
+        "tokenizer": tokenizer_spec,
+        "data": data,
+        "record": record or {},
+        "lora": asdict(model.lora) if model.lora else None,
+    }
     values = {}
     tensors = {}
     for part, content in trainer_state.items():
@@ -246,8 +252,7 @@ def load_checkpoint(folder):
 
 def load_tensors(folder, name):
     """Return the tensors of one of a checkpoint's files: name -> CPU tensor."""
-    tensors = read_safetensors(verified_file(folder, name))
-    return {name: tensor.clone() for name, tensor in tensors}
+    return {key: tensor.clone() for key, tensor in read_safetensors(verified_file(folder, name))}
 
 
 def read_safetensors(path):

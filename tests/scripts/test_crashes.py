@@ -132,15 +132,6 @@ def test_a_hostile_optimizer(poem_here):
         fit(max_iters=2, init_from="resume")
 
 
-def test_weights_that_are_not_finite(tmp_path):
-    """Catches text from a model that has diverged, as if it were one."""
-    model = GPT(GPTConfig(**SHAPE))
-    model.transformer.h[1].mlp.c_fc.weight.data[3, 2] = float("nan")
-    folder = save(tmp_path, model)
-    with pytest.raises(ValueError, match="not finite, in transformer.h.1.mlp.c_fc.weight"):
-        GPT.from_checkpoint(folder)
-
-
 # ---- a full disk
 
 
