@@ -185,9 +185,9 @@ def sample(config):
             printer.show()
     except KeyboardInterrupt:
         printer.interrupt()
-        print_speed(generator, texts, kind)
+        print_speed(generator, kind)
         raise
-    print_speed(generator, texts, kind)
+    print_speed(generator, kind)
 
 
 def continuations_of(prompts, generator):
@@ -240,10 +240,8 @@ def typed_lines():
 def converse(generator, kind):
     """Answer what is typed. Ctrl-C ends an answer, and Ctrl-D the conversation."""
     turns = chat_turns if generator.tokenizer.chat else plain_turns
-    answers = []
     generator.compile(generator.config.max_new_tokens)
     for answer in turns(generator):
-        answers.append(answer)
         printer = Printer([answer])
         try:
             for _ in generator.extend([answer]):
@@ -251,7 +249,7 @@ def converse(generator, kind):
         except KeyboardInterrupt:
             generator.session.forget()
             printer.interrupt()
-    print_speed(generator, answers, kind)
+    print_speed(generator, kind)
 
 
 def plain_turns(generator):
@@ -292,8 +290,8 @@ def chat_turns(generator):
         messages += [question, {"role": "assistant", "content": template.plain(answer.text)}]
 
 
-def print_speed(generator, texts, kind):
-    print(f"{generator.meter.summary(texts)}; {kind}", file=sys.stderr)
+def print_speed(generator, kind):
+    print(f"{generator.meter.summary()}; {kind}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -51,17 +51,10 @@ class Half(nn.Module):
 
     def __init__(self, linear):
         super().__init__()
-        check_range(linear.weight)
         self.packed = torch.ops.quantized.linear_prepack_fp16(linear.weight, linear.bias)
 
     def forward(self, x):
         return torch.ops.quantized.linear_dynamic_fp16(x, self.packed)
-
-
-def check_range(weight):
-    """ValueError if float16 cannot hold a weight: it would become infinite."""
-    if not weight.abs().max() <= torch.finfo(torch.float16).max:
-        raise ValueError("a weight is not finite, or too large for float16: try --dtype=float32")
 
 
 class Int8(nn.Module):
@@ -110,15 +103,11 @@ class PackedInt8(nn.Module):
         scaled = x / unit
         high = scaled.round()
         low = scaled.sub_(high).mul_(2 * self.LEVELS)  # the product rounds it
-        high, low = self.product(torch.cat([high, low])).chunk(2)
+        product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        y = product(torch.cat([high, low]), 1.0, self.LEVELS + 1, self.packed)
+        high, low = y.chunk(2)
         y = torch.add(high, low, alpha=0.5 / self.LEVELS)
         return y.mul_(unit) if self.bias is None else torch.addcmul(self.bias, y, unit)
-
-    def product(self, x):
-        """Return the product of integers x (..., inputs), from -LEVELS to LEVELS."""
-        return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            x, 1.0, self.LEVELS + 1, self.packed
-        )
 
 
 def round_to_int8(weight):
@@ -142,8 +131,7 @@ def best_dtype(model, steps=math.inf):
 
 def linears_of(model):
     """Return {name: module} of all Linears."""
-    modules = model.named_modules()
-    return {name: module for name, module in modules if isinstance(module, nn.Linear)}
+    return {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
 
 
 def prepare_for_inference(model, dtype, quantize="none"):
@@ -171,8 +159,8 @@ def prepare_for_inference(model, dtype, quantize="none"):
 
 def replace_linears(model, layer):
     """Put layer(linear) in the place of each Linear of a model, several at a time."""
-    # The largest first, or at the end one thread would work on it alone.
-    linears = sorted(linears_of(model).items(), key=lambda item: -item[1].weight.nbytes)
+    # The head first: it is the largest, and at the end one thread would work on it alone.
+    linears = [*reversed(linears_of(model).items())]
     with warnings.catch_warnings(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
         warnings.simplefilter("ignore")  # PyTorch plans to replace its quantized dtypes
         new = pool.map(layer, [linear for _, linear in linears])
@@ -181,8 +169,6 @@ def replace_linears(model, layer):
 
 
 def convert(model, dtype):
-    """Convert all parameters; ValueError if float16 cannot hold one."""
+    """Convert all parameters."""
     for p in model.parameters():
-        if dtype == torch.float16:
-            check_range(p)
         p.data = p.data.to(dtype)
