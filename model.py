@@ -78,7 +78,7 @@ class GPTConfig:
     norm_eps: float = 0.0
     """Added to a norm's mean square; 0: 1e-5 for layernorm, about 1e-7 for rmsnorm."""
     mlp: str = "gelu_tanh"
-    """MLP: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's), quick_gelu, relu, relu2 (squared),
+    """MLP: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's), relu, relu2 (squared),
     silu or swiglu."""
     qk_norm: bool | Literal["head"] = False
     """Give each head's queries and keys unit RMS; head: with a learned scale, as Qwen 3."""
@@ -276,11 +276,6 @@ class SwiGLU(nn.Module):
         return self.dropout(self.c_proj(F.silu(gate) * up))
 
 
-def quick_gelu(x):
-    """Nearly gelu, by a sigmoid (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
-    return x * torch.sigmoid(1.702 * x)
-
-
 def feed_forward(activation):
     return functools.partial(FeedForward, activation=activation)
 
@@ -288,7 +283,6 @@ def feed_forward(activation):
 MLP = {
     "gelu_tanh": feed_forward(functools.partial(F.gelu, approximate="tanh")),
     "gelu": feed_forward(F.gelu),
-    "quick_gelu": feed_forward(quick_gelu),
     "relu": feed_forward(F.relu),
     "relu2": feed_forward(relu2),
     "silu": feed_forward(F.silu),

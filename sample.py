@@ -151,7 +151,8 @@ def make_generator(config, texts):
     if not config.interactive:
         steps = -(-texts // config.batch_size) * config.max_new_tokens
     dtype = best_dtype(model, steps) if config.dtype == "auto" else config.dtype
-    model = prepare_for_inference(model, getattr(torch, dtype), config.quantize)
+    together = min(texts, config.batch_size)
+    model = prepare_for_inference(model, getattr(torch, dtype), config.quantize, together)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     kind = dtype if config.quantize == "none" else config.quantize
     return Generator(model, tokenizer, config, pads), f"{kind}, {device}, {threads}"
@@ -183,9 +184,9 @@ def sample(config):
             printer.show()
     except KeyboardInterrupt:
         printer.interrupt()
-        print_speed(generator, texts, kind)
+        print_speed(generator, kind)
         raise
-    print_speed(generator, texts, kind)
+    print_speed(generator, kind)
 
 
 def continuations_of(prompts, generator):
@@ -238,10 +239,8 @@ def typed_lines():
 def converse(generator, kind):
     """Answer what is typed. Ctrl-C ends an answer, and Ctrl-D the conversation."""
     turns = chat_turns if generator.tokenizer.chat else plain_turns
-    answers = []
     generator.compile(generator.config.max_new_tokens)
     for answer in turns(generator):
-        answers.append(answer)
         printer = Printer([answer])
         try:
             for _ in generator.extend([answer]):
@@ -249,7 +248,7 @@ def converse(generator, kind):
         except KeyboardInterrupt:
             generator.session.forget()
             printer.interrupt()
-    print_speed(generator, answers, kind)
+    print_speed(generator, kind)
 
 
 def plain_turns(generator):
@@ -290,8 +289,8 @@ def chat_turns(generator):
         messages += [question, {"role": "assistant", "content": template.plain(answer.text)}]
 
 
-def print_speed(generator, texts, kind):
-    print(f"{generator.meter.summary(texts)}; {kind}", file=sys.stderr)
+def print_speed(generator, kind):
+    print(f"{generator.meter.summary()}; {kind}", file=sys.stderr)
 
 
 if __name__ == "__main__":

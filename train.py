@@ -178,7 +178,7 @@ class TrainConfig(GPTConfig):
         counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval")
         at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
-        at_least(0, self, *rates, "weight_decay", "grad_clip")
+        at_least(0, self, *rates, "weight_decay", "grad_clip", "lora_alpha")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):

@@ -26,13 +26,14 @@ def compile_step(model, compile, tokens):
     """
     device = model.transformer.wte.weight.device
     attention = model.config.attention
-    possible = attention in ("fused", "masked_fill")
+    possible = device.type == "cuda" and attention in ("fused", "masked_fill")
     if compile == "auto":
         compile = possible and worth_compiling(device, tokens, TOKENS_WORTH_COMPILING)
     if compile and not possible:
-        raise ValueError(f"compile=True: attention={attention} cannot be compiled: leave it out")
-    if compile and device.type != "cuda":
-        raise ValueError(f"compile=True is for a GPU, not for device={device.type}: leave it out")
+        raise ValueError(
+            "compile=True is for a GPU, and attention=fused or masked_fill; here are "
+            f"device={device.type} and attention={attention}: leave it out"
+        )
     return CompiledStep() if compile else None
 
 
@@ -63,6 +64,7 @@ class CompiledStep:
 
     def __init__(self, function=None):
         self.cache = None
+        self.size = None  # of the cache
         self.is_right = True  # as far as it has been compared
         # With this tuning the compiler generates products of a single row itself, if they have no
         # bias, and reads int8 weights in them directly.
@@ -74,9 +76,10 @@ class CompiledStep:
     def empty_cache(self, model, batch_size, max_len):
         """Return the last cache if it has this size, else a new one."""
         size = (batch_size, max_len)
-        if not self.cache or (self.cache[0].shape[0], self.cache[0].max_len) != size:
+        if size != self.size:
             self.cache = None  # never two in memory
             self.cache = model.new_cache(*size)
+            self.size = size
         return self.cache
 
     def ready(self, session, *inputs):

@@ -30,29 +30,27 @@ class Meter:
     def __init__(self):
         self.first_token_seconds = 0.0
         self.seconds = 0.0
-        self.uncounted = 0
+        self.tokens = 0
 
-    def timed(self, session, tokens):
-        """Yield the same (ids, logits), timed."""
+    def timed(self, session, tokens, texts):
+        """Yield the same (ids, logits), timed. texts: those that grow, one for each id."""
         last = time.perf_counter()
         warm_up = 3 if session.compiled else 1
         for n, (ids, logits) in enumerate(tokens):
             synchronize(ids.device)
             now = time.perf_counter()
             self.first_token_seconds = self.first_token_seconds or now - last
-            if n < warm_up:
-                self.uncounted += len(ids)
-            else:
+            if n >= warm_up:
                 self.seconds += now - last
+                self.tokens += sum(not text.ended for text in texts)
             last = now
             yield ids, logits
 
-    def summary(self, texts):
+    def summary(self):
         """Return one line about all texts."""
-        tokens = sum(len(text.tokens) for text in texts) - self.uncounted
         line = f"first token after {self.first_token_seconds:.2f} s"
-        if self.seconds and tokens > 0:
-            line += f", then {tokens / self.seconds:.1f} tokens/s"
+        if self.tokens:
+            line += f", then {self.tokens / self.seconds:.1f} tokens/s"
         return line
 
 
@@ -100,9 +98,14 @@ class Generator:
         ids = template.encode_prompt(messages, context - room)
         if len(ids) >= context:
             raise ValueError(f"the message has {len(ids)} tokens; the model reads {context}")
-        end = template.end_of_turn()
-        most = context - len(ids)
-        return Text(self.tokenizer, self.config.stop, "", torch.tensor(ids), seed, end, most)
+        return Text(
+            self.tokenizer,
+            self.config.stop,
+            ids=torch.tensor(ids),
+            seed=seed,
+            end_token=template.end_of_turn(),
+            most=context - len(ids),
+        )
 
     def start(self, prompts, seeds, most):
         """Begin a session with prompts, 1-D tensors of ids, to which `most` tokens are added."""
@@ -138,7 +141,7 @@ class Generator:
         Yields after each token, and after the last.
         """
         tokens = stream(self.session, self.config.max_new_tokens, self.sampler)
-        for ids, logits in self.meter.timed(self.session, tokens):
+        for ids, logits in self.meter.timed(self.session, tokens, batch):
             logprobs = [None] * len(ids)
             if self.config.json:
                 logits = logits[:, : self.tokenizer.vocab_size].float()

@@ -103,26 +103,16 @@ def to_device(u, device):
 class Sampler:
     """Settings of sampling, and the source of each text's random numbers, one a token.
 
-    generators: None among them is PyTorch's own. vocab_size: as in sample_next_token.
+    generators: of the CPU; None among them is PyTorch's own. vocab_size: as in sample_next_token.
     """
 
     def __init__(self, sampling, generators, vocab_size=None):
         self.sampling = sampling
-        self.generators = [generator or torch.default_generator for generator in generators]
+        self.generators = generators
         self.vocab_size = vocab_size
 
     def inputs(self, session):
         """Return what sample_next_token takes beside the logits, for a session's next column."""
-        penalty = self.sampling.repetition_penalty
-        text = session.known_text() if penalty != 1 else None
-        return self.sampling, self.random(), text, self.vocab_size
-
-    def random(self):
-        """Return the next number of each generator, (B,) in [0, 1)."""
-        return torch.stack([uniform(generator) for generator in self.generators])
-
-
-def uniform(generator):
-    """Return the next number of a generator in [0, 1)."""
-    device = generator.device
-    return torch.rand((), generator=generator, device=device, dtype=torch.float64).cpu()
+        text = session.known_text() if self.sampling.repetition_penalty != 1 else None
+        u = torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in self.generators])
+        return self.sampling, u, text, self.vocab_size

@@ -91,10 +91,6 @@ class Session:
         self.starts = None
         self.n_read = 0
 
-    def text(self, row=0):
-        """Return the ids of one text, (T,)."""
-        return self.ids[row, self.begin[row] : self.length]
-
     def known_text(self):
         """Return ids (B, columns), of a shape that stays: after a text's end its first id again."""
         columns = torch.arange(self.ids.shape[1], device=self.ids.device)

@@ -44,10 +44,8 @@ class Text:
 
     def write(self, piece):
         """Append characters, or end the text before the first stop string that they complete."""
-        before = len(self.text)
         self.text += piece
-        places = [self.text.find(s, max(0, before - len(s) + 1)) for s in self.stop]
-        places = [place for place in places if place >= 0]
+        places = [self.text.find(s) for s in self.stop if s in self.text]
         if places:
             self.text = self.text[: min(places)]
             self.ended = "stop"
@@ -80,10 +78,7 @@ class Text:
 
 def held_back(text, stop):
     """Return how many characters at the end of text may be the beginning of a stop string."""
-    for n in range(len(stop) - 1, 0, -1):
-        if text.endswith(stop[:n]):
-            return n
-    return 0
+    return max(n for n in range(len(stop)) if text.endswith(stop[:n]))
 
 
 class Printer:

@@ -8,8 +8,10 @@ tokenizer.json as its specification. tiktoken encodes what is learned here or pu
 the library tokenizers all others.
 """
 
+import contextlib
 import itertools
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -392,9 +394,22 @@ KINDS = {
 
 def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
-    with library_errors("the tokenizer fails"):
+    with library_errors("the tokenizer fails"), without_reports():
         given = dict(spec)
         return KINDS[given.pop("kind")](**given)
+
+
+@contextlib.contextmanager
+def without_reports():
+    """Lose what a library in Rust reports of a panic: it writes to file 2 itself."""
+    stderr = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
 def create_tokenizer(name, texts=()):
@@ -447,8 +462,8 @@ def published_tokenizer(folder):
     chat = None
     if isinstance(template, str):
         chat = {"template": template, **special}
-    with library_errors("the tokenizer fails"):
-        return HubTokenizer(content, end_of_text, chat)
+    spec = {"kind": "tokenizers", "content": content}
+    return tokenizer_from_spec(spec | {"end_of_text": end_of_text, "chat": chat})
 
 
 def padded_vocab_size(vocab_size):

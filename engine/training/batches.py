@@ -21,7 +21,10 @@ def micro_batch(data, config, step, micro, device):
     if data.masks:
         rows = data.rows["train"]
         before = (step * config.gradient_accumulation_steps + micro) * config.batch_size
-        numbers = rows_in_turn(config.seed, len(rows), before, config.batch_size)
+        numbers = []
+        for place in range(before, before + config.batch_size):
+            order = epoch_order(config.seed, len(rows), place // len(rows))
+            numbers.append(order[place % len(rows)])
         batch = rows.batch(numbers, config.batch_size)
     else:
         batch = dataset.random_batch(data.train, config.batch_size, config.block_size, rng)
@@ -39,17 +42,9 @@ def to_device(batch, device):
     return [t if t is None else t.to(device, non_blocking=at_once) for t in batch]
 
 
-def rows_in_turn(seed, rows, before, count):
-    """Return the numbers of `count` rows that follow `before` others.
-
-    Each row comes once in an epoch, and in each epoch in another order.
-    """
-    places = range(before, before + count)
-    return [epoch_order(seed, rows, place // rows)[place % rows] for place in places]
-
-
 @functools.lru_cache(maxsize=2)
 def epoch_order(seed, rows, epoch):
+    """Return the numbers of all rows in an epoch's own order."""
     return np.random.default_rng((seed, EPOCH, epoch)).permutation(rows)
 
 

@@ -84,7 +84,7 @@ class Muon:
         finite: a bool tensor on their device; False: nothing changes, without waiting to know it.
         """
         if finite is None:
-            finite = torch.ones((), dtype=torch.bool, device=next(iter(self.state)).device)
+            finite = torch.tensor(True, device=next(iter(self.state)).device)
         for group in self.param_groups:
             update = self.muon_step if group["kind"] == "muon" else self.adamw_step
             params = [p for p in group["params"] if p.grad is not None]
@@ -150,18 +150,13 @@ class Muon:
     def load_state_dict(self, saved):
         """Continue from a state_dict of the same parameters; ValueError if it is of others."""
         mine = self.state_dict()
-        if shapes(saved) != shapes(mine):
+        if saved.keys() != mine.keys():
             raise ValueError(
                 "the checkpoint is of another optimizer: resume with the same --optimizer, or "
                 "start from its weights with --init_from=FOLDER"
             )
         for name, tensor in mine.items():
             local_tensor(tensor).copy_(sharding.shard_of(tensor, saved[name]))
-
-
-def shapes(tensors):
-    """Return {name: shape}."""
-    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def make_optimizer(model, config):
@@ -189,9 +184,8 @@ def make_optimizer(model, config):
         groups = [group([*matrices.values()], rate, decay), group(vectors, rate)]
     else:
         muon = dict(kind="muon", momentum=config.momentum, steps=config.muon_steps)
-        names = [name for name in matrices if name.startswith("transformer.h.")]
-        blocks = [matrices.pop(name) for name in names]
-        head = [matrices.pop(name) for name in ["lm_head.weight"] if name in matrices]
+        blocks = take(matrices, "transformer.h.")
+        head = take(matrices, "lm_head.")
         groups = [
             group(blocks, rate, decay, **muon),
             group([*matrices.values()], config.embedding_lr),
@@ -200,6 +194,11 @@ def make_optimizer(model, config):
         ]
     parts = {module.weight: module.parts for module in model.modules() if hasattr(module, "parts")}
     return Muon(groups, parts, {p: name for name, p in named.items()})
+
+
+def take(tensors, prefix):
+    """Remove those whose names have this prefix from {name: tensor}; return them as a list."""
+    return [tensors.pop(name) for name in [*tensors] if name.startswith(prefix)]
 
 
 DECAY = {  # name -> the share of the rate that is left, from 1 at progress 0 to 0 at progress 1

@@ -34,7 +34,7 @@ class Run:
         self.config = config
         self.out_dir = Path(config.out_dir)
         self.writes = first and not config.eval_only
-        self.wandb = start_wandb(asdict(config)) if first and config.wandb_log else None
+        self.wandb = start_wandb(config) if first and config.wandb_log else None
 
         # All processes must know the last line of an earlier part of this run.
         self.line = {}
@@ -68,7 +68,7 @@ class Run:
         """Return whether save_interval ends at this step."""
         step = self.trainer.step
         interval = self.config.save_interval
-        return interval > 0 and step > self.trainer.first_step and step % interval == 0
+        return interval > 0 and step > 0 and step % interval == 0
 
     def evaluation_is_due(self):
         """Return whether eval_interval or the run ends at this step, and it was not evaluated."""
@@ -138,17 +138,14 @@ class Run:
 
 
 def start_wandb(config):
-    """Start a run of Weights & Biases with its own settings; ValueError if it cannot be used."""
+    """Start a run of Weights & Biases with its own settings; ValueError if it is missing."""
     try:
         from wandb import init  # not in wandb/, the folder that an offline run leaves here
     except ImportError:
         raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
-    name = config["wandb_run_name"] or None
-    try:
-        return init(project=config["wandb_project"], name=name, config=config)
-    except Exception as error:  # wandb has several
-        message = " ".join(str(error).split())
-        raise ValueError(f"wandb: {message} (or set WANDB_MODE=offline)") from None
+    return init(
+        project=config.wandb_project, name=config.wandb_run_name or None, config=asdict(config)
+    )
 
 
 # ---- The folder

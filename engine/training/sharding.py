@@ -25,11 +25,8 @@ def parallelize(model, device, parallel, compiled):
     around it. parallel: ddp or fsdp, the same for one process. Make the optimizer afterwards, since
     fsdp replaces the parameters.
     """
-    if world_size() > 1:
-        for p in model.parameters():  # GPT-2's published matrices are transposed
-            p.data = p.data.contiguous()
-        if parallel == "fsdp":
-            return apply_fsdp(model, device, compiled)
+    if world_size() > 1 and parallel == "fsdp":
+        return apply_fsdp(model, device, compiled)
     model.to(device)
     if compiled:
         model.compile()
@@ -116,22 +113,23 @@ def matrix_owners(params):
         yield [(p, p, p.grad) for p in params]
         return
     by_size = sorted(params, key=lambda p: -p.numel())
-    owner = {p: n % world_size() for n, p in enumerate(by_size)}
-    mine = [p for p in by_size if owner[p] == rank()]
-    if not hasattr(params[0], "to_local"):
-        yield [(p, p, p.grad) for p in mine]
-        works = [dist.broadcast(p, owner[p], async_op=True) for p in by_size]
-        for work in works:
-            work.wait()
-        return
-    gradients = {}
-    for p in by_size:
-        gradient = p.grad.full_tensor()
-        if owner[p] == rank():
-            gradients[p] = gradient
-    updates = {p: torch.zeros_like(gradients[p]) for p in mine}
-    yield [(p, updates[p], gradients[p]) for p in mine]
-    for p in by_size:
-        update = updates[p] if p in updates else local_tensor(p).new_empty(p.shape)
-        dist.broadcast(update, owner[p])
-        local_tensor(p).add_(shard_of(p, update))
+    in_shards = hasattr(params[0], "to_local")
+    mine = []
+    targets = {}
+    for n, p in enumerate(by_size):
+        gradient = full_tensor(p.grad)
+        if n % world_size() == rank():
+            targets[p] = torch.zeros_like(gradient) if in_shards else p
+            mine.append((p, targets[p], gradient))
+    yield mine
+    works = []
+    for n, p in enumerate(by_size):
+        target = targets.get(p, p)
+        if in_shards and p not in targets:
+            target = local_tensor(p).new_empty(p.shape)
+        works.append(dist.broadcast(target, n % world_size(), async_op=True))
+        if in_shards:  # one after another, since each is whole
+            works.pop().wait()
+            local_tensor(p).add_(shard_of(p, target))
+    for work in works:
+        work.wait()

@@ -6,10 +6,8 @@ one would.
 """
 
 import datetime
-import functools
 import math
 import time
-from contextlib import nullcontext
 
 import torch
 
@@ -21,7 +19,6 @@ from engine.training.sharding import local_tensor
 from engine.weights.checkpoint import resume_hint
 
 SMALLEST_SCALE = 2.0**-10  # of float16's loss: below it, no gradient is finite
-REPEATS = 2  # of the steps that a dry run times
 
 
 class Trainer:
@@ -46,25 +43,19 @@ class Trainer:
         # if there was one.
         self.newest = torch.zeros(3, device=device)
         self.finite = torch.ones((), dtype=torch.bool, device=device)
-        self.learns = True  # until a note has said that it does not
 
         # The dtype of products. A resumed run keeps what auto was, also on another processor.
         self.dtype = config.dtype
         if self.dtype == "auto":
             self.dtype = self.saved.get("dtype") or hardware.best_dtype(device, config.n_embd)
-        self.autocast = nullcontext()
-        if self.dtype != "float32":
-            self.autocast = torch.autocast(device.type, getattr(torch, self.dtype))
+        dtype = getattr(torch, self.dtype)
+        self.autocast = torch.autocast(device.type, dtype, enabled=self.dtype != "float32")
 
         # Micro-batches are numbered over all processes; each process has the same number of them.
         self.micro_batches = config.gradient_accumulation_steps // processes.world_size()
         self.first_micro_batch = processes.rank() * self.micro_batches
         sequences = config.gradient_accumulation_steps * config.batch_size
         self.tokens_per_step = sequences * config.block_size
-        dtype = getattr(torch, self.dtype)
-        if hardware.is_emulated(device, dtype):
-            processes.print0(f"note: dtype={self.dtype} is emulated here; float32 is faster")
-            dtype = torch.float32
         peak = hardware.peak_flops(device, dtype) * processes.world_size()
         self.speed = Speed(self.tokens_per_step, model.flops_per_token(), peak)
 
@@ -73,8 +64,9 @@ class Trainer:
         self.compiled = config.compile
         if self.compiled == "auto":
             passes = (self.last_step - self.step) * self.micro_batches
-            least = hardware.PASSES_WORTH_COMPILING
-            self.compiled = hardware.worth_compiling(device, passes, least)
+            self.compiled = hardware.worth_compiling(
+                device, passes, hardware.PASSES_WORTH_COMPILING
+            )
         self.parallel_model = sharding.parallelize(model, device, config.parallel, self.compiled)
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
@@ -107,22 +99,20 @@ class Trainer:
             micro_batch(self.data, self.config, self.step, n, self.device)
             for n in range(first, first + count)
         ]
-        clip = self.config.grad_clip
-        model = self.parallel_model
-        return training_step(model, batches, self.optimizer, self.scaler, self.autocast, clip)
+        return training_step(
+            self.parallel_model,
+            batches,
+            self.optimizer,
+            self.scaler,
+            self.autocast,
+            self.config.grad_clip,
+        )
 
     def measure(self):
         """Return the newest step as a dict, one line of metrics.jsonl; errors as in check."""
         self.check()
         total = processes.all_reduce_sum(self.newest[1].clone())
         norm = self.newest[2].item()
-        if self.learns and norm == 0:
-            self.learns = False
-            processes.print0(
-                f"note: the gradient at step {self.step - 1} is 0, so nothing is learned: "
-                "all targets are ignored, a learning_rate too high has ruined the model, or "
-                "float16 has no numbers that small"
-            )
         tokens_per_s, mfu = self.speed.measure()
         return {
             "step": self.step,
@@ -137,8 +127,7 @@ class Trainer:
         """FloatingPointError, in all processes, if a step so far was not finite."""
         if not self.finite:  # waits for the device
             step, loss, norm = self.newest.tolist()
-            what = f"loss {loss:.4g} and gradient norm {norm:.4g}"
-            raise self.not_finite(what, int(step))
+            raise self.not_finite(f"loss {loss:.4g} and gradient norm {norm:.4g}", int(step))
         if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
             what = "gradients that are not finite in float16, at any scale,"
             raise self.not_finite(what, self.step)
@@ -148,8 +137,9 @@ class Trainer:
 
         model: another GPT than the one that is trained, such as an average of the weights.
         """
-        model = model or self.model
-        return validation_loss(model, self.data, self.config, self.device, self.autocast)
+        return validation_loss(
+            model or self.model, self.data, self.config, self.device, self.autocast
+        )
 
     def state(self):
         """Return what another Trainer needs to continue, beside the weights.
@@ -218,11 +208,10 @@ def dry_run(trainer):
     processes.print0(f"without activations: {megabytes(memory, device)}")
     trainer.accumulate(1)  # allocates what stays
     memory["activations"] = hardware.peak_bytes(lambda: trainer.accumulate(1), device) - gradients
-    times = []
-    step = functools.partial(trainer.accumulate, trainer.micro_batches)
-    for _ in processes.progress_bar(range(REPEATS), "timing steps", delay=2):
-        times.append(hardware.measure_seconds(step, device))
-    seconds = min(times)
+    seconds = min(
+        hardware.measure_seconds(lambda: trainer.accumulate(trainer.micro_batches), device)
+        for _ in range(2)
+    )
     steps = trainer.last_step - trainer.first_step
     duration = datetime.timedelta(seconds=round(steps * seconds))
     processes.print0(

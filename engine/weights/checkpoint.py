@@ -10,8 +10,8 @@
 A checkpoint is written under another name, and renamed once it is complete and on disk.
 """
 
+import contextlib
 import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,14 +24,12 @@ from engine.common.files import (
     DamagedFile,
     atomic_path,
     read_json,
-    require_regular_file,
     sha256_of_file,
     shell_path,
     shell_quote,
 )
 from engine.common.settings import parse_settings
 
-FOLDER_NAME = re.compile("step_[0-9]{1,30}")
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
 
 # ---- Saving
@@ -56,9 +54,15 @@ def save_checkpoint(
     for example because the disk is full.
     """
     folder = folder_of(out_dir, step)
-    config = {"step": step, "model": asdict(model.config), "training": training}
-    config |= {"tokenizer": tokenizer_spec, "data": data, "record": record}
-    config["lora"] = asdict(model.lora) if model.lora else None
+    config = {
+        "step": step,
+        "model": asdict(model.config),
+        "training": training,
+        "tokenizer": tokenizer_spec,
+        "data": data,
+        "record": record or {},
+        "lora": asdict(model.lora) if model.lora else None,
+    }
     values = {}
     tensors = {}
     for part, content in trainer_state.items():
@@ -110,29 +114,23 @@ def step_of(folder):
 
 def list_checkpoints(out_dir):
     """Return the folders of the complete checkpoints, oldest first."""
-    folders = [path for path in Path(out_dir).glob("step_*") if FOLDER_NAME.fullmatch(path.name)]
-    return sorted(folders, key=step_of)
+    numbered = [path for path in Path(out_dir).glob("step_*") if path.name[5:].isdecimal()]
+    return sorted(numbered, key=step_of)
 
 
 def read_metrics(path):
-    """Return the lines of a metrics.jsonl as a dict, step -> dict, in the order of their steps.
+    """Return the lines of a metrics.jsonl as a dict, step -> dict.
 
-    Lines that cannot be read are left out, and a note counts them.
+    Notes name those that cannot be read, such as the last of a run that was killed while it wrote.
     """
     records = {}
-    unreadable = 0
-    lines = require_regular_file(path).read_bytes().splitlines(True) if path.exists() else []
-    for line in lines:
+    for line in path.read_bytes().splitlines() if path.exists() else []:
         try:
             record = json.loads(line)
-            if type(record["step"]) is not int or type(record.get("val_loss", 0.0)) is not float:
-                raise ValueError
             records[record["step"]] = record
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-            unreadable += line.endswith(b"\n")  # without it, the run was killed while it wrote it
-    if unreadable:
-        print(f"note: {path} is damaged: {unreadable} of its lines cannot be read and are left out")
-    return dict(sorted(records.items()))
+        except (ValueError, TypeError, LookupError):
+            print(f"note: a line of {path} is damaged, and left out: {line[:40]}")
+    return records
 
 
 def best_checkpoint(out_dir):
@@ -195,21 +193,17 @@ def resume_hint(out_dir):
 def verified_file(folder, name):
     """Return the path of a checkpoint's file; DamagedFile unless its sha256 is in manifest.json.
 
-    ValueError for a file that cannot be read, for example on a network drive: it may be intact.
+    Another OSError for a file that cannot be read, for example on a network drive: it may be
+    intact.
     """
-    wrong = "manifest.json"
-    try:
-        hashes = read_json(folder / wrong)
-        wrong = name
-        if sha256_of_file(folder / name) == hashes.get(name):
-            return folder / name
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        pass
-    except OSError as error:
-        raise ValueError(f"{folder / wrong} cannot be read: {error.strerror}") from None
+    path = folder / name
+    with contextlib.suppress(FileNotFoundError, DamagedFile):
+        hashes = read_json(folder / "manifest.json")
+        if sha256_of_file(path) == hashes.get(name):
+            return path
     raise DamagedFile(
-        f"{folder / wrong} is missing or damaged: use another checkpoint, or move {folder} away to "
-        "resume from the one before"
+        f"{path} is missing or damaged, or the hash in its manifest.json: use another checkpoint, "
+        f"or move {folder} away to resume from the one before"
     )
 
 
@@ -223,15 +217,11 @@ def newest_valid(out_dir, which="latest"):
         try:
             for name in FILES:
                 verified_file(folder, name)
+            return folder
         except DamagedFile as error:
             if folder == folders[0]:
                 raise
-            processes.print0(f"note: {str(error).partition(':')[0]}")
-            continue
-        if folder != folders[-1]:
-            lost = step_of(folders[-1]) - step_of(folder)
-            processes.print0(f"note: going on from {folder}, {lost:,} steps earlier")
-        return folder
+            processes.print0(f"note: {str(error).partition(':')[0]}: going on from the one before")
     return find_checkpoint(out_dir, which)
 
 
@@ -252,15 +242,7 @@ def load_config(folder):
 
     data is None if it is not known, and lora for a model that is no adapter.
     """
-    path = verified_file(folder, "config.json")
-    config = read_json(path)
-    kinds = {"step": int, "model": dict, "training": dict, "tokenizer": dict}
-    kinds |= dict.fromkeys(["data", "record", "lora"], dict | None)
-    for name, kind in kinds.items():
-        value = config.setdefault(name)
-        if not isinstance(value, kind):
-            raise DamagedFile(f"{path} is damaged: {name}={str(value)[:40]}")
-    return config | {"record": config["record"] or {}}
+    return read_json(verified_file(folder, "config.json"))
 
 
 def load_checkpoint(folder):
@@ -270,8 +252,7 @@ def load_checkpoint(folder):
 
 def load_tensors(folder, name):
     """Return the tensors of one of a checkpoint's files: name -> CPU tensor."""
-    tensors = read_safetensors(verified_file(folder, name))
-    return {name: tensor.clone() for name, tensor in tensors}
+    return {key: tensor.clone() for key, tensor in read_safetensors(verified_file(folder, name))}
 
 
 def read_safetensors(path):
@@ -281,7 +262,7 @@ def read_safetensors(path):
     tensor, so that its pages can be released with it.
     """
     try:
-        with safe_open(require_regular_file(path), "pt") as file:
+        with safe_open(path, "pt") as file:
             names = list(file.keys())
         for name in names:
             with safe_open(path, "pt") as file:
@@ -293,8 +274,6 @@ def read_safetensors(path):
 def load_trainer(folder):
     """Return the trainer_state of save_checkpoint, on the CPU, with "step" and "record"."""
     config = load_config(folder)
-    if step_of(folder) != config["step"]:
-        raise DamagedFile(f"{folder} holds step {config['step']}: was it renamed?")
     state = read_json(verified_file(folder, "trainer.json"))
     for path, tensor in load_tensors(folder, "trainer.safetensors").items():
         part, _, name = path.partition("/")

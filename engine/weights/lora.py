@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from engine.common.checks import at_least, choose
+from engine.common.checks import choose
 from engine.weights import checkpoint
 from engine.weights.pretrained import check_weights, sha256_of_weights
 
@@ -24,10 +24,6 @@ class Adapter:
     lora_targets: str = ""
     base: str = ""
     sha256: str = ""
-
-    def __post_init__(self):
-        at_least(1, self, "lora_rank", most=2**12)
-        at_least(0, self, "lora_alpha")
 
 
 class LoRALinear(nn.Module):
@@ -96,7 +92,7 @@ def load(GPT, folder, **changes):
     base.crop_block_size(saved["model"]["block_size"])
     model = GPT.from_weights(saved["model"], dict(base.named_parameters()), folder, **changes)
     attach(model, adapter)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    weights = check_weights(trained, checkpoint.load_tensors(folder, "model.safetensors"), folder)
+    weights = checkpoint.load_tensors(folder, "model.safetensors")
+    weights = check_weights(checkpoint.learned_weights(model), weights, folder)
     model.load_state_dict(weights, strict=False)
     return model

@@ -78,7 +78,7 @@ def test_a_session_that_goes_on(shape, length, room, more):
     session.logits()
     for added in more:
         session.append(torch.randint(33, (1, added)))
-        text = session.text()[model.context_start(session.length) :][None]
+        text = session.ids[:, model.context_start(session.length) : session.length]
         close(session.logits(), model(text)[0])
 
 
@@ -116,10 +116,10 @@ def test_numbers_that_float16_cannot_hold(where, monkeypatch):
 @pytest.mark.parametrize(
     "attention, message",
     [
-        ("tiled", "attention=tiled cannot be compiled"),
-        ("naive", "attention=naive cannot be compiled"),
-        ("linear", "attention=linear cannot be compiled"),
-        ("fused", "compile=True is for a GPU, not for device=cpu"),
+        ("tiled", "attention=tiled: leave it out"),
+        ("naive", "attention=naive: leave it out"),
+        ("linear", "attention=linear: leave it out"),
+        ("fused", "compile=True is for a GPU"),
     ],
 )
 def test_what_is_not_compiled(attention, message):

@@ -14,10 +14,8 @@ from conftest import fit, newest, save
 from engine.common import files
 from engine.text import dataset, preparation
 from engine.text.tokenizer import create_tokenizer
-from engine.training.run import start_run
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
-from train import TrainConfig
 
 SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
 
@@ -101,28 +99,14 @@ def write(path, content):
         manifest.write_text(json.dumps(hashes))
 
 
-@pytest.mark.parametrize("name", ["config.json", "manifest.json", "meta.json", "metrics.jsonl"])
+@pytest.mark.parametrize("name", ["manifest.json", "meta.json"])
 def test_hostile_json(tmp_path, poem, name):
     """Catches a file, with the right hash, that ends in a traceback or takes for ever."""
     folder = saved(tmp_path)
-
-    def load():
-        GPT.from_checkpoint(folder)
-        settings = checkpoint.load_config(folder)["training"]
-        checkpoint.restore_settings(TrainConfig, settings, folder)
-
-    def resume():
-        start_run(tmp_path, 2)
-        checkpoint.best_checkpoint(tmp_path)
-
-    path, use = folder / name, load
-    contents = [*HOSTILE]
-    if name == "metrics.jsonl":
-        path, use = tmp_path / name, resume
-    else:
-        if name == "meta.json":
-            path, use = tmp_path / "poem" / name, lambda: dataset.load_dataset(poem, 8)
-        contents += every_change(json.loads(path.read_bytes()))
+    path, use = folder / name, lambda: GPT.from_checkpoint(folder)
+    if name == "meta.json":
+        path, use = tmp_path / "poem" / name, lambda: dataset.load_dataset(poem, 8)
+    contents = [*HOSTILE, *every_change(json.loads(path.read_bytes()))]
     begun = time.monotonic()
     refused = 0
     for content in contents:
@@ -133,16 +117,9 @@ def test_hostile_json(tmp_path, poem, name):
             refused += 1
             assert isinstance(error, ValueError) or "memory" in str(error)
             names = name, str(folder), *checkpoint.FILES
-            assert name == "config.json" or any(place in str(error) for place in names)
-    assert refused > 0.5 * len(contents) or use is resume
+            assert any(place in str(error) for place in names)
+    assert refused > 0.5 * len(contents)
     assert time.monotonic() - begun < 0.2 * len(contents)
-
-
-def test_a_pipe_in_place_of_metrics(tmp_path):
-    """Catches a run that waits for ever for what a pipe does not say."""
-    os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(ValueError, match="metrics.jsonl is not a regular file: move it away"):
-        start_run(tmp_path, 1)
 
 
 def test_a_hostile_optimizer(poem_here):
@@ -153,15 +130,6 @@ def test_a_hostile_optimizer(poem_here):
     write(path, path.read_bytes())
     with pytest.raises(ValueError, match="is of another optimizer"):
         fit(max_iters=2, init_from="resume")
-
-
-def test_weights_that_are_not_finite(tmp_path):
-    """Catches text from a model that has diverged, as if it were one."""
-    model = GPT(GPTConfig(**SHAPE))
-    model.transformer.h[1].mlp.c_fc.weight.data[3, 2] = float("nan")
-    folder = save(tmp_path, model)
-    with pytest.raises(ValueError, match="not finite, in transformer.h.1.mlp.c_fc.weight"):
-        GPT.from_checkpoint(folder)
 
 
 # ---- a full disk

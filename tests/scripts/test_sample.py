@@ -222,9 +222,9 @@ def test_the_speed(monkeypatch):
     monkeypatch.setattr(generation.time, "perf_counter", lambda: next(clock))
     meter = Meter()
     tokens = [(torch.zeros(2, dtype=torch.long), None)] * 3
-    assert len(list(meter.timed(types.SimpleNamespace(compiled=None), tokens))) == 3
-    texts = [types.SimpleNamespace(tokens=[0, 0, 0])] * 2
-    assert meter.summary(texts) == "first token after 2.00 s, then 2.0 tokens/s"
+    texts = [types.SimpleNamespace(ended=None)] * 2
+    assert len(list(meter.timed(types.SimpleNamespace(compiled=None), tokens, texts))) == 3
+    assert meter.summary() == "first token after 2.00 s, then 2.0 tokens/s"
 
 
 def test_a_closed_pipe_and_ctrl_c(trained):

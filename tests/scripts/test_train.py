@@ -223,7 +223,7 @@ def test_a_damaged_latest_checkpoint(capsys):
     train(settings(["--init_from=resume"]))
     printed = capsys.readouterr().out
     assert f"note: {damaged} is missing or damaged" in printed
-    assert "going on from out/step_000010, 5 steps earlier" in printed
+    assert "settings: those of out/step_000010" in printed
     assert losses("out") == undisturbed
 
 
@@ -334,19 +334,11 @@ def test_steps_in_wandb(monkeypatch):
     assert same_weights("out", "without")
 
 
-@pytest.mark.parametrize("message", ["pip install wandb", "wandb: no such host .*offline"])
-def test_a_run_that_wandb_refuses(tmp_path, monkeypatch, message):
+def test_a_run_without_wandb(tmp_path, monkeypatch):
     """Catches an earlier run that is moved away for one that cannot begin."""
     fit(max_iters=1)
-
-    def unreachable(**settings):
-        raise RuntimeError("no such host\nConsider another:\n  timeout")
-
-    module = types.SimpleNamespace()  # an empty folder of this name, as offline runs leave
-    if "host" in message:
-        module.init = unreachable
-    monkeypatch.setitem(sys.modules, "wandb", module)
-    with pytest.raises(ValueError, match=message):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="pip install wandb"):
         fit(max_iters=1, wandb_log=True)
     assert not [*tmp_path.glob("out/previous-*")]
 
@@ -364,18 +356,6 @@ def test_a_dry_run(tmp_path, capsys, monkeypatch):
     whole = hardware.memory_bytes(torch.device("cpu"))
     for part in "without activations", "memory":  # the first is said before a step
         assert f"{part}: 0 of {whole / 1e6:,.0f} MB (weights 0" in printed
-
-
-def test_a_dtype_without_units(monkeypatch, capsys):
-    """Catches a run that is six times slower than in float32 without a word, at an MFU of 1."""
-    asked = []
-    peak = hardware.peak_flops(torch.device("cpu"), torch.float32)
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: ["avx2"])
-    monkeypatch.setattr(hardware, "peak_flops", lambda _, dtype: asked.append(dtype) or peak)
-    fit(max_iters=1, dtype="bfloat16")
-    assert "note: dtype=bfloat16 is emulated here; float32 is faster" in capsys.readouterr().out
-    fit(max_iters=1)
-    assert "note" not in capsys.readouterr().out and {*asked} == {torch.float32}
 
 
 def test_few_lines_in_a_log(flags):
@@ -459,21 +439,6 @@ def test_documents_that_do_not_see_each_other():
 # ---- what stops it
 
 
-@pytest.mark.parametrize("largest, rate, count", [(-1, 0.01, 1), (99, 100.0, 1), (99, 0.01, 0)])
-def test_a_run_that_learns_nothing(monkeypatch, capsys, largest, rate, count):
-    """Catches silence, or a note each step, where targets are all ignored or the model is dead; and
-    a false alarm.
-    """
-
-    def batch(*place):
-        x, y, *rest = micro_batch(*place)
-        return x, y.clamp(max=largest), *rest
-
-    monkeypatch.setattr(trainer, "micro_batch", batch)
-    fit(max_iters=20, optimizer="adamw", learning_rate=rate)
-    assert capsys.readouterr().out.count("nothing is learned") == count
-
-
 def test_a_loss_that_is_not_finite_does_no_harm(monkeypatch):
     """Catches an update with nan, and a message that does not say where to go on."""
     extra = dict(max_iters=8, eval_interval=4, gradient_accumulation_steps=2)
@@ -496,17 +461,6 @@ def test_a_loss_that_is_not_finite_does_no_harm(monkeypatch):
         fit(**extra)
     fit(**extra, init_from="resume")
     assert losses("out") == whole
-
-
-def test_gradients_that_float16_never_holds(monkeypatch):
-    """Catches a float16 run that skips all its steps, and says nothing."""
-
-    def steep(x, weight, y):
-        return linear_cross_entropy(x, weight, y) + (x - x.detach()).abs().sqrt().sum()  # 1/0
-
-    monkeypatch.setattr(model, "linear_cross_entropy", steep)
-    with pytest.raises(FloatingPointError, match="in float16, at any scale, at step 30"):
-        fit(dtype="float16", max_iters=40, eval_interval=40)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

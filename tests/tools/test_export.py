@@ -29,7 +29,7 @@ EXPORTABLE = {
     "gpt2 of nanoGPT": dict(bias=False, mlp="gelu", tie_weights=False),
     "llama": LLAMA | dict(tie_weights=False),
     "llama 3": LLAMA | LONG | dict(n_kv_head=2, head_size=10),
-    "gpt2, quick_gelu": dict(mlp="quick_gelu", bias=False, qkv_bias=True),
+    "gpt2, silu": dict(mlp="silu", bias=False, qkv_bias=True),
     "mistral": LLAMA | dict(window=7),
     "qwen2": LLAMA | dict(qkv_bias=True, window=9, window_pattern="LS"),
     "qwen3": LLAMA | dict(qk_norm="head", n_kv_head=2, window=9, window_pattern="SL"),

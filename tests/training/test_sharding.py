@@ -213,44 +213,6 @@ def test_a_loss_that_is_not_finite_in_one_process(flags, tmp_path, parallel, dty
     assert losses(tmp_path / "1") == [pytest.approx(line, rel=rel) for line in found]
 
 
-TRANSPOSED = """
-import sys
-from contextlib import nullcontext
-import torch
-from engine.common import processes
-from engine.training import sharding
-from engine.training.optimizer import make_optimizer, training_step
-from model import GPT, GPTConfig
-from train import TrainConfig
-device = processes.init_process_group(torch.device("cpu"))
-_, kind, path = sys.argv
-torch.manual_seed(0)
-model = GPT(GPTConfig(block_size=8, vocab_size=11, n_layer=1, n_head=2, n_embd=8))
-for p in model.parameters():  # as GPT-2's published matrices come from their file
-    p.data = p.data.T.contiguous().T if p.dim() == 2 else p.data
-trained = sharding.parallelize(model, device, kind, compiled=False)
-optimizer = make_optimizer(model, TrainConfig())
-scaler = torch.amp.GradScaler("cpu", enabled=False)
-x = torch.arange(8)[None]
-training_step(trained, [(x, x + 1, None, None)], optimizer, scaler, nullcontext())
-whole = sharding.gather(dict(model.named_parameters()))
-if processes.rank() == 0:
-    torch.save(whole, path)
-processes.destroy_process_group()
-"""
-
-
-def test_matrices_that_are_transposed(tmp_path):
-    """Catches a GPT-2 from a file that several processes cannot exchange, or that they mix up."""
-    path = tmp_path / "found"
-    found = []
-    for count, kind in (1, "ddp"), (2, "ddp"), (2, "fsdp"):
-        run_ranks(count, script(tmp_path, TRANSPOSED), kind, path)
-        found.append(torch.load(path))
-        # Adam's first step divides by the gradient, which magnifies rounding.
-        torch.testing.assert_close(found[-1], found[0], rtol=0, atol=1e-4)
-
-
 SHARDS = """
 import torch
 from engine.common import processes

@@ -50,13 +50,6 @@ def test_finding(tmp_path):
             checkpoint.find_checkpoint(folder, which)
 
 
-def test_a_checkpoint_that_was_renamed(tmp_path):
-    """Catches a run that goes on at another step than its weights have reached."""
-    folder = saved(tmp_path, 10).rename(tmp_path / "step_000500")
-    with pytest.raises(ValueError, match="step_000500 holds step 10: was it renamed"):
-        checkpoint.load_trainer(folder)
-
-
 def test_permissions(tmp_path):
     """Catches weights that nobody else may read, whatever the umask: safetensors writes them so."""
     before = os.umask(0o022)
@@ -75,7 +68,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
 
     saved(tmp_path)
     monkeypatch.setattr(checkpoint, "sha256_of_file", denied)
-    with pytest.raises(ValueError, match="config.json cannot be read: denied"):
+    with pytest.raises(PermissionError, match="denied.*config.json"):
         checkpoint.newest_valid_or_none(tmp_path)
 
 

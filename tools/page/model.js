@@ -65,7 +65,6 @@ const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 const ACTIVATION = {
   gelu_tanh: (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3))),
   gelu: (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
-  quick_gelu: (x) => x * sigmoid(1.702 * x),
   relu: (x) => Math.max(0, x),
   relu2: (x) => Math.max(0, x) ** 2,
   silu: (x) => x * sigmoid(x),

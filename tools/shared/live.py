@@ -16,7 +16,7 @@ KNOWN = {  # the mechanisms that model.js has
     "visible": "causal sliding_window local_global strided alibi",
     "position": "learned rope sinusoidal none",
     "norm": "layernorm rmsnorm rmsnorm_scale",
-    "mlp": "gelu_tanh gelu quick_gelu relu relu2 silu swiglu",
+    "mlp": "gelu_tanh gelu relu relu2 silu swiglu",
 }
 SEPARATOR = "\u0100"  # between the two bytes strings of a merge: no byte is this character
 
