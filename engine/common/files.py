@@ -106,6 +106,11 @@ def sha256_of(chunks):
     return digest.hexdigest()
 
 
+def sha256_of_json(content):
+    """The sha256 of an object as JSON. Another character in it is another object."""
+    return sha256_of([json.dumps(content, sort_keys=True).encode()])
+
+
 class DamagedFile(ValueError):
     """A file whose content is not as expected."""
 

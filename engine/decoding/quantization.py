@@ -4,7 +4,7 @@ Training multiplies thousands of rows by a weight: arithmetic takes the time, an
 good at it. Decoding multiplies one row for each text, so reading the weights takes the time: a
 float32 is four bytes, a float16 or bfloat16 two, an int8 one. With ten rows both count.
 
-    float32   what was trained; for several texts in the layout of oneDNN.
+    float32   what was trained; of a large model, for several texts, in the layout of oneDNN.
     float16   11 of the 24 bits of each weight; inputs, sums and outputs stay float32. The default
               for a large model and 128 tokens or more.
     int8      7 bits of each weight and a scale for each output; inputs keep 14 bits (13 without
@@ -43,9 +43,9 @@ STEPS_FOR_FLOAT16 = 128  # about where they have saved the time in which weights
 
 
 class Packed(nn.Module):
-    """A float32 Linear in oneDNN's own layout: ten rows take 0.4 of the time of F.linear.
+    """A float32 Linear in oneDNN's own layout: ten rows of GPT-2's shape take 0.4 of the time.
 
-    Measured with GPT-2's shape, on an Intel Xeon and an AMD EPYC. One row does not gain on both.
+    One row or two do not gain, nor do weights that stay in the processor's cache.
     """
 
     def __init__(self, linear):
@@ -139,9 +139,13 @@ def best_dtype(model, steps=math.inf):
     device = model.transformer.wte.weight.device
     if device.type == "cuda":
         return half_dtype(device)
-    nbytes = sum(linear.weight.nbytes for linear in linears_of(model).values())
-    pays = nbytes > CACHE_BYTES and steps >= STEPS_FOR_FLOAT16
+    pays = is_large(model) and steps >= STEPS_FOR_FLOAT16
     return "float16" if device.type == "cpu" and HAS_FBGEMM and pays else "float32"
+
+
+def is_large(model):
+    """Return whether a model's weights do not fit into a processor's cache."""
+    return sum(linear.weight.nbytes for linear in linears_of(model).values()) > CACHE_BYTES
 
 
 def linears_of(model):
@@ -163,7 +167,7 @@ def prepare_for_inference(model, dtype, quantize="none", texts=1):
         layer = PackedInt8 if has_products else Int8
     elif has_products and dtype == torch.float16:
         layer = Half
-    elif has_products and dtype == torch.float32 and texts > 1:
+    elif has_products and dtype == torch.float32 and texts > 3 and is_large(model):
         layer = Packed
     elif is_emulated(device, dtype):
         convert(model, dtype)  # rounds the weights; products are faster in float32

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.common.files import read_json, sha256_of_file, shell_path, shell_quote
+from engine.common.files import read_json, sha256_of_file, sha256_of_json, shell_path, shell_quote
 from engine.text.preparation import (
     BEGINS,
     DATA,
@@ -21,7 +21,6 @@ from engine.text.preparation import (
     MASKS,
     SMALL,
     SPLITS,
-    meta_digest,
     write_dataset,  # noqa: F401
 )
 from engine.text.tokenizer import Tokenizer, create_tokenizer, tokenizer_from_spec
@@ -146,7 +145,7 @@ def read_meta(path):
     """
     try:
         meta = read_json(path)
-        if meta.pop("sha256", None) != meta_digest(meta):
+        if meta.pop("sha256", None) != sha256_of_json(meta):
             raise ValueError("its sha256 is not its own")
         meta["dtype"] = np.dtype(meta["dtype"]).newbyteorder("<")
         meta["tokenizer"] = tokenizer_from_spec(meta["tokenizer"])

@@ -22,6 +22,7 @@ from engine.common.files import (
     remove_path,
     sha256_of,
     sha256_of_file,
+    sha256_of_json,
 )
 from engine.text.tokenizer import create_tokenizer
 
@@ -145,14 +146,6 @@ def token_dtype(tokenizer):
     return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
 
 
-def meta_digest(meta):
-    """The sha256 of everything else in meta.json.
-
-    Another character in a tokenizer is another tokenizer.
-    """
-    return sha256_of([json.dumps(meta, sort_keys=True).encode()])
-
-
 def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
     """Write train.bin and val.bin, which appear when they are complete, and last meta.json.
 
@@ -187,7 +180,7 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
                 )
             # An interruption must not leave meta.json beside files that it does not describe.
             remove_path(folder / "meta.json")
-        meta["sha256"] = meta_digest(meta)
+        meta["sha256"] = sha256_of_json(meta)
         atomic_write(folder / "meta.json", json.dumps(meta, indent=1).encode())
     counts = ", ".join(f"{split} {meta[split]['tokens']:,}" for split in SPLITS)
     vocabulary = f"vocabulary {tokenizer.vocab_size:,}"

@@ -39,6 +39,8 @@ class Run:
         # All processes must know the last line of an earlier part of this run.
         self.line = {}
         if self.writes:
+            self.out_dir.mkdir(parents=True, exist_ok=True)
+        if self.writes and any(self.out_dir.glob("[!.]*")):
             self.line = start_run(self.out_dir, trainer.step if trainer.saved else -1)
         self.line = processes.broadcast_object(self.line)
         self.started = started - self.line.get("wall_s", 0.0)
@@ -157,7 +159,6 @@ def start_run(out_dir, last):
     last: -1 for a new run. What is later belongs to an earlier run, and moves to
     out_dir/previous-N, with a copy of its metrics: nothing is mixed, and nothing destroyed.
     """
-    out_dir.mkdir(parents=True, exist_ok=True)
     remove_unfinished(out_dir)
     metrics = out_dir / "metrics.jsonl"
     records = checkpoint.read_metrics(metrics).values()
