@@ -19,6 +19,7 @@ import traceback
 from multiprocessing import reduction
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # One test on each core at a time. This must stand before anything imports torch.
@@ -37,9 +38,13 @@ from train import TrainConfig, train  # noqa: E402
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+hypothesis.settings.register_profile("lookback", deadline=None)  # other programs may be busy
+hypothesis.settings.load_profile("lookback")
+
+CPU = torch.device("cpu")
 # The processor's speed is measured once, and forks know it: it takes longer than a small run.
 hardware.peak_flops = functools.cache(hardware.peak_flops)
-hardware.peak_flops(torch.device("cpu"), torch.float32)
+hardware.peak_flops(CPU, torch.float32)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -237,6 +242,14 @@ def timed_here(command, cwd=ROOT):
     lines = output_of(*command[1:]).splitlines()
     seconds = time.perf_counter() - begun
     return seconds, [(seconds * (n + 1) / len(lines), line) for n, line in enumerate(lines)]
+
+
+@contextlib.contextmanager
+def refused(message):
+    """Around bad input: a ValueError of one line, in which this pattern is found."""
+    with pytest.raises(ValueError, match=message) as error:
+        yield error
+    assert "\n" not in str(error.value)
 
 
 def complaint(result):

@@ -1,6 +1,7 @@
 """Files that are complete or not there, and folders that one process locks."""
 
 import pytest
+from conftest import refused
 
 from engine.common import files
 
@@ -10,7 +11,7 @@ def test_folder_lock(tmp_path):
     folder = tmp_path / "new"
     with files.folder_lock(folder):
         for _ in range(2):
-            with pytest.raises(ValueError, match="in use"), files.folder_lock(folder):
+            with refused("in use"), files.folder_lock(folder):
                 pass
     with files.folder_lock(folder):
         pass

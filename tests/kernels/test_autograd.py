@@ -5,6 +5,7 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import CPU
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mechanisms import assert_same
@@ -21,7 +22,7 @@ def loss_and_gradients(function, x, weight, targets):
     return [loss.detach(), *torch.autograd.grad(65536 * loss, (x, weight))]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     shape=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     size=st.sampled_from([1e-6, 1.0, 1e4]),
@@ -53,7 +54,7 @@ def test_a_second_derivative_is_refused(function):
         torch.autograd.grad(function(x).sum(), x, create_graph=True)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     N=st.integers(1, 40),
     V=st.integers(1, 30),
@@ -110,4 +111,4 @@ def test_the_memory_of_a_large_vocabulary(monkeypatch):
     inputs = torch.randn(1000, 8), torch.randn(2000, 8), torch.randint(2000, (1000,))
     call = functools.partial(loss_and_gradients, linear_cross_entropy, *inputs)
     # All logits in float32 alone are 8 MB.
-    assert peak_bytes(call, torch.device("cpu")) < 4 * 200_000 * 6
+    assert peak_bytes(call, CPU) < 4 * 200_000 * 6

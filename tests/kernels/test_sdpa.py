@@ -20,7 +20,7 @@ def mask_for(q, k, visible):
     return mask_for_kernel(visible, *positions(q.shape[2], k.shape[2]), q)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cases(), st.booleans())
 def test_attention_on_a_gpu(case, has_flash):
     """Catches a head repeated for the wrong queries, and a padded head that loses its scale."""
@@ -39,7 +39,7 @@ def test_attention_on_a_gpu(case, has_flash):
             assert_same([path(q, k, v)], want[:1])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(cases())
 def test_one_query_on_a_gpu(case):
     """Catches a head shared by the wrong queries, another's bias, and NaN where nothing is seen."""
@@ -67,7 +67,7 @@ def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size):
     return torch.cat(found)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(cases(), st.integers(1, 20))
 def test_windows_of_flash_attention(case, W):
     """Catches a window that is one too wide, and sequences that are cut in the wrong place."""

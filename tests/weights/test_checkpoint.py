@@ -3,8 +3,8 @@
 import json
 import os
 
-import pytest
 import torch
+from conftest import refused
 
 from engine.weights import checkpoint
 from model import GPT, GPTConfig
@@ -46,14 +46,14 @@ def test_finding(tmp_path):
         (tmp_path / "elsewhere", "latest", "python .*train.py --out_dir="),
         (tmp_path / "hub", "latest", "another layout: give it as --init_from="),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             checkpoint.find_checkpoint(folder, which)
 
 
 def test_a_checkpoint_that_was_renamed(tmp_path):
     """Catches a run that goes on at another step than its weights have reached."""
     folder = saved(tmp_path, 10).rename(tmp_path / "step_000500")
-    with pytest.raises(ValueError, match="step_000500 holds step 10: was it renamed"):
+    with refused("step_000500 holds step 10: was it renamed"):
         checkpoint.load_trainer(folder)
 
 
@@ -75,7 +75,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
 
     saved(tmp_path)
     monkeypatch.setattr(checkpoint, "sha256_of_file", denied)
-    with pytest.raises(ValueError, match="config.json cannot be read: denied"):
+    with refused("config.json cannot be read: denied"):
         checkpoint.newest_valid_or_none(tmp_path)
 
 
@@ -84,9 +84,9 @@ def test_settings_that_do_not_fit():
     config = GPTConfig(**SHAPE)
     settings = config.__dict__
     assert checkpoint.restore_settings(GPTConfig, settings, "x") == config
-    with pytest.raises(ValueError, match="x does not fit this version .* 'shift'"):
+    with refused("x does not fit this version .* 'shift'"):
         checkpoint.restore_settings(GPTConfig, settings | {"shift": True}, "x")
-    with pytest.raises(ValueError, match="n_layer: 'two' is not a whole number"):
+    with refused("n_layer: 'two' is not a whole number"):
         checkpoint.restore_settings(GPTConfig, settings | {"n_layer": "two"}, "x")
 
 

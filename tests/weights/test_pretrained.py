@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import TINY, complaint, hugging_face_folder, run, tiny
+from conftest import TINY, complaint, hugging_face_folder, refused, run, tiny
 
 from model import GPT
 
@@ -21,7 +21,7 @@ def test_gpt2_from_a_folder(tmp_path, prefix):
     assert loaded.config.block_size == TINY["block_size"]
     assert torch.equal(loaded.eval()(idx, idx)[0], model(idx, idx)[0])
     hugging_face_folder(tmp_path, model, n_positions=12)
-    with pytest.raises(ValueError, match=r"wpe.weight is \(16, 16\) there and \(12, 16\) here"):
+    with refused(r"wpe.weight is \(16, 16\) there and \(12, 16\) here"):
         GPT.from_pretrained(tmp_path)
 
 
