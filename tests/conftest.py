@@ -26,9 +26,9 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
 
 from engine.common import hardware  # noqa: E402
+from engine.common.files import sha256_of_file  # noqa: E402
 from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -284,6 +284,7 @@ SMALL = dict(
     warmup_iters=2,
     window=0,
 )
+PIPE = object()  # in place of a file
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
 
@@ -299,6 +300,27 @@ def save(out_dir, model, step=1, encoding=None, **training):
     """Save a checkpoint of a model, whose tokens are bytes if not an encoding's; its folder."""
     spec = encoding.spec() if encoding else {"kind": "byte"}
     return checkpoint.save_checkpoint(out_dir, step, model, training, spec, {})
+
+
+def put(path, content):
+    """Put bytes in place of a file, with their hash in the manifest beside it.
+
+    Or changes of its JSON, a dict; PIPE; a link to a Path; nothing, None.
+    """
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(path.read_bytes()) | content).encode()
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    manifest = path.parent / "manifest.json"
+    if content is PIPE:
+        os.mkfifo(path)
+    elif isinstance(content, Path):
+        path.symlink_to(content)
+    elif content is not None:
+        path.write_bytes(content)
+        if manifest.exists() and path != manifest:
+            hashes = json.loads(manifest.read_bytes()) | {path.name: sha256_of_file(path)}
+            manifest.write_text(json.dumps(hashes))
 
 
 def same_weights(a, b):
@@ -324,23 +346,6 @@ def tiny(**changes):
         for p in model.parameters():
             p.normal_(std=0.3)
     return model
-
-
-def hugging_face_folder(folder, model, prefix="transformer.", **config):
-    """Write a model as Hugging Face publishes GPT-2: transposed matrices and mask buffers."""
-    folder.mkdir(exist_ok=True)
-    tensors = {}
-    for name, tensor in model.state_dict().items():
-        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
-            tensor = tensor.t().contiguous()
-        tensors[name.replace("transformer.", prefix)] = tensor
-    del tensors["lm_head.weight"]
-    tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    settings = dict(
-        model_type="gpt2", n_positions=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16
-    )
-    (folder / "config.json").write_text(json.dumps(settings | config))
 
 
 @pytest.fixture(scope="session")

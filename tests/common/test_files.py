@@ -1,20 +1,8 @@
 """Files that are complete or not there, and folders that one process locks."""
 
 import pytest
-from conftest import refused
 
 from engine.common import files
-
-
-def test_folder_lock(tmp_path):
-    """Catches a lock that two can have, or that is left after its process."""
-    folder = tmp_path / "new"
-    with files.folder_lock(folder):
-        for _ in range(2):
-            with refused("in use"), files.folder_lock(folder):
-                pass
-    with files.folder_lock(folder):
-        pass
 
 
 def test_a_failed_write_leaves_the_old_content(tmp_path):

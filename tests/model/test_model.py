@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, hugging_face_folder, refused, tiny
-from mechanisms import assert_same
+from conftest import TINY, refused, tiny
+from mechanisms import MECHANISMS, assert_same
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import ATTENTION, SelfAttention, naive, rope_table, rotate
@@ -25,16 +25,6 @@ def ids(*shape):
 
 
 # ---- The architecture
-
-
-def test_defaults_are_gpt2(tmp_path):
-    """Catches a change of the default architecture: logits must be GPT-2's, by transformers."""
-    transformers = pytest.importorskip("transformers")
-    model = tiny()
-    idx = ids(2, 11)
-    hugging_face_folder(tmp_path, model)
-    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).double().eval()
-    assert_same([model.double()(idx, idx)[0]], [theirs(idx).logits], error=1e-10)
 
 
 def modern_logits(weights, idx, windows):
@@ -247,6 +237,9 @@ def test_a_loaded_model_draws_nothing_and_copies_nothing():
 
 # ---- Documents of a batch that do not see each other
 
+DOCUMENTS = [m for m in MECHANISMS if m.keys() <= {"position", "visible"}]
+DOCUMENTS += [{"window": 7, "position": "rope", "n_kv_head": 2}]
+
 
 def loss_and_gradients(model, batches):
     """Mean loss over the tokens of all batches, (x, y, positions), and its gradients."""
@@ -258,22 +251,22 @@ def loss_and_gradients(model, batches):
 
 
 @pytest.mark.parametrize("path", ATTENTION)
-@pytest.mark.parametrize(
-    "change", [{"window": 7, "position": "rope"}, {"visible": "alibi:4"}, {"position": "none"}]
-)
+@pytest.mark.parametrize("change", DOCUMENTS, ids=str)
 def test_documents_of_a_batch(path, change):
-    """Catches a token that sees another document, or not all of its own."""
-    model = tiny(block_size=48, attention=path, **change).double()
+    """Catches a token that sees another document, or not all of its own, or whose position counts
+    what came before its document.
+    """
+    model = tiny(block_size=24, attention=path, **change).double()
     model.activation_checkpointing = "window" in change
-    tokens = torch.randint(1, 33, (2, 49))
-    tokens[0, [0, 9, 10, 30, 47]] = 0  # begins each document but a row's first
-    tokens[1, [5, 48]] = 0
+    tokens = torch.randint(1, 33, (2, 25))
+    tokens[0, [0, 4, 5, 15, 23]] = 0  # begins each document but a row's first
+    tokens[1, [3, 24]] = 0
     x, y = tokens[:, :-1], tokens[:, 1:]
     data = SimpleNamespace(tokenizer=SimpleNamespace(end_of_text=0))
     packed = with_positions((x, y), data, TrainConfig(mask_documents=True))
     together = loss_and_gradients(model, [packed])
     alone = []
-    for row, starts in enumerate(([0, 9, 10, 30, 47, 48], [0, 5, 48])):
+    for row, starts in enumerate(([0, 4, 5, 15, 23, 24], [0, 3, 24])):
         for a, b in zip(starts, starts[1:]):
             alone.append((x[row : row + 1, a:b], y[row : row + 1, a:b], None))
     assert_same(together, loss_and_gradients(model, alone), error=1e-11)

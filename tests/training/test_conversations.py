@@ -19,19 +19,16 @@ from conftest import (
     ranks_here,
     refused,
     run_here,
-    same_weights,
     tiny,
     weights,
 )
 
-from attention import ATTENTION
 from engine.text import dataset
 from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.conversations import texts_of, write_conversations
 from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.training.batches import micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
-from model import POSITION
 from train import TrainConfig, train
 
 WORDS = POEM.split()
@@ -82,28 +79,6 @@ def model_of(config, data):
 
 
 # ---- Rows
-
-CHANGES = [dict(position=name) for name in POSITION] + [
-    dict(visible=name) for name in ("local_global:3,2", "strided:3", "alibi:4")
-]
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("path", ATTENTION)
-@pytest.mark.parametrize("change", [*CHANGES, dict(window=3), dict(window=5, n_kv_head=2)], ids=str)
-def test_a_conversation_sees_only_itself(path, change):
-    """Catches a packed conversation with other logits than it has alone: one that sees another, or
-    whose positions go on from it.
-    """
-    model = tiny(attention=path, block_size=20, **change).double()
-    lengths = [[8, 1, 11], [4, 13, 3]]
-    positions = torch.tensor([[n for length in row for n in range(length)] for row in lengths])
-    idx = torch.randint(33, (2, 20))
-    logits, _ = model(idx, idx, positions=positions)
-    for row, tokens, sizes in zip(logits, idx, lengths):
-        for found, alone in zip(row.split(sizes), tokens.split(sizes)):
-            expected, _ = model(alone[None], alone[None])
-            assert (found - expected[0]).abs().max() < 1e-10
 
 
 def test_micro_batches_are_epochs(talks):
@@ -173,16 +148,6 @@ def test_accumulation_and_processes(talks, tmp_path):
         assert not any(status for status, _ in results), results
     for name in "four", "ddp", "fsdp":
         assert_the_same_run("one", name)
-
-
-def test_a_resumed_run(talks):
-    """Catches an epoch that begins again, or a grown vocabulary that is lost."""
-    extra = dict(dropout=0.1, lr_decay_iters=16, eval_interval=8, learning_rate=1e-2)
-    train(configure(**extra, max_iters=16, out_dir="whole"))
-    train(configure(**extra, max_iters=8))
-    train(configure(**extra, max_iters=16, init_from="resume"))
-    assert same_weights("whole", "out") and losses("whole") == losses("out")
-    assert losses("out")[-1]["val_loss"] < losses("out")[0]["train_loss"] - 0.3
 
 
 # ---- Validation

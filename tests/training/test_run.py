@@ -5,19 +5,16 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import save
+from conftest import save, tiny
 
 from engine.training.run import prune_checkpoints, start_run
 from engine.weights import checkpoint
-from model import GPT, GPTConfig
-
-SHAPE = dict(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8)
 
 
 def evaluated(out_dir, losses):
     """Save checkpoints with these validation losses, {step: loss}; return the lines of metrics."""
     for step in losses:
-        save(out_dir, GPT(GPTConfig(**SHAPE)), step)
+        save(out_dir, tiny(), step)
     lines = [json.dumps({"step": step, "val_loss": loss}) + "\n" for step, loss in losses.items()]
     (out_dir / "metrics.jsonl").write_text("".join(lines))
     return lines
@@ -100,7 +97,11 @@ def test_a_kill_while_a_run_moves(tmp_path, monkeypatch, killed):
         b"7\n",
         b'{"step": null}\n',
         b'{"step": 2, "val_loss": "x"}\n',
-        b"[" * 100000 + b"\n",
+        b'{"step": {}}\n',
+        b"{}\n",
+        b"\x00\n",
+        b'{"a":' * 100_000 + b"\n",
+        b"[" * 100_000 + b"\n",
     ],
 )
 def test_damaged_metrics(tmp_path, content, capsys):

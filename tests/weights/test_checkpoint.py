@@ -4,12 +4,10 @@ import json
 import os
 
 import torch
-from conftest import refused
+from conftest import refused, tiny
 
 from engine.weights import checkpoint
-from model import GPT, GPTConfig
-
-SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
+from model import GPTConfig
 
 
 def test_the_trainers_state(tmp_path):
@@ -81,7 +79,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
 
 def test_settings_that_do_not_fit():
     """Catches a setting that is not known here, or impossible, and is ignored."""
-    config = GPTConfig(**SHAPE)
+    config = tiny().config
     settings = config.__dict__
     assert checkpoint.restore_settings(GPTConfig, settings, "x") == config
     with refused("x does not fit this version .* 'shift'"):
@@ -91,6 +89,5 @@ def test_settings_that_do_not_fit():
 
 
 def saved(out_dir, step=10, **state):
-    """Save an untrained model and a trainer's state; return its folder."""
-    model = GPT(GPTConfig(**SHAPE))
-    return checkpoint.save_checkpoint(out_dir, step, model, {}, {"kind": "byte"}, state)
+    """Save a model and a trainer's state; return its folder."""
+    return checkpoint.save_checkpoint(out_dir, step, tiny(), {}, {"kind": "byte"}, state)

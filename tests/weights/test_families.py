@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from conftest import complaint, output_of, refused, run, run_here
+from conftest import complaint, refused, run, run_here, tiny
 
 from engine.decoding.quantization import prepare_for_inference
-from engine.text import dataset
 from engine.text.tokenizer import create_tokenizer
 from engine.weights import families, pretrained
 from engine.weights.families import ACTIVATIONS, FAMILIES, config_from_hugging_face
@@ -279,20 +278,33 @@ def test_a_tokenizer_that_does_not_fit(tmp_path):
             pretrained.load_tokenizer(tmp_path, 97)
 
 
-def test_fine_tuning_a_published_model(tmp_path):
-    """Catches a dataset in a published model's tokens that is refused, or other tokens."""
-    text = "first line\nsecond line\n" * 60
-    model, data, out = tmp_path / "model", tmp_path / "data", f"--out_dir={tmp_path / 'out'}"
-    transformers_model(random_config("qwen3", 0)).save_pretrained(model)
-    content = create_tokenizer("char", "abcdefghijklmnopqrstuvwxyz \n").tokenizer_json
-    (model / "tokenizer.json").write_text(json.dumps(content))
-    dataset.write_dataset(data, [text], str(model), "a text")
-    command = ["train.py", out, f"--init_from={model}", f"--dataset={data}"]
-    command += ["--max_iters=2", "--eval_iters=1", "--block_size=32"]
-    output_of(*command)
-    assert output_of("sample.py", out, "--start=first ").startswith("first ")
-    dataset.write_dataset(data, [text], "byte", "a text")
-    assert "was trained on other tokens" in complaint(run_here(*command))
+@torch.no_grad()
+def test_gpt2_is_the_default(tmp_path):
+    """Catches a change of the default architecture, names or masks of OpenAI's file that stop the
+    load, and weights of another shape.
+    """
+    shape = dict(n_positions=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
+    theirs = transformers_model(transformers.GPT2Config(**shape))
+    theirs.transformer.save_pretrained(tmp_path)  # without a prefix
+    path = tmp_path / "model.safetensors"
+    masks = {"h.0.attn.bias": torch.ones(1, 1, 16, 16).tril()}
+    safetensors.torch.save_file(safetensors.torch.load_file(path) | masks, path)
+    assert GPT.from_pretrained(tmp_path, dropout=0.1).config.dropout == 0.1
+    loaded = GPT.from_pretrained(tmp_path, {"dropout": 0.2})  # nanoGPT's form
+    assert loaded.config.dropout == 0.2
+    ours = tiny()
+    ours.load_state_dict(loaded.state_dict())
+    assert_same_logits(theirs, ours, torch.randint(33, (2, 16)), 1e-5)
+    theirs.config.n_positions = 12
+    theirs.config.save_pretrained(tmp_path)
+    with refused(r"wpe.weight is \(16, 16\) there and \(12, 16\) here"):
+        GPT.from_pretrained(tmp_path)
+
+
+def test_a_name_without_a_network():
+    """Catches a traceback of the hub's, and a remedy that is not named."""
+    line = complaint(run_here("sample.py", "--init_from=gpt2", HF_ENDPOINT="http://127.0.0.1:9"))
+    assert "or give a folder that holds" in line
 
 
 def test_gpt2_as_it_is_published(tmp_path, gpt2_files):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from conftest import (
     POEM,
-    SMALL,
     as_flags,
     assert_the_same_run,
     fit,
@@ -24,7 +23,7 @@ from engine.weights import checkpoint, lora
 from engine.weights.pretrained import sha256_of_weights
 from model import GPT
 from tools.export import ExportConfig, export
-from train import TrainConfig, train
+from train import TrainConfig
 
 LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False, n_kv_head=2)
 IDX = torch.arange(32).view(2, 16) % 26
@@ -51,16 +50,6 @@ def tune(poem_here):
     shape = dict(bias=True, tie_weights=True, position="learned", norm="layernorm", qk_norm=False)
     fit(**shape, out_dir="base", max_iters=2)
     return lambda **changes: fit(**shape | dict(init_from="base", lora_rank=4) | changes)
-
-
-@pytest.fixture
-def tuned(poem, tmp_path):
-    """tuned(**changes): the TrainConfig of an adapter on tmp_path/base, shaped as GPT-2."""
-    shape = dict(bias=True, tie_weights=True, position="learned", norm="layernorm", qk_norm=False)
-    about = SMALL | shape | dict(dataset=poem, out_dir=str(tmp_path / "base"))
-    train(TrainConfig(**about, max_iters=2))
-    about |= dict(init_from=str(tmp_path / "base"), out_dir=str(tmp_path / "out"), lora_rank=4)
-    return lambda **changes: TrainConfig(**about | changes)
 
 
 def adapter(out_dir):
