@@ -83,6 +83,12 @@ def test_a_session_that_goes_on(shape, length, room, more):
         close(session.logits(), model(text)[0])
 
 
+@pytest.mark.parametrize("compiled, columns", [(False, 3 + 256), (True, 512)])
+def test_room(compiled, columns):
+    """Catches a step that is compiled for each length of a prompt, and memory for nothing."""
+    assert Session(random_model(), random_prompts(3), compiled=compiled).ids.shape == (1, columns)
+
+
 def test_little_is_read_twice(monkeypatch):
     """Catches a prompt read for each of its texts, and memory that grows one token at a time."""
     reads = []  # the shapes (B, T) that the model has read
@@ -195,11 +201,12 @@ def test_one_choice():
     """Catches greedy sampling that is not, a top_k beyond the vocabulary, and a tiny temperature
     that overflows.
     """
-    logits = torch.tensor([[1.0, 5.0, 3.0, 4.0, 9.0]]).expand(2000, -1)
+    logits = torch.tensor([[1.0, 9.0, 3.0, 4.0, 5.0]]).expand(2000, -1)
     u = torch.linspace(0, 1, 2001)[:-1]
-    for temperature in 0, 1e-30, 100:
+    logits = logits + torch.linspace(0, 99, 2000)[:, None]
+    for temperature in 0, 1e-310, 100:
         ids = sample_next_token(logits, Sampling(temperature=temperature, top_k=99), u)
-        assert ids.unique().tolist() == ([0, 1, 2, 3, 4] if temperature == 100 else [4])
+        assert ids.unique().tolist() == ([0, 1, 2, 3, 4] if temperature == 100 else [1])
 
 
 @settings(max_examples=60)
@@ -238,4 +245,5 @@ def test_repetition_penalty():
     ids = sample_next_token(logits[None, 2:], sampling, None, torch.tensor([[0]]))
     assert ids == 1
     session = Session(random_model(), [torch.tensor([4]), torch.tensor([1, 2, 3])])
+    assert Sampler(Sampling(), [None]).inputs(session)[2] is None  # by default there is none
     assert session.known_text()[:, :4].tolist() == [[4, 4, 4, 4], [1, 2, 3, 1]]

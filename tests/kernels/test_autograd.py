@@ -93,7 +93,9 @@ def test_the_chunked_loss_runs_backward_once():
 
 @pytest.mark.parametrize("dtype, error", [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
 def test_the_chunked_loss_under_autocast(dtype, error):
-    """Catches a softmax in half precision, other dtypes, and small gradients lost in float16."""
+    """Catches a softmax in half precision, other dtypes, and gradients that are too small or too
+    large for float16.
+    """
     torch.manual_seed(0)
     inputs = torch.randn(2048, 16), 0.1 * torch.randn(9000, 16), torch.randint(100, (2048,))
     wide = loss_and_gradients(linear_cross_entropy, *inputs)
@@ -103,6 +105,9 @@ def test_the_chunked_loss_under_autocast(dtype, error):
         found.append(found[2][100:])  # of what is never a target
     for a, b in zip(wide, half):
         assert b.dtype == torch.float32 and (a - b).norm() < error * a.norm()
+    one = 0 * inputs[0][:1], 63 * torch.tensor([[1.0], [-1.0]]).expand(2, 16), inputs[2][:1] * 0
+    with torch.autocast("cpu", dtype):
+        assert all(x.isfinite().all() for x in loss_and_gradients(linear_cross_entropy, *one))
 
 
 def test_the_memory_of_a_large_vocabulary(monkeypatch):

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from conftest import refused
+from conftest import CPU, refused
 from mechanisms import qkv
 
 from attention import FEATURE, CausalSelfAttention, elu1, linear, linear_step
+from engine.common.hardware import peak_bytes
 from engine.kernels.autograd import rms_norm
 from engine.kernels.linear_attention import positive_random_features
 
@@ -62,6 +63,12 @@ def test_long_texts_in_half_precision(attention, dtype, autocast):
         assert linear_step(one, one, one, None)[1].dtype == state.sum.dtype == torch.float32
     for got in whole, torch.cat(parts, dim=1):
         assert (got[:, 2995:] - want).norm() < 0.02 * want.norm()
+
+
+def test_the_memory_of_linear_attention():
+    """Catches all pairs at once: T x T of them, where T x 128 are compared."""
+    inputs = qkv(1, (1, 1), (4096, 4096), 8, torch.float32)
+    assert peak_bytes(lambda: linear(*inputs), CPU) < 4 * 4096 * 128 * 2
 
 
 @pytest.mark.parametrize("D", [8, 256])

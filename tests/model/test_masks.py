@@ -42,7 +42,10 @@ PADDING = torch.tensor([4])
 )
 @pytest.mark.parametrize("first", [0, 5])
 def test_pair_by_pair(visible, sees, first):
-    """Catches an off-by-one, and queries that are not the last of the positions."""
+    """Catches an off-by-one, queries that are not the last of the positions, and positions that a
+    GPU would wait for.
+    """
+    assert {x.device.type for x in positions(3, 5, "meta")} == {"meta"}
     mask = mask_of(visible, *positions(9 - first, 9))
     assert mask.tolist() == [[[sees(i, j) for j in range(9)] for i in range(first, 9)]]
 
