@@ -38,10 +38,11 @@ from train import TrainConfig, train  # noqa: E402
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-hypothesis.settings.register_profile("lookback", deadline=None)  # other programs may be busy
+hypothesis.settings.register_profile("lookback", deadline=None, max_examples=60)
 hypothesis.settings.load_profile("lookback")
 
 CPU = torch.device("cpu")
+parametrize = pytest.mark.parametrize
 # The processor's speed is measured once, and forks know it: it takes longer than a small run.
 hardware.peak_flops = functools.cache(hardware.peak_flops)
 hardware.peak_flops(CPU, torch.float32)
@@ -219,19 +220,23 @@ def import_for_ranks():
     import torch.distributed.fsdp  # noqa: F401
 
 
-def ranks_here(processes, *command):
-    """[(exit code, output and errors)] of a script in several forks, as torchrun would start it."""
+def start_ranks(processes, *command):
+    """[(process id, file of output and errors)] of a script in forks, as torchrun starts it."""
     ask_server(import_for_ranks)  # or each fork would take two seconds for it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
     outputs = [text_file() for _ in range(processes)]
-    pids = [
-        forked(command, file, file, RANK=str(rank), LOCAL_RANK=str(rank), **place)
+    return [
+        (forked(command, file, file, RANK=str(rank), LOCAL_RANK=str(rank), **place), file)
         for rank, file in enumerate(outputs)
     ]
-    return [(exit_code(pid), read_back(file)) for pid, file in zip(pids, outputs)]
+
+
+def ranks_here(processes, *command):
+    """[(exit code, output and errors)] of a script in several processes."""
+    return [(exit_code(pid), read_back(file)) for pid, file in start_ranks(processes, *command)]
 
 
 def timed_here(command, cwd=ROOT):

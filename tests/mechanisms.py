@@ -86,6 +86,10 @@ def random_model(dtype=torch.float64, **settings):
     return model.to(dtype)
 
 
+def ids(*shape):
+    return torch.randint(33, shape)
+
+
 def qkv(B, heads, lengths, D, dtype=torch.float64):
     """Random q (B, H, Tq, D) and k, v (B, G, Tk, D) for heads (H, G) and lengths (Tq, Tk)."""
     torch.manual_seed(sum(lengths))

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from conftest import CPU, refused
+from conftest import CPU, parametrize, refused
 
 from benchmarks import attention
 from engine.common import hardware
@@ -19,7 +19,7 @@ from tools.shared import report
 CUDA = torch.device("cuda")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, dtype, capability, peak",
     [
         ("NVIDIA H200 NVL", torch.bfloat16, (9, 0), 835e12),
@@ -39,7 +39,7 @@ def test_the_table_of_peaks(name, dtype, capability, peak, monkeypatch):
         assert hardware.peak_flops.__wrapped__(CUDA, dtype) == peak
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, width, expected",
     [
         ("avx2 avx512_f", 768, "float32"),
@@ -54,7 +54,7 @@ def test_the_dtype_follows_from_the_processor(flags, width, expected, monkeypatc
     assert hardware.best_dtype(CPU, width) == expected
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "capability, hip, expected",
     [((8, 0), None, "bfloat16"), ((7, 5), None, "float16"), ((7, 5), "6.4", "bfloat16")],
 )
@@ -92,7 +92,7 @@ def test_memory(monkeypatch):
     assert hardware.memory_bytes(mps) == 1000
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "device, count, capability, triton, pays",
     [
         (CUDA, 2_000, (7, 0), True, True),
@@ -145,7 +145,7 @@ def test_peak_bytes(capfd):
     assert not capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "idle, before, variable, words",
     [
         (4, None, None, "4 threads"),

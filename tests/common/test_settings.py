@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from conftest import CPU, ROOT, complaint, refused, run, run_here
+from conftest import CPU, ROOT, complaint, parametrize, refused, run, run_here
 
 from engine.common.errors import one_line_errors
 from engine.common.hardware import pick_device
@@ -70,7 +70,7 @@ class Kinds:
     """May be empty."""
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "words, given",
     [
         ("--paths a c --paths=d", dict(paths=(Path("a"), Path("c"), Path("d")))),
@@ -86,7 +86,7 @@ def test_each_type(words, given):
     assert parse_settings(Kinds, words.split()) == Kinds(**given)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "argument, message",
     [
         ("--learning_rat=3", "unknown setting 'learning_rat': did you mean learning_rate?"),
@@ -112,7 +112,7 @@ def test_bad_settings(argument, message):
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "word, message", [("hello", '--start="hello"'), ("--prompt=hello", "did you mean start")]
 )
 def test_where_a_prompt_goes(word, message):
@@ -121,7 +121,7 @@ def test_where_a_prompt_goes(word, message):
         parse_settings(SampleConfig, [word])
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "line, message",
     [
         ("\ufeffn_layr = 3", r"x.toml: unknown setting 'n_layr': did you mean n_layer\?"),
@@ -138,7 +138,7 @@ def test_bad_presets(tmp_path, line, message):
         parse(tmp_path / "x.toml")
 
 
-@pytest.mark.parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
+@parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
 def test_included_presets(preset):
     """Catches a preset that no longer fits the settings, that does not say its cost, or for data
     that nobody can prepare.
@@ -148,7 +148,7 @@ def test_included_presets(preset):
     assert "\n# Costs: " in text and "\n# Reaches: " in text
 
 
-@pytest.mark.parametrize("cls", [TrainConfig, SampleConfig, Kinds])
+@parametrize("cls", [TrainConfig, SampleConfig, Kinds])
 def test_help_documents_every_setting(cls, capsys, monkeypatch):
     """Catches a setting without a word of help, and a heading, type or default that is lost."""
     monkeypatch.setenv("COLUMNS", "200")
@@ -187,7 +187,7 @@ def test_scripts_complain_in_one_line():
     assert "Traceback" in run("-X", "dev", "sample.py", "--seed=x").stderr
 
 
-@pytest.mark.parametrize("library", [torch, np])
+@parametrize("library", [torch, np])
 def test_too_little_memory(library, capsys):
     """Catches a traceback where memory is too small, and a bug that passes for it."""
     with pytest.raises(SystemExit) as stop, one_line_errors():

@@ -2,12 +2,11 @@
 
 import math
 
-import pytest
 import torch
-from conftest import refused
+from conftest import parametrize, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mechanisms import random_model
+from mechanisms import ids, random_model
 
 from engine.common import hardware
 from engine.decoding import quantization
@@ -26,7 +25,7 @@ TOP_10 = Sampling(top_k=10)
 
 
 def random_prompts(*lengths):
-    return [torch.randint(33, (length,)) for length in lengths]
+    return [ids(length) for length in lengths]
 
 
 def write(model, prompts, count, seeds=None, sampling=TOP_10, **options):
@@ -43,7 +42,7 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@parametrize("shape", SHAPES)
 @settings(max_examples=4)
 @given(st.lists(st.integers(1, 25), min_size=2, max_size=3))
 def test_a_batch_of_any_prompts_equals_each_alone(shape, lengths):
@@ -67,7 +66,7 @@ def test_linear_attention():
         write(random_model(attention="linear"), random_prompts(3, 5), 2)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@parametrize("shape", SHAPES)
 @settings(max_examples=8)
 @given(
     st.integers(1, 100), st.integers(1, 50), st.lists(st.integers(1, 30), min_size=1, max_size=5)
@@ -78,12 +77,12 @@ def test_a_session_that_goes_on(shape, length, room, more):
     session = Session(model, random_prompts(length), room)
     session.logits()
     for added in more:
-        session.append(torch.randint(33, (1, added)))
+        session.append(ids(1, added))
         text = session.text()[model.context_start(session.length) :][None]
         close(session.logits(), model(text)[0])
 
 
-@pytest.mark.parametrize("compiled, columns", [(False, 3 + 256), (True, 512)])
+@parametrize("compiled, columns", [(False, 3 + 256), (True, 512)])
 def test_room(compiled, columns):
     """Catches a step that is compiled for each length of a prompt, and memory for nothing."""
     assert Session(random_model(), random_prompts(3), compiled=compiled).ids.shape == (1, columns)
@@ -104,7 +103,7 @@ def test_little_is_read_twice(monkeypatch):
     assert sum(T > 1 for _, T in reads) < 10
 
 
-@pytest.mark.parametrize("where", ["mlp.c_fc", "attn.c_proj"])
+@parametrize("where", ["mlp.c_fc", "attn.c_proj"])
 def test_numbers_that_float16_cannot_hold(where, monkeypatch):
     """Catches an overflow in the middle of the model whose text is printed."""
     monkeypatch.setattr(hardware, "cpu_flags", lambda: ["fp16_arith"])  # computes in float16
@@ -120,7 +119,7 @@ def test_numbers_that_float16_cannot_hold(where, monkeypatch):
 # ---- Compiled steps
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "attention, message",
     [
         ("tiled", "attention=tiled cannot be compiled"),
@@ -139,7 +138,7 @@ def test_what_is_not_compiled(attention, message):
         compile_step(model, True, 1)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@parametrize("shape", SHAPES)
 def test_steps_whose_shapes_never_change(shape):
     """Catches a step compiled again for each position, one not compiled again for texts without
     padding, one of another model or that sees what is empty; and a bias that the compiler loses
@@ -162,7 +161,7 @@ def test_steps_whose_shapes_never_change(shape):
             assert graphs.frame_count == compiled and step.is_right
 
 
-@pytest.mark.parametrize("row", [0, 2])
+@parametrize("row", [0, 2])
 def test_a_compiled_step_that_is_wrong(row, capsys):
     """Catches a wrong compiler's text, one wrong row beside right ones, and a note each time."""
 
@@ -209,7 +208,6 @@ def test_one_choice():
         assert ids.unique().tolist() == ([0, 1, 2, 3, 4] if temperature == 100 else [1])
 
 
-@settings(max_examples=60)
 @given(
     st.integers(0, 2**31),
     st.integers(2, 40),

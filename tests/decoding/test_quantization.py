@@ -6,10 +6,10 @@ import math
 import pytest
 import torch
 import torch.nn as nn
-from conftest import CPU, refused
-from hypothesis import example, given, settings
+from conftest import CPU, parametrize, refused
+from hypothesis import example, given
 from hypothesis import strategies as st
-from mechanisms import new_model, random_model
+from mechanisms import ids, new_model, random_model
 
 from engine.common import hardware
 from engine.decoding import quantization
@@ -24,7 +24,7 @@ LAYERS = {  # a Linear's replacement, the relative error of its weights, whether
         True,
     ),
 }
-every_processor = pytest.mark.parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
+every_processor = parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
 
 
 def layer_of(name, linear):
@@ -34,8 +34,8 @@ def layer_of(name, linear):
     return layer(linear.requires_grad_(False))
 
 
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False)])
+@parametrize("name", LAYERS)
+@parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False)])
 def test_products(name, inputs, outputs, bias):
     """Catches weights read in another order than laid out, a lost bias, digit, or dtype; and a
     division by a scale of zero.
@@ -53,7 +53,7 @@ def test_products(name, inputs, outputs, bias):
         assert (y - exact).norm() <= LAYERS[name][1] * exact.norm()
 
 
-@pytest.mark.parametrize("value", [1e5, math.inf, math.nan])
+@parametrize("value", [1e5, math.inf, math.nan])
 @every_processor
 def test_a_weight_that_float16_cannot_hold(value, fbgemm, monkeypatch):
     """Catches a weight that is cut off, or becomes infinite, without a word."""
@@ -64,7 +64,7 @@ def test_a_weight_that_float16_cannot_hold(value, fbgemm, monkeypatch):
         prepare_for_inference(model, torch.float16)
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@parametrize("name", LAYERS)
 def test_rows_do_not_see_each_other(name):
     """Catches a scale that rows share, or sums in another order: texts depend on neighbours."""
     exact = name == "int8" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
@@ -80,7 +80,6 @@ def test_rows_do_not_see_each_other(name):
 
 
 @pytest.mark.skipif(not quantization.HAS_FBGEMM, reason="inputs are rounded by FBGEMM only")
-@settings(max_examples=40)
 @given(
     st.sampled_from([127, 63]),
     st.sampled_from([1, 2, 40]),
@@ -107,7 +106,7 @@ def test_int8(levels, rows, inputs, outputs, seed):
     assert ((layer(x) - exact).abs() <= tolerance + 1e-4).all()
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 0.005), (torch.float16, 0.001)]
 )
 def test_int8_on_a_gpu(dtype, tolerance):
@@ -122,7 +121,7 @@ def test_int8_on_a_gpu(dtype, tolerance):
 
 
 @every_processor
-@pytest.mark.parametrize(
+@parametrize(
     "dtype, quantize, tolerance",
     [
         (torch.float32, "none", 1e-5),
@@ -138,7 +137,7 @@ def test_a_prepared_model(dtype, quantize, tolerance, fbgemm, monkeypatch):
     monkeypatch.setattr(quantization, "HAS_FBGEMM", fbgemm)
     model = random_model(torch.float32, **MODERN | {"tie_weights": True})
     fast = prepare_for_inference(copy.deepcopy(model), dtype, quantize)
-    idx = torch.randint(33, (6, 16))
+    idx = ids(6, 16)
     expected = model(idx, idx)[0].softmax(-1)
     assert (fast(idx, idx)[0].float().softmax(-1) - expected).abs().max() < tolerance
     # Either all Linears are replaced and the rest stays float32, or the whole model is converted.
@@ -154,7 +153,7 @@ def test_a_dtype_without_units(monkeypatch):
     rounded = new_model().bfloat16().float()
     fast = prepare_for_inference(new_model(), torch.bfloat16)
     assert {p.dtype for p in fast.parameters()} == {torch.float32}
-    idx = torch.randint(33, (6, 16))
+    idx = ids(6, 16)
     torch.testing.assert_close(fast(idx), rounded(idx))
 
 

@@ -5,8 +5,8 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import CPU
-from hypothesis import given, settings
+from conftest import CPU, parametrize
+from hypothesis import given
 from hypothesis import strategies as st
 from mechanisms import assert_same
 
@@ -22,7 +22,6 @@ def loss_and_gradients(function, x, weight, targets):
     return [loss.detach(), *torch.autograd.grad(65536 * loss, (x, weight))]
 
 
-@settings(max_examples=50)
 @given(
     shape=st.lists(st.integers(1, 7), min_size=1, max_size=4),
     size=st.sampled_from([1e-6, 1.0, 1e4]),
@@ -43,7 +42,7 @@ def test_rms_norm_and_relu2_are_what_they_say(shape, size, seed):
         torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-12 * max(size, 1 / size))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "function",
     [rms_norm, relu2, lambda x: linear_cross_entropy(x, x, torch.zeros(3, dtype=torch.long))],
 )
@@ -54,7 +53,6 @@ def test_a_second_derivative_is_refused(function):
         torch.autograd.grad(function(x).sum(), x, create_graph=True)
 
 
-@settings(max_examples=50)
 @given(
     N=st.integers(1, 40),
     V=st.integers(1, 30),
@@ -91,7 +89,7 @@ def test_the_chunked_loss_runs_backward_once():
         assert not linear_cross_entropy(*inputs).requires_grad
 
 
-@pytest.mark.parametrize("dtype, error", [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
+@parametrize("dtype, error", [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
 def test_the_chunked_loss_under_autocast(dtype, error):
     """Catches a softmax in half precision, other dtypes, and gradients that are too small or too
     large for float16.

@@ -1,8 +1,7 @@
 """Linear attention: its state, its random features, and its sums in half precision."""
 
-import pytest
 import torch
-from conftest import CPU, refused
+from conftest import CPU, parametrize, refused
 from mechanisms import qkv
 
 from attention import FEATURE, CausalSelfAttention, elu1, linear, linear_step
@@ -41,8 +40,8 @@ def test_linear_attention_refuses_what_does_not_fit():
         linear_step(*qkv(1, (2, 2), (2, 2), 8), None)
 
 
-@pytest.mark.parametrize("attention", FEATURE)
-@pytest.mark.parametrize(
+@parametrize("attention", FEATURE)
+@parametrize(
     "dtype, autocast", [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, True)]
 )
 @torch.no_grad()
@@ -71,8 +70,8 @@ def test_the_memory_of_linear_attention():
     assert peak_bytes(lambda: linear(*inputs), CPU) < 4 * 4096 * 128 * 2
 
 
-@pytest.mark.parametrize("D", [8, 256])
-@pytest.mark.parametrize("scale", [1, 100, 1e4])
+@parametrize("D", [8, 256])
+@parametrize("scale", [1, 100, 1e4])
 def test_huge_inputs_of_linear_attention_stay_finite(D, scale):
     """Catches features whose exponential overflows, and 0/0 where all of them vanish."""
     q, k, v = qkv(1, (1, 1), (300, 300), D, torch.float32)

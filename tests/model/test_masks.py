@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import refused
+from conftest import parametrize, refused
 
 from masks import (
     after_padding,
@@ -23,7 +23,7 @@ from masks import (
 PADDING = torch.tensor([4])
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "visible, sees",
     [
         (causal, lambda i, j: j <= i),
@@ -40,7 +40,7 @@ PADDING = torch.tensor([4])
         ),
     ],
 )
-@pytest.mark.parametrize("first", [0, 5])
+@parametrize("first", [0, 5])
 def test_pair_by_pair(visible, sees, first):
     """Catches an off-by-one, queries that are not the last of the positions, and positions that a
     GPU would wait for.

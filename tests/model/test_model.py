@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, refused, tiny
-from mechanisms import MECHANISMS, assert_same
+from conftest import TINY, parametrize, refused, tiny
+from mechanisms import MECHANISMS, assert_same, ids
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import ATTENTION, SelfAttention, naive, rope_table, rotate
@@ -18,10 +18,6 @@ from model import GPT, MODERN, GPTConfig
 from train import TrainConfig
 
 REGISTRIES = "score normalize init position norm mlp".split()
-
-
-def ids(*shape):
-    return torch.randint(33, shape)
 
 
 # ---- The architecture
@@ -63,7 +59,7 @@ def test_gpt2_has_124_million_parameters():
     assert model.num_params() == 124_439_808
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "shape",
     [{}, {"n_head": 1}, dict(MODERN, n_kv_head=2, n_layer=4, window=5, window_pattern="SSL")],
 )
@@ -122,7 +118,7 @@ def test_interface_is_nanogpts():
     torch.testing.assert_close(loss, want)
 
 
-@pytest.mark.parametrize("only_loss", [False, True])
+@parametrize("only_loss", [False, True])
 def test_nothing_to_learn(only_loss):
     """Catches 0/0 where all targets are ignored: a loss of NaN, and with it all weights."""
     model = tiny(position="none")
@@ -132,7 +128,7 @@ def test_nothing_to_learn(only_loss):
     assert loss == 0 and not any(p.grad.any() for p in model.parameters())
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "change, message",
     [
         ({"n_embd": 18}, "n_embd=18 is not divisible by n_head=4"),
@@ -250,8 +246,8 @@ def loss_and_gradients(model, batches):
     return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
 
 
-@pytest.mark.parametrize("path", ATTENTION)
-@pytest.mark.parametrize("change", DOCUMENTS, ids=str)
+@parametrize("path", ATTENTION)
+@parametrize("change", DOCUMENTS, ids=str)
 def test_documents_of_a_batch(path, change):
     """Catches a token that sees another document, or not all of its own, or whose position counts
     what came before its document.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from conftest import PIPE, fit, newest, put, refused, save, tiny
+from conftest import PIPE, fit, newest, parametrize, put, refused, save, tiny
 
 from engine.common import files
 from engine.text import dataset, preparation
@@ -42,7 +42,7 @@ def in_time():
     signal.alarm(0)
 
 
-@pytest.mark.parametrize("name", [*checkpoint.FILES, "manifest.json"])
+@parametrize("name", [*checkpoint.FILES, "manifest.json"])
 def test_damaged_checkpoints(tmp_path, name):
     """Catches damage that is loaded: each file cut off, and with one bit changed, at random; and a
     program that waits for ever for what a pipe does not say.
@@ -97,7 +97,7 @@ def every_change(content):
             yield content | {name: value}
 
 
-@pytest.mark.parametrize("name", ["config.json", "manifest.json", "meta.json"])
+@parametrize("name", ["config.json", "manifest.json", "meta.json"])
 def test_hostile_json(tmp_path, poem, name):
     """Catches a file, with the right hash, that ends in a traceback or takes for ever."""
     folder = saved(tmp_path)

@@ -12,7 +12,7 @@ import types
 
 import pytest
 import torch
-from conftest import POEM, ROOT, configure, newest, run_here, tiny
+from conftest import POEM, ROOT, configure, newest, parametrize, run_here, tiny
 
 import sample as script
 from engine.common.settings import parse_settings
@@ -86,9 +86,7 @@ def test_a_text_depends_on_its_prompt_and_seed_alone(written, tmp_path):
     assert together(prompts, max_new_tokens=4) == [alone[prompt, 5][:4] for prompt in prompts]
 
 
-@pytest.mark.parametrize(
-    "settings, steps", [({}, 2 * 70), (dict(interactive=True, num_samples=1), math.inf)]
-)
+@parametrize("settings, steps", [({}, 2 * 70), (dict(interactive=True, num_samples=1), math.inf)])
 def test_how_many_tokens_follow_each_other(settings, steps, trained, monkeypatch):
     """Catches a dtype for a short job in a long one, of batches or of texts one by one."""
     found = []
@@ -141,7 +139,7 @@ class Pieces(Tokenizer):
         return self.pieces[token]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "stop, tokens, shown, ended",
     [
         ((), [0, 1, 2], "a|ab|b", None),
@@ -255,7 +253,7 @@ def test_a_prompt_longer_than_the_context(trained, capsys):
     assert f"--start has {len(long)} tokens; the model reads the last 32" in errors
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "change, message",
     [
         (dict(start="Tyger ß"), "'ß' .* at position 6"),

@@ -6,7 +6,7 @@ import runpy
 
 import numpy as np
 import pytest
-from conftest import complaint, refused, run_here
+from conftest import complaint, parametrize, refused, run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,7 +147,7 @@ def published(folder, family):
     return folder
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@parametrize("family", FAMILIES)
 def test_templates_of_others(family, tmp_path):
     """Catches another text or other ids than transformers has, or the wrong tokens learned."""
     transformers = pytest.importorskip("transformers")
@@ -178,7 +178,7 @@ def test_templates_of_others(family, tmp_path):
     assert learned(ONE) == f"{before}I.{eos}"
 
 
-@pytest.mark.parametrize("name", ["byte", "char", "bpe:265", "folder"])
+@parametrize("name", ["byte", "char", "bpe:265", "folder"])
 def test_a_text_is_no_special_token(name, tmp_path):
     """Catches a user, or an answer, that ends its turn itself; and a token that gets lost."""
     if name == "folder":
@@ -198,7 +198,7 @@ def test_a_text_is_no_special_token(name, tmp_path):
     assert name == str(tmp_path) or not before.extends(template.tokenizer)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "template, message",
     [
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
@@ -273,7 +273,7 @@ DAMAGED = [
 ]
 
 
-@pytest.mark.parametrize("line, message", DAMAGED)
+@parametrize("line, message", DAMAGED)
 def test_damaged_records(line, message, tmp_path):
     """Catches a record that is learned as something else, a traceback, and a line not named."""
     path = tmp_path / "a.jsonl"
@@ -288,7 +288,7 @@ def test_damaged_records(line, message, tmp_path):
     assert len(skipped) == 1 and [*conversations.texts_of(records)][1:3] == ["Who?", "I."]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "damage, message",
     [
         (None, "train.mask.bin"),
@@ -338,7 +338,7 @@ def test_the_hub(tmp_path, monkeypatch):
     assert calls[0] == ("someone/talk", None, {"split": "train_sft", "streaming": True})
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, message",
     [
         (["--input=/nowhere"], "there is no file or folder /nowhere"),

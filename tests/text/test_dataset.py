@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from conftest import refused
+from conftest import parametrize, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,7 +78,7 @@ def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
     load("could run any code", "gpt2")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, damage, message",
     [
         ("val.bin", lambda good: good[:-2], "val.bin has .* bytes, not 2 for each"),

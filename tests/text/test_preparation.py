@@ -1,6 +1,5 @@
 """Documents to token files: nothing is lost, and an interruption leaves no mixture."""
 
-import json
 import os
 from pathlib import Path
 
@@ -25,7 +24,7 @@ def test_written_and_read_back(tmp_path):
     train, val = text[:500], text[500:]
     preparation.write_dataset(tmp_path, [train], "char", "poem.txt", val=[val])
     data = dataset.load_dataset(str(tmp_path), 8)
-    meta = json.loads((tmp_path / "meta.json").read_text())
+    meta = files.read_json(tmp_path / "meta.json")
     assert meta["dtype"] == "uint16" and meta["vocab_size"] == len(set(text))
     assert meta["source"] == {"name": "poem.txt", "sha256": files.sha256_of([text.encode()])}
     for split, expected in ("train", train), ("val", val):

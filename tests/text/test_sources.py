@@ -9,8 +9,9 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import POEM, refused
+from conftest import POEM, parametrize, refused
 
+from engine.common.files import read_json
 from engine.text import dataset, preparation, sources
 
 datasets = pytest.importorskip("datasets")
@@ -99,7 +100,7 @@ def test_the_split(tmp_path):
     ours, theirs = (data.tokenizer.decode(data.val) for data in (first, other))
     assert sorted(ours.split("\n")) == sorted(theirs.split("\n"))
     assert 40 < len({*texts} & {*ours.split("\n")}) < 80
-    meta = json.loads((tmp_path / "z" / "meta.json").read_text())
+    meta = read_json(tmp_path / "z" / "meta.json")
     assert meta["val"]["characters"] == len(theirs)
 
 
@@ -114,7 +115,7 @@ def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
     assert all(section.endswith("\n") for section in sections)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, content, message",
     [
         ("a.jsonl", b'{"text": "a"}\n{"text":', "a.jsonl, line 2: no JSON"),
@@ -209,7 +210,7 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
     assert not [*tmp_path.glob("x/[!.]*")]
 
 
-@pytest.mark.parametrize("name", ["openwebtext", "fineweb"])
+@parametrize("name", ["openwebtext", "fineweb"])
 def test_the_scripts_of_the_hub(name, monkeypatch):
     """Catches a script that does not start, or names no dataset."""
     calls = []

@@ -8,10 +8,9 @@ import unicodedata
 
 import hypothesis
 import numpy as np
-import pytest
 import tiktoken
 import tokenizers
-from conftest import ROOT, refused
+from conftest import ROOT, parametrize, refused
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -94,7 +93,7 @@ ALL = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@parametrize("name", ALL)
 def test_the_same_by_json_and_by_the_library(name):
     """Catches a specification that does not hold everything, an encoding that loses text, and a
     tokenizer.json that is another tokenizer than the model was trained with.
@@ -113,7 +112,7 @@ def test_the_same_by_json_and_by_the_library(name):
             assert np.array_equal(ids, other.encode(text, special)) and other.decode(ids) == text
 
 
-@pytest.mark.parametrize("name", ["byte level", "metaspace"])
+@parametrize("name", ["byte level", "metaspace"])
 def test_published_tokenizers(name):
     """Catches a text without the beginning that the model knows, and an end that data can forge."""
     found = ALL[name]
@@ -187,7 +186,7 @@ def template(**special):
     return "TemplateProcessing", {"single": single, "pair": single, "special_tokens": special}
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "spec, message",
     [
         ([], "can be used"),
@@ -240,7 +239,7 @@ def test_vocabularies_of_one_size():
 MODELS, SPLITS = tokenizers.models, tokenizers.pre_tokenizers
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "model, before, decoder",
     [
         (MODELS.WordLevel(unk_token="[UNK]"), SPLITS.Whitespace(), None),

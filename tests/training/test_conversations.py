@@ -16,6 +16,7 @@ from conftest import (
     losses,
     metrics,
     output_of,
+    parametrize,
     ranks_here,
     refused,
     run_here,
@@ -209,7 +210,7 @@ def llama_folder(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(texts))
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
+@parametrize("lora_rank", [0, 4])
 def test_a_published_model(lora_rank, tmp_path):
     """Catches a model of others whose template or tokens are lost on the way to a checkpoint, and
     from there to an answer.

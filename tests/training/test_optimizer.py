@@ -5,6 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from conftest import parametrize
 from mechanisms import assert_same
 
 from engine.training.optimizer import (
@@ -37,7 +38,7 @@ def set_grads(params, seed):
 # ---- the learning rate
 
 
-@pytest.mark.parametrize("schedule", DECAY)
+@parametrize("schedule", DECAY)
 def test_learning_rate(schedule):
     """Catches a schedule that starts at zero, jumps, or does not end at min_lr."""
     config = TrainConfig(
@@ -92,7 +93,7 @@ def test_muon_takes_the_matrices_of_the_blocks():
 # ---- Muon
 
 
-@pytest.mark.parametrize("shape", [(32, 32), (48, 16), (128, 512), (3, 1, 7)])
+@parametrize("shape", [(32, 32), (48, 16), (128, 512), (3, 1, 7)])
 def test_orthogonalize_is_the_svd(shape):
     """Catches coefficients in the wrong order, a lost transpose, a norm over the batch, or another
     number of steps.
@@ -113,8 +114,8 @@ def test_orthogonalize_is_the_svd(shape):
     torch.testing.assert_close(orthogonalize(1e-4 * G), got, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("share", [0.3, 0.374, 0.376, 0.39])
+@parametrize("dtype", [torch.bfloat16, torch.float16])
+@parametrize("share", [0.3, 0.374, 0.376, 0.39])
 def test_orthogonalize_in_half_precision(share, dtype):
     """Catches a singular value that rounding lifts out of the next polynomial's interval."""
     for large in range(1, 6):  # near the highest point of the first polynomial, and small ones
@@ -125,7 +126,7 @@ def test_orthogonalize_in_half_precision(share, dtype):
         assert 0.7 < values.min() and values.max() < 1.3
 
 
-@pytest.mark.parametrize("size", [1e-12, 1e12])
+@parametrize("size", [1e-12, 1e12])
 def test_orthogonalize_in_float16_whatever_the_gradient(size):
     """Catches gradients that are converted before they are normalized."""
     torch.manual_seed(0)
@@ -180,9 +181,9 @@ class Ruined(torch.nn.Module):
         return None, losses[self.part]
 
 
-@pytest.mark.parametrize("part", ["loss", "gradient"])
-@pytest.mark.parametrize("float16", [False, True])
-@pytest.mark.parametrize("grad_clip", [0.0, 1.0])
+@parametrize("part", ["loss", "gradient"])
+@parametrize("float16", [False, True])
+@parametrize("grad_clip", [0.0, 1.0])
 def test_nothing_that_is_not_finite_reaches_the_weights(part, float16, grad_clip):
     """Catches an update with an infinite loss or gradient, which then is not reported."""
     net = Ruined(part)

@@ -4,8 +4,7 @@ import contextlib
 import json
 from pathlib import Path
 
-import pytest
-from conftest import save, tiny
+from conftest import parametrize, save, tiny
 
 from engine.training.run import prune_checkpoints, start_run
 from engine.weights import checkpoint
@@ -67,7 +66,7 @@ def test_resuming_from_an_earlier_step(tmp_path):
     assert not (tmp_path / "previous-2").exists()
 
 
-@pytest.mark.parametrize("killed", range(4))
+@parametrize("killed", range(4))
 def test_a_kill_while_a_run_moves(tmp_path, monkeypatch, killed):
     """Catches a checkpoint, or a line of metrics, that is nowhere if the moving ends in between."""
     evaluated(tmp_path, {1: 3.0, 2: 1.5})
@@ -89,7 +88,7 @@ def test_a_kill_while_a_run_moves(tmp_path, monkeypatch, killed):
         assert [*checkpoint.read_metrics(path)] == [1, 2]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "content",
     [
         b"\xff\xfe\n",

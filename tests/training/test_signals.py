@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from conftest import (
@@ -17,8 +18,11 @@ from conftest import (
     metrics,
     newest,
     output_of,
+    parametrize,
+    read_back,
     run_here,
     same_weights,
+    start_ranks,
 )
 
 from engine.common.processes import Signals
@@ -60,7 +64,7 @@ class Started:
             self.stopped(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_saves_and_ends(tmp_path, name):
     """Catches steps that are lost to a preemption, and a user who must find out how to continue."""
     number = getattr(signal, name)
@@ -75,6 +79,30 @@ def test_a_signal_saves_and_ends(tmp_path, name):
     fit(**settings, out_dir=str(out), init_from="resume")
     fit(**settings)
     assert same_weights(out, "out") and losses(out) == losses("out")
+
+
+@parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_signal_to_one_of_two_processes(poem, tmp_path, name):
+    """Catches a preempted job that saves nothing, or whose processes stop at different steps; and a
+    process that waits for ever for one that is gone.
+    """
+    number = getattr(signal, name)
+    settings = SMALL | SETTINGS | dict(dataset=poem, out_dir=tmp_path / "out", max_iters=10**6)
+    settings |= dict(gradient_accumulation_steps=2, eval_interval=20)
+    (first, file), (second, _) = start_ranks(2, "train.py", *as_flags(settings))
+    late = Timer(60, os.kill, (first, signal.SIGKILL))
+    late.start()
+    while not checkpoint.list_checkpoints("out") and late.is_alive():
+        time.sleep(0.01)
+    os.kill(second, number)
+    codes = exit_code(first), exit_code(second)
+    late.cancel()
+    if name == "SIGKILL":
+        assert codes == (2, -number) and "another process has ended" in read_back(file)
+        return
+    step = checkpoint.step_of(newest("out"))
+    assert codes == (128 + number, 128 + number)
+    assert f"SIGTERM: stopped at step {step}" in read_back(file)
 
 
 def test_a_checkpoint_on_demand():

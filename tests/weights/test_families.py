@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from conftest import complaint, refused, run, run_here, tiny
+from conftest import complaint, parametrize, refused, run, run_here, tiny
 
+from engine.common.files import read_json
 from engine.decoding.quantization import prepare_for_inference
 from engine.text.tokenizer import create_tokenizer
 from engine.weights import families, pretrained
 from engine.weights.families import ACTIVATIONS, FAMILIES, config_from_hugging_face
-from model import GPT, MLP, GPTConfig, Rotary
+from model import GPT, MLP, GPTConfig
 
 transformers = pytest.importorskip("transformers")
 
 INDEX = "model.safetensors.index.json"
-PUBLISHED = json.loads(Path(__file__).with_name("published_configs.json").read_text())
+PUBLISHED = read_json(Path(__file__).with_name("published_configs.json"))
 
 
 def config_class(kind):
@@ -106,8 +107,8 @@ def assert_same_logits(model, ours, idx, tolerance):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", FAMILIES)
-@pytest.mark.parametrize("seed", range(4))
+@parametrize("kind", FAMILIES)
+@parametrize("seed", range(4))
 def test_a_family_computes_the_same(kind, seed, tmp_path):
     """Catches a matrix, norm, window, angle or bias that is not where the family has it."""
     model = transformers_model(random_config(kind, seed), seed)
@@ -124,7 +125,7 @@ def test_a_family_computes_the_same(kind, seed, tmp_path):
     assert_same_logits(*in_float64(model, ours), idx, 1e-10)
 
 
-@pytest.mark.parametrize("theirs, ours", ACTIVATIONS.items())
+@parametrize("theirs, ours", ACTIVATIONS.items())
 def test_an_activation(theirs, ours):
     """Catches a name that stands for another function here."""
     x = torch.linspace(-9, 9, 99, dtype=torch.float64)
@@ -137,26 +138,14 @@ def published(name, changes):
     return PUBLISHED["configs"][name] | changes
 
 
-@pytest.mark.parametrize("name, changes, expected", PUBLISHED["read"], ids=str)
+@parametrize("name, changes, expected", PUBLISHED["read"], ids=str)
 def test_published_configs(name, changes, expected):
     """Catches a field of a published model that stops the load, or whose meaning was mistaken."""
     read = GPTConfig(**config_from_hugging_face(published(name, changes)))
     assert {name: getattr(read, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("changes", PUBLISHED["angles"], ids=str)
-def test_angles(changes):
-    """Catches another blend than Llama 3's, and other defaults."""
-    config = published("llama", changes)
-    wpe = Rotary(GPTConfig(**config_from_hugging_face(config)))
-    theirs = transformers.LlamaConfig(**config)
-    build = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS
-    frequency, _ = build[theirs.rope_parameters["rope_type"]](theirs)
-    angle = torch.atan2(wpe.sin[1], wpe.cos[1])
-    torch.testing.assert_close(angle, frequency, rtol=1e-5, atol=1e-9)
-
-
-@pytest.mark.parametrize("name", PUBLISHED["configs"])
+@parametrize("name", PUBLISHED["configs"])
 def test_fields_that_change_nothing(name):
     """Catches a folder that is refused for what some version of transformers wrote beside it."""
     config = published(name, {})
@@ -175,7 +164,7 @@ def known_fields(kind):
     return {*family.settings, *family.values, *family.layer_fields, *rope}
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+@parametrize("kind", FAMILIES)
 def test_fields(kind):
     """Catches a field that changes the model and is ignored, or one that the table lacks."""
     known = known_fields(kind)
@@ -186,7 +175,7 @@ def test_fields(kind):
             config_from_hugging_face(config | {field: "unheard of"})
 
 
-@pytest.mark.parametrize("name, changes, message", PUBLISHED["refused"], ids=str)
+@parametrize("name, changes, message", PUBLISHED["refused"], ids=str)
 def test_values_that_mean_something_else(name, changes, message):
     """Catches angles, numbers and layers that would be taken for others, or for none."""
     with refused(message):
@@ -213,7 +202,7 @@ def test_many_files(tmp_path):
     """Catches a file that is missing or elsewhere, a tensor in no file or of another shape."""
     model = transformers_model(random_config("llama", 0))
     model.save_pretrained(tmp_path, max_shard_size="30KB")
-    index = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    index = read_json(tmp_path / INDEX)["weight_map"]
     name = "model.layers.1.self_attn.k_proj.weight"
     path = tmp_path / index[name]
     good = safetensors.torch.load_file(path)

@@ -10,6 +10,7 @@ from conftest import (
     assert_the_same_run,
     fit,
     newest,
+    parametrize,
     ranks_here,
     refused,
     save,
@@ -116,7 +117,7 @@ def test_two_processes(tune, poem, tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shape", [{}, LLAMA | dict(tie_weights=False)], ids=["gpt2", "llama"])
+@parametrize("shape", [{}, LLAMA | dict(tie_weights=False)], ids=["gpt2", "llama"])
 def test_merged_and_exported(tmp_path, monkeypatch, shape):
     """Catches a scale, a matrix or a part of one that a merged model or PEFT's adapter lacks."""
     monkeypatch.chdir(tmp_path)
@@ -143,7 +144,7 @@ def test_merged_and_exported(tmp_path, monkeypatch, shape):
 # ---- what is refused
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "changes, message",
     [
         (dict(lora_targets="c_attn,lm_head"), "'lm_head' is unknown; choose from c_attn, c_proj"),
