@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, parametrize, refused, tiny
+from conftest import TINY, as_flags, parametrize, refused, tiny
 from mechanisms import MECHANISMS, assert_same, ids
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import ATTENTION, SelfAttention, naive, rope_table, rotate
+from engine.common.settings import parse_settings
 from engine.training.batches import with_positions
 from masks import sliding_window
 from model import GPT, MODERN, GPTConfig
@@ -129,37 +130,37 @@ def test_nothing_to_learn(only_loss):
 
 
 @parametrize(
-    "change, message",
+    "words, message",
     [
-        ({"n_embd": 18}, "n_embd=18 is not divisible by n_head=4"),
-        ({"n_kv_head": 3}, "n_head=4 is not divisible by n_kv_head=3"),
-        ({"n_head": 0}, "n_head=0"),
-        ({"dropout": 1.0}, "dropout=1.0"),
-        ({"n_layer": 0}, "n_layer=0"),
-        ({"window": -1}, "window=-1"),
-        ({"window_pattern": ""}, "window_pattern='' must be made of S and L"),
-        *(({name: "x"}, f"{name}='x' is unknown; choose from") for name in REGISTRIES),
-        ({"attention": "flash"}, "choose from .*naive.*linear"),
-        ({"attention": "linear", "window": 4}, "attention='linear' sees all of the past"),
-        ({"attention": "linear", "visible": "full"}, "attention='linear' sees all of the past"),
-        ({"attention": "performer", "score": "dot"}, "attention='performer' cannot do score='dot'"),
-        ({"normalize": "sparsemax"}, "choose attention=masked_fill"),
-        ({"visible": "diagonal"}, "choose from causal"),
-        ({"visible": "causal:3"}, "write it as causal$"),
-        ({"visible": "strided"}, "visible=strided: .*; write it as strided:S"),
-        ({"visible": "sliding_window:0"}, "W=0.*at least 1"),
-        ({"visible": "local_global:3,-1"}, "global positions must"),
-        ({"visible": "strided:0"}, "S=0.*at least 1"),
-        ({"visible": "alibi:0"}, "H=0.*at least 1"),
-        ({"visible": "alibi:3"}, "for n_head=4 it must be"),
-        ({"visible": "full"}, "would show a GPT the next token"),
-        ({"visible": "full", "window": 2}, "visible='full' sees all positions: leave window out"),
+        ("--n_embd=18", "n_embd=18 is not divisible by n_head=4"),
+        ("--n_kv_head=3", "n_head=4 is not divisible by n_kv_head=3"),
+        ("--n_head=0", "n_head=0"),
+        ("--dropout=1.0", "dropout=1.0"),
+        ("--n_layer=0", "n_layer=0"),
+        ("--window=-1", "window=-1"),
+        ("--window_pattern=", "window_pattern='' must be made of S and L"),
+        *((f"--{name}=x", f"{name}='x' is unknown; choose from") for name in REGISTRIES),
+        ("--attention=flash", "choose from .*naive.*linear"),
+        ("--attention=linear --window=4", "attention='linear' sees all of the past"),
+        ("--attention=linear --visible=full", "attention='linear' sees all of the past"),
+        ("--attention=performer --score=dot", "attention='performer' cannot do score='dot'"),
+        ("--normalize=sparsemax", "choose attention=masked_fill"),
+        ("--visible=diagonal", "choose from causal"),
+        ("--visible=causal:3", "write it as causal$"),
+        ("--visible=strided", "visible=strided: .*; write it as strided:S"),
+        ("--visible=sliding_window:0", "W=0.*at least 1"),
+        ("--visible=local_global:3,-1", "global positions must"),
+        ("--visible=strided:0", "S=0.*at least 1"),
+        ("--visible=alibi:0", "H=0.*at least 1"),
+        ("--visible=alibi:3", "for n_head=4 it must be"),
+        ("--visible=full", "would show a GPT the next token"),
+        ("--visible=full --window=2", "visible='full' sees all positions: leave window out"),
     ],
 )
-def test_models_that_cannot_be(change, message):
+def test_models_that_cannot_be(words, message):
     """Catches impossible settings that are ignored, or surface later as an error deep inside."""
     with refused(message):
-        GPT(GPTConfig(**TINY | change))
+        GPT(parse_settings(GPTConfig, [*as_flags(TINY), *words.split()]))
 
 
 def test_a_layer_that_cannot_be():
