@@ -297,6 +297,11 @@ def newest(out_dir):
     return checkpoint.find_checkpoint(out_dir)
 
 
+def steps(out_dir):
+    """The steps of all checkpoints."""
+    return [checkpoint.step_of(folder) for folder in checkpoint.list_checkpoints(out_dir)]
+
+
 def weights(out_dir):
     return dict(GPT.from_checkpoint(newest(out_dir)).named_parameters())
 

@@ -16,41 +16,30 @@ from engine.decoding import quantization
 from engine.decoding.quantization import best_dtype, prepare_for_inference
 from model import MODERN
 
-LAYERS = {  # a Linear's replacement, the relative error of its weights, whether a CPU has it
-    "float16": (quantization.Half, 2**-11, quantization.HAS_FBGEMM),
-    "int8": (
-        quantization.PackedInt8 if quantization.HAS_FBGEMM else quantization.Int8,
-        2**-6,
-        True,
-    ),
-}
+LAYERS = [(quantization.Int8, 2**-6)]  # a Linear's replacement, its weights' relative error
+if quantization.HAS_FBGEMM:
+    LAYERS = [(quantization.Half, 2**-11), (quantization.PackedInt8, 2**-6)]
+every_layer = parametrize("kind, error", LAYERS)
 every_processor = parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
 
 
-def layer_of(name, linear):
-    layer, _, possible = LAYERS[name]
-    if not possible:
-        pytest.skip("this processor has no such product")
-    return layer(linear.requires_grad_(False))
-
-
-@parametrize("name", LAYERS)
+@every_layer
 @parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False)])
-def test_products(name, inputs, outputs, bias):
+def test_products(kind, error, inputs, outputs, bias):
     """Catches weights read in another order than laid out, a lost bias, digit, or dtype; and a
     division by a scale of zero.
     """
     torch.manual_seed(0)
     linear = nn.Linear(inputs, outputs, bias=bias)
     linear.weight.data[3] = 0
-    layer = layer_of(name, linear)
+    layer = kind(linear.requires_grad_(False))
     for rows in 1, 33:
         x = torch.randn(rows, 3, inputs).transpose(0, 1)
         x[0, 0] = 0
         exact = linear(x)
         y = layer(x)
         assert y.shape == exact.shape and y.dtype == torch.float32
-        assert (y - exact).norm() <= LAYERS[name][1] * exact.norm()
+        assert (y - exact).norm() <= error * exact.norm()
 
 
 @parametrize("value", [1e5, math.inf, math.nan])
@@ -64,13 +53,15 @@ def test_a_weight_that_float16_cannot_hold(value, fbgemm, monkeypatch):
         prepare_for_inference(model, torch.float16)
 
 
-@parametrize("name", LAYERS)
-def test_rows_do_not_see_each_other(name):
+@every_layer
+def test_rows_do_not_see_each_other(kind, error):
     """Catches a scale that rows share, or sums in another order: texts depend on neighbours."""
-    exact = name == "int8" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    exact = kind != quantization.Half or torch.backends.cpu.get_cpu_capability().startswith(
+        "AVX512"
+    )
     exact = exact and quantization.HAS_FBGEMM  # else int8 is a product in float32
     for inputs, outputs in (128, 192), (700, 90), (3072, 64):
-        layer = layer_of(name, nn.Linear(inputs, outputs))
+        layer = kind(nn.Linear(inputs, outputs).requires_grad_(False))
         x = torch.randn(40, inputs)
         x[3] *= 1000
         whole = layer(x)
@@ -94,7 +85,7 @@ def test_int8(levels, rows, inputs, outputs, seed):
     linear = nn.Linear(inputs, outputs)
     x = torch.randn(rows, inputs)
     x[:, 0] *= 100  # an outlier, as real models have: 8 bits for all of x would lose the rest
-    layer = layer_of("int8", linear)
+    layer = quantization.PackedInt8(linear.requires_grad_(False))
     layer.LEVELS = min(levels, layer.LEVELS)  # this processor may not have 127
     scale = linear.weight.abs().amax(1, keepdim=True) / 127
     kept = torch.ops.quantized.linear_unpack(layer.packed)[0].dequantize().double()

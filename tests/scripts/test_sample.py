@@ -4,16 +4,30 @@ import io
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import types
 
 import pytest
 import torch
-from conftest import POEM, ROOT, configure, newest, parametrize, run_here, tiny
+from conftest import (
+    POEM,
+    ROOT,
+    configure,
+    exit_code,
+    forked,
+    newest,
+    parametrize,
+    read_back,
+    run_here,
+    text_file,
+    tiny,
+)
 
 import sample as script
 from engine.common.settings import parse_settings
@@ -226,7 +240,7 @@ def test_the_speed(monkeypatch):
     assert meter.summary(texts) == "first token after 2.00 s, then 2.0 tokens/s"
 
 
-def test_a_closed_pipe_and_ctrl_c(trained):
+def test_a_closed_pipe_and_ctrl_c(trained, tmp_path):
     """Catches a traceback when the reader has seen enough, and text that an interrupt loses."""
     command = [sys.executable, "-u", "sample.py", f"--out_dir={trained}", "--device=cpu"]
     command += ["--max_new_tokens=100000", "--num_samples=2", "--start=Tyger"]
@@ -236,12 +250,14 @@ def test_a_closed_pipe_and_ctrl_c(trained):
         process.stdout.close()
         errors = process.stderr.read()
     assert process.returncode == 0 and "Traceback" not in errors and "BrokenPipe" not in errors
-    with subprocess.Popen(command, **pipes) as process:
-        text = process.stdout.read(20)
-        process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate()
-    assert process.returncode == 130 and "Traceback" not in errors
-    first, second = (text + rest).split("---------------")
+    output = tmp_path / "output"
+    with open(output, "w") as file, text_file() as errors:
+        pid = forked(command[2:], file, errors)
+        while len(output.read_text()) < 20:
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGINT)
+        assert exit_code(pid) == 130 and "Traceback" not in read_back(errors)
+    first, second = output.read_text().split("---------------")
     assert first.startswith("Tyger") and len(second.strip()) > 5  # as far as it came
 
 

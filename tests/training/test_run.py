@@ -4,7 +4,7 @@ import contextlib
 import json
 from pathlib import Path
 
-from conftest import parametrize, save, tiny
+from conftest import parametrize, save, steps, tiny
 
 from engine.training.run import prune_checkpoints, start_run
 from engine.weights import checkpoint
@@ -17,10 +17,6 @@ def evaluated(out_dir, losses):
     lines = [json.dumps({"step": step, "val_loss": loss}) + "\n" for step, loss in losses.items()]
     (out_dir / "metrics.jsonl").write_text("".join(lines))
     return lines
-
-
-def steps(out_dir):
-    return [checkpoint.step_of(folder) for folder in checkpoint.list_checkpoints(out_dir)]
 
 
 def test_pruning(tmp_path):

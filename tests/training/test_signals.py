@@ -23,10 +23,10 @@ from conftest import (
     run_here,
     same_weights,
     start_ranks,
+    steps,
 )
 
 from engine.common.processes import Signals
-from engine.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("poem_here")
 SETTINGS = dict(eval_iters=1, dropout=0.1, lr_decay_iters=1000)
@@ -72,7 +72,7 @@ def test_a_signal_saves_and_ends(tmp_path, name):
     with Started(eval_interval=7, out_dir=out) as process:
         process.until(lambda: "step 7:" in process.text())
         assert process.stopped(number) == 128 + number and "Traceback" not in process.text()
-    step = checkpoint.step_of(newest(out))
+    step = steps(out)[-1]
     assert f"{name}: stopped at step {step}; {newest(out)} is the last good" in process.text()
     assert f"--init_from=resume --out_dir='{out}'" in process.text()
     settings = SETTINGS | dict(eval_interval=7, max_iters=step + 9)
@@ -92,7 +92,7 @@ def test_a_signal_to_one_of_two_processes(poem, tmp_path, name):
     (first, file), (second, _) = start_ranks(2, "train.py", *as_flags(settings))
     late = Timer(60, os.kill, (first, signal.SIGKILL))
     late.start()
-    while not checkpoint.list_checkpoints("out") and late.is_alive():
+    while not steps("out") and late.is_alive():
         time.sleep(0.01)
     os.kill(second, number)
     codes = exit_code(first), exit_code(second)
@@ -100,7 +100,7 @@ def test_a_signal_to_one_of_two_processes(poem, tmp_path, name):
     if name == "SIGKILL":
         assert codes == (2, -number) and "another process has ended" in read_back(file)
         return
-    step = checkpoint.step_of(newest("out"))
+    step = steps("out")[-1]
     assert codes == (128 + number, 128 + number)
     assert f"SIGTERM: stopped at step {step}" in read_back(file)
 
@@ -110,9 +110,9 @@ def test_a_checkpoint_on_demand():
     with Started(eval_interval=10**6) as process:
         process.until(lambda: Path("out/metrics.jsonl").exists() and metrics("out"))
         os.kill(process.pid, signal.SIGUSR1)
-        process.until(lambda: checkpoint.list_checkpoints("out"))
+        process.until(lambda: steps("out"))
         assert process.stopped(signal.SIGTERM) == 128 + signal.SIGTERM
-    assert len(checkpoint.list_checkpoints("out")) >= 2
+    assert len(steps("out")) >= 2
 
 
 def test_a_request_is_answered_once():
@@ -141,8 +141,7 @@ def test_a_save_interval_of_its_own():
     """Catches checkpoints that come only with evaluations, or evaluations that come with them."""
     settings = SETTINGS | dict(eval_interval=10, keep_checkpoints=0, max_iters=12)
     fit(**settings, save_interval=4)
-    folders = checkpoint.list_checkpoints("out")
-    assert [*map(checkpoint.step_of, folders)] == [4, 8, 10, 12]
+    assert steps("out") == [4, 8, 10, 12]
     undisturbed = losses("out")
     assert [line["step"] for line in undisturbed if "val_loss" in line] == [10, 12]
     fit(**settings, init_from="resume", checkpoint="step_000008")
