@@ -1,5 +1,6 @@
 """Settings: which value wins, and one helpful line for bad input."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -107,18 +108,8 @@ def test_each_type(words, given):
 )
 def test_bad_settings(argument, message):
     """Catches a misspelt or impossible setting that is ignored, or answered with a page of text."""
-    with pytest.raises(ValueError) as error:
+    with refused(re.escape(message)):
         parse(argument)
-    assert message in str(error.value) and "\n" not in str(error.value)
-
-
-@parametrize(
-    "word, message", [("hello", '--start="hello"'), ("--prompt=hello", "did you mean start")]
-)
-def test_where_a_prompt_goes(word, message):
-    """Catches a user of sample.py who is not told which setting is the prompt."""
-    with refused(message):
-        parse_settings(SampleConfig, [word])
 
 
 @parametrize(

@@ -35,6 +35,8 @@ def test_linear_attention_refuses_what_does_not_fit():
             layer(torch.randn(shape), cache=state)
     with refused("nothing can be removed"):
         state.trim(2)
+    with refused("one length"):
+        state.reset(padding=torch.zeros(1))
     assert len(state) == 3
     with refused("one token"):
         linear_step(*qkv(1, (2, 2), (2, 2), 8), None)

@@ -273,6 +273,10 @@ def test_a_prompt_longer_than_the_context(trained, capsys):
 @parametrize(
     "flag, message",
     [
+        ("hello", '--start="hello"'),
+        ("--prompt=hello", "did you mean start"),
+        ("--interactive --system=a", "no chat template"),
+        ("--system=a", "system is for --interactive"),
         ("--start=Tyger ß", "'ß' .* at position 6"),
         ("--start=", "no tokens"),
         ("--start=FILE:nowhere.txt", "nowhere.txt"),
@@ -293,7 +297,7 @@ def test_a_prompt_longer_than_the_context(trained, capsys):
 )
 def test_what_cannot_be_sampled(trained, flag, message):
     """Catches a traceback, an error of torch, or text that is made up, for a prompt, a folder or a
-    setting.
+    setting; and a user who is not told which setting is the prompt.
     """
     flags = [f"--out_dir={trained}", "--device=cpu", *re.split(" (?=--)", flag)]
     with pytest.raises((ValueError, OSError), match=message):
