@@ -67,18 +67,23 @@ def test_room(compiled, columns):
 
 
 def test_little_is_read_twice(monkeypatch):
-    """Catches a prompt read for each of its texts, and memory that grows one token at a time."""
+    """Catches a prompt read for each of its texts, memory that grows one token at a time, and
+    tokens that are never read.
+    """
     reads = []  # the shapes (B, T) that the model has read
     hidden = GPT.hidden
     monkeypatch.setattr(GPT, "hidden", lambda *x: reads.append((*x[1].shape,)) or hidden(*x))
     shared, other = random_prompts(7, 7)
-    session = Session(random_model(block_size=512), [shared, other, shared, shared], room=4)
+    model = random_model(block_size=512)
+    session = Session(model, [shared, other, shared, shared], room=4)
     session.logits()
     assert reads == [(2, 7)]
     for _ in range(200):
         session.append(torch.arange(4)[:, None])
         session.logits()
     assert sum(T > 1 for _, T in reads) < 10
+    session.append(ids(4, 3))
+    close(session.logits()[1], model(session.text(1)[None])[0][0])
 
 
 @parametrize("where", ["mlp.c_fc", "attn.c_proj"])

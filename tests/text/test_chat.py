@@ -231,7 +231,7 @@ def prepared(folder, *records, **flags):
     (folder / "in" / "a.jsonl").write_text("".join(lines), encoding="utf-8")
     given = {"input": () if "hub" in flags else (folder / "in",), "name": "x"}
     prepare(prepare.__globals__["Settings"](**given | flags))
-    return dataset.load_dataset(str(folder / "x"), 8)
+    return dataset.load_dataset(folder / "x", 8)
 
 
 @pytest.fixture(autouse=True)
@@ -306,7 +306,7 @@ def test_a_damaged_mask(damage, message, tmp_path):
     if damage:
         path.write_bytes(damage(good))
     with pytest.raises((ValueError, OSError), match=message):
-        dataset.load_dataset(str(tmp_path / "x"), 8)
+        dataset.load_dataset(tmp_path / "x", 8)
 
 
 def test_the_script(tmp_path, capsys):

@@ -63,14 +63,14 @@ def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
 
     def load(message, *data_tokenizer):
         with refused(message):
-            dataset.load_dataset(str(tmp_path), 8, *data_tokenizer)
+            dataset.load_dataset(tmp_path, 8, *data_tokenizer)
 
     (tmp_path / "prepare.py").write_text("raise SystemExit('it ran')")
     load("has no train.bin.*prepare.py --input .* --name mine")
     for split in dataset.SPLITS:
         np.arange(40, dtype="<u2").tofile(tmp_path / f"{split}.bin")
     load("prepare it again; or .*--data_tokenizer=gpt2")
-    data = dataset.load_dataset(str(tmp_path), 8, "gpt2")
+    data = dataset.load_dataset(tmp_path, 8, "gpt2")
     assert data.tokenizer.vocab_size == 50257 and data.bits_per_character(1.0) is None
     assert data.train.tolist() == [*range(40)]
     assert data.hashes == {"train": None, "val": files.sha256_of_file(tmp_path / "val.bin")}
@@ -117,7 +117,7 @@ def test_code_in_a_copied_folder(tmp_path):
         name = foreign.name
         for path in name, f"{name}/", foreign, f"../data/{name}", f"stdlib/../{name}":
             with pytest.raises(ValueError):
-                dataset.load_dataset(str(path), 8)
+                dataset.load_dataset(path, 8)
             assert not (tmp_path / "ran").exists()
     finally:
         shutil.rmtree(foreign)

@@ -23,7 +23,7 @@ def test_written_and_read_back(tmp_path):
     text = POEM.replace("\n", " ") * 5 + "the end"
     train, val = text[:500], text[500:]
     preparation.write_dataset(tmp_path, [train], "char", "poem.txt", val=[val])
-    data = dataset.load_dataset(str(tmp_path), 8)
+    data = dataset.load_dataset(tmp_path, 8)
     meta = files.read_json(tmp_path / "meta.json")
     assert meta["dtype"] == "uint16" and meta["vocab_size"] == len(set(text))
     assert meta["source"] == {"name": "poem.txt", "sha256": files.sha256_of([text.encode()])}
@@ -82,7 +82,7 @@ def test_nanogpts_tokens(tmp_path, gpt2_files, monkeypatch):
     monkeypatch.setattr("sys.argv", ["prepare.py", f"--input={text}"])
     for name, counts in ("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059)):
         sources.prepare_shakespeare(tmp_path / name, name)
-        data = dataset.load_dataset(str(tmp_path / name), 8)
+        data = dataset.load_dataset(tmp_path / name, 8)
         assert (len(data.train), len(data.val)) == counts
 
 

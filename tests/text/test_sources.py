@@ -48,7 +48,7 @@ def prepared(folder, paths):
         return sources.with_splits(sources.read_files(paths), 0.2)
 
     sources.write_large_dataset(folder, read, "byte", "texts")
-    return dataset.load_dataset(str(folder), 8)
+    return dataset.load_dataset(folder, 8)
 
 
 def test_every_kind_of_file(tmp_path):
@@ -162,7 +162,7 @@ def test_the_script(tmp_path, monkeypatch):
 
     def prepare(**settings):
         script["prepare"](script["Settings"](input=(texts,), name="mine", **settings))
-        return dataset.load_dataset(str(tmp_path / "mine"), 8)
+        return dataset.load_dataset(tmp_path / "mine", 8)
 
     with refused("choose one by --column"):
         prepare(val=(val,))
@@ -189,7 +189,7 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
     def prepare_hub(name, *flags):
         monkeypatch.setattr("sys.argv", ["prepare.py", "--tokenizer=byte", *flags])
         sources.prepare_hub(tmp_path / name, "someone/something", "sample")
-        return dataset.load_dataset(str(tmp_path / name), 8)
+        return dataset.load_dataset(tmp_path / name, 8)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     whole = prepare_hub("hub")

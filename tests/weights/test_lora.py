@@ -53,11 +53,6 @@ def tune(poem_here):
     return lambda **changes: fit(**shape | dict(init_from="base", lora_rank=4) | changes)
 
 
-def adapter(out_dir):
-    """The tensors in a run's newest checkpoint."""
-    return checkpoint.load_tensors(newest(out_dir), "model.safetensors")
-
-
 # ---- what is trained, and what is saved
 
 
@@ -77,7 +72,7 @@ def test_only_the_adapter_learns(tune):
     model = GPT.from_checkpoint(newest("out"), merge=False)
     model(IDX, IDX, only_loss=True)[1].backward()
     learns = {name for name, p in model.named_parameters() if p.grad is not None}
-    found = adapter("out")
+    found = checkpoint.load_tensors(newest("out"), "model.safetensors")
     assert learns == found.keys() and len(learns) == 2 * 3 * 2
     states = checkpoint.load_trainer(newest("out"))["optimizer"]
     assert {name.partition("/")[0] for name in states} == learns
