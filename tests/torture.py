@@ -156,15 +156,11 @@ def same(name):
 
 def damaged(rng, content):
     """Bytes of which a bit, 512 bytes or the end are lost."""
-    content = bytearray(content)
     where = rng.randrange(len(content))
-    kind = rng.choice(["bit", "bit", "block", "end"])
-    if kind == "bit":
-        content[where] ^= 1 << rng.randrange(8)
-    else:
-        lost = content[where : where + 512] if kind == "block" else content[where:]
-        content[where : where + len(lost)] = bytes(len(lost)) if kind == "block" else b""
-    return content
+    before, after = content[:where], content[where:]
+    flipped = bytes([after[0] ^ 1 << rng.randrange(8)]) + after[1:]
+    zeros = bytes(len(after[:512])) + after[512:]
+    return before + rng.choice([flipped, flipped, zeros, b""])
 
 
 def flips(rng, _):
