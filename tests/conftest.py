@@ -19,15 +19,16 @@ import traceback
 from multiprocessing import reduction
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # One test on each core at a time. This must stand before anything imports torch.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
-from safetensors.torch import save_file  # noqa: E402
 
 from engine.common import hardware  # noqa: E402
+from engine.common.files import sha256_of_file  # noqa: E402
 from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -37,9 +38,14 @@ from train import TrainConfig, train  # noqa: E402
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+hypothesis.settings.register_profile("lookback", deadline=None, max_examples=60)
+hypothesis.settings.load_profile("lookback")
+
+CPU = torch.device("cpu")
+parametrize = pytest.mark.parametrize
 # The processor's speed is measured once, and forks know it: it takes longer than a small run.
 hardware.peak_flops = functools.cache(hardware.peak_flops)
-hardware.peak_flops(torch.device("cpu"), torch.float32)
+hardware.peak_flops(CPU, torch.float32)
 
 ROOT = Path(__file__).parents[1]
 SHARED = ROOT.parent / "shared" / "data"
@@ -219,19 +225,23 @@ def import_for_ranks():
     import torch.distributed.fsdp  # noqa: F401
 
 
-def ranks_here(processes, *command):
-    """[(exit code, output and errors)] of a script in several forks, as torchrun would start it."""
+def start_ranks(processes, *command):
+    """[(process id, file of output and errors)] of a script in forks, as torchrun starts it."""
     ask_server(import_for_ranks)  # or each fork would take two seconds for it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
     outputs = [text_file() for _ in range(processes)]
-    pids = [
-        forked(command, file, file, RANK=str(rank), LOCAL_RANK=str(rank), **place)
+    return [
+        (forked(command, file, file, RANK=str(rank), LOCAL_RANK=str(rank), **place), file)
         for rank, file in enumerate(outputs)
     ]
-    return [(exit_code(pid), read_back(file)) for pid, file in zip(pids, outputs)]
+
+
+def ranks_here(processes, *command):
+    """[(exit code, output and errors)] of a script in several processes."""
+    return [(exit_code(pid), read_back(file)) for pid, file in start_ranks(processes, *command)]
 
 
 def timed_here(command, cwd=ROOT):
@@ -242,6 +252,11 @@ def timed_here(command, cwd=ROOT):
     lines = output_of(*command[1:]).splitlines()
     seconds = time.perf_counter() - begun
     return seconds, [(seconds * (n + 1) / len(lines), line) for n, line in enumerate(lines)]
+
+
+def refused(message):
+    """Around bad input: a ValueError of one line, in which this pattern is found."""
+    return pytest.raises(ValueError, match=rf"\A.*({message}).*\Z")
 
 
 def complaint(result):
@@ -276,11 +291,17 @@ SMALL = dict(
     warmup_iters=2,
     window=0,
 )
+PIPE = object()  # in place of a file
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
 
 def newest(out_dir):
     return checkpoint.find_checkpoint(out_dir)
+
+
+def steps(out_dir):
+    """The steps of all checkpoints."""
+    return [checkpoint.step_of(folder) for folder in checkpoint.list_checkpoints(out_dir)]
 
 
 def weights(out_dir):
@@ -291,6 +312,27 @@ def save(out_dir, model, step=1, encoding=None, **training):
     """Save a checkpoint of a model, whose tokens are bytes if not an encoding's; its folder."""
     spec = encoding.spec() if encoding else {"kind": "byte"}
     return checkpoint.save_checkpoint(out_dir, step, model, training, spec, {})
+
+
+def put(path, content):
+    """Put bytes in place of a file, with their hash in the manifest beside it.
+
+    Or changes of its JSON, a dict; PIPE; a link to a Path; nothing, None.
+    """
+    if isinstance(content, dict):
+        content = json.dumps(json.loads(path.read_bytes()) | content).encode()
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    manifest = path.parent / "manifest.json"
+    if content is PIPE:
+        os.mkfifo(path)
+    elif isinstance(content, Path):
+        path.symlink_to(content)
+    elif content is not None:
+        path.write_bytes(content)
+        if manifest.exists() and path != manifest:
+            hashes = json.loads(manifest.read_bytes()) | {path.name: sha256_of_file(path)}
+            manifest.write_text(json.dumps(hashes))
 
 
 def same_weights(a, b):
@@ -316,23 +358,6 @@ def tiny(**changes):
         for p in model.parameters():
             p.normal_(std=0.3)
     return model
-
-
-def hugging_face_folder(folder, model, prefix="transformer.", **config):
-    """Write a model as Hugging Face publishes GPT-2: transposed matrices and mask buffers."""
-    folder.mkdir(exist_ok=True)
-    tensors = {}
-    for name, tensor in model.state_dict().items():
-        if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")):
-            tensor = tensor.t().contiguous()
-        tensors[name.replace("transformer.", prefix)] = tensor
-    del tensors["lm_head.weight"]
-    tensors[f"{prefix}h.0.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    settings = dict(
-        model_type="gpt2", n_positions=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16
-    )
-    (folder / "config.json").write_text(json.dumps(settings | config))
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@
 
 import pytest
 import torch
-from conftest import SMALL, metrics
+from conftest import SMALL, metrics, parametrize
 from mechanisms import nobody_before_three, qkv, value_and_gradients
 from torch.profiler import ProfilerActivity, profile
 
@@ -71,9 +71,9 @@ def assert_close(got, expected, share):
         assert (x.double() - y.double()).norm() <= share * largest
 
 
-@pytest.mark.parametrize("D", [64, 20])
-@pytest.mark.parametrize("T, n_kv_head", [(64, 4), (192, 2), (1000, 2), (1000, 4)])
-@pytest.mark.parametrize("name", PREDICATES)
+@parametrize("D", [64, 20])
+@parametrize("T, n_kv_head", [(64, 4), (192, 2), (1000, 2), (1000, 4)])
+@parametrize("name", PREDICATES)
 def test_paths_agree(name, T, n_kv_head, D):
     """Catches a GPU's kernel that computes another function, or another gradient."""
     visible = PREDICATES[name](T)
@@ -92,9 +92,7 @@ def test_paths_agree(name, T, n_kv_head, D):
             assert_close(half, expected, 0.02)
 
 
-@pytest.mark.parametrize(
-    "name, D, n_kv_head", [*((name, 64, 2) for name in PREDICATES), ("window", 264, 4)]
-)
+@parametrize("name, D, n_kv_head", [*((name, 64, 2) for name in PREDICATES), ("window", 264, 4)])
 def test_compiled_attention(name, D, n_kv_head):
     """Catches a mask or a window that the compiler changes, also for large heads."""
     torch._dynamo.reset()
@@ -106,7 +104,7 @@ def test_compiled_attention(name, D, n_kv_head):
         assert_close(computed(compiled, inputs, visible, HALF), expected, 0.02)
 
 
-@pytest.mark.parametrize("name", PREDICATES)
+@parametrize("name", PREDICATES)
 def test_one_query(name):
     """Catches a decoding step that computes another function, as it is or compiled."""
     torch._dynamo.reset()
@@ -156,7 +154,7 @@ def losses(model, compile, optimizer, mask_documents=None):
     return torch.stack(found)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "case",  # model, optimizer, and whether documents are apart
     [
         "plain adamw",
@@ -183,7 +181,7 @@ def continuation(model, prompts, count, step=None):
     return [torch.stack(tensors) for tensors in zip(*found)]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "case",  # model, quantize, and how many texts
     [
         "plain none 1",
@@ -225,7 +223,7 @@ def test_kernels_of_decoding():
     assert "cudnn_attention" not in names and "attention_math" not in names
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@parametrize("optimizer", ["adamw", "muon"])
 def test_a_step_waits_for_nothing(optimizer, poem, tmp_path):
     """Catches a step for whose numbers the program waits, so that the GPU idles."""
     settings = SMALL | dict(dataset=poem, device="cuda", compile=False, out_dir=str(tmp_path))
@@ -253,7 +251,7 @@ def test_resuming(poem, tmp_path):
     assert metrics(part.out_dir)[-1]["step"] == 20
 
 
-@pytest.mark.parametrize("changes", [{}, dict(quantize="int8"), dict(compile=True)])
+@parametrize("changes", [{}, dict(quantize="int8"), dict(compile=True)])
 def test_sample_py(changes, poem, tmp_path, capsys):
     """Catches a script that fails with the defaults of a GPU: half precision, compiled, int8."""
     settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=10)

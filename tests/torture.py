@@ -34,9 +34,8 @@ CASE = preparation.DATA = WORK / "case"
 
 import matplotlib.pyplot  # noqa: E402, F401
 import pyarrow.parquet  # noqa: E402, F401  (here, or each fork would take seconds for it)
-from conftest import POEM, exit_code, forked, losses, read_back, same_weights, text_file  # noqa: E402
+from conftest import PIPE, POEM, exit_code, forked, losses, put, read_back, same_weights, text_file  # noqa: E402
 
-from engine.common.files import sha256_of_file  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 
 SECONDS = 30
@@ -44,7 +43,6 @@ MEMORY = 6 * 2**30  # of addresses, of which a process that has imported torch h
 WHOLE = WORK / "whole"  # what undisturbed programs make
 LATER = WORK / "later"  # and the run that has gone on
 MARK = WORK / "executed"
-PIPE = object()
 TOOK = {}  # seconds, of undisturbed programs
 ENDS = collections.Counter()
 TRAIN = """train.py --out_dir=WORK/case/out --dataset=WORK/whole/mine --init_from=auto
@@ -160,15 +158,11 @@ def same(name):
 
 def damaged(rng, content):
     """Bytes of which a bit, 512 bytes or the end are lost."""
-    content = bytearray(content)
     where = rng.randrange(len(content))
-    kind = rng.choice(["bit", "bit", "block", "end"])
-    if kind == "bit":
-        content[where] ^= 1 << rng.randrange(8)
-    else:
-        lost = content[where : where + 512] if kind == "block" else content[where:]
-        content[where : where + len(lost)] = bytes(len(lost)) if kind == "block" else b""
-    return content
+    before, after = content[:where], content[where:]
+    flipped = bytes([after[0] ^ 1 << rng.randrange(8)]) + after[1:]
+    zeros = bytes(len(after[:512])) + after[512:]
+    return before + rng.choice([flipped, flipped, zeros, b""])
 
 
 def flips(rng, _):
@@ -214,24 +208,6 @@ def hostile_files(readers, files):
         for name, content in itertools.product(table["names"], contents):
             found.append((without | {name: content}, readers[name.partition("/")[0]]))
     return Random(0).sample(found, len(found))
-
-
-def put(path, content):
-    """Put a content in place of a file, with its hash in the manifest beside it."""
-    if isinstance(content, dict):
-        content = json.dumps(json.loads(path.read_bytes()) | content).encode()
-    path.unlink(missing_ok=True)
-    path.parent.mkdir(exist_ok=True)
-    manifest = path.parent / "manifest.json"
-    if content is PIPE:
-        os.mkfifo(path)
-    elif isinstance(content, Path):
-        path.symlink_to(content)
-    elif content is not None:
-        path.write_bytes(content)
-        if manifest.exists() and path != manifest:
-            hashes = json.loads(manifest.read_bytes()) | {path.name: sha256_of_file(path)}
-            manifest.write_text(json.dumps(hashes))
 
 
 def hostile(rng, number):

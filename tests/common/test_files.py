@@ -5,17 +5,6 @@ import pytest
 from engine.common import files
 
 
-def test_folder_lock(tmp_path):
-    """Catches a lock that two can have, or that is left after its process."""
-    folder = tmp_path / "new"
-    with files.folder_lock(folder):
-        for _ in range(2):
-            with pytest.raises(ValueError, match="in use"), files.folder_lock(folder):
-                pass
-    with files.folder_lock(folder):
-        pass
-
-
 def test_a_failed_write_leaves_the_old_content(tmp_path):
     """Catches a file that is half written, or an unfinished one that stays."""
     path = tmp_path / "x.json"

@@ -9,16 +9,16 @@ import time
 
 import pytest
 import torch
+from conftest import CPU, parametrize
 
 from engine.common import hardware
 from engine.common.errors import one_line_message
 from tools.shared import report
 
-CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, dtype, capability, peak",
     [
         ("NVIDIA H200 NVL", torch.bfloat16, (9, 0), 835e12),
@@ -38,7 +38,7 @@ def test_the_table_of_peaks(name, dtype, capability, peak, monkeypatch):
         assert hardware.peak_flops.__wrapped__(CUDA, dtype) == peak
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, width, expected",
     [
         ("avx2 avx512_f", 768, "float32"),
@@ -53,7 +53,7 @@ def test_the_dtype_follows_from_the_processor(flags, width, expected, monkeypatc
     assert hardware.best_dtype(CPU, width) == expected
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "capability, hip, expected",
     [((8, 0), None, "bfloat16"), ((7, 5), None, "float16"), ((7, 5), "6.4", "bfloat16")],
 )
@@ -91,7 +91,7 @@ def test_memory(monkeypatch):
     assert hardware.memory_bytes(mps) == 1000
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "device, count, capability, triton, pays",
     [
         (CUDA, 2_000, (7, 0), True, True),
@@ -144,7 +144,7 @@ def test_peak_bytes(capfd):
     assert not capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "idle, before, variable, words",
     [
         (4, None, None, "4 threads"),

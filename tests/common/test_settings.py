@@ -1,5 +1,6 @@
 """Settings: which value wins, and one helpful line for bad input."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -7,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, complaint, run, run_here
+from conftest import CPU, ROOT, complaint, parametrize, refused, run, run_here
 
 from engine.common.errors import one_line_errors
 from engine.common.hardware import pick_device
@@ -39,7 +40,7 @@ def test_a_preset_with_a_base(tmp_path):
     y.write_text('base = "x.toml"\nn_embd = 64\n')
     assert parse(y, "--n_head=4") == TrainConfig(n_layer=5, n_head=4, n_embd=64)
     base.write_text('base = "y.toml"')
-    with pytest.raises(ValueError, match="base.toml: its base leads back to it"):
+    with refused("base.toml: its base leads back to it"):
         parse(base)
 
 
@@ -70,7 +71,7 @@ class Kinds:
     """May be empty."""
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "words, given",
     [
         ("--paths a c --paths=d", dict(paths=(Path("a"), Path("c"), Path("d")))),
@@ -86,7 +87,7 @@ def test_each_type(words, given):
     assert parse_settings(Kinds, words.split()) == Kinds(**given)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "argument, message",
     [
         ("--learning_rat=3", "unknown setting 'learning_rat': did you mean learning_rate?"),
@@ -107,12 +108,11 @@ def test_each_type(words, given):
 )
 def test_bad_settings(argument, message):
     """Catches a misspelt or impossible setting that is ignored, or answered with a page of text."""
-    with pytest.raises(ValueError) as error:
+    with refused(re.escape(message)):
         parse(argument)
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "line, message",
     [
         ("\ufeffn_layr = 3", r"x.toml: unknown setting 'n_layr': did you mean n_layer\?"),
@@ -123,11 +123,11 @@ def test_bad_settings(argument, message):
 def test_bad_presets(tmp_path, line, message):
     """Catches a preset whose mistake goes unnoticed."""
     (tmp_path / "x.toml").write_text(line, encoding="utf-8")
-    with pytest.raises(ValueError, match=message):
+    with refused(message):
         parse(tmp_path / "x.toml")
 
 
-@pytest.mark.parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
+@parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
 def test_included_presets(preset):
     """Catches a preset that no longer fits the settings, that does not say its cost, or for data
     that nobody can prepare.
@@ -137,7 +137,7 @@ def test_included_presets(preset):
     assert "\n# Costs: " in text and "\n# Reaches: " in text
 
 
-@pytest.mark.parametrize("cls", [TrainConfig, SampleConfig, Kinds])
+@parametrize("cls", [TrainConfig, SampleConfig, Kinds])
 def test_help_documents_every_setting(cls, capsys, monkeypatch):
     """Catches a setting without a word of help, and a heading, type or default that is lost."""
     monkeypatch.setenv("COLUMNS", "200")
@@ -163,10 +163,10 @@ def test_devices(monkeypatch):
     for name, kind in ("auto", "cuda"), ("cuda:1", "cuda:1"), ("cpu", "cpu"):
         assert pick_device(name) == torch.device(kind)
     for name in "cuda:2", "tpu", "cpu:", "mps":
-        with pytest.raises(ValueError, match=f"device={name} is"):
+        with refused(f"device={name} is"):
             pick_device(name)
     gpu["is_available"] = False  # its driver is too old
-    assert pick_device("auto") == torch.device("cpu")
+    assert pick_device("auto") == CPU
 
 
 def test_scripts_complain_in_one_line():
@@ -176,7 +176,7 @@ def test_scripts_complain_in_one_line():
     assert "Traceback" in run("-X", "dev", "sample.py", "--seed=x").stderr
 
 
-@pytest.mark.parametrize("library", [torch, np])
+@parametrize("library", [torch, np])
 def test_too_little_memory(library, capsys):
     """Catches a traceback where memory is too small, and a bug that passes for it."""
     with pytest.raises(SystemExit) as stop, one_line_errors():

@@ -5,59 +5,50 @@ import copy
 import pytest
 import torch
 import torch.nn as nn
-from hypothesis import example, given, settings
+from conftest import CPU, parametrize
+from hypothesis import example, given
 from hypothesis import strategies as st
-from mechanisms import new_model, random_model
+from mechanisms import ids, new_model, random_model
 
 from engine.common import hardware
 from engine.decoding import quantization
 from engine.decoding.quantization import best_dtype, prepare_for_inference
 from model import MODERN
 
-LAYERS = {  # a Linear's replacement, the relative error of its weights, whether a CPU has it
-    "float16": (quantization.Half, 2**-11, quantization.HAS_FBGEMM),
-    "int8": (
-        quantization.PackedInt8 if quantization.HAS_FBGEMM else quantization.Int8,
-        2**-6,
-        True,
-    ),
-}
-every_processor = pytest.mark.parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
+LAYERS = [(quantization.Int8, 2**-6)]  # a Linear's replacement, its weights' relative error
+if quantization.HAS_FBGEMM:
+    LAYERS = [(quantization.Half, 2**-11), (quantization.PackedInt8, 2**-6)]
+every_layer = parametrize("kind, error", LAYERS)
+every_processor = parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
 
 
-def layer_of(name, linear):
-    layer, _, possible = LAYERS[name]
-    if not possible:
-        pytest.skip("this processor has no such product")
-    return layer(linear.requires_grad_(False))
-
-
-@pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False)])
-def test_products(name, inputs, outputs, bias):
+@every_layer
+@parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False)])
+def test_products(kind, error, inputs, outputs, bias):
     """Catches weights read in another order than laid out, a lost bias, digit, or dtype; and a
     division by a scale of zero.
     """
     torch.manual_seed(0)
     linear = nn.Linear(inputs, outputs, bias=bias)
     linear.weight.data[3] = 0
-    layer = layer_of(name, linear)
+    layer = kind(linear.requires_grad_(False))
     for rows in 1, 33:
         x = torch.randn(rows, 3, inputs).transpose(0, 1)
         x[0, 0] = 0
         exact = linear(x)
         y = layer(x)
         assert y.shape == exact.shape and y.dtype == torch.float32
-        assert (y - exact).norm() <= LAYERS[name][1] * exact.norm()
+        assert (y - exact).norm() <= error * exact.norm()
 
 
-@pytest.mark.parametrize("name", LAYERS)
-def test_rows_do_not_see_each_other(name):
+@every_layer
+def test_rows_do_not_see_each_other(kind, error):
     """Catches a scale that rows share, or sums in another order: texts depend on neighbours."""
-    exact = name == "int8" or torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    exact = exact and quantization.HAS_FBGEMM  # else int8 is a product in float32
+    exact = kind == quantization.PackedInt8
+    if kind == quantization.Half:
+        exact = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
     for inputs, outputs in (128, 192), (700, 90), (3072, 64):
-        layer = layer_of(name, nn.Linear(inputs, outputs))
+        layer = kind(nn.Linear(inputs, outputs).requires_grad_(False))
         x = torch.randn(40, inputs)
         x[3] *= 1000
         whole = layer(x)
@@ -67,7 +58,6 @@ def test_rows_do_not_see_each_other(name):
 
 
 @pytest.mark.skipif(not quantization.HAS_FBGEMM, reason="inputs are rounded by FBGEMM only")
-@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from([127, 63]),
     st.sampled_from([1, 2, 40]),
@@ -82,7 +72,7 @@ def test_int8(levels, rows, inputs, outputs, seed):
     linear = nn.Linear(inputs, outputs)
     x = torch.randn(rows, inputs)
     x[:, 0] *= 100  # an outlier, as real models have: 8 bits for all of x would lose the rest
-    layer = layer_of("int8", linear)
+    layer = quantization.PackedInt8(linear.requires_grad_(False))
     layer.LEVELS = min(levels, layer.LEVELS)  # this processor may not have 127
     scale = linear.weight.abs().amax(1, keepdim=True) / 127
     kept = torch.ops.quantized.linear_unpack(layer.packed)[0].dequantize().double()
@@ -94,7 +84,7 @@ def test_int8(levels, rows, inputs, outputs, seed):
     assert ((layer(x) - exact).abs() <= tolerance + 1e-4).all()
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "dtype, tolerance", [(torch.float32, 1e-6), (torch.bfloat16, 0.005), (torch.float16, 0.001)]
 )
 def test_int8_on_a_gpu(dtype, tolerance):
@@ -109,7 +99,7 @@ def test_int8_on_a_gpu(dtype, tolerance):
 
 
 @every_processor
-@pytest.mark.parametrize(
+@parametrize(
     "dtype, quantize, texts, tolerance",
     [
         (torch.float32, "none", 1, 1e-5),
@@ -127,13 +117,13 @@ def test_a_prepared_model(dtype, quantize, texts, tolerance, fbgemm, monkeypatch
     monkeypatch.setattr(quantization, "CACHE_BYTES", 0)  # a large model
     model = random_model(torch.float32, **MODERN | {"tie_weights": True})
     fast = prepare_for_inference(copy.deepcopy(model), dtype, quantize, texts)
-    idx = torch.randint(33, (6, 16))
+    idx = ids(6, 16)
     expected = model(idx, idx)[0].softmax(-1)
     assert (fast(idx, idx)[0].float().softmax(-1) - expected).abs().max() < tolerance
     # Either all Linears are replaced and the rest stays float32, or the whole model is converted.
     kept = quantization.linears_of(fast)
     assert len(kept) in (0, len(quantization.linears_of(model)))
-    whole = kept and not hardware.is_emulated(torch.device("cpu"), dtype)
+    whole = kept and not hardware.is_emulated(CPU, dtype)
     assert fast.transformer.wte.weight.dtype == (dtype if whole else torch.float32)
 
 
@@ -143,7 +133,7 @@ def test_a_dtype_without_units(monkeypatch):
     rounded = new_model().bfloat16().float()
     fast = prepare_for_inference(new_model(), torch.bfloat16)
     assert {p.dtype for p in fast.parameters()} == {torch.float32}
-    idx = torch.randint(33, (6, 16))
+    idx = ids(6, 16)
     torch.testing.assert_close(fast(idx), rounded(idx))
 
 

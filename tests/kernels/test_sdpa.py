@@ -5,7 +5,8 @@ tests/test_gpu.py runs the real thing.
 
 import pytest
 import torch
-from hypothesis import given, settings
+from conftest import parametrize
+from hypothesis import given
 from hypothesis import strategies as st
 from mechanisms import assert_same, cases, value_and_gradients
 
@@ -20,7 +21,6 @@ def mask_for(q, k, visible):
     return mask_for_kernel(visible, *positions(q.shape[2], k.shape[2]), q)
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases(), st.booleans())
 def test_attention_on_a_gpu(case, has_flash):
     """Catches a head repeated for the wrong queries, and a padded head that loses its scale."""
@@ -39,7 +39,6 @@ def test_attention_on_a_gpu(case, has_flash):
             assert_same([path(q, k, v)], want[:1])
 
 
-@settings(max_examples=100, deadline=None)
 @given(cases())
 def test_one_query_on_a_gpu(case):
     """Catches a head shared by the wrong queries, another's bias, and NaN where nothing is seen."""
@@ -67,7 +66,6 @@ def varlen(q, k, v, ends_q, ends_k, most_q, most_k, *, window_size):
     return torch.cat(found)
 
 
-@settings(max_examples=50, deadline=None)
 @given(cases(), st.integers(1, 20))
 def test_windows_of_flash_attention(case, W):
     """Catches a window that is one too wide, and sequences that are cut in the wrong place."""
@@ -78,16 +76,35 @@ def test_windows_of_flash_attention(case, W):
     assert_same(got, value_and_gradients(naive, *inputs, sliding_window(W)))
 
 
+@parametrize(
+    "device, dtype, used",
+    [
+        ("cpu", torch.float32, ["one_query"]),
+        ("cpu", torch.bfloat16, []),
+        ("meta", torch.float32, ["attend_on_gpu"]),
+    ],
+)
+def test_the_kernel_of_one_query(device, dtype, used, monkeypatch):
+    """Catches a decoded token by the kernel of another device, or by one that rounds more."""
+    found = []
+    for name in "one_query", "attend_on_gpu":
+        monkeypatch.setattr(sdpa, name, lambda *_, name=name: found.append(name))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda x: x.is_meta), raising=False)
+    q = torch.empty(1, 1, 1, 8, device=device, dtype=dtype)
+    sdpa.attend(q, q, q)
+    assert found == used
+
+
 class OnGPU(torch.Tensor):
     """A tensor that says that it is on a GPU."""
 
     is_cuda = True
 
 
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("D", [64, 60])
-@pytest.mark.parametrize("Tq", [9, 7, 1])
+@parametrize("capability", [(7, 5), (8, 0)])
+@parametrize("dtype", [torch.float32, torch.bfloat16])
+@parametrize("D", [64, 60])
+@parametrize("Tq", [9, 7, 1])
 def test_the_choice_of_a_kernel(monkeypatch, capability, dtype, D, Tq):
     """Catches FlashAttention where it cannot run, or for a predicate that is not just a window."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torchgen
 import yaml
-from conftest import ROOT
+from conftest import ROOT, parametrize
 from mechanisms import MECHANISMS, SMALL, NoWaiting
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -52,7 +52,7 @@ def h100(monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *_, **settings: contextlib.nullcontext())
 
 
-@pytest.mark.parametrize("shape", [*PRESETS, *TRAINABLE])
+@parametrize("shape", [*PRESETS, *TRAINABLE])
 def test_a_step_of_shapes_only(shape, h100):
     """Catches a training step that fails on a GPU, or for which the program waits, in sizes that no
     test could compute.
@@ -76,9 +76,9 @@ def test_a_step_of_shapes_only(shape, h100):
         assert all(tensor.is_meta for tensor in (p, *state.values()))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("D", [24, 20])
-@pytest.mark.parametrize("mask", MASKS)
+@parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@parametrize("D", [24, 20])
+@parametrize("mask", MASKS)
 def test_attention_by_the_kernels_of_a_gpu(mask, D, dtype, h100, monkeypatch):
     """Catches an argument that this PyTorch lacks, and a wrong shape, forward and backward. (Other
     paths look at numbers on the way, which meta tensors have not.)
@@ -156,7 +156,7 @@ def read_and_sample(model, idx, cache, u):
 
 
 @pytest.mark.skipif(not torch.version.cuda, reason="needs a PyTorch that was built with CUDA")
-@pytest.mark.parametrize("preset", PRESETS)
+@parametrize("preset", PRESETS)
 def test_a_preset_with_fake_tensors(preset, monkeypatch):
     """Catches two devices in one operation, and an argument that PyTorch's CUDA kernels refuse."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
@@ -172,7 +172,7 @@ def test_a_preset_with_fake_tensors(preset, monkeypatch):
             read_and_sample(model, idx, model.new_cache(2), torch.rand(2, dtype=torch.float64))
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "change, optimizer",
     [*((change, "muon") for change in [*SPARSE, dict(attention="linear")]), (OLD, "adamw")],
     ids=str,
@@ -196,7 +196,7 @@ def test_training_and_sampling_on_a_mac(change, optimizer, monkeypatch):
             read_and_sample(model, idx, cache, u)
 
 
-@pytest.mark.parametrize("change", SPARSE, ids=str)
+@parametrize("change", SPARSE, ids=str)
 def test_a_token_waits_for_nothing(change, monkeypatch):
     """Catches positions, padding or chance that each token brings from the CPU."""
     sampling = Sampling(top_k=9, repetition_penalty=1.2)

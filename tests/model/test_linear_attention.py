@@ -1,10 +1,11 @@
 """Linear attention: its state, its random features, and its sums in half precision."""
 
-import pytest
 import torch
+from conftest import CPU, parametrize, refused
 from mechanisms import qkv
 
 from attention import FEATURE, CausalSelfAttention, elu1, linear, linear_step
+from engine.common.hardware import peak_bytes
 from engine.kernels.autograd import rms_norm
 from variants.performer import positive_random_features
 
@@ -30,17 +31,19 @@ def test_linear_attention_refuses_what_does_not_fit():
     state = layer.new_cache(1, 4)
     layer(torch.randn(1, 3, 16), cache=state)
     for shape, message in ((2, 1, 16), "B=1"), ((1, 2, 16), "full: 3 of 4"):
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             layer(torch.randn(shape), cache=state)
-    with pytest.raises(ValueError, match="nothing can be removed"):
+    with refused("nothing can be removed"):
         state.trim(2)
+    with refused("one length"):
+        state.reset(padding=torch.zeros(1))
     assert len(state) == 3
-    with pytest.raises(ValueError, match="one token"):
+    with refused("one token"):
         linear_step(*qkv(1, (2, 2), (2, 2), 8), None)
 
 
-@pytest.mark.parametrize("attention", FEATURE)
-@pytest.mark.parametrize(
+@parametrize("attention", FEATURE)
+@parametrize(
     "dtype, autocast", [(torch.bfloat16, False), (torch.bfloat16, True), (torch.float16, True)]
 )
 @torch.no_grad()
@@ -63,8 +66,14 @@ def test_long_texts_in_half_precision(attention, dtype, autocast):
         assert (got[:, 2995:] - want).norm() < 0.02 * want.norm()
 
 
-@pytest.mark.parametrize("D", [8, 256])
-@pytest.mark.parametrize("scale", [1, 100, 1e4])
+def test_the_memory_of_linear_attention():
+    """Catches all pairs at once: T x T of them, where T x 128 are compared."""
+    inputs = qkv(1, (1, 1), (4096, 4096), 8, torch.float32)
+    assert peak_bytes(lambda: linear(*inputs), CPU) < 4 * 4096 * 128 * 2
+
+
+@parametrize("D", [8, 256])
+@parametrize("scale", [1, 100, 1e4])
 def test_huge_inputs_of_linear_attention_stay_finite(D, scale):
     """Catches features whose exponential overflows, and 0/0 where all of them vanish."""
     q, k, v = qkv(1, (1, 1), (300, 300), D, torch.float32)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import parametrize, refused
 
 from masks import (
     after_padding,
@@ -22,7 +23,7 @@ from masks import (
 PADDING = torch.tensor([4])
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "visible, sees",
     [
         (causal, lambda i, j: j <= i),
@@ -39,9 +40,12 @@ PADDING = torch.tensor([4])
         ),
     ],
 )
-@pytest.mark.parametrize("first", [0, 5])
+@parametrize("first", [0, 5])
 def test_pair_by_pair(visible, sees, first):
-    """Catches an off-by-one, and queries that are not the last of the positions."""
+    """Catches an off-by-one, queries that are not the last of the positions, and positions that a
+    GPU would wait for.
+    """
+    assert {x.device.type for x in positions(3, 5, "meta")} == {"meta"}
     mask = mask_of(visible, *positions(9 - first, 9))
     assert mask.tolist() == [[[sees(i, j) for j in range(9)] for i in range(first, 9)]]
 
@@ -78,7 +82,7 @@ def test_promises_that_both_does_not_know():
         return j <= i
 
     visible.sinks = 3
-    with pytest.raises(ValueError, match="sinks"):
+    with refused("sinks"):
         both(causal, visible)
 
 

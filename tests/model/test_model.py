@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import TINY, hugging_face_folder, tiny
-from mechanisms import assert_same
+from conftest import TINY, as_flags, parametrize, refused, tiny
+from mechanisms import MECHANISMS, assert_same, ids
 from torch.utils.flop_counter import FlopCounterMode
 
 from attention import ATTENTION, SelfAttention, naive, rope_table, rotate
+from engine.common.settings import parse_settings
 from engine.training.batches import with_positions
 from masks import sliding_window
 from model import GPT, MODERN, GPTConfig
@@ -20,21 +21,7 @@ from train import TrainConfig
 REGISTRIES = "score normalize init position norm mlp".split()
 
 
-def ids(*shape):
-    return torch.randint(33, shape)
-
-
 # ---- The architecture
-
-
-def test_defaults_are_gpt2(tmp_path):
-    """Catches a change of the default architecture: logits must be GPT-2's, by transformers."""
-    transformers = pytest.importorskip("transformers")
-    model = tiny()
-    idx = ids(2, 11)
-    hugging_face_folder(tmp_path, model)
-    theirs = transformers.GPT2LMHeadModel.from_pretrained(tmp_path).double().eval()
-    assert_same([model.double()(idx, idx)[0]], [theirs(idx).logits], error=1e-10)
 
 
 def modern_logits(weights, idx, windows):
@@ -73,7 +60,7 @@ def test_gpt2_has_124_million_parameters():
     assert model.num_params() == 124_439_808
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "shape",
     [{}, {"n_head": 1}, dict(MODERN, n_kv_head=2, n_layer=4, window=5, window_pattern="SSL")],
 )
@@ -132,7 +119,7 @@ def test_interface_is_nanogpts():
     torch.testing.assert_close(loss, want)
 
 
-@pytest.mark.parametrize("only_loss", [False, True])
+@parametrize("only_loss", [False, True])
 def test_nothing_to_learn(only_loss):
     """Catches 0/0 where all targets are ignored: a loss of NaN, and with it all weights."""
     model = tiny(position="none")
@@ -142,43 +129,43 @@ def test_nothing_to_learn(only_loss):
     assert loss == 0 and not any(p.grad.any() for p in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "change, message",
+@parametrize(
+    "words, message",
     [
-        ({"n_embd": 18}, "n_embd=18 is not divisible by n_head=4"),
-        ({"n_kv_head": 3}, "n_head=4 is not divisible by n_kv_head=3"),
-        ({"n_head": 0}, "n_head=0"),
-        ({"dropout": 1.0}, "dropout=1.0"),
-        ({"n_layer": 0}, "n_layer=0"),
-        ({"window": -1}, "window=-1"),
-        ({"window_pattern": ""}, "window_pattern='' must be made of S and L"),
-        *(({name: "x"}, f"{name}='x' is unknown; choose from") for name in REGISTRIES),
-        ({"attention": "flash"}, "choose from .*naive.*linear"),
-        ({"attention": "linear", "window": 4}, "attention='linear' sees all of the past"),
-        ({"attention": "linear", "visible": "full"}, "attention='linear' sees all of the past"),
-        ({"attention": "performer", "score": "dot"}, "attention='performer' cannot do score='dot'"),
-        ({"normalize": "sparsemax"}, "choose attention=masked_fill"),
-        ({"visible": "diagonal"}, "choose from causal"),
-        ({"visible": "causal:3"}, "write it as causal$"),
-        ({"visible": "strided"}, "visible=strided: .*; write it as strided:S"),
-        ({"visible": "sliding_window:0"}, "W=0.*at least 1"),
-        ({"visible": "local_global:3,-1"}, "global positions must"),
-        ({"visible": "strided:0"}, "S=0.*at least 1"),
-        ({"visible": "alibi:0"}, "H=0.*at least 1"),
-        ({"visible": "alibi:3"}, "for n_head=4 it must be"),
-        ({"visible": "full"}, "would show a GPT the next token"),
-        ({"visible": "full", "window": 2}, "visible='full' sees all positions: leave window out"),
+        ("--n_embd=18", "n_embd=18 is not divisible by n_head=4"),
+        ("--n_kv_head=3", "n_head=4 is not divisible by n_kv_head=3"),
+        ("--n_head=0", "n_head=0"),
+        ("--dropout=1.0", "dropout=1.0"),
+        ("--n_layer=0", "n_layer=0"),
+        ("--window=-1", "window=-1"),
+        ("--window_pattern=", "window_pattern='' must be made of S and L"),
+        *((f"--{name}=x", f"{name}='x' is unknown; choose from") for name in REGISTRIES),
+        ("--attention=flash", "choose from .*naive.*linear"),
+        ("--attention=linear --window=4", "attention='linear' sees all of the past"),
+        ("--attention=linear --visible=full", "attention='linear' sees all of the past"),
+        ("--attention=performer --score=dot", "attention='performer' cannot do score='dot'"),
+        ("--normalize=sparsemax", "choose attention=masked_fill"),
+        ("--visible=diagonal", "choose from causal"),
+        ("--visible=causal:3", "write it as causal$"),
+        ("--visible=strided", "visible=strided: .*; write it as strided:S"),
+        ("--visible=sliding_window:0", "W=0.*at least 1"),
+        ("--visible=local_global:3,-1", "global positions must"),
+        ("--visible=strided:0", "S=0.*at least 1"),
+        ("--visible=alibi:0", "H=0.*at least 1"),
+        ("--visible=alibi:3", "for n_head=4 it must be"),
+        ("--visible=full", "would show a GPT the next token"),
+        ("--visible=full --window=2", "visible='full' sees all positions: leave window out"),
     ],
 )
-def test_models_that_cannot_be(change, message):
+def test_models_that_cannot_be(words, message):
     """Catches impossible settings that are ignored, or surface later as an error deep inside."""
-    with pytest.raises(ValueError, match=message):
-        GPT(GPTConfig(**TINY | change))
+    with refused(message):
+        GPT(parse_settings(GPTConfig, [*as_flags(TINY), *words.split()]))
 
 
 def test_a_layer_that_cannot_be():
     """Catches a layer that ignores what a model would refuse."""
-    with pytest.raises(ValueError, match="sees all of the past"):
+    with refused("sees all of the past"):
         SelfAttention(8, 2, attention="linear", window=4)
 
 
@@ -186,11 +173,11 @@ def test_text_longer_than_the_context():
     """Catches positions that run past the end of their table."""
     model = tiny()
     cache = model.new_cache(1)
-    with pytest.raises(ValueError, match="17 tokens do not fit into block_size=16"):
+    with refused("17 tokens do not fit into block_size=16"):
         model(ids(1, 17))
-    with pytest.raises(ValueError, match="=17 is longer than"):
+    with refused("=17 is longer than"):
         model.crop_block_size(17)
-    with pytest.raises(ValueError, match="the cache is full: 16 of 16"):
+    with refused("the cache is full: 16 of 16"):
         model(ids(1, 16), cache=cache)
         model(ids(1, 1), cache=cache)
 
@@ -247,6 +234,9 @@ def test_a_loaded_model_draws_nothing_and_copies_nothing():
 
 # ---- Documents of a batch that do not see each other
 
+DOCUMENTS = [m for m in MECHANISMS if m.keys() <= {"position", "visible"}]
+DOCUMENTS += [{"window": 7, "position": "rope", "n_kv_head": 2}]
+
 
 def loss_and_gradients(model, batches):
     """Mean loss over the tokens of all batches, (x, y, positions), and its gradients."""
@@ -257,23 +247,23 @@ def loss_and_gradients(model, batches):
     return [loss.detach(), *(p.grad.clone() for p in model.parameters())]
 
 
-@pytest.mark.parametrize("path", ATTENTION)
-@pytest.mark.parametrize(
-    "change", [{"window": 7, "position": "rope"}, {"visible": "alibi:4"}, {"position": "none"}]
-)
+@parametrize("path", ATTENTION)
+@parametrize("change", DOCUMENTS, ids=str)
 def test_documents_of_a_batch(path, change):
-    """Catches a token that sees another document, or not all of its own."""
-    model = tiny(block_size=48, attention=path, **change).double()
+    """Catches a token that sees another document, or not all of its own, or whose position counts
+    what came before its document.
+    """
+    model = tiny(block_size=24, attention=path, **change).double()
     model.activation_checkpointing = "window" in change
-    tokens = torch.randint(1, 33, (2, 49))
-    tokens[0, [0, 9, 10, 30, 47]] = 0  # begins each document but a row's first
-    tokens[1, [5, 48]] = 0
+    tokens = torch.randint(1, 33, (2, 25))
+    tokens[0, [0, 4, 5, 15, 23]] = 0  # begins each document but a row's first
+    tokens[1, [3, 24]] = 0
     x, y = tokens[:, :-1], tokens[:, 1:]
     data = SimpleNamespace(tokenizer=SimpleNamespace(end_of_text=0))
     packed = with_positions((x, y), data, TrainConfig(mask_documents=True))
     together = loss_and_gradients(model, [packed])
     alone = []
-    for row, starts in enumerate(([0, 9, 10, 30, 47, 48], [0, 5, 48])):
+    for row, starts in enumerate(([0, 4, 5, 15, 23, 24], [0, 3, 24])):
         for a, b in zip(starts, starts[1:]):
             alone.append((x[row : row + 1, a:b], y[row : row + 1, a:b], None))
     assert_same(together, loss_and_gradients(model, alone), error=1e-11)

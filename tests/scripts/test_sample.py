@@ -4,15 +4,30 @@ import io
 import itertools
 import json
 import math
+import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import types
 
 import pytest
 import torch
-from conftest import POEM, ROOT, configure, newest, run_here, tiny
+from conftest import (
+    POEM,
+    ROOT,
+    configure,
+    exit_code,
+    forked,
+    newest,
+    parametrize,
+    read_back,
+    run_here,
+    text_file,
+    tiny,
+)
 
 import sample as script
 from engine.common.settings import parse_settings
@@ -86,9 +101,7 @@ def test_a_text_depends_on_its_prompt_and_seed_alone(written, tmp_path):
     assert together(prompts, max_new_tokens=4) == [alone[prompt, 5][:4] for prompt in prompts]
 
 
-@pytest.mark.parametrize(
-    "settings, steps", [({}, 2 * 70), (dict(interactive=True, num_samples=1), math.inf)]
-)
+@parametrize("settings, steps", [({}, 2 * 70), (dict(interactive=True, num_samples=1), math.inf)])
 def test_how_many_tokens_follow_each_other(settings, steps, trained, monkeypatch):
     """Catches a dtype for a short job in a long one, of batches or of texts one by one."""
     found = []
@@ -141,7 +154,7 @@ class Pieces(Tokenizer):
         return self.pieces[token]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "stop, tokens, shown, ended",
     [
         ((), [0, 1, 2], "a|ab|b", None),
@@ -227,7 +240,7 @@ def test_the_speed(monkeypatch):
     assert meter.summary() == "first token after 2.00 s, then 2.0 tokens/s"
 
 
-def test_a_closed_pipe_and_ctrl_c(trained):
+def test_a_closed_pipe_and_ctrl_c(trained, tmp_path):
     """Catches a traceback when the reader has seen enough, and text that an interrupt loses."""
     command = [sys.executable, "-u", "sample.py", f"--out_dir={trained}", "--device=cpu"]
     command += ["--max_new_tokens=100000", "--num_samples=2", "--start=Tyger"]
@@ -237,12 +250,14 @@ def test_a_closed_pipe_and_ctrl_c(trained):
         process.stdout.close()
         errors = process.stderr.read()
     assert process.returncode == 0 and "Traceback" not in errors and "BrokenPipe" not in errors
-    with subprocess.Popen(command, **pipes) as process:
-        text = process.stdout.read(20)
-        process.send_signal(signal.SIGINT)
-        rest, errors = process.communicate()
-    assert process.returncode == 130 and "Traceback" not in errors
-    first, second = (text + rest).split("---------------")
+    output = tmp_path / "output"
+    with open(output, "w") as file, text_file() as errors:
+        pid = forked(command[2:], file, errors)
+        while len(output.read_text()) < 20:
+            time.sleep(0.01)
+        os.kill(pid, signal.SIGINT)
+        assert exit_code(pid) == 130 and "Traceback" not in read_back(errors)
+    first, second = output.read_text().split("---------------")
     assert first.startswith("Tyger") and len(second.strip()) > 5  # as far as it came
 
 
@@ -255,30 +270,33 @@ def test_a_prompt_longer_than_the_context(trained, capsys):
     assert f"--start has {len(long)} tokens; the model reads the last 32" in errors
 
 
-@pytest.mark.parametrize(
-    "change, message",
+@parametrize(
+    "flag, message",
     [
-        (dict(start="Tyger ß"), "'ß' .* at position 6"),
-        (dict(start=""), "no tokens"),
-        (dict(start="FILE:nowhere.txt"), "nowhere.txt"),
-        (dict(prompts=__file__), "--prompts, line 1"),
-        (dict(start="\udcff"), "--start: .*surrogates"),
-        (dict(out_dir="nowhere"), "no checkpoint in nowhere"),
-        (dict(num_samples=0), "num_samples"),
-        (dict(stop=("",)), "stop"),
-        (dict(interactive=True, start="a"), "interactive"),
-        (dict(prompts="a", start="b"), "prompts"),
-        (dict(seed=2**32), "seed"),
-        (dict(temperature=float("nan")), "temperature"),
-        (dict(top_k=-1), "top_k"),
-        (dict(top_p=0.0), "top_p"),
-        (dict(min_p=2.0), "min_p"),
-        (dict(repetition_penalty=float("inf")), "repetition_penalty"),
+        ("--interactive --system=a", "no chat template"),
+        ("--system=a", "system is for --interactive"),
+        ("--start=Tyger ß", "'ß' .* at position 6"),
+        ("--start=", "no tokens"),
+        ("--start=FILE:nowhere.txt", "nowhere.txt"),
+        (f"--prompts={__file__}", "--prompts, line 1"),
+        ("--start=\udcff", "--start: .*surrogates"),
+        ("--out_dir=nowhere", "no checkpoint in nowhere"),
+        ("--num_samples=0", "num_samples"),
+        ("--stop=", "stop"),
+        ("--interactive --start=a", "interactive"),
+        ("--prompts=a --start=b", "prompts"),
+        (f"--seed={2**32}", "seed"),
+        ("--temperature=nan", "temperature"),
+        ("--top_k=-1", "top_k"),
+        ("--top_p=0.0", "top_p"),
+        ("--min_p=2.0", "min_p"),
+        ("--repetition_penalty=inf", "repetition_penalty"),
     ],
 )
-def test_what_cannot_be_sampled(written, change, message):
+def test_what_cannot_be_sampled(trained, flag, message):
     """Catches a traceback, an error of torch, or text that is made up, for a prompt, a folder or a
-    setting.
+    setting; and a user who is not told which setting is the prompt.
     """
+    flags = [f"--out_dir={trained}", "--device=cpu", *re.split(" (?=--)", flag)]
     with pytest.raises((ValueError, OSError), match=message):
-        written(**change)
+        sample(parse_settings(SampleConfig, flags))

@@ -119,12 +119,3 @@ def test_lines_of_messages(model, tmp_path):
         assert message in complaint(run_here(*command, typed=f"{lines[0]}\n{damaged}"))
     texts, _ = talked(model, "a text", "that goes on", interactive=False, prompts="-")
     assert texts[0].startswith("a text") and "---" in texts[1]
-
-
-def test_a_model_without_a_template(tmp_path):
-    """Catches a system's message that nobody reads."""
-    save(tmp_path, tiny(vocab_size=256))
-    command = ["sample.py", f"--out_dir={tmp_path}"]
-    no_template = run_here(*command, "--interactive=True", "--system=a")
-    assert "no chat template" in complaint(no_template)
-    assert "system is for --interactive" in complaint(run_here(*command, "--system=a"))

@@ -8,11 +8,10 @@ import unicodedata
 
 import hypothesis
 import numpy as np
-import pytest
 import tiktoken
 import tokenizers
-from conftest import ROOT
-from hypothesis import example, given, settings
+from conftest import ROOT, parametrize, refused
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.text import tokenizer as tokenizer_module
@@ -94,7 +93,7 @@ ALL = {
 }
 
 
-@pytest.mark.parametrize("name", ALL)
+@parametrize("name", ALL)
 def test_the_same_by_json_and_by_the_library(name):
     """Catches a specification that does not hold everything, an encoding that loses text, and a
     tokenizer.json that is another tokenizer than the model was trained with.
@@ -113,7 +112,7 @@ def test_the_same_by_json_and_by_the_library(name):
             assert np.array_equal(ids, other.encode(text, special)) and other.decode(ids) == text
 
 
-@pytest.mark.parametrize("name", ["byte level", "metaspace"])
+@parametrize("name", ["byte level", "metaspace"])
 def test_published_tokenizers(name):
     """Catches a text without the beginning that the model knows, and an end that data can forge."""
     found = ALL[name]
@@ -170,7 +169,7 @@ def test_no_network_and_no_file(monkeypatch):
         raise ConnectionError("no route")
 
     monkeypatch.setattr(tiktoken, "get_encoding", no_route)
-    with pytest.raises(ValueError, match="TIKTOKEN_CACHE_DIR"):
+    with refused("TIKTOKEN_CACHE_DIR"):
         create_tokenizer("gpt2")
 
 
@@ -187,7 +186,7 @@ def template(**special):
     return "TemplateProcessing", {"single": single, "pair": single, "special_tokens": special}
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "spec, message",
     [
         ([], "the tokenizer fails .KeyError: 'kind'"),
@@ -215,10 +214,11 @@ def template(**special):
     ],
     ids=itertools.count(),
 )
-def test_specifications_that_cannot_be_used(spec, message):
-    """Catches a traceback, a panic's too, and a tokenizer that is silently another one."""
-    with pytest.raises(ValueError, match=message):
+def test_specifications_that_cannot_be_used(spec, message, capfd):
+    """Catches a report of a library's insides, and a tokenizer that is silently another one."""
+    with refused(message):
         tokenizer_from_spec(spec)
+    assert not capfd.readouterr().err
 
 
 def test_the_oldest_files():
@@ -243,7 +243,7 @@ def test_vocabularies_of_one_size():
 MODELS, SPLITS = tokenizers.models, tokenizers.pre_tokenizers
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "model, before, decoder",
     [
         (MODELS.WordLevel(unk_token="[UNK]"), SPLITS.Whitespace(), None),
@@ -300,14 +300,14 @@ def test_characters_that_a_published_tokenizer_lacks():
         found = HubTokenizer(content)
         assert found.decode(found.encode("ab c\n")) == "ab c\n"
         for text in "abé", "\tabc":
-            with pytest.raises(ValueError, match="cannot encode .* .for one of its characters"):
+            with refused("cannot encode .* .for one of its characters"):
                 found.encode(text)
     only_b = spec_with(model=("BPE", {"vocab": {"b": 0}, "merges": []}))
     assert tokenizer_from_spec(only_b).encode("b").tolist() == [0]  # it lacks a
     only_a = spec_with(model=("WordLevel", {"vocab": {"a": 0}, "unk_token": "x"}))
     bytes_a = {"kind": "bpe", "content": byte_level_json({b"a": 0}, {}, PATTERN)}
     for spec, message in (only_a, "Missing"), (bytes_a, "PanicException: no entry found"):
-        with pytest.raises(ValueError, match=f"the tokenizer .*{message}"):
+        with refused(f"the tokenizer .*{message}"):
             tokenizer_from_spec(spec).encode("ab")
 
 
@@ -323,7 +323,6 @@ def test_a_learned_vocabulary():
 
 @given(st.text() | st.text(alphabet="ab 1.,\n\r\t'sSéя猫", max_size=80))
 @example("".join(SOME_TEXT))
-@settings(deadline=None)
 def test_both_libraries_agree(text):
     """Catches a pattern that one library splits at in another way, or merges that it makes in
     another order.
@@ -343,7 +342,7 @@ def test_a_vocabulary_that_cannot_be_learned(monkeypatch):
         ("bpe:x", "unknown tokenizer 'bpe:x': choose char, byte, bpe"),
         ("gtp2", "unknown tokenizer 'gtp2'"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             create_tokenizer(name, ["text"])
     assert 257 < create_tokenizer("bpe:500", ["aaaa aaaa"]).vocab_size < 270
     monkeypatch.setattr(tokenizer_module, "LEARNED_FROM", 100)
@@ -351,6 +350,6 @@ def test_a_vocabulary_that_cannot_be_learned(monkeypatch):
     begun = time.monotonic()
     tokenizer = create_tokenizer("bpe:300", ["AC" * 300_000])
     assert tokenizer.vocab_size > 257
-    with pytest.raises(ValueError, match="backtracking"):
+    with refused("backtracking"):
         tokenizer.encode(" " * 10**6 + "a")
     assert time.monotonic() - begun < 60  # it took hours

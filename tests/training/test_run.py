@@ -4,27 +4,19 @@ import contextlib
 import json
 from pathlib import Path
 
-import pytest
-from conftest import save
+from conftest import parametrize, save, steps, tiny
 
 from engine.training.run import prune_checkpoints, start_run
 from engine.weights import checkpoint
-from model import GPT, GPTConfig
-
-SHAPE = dict(block_size=8, vocab_size=20, n_layer=1, n_head=1, n_embd=8)
 
 
 def evaluated(out_dir, losses):
     """Save checkpoints with these validation losses, {step: loss}; return the lines of metrics."""
     for step in losses:
-        save(out_dir, GPT(GPTConfig(**SHAPE)), step)
+        save(out_dir, tiny(), step)
     lines = [json.dumps({"step": step, "val_loss": loss}) + "\n" for step, loss in losses.items()]
     (out_dir / "metrics.jsonl").write_text("".join(lines))
     return lines
-
-
-def steps(out_dir):
-    return [checkpoint.step_of(folder) for folder in checkpoint.list_checkpoints(out_dir)]
 
 
 def test_pruning(tmp_path):
@@ -70,7 +62,7 @@ def test_resuming_from_an_earlier_step(tmp_path):
     assert not (tmp_path / "previous-2").exists()
 
 
-@pytest.mark.parametrize("killed", range(4))
+@parametrize("killed", range(4))
 def test_a_kill_while_a_run_moves(tmp_path, monkeypatch, killed):
     """Catches a checkpoint, or a line of metrics, that is nowhere if the moving ends in between."""
     evaluated(tmp_path, {1: 3.0, 2: 1.5})
@@ -92,7 +84,7 @@ def test_a_kill_while_a_run_moves(tmp_path, monkeypatch, killed):
         assert [*checkpoint.read_metrics(path)] == [1, 2]
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe\n", b"{\n", b"7\n"])
+@parametrize("content", [b"\xff\xfe\n", b"{\n", b"7\n"])
 def test_damaged_metrics(tmp_path, content, capsys):
     """Catches a run that cannot go on, or silence, where metrics.jsonl has been damaged."""
     good = [b'{"step": 1, "lr": null, "mine": "x"}\n', b'{"step": 3, "lr": 0.5}\n']

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from threading import Timer
 
 import pytest
 from conftest import (
@@ -16,12 +17,15 @@ from conftest import (
     losses,
     newest,
     output_of,
+    parametrize,
+    read_back,
     run_here,
     same_weights,
+    start_ranks,
+    steps,
 )
 
 from engine.common.processes import Signals
-from engine.weights import checkpoint
 
 pytestmark = pytest.mark.usefixtures("poem_here")
 SETTINGS = dict(eval_iters=1, dropout=0.1, lr_decay_iters=1000)
@@ -59,7 +63,7 @@ class Started:
             self.stopped(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_saves_and_ends(tmp_path, name):
     """Catches steps that are lost to a preemption, and a user who must find out how to continue."""
     number = getattr(signal, name)
@@ -67,13 +71,37 @@ def test_a_signal_saves_and_ends(tmp_path, name):
     with Started(eval_interval=7, out_dir=out) as process:
         process.until(lambda: "step 7:" in process.text())
         assert process.stopped(number) == 128 + number and "Traceback" not in process.text()
-    step = checkpoint.step_of(newest(out))
+    step = steps(out)[-1]
     assert f"{name}: stopped at step {step}; {newest(out)} is the last good" in process.text()
     assert f"--init_from=resume --out_dir='{out}'" in process.text()
     settings = SETTINGS | dict(eval_interval=7, max_iters=step + 9)
     fit(**settings, out_dir=str(out), init_from="resume")
     fit(**settings)
     assert same_weights(out, "out") and losses(out) == losses("out")
+
+
+@parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_a_signal_to_one_of_two_processes(poem, tmp_path, name):
+    """Catches a preempted job that saves nothing, or whose processes stop at different steps; and a
+    process that waits for ever for one that is gone.
+    """
+    number = getattr(signal, name)
+    settings = SMALL | SETTINGS | dict(dataset=poem, out_dir=tmp_path / "out", max_iters=10**6)
+    settings |= dict(gradient_accumulation_steps=2, eval_interval=20)
+    (first, file), (second, _) = start_ranks(2, "train.py", *as_flags(settings))
+    late = Timer(60, os.kill, (first, signal.SIGKILL))
+    late.start()
+    while not steps("out") and late.is_alive():
+        time.sleep(0.01)
+    os.kill(second, number)
+    codes = exit_code(first), exit_code(second)
+    late.cancel()
+    if name == "SIGKILL":
+        assert codes == (2, -number) and "another process has ended" in read_back(file)
+        return
+    step = steps("out")[-1]
+    assert codes == (128 + number, 128 + number)
+    assert f"SIGTERM: stopped at step {step}" in read_back(file)
 
 
 def test_a_second_ctrl_c_ends_at_once():
@@ -92,8 +120,7 @@ def test_a_save_interval_of_its_own():
     """Catches checkpoints that come only with evaluations, or evaluations that come with them."""
     settings = SETTINGS | dict(eval_interval=10, keep_checkpoints=0, max_iters=12)
     fit(**settings, save_interval=4)
-    folders = checkpoint.list_checkpoints("out")
-    assert [*map(checkpoint.step_of, folders)] == [4, 8, 10, 12]
+    assert steps("out") == [4, 8, 10, 12]
     undisturbed = losses("out")
     assert [line["step"] for line in undisturbed if "val_loss" in line] == [10, 12]
     fit(**settings, init_from="resume", checkpoint="step_000008")

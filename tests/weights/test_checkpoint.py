@@ -5,11 +5,10 @@ import os
 
 import pytest
 import torch
+from conftest import refused, tiny
 
 from engine.weights import checkpoint
-from model import GPT, GPTConfig
-
-SHAPE = dict(block_size=8, vocab_size=20, n_layer=2, n_head=2, n_embd=8)
+from model import GPTConfig
 
 
 def test_the_trainers_state(tmp_path):
@@ -46,7 +45,7 @@ def test_finding(tmp_path):
         (tmp_path / "elsewhere", "latest", "python .*train.py --out_dir="),
         (tmp_path / "hub", "latest", "another layout: give it as --init_from="),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with refused(message):
             checkpoint.find_checkpoint(folder, which)
 
 
@@ -74,16 +73,15 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
 
 def test_settings_that_do_not_fit():
     """Catches a setting that is not known here, or impossible, and is ignored."""
-    config = GPTConfig(**SHAPE)
+    config = tiny().config
     settings = config.__dict__
     assert checkpoint.restore_settings(GPTConfig, settings, "x") == config
-    with pytest.raises(ValueError, match="x does not fit this version .* 'shift'"):
+    with refused("x does not fit this version .* 'shift'"):
         checkpoint.restore_settings(GPTConfig, settings | {"shift": True}, "x")
-    with pytest.raises(ValueError, match="n_layer: 'two' is not a whole number"):
+    with refused("n_layer: 'two' is not a whole number"):
         checkpoint.restore_settings(GPTConfig, settings | {"n_layer": "two"}, "x")
 
 
 def saved(out_dir, step=10, **state):
-    """Save an untrained model and a trainer's state; return its folder."""
-    model = GPT(GPTConfig(**SHAPE))
-    return checkpoint.save_checkpoint(out_dir, step, model, {}, {"kind": "byte"}, state)
+    """Save a model and a trainer's state; return its folder."""
+    return checkpoint.save_checkpoint(out_dir, step, tiny(), {}, {"kind": "byte"}, state)
