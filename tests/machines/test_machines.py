@@ -1,7 +1,6 @@
 """What a user does on a machine that this one is not: emulated, as far as that can be."""
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -10,12 +9,15 @@ import pytest
 from conftest import ROOT, SMALL, as_flags, run
 
 from engine.common import files
-from exercises.shared.runner import run_file
 
 HERE = ROOT / "tests" / "machines"
 FLAGS = " ".join(as_flags(SMALL))
 # What a redirected output can show on Windows in Western Europe and America.
-WINDOWS = {"PYTHONPATH": str(HERE / "windows"), "PYTHONIOENCODING": "cp1252"}
+WINDOWS = {
+    "PYTHONPATH": str(HERE / "windows"),
+    "PYTHONIOENCODING": "cp1252",
+    "CUDA_VISIBLE_DEVICES": "",
+}
 PROCESSORS = {
     "no-avx": {"ATEN_CPU_CAPABILITY": "default"},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
@@ -34,29 +36,20 @@ DAY = [
 ]
 
 
-@pytest.mark.parametrize("name", ["windows", pytest.param("arm", marks=pytest.mark.slow)])
-def test_a_day(name, tmp_path):
+def test_a_day(tmp_path):
     """Catches a script that needs what only Linux has, or a character that the output cannot show;
     and a file that is replaced while it is open.
     """
-    python = [sys.executable]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    if name == "windows":
-        environment |= WINDOWS
-    else:
-        python = shlex.split(os.environ.get("ARM_PYTHON", ""))
-        if not python:
-            pytest.skip("needs ARM_PYTHON, the command of a Python for aarch64, as qemu runs it")
     copy = tmp_path / "Füße's folder"  # a name that needs quotes
     ignored = shutil.ignore_patterns("__pycache__", "*.bin", "*.json", "*.png", ".*", "out*")
     shutil.copytree(ROOT, copy, ignore=ignored)
     day = subprocess.run(
-        [*python, HERE / "day.py", *DAY],
+        [sys.executable, HERE / "day.py", *DAY],
         cwd=copy,
-        env=environment,
+        env=os.environ | WINDOWS,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        encoding="cp1252" if name == "windows" else "utf-8",
+        encoding="cp1252",
     )
     assert day.returncode == 0, day.stderr
     assert "all agree" in day.stdout
@@ -78,14 +71,6 @@ def test_paths_of_windows(monkeypatch):
         patch.setattr(os, "name", "nt")
         quoted = files.shell_quote(r"out\run", "my run")
     assert there == str(ROOT / "train.py") and quoted == r'out\run "my run"'
-
-
-def test_what_a_learner_prints(tmp_path, monkeypatch):
-    """Catches a file that fails since the pipe to the check has Windows' encoding."""
-    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
-    (tmp_path / "masks.py").write_text("print('✓ 猫')", encoding="utf-8")
-    found, printed = run_file("masks", tmp_path / "masks.py")
-    assert printed == "✓ 猫\n" and "masks.py has no causal, " in found["error"]
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

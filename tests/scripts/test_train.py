@@ -11,7 +11,6 @@ import torch
 from conftest import (
     CPU,
     POEM,
-    ROOT,
     SMALL,
     as_flags,
     configure,

@@ -44,10 +44,3 @@ def test_answers(template, tmp_path, capsys):
     assert shown[:3] == ["Tyger burning", "the hand", "smile?"] and len(shown) == 5
     assert re.findall("true: +(.*)", printed) == [*shown[:3], "another answer", "another answer"]
     assert answers(questions=1) == {"train": (1, 1), "val": (0, 1)}
-
-
-def test_a_text_has_no_questions():
-    """Catches a traceback for a model of a plain text."""
-    fit(max_iters=0, eval_iters=1)
-    with pytest.raises(ValueError, match="has no conversations"):
-        answers()

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import complaint, run_here
 
 import train
 from engine.common.settings import parse_settings
@@ -12,7 +11,15 @@ from engine.text import dataset
 from tools import compare
 from tools.compare import CompareConfig, judge, main
 
-TINY = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=2, max_iters=4, eval_iters=2)
+TINY = """
+n_layer = 1
+n_head = 2
+n_embd = 16
+block_size = 16
+batch_size = 2
+max_iters = 4
+eval_iters = 2
+"""
 
 
 @pytest.mark.parametrize(
@@ -23,7 +30,6 @@ TINY = dict(n_layer=1, n_head=2, n_embd=16, block_size=16, batch_size=2, max_ite
         ([1.9, 2.9, 3.964], [2.0, 3.0, 4.0], "cannot tell"),  # 3.7 errors, but three seeds
         ([1.0, 1.0, None], [2.0, 2.0, 2.0], "worse"),
         ([2.0, 2.0, 1.0], [None, 2.1, 1.1], "better"),
-        ([None, 2.0], [None, 2.1], "cannot tell"),
     ],
 )
 def test_verdicts(losses, baseline, verdict):
@@ -34,8 +40,7 @@ def test_verdicts(losses, baseline, verdict):
 @pytest.fixture(autouse=True)
 def presets(poem_here):
     """A tiny run, built on another preset."""
-    lines = [f"{key} = {value}" for key, value in TINY.items()]
-    Path("base.toml").write_text("\n".join(lines))
+    Path("base.toml").write_text(TINY)
     Path("tiny.toml").write_text('base = "base.toml"\ndataset = "poem"\n')
 
 
@@ -51,13 +56,12 @@ def new_runs(monkeypatch):
 
     def run_train(words, out_dir):
         flags = dict(word.removeprefix("--").split("=") for word in words[1:])
-        seed = int(flags["seed"])
-        window = int(flags.get("window", 0))
-        if "max_iters" not in flags:  # whether it can begin
-            runs.append((seed, window))
-        if len(runs) == new_runs.stops_at:
+        run = int(flags["seed"]), int(flags.get("window", 0))
+        if run == new_runs.stops_at:
             raise KeyboardInterrupt
-        return {"val_loss": seed + window, "seconds": 1}, []
+        if "max_iters" not in flags:  # whether it can begin
+            runs.append(run)
+        return {"val_loss": sum(run), "seconds": 1}, []
 
     def new_runs(config):
         runs.clear()
@@ -65,7 +69,7 @@ def new_runs(monkeypatch):
         return [*runs]
 
     def keep(report, config, tables):
-        new_runs.rows = {row["setting"]: (row["difference"], row["seconds"]) for row in tables[0]}
+        new_runs.differences = {row["setting"]: row["difference"] for row in tables[0]}
 
     new_runs.stops_at = None
     monkeypatch.setattr(compare.benchmark, "run_train", run_train)
@@ -76,14 +80,15 @@ def new_runs(monkeypatch):
 
 def test_each_run_once(new_runs):
     """Catches changes that are not interleaved, and a finished run that is run again, or not."""
-    changes = ["--change=--window=8", "--change=--window=2"]
-    new_runs.stops_at = 5
+    config = arguments("--change=--window=8", "--change=--window=2")
+    new_runs.stops_at = (1, 8)
     with pytest.raises(KeyboardInterrupt):
-        new_runs(arguments(*changes))
+        new_runs(config)
     new_runs.stops_at = None
-    assert new_runs(arguments(*changes)) == [(1, 8), (1, 2)]
-    assert new_runs.rows == {"": (0, 1), "--window=8": (8, 1), "--window=2": (2, 1)}
-    assert new_runs(arguments(*changes, "--seeds=3")) == [(2, 0), (2, 8), (2, 2)]
+    assert new_runs(config) == [(1, 8), (1, 2)]
+    assert new_runs.differences == {"": 0, "--window=8": 8, "--window=2": 2}
+    config.seeds = 3
+    assert new_runs(config) == [(2, 0), (2, 8), (2, 2)]
 
 
 def test_old_results_are_not_taken(new_runs, monkeypatch):
@@ -92,14 +97,10 @@ def test_old_results_are_not_taken(new_runs, monkeypatch):
     config = arguments("--change=--window=8")
     first = new_runs(config)
     Path("engine").mkdir()
-    for name in "train.py", "engine/x.py":
-        Path(name).write_text(name)
+    for name in "train.py", "engine/x.py", "base.toml":
+        Path(name).write_text("n_layer = 2")
         assert new_runs(config) == first
     dataset.write_dataset("poem", ["Little Lamb who made thee\n" * 40], "char", "another poem")
-    assert new_runs(config) == first
-    config.flags = "--hold=0"
-    assert new_runs(config) == first
-    Path("base.toml").write_text("n_layer = 2\n")
     assert new_runs(config) == first
     versions = iter("aaab")
     monkeypatch.setattr(compare, "version_of", lambda config: next(versions))
@@ -129,24 +130,4 @@ def test_runs_of_train(monkeypatch):
     assert [(row["setting"], row["diverged"]) for row in report["rows"]] == [(change, 2), ("", 0)]
     losses = {run["val_loss"] for run in report["runs"]}
     assert len(losses) == 3 and None in losses  # two seeds, and those that diverged
-    assert Path("out/compare.png").exists()
     assert [path.suffix for path in Path("out/runs").iterdir()] == [".json"] * 4
-
-
-@pytest.mark.parametrize(
-    "more, message",
-    [
-        (["--change=--window=8", "--seeds=0"], "seeds=0"),
-        (["--change=--dataset=stdlib"], "losses of different texts do not compare"),
-        (["--change=--seed=3"], "for the comparison to set"),
-    ],
-)
-def test_bad_input(more, message):
-    """Catches bad input that is found after hours."""
-    with pytest.raises(ValueError, match=message):
-        main(arguments(*more))
-
-
-def test_the_preset_comes_first():
-    """Catches a preset that is taken for an unknown word."""
-    assert "nothing to compare" in complaint(run_here("-m", "tools.compare", "config/minute.toml"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import complaint, fit, run_here, save, tiny
+from conftest import fit, save, tiny
 
 from engine.text import tokenizer
 from tools.evaluate import EvaluateConfig, main
@@ -34,19 +34,3 @@ def test_the_dataset_of_the_run():
     record = fit(max_iters=3, eval_iters=0)
     loss, other = (main(EvaluateConfig(stride=n))["loss"] for n in (0, 4))
     assert loss == pytest.approx(record["val_loss"], rel=1e-5) and loss != other
-
-
-def test_bad_input(tmp_path):
-    """Catches a traceback, or a figure for another text."""
-    save("out", tiny(vocab_size=256))
-    Path("text").write_text("Tyger")
-    Path("short").write_text("T")
-    for flags, message in {
-        "--text={}/none": "none",
-        "--text=x --dataset=y": "not both",
-        "--text={}/short": "at least two",
-        "--stride=17 --text={}/text": "at most the model's context",
-        "": "which text",
-    }.items():
-        command = "-m", "tools.evaluate", f"--out_dir={tmp_path / 'out'}"
-        assert message in complaint(run_here(*command, *flags.format(tmp_path).split()))

@@ -5,15 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-import tokenizers
 import torch
-from conftest import POEM, complaint, fit, run_here, save
+from conftest import POEM, fit, save
 from huggingface_hub import ModelCard
 from mechanisms import mechanisms
 
 from engine.text import dataset
 from engine.text.chat import ChatTemplate, chat_tokenizer
-from engine.text.tokenizer import HubTokenizer, create_tokenizer
+from engine.text.tokenizer import create_tokenizer
 from engine.weights import pretrained
 from model import GPT, MODERN, GPTConfig
 from tools.export import ExportConfig, export, standard
@@ -56,27 +55,14 @@ def exported(to="to", **settings):
 @torch.no_grad()
 @pytest.mark.parametrize("name", EXPORTABLE)
 def test_transformers(name):
-    """Catches a family, a name, a matrix or a default that is not the model's."""
+    """Catches a family, a name, a matrix or a default that is not the model's, there or here."""
     model = saved(**EXPORTABLE[name])
     folder = exported()
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
-    assert theirs.config.model_type == name.split(",")[0].split()[0]
     idx = torch.randint(64, (2, 64))
     expected = model(idx, idx)[0]
     assert (theirs(idx).logits - expected).abs().max() <= 1e-5 * expected.abs().max()
-
-    # Read back: the same weights, and scales of one and biases of zero
-    again = GPT.from_pretrained(folder).eval()
-    assert torch.equal(again(idx, idx)[0], expected)
-    weights = dict(again.named_parameters())
-    assert all(torch.equal(weights.pop(name), p) for name, p in model.named_parameters())
-    assert all(p.eq(name.endswith("weight")).all() for name, p in weights.items())
-
-    # The tokenizer; AutoTokenizer would take Qwen's own
-    reader = transformers.PreTrainedTokenizerFast if name == "qwen2" else transformers.AutoTokenizer
-    encoding = pretrained.load_tokenizer(folder, 64)
-    assert encoding.spec() == create_tokenizer("char", POEM).spec()
-    assert reader.from_pretrained(folder)(POEM).input_ids == encoding.encode(POEM).tolist()
+    assert torch.equal(GPT.from_pretrained(folder).eval()(idx, idx)[0], expected)
 
 
 def test_a_chat_template():
@@ -129,16 +115,9 @@ def test_any_settings(name):
         assert error <= 1e-12 * expected.abs().max(), changes
 
 
-def test_what_no_family_computes():
-    """Catches a refusal that does not say which setting is in the way, or what can be exported."""
-    saved(**MODERN)
-    with pytest.raises(ValueError, match=r"mlp=relu2 \(swiglu\).*config/llama_small.toml"):
-        exported()
-
-
 def test_half_precision():
-    """Catches another dtype than config.json says, weights that become infinite without a word, a
-    folder that is half written or written over, and a traceback.
+    """Catches another dtype than config.json says, weights that become infinite without a word, and
+    a folder that is half written.
     """
     model = saved(**LLAMA)
     model.transformer.wte.weight.data[0, 0] = 1e5
@@ -149,37 +128,19 @@ def test_half_precision():
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
     for p, q in zip(GPT.from_pretrained(folder).parameters(), model.parameters()):
         assert torch.equal(p, q.bfloat16().float())
-    with pytest.raises(ValueError, match="exists: choose another folder"):
-        exported()
-    assert "--to is missing" in complaint(run_here("-m", "tools.export"))
 
 
-def word_level():
-    """A tokenizer of words, with an end of text."""
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<end>": 0, "a": 1}, "a"))
-    words.add_special_tokens(["<end>"])
-    return HubTokenizer(json.loads(words.to_str()), "<end>")
-
-
-@pytest.mark.parametrize(
-    "make, text",
-    [
-        (lambda: create_tokenizer("bpe:300", [POEM]), "two  words\n<|endoftext|>"),
-        (word_level, "a <end>"),
-    ],
-)
-def test_the_end_of_text(make, text):
-    """Catches a model whose readers do not know where a text ends, and a space before it, which
-    transformers would take for a new token.
-    """
-    encoding = make()
+@pytest.mark.parametrize("kind", ["char", "bpe:300"])
+def test_the_end_of_text(kind):
+    """Catches other tokens, and a model whose readers do not know where a text ends."""
+    encoding = create_tokenizer(kind, [POEM])
     saved(encoding, vocab_size=320)
     folder = exported()
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
-    assert theirs(text).input_ids[-1] == encoding.end_of_text
-    assert len(theirs) == encoding.vocab_size
+    assert theirs(POEM).input_ids == encoding.encode(POEM).tolist()
+    assert pretrained.load_tokenizer(folder, 320).spec() == encoding.spec()
 
 
 def test_the_model_card(tmp_path):
@@ -189,13 +150,11 @@ def test_the_model_card(tmp_path):
     shape = EXPORTABLE["llama"] | dict(norm_eps=1e-5, qk_norm=False, init="gpt2")
     last = fit(**shape, dataset=str(tmp_path / name), batch_size=2, max_iters=3)
     card = ModelCard.load(exported() / "README.md")
-    assert card.data.license is None and card.data.tags == ["lookback", "llama"]
+    assert card.data.license is None
     assert str(tmp_path) not in card.text
     facts = json.loads(re.search("```json\n(.*?)\n```", card.text, re.DOTALL)[1])
     assert (facts["dataset"], facts["steps"], facts["tokens_seen"]) == (name, 3, 96)
     assert (facts["val_loss"], facts["seconds"]) == (last["val_loss"], last["wall_s"])
-    meta = json.loads((tmp_path / name / "meta.json").read_text())
-    assert facts["dataset_sha256"] == {split: meta[split]["sha256"] for split in ("train", "val")}
 
     # Exported again, it is not a model that lookback trained
     text = (exported("again", init_from="to") / "README.md").read_text()

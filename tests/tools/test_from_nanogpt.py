@@ -1,10 +1,10 @@
-"""tools.from_nanogpt: the same logits and letters, or one line; no code in a pickle runs."""
+"""tools.from_nanogpt: the same logits and letters, and no code in a pickle runs."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import complaint, output_of, run_here
+from conftest import output_of
 
 from engine.text import dataset
 from model import GPT, GPTConfig
@@ -38,36 +38,25 @@ def write_nanogpt(prefix="", **changes):
 
 
 @pytest.mark.parametrize("prefix, bias", [("", True), ("_orig_mod.", False)])
-def test_the_same_model(tmp_path, prefix, bias):
-    """Catches a matrix that is lost or changed, another nonlinearity, ids that mean other letters,
-    and a folder that is written over.
-    """
+def test_the_same_model(prefix, bias):
+    """Catches a matrix that is lost or changed, another nonlinearity, or ids of other letters."""
     model = write_nanogpt(prefix, bias=bias)
     with pytest.raises(ValueError, match="has 13 token ids and dataset few 4: prepare"):
         convert("few")
     again = convert()
     idx = torch.randint(13, (2, 9))
     assert torch.equal(GPT.from_pretrained(again).eval()(idx)[0], model(idx)[0])
-    with pytest.raises(ValueError, match="cannot be loaded: .*python -m tools.from_nanogpt"):
-        GPT.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="exists: choose another"):
-        convert()
 
 
 def test_from_nanogpt_to_a_text(tmp_path):
-    """Catches a model that cannot be sampled, tuned or evaluated, and a traceback."""
+    """Catches a model that cannot be sampled or tuned."""
     write_nanogpt()
     letters, out = tmp_path / "letters", tmp_path / "out"
-    command = "-m", "tools.from_nanogpt", tmp_path / "ckpt.pt"
-    assert "give two paths" in complaint(run_here(*command))
-    assert "dataset 'letters' has no train.bin" in complaint(run_here(*command, out))
-    assert "step_000005" in output_of(*command, out, f"--dataset={letters}")
+    command = "-m", "tools.from_nanogpt", tmp_path / "ckpt.pt", out, f"--dataset={letters}"
+    assert "step_000005" in output_of(*command)
     assert output_of("sample.py", f"--out_dir={out}", "--start=abc").startswith("abc")
-    assert "perplexity" in output_of("-m", "tools.evaluate", f"--out_dir={out}")
     flags = ["--max_iters=1", "--eval_iters=1", "--block_size=16", f"--out_dir={tmp_path / 'new'}"]
     output_of("train.py", *flags, f"--init_from={out}", f"--dataset={letters}")
-    resumed = "train.py", "--init_from=resume", f"--out_dir={out}", "--max_iters=9"
-    assert "another optimizer" in complaint(run_here(*resumed))
 
 
 def test_gpt2s_tokens(gpt2_files):

@@ -16,10 +16,6 @@ def model_of(**changes):
     return tiny(**shape | changes).double()
 
 
-def idx_of():
-    return torch.randint(13, (T,), generator=torch.Generator().manual_seed(1))
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -33,19 +29,16 @@ def idx_of():
 def test_the_weights_are_those_that_made_the_output(changes):
     """Catches weights of another mask, score, head or feature: times the values, they give y."""
     model = model_of(**changes)
-    idx = idx_of()
+    idx = torch.randint(13, (T,))
     calls = []
     for block in model.transformer.h:
         block.attn.register_forward_hook(lambda *call: calls.append(call))
     maps, found = attention_maps(model, idx, attention_weights)
-    assert [tuple(weights.shape) for weights in maps] == [(H, T, T)] * 2
     for weights, (attn, (x, *_), output) in zip(maps, calls, strict=True):
         G = attn.n_kv_head
         v = attn.c_attn(x[0]).unflatten(1, (H + 2 * G, -1))[:, -G:].transpose(0, 1)
         y = weights @ v.repeat_interleave(H // G, dim=0)
         assert (attn.c_proj(y.transpose(0, 1).flatten(1)) - output[0]).abs().max() < 1e-12
-        assert (weights.sum(-1) - 1).abs().max() < 1e-12
-        assert (weights.triu(1) == 0).all()
     assert torch.allclose(found[-1], model(idx[None])[0][0, 0], atol=1e-12)
 
 
@@ -53,13 +46,12 @@ def test_the_weights_are_those_that_made_the_output(changes):
 def test_the_model_is_as_it_was(attention):
     """Catches a recorder that stays after an error: every later step would keep all weights."""
     model = model_of(attention=attention)
-    before = [(block.attn.attention, block.attn.feature) for block in model.transformer.h]
-    with pytest.raises(KeyError), recording(model, attention_weights) as maps:
-        model(idx_of()[None])
-        assert len(maps) == 2 and maps[0].shape == (1, H, T, T)
+    attn = model.transformer.h[1].attn
+    before = {**vars(attn)}
+    with pytest.raises(KeyError), recording(model, attention_weights):
+        assert vars(attn) != before
         raise KeyError
-    after = [(block.attn.attention, block.attn.feature) for block in model.transformer.h]
-    assert after == before
+    assert vars(attn) == before
 
 
 def test_entropy():

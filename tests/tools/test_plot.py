@@ -1,10 +1,9 @@
 """Every stored measurement can be drawn again, by the one tool that knows how."""
 
 import json
-import os
 
 import pytest
-from conftest import ROOT, complaint, output_of, run_here
+from conftest import ROOT, output_of
 
 from engine.common.settings import parse_settings
 from tools.plot import PlotSettings, main
@@ -32,23 +31,6 @@ def test_stored_measurements_are_drawn_again(tmp_path):
     assert "trained_cpu.png not written: there is nothing to draw" in printed
 
 
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        ("no JSON", "x.json is damaged"),
-        ('{"kind": "poem"}', "x.json: kind='poem' is unknown; choose from attention, "),
-        ('{"kind": []}', "kind='\\[\\]' is unknown"),
-        (None, "x.json is not a regular file"),
-    ],
-)
-def test_a_file_that_is_no_measurement(content, message, tmp_path):
-    """Catches a traceback for a file that is not a measurement, and a wait for what a pipe says."""
-    path = tmp_path / "x.json"
-    os.mkfifo(path) if content is None else path.write_text(content)
-    with pytest.raises(ValueError, match=message):
-        plot(path)
-
-
 @pytest.fixture
 def runs(tmp_path):
     """Two folders as train.py writes them, one of a run that was evaluated at its beginning."""
@@ -74,20 +56,3 @@ def test_runs_in_one_picture(runs, tmp_path):
     points = [line.get_xydata().tolist() for line in losses.lines]
     assert points == [[[10, 3], [20, 3]], [[20, 2.5]], [[10, 3]], [[0, 5]]]
     assert len(rates.lines) == len(speeds.lines) == 2
-
-
-def test_a_damaged_run(runs):
-    """Catches a traceback for a folder that is no run, or is one in part."""
-    metrics = runs[1] / "metrics.jsonl"
-    metrics.write_text("no JSON")
-    damaged = run_here("-m", "tools.plot", *runs)
-    assert "has no metrics.jsonl, or a damaged one" in complaint(damaged)
-    metrics.unlink()
-    with pytest.raises(ValueError, match="has no metrics.jsonl"):
-        plot(*runs)
-
-
-def test_nothing_to_draw():
-    """Catches a plotter that does nothing in silence, or does not say what it takes."""
-    assert "--output" in output_of("-m", "tools.plot", "--help")
-    assert "give measurements" in complaint(run_here("-m", "tools.plot"))

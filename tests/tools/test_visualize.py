@@ -1,24 +1,29 @@
-"""What tools.visualize writes, without a browser: the data in the page, and the pictures."""
+"""What tools.visualize writes, without a browser: the data in the page, and the picture."""
 
-import base64
 import json
 import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 from conftest import POEM, ROOT, save, tiny
 
-from engine.text import tokenizer
-from tools.visualize import VisualizeConfig, as_bytes, main, page, read
+from attention import attention_weights
+from engine.text.tokenizer import create_tokenizer
+from tools.shared.inspection import attention_maps
+from tools.visualize import VisualizeConfig, draw, main, page, read
 
 pytestmark = pytest.mark.usefixtures("here")
 
 
-def saved(kind="byte", **changes):
-    encoding = tokenizer.create_tokenizer(kind, POEM)
-    model = tiny(**dict(block_size=32, vocab_size=encoding.vocab_size, position="rope") | changes)
-    save("out", model, encoding=encoding)
+def saved(**changes):
+    """A model of bytes, which is also saved to out."""
+    model = tiny(
+        **dict(block_size=32, vocab_size=320, position="rope", tie_weights=False) | changes
+    )
+    model.lm_head.weight.data[256:] = 10 * model.lm_head.weight[:64]
+    save("out", model)
     return model
 
 
@@ -36,60 +41,39 @@ def data_of(content):
 
 def test_what_is_read_and_what_may_come(capsys):
     """Catches a text that is cut in silence, or at the wrong end, and a next token that is none:
-    ids that pad a vocabulary have no text.
+    ids that pad a vocabulary have no text. Weights and losses are in test_page.py.
     """
-    model = saved(vocab_size=320, tie_weights=False)
-    model.lm_head.weight.data[256:] = 10 * model.lm_head.weight[:64]
-    save("out", model, 2)
+    saved()
     data = shown(POEM)
     assert "the model's context 32: these are the last 32." in data["note"]
     assert data["note"] in capsys.readouterr().err
     assert "".join(data["pieces"]) == POEM[-32:]
     assert all(len(row) == 10 and max(id for id, *_ in row) < 256 for row in data["next"])
-    assert not shown(POEM[:32])["note"]
 
 
-@pytest.mark.parametrize(
-    "changes, reason, name",
-    [
-        (
-            dict(attention="linear"),
-            "a live page has no attention=linear",
-            "out/step_000001: the weights that linear attention implies",
-        ),
-        (
-            dict(n_layer=1, n_embd=768),
-            "the model has 7.3 M parameters, and a live page 5 M at most",
-            "out/step_000001",
-        ),
-    ],
-)
-def test_what_a_page_cannot_be(changes, reason, name, capsys):
-    """Catches a page without an answer where the model in it could not run, and weights that no
-    model holds, taken for those that it computed.
-    """
-    saved(**changes)
-    data = shown("Tyger", live=True)
-    assert "maps" in data and data["model"] == name
-    assert f"note: the page is not live: {reason}" in capsys.readouterr().err
+def test_the_picture():
+    """Catches a picture with the heads in another place, or with the columns as rows."""
+    pytest.importorskip("matplotlib")
+    maps, _ = attention_maps(saved(), torch.arange(9), attention_weights)
+    panels = draw(maps, [*"Tyger and"], "").axes
+    for panel, weights in zip(panels, torch.cat(maps)):
+        assert np.allclose(panel.images[0].get_array().filled(0) ** 2, weights)
 
 
-@pytest.mark.parametrize("name, other", [("index", "letters"), ("letters", "index")])
-def test_the_pages_in_docs(name, other):
-    """Catches scripts that a page in docs/ does not have yet (write page(its data) there), and a
-    link to nowhere.
-    """
+def test_what_a_page_cannot_be(capsys):
+    """Catches a page without an answer where the model in it could not run."""
+    saved(attention="linear")
+    assert "maps" in shown("Tyger", live=True)
+    assert "note: the page is not live: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["index", "letters"])
+def test_the_pages_in_docs(name):
+    """Catches scripts that a page in docs/ does not have yet: write page(its data) there."""
     content = (ROOT / f"docs/{name}.html").read_text(encoding="utf-8")
     data = data_of(content)
-    assert page(data) == content and len(content) < 3_000_000
-    assert "live" in data and data["other"][0] == f"{other}.html"
-    assert f'<a href="{other}.html">{data["other"][1]}</a>' in content
-
-
-def test_bytes():
-    """Catches a small weight that becomes 0: it would look as if the token could not be seen."""
-    weights = torch.tensor([[1, 0, 0], [1e-9, 1 - 1e-9, 0], [0.0, 0.16, 0.84]]).double()
-    assert base64.b64decode(as_bytes(weights)) == bytes([255, 1, 255, 0, 102, 234])
+    assert page(data) == content and "live" in data and len(content) < 3_000_000
+    assert (ROOT / "docs" / data["other"][0]).exists()
 
 
 def test_text_that_could_break_out():
@@ -107,32 +91,16 @@ def test_text_that_could_break_out():
 @pytest.mark.parametrize("text, kept", [("Tyg", "^Tyg"), ("^Tyg", "^Tyg"), ("^Tyger", "^ger")])
 def test_a_token_for_the_beginning(text, kept):
     """Catches a beginning that is lost, or comes twice, where the text has it or is too long."""
-    encoding = tokenizer.create_tokenizer("char", "^Tyger")
+    encoding = create_tokenizer("char", "^Tyger")
     encoding.begin = tuple(encoding.encode("^").tolist())
-    ids, note = read(encoding, text, 4)
+    ids, _ = read(encoding, text, 4)
     assert encoding.decode(ids.tolist()) == kept
-    assert note.endswith("these are the last 3.") == (text == "^Tyger")
 
 
-def test_a_file_and_another_folder(tmp_path):
-    """Catches a setting that does nothing; a published folder shows what its checkpoint shows."""
+def test_without_matplotlib(monkeypatch, tmp_path):
+    """Catches a traceback where the drawing library is missing, and a page without its picture."""
     saved()
-    (tmp_path / "poem.txt").write_text("Tyger")
-    assert shown("FILE:poem.txt", init_from="out")["pieces"] == [*"Tyger"]
-    assert {path.name for path in tmp_path.glob("att*")} == {"attention.html", "attention.png"}
-
-
-def test_bad_input(tmp_path, monkeypatch):
-    """Catches a page of another text, one that is half written, and a traceback where the drawing
-    library is missing.
-    """
-    saved("char")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    for text, message in [
-        ("", "--text is empty"),
-        ("Tyger ß", "'ß' .U.00DF. at position 6"),
-        ("T", "drawing needs matplotlib: pip install matplotlib"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            shown(text)
+    with pytest.raises(ValueError, match="pip install matplotlib"):
+        main(VisualizeConfig(text="Tyger"))
     assert not [*tmp_path.glob("out/attention.*")]

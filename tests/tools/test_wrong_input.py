@@ -1,0 +1,78 @@
+"""Wrong input, to each tool and benchmark as a user types it: one line, exit code 2."""
+
+import os
+
+import pytest
+from conftest import POEM, complaint, run_here, save, tiny
+
+from engine.text import dataset
+from engine.text.tokenizer import create_tokenizer
+from experiments.shared import translation, translators
+
+LINES = {
+    "attention.py lookup": "choose from two-tokens, look-up",
+    "-m tools.answers --out_dir={}/out --dataset={}/poem": "has no conversations",
+    "-m tools.answers --questions=0": "questions=0",
+    "-m tools.census --out_dir={}/out --dataset={}/bytes": "has other tokens than",
+    "-m tools.compare config/minute.toml": "nothing to compare",
+    "-m tools.compare --change=--window=8 --seeds=0": "seeds=0",
+    "-m tools.compare --change=--dataset=stdlib": "losses of different texts do not compare",
+    "-m tools.compare --change=--seed=3": "for the comparison to set",
+    "-m tools.evaluate --out_dir={}/out": "which text",
+    "-m tools.evaluate --out_dir={}/out --text={}/none": "none",
+    "-m tools.evaluate --out_dir={}/out --text={}/letter": "at least two",
+    "-m tools.evaluate --out_dir={}/out --text={}/word --stride=17": "at most the model's context",
+    "-m tools.evaluate --text=x --dataset=y": "not both",
+    "-m tools.export": "--to is missing",
+    "-m tools.export --out_dir={}/out --to={}/bytes": "exists: choose another folder",
+    "-m tools.export --out_dir={}/out --to={}/to": "mlp=swiglu (",
+    "-m tools.from_nanogpt {}/word": "give two paths",
+    "-m tools.from_nanogpt {}/word {}/bytes": "exists: choose another",
+    "-m tools.from_nanogpt {}/word {}/to": "is no checkpoint of nanoGPT",
+    "-m tools.plot": "give measurements",
+    "-m tools.plot {}/word": "word is damaged",
+    "-m tools.plot {}/measured": "kind='poem' is unknown; choose from attention, ",
+    "-m tools.plot {}/pipe": "is not a regular file",
+    "-m tools.plot {}/out": "has no metrics.jsonl",
+    "-m tools.translate --out_dir={}/translator --text=zebra": "lacks 'zebra'",
+    "-m tools.translate --out_dir={}/translator": "is empty",
+    "-m tools.translate --beam=2 --temperature=1": "give one of them",
+    "-m tools.translate --out_dir={}/none --text=cat": "none: train one",
+    "-m tools.visualize --out_dir={}/translator --text=zebra": "lacks 'zebra'",
+    "-m tools.visualize --out_dir={}/blind --text=cat": "no attention",
+    "-m tools.visualize --out_dir={}/out": "--text is empty",
+    "-m tools.visualize --out_dir={}/out --text=ß": "'ß' (U+00DF) at position 0",
+    "-m benchmarks.attention --max_length=256": "max_length=256 must be at least 512",
+    "-m benchmarks.sample --nanogpt=/none": "meta.pkl is missing",
+    "-m benchmarks.sample --repeats=0": "repeats=0",
+    "-m benchmarks.sample --shapes=tiny": "'tiny' is unknown; choose from small",
+    "-m benchmarks.sample --shapes=small:0": "as in small:12",
+    "-m benchmarks.sample --weights=int4": "'int4' is unknown; choose from float32",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a model, two translators, datasets and files that are none of these."""
+    folder = tmp_path_factory.mktemp("wrong")
+    encoding = create_tokenizer("char", POEM)
+    save(folder / "out", tiny(vocab_size=encoding.vocab_size, mlp="swiglu"), encoding=encoding)
+    for name, kind in ("poem", "char"), ("bytes", "byte"):
+        dataset.write_dataset(folder / name, [POEM * 30], kind, "a poem")
+    words = translation.learn_vocabulary(["the cat", "le chat"], 300)
+    for name, kind in ("translator", "bahdanau"), ("blind", "none"):
+        shape = translators.Shape(n_embd=32)
+        model = translators.MODELS[kind](len(words), shape)
+        translators.save(folder / name, kind, shape, words, dict(model.named_parameters()))
+    texts = {"letter": "T", "word": "Tyger", "measured": '{"kind": "poem"}'}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    os.mkfifo(folder / "pipe")
+    return folder
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_one_line(command, folder):
+    """Catches a traceback, another setting than that which is wrong, and hours before the line."""
+    assert LINES[command] in complaint(run_here(*command.replace("{}", str(folder)).split()))
+    assert not (folder / "to").exists()
