@@ -35,7 +35,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from engine.common.checks import check_heads, check_shapes, check_standard, choose
+from engine.common.errors import check_heads, check_shapes, check_standard, choose
 from engine.kernels import sdpa
 from engine.kernels.linear_attention import LinearState, chunked, featured, normalized
 from masks import (  # noqa: F401  (so that these can be imported from here too)

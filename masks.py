@@ -20,7 +20,7 @@ import types
 
 import torch
 
-from engine.common.checks import parse_spec
+from engine.common.errors import parse_spec
 
 
 def causal(i, j):

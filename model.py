@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint as checkpoint_block
 
 from attention import SelfAttention, check_mechanism, rope_table, sinusoidal
-from engine.common.checks import at_least, check_heads, choose
+from engine.common.errors import at_least, check_heads, choose
 from engine.decoding.generation import stream
 from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session

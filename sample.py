@@ -16,8 +16,7 @@ from typing import Literal
 import torch
 
 from attention import ATTENTION
-from engine.common.checks import at_least
-from engine.common.errors import one_line_errors
+from engine.common.errors import at_least, one_line_errors
 from engine.common.hardware import pick_device, set_threads
 from engine.common.settings import parse_settings
 from engine.decoding.generation import Generator

@@ -23,8 +23,7 @@ import torch
 
 from attention import ATTENTION
 from engine.common import processes
-from engine.common.checks import at_least, choose
-from engine.common.errors import one_line_errors
+from engine.common.errors import at_least, choose, one_line_errors
 from engine.common.files import folder_lock, path_from_here
 from engine.common.hardware import pick_device, set_threads
 from engine.common.processes import Signals, print0

@@ -19,7 +19,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION, FEATURE, fused, linear
-from engine.common.checks import at_least
+from engine.common.errors import at_least
 from engine.common.hardware import measure_seconds, memory_bytes, peak_bytes
 from masks import VISIBLE, sliding_window
 from tools.shared import benchmark

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine.common.checks import at_least, choose
+from engine.common.errors import at_least, choose
 from engine.common.hardware import half_dtype, is_emulated, synchronize
 from engine.decoding.compiled import CompiledStep
 from engine.decoding.generation import stream

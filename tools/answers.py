@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine.common.checks import at_least
-from engine.common.errors import escape_control_characters
+from engine.common.errors import at_least, escape_control_characters
 from engine.common.hardware import pick_device
 from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session, next_token

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine.common.checks import at_least
+from engine.common.errors import at_least
 from engine.common.hardware import pick_device
 from engine.text import dataset, preparation
 from tools.shared.settings import DatasetSettings, run

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine.common.checks import choose
+from engine.common.errors import choose
 from engine.common.files import read_json
 from engine.weights.checkpoint import read_metrics
 from tools.shared.heatmaps import new_figure, plain, save

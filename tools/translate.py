@@ -13,8 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from engine.common.checks import at_least
-from engine.common.errors import escape_control_characters
+from engine.common.errors import at_least, escape_control_characters
 from engine.decoding.sampling import Sampler, Sampling
 from experiments.shared import translation, translators
 from tools.shared.settings import run

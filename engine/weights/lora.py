@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from engine.common.checks import choose
+from engine.common.errors import choose
 from engine.weights import checkpoint
 from engine.weights.pretrained import check_weights, sha256_of_weights
 

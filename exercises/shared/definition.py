@@ -15,7 +15,7 @@ import re
 import types
 from pathlib import Path
 
-from engine.common.checks import choose
+from engine.common.errors import choose
 
 ROOT = Path(__file__).parents[2]
 ORDER = (

@@ -21,8 +21,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from engine.common.checks import at_least
-from engine.common.errors import one_line_errors
+from engine.common.errors import at_least, one_line_errors
 from engine.common.files import atomic_write
 from engine.common.hardware import peak_bytes
 from engine.common.settings import parse_settings

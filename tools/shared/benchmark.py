@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 
-from engine.common.checks import at_least, choose
+from engine.common.errors import at_least, choose
 from engine.common.files import atomic_write, shell_quote
 from engine.common.hardware import measure_seconds, pick_device
 from engine.common.settings import read_preset

@@ -19,7 +19,7 @@ from attention import (
     softmax,
     visible_tiles,
 )
-from engine.common.checks import choose
+from engine.common.errors import choose
 from masks import causal, full, mask_of, positions
 
 
