@@ -10,7 +10,6 @@ from conftest import timed_here, tiny
 
 from attention import ATTENTION, FEATURE, masked_fill
 from benchmarks import attention, sample, train
-from engine.common.hardware import time_interleaved
 from masks import VISIBLE
 from model import GPT
 from tools.shared import benchmark
@@ -132,12 +131,11 @@ def test_the_shapes_of_a_gpu():
 
 def test_taking_turns():
     """Catches cases compared one after the other: a noisy minute would hit only one of them."""
-    for time_rounds in benchmark.time_rounds, time_interleaved:
-        calls = []
-        functions = [lambda: calls.append("a"), lambda: calls.append("b")]
-        found = time_rounds(functions, 2, CPU)
-        assert calls == ["a", "b"] * 3  # a round to warm up first
-        assert len(found) == 2
+    calls = []
+    functions = [lambda: calls.append("a"), lambda: calls.append("b")]
+    first, times = benchmark.time_rounds(functions, 2, CPU)
+    assert calls == ["a", "b"] * 3  # a round to warm up first
+    assert len(first) == len(times) == len(times[0]) == 2
 
 
 def test_processes():
