@@ -37,7 +37,7 @@ from torch.utils.checkpoint import checkpoint
 
 from engine.common.errors import check_heads, check_shapes, check_standard, choose
 from engine.kernels import sdpa
-from engine.kernels.linear_attention import LinearState, chunked, featured, normalized
+from engine.kernels.linear_attention import LinearState, check_room, chunked, featured, normalized
 from masks import (  # noqa: F401  (so that these can be imported from here too)
     VISIBLE,
     after_padding,
@@ -506,7 +506,7 @@ class KVCache:
         """Positions of the next T tokens, as an index: a slice, `at`, or (B, T) after padding."""
         columns = self.at
         if columns is None:  # else the length is no part of the compiled step
-            self.check_room(T)
+            check_room(self, T)
             columns = slice(self.length, self.length + T)
         if self.padding is None:
             return columns
@@ -535,7 +535,7 @@ class KVCache:
                 f"this cache holds (B={B}, G={G}, T, D={D} or Dv={Dv}), "
                 f"not k {tuple(k.shape)}, v {tuple(v.shape)}"
             )
-        self.check_room(T)
+        check_room(self, T)
         if self.k is None:
             self.k = k.new_zeros(B, G, max_len, D)
             self.v = v.new_zeros(B, G, max_len, Dv)
@@ -544,13 +544,6 @@ class KVCache:
         self.v[:, :, new] = v.detach()
         self.length += T
         return self.k[:, :, : self.length], self.v[:, :, : self.length]
-
-    def check_room(self, T):
-        if self.length + T > self.max_len:
-            raise ValueError(
-                f"the cache is full: {self.length} of {self.max_len} positions used, "
-                f"no room for {T} more"
-            )
 
 
 # --------------------------------------------------------------------------------------------------

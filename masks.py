@@ -21,6 +21,7 @@ import types
 import torch
 
 from engine.common.errors import parse_spec
+from variants.alibi import alibi
 
 
 def causal(i, j):
@@ -84,26 +85,6 @@ def strided(S):
     def visible(i, j):
         return (j <= i) & ((i - j < S) | ((i - j) % S == 0))
 
-    return visible
-
-
-def alibi(H):
-    """The past, with scores that fall with the distance (ALiBi, arXiv:2108.12409).
-
-    They fall at another rate in each of H heads.
-    """
-    if H < 1:
-        raise ValueError(f"alibi(H={H}): the number of heads must be at least 1")
-
-    def visible(i, j):
-        return j <= i
-
-    def bias(i, j, dtype=torch.float32):
-        slopes = 2.0 ** (-8 * torch.arange(1, H + 1, device=j.device, dtype=dtype) / H)
-        distance = i - j
-        return -slopes.view(-1, *[1] * distance.dim()) * distance
-
-    visible.bias = bias
     return visible
 
 

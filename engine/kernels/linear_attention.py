@@ -59,6 +59,15 @@ def normalized(y):
     return y[..., :-1] / total.clamp_min(torch.finfo(y.dtype).tiny)
 
 
+def check_room(memory, T):
+    """ValueError unless T more positions fit into a KVCache or a LinearState."""
+    if memory.length + T > memory.max_len:
+        raise ValueError(
+            f"the cache is full: {memory.length} of {memory.max_len} positions used, "
+            f"no room for {T} more"
+        )
+
+
 class LinearState:
     """The memory of linear attention: one matrix per head, however long the past is.
 
@@ -99,13 +108,8 @@ class LinearState:
 
     def positions(self, T):
         """Positions of the next T tokens."""
-        end = self.length + T
-        if end > self.max_len:
-            raise ValueError(
-                f"the state is full: {self.length} of {self.max_len} positions used, "
-                f"no room for {T} more"
-            )
-        return slice(self.length, end)
+        check_room(self, T)
+        return slice(self.length, self.length + T)
 
     def past(self, q, T):
         """The sum so far, or None; ValueError if q (B, H, Tq, D) or T more positions do not fit."""
