@@ -231,8 +231,6 @@ def typed_lines():
         except EOFError:
             print()
             return
-        except ValueError as error:  # no UTF-8
-            print(error, file=sys.stderr)
 
 
 def converse(generator, kind):

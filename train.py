@@ -71,8 +71,8 @@ class TrainConfig(GPTConfig):
     """Save a checkpoint and evaluate every N steps, and at the end."""
     save_interval: int = 0
     """Save a checkpoint every N steps too; 0: only before an evaluation, and after a signal."""
-    eval_iters: int | Literal["full"] = 50
-    """Batches in a validation loss; 0 or full: the whole validation split, each token once."""
+    eval_iters: int = 50
+    """Batches in a validation loss; 0: the whole validation split, each token once."""
     eval_only: bool = False
     """Evaluate, and stop."""
     dry_run: bool = False
@@ -174,7 +174,7 @@ class TrainConfig(GPTConfig):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, most=10**9)
-        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval")
+        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval", "eval_iters")
         at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
         at_least(0, self, *rates, "weight_decay", "grad_clip", "lora_alpha")
@@ -190,8 +190,6 @@ class TrainConfig(GPTConfig):
             raise ValueError(
                 f"lora_rank={self.lora_rank} tunes a model that exists: give --init_from=FOLDER"
             )
-        if self.eval_iters != "full" and not 0 <= self.eval_iters <= 10**6:
-            raise ValueError(f"eval_iters={self.eval_iters} must be 0 to {10**6:,}, or full")
 
     def model_config(self, vocab_size):
         """Return the GPTConfig among these settings."""

@@ -85,14 +85,13 @@ def validation_batches(data, config):
     A batch is inputs, targets, and positions or None.
     """
     size = config.batch_size
-    full = config.eval_iters in (0, "full")
     if data.masks:
         rows = data.rows["val"]
         order = np.random.default_rng((config.seed, VAL)).permutation(len(rows))
         parts = [order[n : n + size] for n in range(0, len(rows), size)]
-        parts = parts[: None if full else config.eval_iters]
+        parts = parts[: config.eval_iters or None]
         return len(parts), (rows.batch(part, size) for part in parts)
-    if full:
+    if config.eval_iters == 0:
         count = -(-(len(data.val) - 1) // (size * config.block_size))
         batches = dataset.sequential_batches(data.val, size, config.block_size)
     else:
