@@ -43,8 +43,8 @@ F_STRING_END = getattr(tokenize, "FSTRING_END", None)
 # others publish them, of which libraries read the files and compute nothing (families.py); values
 # of another width, encoders without a mask and the score `mlp`, which the lectures have.
 # tools: the worked examples of the lectures (worked.py), a translator, whether a machine computes
-# attention right (machine_check.py), the model in the page (live.py), the model card, and what only
-# looks and measures: pictures, tables, the machine's report, answers after a training.
+# attention right (machine_check.py), the model in the page (live.py), and what only looks and
+# measures: pictures, tables, the machine's report, answers after a training.
 # exercises: no library has a check that names a mistake.
 READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, F_STRING}
 BUDGET = {

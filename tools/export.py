@@ -4,10 +4,9 @@
     python -m tools.export --out_dir=out-lora --to=FOLDER --adapter    of LoRA, in PEFT's layout
 
 It becomes a model of a standard family, GPT-2 or a relative of Llama, that computes the same
-function, with its tokenizer as tokenizer.json: no code of ours is needed to run it. README.md is a
-model card, with what is known of its training. Where no family computes the same, export names the
-setting that is in the way. config/llama_small.toml and config/llama_125m.toml are made to be
-exported.
+function, with its tokenizer as tokenizer.json: no code of ours is needed to run it. Where no family
+computes the same, export names the setting that is in the way. config/llama_small.toml and
+config/llama_125m.toml are made to be exported.
 """
 
 import json
@@ -27,7 +26,7 @@ from engine.weights import checkpoint, families
 from engine.weights.checkpoint import write_safetensors
 from engine.weights.pretrained import WithoutInit
 from model import GPT, GPTConfig
-from tools.shared import hugging_face, model_card
+from tools.shared import hugging_face
 from tools.shared.settings import ModelSettings, run
 
 
@@ -54,7 +53,6 @@ def export(config):
     if to.exists():
         raise ValueError(f"--to={to} exists: choose another folder, or remove it")
     folder, model, tokenizer = config.load()
-    facts = model_card.read_facts(folder, config.init_from)
     about, standard_config = standard(model)
     kind = about["model_type"]
     query_rows = standard_config.n_head * standard_config.D
@@ -85,13 +83,14 @@ def export(config):
     # The weights under the family's names
     weights = with_constants(model, standard_config)
     tensors = dict(hugging_face.to_hugging_face(weights, kind, query_rows))
-    remarks = list(notes(kind, standard_config, tokenizer))
-    card = model_card.card(model, tokenizer, about, facts, remarks)
-    write_folder(config, {"README.md": card, **files}, "model.safetensors", tensors)
-    for note in remarks:
+    write_folder(config, files, "model.safetensors", tensors)
+    for note in notes(kind, standard_config, tokenizer):
         print(f"note: {note}")
     size = f"{model.num_params():,} parameters in {config.dtype}"
-    print(f"{to}: a {about['architectures'][0]} of {size}, from {folder}")
+    print(
+        f"{to}: a {about['architectures'][0]} of {size}, from {folder}; transformers loads it with "
+        "AutoModelForCausalLM and PreTrainedTokenizerFast, sample.py with --init_from"
+    )
     return to
 
 
@@ -128,7 +127,7 @@ def export_adapter(config, folder, kind, query_rows):
 
 
 def write_folder(config, files, weights_file, tensors):
-    """Write a folder, complete or not there. files: {name: its text, or an object for JSON}."""
+    """Write a folder, complete or not there. files: {name: an object for JSON}."""
     for name, tensor in tensors.items():
         tensors[name] = tensor.to(getattr(torch, config.dtype))
         if not tensors[name].isfinite().all():
@@ -140,8 +139,7 @@ def write_folder(config, files, weights_file, tensors):
     with atomic_path(to) as unfinished:
         unfinished.mkdir()
         for name, content in files.items():
-            text = content if isinstance(content, str) else json.dumps(content, indent=1)
-            (unfinished / name).write_text(text, encoding="utf-8")
+            (unfinished / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
         write_safetensors(unfinished / weights_file, tensors)
 
 
