@@ -25,8 +25,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from engine.common.errors import at_least
 from engine.common.files import atomic_write, read_json, sha256_of
 from engine.common.settings import read_preset, read_toml

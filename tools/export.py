@@ -10,14 +10,11 @@ config/llama_125m.toml are made to be exported.
 """
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION
 from engine.common.files import atomic_path, shell_path

@@ -7,11 +7,8 @@ python attention.py --device=cuda     does this machine compute attention right?
 
 import argparse
 import sys
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION
 from engine.common.errors import one_line_errors

@@ -41,8 +41,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from attention import attention_weights
 from engine.common.files import atomic_write
 from engine.text.preparation import read_text
