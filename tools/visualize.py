@@ -43,6 +43,7 @@ import torch.nn.functional as F
 
 from attention import attention_weights
 from engine.common.files import atomic_write
+from engine.decoding.text import encode_prompt
 from engine.text.preparation import read_text
 from experiments.shared import translation, translators
 from tools.shared import heatmaps, live
@@ -86,13 +87,15 @@ def main(config):
     if translators.is_translator(config.out_dir) and not config.init_from:
         return show_alignment(config.out_dir, config.text)
     folder, model, tokenizer = config.load()
-    ids, note = read(tokenizer, config.text, model.config.block_size)
+    text = config.text
+    if text.startswith("FILE:"):
+        text = read_text(text.removeprefix("FILE:"))
+    ids = encode_prompt(tokenizer, text, tokenizer.begin, model.config.block_size, "--text")
     maps, logits = attention_maps(model, ids, attention_weights)
     attentions = [block.attn for block in model.transformer.h]
     implied = ": the weights that linear attention implies" if attentions[0].feature else ""
     data = {
         "model": f"{folder}{implied}",
-        "note": note,
         "layers": model.config.n_layer,
         "heads": model.config.n_head,
         "windows": [getattr(attention.visible, "window", None) for attention in attentions],
@@ -111,8 +114,6 @@ def main(config):
     figure = draw(maps, [piece.translate(SIGNS) for piece in pieces], str(folder))
     atomic_write(file, page(data).encode())
     heatmaps.save(figure, picture)
-    if note:
-        print(f"note: {note}", file=sys.stderr)
     shape = "{layers} layers x {heads} heads".format_map(data)
     print(f"{file} and {picture}: {len(ids)} tokens, {shape}")
     if "live" in data:
@@ -153,30 +154,6 @@ def alignments(folder, text):
         weights = rounded(torch.tensor(weights), 3)
         found.append({"source": source, "target": target, "weights": weights})
     return found
-
-
-def read(tokenizer, text, most):
-    """Return the last `most` ids (T,) of a text, and a note if there are more.
-
-    ValueError if it is empty or cannot be encoded.
-    """
-    if text.startswith("FILE:"):
-        text = read_text(text.removeprefix("FILE:"))
-    try:
-        ids = tokenizer.encode(text, allow_special=True).tolist()
-    except ValueError as error:
-        raise ValueError(f"--text: {error}") from None
-    if not ids:
-        raise ValueError('--text is empty, or has no tokens: --text="..." or --text=FILE:name')
-    begin = [*tokenizer.begin]
-    if ids[: len(begin)] == begin:  # the text brings it along
-        ids = ids[len(begin) :]
-    room = most - len(begin)
-    note = ""
-    if len(ids) > room:
-        size = f"The text has {len(ids):,} tokens, the model's context {most:,}"
-        note = f"{size}: these are the last {room:,}."
-    return torch.tensor(begin + ids[-room:]), note
 
 
 def describe(tokenizer, ids, maps, logits):

@@ -10,9 +10,10 @@ import torch
 from conftest import POEM, ROOT, save, tiny
 
 from attention import attention_weights
+from engine.decoding.text import encode_prompt
 from engine.text.tokenizer import create_tokenizer
 from tools.shared.inspection import attention_maps
-from tools.visualize import VisualizeConfig, draw, main, page, read
+from tools.visualize import VisualizeConfig, draw, main, page
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -45,8 +46,7 @@ def test_what_is_read_and_what_may_come(capsys):
     """
     saved()
     data = shown(POEM)
-    assert "the model's context 32: these are the last 32." in data["note"]
-    assert data["note"] in capsys.readouterr().err
+    assert "the model reads the last 32" in capsys.readouterr().err
     assert "".join(data["pieces"]) == POEM[-32:]
     assert all(len(row) == 10 and max(id for id, *_ in row) < 256 for row in data["next"])
 
@@ -93,7 +93,7 @@ def test_a_token_for_the_beginning(text, kept):
     """Catches a beginning that is lost, or comes twice, where the text has it or is too long."""
     encoding = create_tokenizer("char", "^Tyger")
     encoding.begin = tuple(encoding.encode("^").tolist())
-    ids, _ = read(encoding, text, 4)
+    ids = encode_prompt(encoding, text, encoding.begin, 4, "--text")
     assert encoding.decode(ids.tolist()) == kept
 
 
