@@ -81,12 +81,11 @@ def export(config):
     weights = with_constants(model, standard_config)
     tensors = dict(hugging_face.to_hugging_face(weights, kind, query_rows))
     write_folder(config, files, "model.safetensors", tensors)
-    for note in notes(kind, standard_config, tokenizer):
-        print(f"note: {note}")
     size = f"{model.num_params():,} parameters in {config.dtype}"
     print(
         f"{to}: a {about['architectures'][0]} of {size}, from {folder}; transformers loads it with "
-        "AutoModelForCausalLM and PreTrainedTokenizerFast, sample.py with --init_from"
+        "AutoModelForCausalLM and PreTrainedTokenizerFast, sample.py with --init_from; what "
+        "llama.cpp and lm_eval make of it: docs/weights.md"
     )
     return to
 
@@ -220,30 +219,6 @@ def with_constants(model, config):
     for name, parameter in without_values(config).named_parameters():
         weights[name] = torch.full(parameter.shape, float(name.endswith("weight")))
     return weights | dict(model.named_parameters())
-
-
-def notes(kind, config, tokenizer):
-    """Yield what readers of an exported folder make of it that one would not expect."""
-    spec = tokenizer.spec()["kind"]
-    if kind == "qwen2":
-        yield (
-            "for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: if yours are "
-            "others, use PreTrainedTokenizerFast"
-        )
-    if kind == "gpt2" and config.mlp not in ("gelu", "gelu_tanh"):
-        yield "llama.cpp computes GPT-2 with GELU, whatever config.json says"
-    if config.window:
-        yield (
-            "llama.cpp does not know windows in this family: what it computes differs from the "
-            "window's length on"
-        )
-    if spec == "char":
-        yield "transformers leaves out characters that this tokenizer lacks, without a word"
-    if tokenizer.end_of_text is None:
-        yield (
-            "this tokenizer has no end of text, and lm_eval needs a token to begin with: give it "
-            "prefix_token_id"
-        )
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def compare_paths(lengths):
     Returns whether rounding explains all differences.
     """
     device = torch.device("cpu")
-    found = machine_check.measure(device, [torch.float64])
+    found = machine_check.measure(device, ["float64"])
     found = [line for line in found if line[2] != "large scores"]  # whose rounding is larger, too
     agree = all(error <= limit for *_, error, limit in found)
     rows = []

@@ -33,7 +33,6 @@ import base64
 import html
 import json
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,16 +69,10 @@ class VisualizeConfig(ModelSettings):
     """Other texts that a live page offers, one a line."""
     translator: str = ""
     """A folder of experiments.translate --save: where it looks becomes a tab of the page."""
-    sentences: str = SENTENCES
-    """What it translates, one sentence a line."""
     other: str = ""
-    """Another page that this one links to: its address, a space, and what the link says."""
+    """Another page that this one links to: its address, and after a space what the link says."""
     page: str = ""
     """The file of the page; empty: attention.html in the model's folder."""
-
-    def __post_init__(self):
-        if self.other and len(self.other.split()) < 2:
-            raise ValueError(f"other={self.other!r} lacks the words of the link, after a space")
 
 
 def main(config):
@@ -101,10 +94,13 @@ def main(config):
         "windows": [getattr(attention.visible, "window", None) for attention in attentions],
         "ids": ids.tolist(),
     }
-    data |= describe_live(config, model, tokenizer) or describe(tokenizer, ids, maps, logits)
+    if config.live:
+        data |= {"live": live.describe(model, tokenizer), "examples": config.examples.splitlines()}
+    else:
+        data |= describe(tokenizer, ids, maps, logits)
     if config.translator:
-        data["alignments"] = alignments(config.translator, config.sentences)
-    if config.other:
+        data["alignments"] = alignments(config.translator, SENTENCES)
+    if config.other.strip():
         data["other"] = config.other.split(maxsplit=1)
 
     to = Path("." if config.init_from else config.out_dir)
@@ -116,21 +112,7 @@ def main(config):
     heatmaps.save(figure, picture)
     shape = "{layers} layers x {heads} heads".format_map(data)
     print(f"{file} and {picture}: {len(ids)} tokens, {shape}")
-    if "live" in data:
-        print(f"{file} holds the model: {file.stat().st_size / 1e6:.1f} MB")
     return file, picture
-
-
-def describe_live(config, model, tokenizer):
-    """What a page needs that computes the rest itself; {}, and a note, if it cannot."""
-    if not config.live:
-        return {}
-    try:
-        content = live.describe(model, tokenizer)
-    except ValueError as error:
-        print(f"note: the page is not live: {error}", file=sys.stderr)
-        return {}
-    return {"live": content, "examples": config.examples.splitlines()}
 
 
 def show_alignment(folder, text):
@@ -216,8 +198,8 @@ def page(data, template="index.html"):
     parts = {path.name: path.read_text(encoding="utf-8") for path in PAGE.glob("[a-z]*")}
     parts |= {"data": content.replace("<", "\\u003c"), "other": ""}
     if "other" in data:
-        address, says = map(html.escape, data["other"])
-        parts["other"] = f'<a href="{address}">{says}</a>'
+        other = [*map(html.escape, data["other"])]
+        parts["other"] = f'<a href="{other[0]}">{other[-1]}</a>'
     return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], parts[template])
 
 
