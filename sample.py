@@ -22,7 +22,7 @@ from engine.common.settings import parse_settings
 from engine.decoding.generation import Generator
 from engine.decoding.quantization import best_dtype, prepare_for_inference
 from engine.decoding.sampling import Sampling
-from engine.decoding.text import Printer, Text
+from engine.decoding.text import Printer, Text, encode_prompt
 from engine.text.chat import ChatTemplate
 from engine.text.conversations import messages_of
 from engine.text.preparation import read_text
@@ -111,27 +111,6 @@ def read_prompts(config):
         return {"--start": text}
     lines = text.removesuffix("\n").split("\n")
     return {f"--prompts, line {n}": line for n, line in enumerate(lines, 1)}
-
-
-def encode_prompt(tokenizer, text, begin, most, flag):
-    """Return the ids (T,) of a prompt after those of begin; only its end if T would exceed most.
-
-    ValueError if there are none, or if the text cannot be encoded.
-    """
-    try:
-        ids = tokenizer.encode(text, allow_special=True).tolist()
-    except ValueError as error:
-        raise ValueError(f"{flag}: {error}") from None
-    begin = list(begin)
-    if ids[: len(begin)] != begin:
-        ids = begin + ids
-    if not ids:
-        raise ValueError(f"{flag} has no tokens: this model needs at least 1")
-    if len(ids) > most:
-        note = f"note: {flag} has {len(ids)} tokens; the model reads the last {most}"
-        print(note, file=sys.stderr)
-        ids = begin + ids[len(begin) - most :]
-    return torch.tensor(ids)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -8,15 +8,11 @@ Leaves attention_<device>.json and .png in out_dir. Ratios are medians over inte
 import functools
 import math
 import statistics
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 from tqdm import tqdm
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION, FEATURE, fused, linear
 from engine.common.errors import at_least

@@ -18,8 +18,6 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from engine.common.errors import at_least, choose
 from engine.common.hardware import half_dtype, is_emulated, synchronize
 from engine.decoding.compiled import CompiledStep

@@ -19,8 +19,6 @@ from types import SimpleNamespace
 import torch
 from tqdm import tqdm
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from engine.common.errors import at_least
 from engine.common.hardware import half_dtype, peak_bytes
 from engine.training.optimizer import make_optimizer, training_step

@@ -6,15 +6,11 @@ Counts the answers that are exact, of each split, and shows three of them. Each 
 likely one.
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.errors import at_least, escape_control_characters
 from engine.common.hardware import pick_device

@@ -14,14 +14,10 @@ head that counts there is an induction head. A token may have come more than onc
 then what followed any of its copies counts.
 """
 
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import attention_weights
 from masks import mask_of, positions

@@ -17,15 +17,13 @@ import json
 import math
 import re
 import shlex
-import shutil
 import statistics
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.errors import at_least
 from engine.common.files import atomic_write, read_json, sha256_of
@@ -63,13 +61,12 @@ def main(config):
     """Run what has not been run yet; print and store the differences."""
     changes = read_changes(config)
     _, report = benchmark.new_report("compare", config)
-    folder = Path(config.out_dir, "runs")
-    folder.mkdir(parents=True, exist_ok=True)
+    Path(config.out_dir, "runs").mkdir(parents=True, exist_ok=True)
 
     version = version_of(config)
     for flags in changes.values():  # a bad setting is found before hours of training
         if not result_path(config, version, flags, 0).exists():
-            train(config, f"{flags} --max_iters=0 --eval_iters=1", 0, folder / "try")
+            train(config, f"{flags} --max_iters=0 --eval_iters=1", 0)
 
     runs = []
     cases = [(seed, name) for seed in range(config.seeds) for name in changes]
@@ -78,7 +75,7 @@ def main(config):
             raise ValueError("the code, a preset or the data has changed: start again")
         path = result_path(config, version, changes[name], seed)
         if not path.exists():
-            result = train(config, changes[name], seed, path.with_suffix(""))
+            result = train(config, changes[name], seed)
             atomic_write(path, json.dumps(result).encode())
         runs.append({"change": name, "seed": seed, **read_json(path)})
 
@@ -121,19 +118,18 @@ def result_path(config, version, flags, seed):
     return Path(config.out_dir, "runs", f"{name}.json")
 
 
-def train(config, flags, seed, folder):
+def train(config, flags, seed):
     """Run train.py once: its last validation loss (None if it diverged) and seconds."""
     words = [config.preset, *shlex.split(f"{config.flags} {flags}")]
     words += [f"--device={config.device}", f"--seed={seed}"]
-    shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
     last = {}
-    try:
-        last, _ = benchmark.run_train(words, folder.absolute())
-    except ValueError as error:
-        if ": stopped, " not in str(error):
-            raise
-        tqdm.write(str(error), file=sys.stderr)  # it diverged, which is a result too
-    shutil.rmtree(folder, ignore_errors=True)  # its checkpoints
+    with tempfile.TemporaryDirectory(dir=Path(config.out_dir).absolute()) as folder:
+        try:
+            last, _ = benchmark.run_train(words, folder)
+        except ValueError as error:
+            if ": stopped, " not in str(error):
+                raise
+            tqdm.write(str(error), file=sys.stderr)  # it diverged, which is a result too
     return {name: last.get(name) for name in ("val_loss", "seconds")}
 
 

@@ -10,15 +10,11 @@ and the longer it takes.
 """
 
 import math
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.errors import at_least
 from engine.common.hardware import pick_device

@@ -4,21 +4,17 @@
     python -m tools.export --out_dir=out-lora --to=FOLDER --adapter    of LoRA, in PEFT's layout
 
 It becomes a model of a standard family, GPT-2 or a relative of Llama, that computes the same
-function, with its tokenizer as tokenizer.json: no code of ours is needed to run it. README.md is a
-model card, with what is known of its training. Where no family computes the same, export names the
-setting that is in the way. config/llama_small.toml and config/llama_125m.toml are made to be
-exported.
+function, with its tokenizer as tokenizer.json: no code of ours is needed to run it. Where no family
+computes the same, export names the setting that is in the way. config/llama_small.toml and
+config/llama_125m.toml are made to be exported.
 """
 
 import json
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION
 from engine.common.files import atomic_path, shell_path
@@ -27,7 +23,7 @@ from engine.weights import checkpoint, families
 from engine.weights.checkpoint import write_safetensors
 from engine.weights.pretrained import WithoutInit
 from model import GPT, GPTConfig
-from tools.shared import hugging_face, model_card
+from tools.shared import hugging_face
 from tools.shared.settings import ModelSettings, run
 
 
@@ -54,7 +50,6 @@ def export(config):
     if to.exists():
         raise ValueError(f"--to={to} exists: choose another folder, or remove it")
     folder, model, tokenizer = config.load()
-    facts = model_card.read_facts(folder, config.init_from)
     about, standard_config = standard(model)
     kind = about["model_type"]
     query_rows = standard_config.n_head * standard_config.D
@@ -85,13 +80,13 @@ def export(config):
     # The weights under the family's names
     weights = with_constants(model, standard_config)
     tensors = dict(hugging_face.to_hugging_face(weights, kind, query_rows))
-    remarks = list(notes(kind, standard_config, tokenizer))
-    card = model_card.card(model, tokenizer, about, facts, remarks)
-    write_folder(config, {"README.md": card, **files}, "model.safetensors", tensors)
-    for note in remarks:
-        print(f"note: {note}")
+    write_folder(config, files, "model.safetensors", tensors)
     size = f"{model.num_params():,} parameters in {config.dtype}"
-    print(f"{to}: a {about['architectures'][0]} of {size}, from {folder}")
+    print(
+        f"{to}: a {about['architectures'][0]} of {size}, from {folder}; transformers loads it with "
+        "AutoModelForCausalLM and PreTrainedTokenizerFast, sample.py with --init_from; what "
+        "llama.cpp and lm_eval make of it: docs/weights.md"
+    )
     return to
 
 
@@ -128,7 +123,7 @@ def export_adapter(config, folder, kind, query_rows):
 
 
 def write_folder(config, files, weights_file, tensors):
-    """Write a folder, complete or not there. files: {name: its text, or an object for JSON}."""
+    """Write a folder, complete or not there. files: {name: an object for JSON}."""
     for name, tensor in tensors.items():
         tensors[name] = tensor.to(getattr(torch, config.dtype))
         if not tensors[name].isfinite().all():
@@ -140,8 +135,7 @@ def write_folder(config, files, weights_file, tensors):
     with atomic_path(to) as unfinished:
         unfinished.mkdir()
         for name, content in files.items():
-            text = content if isinstance(content, str) else json.dumps(content, indent=1)
-            (unfinished / name).write_text(text, encoding="utf-8")
+            (unfinished / name).write_text(json.dumps(content, indent=1), encoding="utf-8")
         write_safetensors(unfinished / weights_file, tensors)
 
 
@@ -225,30 +219,6 @@ def with_constants(model, config):
     for name, parameter in without_values(config).named_parameters():
         weights[name] = torch.full(parameter.shape, float(name.endswith("weight")))
     return weights | dict(model.named_parameters())
-
-
-def notes(kind, config, tokenizer):
-    """Yield what readers of an exported folder make of it that one would not expect."""
-    spec = tokenizer.spec()["kind"]
-    if kind == "qwen2":
-        yield (
-            "for Qwen 2, AutoTokenizer of transformers 5 takes Qwen's own splits: if yours are "
-            "others, use PreTrainedTokenizerFast"
-        )
-    if kind == "gpt2" and config.mlp not in ("gelu", "gelu_tanh"):
-        yield "llama.cpp computes GPT-2 with GELU, whatever config.json says"
-    if config.window:
-        yield (
-            "llama.cpp does not know windows in this family: what it computes differs from the "
-            "window's length on"
-        )
-    if spec == "char":
-        yield "transformers leaves out characters that this tokenizer lacks, without a word"
-    if tokenizer.end_of_text is None:
-        yield (
-            "this tokenizer has no end of text, and lm_eval needs a token to begin with: give it "
-            "prefix_token_id"
-        )
 
 
 if __name__ == "__main__":

@@ -8,13 +8,10 @@ Its tokenizer is GPT-2's, or that of a dataset in data/ with the same characters
 nanoGPT's run names, or --dataset. nanoGPT's meta.pkl could run any code, and is never read.
 """
 
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.files import require_regular_file
 from engine.text import dataset

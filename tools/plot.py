@@ -4,11 +4,8 @@ python -m tools.plot benchmarks/train_cpu.json ...        a .png beside each .js
 python -m tools.plot out out-2 ... [--output=loss.png]    runs of train.py, in one picture
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.errors import choose
 from engine.common.files import read_json

@@ -7,11 +7,8 @@ python attention.py --device=cuda     does this machine compute attention right?
 
 import argparse
 import sys
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from attention import ATTENTION
 from engine.common.errors import one_line_errors
@@ -54,7 +51,7 @@ def compare_paths(lengths):
     Returns whether rounding explains all differences.
     """
     device = torch.device("cpu")
-    found = machine_check.measure(device, [torch.float64])
+    found = machine_check.measure(device, ["float64"])
     found = [line for line in found if line[2] != "large scores"]  # whose rounding is larger, too
     agree = all(error <= limit for *_, error, limit in found)
     rows = []

@@ -5,13 +5,9 @@ python -m tools.translate --text="the cat sees the red dog" [--beam=4]
 python -m tools.translate --text="the cat sees the red dog" --temperature=0.8 --seed=1
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from engine.common.errors import at_least, escape_control_characters
 from engine.decoding.sampling import Sampler, Sampling

@@ -33,7 +33,6 @@ import base64
 import html
 import json
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,10 +40,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from attention import attention_weights
 from engine.common.files import atomic_write
+from engine.decoding.text import encode_prompt
 from engine.text.preparation import read_text
 from experiments.shared import translation, translators
 from tools.shared import heatmaps, live
@@ -71,16 +69,10 @@ class VisualizeConfig(ModelSettings):
     """Other texts that a live page offers, one a line."""
     translator: str = ""
     """A folder of experiments.translate --save: where it looks becomes a tab of the page."""
-    sentences: str = SENTENCES
-    """What it translates, one sentence a line."""
     other: str = ""
-    """Another page that this one links to: its address, a space, and what the link says."""
+    """Another page that this one links to: its address, and after a space what the link says."""
     page: str = ""
     """The file of the page; empty: attention.html in the model's folder."""
-
-    def __post_init__(self):
-        if self.other and len(self.other.split()) < 2:
-            raise ValueError(f"other={self.other!r} lacks the words of the link, after a space")
 
 
 def main(config):
@@ -88,22 +80,27 @@ def main(config):
     if translators.is_translator(config.out_dir) and not config.init_from:
         return show_alignment(config.out_dir, config.text)
     folder, model, tokenizer = config.load()
-    ids, note = read(tokenizer, config.text, model.config.block_size)
+    text = config.text
+    if text.startswith("FILE:"):
+        text = read_text(text.removeprefix("FILE:"))
+    ids = encode_prompt(tokenizer, text, tokenizer.begin, model.config.block_size, "--text")
     maps, logits = attention_maps(model, ids, attention_weights)
     attentions = [block.attn for block in model.transformer.h]
     implied = ": the weights that linear attention implies" if attentions[0].feature else ""
     data = {
         "model": f"{folder}{implied}",
-        "note": note,
         "layers": model.config.n_layer,
         "heads": model.config.n_head,
         "windows": [getattr(attention.visible, "window", None) for attention in attentions],
         "ids": ids.tolist(),
     }
-    data |= describe_live(config, model, tokenizer) or describe(tokenizer, ids, maps, logits)
+    if config.live:
+        data |= {"live": live.describe(model, tokenizer), "examples": config.examples.splitlines()}
+    else:
+        data |= describe(tokenizer, ids, maps, logits)
     if config.translator:
-        data["alignments"] = alignments(config.translator, config.sentences)
-    if config.other:
+        data["alignments"] = alignments(config.translator, SENTENCES)
+    if config.other.strip():
         data["other"] = config.other.split(maxsplit=1)
 
     to = Path("." if config.init_from else config.out_dir)
@@ -113,25 +110,9 @@ def main(config):
     figure = draw(maps, [piece.translate(SIGNS) for piece in pieces], str(folder))
     atomic_write(file, page(data).encode())
     heatmaps.save(figure, picture)
-    if note:
-        print(f"note: {note}", file=sys.stderr)
     shape = "{layers} layers x {heads} heads".format_map(data)
     print(f"{file} and {picture}: {len(ids)} tokens, {shape}")
-    if "live" in data:
-        print(f"{file} holds the model: {file.stat().st_size / 1e6:.1f} MB")
     return file, picture
-
-
-def describe_live(config, model, tokenizer):
-    """What a page needs that computes the rest itself; {}, and a note, if it cannot."""
-    if not config.live:
-        return {}
-    try:
-        content = live.describe(model, tokenizer)
-    except ValueError as error:
-        print(f"note: the page is not live: {error}", file=sys.stderr)
-        return {}
-    return {"live": content, "examples": config.examples.splitlines()}
 
 
 def show_alignment(folder, text):
@@ -155,30 +136,6 @@ def alignments(folder, text):
         weights = rounded(torch.tensor(weights), 3)
         found.append({"source": source, "target": target, "weights": weights})
     return found
-
-
-def read(tokenizer, text, most):
-    """Return the last `most` ids (T,) of a text, and a note if there are more.
-
-    ValueError if it is empty or cannot be encoded.
-    """
-    if text.startswith("FILE:"):
-        text = read_text(text.removeprefix("FILE:"))
-    try:
-        ids = tokenizer.encode(text, allow_special=True).tolist()
-    except ValueError as error:
-        raise ValueError(f"--text: {error}") from None
-    if not ids:
-        raise ValueError('--text is empty, or has no tokens: --text="..." or --text=FILE:name')
-    begin = [*tokenizer.begin]
-    if ids[: len(begin)] == begin:  # the text brings it along
-        ids = ids[len(begin) :]
-    room = most - len(begin)
-    note = ""
-    if len(ids) > room:
-        size = f"The text has {len(ids):,} tokens, the model's context {most:,}"
-        note = f"{size}: these are the last {room:,}."
-    return torch.tensor(begin + ids[-room:]), note
 
 
 def describe(tokenizer, ids, maps, logits):
@@ -241,8 +198,8 @@ def page(data, template="index.html"):
     parts = {path.name: path.read_text(encoding="utf-8") for path in PAGE.glob("[a-z]*")}
     parts |= {"data": content.replace("<", "\\u003c"), "other": ""}
     if "other" in data:
-        address, says = map(html.escape, data["other"])
-        parts["other"] = f'<a href="{address}">{says}</a>'
+        other = [*map(html.escape, data["other"])]
+        parts["other"] = f'<a href="{other[0]}">{other[-1]}</a>'
     return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], parts[template])
 
 

@@ -1,9 +1,33 @@
-"""Texts that are being generated: from tokens to characters, and to the screen."""
+"""Texts that are being generated: a prompt as tokens, tokens as characters, and the screen."""
 
 import codecs
 import json
+import sys
+
+import torch
 
 from engine.common.errors import escape_control_characters
+
+
+def encode_prompt(tokenizer, text, begin, most, flag):
+    """Return the ids (T,) of a prompt after those of begin; only its end if T would exceed most.
+
+    ValueError if there are none, or if the text cannot be encoded.
+    """
+    try:
+        ids = tokenizer.encode(text, allow_special=True).tolist()
+    except ValueError as error:
+        raise ValueError(f"{flag}: {error}") from None
+    begin = list(begin)
+    if ids[: len(begin)] != begin:
+        ids = begin + ids
+    if not ids:
+        raise ValueError(f"{flag} has no tokens: this model needs at least 1")
+    if len(ids) > most:
+        note = f"note: {flag} has {len(ids)} tokens; the model reads the last {most}"
+        print(note, file=sys.stderr)
+        ids = begin + ids[len(begin) - most :]
+    return torch.tensor(ids)
 
 
 class Text:

@@ -67,9 +67,6 @@ def alike(got, wrong):
 
 def properties(name, pairs):
     """Yield what one function's wrong numbers have in common, and those of its last case."""
-    wrong = {b["name"] for a, b in pairs if not same_outcome(a, b)}
-    if others := {b["name"]: 1 for _, b in pairs if b["name"] not in wrong}:
-        yield f"Right in all cases: {', '.join(others)}."
     own = [pair for pair in pairs if pair[1]["name"] == name]
     if right := [b["label"] for a, b in own if same_outcome(a, b)]:
         yield "It is right for: " + "; ".join(right)

@@ -44,8 +44,6 @@ def limit_memory():
 
 def report(error, path):
     """Return an error in words: the learner's own line, and what is wrong there."""
-    if isinstance(error, SyntaxError) and error.filename == path:
-        return f"{path}, line {error.lineno}: {error.msg}"
     where = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if frame.filename == path:  # the last of them
@@ -96,9 +94,7 @@ def main(name, path, to):
                     texts = broken(theirs, exercise, *case)
                     outcome["broken"] = [f"In {case[0]}, {text}." for text in texts]
     except BaseException as error:  # a learner's file can raise anything
-        if "costs" in found:
-            found["costs"] = [{"": f"not measured: {error!r}"}]
-        else:
+        if "costs" not in found:
             found["error"] = report(error, path) + where
     torch.save(found, to)
 

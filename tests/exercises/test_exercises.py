@@ -221,11 +221,6 @@ def sinusoidal(T, C):
             lambda scores: softmax(scores) * (1 - 1e-9),
             " at most: is it an epsilon, float32, a number for −∞?",
         ),
-        (
-            "window",
-            lambda i, j, W: (j <= i) & (j > i - W) & (i != 2),
-            "Right in all cases: causal, same_document.",
-        ),
         ("sinusoidal", sinusoidal, "T=40, C=16, result: all wrong numbers are in rows 1 to 39."),
         ("scaled_dot", lambda q, k: q[..., :1], "the shape is (1, 1, 2, 1), and should be"),
         ("scaled_dot", lambda q, k: scores(q, k).float(), "the dtype is torch.float32"),
@@ -313,7 +308,7 @@ BODIES = {
     "return q.mul_(2) @ k.mT": "it changes an argument in place",
     "return helper(q)": "in helper: return x.no_such_name\nAttributeError",
     "return scaled_dot(q, k)": "RecursionError",
-    "return (": "line 9: '(' was never closed",
+    "return (": "SyntaxError: '(' was never closed (scores.py, line 9)",
     "raise NotImplementedError": "it is still to be written",
 }
 
@@ -334,7 +329,7 @@ def test_a_hostile_file(body, forks, tmp_path, monkeypatch):
     report = "\n".join(lines[-5:] if "prints more" in BODIES[body] else lines)
     assert BODIES[body] in report and not costs
     assert len(report) < 1500 and "Traceback" not in report and "worker.py" not in report
-    if "still to be" in report or "line" in report:
+    if "still to be" in report or "in helper" in report:
         assert f"{path}, line " in report
 
 

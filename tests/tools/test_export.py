@@ -1,16 +1,12 @@
 """Exported models compute in transformers what they compute here, and come back bit for bit."""
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import POEM, fit, save
-from huggingface_hub import ModelCard
+from conftest import POEM, save
 from mechanisms import mechanisms
 
-from engine.text import dataset
 from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.tokenizer import create_tokenizer
 from engine.weights import pretrained
@@ -141,25 +137,3 @@ def test_the_end_of_text(kind):
     assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
     assert theirs(POEM).input_ids == encoding.encode(POEM).tolist()
     assert pretrained.load_tokenizer(folder, 320).spec() == encoding.spec()
-
-
-def test_the_model_card(tmp_path):
-    """Catches a card with numbers of another run, a path in it, and metadata that a name ends."""
-    name = "x\n---\nlicense: mit\n```"
-    dataset.write_dataset(tmp_path / name, [POEM * 30], "char", "a poem")
-    shape = EXPORTABLE["llama"] | dict(norm_eps=1e-5, qk_norm=False, init="gpt2")
-    last = fit(**shape, dataset=str(tmp_path / name), batch_size=2, max_iters=3)
-    card = ModelCard.load(exported() / "README.md")
-    assert card.data.license is None
-    assert str(tmp_path) not in card.text
-    facts = json.loads(re.search("```json\n(.*?)\n```", card.text, re.DOTALL)[1])
-    assert (facts["dataset"], facts["steps"], facts["tokens_seen"]) == (name, 3, 96)
-    assert (facts["val_loss"], facts["seconds"]) == (last["val_loss"], last["wall_s"])
-
-    # Exported again, it is not a model that lookback trained
-    text = (exported("again", init_from="to") / "README.md").read_text()
-    assert "not trained by lookback" in text and "steps" not in text
-
-    # Beside the metrics of another run, its losses are not those
-    Path("out/metrics.jsonl").write_text('{"step": 3, "val_loss": 1.0}\n')
-    assert 'val_loss"' not in (exported("moved") / "README.md").read_text()

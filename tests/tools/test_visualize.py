@@ -10,9 +10,10 @@ import torch
 from conftest import POEM, ROOT, save, tiny
 
 from attention import attention_weights
+from engine.decoding.text import encode_prompt
 from engine.text.tokenizer import create_tokenizer
 from tools.shared.inspection import attention_maps
-from tools.visualize import VisualizeConfig, draw, main, page, read
+from tools.visualize import VisualizeConfig, draw, main, page
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -45,8 +46,7 @@ def test_what_is_read_and_what_may_come(capsys):
     """
     saved()
     data = shown(POEM)
-    assert "the model's context 32: these are the last 32." in data["note"]
-    assert data["note"] in capsys.readouterr().err
+    assert "the model reads the last 32" in capsys.readouterr().err
     assert "".join(data["pieces"]) == POEM[-32:]
     assert all(len(row) == 10 and max(id for id, *_ in row) < 256 for row in data["next"])
 
@@ -60,11 +60,12 @@ def test_the_picture():
         assert np.allclose(panel.images[0].get_array().filled(0) ** 2, weights)
 
 
-def test_what_a_page_cannot_be(capsys):
-    """Catches a page without an answer where the model in it could not run."""
+def test_what_a_page_cannot_be():
+    """Catches a live page whose model could not run in it."""
     saved(attention="linear")
-    assert "maps" in shown("Tyger", live=True)
-    assert "note: the page is not live: " in capsys.readouterr().err
+    assert "maps" in shown("Tyger")
+    with pytest.raises(ValueError, match="a live page has no attention=linear"):
+        shown("Tyger", live=True)
 
 
 @pytest.mark.parametrize("name", ["index", "letters"])
@@ -93,7 +94,7 @@ def test_a_token_for_the_beginning(text, kept):
     """Catches a beginning that is lost, or comes twice, where the text has it or is too long."""
     encoding = create_tokenizer("char", "^Tyger")
     encoding.begin = tuple(encoding.encode("^").tolist())
-    ids, _ = read(encoding, text, 4)
+    ids = encode_prompt(encoding, text, encoding.begin, 4, "--text")
     assert encoding.decode(ids.tolist()) == kept
 
 

@@ -227,7 +227,6 @@ const view = (() => {
   }
 
   makeGrid();
-  $("#note").textContent = data.note;
   for (const query of ["(prefers-color-scheme: dark)", "print"])
     matchMedia(query).addEventListener("change", () => open(reading, { token: state.token }));
   return { state, select, open, clearest, get reading() { return reading; } };

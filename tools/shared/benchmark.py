@@ -148,16 +148,14 @@ def run_train(words, out_dir):
 def mechanism_examples(registry, number, H):
     """Make one predicate of each kind in a registry: {"name(arguments)": predicate}.
 
-    A parameter H gets the number of heads; the others get their defaults if all have one, else
-    this number, a second one half of it, and so on.
+    A parameter H gets the number of heads; of the others the first gets this number, the second
+    half of it, and so on.
     """
     examples = {}
     for name, make in registry.items():
         parameters = inspect.signature(make).parameters
-        arguments = [parameter.default for parameter in parameters.values()]
-        if inspect.Parameter.empty in arguments:
-            numbers = (-(-number // 2**n) for n in range(len(parameters)))
-            arguments = [H if parameter == "H" else next(numbers) for parameter in parameters]
+        numbers = (-(-number // 2**n) for n in range(len(parameters)))
+        arguments = [H if parameter == "H" else next(numbers) for parameter in parameters]
         label = f"{name}({', '.join(map(str, arguments))})" if arguments else name
         examples[label] = make(*arguments)
     return examples

@@ -38,7 +38,7 @@ def short(label):
     return plain(label)
 
 
-def cells(panel, weights, rows, columns, most=128, size=8):
+def cells(panel, weights, rows, columns, most=128):
     """Draw weights (rows, columns), the darker the larger, with at most `most` labels a side."""
 
     def ticks(labels):
@@ -50,18 +50,18 @@ def cells(panel, weights, rows, columns, most=128, size=8):
     darkness = np.sqrt(weights)
     panel.set_yticks(*ticks(rows))
     panel.set_xticks(*ticks(columns), rotation=90)
-    panel.tick_params(length=0, labelsize=size)
+    panel.tick_params(length=0, labelsize=8)
     return panel.imshow(darkness, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
 
 
-def draw(panel, weights, labels, most, size=8):
+def draw(panel, weights, labels, most):
     """Draw the map (T, T) of a head: row i is the query, and its future is hatched."""
     T = len(labels)
     future = np.triu(np.ones((T, T), bool), 1)
     past = np.ma.array(weights, mask=future)
     panel.patch.set(facecolor="#f3f2ee", hatch="////", edgecolor="#dcdad3", linewidth=0)
     panel.spines[:].set_color("#c9c7c0")
-    return cells(panel, past, labels, labels, most, size)
+    return cells(panel, past, labels, labels, most)
 
 
 def scale(figure, image, panels):

@@ -19,7 +19,7 @@ from tools.shared.report import device_name, format_table
 H, G, D = 4, 2, 32
 # How many eps of a dtype rounding explains. Scores, weights, sums and outputs are all rounded, sums
 # of half precision mostly to float32. The largest on a CPU were 14 in float32, and 6.
-ROUNDING = {torch.float64: 32, torch.float32: 32, torch.float16: 12, torch.bfloat16: 12}
+ROUNDING = {"float64": 32, "float32": 32, "float16": 12, "bfloat16": 12}
 DTYPES = [*ROUNDING][1:]  # in which models compute
 LONG = 100  # queries: more of them take naive seconds
 THREADS = torch.get_num_threads()
@@ -81,8 +81,9 @@ def explained(dtype, q, k):
     A backward pass that computes the scores again may round them in another way, in float32.
     """
     scores = scaled_dot(q, k.repeat_interleave(H // G, dim=1)).abs().max().item()
-    again = 2 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-    return ROUNDING[dtype] * torch.finfo(dtype).eps + again * scores
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    again = 2 * min(eps, torch.finfo(torch.float32).eps)
+    return ROUNDING[dtype] * eps + again * scores
 
 
 def measure(device, dtypes):
@@ -94,7 +95,8 @@ def measure(device, dtypes):
             for dtype in dtypes if not (is_long and name == "naive") else ():
                 limit = explained(dtype, *inputs[:2])
                 try:
-                    found = computed(path, visible, *(x.to(device, dtype) for x in inputs))
+                    typed = [x.to(device, getattr(torch, dtype)) for x in inputs]
+                    found = computed(path, visible, *typed)
                 except (RuntimeError, TypeError) as error:
                     yield name, dtype, label, str(error).splitlines()[0], math.inf, limit
                     continue
@@ -112,30 +114,14 @@ def check_machine(device):
         for dtype in DTYPES:
             errors = [line[4:] for line in found if line[:2] == (name, dtype)]
             error, limit = max(errors, key=lambda pair: pair[0] / pair[1])
-            row[name_of(dtype)] = f"{error:.1e} of {limit:.1e}"
+            row[dtype] = f"{error:.1e} of {limit:.1e}"
         rows.append(row)
     print(f"Largest errors beside what rounding explains, in {len(found)} comparisons:\n")
     print(format_table(rows))
-    wrong = {}  # the first part of each case
-    for name, dtype, label, part, error, limit in found:
-        case = f"{name} in {name_of(dtype)}, {label}"
-        if error > limit:
-            wrong.setdefault(case, f"{case}: {part}: {error:.1e} of {limit:.1e}")
-    for line in [*wrong.values()][:20]:
-        print(line)
+    wrong = [line for line in found if line[4] > line[5]]
+    for name, dtype, label, part, error, limit in wrong[:20]:
+        print(f"{name} in {dtype}, {label}: {part}: {error:.1e} of {limit:.1e}")
     print(f"\n{'THIS MACHINE IS WRONG' if wrong else 'This machine computes attention right'}:")
-    print(versions(device))
+    about = f"{device_name(device)}; torch {torch.__version__}, Python {platform.python_version()}"
+    print(f"{about}, {platform.platform()}")
     return not wrong
-
-
-def name_of(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
-def versions(device):
-    """What a bug report needs."""
-    cuda = torch.version.cuda or torch.version.hip or "none"
-    return (
-        f"{device_name(device)}; torch {torch.__version__}, CUDA or ROCm {cuda}, "
-        f"Python {platform.python_version()}, {platform.platform()}"
-    )
