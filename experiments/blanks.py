@@ -23,7 +23,6 @@ neighbours. In docstrings, of some 3,900 words, blanks have taught little beyond
 
 import copy
 import random
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -47,11 +46,6 @@ KINDS = {  # who may look, learning rate
 }
 RIGHT, TOPICS = "right", "topics of docstrings, telling words hidden"
 SHAPE = dict(block_size=LONGEST + 1, n_layer=2, n_head=4, n_embd=64) | MODERN
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 800
 
 
 class Encoder(nn.Module):
@@ -182,4 +176,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=800)

@@ -17,8 +17,6 @@ Found (3 seeds): of 50 images the convolutions learn 0.885 ± 0.012, the transfo
 same transformer comes to 0.987 ± 0.001 in 700 steps of 64 that are changed.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn as nn
 
@@ -28,11 +26,6 @@ from experiments.shared.eye import Eye, train_classifier
 
 SIZES = [50, 200, 800, 1348]  # images to train on; the last are all
 ACCURACY = "test accuracy"
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 300
 
 
 class Convolutions(nn.Sequential):
@@ -86,4 +79,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=300)

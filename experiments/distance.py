@@ -21,8 +21,6 @@ fail at 64 and beyond (0.12 right, a guess is 0.125), RNN and LSTM at 16 already
 at each.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -41,11 +39,6 @@ AFTER = "log10 of the gradient after training"
 MIXED = "right answers, trained at all distances"
 ALONE = "right answers, trained at this distance alone"
 TRAINED_ALONE = [4, 16, 64, 128]
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 360
 
 
 class Model(nn.Module):
@@ -139,4 +132,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=360)

@@ -19,7 +19,6 @@ that counts in 0.88 and 0.83 of the documents.
 """
 
 import textwrap
-from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
@@ -42,11 +41,6 @@ WIDTH = 32  # of all vectors
 DOCUMENTS = 4000  # for training; a quarter as many more are for the test
 ACCURACY = "test accuracy"
 BAYES = "naive Bayes on counts"
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 300
 
 
 # ---- The models
@@ -186,4 +180,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=300)

@@ -26,7 +26,6 @@ window, 2.472 ± 0.002 softmax over everything, 2.489 ± 0.015 chosen keys, 2.54
 """
 
 import math
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -53,11 +52,6 @@ TRAINED = {  # settings of the GPTs
 }
 EXACT = masked_fill, fused, tiled  # all compute the same function
 TITLES = {"ms": "time of a forward pass of one head (ms)", "MB": "its peak memory (MB)"}
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 200
 
 
 # ---- The mechanisms
@@ -184,4 +178,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=200)

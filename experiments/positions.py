@@ -21,8 +21,6 @@ sinusoidal 2.455). From 4T to 8T alibi has 2.193 ± 0.008, no more than just bey
 lose: none 2.522 ± 0.006, learned 2.527 ± 0.017, rope 2.605 ± 0.016, sinusoidal 2.790 ± 0.033.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 
@@ -35,11 +33,6 @@ LONGER = 8  # times as long are those of the test
 H = 4  # heads
 KINDS = {name: {"position": name} for name in POSITION}
 KINDS["alibi"] = {"position": "none", "visible": f"alibi:{H}"}
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 500
 
 
 def disorder(visible):
@@ -114,4 +107,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=500)

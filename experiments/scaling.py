@@ -16,7 +16,6 @@ learns.
 """
 
 import itertools
-from dataclasses import dataclass
 
 import torch
 
@@ -36,11 +35,6 @@ TITLES = {
     "entropy": f"entropy of {T} weights (bits)",
     "slope": "norm of softmax's Jacobian",
 }
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 200
 
 
 def measure_softmax(D):
@@ -116,4 +110,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=200)
