@@ -25,7 +25,6 @@ from experiments.shared.digits import DIGITS, SIDE
 from experiments.shared.eye import Eye, train_classifier
 
 SIZES = [50, 200, 800, 1348]  # images to train on; the last are all
-ACCURACY = "test accuracy"
 
 
 class Convolutions(nn.Sequential):
@@ -67,15 +66,14 @@ def run(kind, config, seed):
         torch.manual_seed(seed)
         train = x[:size], y[:size]
         found[size] = train_classifier(make(), train, test, config.steps, 32, rate, changed)
-    return {ACCURACY: found}
+    return found
 
 
 def main(config):
-    runs = trials.run_seeds(run, KINDS, config)
-    curves = trials.select(runs, ACCURACY)
-    tables = {ACCURACY: trials.make_table("images", curves)}
-    figure, _ = trials.draw_curves(6, "images to train on", {ACCURACY: curves})
-    trials.write_result("convolution", config, tables, figure, runs=runs)
+    curves = {"test accuracy": trials.run_seeds(run, KINDS, config)}
+    tables = trials.make_tables("images", curves)
+    figure, _ = trials.draw_curves(6, "images to train on", curves)
+    trials.write_result("convolution", config, tables, figure, runs=curves)
 
 
 if __name__ == "__main__":
