@@ -157,18 +157,17 @@ def draw(runs):
     """Draw accuracies, and the weights of a document's sentences."""
     (sentences, topic, place), weights = runs[HIERARCHICAL][0]["shown"]
     figure, (left, right) = trials.make_figure(11, 6, 1, 2)
-    means, errors = trials.means_of(runs, ACCURACY)
-    left.barh([*runs], means, xerr=errors)
+    trials.draw_means(left, runs, ACCURACY)
     left.set_title(ACCURACY)
+    left.set_xlim(0, 1)
     rows = range(len(sentences))
     right.barh(rows, weights[: len(sentences)])
     short = [textwrap.shorten(text, 60, placeholder=" …") for text in sentences]
     right.set_yticks(rows, map(heatmaps.plain, short), fontsize=8)
     right.get_yticklabels()[place].set(color="C3", weight="bold")
     right.set_title(f"weights in a document about {topic}")
-    for panel in (left, right):
-        panel.set_xlim(0, 1)
-        panel.invert_yaxis()
+    right.set_xlim(0, 1)
+    right.invert_yaxis()
     return figure
 
 

@@ -158,7 +158,7 @@ def new_gpt(**settings):
     return GPT(GPTConfig(**shape | settings))
 
 
-def inverse_sqrt(step, warmup):
+def inverse_sqrt(step, warmup=100):
     """A factor of the learning rate that rises to 1 and then falls as 1/sqrt(step).
 
     For a learning rate of (n_embd * warmup)^-0.5 it is that of Vaswani et al. 2017, section 5.3.
