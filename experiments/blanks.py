@@ -23,7 +23,6 @@ neighbours. In docstrings, of some 3,900 words, blanks have taught little beyond
 
 import copy
 import random
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -37,21 +36,15 @@ from model import MODERN, GPTConfig, init_weights
 
 LONGEST = 16  # words of a sentence
 TESTED = 300  # sentences in which each word is left out once
-GRAMMAR, DOCSTRINGS = "grammar", "docstrings"
-COUNTS, UNTRAINED = "counts of words", "untrained"
+DOCSTRINGS = "docstrings"
 FULL, BACK, NEXT = "sees both sides", "looks back", "looks back, next word"
 KINDS = {  # who may look, learning rate
     FULL: ("full", 0.01),
     BACK: ("causal", 0.01),
     NEXT: ("causal", 0.003),
 }
-RIGHT, TOPICS = "right", "topics of docstrings, telling words hidden"
+RIGHT = "right"
 SHAPE = dict(block_size=LONGEST + 1, n_layer=2, n_head=4, n_embd=64) | MODERN
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 800
 
 
 class Encoder(nn.Module):
@@ -114,12 +107,12 @@ def run(text, config, texts, seed):
     train, test = (labelled.numbers_of(part, vocabulary) for part in splits)
     blanks, places, words = masking.without_each(test[:TESTED], V)
     filled = masking.guesses(train, blanks, places, V)
-    readers = {COUNTS: lambda ids: labelled.counts_of(ids, V)}
+    readers = {"counts of words": lambda ids: labelled.counts_of(ids, V)}
     for name, (visible, learning_rate) in KINDS.items():
         torch.manual_seed(seed)
         shape = GPTConfig(**SHAPE, vocab_size=V, visible=visible)
         model = Encoder(shape, shifted=name == NEXT)
-        readers.setdefault(UNTRAINED, copy.deepcopy(model).mean_state)
+        readers.setdefault("untrained", copy.deepcopy(model).mean_state)
 
         def loss(step):
             rows = torch.randint(len(train), (64,))
@@ -133,7 +126,9 @@ def run(text, config, texts, seed):
         readers[name] = model.mean_state
     found = {text: {row: measure(scores, words) for row, scores in filled.items()}}
     if text == DOCSTRINGS:
-        found[TOPICS] = tell_topics(readers, splits, vocabulary)
+        found["topics of docstrings, telling words hidden"] = tell_topics(
+            readers, splits, vocabulary
+        )
     return found
 
 
@@ -162,17 +157,14 @@ def draw(runs):
     """Draw how often each is right."""
     figure, panels = trials.make_figure(12, 2.8, 1, 3)
     for panel, (title, rows) in zip(panels, runs.items()):
-        means, errors = trials.means_of(rows, RIGHT)
-        colors = ["C0" if name in KINDS else "C7" for name in rows]
-        panel.barh([*rows], means, xerr=errors, color=colors)
-        panel.invert_yaxis()
+        trials.draw_means(panel, rows, RIGHT)
         panel.set_title(title)
     return figure
 
 
 def main(config):
     english = [text for text, _ in grammar.pairs(40_000, 0) if len(text.split()) <= LONGEST]
-    texts = {GRAMMAR: english, DOCSTRINGS: labelled.docstrings()}
+    texts = {"grammar": english, DOCSTRINGS: labelled.docstrings()}
     runs = {}
     for found in trials.run_seeds(run, texts, config, texts).values():
         for table, rows in trials.by_kind(found).items():
@@ -182,4 +174,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=800)

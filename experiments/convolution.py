@@ -17,8 +17,6 @@ Found (3 seeds): of 50 images the convolutions learn 0.885 ± 0.012, the transfo
 same transformer comes to 0.987 ± 0.001 in 700 steps of 64 that are changed.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn as nn
 
@@ -27,12 +25,6 @@ from experiments.shared.digits import DIGITS, SIDE
 from experiments.shared.eye import Eye, train_classifier
 
 SIZES = [50, 200, 800, 1348]  # images to train on; the last are all
-ACCURACY = "test accuracy"
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 300
 
 
 class Convolutions(nn.Sequential):
@@ -74,16 +66,15 @@ def run(kind, config, seed):
         torch.manual_seed(seed)
         train = x[:size], y[:size]
         found[size] = train_classifier(make(), train, test, config.steps, 32, rate, changed)
-    return {ACCURACY: found}
+    return found
 
 
 def main(config):
-    runs = trials.run_seeds(run, KINDS, config)
-    curves = trials.select(runs, ACCURACY)
-    tables = {ACCURACY: trials.make_table("images", curves)}
-    figure, _ = trials.draw_curves(6, "images to train on", {ACCURACY: curves})
-    trials.write_result("convolution", config, tables, figure, runs=runs)
+    curves = {"test accuracy": trials.run_seeds(run, KINDS, config)}
+    tables = trials.make_tables("images", curves)
+    figure, _ = trials.draw_curves(6, "images to train on", curves)
+    trials.write_result("convolution", config, tables, figure, runs=curves)
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=300)

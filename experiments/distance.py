@@ -21,8 +21,6 @@ fail at 64 and beyond (0.12 right, a guess is 0.125), RNN and LSTM at 16 already
 at each.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -36,16 +34,7 @@ DISTANCES = [2**n for n in range(9)]
 RECURRENT = {"tanh RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
 ATTENTION = "attention"
 NAMES = [*RECURRENT, ATTENTION]
-BEFORE = "log10 of the gradient before training"
-AFTER = "log10 of the gradient after training"
-MIXED = "right answers, trained at all distances"
-ALONE = "right answers, trained at this distance alone"
 TRAINED_ALONE = [4, 16, 64, 128]
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 360
 
 
 class Model(nn.Module):
@@ -127,16 +116,21 @@ def run(name, config, seed):
     alone = {}
     for distance in TRAINED_ALONE:
         alone |= train(Model(name), [distance], config.steps)
-    return {BEFORE: before, AFTER: gradients(model), MIXED: mixed, ALONE: alone}
+    return {
+        "log10 of the gradient before training": before,
+        "log10 of the gradient after training": gradients(model),
+        "right answers, trained at all distances": mixed,
+        "right answers, trained at this distance alone": alone,
+    }
 
 
 def main(config):
     runs = trials.run_seeds(run, NAMES, config)
-    curves = {what: trials.select(runs, what) for what in (BEFORE, AFTER, MIXED, ALONE)}
+    curves = {title: trials.select(runs, title) for title in runs[ATTENTION][0]}
     tables = trials.make_tables("steps between", curves)
     figure, _ = trials.draw_curves(16, "steps between", curves)
     trials.write_result("distance", config, tables, figure, runs=runs)
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=360)

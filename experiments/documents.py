@@ -19,7 +19,6 @@ that counts in 0.88 and 0.83 of the documents.
 """
 
 import textwrap
-from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
@@ -42,11 +41,6 @@ WIDTH = 32  # of all vectors
 DOCUMENTS = 4000  # for training; a quarter as many more are for the test
 ACCURACY = "test accuracy"
 BAYES = "naive Bayes on counts"
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 300
 
 
 # ---- The models
@@ -163,18 +157,17 @@ def draw(runs):
     """Draw accuracies, and the weights of a document's sentences."""
     (sentences, topic, place), weights = runs[HIERARCHICAL][0]["shown"]
     figure, (left, right) = trials.make_figure(11, 6, 1, 2)
-    means, errors = trials.means_of(runs, ACCURACY)
-    left.barh([*runs], means, xerr=errors)
+    trials.draw_means(left, runs, ACCURACY)
     left.set_title(ACCURACY)
+    left.set_xlim(0, 1)
     rows = range(len(sentences))
     right.barh(rows, weights[: len(sentences)])
     short = [textwrap.shorten(text, 60, placeholder=" …") for text in sentences]
     right.set_yticks(rows, map(heatmaps.plain, short), fontsize=8)
     right.get_yticklabels()[place].set(color="C3", weight="bold")
     right.set_title(f"weights in a document about {topic}")
-    for panel in (left, right):
-        panel.set_xlim(0, 1)
-        panel.invert_yaxis()
+    right.set_xlim(0, 1)
+    right.invert_yaxis()
     return figure
 
 
@@ -186,4 +179,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=300)

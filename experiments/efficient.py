@@ -26,7 +26,7 @@ window, 2.472 ± 0.002 softmax over everything, 2.489 ± 0.015 chosen keys, 2.54
 """
 
 import math
-from dataclasses import dataclass
+from collections import defaultdict
 from functools import partial
 
 import numpy as np
@@ -53,11 +53,6 @@ TRAINED = {  # settings of the GPTs
 }
 EXACT = masked_fill, fused, tiled  # all compute the same function
 TITLES = {"ms": "time of a forward pass of one head (ms)", "MB": "its peak memory (MB)"}
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 200
 
 
 # ---- The mechanisms
@@ -117,29 +112,27 @@ def mechanisms(n):
 
 @torch.no_grad()
 def costs():
-    """Return {mechanism: {"pairs", "ms" and "MB" of a forward pass of one head: values}}."""
-    every = []
+    """Return {"pairs", "ms" and "MB" of a forward pass of one head: {mechanism: {n: value}}}."""
+    found = {what: defaultdict(dict) for what in ("pairs", "ms", "MB")}
     for n in LENGTHS:
         q, k, v = torch.randn(3, 1, 1, n, D)
-        found = {}
         for name, (path, keys, _) in mechanisms(n).items():
             call = partial(path, q, k, v)
-            time = trials.milliseconds(call)
-            found[name] = {"pairs": n * keys, "ms": time, "MB": trials.megabytes(call)}
-        every.append(found)
-    return {name: trials.by_kind(own) for name, own in trials.by_kind(every).items()}
+            found["pairs"][name][n] = n * keys
+            found["ms"][name][n] = trials.milliseconds(call)
+            found["MB"][name][n] = trials.megabytes(call)
+    return found
 
 
-def exponent(lengths, values):
-    """Return p of values = c·lengths^p and its standard error.
+def exponent(costs):
+    """Return p of cost = c·n^p, for costs {n: cost}, ± its standard error.
 
     A line is fitted to the logarithms of the upper half of the lengths.
     """
-    half = len(lengths) // 2
-    x = np.log(lengths[half:])
-    y = np.log(values[half:])
+    points = np.log([*costs.items()])
+    x, y = points[len(points) // 2 :].T
     line, covariance = np.polyfit(x, y, 1, cov=True)
-    return line[0], math.sqrt(covariance[0, 0])
+    return f"{line[0]:.2f} ± {math.sqrt(covariance[0, 0]):.2f}"
 
 
 def run(name, config, seed):
@@ -154,10 +147,9 @@ def run(name, config, seed):
 
 def draw(found):
     """Draw time and memory against the length."""
-    curves = {title: {} for title in TITLES.values()}
-    for name, values in found.items():
-        for what, title in TITLES.items():
-            curves[title][name] = [dict(zip(LENGTHS, values[what]))]
+    curves = {}
+    for what, title in TITLES.items():
+        curves[title] = {name: [points] for name, points in found[what].items()}
     figure, panels = trials.draw_curves(10, "length n", curves)
     for panel in panels:
         panel.set_yscale("log")
@@ -172,11 +164,10 @@ def main(config):
     rows = []
     for name, (_, _, trained) in mechanisms(SHORT).items():
         row = {"attention": name}
-        for what, values in found[name].items():
-            p, error = exponent(LENGTHS, values)
-            row[f"{what} ~ n^"] = f"{p:.2f} ± {error:.2f}"
+        for what, spent in found.items():
+            row[f"{what} ~ n^"] = exponent(spent[name])
         for what in TITLES:
-            row[f"{what}, n = {LENGTHS[-1]}"] = found[name][what][-1]
+            row[f"{what}, n = {LENGTHS[-1]}"] = found[what][name][LENGTHS[-1]]
         row["validation loss"] = trials.plus_minus(losses[trained]) if trained else None
         rows.append(row)
     tables = {"how cost grows, and what is learned": rows}
@@ -184,4 +175,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=200)

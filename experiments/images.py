@@ -14,12 +14,13 @@ for each, 0.779 ± 0.043 with one vector, which sees less well what is thin or t
 for 0.952 ± 0.001), the others equally. That is less than two standard errors of the difference, and
 after 900 steps the two are alike (0.880 ± 0.005 and 0.875 ± 0.013): looking may be learned faster,
 and is not needed here. (Both begin with the eye of the classifier, which has learned to tell digits
-from the mean of all patches.) Where it looks depends on the word: the same patches for thin or
-thick in all images; for the digit other ones in each, on its strokes and beside them.
+from the mean of all patches, and have two thirds of its steps.) Where it looks depends on the word:
+the same patches for thin or thick in all images; for the digit other ones in each, on its strokes
+and beside them.
 """
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn as nn
@@ -36,12 +37,6 @@ from tools.shared.inspection import recording
 SHOWN = 4  # images in the picture
 LOOKS = "looks at the patches for each word"
 CAPTIONERS = {LOOKS: True, "has one vector, their mean": False}
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 700
-    """Training steps of the classifiers; the captioners have two thirds of it."""
 
 
 # ---- Models
@@ -145,4 +140,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=700)

@@ -24,7 +24,6 @@ which such a head can be found.
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -42,11 +41,6 @@ LONGEST = 16
 LAYERS = 1, 2
 EVERY = 10  # steps from one measurement to the next
 HALF = 0.5  # of its attention: a head with more of it, on average, is an induction head
-
-
-@dataclass
-class Settings(trials.Settings):
-    seeds: int = 5
 
 
 def sequences(number, generator):
@@ -188,4 +182,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, seeds=5)

@@ -93,20 +93,18 @@ MEASURED = {
 }
 
 
-def costs(repeats):
-    """Measure all in turns; return [{what: {name: {length: value}}} for each repeat]."""
-    rounds = []
-    for _ in range(repeats):
-        found = {what: {name: {} for name in names} for what, (*_, names) in MEASURED.items()}
-        for what, (make, measure, names) in MEASURED.items():
-            for n, name in itertools.product(LENGTHS[names], names):
-                found[what][name][n] = measure(make(name, n))
-        rounds.append(found)
-    return rounds
+def costs():
+    """Measure all once; return {what: {name: {length: value}}}."""
+    found = {}
+    for what, (make, measure, names) in MEASURED.items():
+        found[what] = {name: {} for name in names}
+        for n, name in itertools.product(LENGTHS[names], names):
+            found[what][name][n] = measure(make(name, n))
+    return found
 
 
 def main(config):
-    [rounds] = trials.run_jobs(costs, [(config.seeds,)])
+    rounds = [trials.run_jobs(costs, [()])[0] for _ in range(config.seeds)]  # one after another
     curves = {what: trials.by_kind(found) for what, found in trials.by_kind(rounds).items()}
     tables = trials.make_tables("length", curves)
     figure, panels = trials.draw_curves(17, "length", curves)

@@ -127,9 +127,8 @@ def summary(weights, wanted, other):
     preference = weights[wanted] - weights[other]
     head = preference[:half].mean(0).argmax().item()
     found = {"head": head}
-    for role in (wanted, other):
+    for role in wanted, other:
         found[f"{role}, best head"] = weights[role][half:, head].mean().item()
-    for role in (wanted, other, "it", "adjective"):
         found[role] = weights[role].mean().item()
     return found
 

@@ -98,20 +98,19 @@ def run(name, config, seed):
         x, y = sequences(pairs, count, seed << 32 | config.steps)
         asked = y >= 0
         logits, _ = model(x, y)
-        found[f"{pairs} pairs"] = trials.accuracy(logits[asked], y[asked])
+        found[pairs] = trials.accuracy(logits[asked], y[asked])
     return found
 
 
 @torch.no_grad()
 def milliseconds():
-    """Return {pairs: {mechanism: time to read one sequence on one thread}}."""
-    found = {}
+    """Return {mechanism: {title: time to read one sequence on one thread}}."""
+    found = {name: {} for name in MECHANISMS}
     for pairs in TIMED:
         x = torch.zeros(1, 3 * pairs, dtype=torch.long)  # any tokens take the same time
-        found[pairs] = {}
         for name in MECHANISMS:
             model = new_model(name, pairs)
-            found[pairs][name] = trials.milliseconds(lambda: model(x))
+            found[name][f"ms, {pairs} pairs"] = trials.milliseconds(lambda: model(x))
     return found
 
 
@@ -127,33 +126,20 @@ def memory(name, pairs):
     return 2 * D * min(length, reach)
 
 
-def draw(runs):
-    """Draw recall against the number of pairs."""
-    curves = {}
-    for name, found in runs.items():
-        curves[name] = [dict(zip(PAIRS, run.values())) for run in found]
-    curves = {"share of right answers": curves}
-    figure, [panel] = trials.draw_curves(6, "pairs of a key and a value", curves)
-    panel.set_ylim(0, 1.03)
-    return figure
-
-
 def main(config):
     [times] = trials.run_jobs(milliseconds, [()])  # before the other cores are busy
-    runs = trials.run_seeds(run, MECHANISMS, config)
-
-    recall = trials.make_table("recall of", runs)
+    curves = {"share of right answers": trials.run_seeds(run, MECHANISMS, config)}
+    tables = trials.make_tables("pairs", curves)
+    figure, [panel] = trials.draw_curves(6, "pairs of a key and a value", curves)
+    panel.set_ylim(0, 1.03)
     costs = []
-    longest = TIMED[-1]
     for name in MECHANISMS:
         row = {"a sequence read by": name}
-        row["numbers kept, 64 pairs"] = memory(name, 64)
-        row[f"{longest} pairs"] = memory(name, longest)
-        for pairs in TIMED:
-            row[f"ms, {pairs} pairs"] = times[pairs][name]
-        costs.append(row)
-    tables = {"share of right answers": recall, "what it costs": costs}
-    trials.write_result("recall", config, tables, draw(runs), runs=runs, milliseconds=times)
+        for pairs in 64, TIMED[-1]:
+            row[f"numbers kept, {pairs} pairs"] = memory(name, pairs)
+        costs.append(row | times[name])
+    tables["what it costs"] = costs
+    trials.write_result("recall", config, tables, figure, runs=curves)
 
 
 if __name__ == "__main__":

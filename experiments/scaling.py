@@ -16,13 +16,11 @@ learns.
 """
 
 import itertools
-from dataclasses import dataclass
 
 import torch
 
 from attention import attention_weights, dot, scaled_dot
 from experiments.shared import trials
-from experiments.shared.trials import plus_minus
 from masks import full
 from tools.shared import inspection
 
@@ -36,11 +34,6 @@ TITLES = {
     "entropy": f"entropy of {T} weights (bits)",
     "slope": "norm of softmax's Jacobian",
 }
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 200
 
 
 def measure_softmax(D):
@@ -78,8 +71,10 @@ def run(kind, config, seed):
     x, _ = trials.random_batch(data.val, 1, T, seed)
     maps, _ = inspection.attention_maps(model, x[0], attention_weights)
     of_last_token = inspection.entropy(maps[0])[:, -1]  # it sees all
-    loss = trials.fit_text(model, T, config, seed, 2e-3)
-    return {"loss": loss, "entropy": of_last_token.mean().item()}
+    return {
+        "validation loss": trials.fit_text(model, T, config, seed, 2e-3),
+        "entropy before training (bits)": of_last_token.mean().item(),
+    }
 
 
 def draw(numbers):
@@ -103,17 +98,10 @@ def main(config):
     trials.load_text()  # before several processes make it
     kinds = [*itertools.product(SIZES, ("zero_out", "gpt2"), SCORES)]
     runs = trials.run_seeds(run, kinds, config)
-    losses = []
-    for (D, init, score), found in runs.items():
-        values = trials.by_kind(found)
-        row = {"D": D, "init": init, "score": score}
-        row["validation loss"] = plus_minus(values["loss"])
-        row["entropy before training (bits)"] = plus_minus(values["entropy"], 2)
-        losses.append(row)
-
+    losses = trials.make_table("D, init, score", runs)
     tables = {"random queries and keys": numbers, "the same GPT, trained": losses}
     trials.write_result("scaling", config, tables, draw(numbers))
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=200)

@@ -19,7 +19,6 @@ brings the context, but to sort it by sense is learned.
 
 import random
 import statistics
-from dataclasses import dataclass
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -44,11 +43,6 @@ UNTRAINED = "as it begins"
 STAGES = ["embedding", "attention 1", "MLP 1", "attention 2", "MLP 2"]
 KNOWN = "accuracy, known verbs"
 UNSEEN = "accuracy, unseen verb"
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 200
 
 
 def examples(number, seed, tested=False):
@@ -191,4 +185,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=200)

@@ -33,7 +33,6 @@ transformer2017 36.4 ± 0.6 at 2e-3 (benchmarks/translate_multi30k_transformer*.
 from one vector, 99.8 ± 0.0 with general (--seeds=3 --steps=400).
 """
 
-import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +76,6 @@ class Settings(trials.Settings, Shape):
     """0.1 for transformer2017."""
     learning_rate: float = 3e-3
     """The highest of each model's training."""
-    warmup: int = 100
-    """Steps in which transformer2017's rate rises, before it falls as 1/sqrt(step)."""
     vocab_size: int = 830
     """Pieces of words (bpe:VOCAB) that are learned from both languages."""
     beam: int = 4
@@ -94,7 +91,7 @@ class Settings(trials.Settings, Shape):
         trials.Settings.__post_init__(self)
         Shape.__post_init__(self)
         at_least(100, self, "sentences")
-        at_least(1, self, "warmup", "patience", "batch_tokens", "beam", "bin")
+        at_least(1, self, "patience", "batch_tokens", "beam", "bin")
         choose("task", self.task, grammar.TASKS)
         for name in self.models.split(","):
             choose("models", name, MODELS)
@@ -115,7 +112,7 @@ def train_model(model, name, config, pairs, seed):
     schedule = None
     if name == "transformer2017":
         smoothing = 0.1
-        schedule = functools.partial(trials.inverse_sqrt, warmup=config.warmup)
+        schedule = trials.inverse_sqrt
 
     def loss(step):
         batch = [pairs[n] for n in next(batches)]

@@ -15,8 +15,6 @@ Found (3 seeds, 600 steps): separate keys and values have 1.807 ± 0.005 nats, o
 worth it. Values half as wide do as well, 1.808 ± 0.018, twice as wide no better, 1.843 ± 0.016.
 """
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn as nn
 
@@ -37,11 +35,6 @@ KINDS = {  # name: (width of values, whether they are the keys, equal parameters
 }
 # The best of 2e-3, 4e-3, 8e-3 and 16e-3 for each of them, with another seed.
 LEARNING_RATE = dict.fromkeys(KINDS, 8e-3) | {"V twice as wide": 4e-3}
-
-
-@dataclass
-class Settings(trials.Settings):
-    steps: int = 600
 
 
 class OneMatrix(nn.Linear):
@@ -91,4 +84,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=600)

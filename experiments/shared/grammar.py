@@ -121,6 +121,12 @@ BEFORE_VOWEL = dict(
 )
 
 
+def perhaps(rng, adjectives):
+    """Return an adjective in all its forms or, three times in four, empty texts."""
+    adjective = rng.choice(adjectives)
+    return adjective if rng.random() < 0.25 else [""] * 5
+
+
 def noun_phrase(rng, nouns, denied=False):
     """Return English, French, and the form that agrees with the noun, which is taken from nouns.
 
@@ -130,17 +136,12 @@ def noun_phrase(rng, nouns, denied=False):
     many = rng.random() < 0.4
     form = 2 * many + (noun[4] == "f")
     determiner = rng.choice(DETERMINERS)
-    before = [rng.choice(BEFORE)] * (rng.random() < 0.25)
-    after = [rng.choice(AFTER)] * (rng.random() < 0.25)
+    before = perhaps(rng, BEFORE)
+    after = perhaps(rng, AFTER)
     article = "de" if denied and determiner[many] == "a" else determiner[2 + form]
-    english = [determiner[many]]
-    english += [adjective[0] for adjective in before + after]
-    english += [noun[many]]
-    french = [article]
-    french += [adjective[1 + form] for adjective in before]
-    french += [noun[2 + many]]
-    french += [adjective[1 + form] for adjective in after]
-    return " ".join(english), " ".join(french), form
+    english = f"{determiner[many]} {before[0]} {after[0]} {noun[many]}"
+    french = f"{article} {before[1 + form]} {noun[2 + many]} {after[1 + form]}"
+    return english, french, form
 
 
 def predicate(rng, nouns, form):

@@ -24,7 +24,7 @@ from tqdm import tqdm
 from engine.common.errors import at_least, one_line_errors
 from engine.common.files import atomic_write
 from engine.common.hardware import peak_bytes
-from engine.common.settings import parse_settings
+from engine.common.settings import given_settings
 from engine.text import dataset
 from model import GPT, GPTConfig
 from tools.shared import heatmaps
@@ -62,11 +62,17 @@ class Settings(Repeats):
         at_least(1, self, "steps")
 
 
-def run_script(main, settings=Settings):
-    """Call main with the settings of the command line. Bad input ends the script with one line."""
+def run_script(main, settings=Settings, **defaults):
+    """Call main with the settings of the command line, over these defaults.
+
+    Bad input ends the script with one line.
+    """
     with one_line_errors():
+        for name, value in defaults.items():
+            setattr(settings, name, value)  # --help tells it
+        given = given_settings(settings, sys.argv[1:])
         try:
-            main(parse_settings(settings, sys.argv[1:]))
+            main(settings(**defaults | given))
         except ImportError as error:
             raise ValueError(f"{error}: pip install -r requirements-dev.txt") from None
 
@@ -152,7 +158,7 @@ def new_gpt(**settings):
     return GPT(GPTConfig(**shape | settings))
 
 
-def inverse_sqrt(step, warmup):
+def inverse_sqrt(step, warmup=100):
     """A factor of the learning rate that rises to 1 and then falls as 1/sqrt(step).
 
     For a learning rate of (n_embd * warmup)^-0.5 it is that of Vaswani et al. 2017, section 5.3.

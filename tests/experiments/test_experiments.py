@@ -107,8 +107,8 @@ pronouns 1:     transformer | referent, best head > transformer | other, best he
 pronouns 5:     gpt | subject, best head > 0.5 > gpt | object, best head
 questions 0:    question and image | all > 0.6 > 0.55 > question alone | all > 0.4
 questions 0:    0.55 > image alone | all > 0.4
-recall 0:       softmax | 16 pairs > 0.95 > 0.5 > linear | 16 pairs
-recall 0:       0.9 > sliding_window:32 | 16 pairs
+recall 0:       softmax | 16 > 0.95 > 0.5 > linear | 16
+recall 0:       0.9 > sliding_window:32 | 16
 retrieval 0:    contrastive pair | digit of an image > 0.5 > a guess | digit of an image
 retrieval 0:    contrastive pair | caption of an image > 0.3 > a guess | caption of an image
 routing 0:      routed, not balanced | ask the most asked expert > 0.5
@@ -119,8 +119,8 @@ scaling 0:      512 | variance, dot > 460 > 1.1 > 512 | variance, scaled_dot > 0
 scaling 0:      512 | entropy, scaled_dot > 5.2 > 0.5 > 512 | entropy, dot
 scaling 0:      4 | slope, dot > 4 | slope, scaled_dot
 scaling 0:      512 | slope, scaled_dot > 512 | slope, dot
-scaling 1:      scaled_dot | entropy before training (bits) > 5 > 2
-scaling 1:      2 > dot | entropy before training (bits)
+scaling 1:      [128, 'zero_out', 'scaled_dot'] | entropy before training (bits) > 5 > 2
+scaling 1:      2 > [128, 'zero_out', 'dot'] | entropy before training (bits)
 senses 0:       MLP 2 | accuracy, unseen verb > 0.9 > embedding | accuracy, unseen verb
 senses 0:       0.51 > embedding | accuracy, unseen verb > 0.49
 senses 2:       0.6 > MLP 2 | accuracy, unseen verb

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from experiments import convolution
-from experiments.shared import digits
+from experiments.shared import digits, trials
 from experiments.shared.digits import QUESTIONS
 from experiments.shared.eye import Eye
 from experiments.shared.pair import contrastive_loss
@@ -37,7 +37,7 @@ def test_splits(monkeypatch):
         sizes.append(len(train[0]))
 
     monkeypatch.setattr(convolution, "train_classifier", count)
-    convolution.run("convolutions", convolution.Settings(), 0)
+    convolution.run("convolutions", trials.Settings(), 0)
     assert sizes == convolution.SIZES
 
 
