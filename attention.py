@@ -211,18 +211,6 @@ def sparsemax(scores):
     return (scores - tau).clamp_min(0).to(dtype)
 
 
-def hard(scores):
-    """Weight 1 for the best key, as a dict looks up: for looking only.
-
-    The choice has no gradient, so that nothing could learn through it.
-    """
-    if scores.requires_grad:
-        raise ValueError("hard attention has no gradient: train with softmax, or use no_grad")
-    if not scores.shape[-1]:
-        return scores
-    return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
-
-
 NORMALIZE = {"softmax": softmax, "sparsemax": sparsemax}
 
 # --------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Bad input ends a script with one line and exit code 2; checks that raise such errors."""
 
 import contextlib
-import errno
 import inspect
 import os
 import re
@@ -74,8 +73,6 @@ def one_line_message(error):
         return "another process has ended: see its message above, if there is one"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return "cannot write the output: the disk is full"
     return text if isinstance(error, ValueError | OSError | FloatingPointError) else None
 
 

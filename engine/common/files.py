@@ -23,10 +23,7 @@ def shell_quote(*words):
 
 def path_from_here(name):
     """A file of this repository, as seen from the present directory."""
-    try:
-        return os.path.relpath(ROOT / name)
-    except ValueError:  # on another drive of Windows
-        return str(ROOT / name)
+    return os.path.relpath(ROOT / name)
 
 
 def shell_path(name):
@@ -61,12 +58,6 @@ def atomic_path(path):
     except (OSError, SafetensorError) as error:
         raise OSError(f"cannot write {path}: {error}") from error
     finally:
-        remove_path(unfinished)
-
-
-def remove_unfinished(folder):
-    """Remove what processes that were killed left in a folder that is locked."""
-    for unfinished in folder.glob("*.partial"):
         remove_path(unfinished)
 
 

@@ -95,9 +95,8 @@ class Text:
 
     def to_json(self):
         """Return the text as one line of JSON."""
-        line = {"prompt": self.prompt, "text": self.text, "ended": self.ended}
-        line |= {"tokens": self.tokens, "logprobs": self.logprobs}
-        return json.dumps(line)
+        names = "prompt", "text", "ended", "tokens", "logprobs"
+        return json.dumps({name: getattr(self, name) for name in names})
 
 
 def held_back(text, stop):

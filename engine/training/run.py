@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.common import processes
-from engine.common.files import atomic_write, remove_unfinished, shell_path, shell_quote
+from engine.common.files import atomic_write, remove_path, shell_path, shell_quote
 from engine.training import sharding
 from engine.weights import checkpoint
 
@@ -159,7 +159,8 @@ def start_run(out_dir, last):
     last: -1 for a new run. What is later belongs to an earlier run, and moves to
     out_dir/previous-N, with a copy of its metrics: nothing is mixed, and nothing destroyed.
     """
-    remove_unfinished(out_dir)
+    for unfinished in out_dir.glob("*.partial"):  # of processes that were killed
+        remove_path(unfinished)
     metrics = out_dir / "metrics.jsonl"
     records = checkpoint.read_metrics(metrics).values()
     kept = [record for record in records if record["step"] <= last]

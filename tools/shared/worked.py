@@ -6,6 +6,7 @@ Each returns its steps: {name: a row of numbers, or rows}. `python attention.py 
 import math
 
 import torch
+import torch.nn.functional as F
 
 from attention import (
     TILE,
@@ -13,7 +14,6 @@ from attention import (
     SelfAttention,
     attention_weights,
     dot,
-    hard,
     masked_fill,
     scaled_dot,
     softmax,
@@ -42,6 +42,11 @@ def two_tokens():
         "softmax": attention_weights(q, k)[..., 1, :],
         "average of the values": masked_fill(q, k, v)[..., 1, :],
     }
+
+
+def hard(scores):
+    """All weight on the best key: for looking only, since the choice has no gradient."""
+    return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
 
 
 def look_up():
