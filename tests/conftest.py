@@ -291,7 +291,6 @@ SMALL = dict(
     warmup_iters=2,
     window=0,
 )
-PIPE = object()  # in place of a file
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
 
@@ -317,16 +316,14 @@ def save(out_dir, model, step=1, encoding=None, **training):
 def put(path, content):
     """Put bytes in place of a file, with their hash in the manifest beside it.
 
-    Or changes of its JSON, a dict; PIPE; a link to a Path; nothing, None.
+    Or changes of its JSON, a dict; a link to a Path; nothing, None.
     """
     if isinstance(content, dict):
         content = json.dumps(json.loads(path.read_bytes()) | content).encode()
     path.unlink(missing_ok=True)
     path.parent.mkdir(exist_ok=True)
     manifest = path.parent / "manifest.json"
-    if content is PIPE:
-        os.mkfifo(path)
-    elif isinstance(content, Path):
+    if isinstance(content, Path):
         path.symlink_to(content)
     elif content is not None:
         path.write_bytes(content)

@@ -34,7 +34,7 @@ CASE = preparation.DATA = WORK / "case"
 
 import matplotlib.pyplot  # noqa: E402, F401
 import pyarrow.parquet  # noqa: E402, F401  (here, or each fork would take seconds for it)
-from conftest import PIPE, POEM, exit_code, forked, losses, put, read_back, same_weights, text_file  # noqa: E402
+from conftest import POEM, exit_code, forked, losses, put, read_back, same_weights, text_file  # noqa: E402
 
 from engine.weights import checkpoint  # noqa: E402
 
@@ -192,7 +192,7 @@ def header(text):
 
 
 def hostile_files(readers, files):
-    """[({name: content}, the programs that read it)]: bytes, changes of JSON, PIPE, Path, None."""
+    """[({name: content}, the programs that read it)]: bytes, changes of JSON, Path, None."""
     kinds = {
         "contents": lambda text: text.encode("latin-1"),
         "many": lambda text: text.encode("latin-1") * 10**5,
@@ -202,7 +202,7 @@ def hostile_files(readers, files):
     found = []
     for table in files:
         without = dict.fromkeys(table.get("without", ()))
-        contents = [PIPE, Path("/dev/zero"), Path("."), Path("nowhere")]
+        contents = [Path("."), Path("nowhere")]
         for kind, made in kinds.items():
             contents += map(made, table.get(kind, ()))
         for name, content in itertools.product(table["names"], contents):
