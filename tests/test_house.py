@@ -12,7 +12,7 @@ import tokenize
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, parametrize
 
 PATTERNS = """
 *.py engine/**/*.py variants/*.py data/*/*.py tools/**/*.py benchmarks/*.py
@@ -103,7 +103,7 @@ def test_top_level():
     assert {path.stem for path in ROOT.glob("*.py")} == TOP and len(ENGINE) <= 30
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
+@parametrize("path", SOURCES, ids=str)
 def test_who_imports_whom(path):
     """Catches an engine that imports what is above it, and a script that others depend on."""
     found = imports(path)
@@ -117,7 +117,7 @@ def test_who_imports_whom(path):
     assert not scripts and not found & {"train", "sample"}, found
 
 
-@pytest.mark.parametrize("path", ENGINE, ids=str)
+@parametrize("path", ENGINE, ids=str)
 def test_the_wings(path):
     """Catches an import between two wings of engine/ that the table does not have."""
     wing = path.parts[1]
@@ -146,7 +146,7 @@ def users(module):
     return found
 
 
-@pytest.mark.parametrize("path", ENGINE, ids=str)
+@parametrize("path", ENGINE, ids=str)
 def test_the_engine_is_for_all(path):
     """Catches a file in engine/ that only one experiment uses, or only tools and benchmarks."""
     found = users(module_of(path))
@@ -154,7 +154,7 @@ def test_the_engine_is_for_all(path):
     assert top_level or len(found) > 1, found
 
 
-@pytest.mark.parametrize("path", TESTS, ids=str)
+@parametrize("path", TESTS, ids=str)
 def test_tests_stand_alone(path):
     """Catches a test that another one depends on: helpers stand in conftest.py."""
     modules = {test.stem for test in TESTS if test.stem.startswith("test_")}
@@ -190,7 +190,7 @@ def tokens(paths):
     return sum(sum(code_lines(path).values()) for path in paths)
 
 
-@pytest.mark.parametrize("rooms", BUDGET, ids=" ".join)
+@parametrize("rooms", BUDGET, ids=" ".join)
 def test_reading_budget(rooms):
     """Catches a room that grows until nobody reads it."""
     paths = [path for path in SOURCES + TESTS if path.parts[0] in rooms]
@@ -232,14 +232,14 @@ def in_system_encoding(call):
     return arguments.get(name) == len(call.args) or words.get("text") == "True"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
+@parametrize("path", SOURCES, ids=str)
 def test_text_is_utf8(path):
     """Catches a text that Windows reads or writes in another encoding than UTF-8."""
     calls = [node for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
     assert not [ast.unparse(call) for call in calls if in_system_encoding(call)]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=str)
+@parametrize("path", SOURCES, ids=str)
 def test_short_functions(path):
     """Catches a function of more lines than a screen shows."""
     counts = code_lines(path)
@@ -262,7 +262,7 @@ def settings():
     return names
 
 
-@pytest.mark.parametrize("page", ["lectures", "questions"])
+@parametrize("page", ["lectures", "questions"])
 def test_a_page_that_names_tests(page):
     """Catches an answer whose code, test, command or setting has another name now, or is gone."""
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
@@ -284,7 +284,7 @@ def test_a_page_that_names_tests(page):
         assert "`tests/" in answer, answer
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "command",
     [
         "ruff format --check --no-cache .",

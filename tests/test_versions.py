@@ -5,9 +5,8 @@ import inspect
 import pkgutil
 import tomllib
 
-import pytest
 import torch._inductor
-from conftest import ROOT
+from conftest import ROOT, parametrize
 from packaging.requirements import Requirement
 
 ROOMS = "", "engine/**/", "data/*/", "tools/**/", "benchmarks/", "experiments/**/", "exercises/**/"
@@ -82,7 +81,7 @@ def test_options_of_the_compiler():
     assert wanted <= set(torch._inductor.list_options())
 
 
-@pytest.mark.parametrize("name", BOTH)
+@parametrize("name", BOTH)
 def test_the_table_is_true_here(name):
     """Catches a version that has renamed what is called."""
     parameters = inspect.signature(pkgutil.resolve_name(name)).parameters

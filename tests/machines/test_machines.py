@@ -5,8 +5,7 @@ import shutil
 import subprocess
 import sys
 
-import pytest
-from conftest import ROOT, SMALL, as_flags, run
+from conftest import ROOT, SMALL, as_flags, parametrize, run
 
 from engine.common import files
 
@@ -73,7 +72,7 @@ def test_paths_of_windows(monkeypatch):
     assert there == str(ROOT / "train.py") and quoted == r'out\run "my run"'
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
+@parametrize("name", PROCESSORS)
 def test_products_of_another_processor(name):
     """Catches a product, or a test of it, that only a processor with AVX512 passes."""
     command = "-m pytest -n0 -p no:cacheprovider tests/decoding/test_quantization.py".split()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import output_of
+from conftest import output_of, parametrize
 
 from engine.text import dataset
 from model import GPT, GPTConfig
@@ -37,7 +37,7 @@ def write_nanogpt(prefix="", **changes):
     return model
 
 
-@pytest.mark.parametrize("prefix, bias", [("", True), ("_orig_mod.", False)])
+@parametrize("prefix, bias", [("", True), ("_orig_mod.", False)])
 def test_the_same_model(prefix, bias):
     """Catches a matrix that is lost or changed, another nonlinearity, or ids of other letters."""
     model = write_nanogpt(prefix, bias=bias)
@@ -70,7 +70,7 @@ class Bomb:
         return (print, ("exploded",))
 
 
-@pytest.mark.parametrize("saved", [[1], {"model": {}}, {"model": Bomb(), "model_args": {}}])
+@parametrize("saved", [[1], {"model": {}}, {"model": Bomb(), "model_args": {}}])
 def test_a_pickle_does_not_run(saved, capsys):
     """Catches a traceback for another file, and code in a downloaded file that runs."""
     torch.save(saved, "ckpt.pt")
