@@ -332,6 +332,15 @@ def put(path, content):
             manifest.write_text(json.dumps(hashes))
 
 
+def damaged(rng, content):
+    """Bytes of which a bit, 512 bytes or the end are lost."""
+    where = rng.randrange(len(content))
+    before, after = content[:where], content[where:]
+    flipped = bytes([after[0] ^ 1 << rng.randrange(8)]) + after[1:]
+    zeros = bytes(len(after[:512])) + after[512:]
+    return before + rng.choice([flipped, flipped, zeros, b""])
+
+
 def same_weights(a, b):
     theirs = weights(b)
     return all(torch.equal(p, theirs[name]) for name, p in weights(a).items())

@@ -34,7 +34,17 @@ CASE = preparation.DATA = WORK / "case"
 
 import matplotlib.pyplot  # noqa: E402, F401
 import pyarrow.parquet  # noqa: E402, F401  (here, or each fork would take seconds for it)
-from conftest import POEM, exit_code, forked, losses, put, read_back, same_weights, text_file  # noqa: E402
+from conftest import (
+    POEM,
+    damaged,
+    exit_code,
+    forked,
+    losses,
+    put,
+    read_back,
+    same_weights,
+    text_file,
+)  # noqa: E402
 
 from engine.weights import checkpoint  # noqa: E402
 
@@ -67,7 +77,7 @@ def attempt(command, after=0.0, sent=0):
     with text_file() as output, text_file() as errors:
         pid = forked(command.replace("WORK", str(WORK)).split(), output, errors)
         resource.prlimit(pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
-        times = {signal.SIGALRM: SECONDS} | ({sent: after} if sent else {})
+        times = {signal.SIGALRM: SECONDS, sent: after}  # the signal 0 is none
         timers = [Timer(seconds, os.kill, (pid, number)) for number, seconds in times.items()]
         [timer.start() for timer in timers]
         code = exit_code(pid)
@@ -154,15 +164,6 @@ def same(name):
 
 
 # ---- Damage and malice
-
-
-def damaged(rng, content):
-    """Bytes of which a bit, 512 bytes or the end are lost."""
-    where = rng.randrange(len(content))
-    before, after = content[:where], content[where:]
-    flipped = bytes([after[0] ^ 1 << rng.randrange(8)]) + after[1:]
-    zeros = bytes(len(after[:512])) + after[512:]
-    return before + rng.choice([flipped, flipped, zeros, b""])
 
 
 def flips(rng, _):
