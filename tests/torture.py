@@ -34,7 +34,7 @@ CASE = preparation.DATA = WORK / "case"
 
 import matplotlib.pyplot  # noqa: E402, F401
 import pyarrow.parquet  # noqa: E402, F401  (here, or each fork would take seconds for it)
-from conftest import (
+from conftest import (  # noqa: E402
     POEM,
     damaged,
     exit_code,
@@ -44,7 +44,7 @@ from conftest import (
     read_back,
     same_weights,
     text_file,
-)  # noqa: E402
+)
 
 from engine.weights import checkpoint  # noqa: E402
 
