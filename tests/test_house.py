@@ -53,7 +53,7 @@ BUDGET = {
     ("tools", "benchmarks"): 19_600,
     ("experiments",): 28_600,
     ("exercises",): 10_400,
-    ("tests",): 94_500,
+    ("tests",): 85_000,
 }
 
 
@@ -220,16 +220,12 @@ def test_short_files():
 
 
 def in_system_encoding(call):
-    """Whether a call reads or writes text, and does not say in which encoding."""
+    """Whether a call reads or writes text, and does not name the encoding. ruff knows `open`."""
     words = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-    function = ast.unparse(call.func)
-    name = function.rpartition(".")[2]
-    if "encoding" in words or function in ("os.open", "tokenize.open"):
-        return False
-    if name == "open":
-        return not any(re.fullmatch(r"'[rwax]\+?b\+?'", ast.unparse(word)) for word in call.args)
+    name = ast.unparse(call.func).rpartition(".")[2]
     arguments = {"read_text": 0, "write_text": 1}  # of Path's
-    return arguments.get(name) == len(call.args) or words.get("text") == "True"
+    in_text = arguments.get(name) == len(call.args) or words.get("text") == "True"
+    return in_text and "encoding" not in words
 
 
 @parametrize("path", SOURCES, ids=str)
@@ -279,9 +275,6 @@ def test_a_page_that_names_tests(page):
             assert not word.endswith((".py", ".toml")) or (ROOT / word).exists(), command
         flags = command.split("train.py")[-1]  # those before it are torchrun's
         assert set(re.findall(r"--(\w+)", flags)) <= known, command
-    for answer in text.split("\n### ")[1:]:
-        assert "`python " in answer or "`torchrun " in answer, answer
-        assert "`tests/" in answer, answer
 
 
 @parametrize(
@@ -289,6 +282,7 @@ def test_a_page_that_names_tests(page):
     [
         "ruff format --check --no-cache .",
         "ruff check --output-format=concise --no-cache .",
+        "ruff check --preview --select=PLW1514 --extend-exclude=tests --no-cache .",  # encodings
         "actionlint .github/workflows/test.yml",
     ],
 )

@@ -56,9 +56,8 @@ def write(folder, tokenizer="byte", count=60):
 
 
 @pytest.fixture
-def talks(tmp_path, monkeypatch):
+def talks(here):
     """A current folder with the dataset talk, of conversations."""
-    monkeypatch.chdir(tmp_path)
     write("talk")
 
 
