@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import POEM, fit, parametrize, save
+from conftest import POEM, fit, save
 from huggingface_hub import ModelCard
 from mechanisms import mechanisms
 
@@ -53,7 +53,7 @@ def exported(to="to", **settings):
 
 
 @torch.no_grad()
-@parametrize("name", EXPORTABLE)
+@pytest.mark.parametrize("name", EXPORTABLE)
 def test_transformers(name):
     """Catches a family, a name, a matrix or a default that is not the model's, there or here."""
     model = saved(**EXPORTABLE[name])
@@ -89,7 +89,7 @@ ALL_HAVE = [{}, dict(norm_eps=1e-3), dict(rope_base=100.0)]  # or it changes not
 
 
 @torch.no_grad()
-@parametrize("name", EXPORTABLE)
+@pytest.mark.parametrize("name", EXPORTABLE)
 def test_any_settings(name):
     """Catches a model that is exported as one that computes something else, or refused for what
     its family has.
@@ -130,7 +130,7 @@ def test_half_precision():
         assert torch.equal(p, q.bfloat16().float())
 
 
-@parametrize("kind", ["char", "bpe:300"])
+@pytest.mark.parametrize("kind", ["char", "bpe:300"])
 def test_the_end_of_text(kind):
     """Catches other tokens, and a model whose readers do not know where a text ends."""
     encoding = create_tokenizer(kind, [POEM])
