@@ -244,6 +244,13 @@ def ranks_here(processes, *command):
     return [(exit_code(pid), read_back(file)) for pid, file in start_ranks(processes, *command)]
 
 
+def run_ranks(processes, *command):
+    """Run a script in several processes, which must end well."""
+    results = ranks_here(processes, *command)
+    assert not any(status for status, _ in results), results
+    assert "Warning" not in results[0][1]
+
+
 def timed_here(command, cwd=ROOT):
     """Replaces benchmark.run_timed by a fork; a command of another project is not run."""
     if Path(cwd) != ROOT:

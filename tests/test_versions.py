@@ -3,6 +3,7 @@
 import ast
 import inspect
 import pkgutil
+import re
 import tomllib
 
 import torch._inductor
@@ -88,9 +89,8 @@ def test_options_of_the_compiler():
 def test_pinned_versions():
     """Catches a package without a lower bound or a pin, and a pin outside of its range."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    files = ROOT / "requirements.txt", ROOT / "requirements-dev.txt"
-    lines = [line for file in files for line in file.read_text().splitlines()]
-    pins = dict(line.split("==") for line in lines if "==" in line)
+    text = "".join(path.read_text() for path in ROOT.glob("requirements*.txt"))
+    pins = dict(re.findall("^(.+)==(.+)$", text, re.MULTILINE))
     groups = [project["dependencies"], *project["optional-dependencies"].values()]
     wanted = {r.name: r.specifier for group in groups for r in map(Requirement, group)}
     del wanted["lookback"]

@@ -49,7 +49,7 @@ def test_damaged_checkpoints(tmp_path, name):
 # ---- malice
 
 VALUES = [None, [], {}, "x", 3, -1, 0.5, True, float("nan"), 10**9, 10**30, {"a": [1]}, "\ud800"]
-HOSTILE = [b"", b"{", b"null", b"[" * 100_000, b'{"a":' * 100_000, b"\xff\xfe", b"\x00"]
+HOSTILE = [b"", b"{", b"null", b"[" * 100_000, b"\xff\xfe", b"\x00"]
 
 
 def every_change(content):
