@@ -48,7 +48,7 @@ def test_damaged_checkpoints(tmp_path, name):
 
 # ---- malice
 
-VALUES = [None, [], {}, "x", 3, -1, 0.5, True, float("nan"), 10**9, 10**30, {"a": [1]}, "\ud800"]
+VALUES = [None, [], "x", -1, 0.5, True, float("nan"), 10**30, {"a": [1]}, "\ud800"]
 HOSTILE = [b"", b"{", b"null", b"[" * 100_000, b"\xff\xfe", b"\x00"]
 
 
@@ -79,9 +79,8 @@ def test_hostile_json(tmp_path, poem, name):
         put(path, content)
         try:
             load()
-        except (ValueError, MemoryError, RuntimeError) as error:
+        except ValueError as error:
             caught += 1
-            assert isinstance(error, ValueError) or "memory" in str(error)
             names = name, str(folder), *checkpoint.FILES
             assert any(place in str(error) for place in names)
     assert caught > 0.5 * len(contents)

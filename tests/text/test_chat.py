@@ -289,7 +289,6 @@ def test_damaged_records(line, message, tmp_path):
     "damage, message",
     [
         (None, "train.mask.bin"),
-        (lambda good: good[:-1], "train.mask.bin has .* bytes, not 1 for each of"),
         (lambda good: good[:-1] + b"\1", "train.mask.bin is damaged"),
         (lambda good: good[:-1] + b"\3", "train.mask.bin has token id 3"),
     ],
