@@ -244,6 +244,13 @@ def ranks_here(processes, *command):
     return [(exit_code(pid), read_back(file)) for pid, file in start_ranks(processes, *command)]
 
 
+def run_ranks(processes, *command):
+    """Run a script in several processes, which must end well."""
+    results = ranks_here(processes, *command)
+    assert not any(status for status, _ in results), results
+    assert "Warning" not in results[0][1]
+
+
 def timed_here(command, cwd=ROOT):
     """Replaces benchmark.run_timed by a fork; a command of another project is not run."""
     if Path(cwd) != ROOT:
@@ -262,7 +269,6 @@ def refused(message):
 def complaint(result):
     """The one line with which a script refused bad input, with exit code 2."""
     assert result.returncode == 2, result.stderr
-    assert "Traceback" not in result.stderr
     lines = [line for line in result.stderr.splitlines() if line.strip()]
     assert len(lines) == 1, result.stderr
     return lines[0]
@@ -291,7 +297,6 @@ SMALL = dict(
     warmup_iters=2,
     window=0,
 )
-PIPE = object()  # in place of a file
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
 
@@ -317,22 +322,29 @@ def save(out_dir, model, step=1, encoding=None, **training):
 def put(path, content):
     """Put bytes in place of a file, with their hash in the manifest beside it.
 
-    Or changes of its JSON, a dict; PIPE; a link to a Path; nothing, None.
+    Or changes of its JSON, a dict; a link to a Path; nothing, None.
     """
     if isinstance(content, dict):
         content = json.dumps(json.loads(path.read_bytes()) | content).encode()
     path.unlink(missing_ok=True)
     path.parent.mkdir(exist_ok=True)
     manifest = path.parent / "manifest.json"
-    if content is PIPE:
-        os.mkfifo(path)
-    elif isinstance(content, Path):
+    if isinstance(content, Path):
         path.symlink_to(content)
     elif content is not None:
         path.write_bytes(content)
         if manifest.exists() and path != manifest:
             hashes = json.loads(manifest.read_bytes()) | {path.name: sha256_of_file(path)}
             manifest.write_text(json.dumps(hashes))
+
+
+def damaged(rng, content):
+    """Bytes of which a bit, 512 bytes or the end are lost."""
+    where = rng.randrange(len(content))
+    before, after = content[:where], content[where:]
+    flipped = bytes([after[0] ^ 1 << rng.randrange(8)]) + after[1:]
+    zeros = bytes(len(after[:512])) + after[512:]
+    return before + rng.choice([flipped, flipped, zeros, b""])
 
 
 def same_weights(a, b):
@@ -350,14 +362,19 @@ def assert_the_same_run(one, other):
         assert not theirs
 
 
-def tiny(**changes):
-    """A small model whose tensors are all random, so that no initial zero hides a mistake."""
-    torch.manual_seed(0)
-    model = GPT(GPTConfig(**TINY | changes)).eval()
+def randomized(model):
+    """A model whose tensors are all random, so that no initial zero hides a mistake."""
     with torch.no_grad():
-        for p in model.parameters():
-            p.normal_(std=0.3)
-    return model
+        for name, p in model.named_parameters():
+            if ".score." not in name:
+                p.normal_(std=0.3)
+    return model.eval()
+
+
+def tiny(**changes):
+    """A small model whose tensors are all random."""
+    torch.manual_seed(0)
+    return randomized(GPT(GPTConfig(**TINY | changes)))
 
 
 @pytest.fixture(scope="session")

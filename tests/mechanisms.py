@@ -4,6 +4,7 @@ import inspect
 import itertools
 
 import torch
+from conftest import randomized
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -78,12 +79,7 @@ def new_model(**settings):
 
 def random_model(dtype=torch.float64, **settings):
     """A small model with weights so large that each part of it matters."""
-    model = new_model(**settings)
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if ".score." not in name:
-                p.normal_(std=0.3)
-    return model.to(dtype)
+    return randomized(new_model(**settings)).to(dtype)
 
 
 def ids(*shape):

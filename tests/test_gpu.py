@@ -5,7 +5,7 @@
 
 import pytest
 import torch
-from conftest import SMALL, metrics, parametrize
+from conftest import configure, fit, parametrize
 from mechanisms import nobody_before_three, qkv, value_and_gradients
 from torch.profiler import ProfilerActivity, profile
 
@@ -31,12 +31,13 @@ from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, MODERN, GPTConfig
-from train import TrainConfig, make_trainer, train
+from train import TrainConfig, make_trainer
 
 HAS_GPU = torch.cuda.is_available()
 HAS_BFLOAT16 = HAS_GPU and torch.cuda.is_bf16_supported(including_emulation=False)
 HALF = torch.bfloat16 if HAS_BFLOAT16 else torch.float16
 CUDA = torch.device("cuda")
+ON_GPU = dict(device="cuda", compile=False)
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")]
 
 
@@ -224,11 +225,10 @@ def test_kernels_of_decoding():
 
 
 @parametrize("optimizer", ["adamw", "muon"])
-def test_a_step_waits_for_nothing(optimizer, poem, tmp_path):
+def test_a_step_waits_for_nothing(optimizer, poem_here):
     """Catches a step for whose numbers the program waits, so that the GPU idles."""
-    settings = SMALL | dict(dataset=poem, device="cuda", compile=False, out_dir=str(tmp_path))
-    settings |= dict(dtype="auto", optimizer=optimizer, grad_clip=1.0, dropout=0.1)
-    trainer = make_trainer(TrainConfig(**settings))
+    settings = dict(dtype="auto", optimizer=optimizer, grad_clip=1.0, dropout=0.1)
+    trainer = make_trainer(configure(**ON_GPU, **settings))
     trainer.learning_rate = 0.01
     trainer.update()  # libraries start
     torch.cuda.set_sync_debug_mode("error")
@@ -238,26 +238,19 @@ def test_a_step_waits_for_nothing(optimizer, poem, tmp_path):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_resuming(poem, tmp_path):
+def test_resuming(poem_here):
     """Catches a run on a GPU that does not continue where it was."""
-    settings = SMALL | dict(dataset=poem, device="cuda", compile=False)
-    settings |= dict(lr_decay_iters=20)
-    whole = TrainConfig(**settings, out_dir=str(tmp_path / "whole"), max_iters=20)
-    part = TrainConfig(**settings, out_dir=str(tmp_path / "part"), max_iters=10)
-    rest = dict(max_iters=20, init_from="resume")
-    train(part)
-    end = train(TrainConfig(**settings, out_dir=part.out_dir, **rest))
-    assert abs(train(whole)["val_loss"] - end["val_loss"]) < 0.02
-    assert metrics(part.out_dir)[-1]["step"] == 20
+    whole = fit(**ON_GPU, max_iters=20, out_dir="whole")
+    fit(**ON_GPU, max_iters=10, lr_decay_iters=20)
+    end = fit(**ON_GPU, max_iters=20, init_from="resume")
+    assert abs(whole["val_loss"] - end["val_loss"]) < 0.02 and end["step"] == 20
 
 
 @parametrize("changes", [{}, dict(quantize="int8"), dict(compile=True)])
-def test_sample_py(changes, poem, tmp_path, capsys):
+def test_sample_py(changes, poem_here, capsys):
     """Catches a script that fails with the defaults of a GPU: half precision, compiled, int8."""
-    settings = SMALL | dict(dataset=poem, out_dir=str(tmp_path), max_iters=10)
-    train(TrainConfig(**settings))
+    fit(max_iters=10)
     capsys.readouterr()
-    settings = dict(out_dir=str(tmp_path), max_new_tokens=50, start="Tyger")
-    sample.sample(sample.SampleConfig(**settings, **changes))
+    sample.sample(sample.SampleConfig(max_new_tokens=50, start="Tyger", **changes))
     printed = capsys.readouterr()
     assert printed.out.startswith("Tyger") and "not compiled" not in printed.err

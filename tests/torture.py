@@ -34,7 +34,17 @@ CASE = preparation.DATA = WORK / "case"
 
 import matplotlib.pyplot  # noqa: E402, F401
 import pyarrow.parquet  # noqa: E402, F401  (here, or each fork would take seconds for it)
-from conftest import PIPE, POEM, exit_code, forked, losses, put, read_back, same_weights, text_file  # noqa: E402
+from conftest import (  # noqa: E402
+    POEM,
+    damaged,
+    exit_code,
+    forked,
+    losses,
+    put,
+    read_back,
+    same_weights,
+    text_file,
+)
 
 from engine.weights import checkpoint  # noqa: E402
 
@@ -67,7 +77,7 @@ def attempt(command, after=0.0, sent=0):
     with text_file() as output, text_file() as errors:
         pid = forked(command.replace("WORK", str(WORK)).split(), output, errors)
         resource.prlimit(pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
-        times = {signal.SIGALRM: SECONDS} | ({sent: after} if sent else {})
+        times = {signal.SIGALRM: SECONDS, sent: after}  # the signal 0 is none
         timers = [Timer(seconds, os.kill, (pid, number)) for number, seconds in times.items()]
         [timer.start() for timer in timers]
         code = exit_code(pid)
@@ -113,13 +123,10 @@ def kills(rng, _):
     sent = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
     name = rng.choice(["out", "out", "mine", "exported"])
     fresh()
-    if name == "mine" and rng.random() < 0.5:
-        attempt(PROGRAMS[name].replace("poem", "older"))
-    known = [contents(WHOLE / name), contents(CASE / name)]
     for _ in range(rng.randint(1, 2)):
         code, printed, wrong = attempt(PROGRAMS[name], rng.uniform(0, TOOK[name]), sent)
         yield from wrong
-        yield from lost(name, printed, known)
+        yield from lost(name, printed)
         if name == "exported":
             shutil.rmtree(CASE / name, ignore_errors=True)
     code, printed, wrong = attempt(PROGRAMS[name])
@@ -130,8 +137,8 @@ def kills(rng, _):
         yield f"left over: {left}"
 
 
-def lost(name, printed, known):
-    """Yield what is wrong after a kill: a checkpoint gone or damaged, or a mixture of files."""
+def lost(name, printed):
+    """Yield what is wrong after a kill: a checkpoint gone or damaged, or files not complete."""
     if name == "out":
         there = checkpoint.list_checkpoints(CASE / name)
         newest = checkpoint.step_of(there[-1]) if there else 0
@@ -142,8 +149,8 @@ def lost(name, printed, known):
                 checkpoint.verified_file(folder, file)
             except ValueError as error:
                 yield f"not whole: {error}"
-    elif (CASE / name / MARKS[name]).exists() and contents(CASE / name) not in known:
-        yield f"a mixture: {name}"
+    elif (CASE / name / MARKS[name]).exists() and not same(name):
+        yield f"not complete: {name}"
 
 
 def same(name):
@@ -154,15 +161,6 @@ def same(name):
 
 
 # ---- Damage and malice
-
-
-def damaged(rng, content):
-    """Bytes of which a bit, 512 bytes or the end are lost."""
-    where = rng.randrange(len(content))
-    before, after = content[:where], content[where:]
-    flipped = bytes([after[0] ^ 1 << rng.randrange(8)]) + after[1:]
-    zeros = bytes(len(after[:512])) + after[512:]
-    return before + rng.choice([flipped, flipped, zeros, b""])
 
 
 def flips(rng, _):
@@ -192,7 +190,7 @@ def header(text):
 
 
 def hostile_files(readers, files):
-    """[({name: content}, the programs that read it)]: bytes, changes of JSON, PIPE, Path, None."""
+    """[({name: content}, the programs that read it)]: bytes, changes of JSON, Path, None."""
     kinds = {
         "contents": lambda text: text.encode("latin-1"),
         "many": lambda text: text.encode("latin-1") * 10**5,
@@ -202,7 +200,7 @@ def hostile_files(readers, files):
     found = []
     for table in files:
         without = dict.fromkeys(table.get("without", ()))
-        contents = [PIPE, Path("/dev/zero"), Path("."), Path("nowhere")]
+        contents = [Path("."), Path("nowhere")]
         for kind, made in kinds.items():
             contents += map(made, table.get(kind, ()))
         for name, content in itertools.product(table["names"], contents):
@@ -236,7 +234,6 @@ def main():
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     config = parser.parse_args()
     (WORK / "poem.txt").write_text(POEM * 200)
-    (WORK / "older.txt").write_text(POEM[:80] * 200)
     fresh()
     for name, command in PROGRAMS.items():
         begun = time.monotonic()

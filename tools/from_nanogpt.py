@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from engine.common.files import require_regular_file
 from engine.text import dataset
 from engine.text.tokenizer import create_tokenizer
 from engine.weights.checkpoint import save_checkpoint
@@ -56,7 +55,6 @@ def read(path):
 
     ValueError for another file. No code in it can run: weights_only reads tensors, plain values.
     """
-    require_regular_file(path)
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         config = {"mlp": "gelu", "bias": bool(saved["model_args"]["bias"])}

@@ -106,7 +106,6 @@ def test_numbers_that_float16_cannot_hold(where, monkeypatch):
     "attention, message",
     [
         ("tiled", "attention=tiled: leave it out"),
-        ("naive", "attention=naive: leave it out"),
         ("linear", "attention=linear: leave it out"),
         ("fused", "compile=True is for a GPU"),
     ],

@@ -11,7 +11,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import complaint, exit_code, forked, read_back, run, run_here, text_file
+from conftest import complaint, exit_code, forked, parametrize, read_back, run, run_here, text_file
 
 from attention import ATTENTION
 from exercises.shared import cases, definition, diagnosis, properties, runner, worker
@@ -64,7 +64,7 @@ def names(lines):
 # ---- Each exercise
 
 
-@pytest.mark.parametrize("name", ORDER)
+@parametrize("name", ORDER)
 def test_each_mistake_has_its_name(name):
     """Catches a solution that fails, a mistake that passes or is taken for another, and a success
     that is not measured beside the solution, or lookback's four paths.
@@ -82,7 +82,7 @@ def test_each_mistake_has_its_name(name):
     assert all(row["time"].endswith(" ms") and row["memory"].endswith(" kB") for row in costs)
 
 
-@pytest.mark.parametrize("name", ORDER)
+@parametrize("name", ORDER)
 def test_what_a_learner_begins_with(name):
     """Catches a long task, a stub that does not run without this repository, or that tells all."""
     exercise = definition.load(name)
@@ -158,7 +158,7 @@ def strict(i, j):
     return j < i
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "exercise, functions, mistake",
     [
         (
@@ -191,7 +191,7 @@ def sinusoidal(T, C):
     return definition.load("positions").sinusoidal(T, C) + torch.arange(T).sign()[:, None]
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "name, function, part",
     [
         ("attention", lambda q, k, v, see: q @ k.mT @ v * 0, "numbers differ"),
@@ -245,7 +245,7 @@ MIXED = {
 CAUSAL = "attention", "self_attention", "rotary", "layer_norm"
 
 
-@pytest.mark.parametrize("name, text", [*zip(CAUSAL, MIXED)])
+@parametrize("name, text", [*zip(CAUSAL, MIXED)])
 def test_a_property_that_is_broken(name, text):
     """Catches texts that mix, or a look at the future, of which only "wrong" is said."""
     solution = getattr(definition.load(EXERCISE[name]), name)
@@ -257,7 +257,7 @@ def test_a_property_that_is_broken(name, text):
     assert sum(text in line for line in lines) == 1 and NAMED not in lines, lines
 
 
-@pytest.mark.parametrize("name", "scores softmax attention cross tiles backward sampling".split())
+@parametrize("name", "scores softmax attention cross tiles backward sampling".split())
 def test_a_property_that_is_kept(name):
     """Catches a property that is asked for, though the solution does not keep it."""
     exercise = definition.load(name)
@@ -280,7 +280,7 @@ HARD = [  # an exercise, a text of its solution, and what learners wrote there
 ]
 
 
-@pytest.mark.parametrize("name, right, wrong", HARD)
+@parametrize("name, right, wrong", HARD)
 def test_mistakes_that_easy_inputs_do_not_show(name, right, wrong, monkeypatch):
     """Catches cases in which queries are the last ones, windows are 2, or scores are small."""
     exercise = definition.load(name)
@@ -320,7 +320,7 @@ def learners_file(folder, body):
     return path
 
 
-@pytest.mark.parametrize("body", BODIES)
+@parametrize("body", BODIES)
 def test_a_hostile_file(body, forks, tmp_path, monkeypatch):
     """Catches a file that takes the shell, the machine, or that gets a traceback of this one."""
     monkeypatch.setattr(runner, "SECONDS", 1 if "1 seconds" in BODIES[body] else 60)
@@ -342,7 +342,7 @@ def test_a_check_that_fails(forks, tmp_path, monkeypatch):
         diagnosis.expected_outcomes(definition.load("scores"))
 
 
-@pytest.mark.parametrize("end", ["sys.exit(0)", "os._exit(0)", "time.sleep(99)"])
+@parametrize("end", ["sys.exit(0)", "os._exit(0)", "time.sleep(99)"])
 def test_costs_that_cannot_be_measured(end, forks, tmp_path, monkeypatch):
     """Catches a right file that is called wrong because it fails, or is slow, when measured."""
     monkeypatch.setattr(runner, "SECONDS", 1 if "sleep" in end else 60)

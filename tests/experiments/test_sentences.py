@@ -4,6 +4,7 @@ import collections
 
 import pytest
 import torch
+from conftest import parametrize, refused
 
 from experiments import blanks, documents, pronouns, senses
 from experiments.shared import ambiguity, labelled, masking
@@ -31,7 +32,7 @@ def test_corruption():
     assert [*shares, stays.float().mean()] == pytest.approx([0.15, 0.8, 0.1], abs=0.02)
 
 
-@pytest.mark.parametrize("name, first", [(blanks.FULL, 0), (blanks.BACK, 6), (blanks.NEXT, 7)])
+@parametrize("name, first", [(blanks.FULL, 0), (blanks.BACK, 6), (blanks.NEXT, 7)])
 def test_who_sees_a_later_word(name, first):
     """Catches an encoder that looks back only, a decoder that sees ahead, padding that is seen."""
     torch.manual_seed(0)
@@ -85,7 +86,7 @@ def test_a_flat_reader_knows_the_sentences():
 # ---- Pronouns
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "english, french",
     [
         (TIRED, "le chien n'a pas traversé la rue parce qu'il était trop fatigué"),
@@ -124,7 +125,7 @@ def test_no_word_alone_tells():
     assert not {(words["subject"], words["object"]) for words in trained} & {*nouns}
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "example, message",
     [
         ("the dog sleeps", "is not like"),
@@ -135,11 +136,11 @@ def test_no_word_alone_tells():
 )
 def test_what_cannot_be_measured(example, message):
     """Catches a number for a sentence without a pronoun, or with one that may mean either."""
-    with pytest.raises(ValueError, match=message):
+    with refused(message):
         Reading(example)
 
 
-@pytest.mark.parametrize("name, heads", [("dot", 1), ("transformer", 4), ("gpt", 8)])
+@parametrize("name, heads", [("dot", 1), ("transformer", 4), ("gpt", 8)])
 def test_measurement_of_a_made_map(name, heads, monkeypatch):
     """Catches the row before or after the pronoun's, another head, and words of the wrong text."""
     pairs = ambiguity.pronouns(40, 0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import parametrize, refused
 
 from experiments import translate
 from experiments.shared import grammar, translation, trials
@@ -91,7 +92,7 @@ def test_batches():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", translate.MODELS)
+@parametrize("name", translate.MODELS)
 def test_searches(name):
     """Catches a beam of 1 that is not greedy, a state of another beam, padding that is seen.
 
@@ -132,7 +133,7 @@ def test_bahdanau_by_hand():
         assert torch.allclose(logits[:, i], t @ model.embed.weight.T, atol=1e-12)
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
+@parametrize("norm_first", [False, True])
 def test_the_block_of_2017(norm_first):
     """Catches a norm in another place, a missing look, and parts in another order."""
     block = LookingBlock(GPTConfig(n_embd=32, n_head=4), 0, norm_first=norm_first)
@@ -239,7 +240,7 @@ def test_a_run(tmp_path, small_experiment):
     assert scores[saved] == max(scores.values()) > 0
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "source, target, message",
     [
         ("one", "two", "one has 1 lines"),
@@ -255,5 +256,5 @@ def test_bad_files(tmp_path, monkeypatch, source, target, message):
     files = {"one": b"a\n", "two": b"a\nb\n", "latin": b"\xe9\n", "fake.gz": b"a"}
     for name, content in files.items():
         Path(name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with refused(message):
         translation.load_pairs(translate.Settings(source=source, target=target))

@@ -1,20 +1,19 @@
 """What a user does on a machine that this one is not: emulated, as far as that can be."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 
-import pytest
-from conftest import ROOT, SMALL, as_flags, run
+from conftest import ROOT, SMALL, as_flags, parametrize, run
 
 from engine.common import files
 
-HERE = ROOT / "tests" / "machines"
 FLAGS = " ".join(as_flags(SMALL))
 # What a redirected output can show on Windows in Western Europe and America.
 WINDOWS = {
-    "PYTHONPATH": str(HERE / "windows"),
+    "PYTHONPATH": str(ROOT / "tests/machines/windows"),
     "PYTHONIOENCODING": "cp1252",
     "CUDA_VISIBLE_DEVICES": "",
 }
@@ -43,37 +42,30 @@ def test_a_day(tmp_path):
     copy = tmp_path / "Füße's folder"  # a name that needs quotes
     ignored = shutil.ignore_patterns("__pycache__", "*.bin", "*.json", "*.png", ".*", "out*")
     shutil.copytree(ROOT, copy, ignore=ignored)
-    day = subprocess.run(
-        [sys.executable, HERE / "day.py", *DAY],
-        cwd=copy,
-        env=os.environ | WINDOWS,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="cp1252",
-    )
-    assert day.returncode == 0, day.stderr
-    assert "all agree" in day.stdout
+    for command in DAY:
+        done = subprocess.run(
+            [sys.executable, *shlex.split(command)],
+            cwd=copy,
+            env=os.environ | WINDOWS,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="cp1252",
+        )
+        assert done.returncode == 0, done.stderr
+    assert "all agree" in done.stdout
     assert [path.name for path in (copy / "out").glob("step_*")] == ["step_000020"]
     assert not [*copy.rglob("*.partial")]
 
 
-def test_paths_of_windows(monkeypatch):
-    """Catches a traceback on another drive than the repository's, and quotes that cmd.exe takes for
-    a part of the name.
-    """
-
-    def no_path(path):
-        raise ValueError("path is on mount 'C:', start on mount 'D:'")
-
-    with monkeypatch.context() as patch:  # pytest needs both
-        patch.setattr(os.path, "relpath", no_path)
-        there = files.shell_path("train.py")
+def test_quotes_of_windows(monkeypatch):
+    """Catches quotes that cmd.exe takes for a part of the name."""
+    with monkeypatch.context() as patch:  # pytest needs it
         patch.setattr(os, "name", "nt")
         quoted = files.shell_quote(r"out\run", "my run")
-    assert there == str(ROOT / "train.py") and quoted == r'out\run "my run"'
+    assert quoted == r'out\run "my run"'
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
+@parametrize("name", PROCESSORS)
 def test_products_of_another_processor(name):
     """Catches a product, or a test of it, that only a processor with AVX512 passes."""
     command = "-m pytest -n0 -p no:cacheprovider tests/decoding/test_quantization.py".split()

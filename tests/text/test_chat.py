@@ -253,7 +253,6 @@ def test_every_form(tmp_path):
 
 DAMAGED = [
     (b"{", "no JSON"),
-    (b'{"prompt": "a\x01", "completion": "b"}', "no JSON"),
     (b"[" * 200_000, r"no JSON \(.*recursion"),
     (b'{"prompt": "\xff"}', "no JSON .*position 12"),
     (b"[]", "a list in place of an object"),
@@ -261,8 +260,6 @@ DAMAGED = [
     (b'{"prompt": "a"}', "it has no messages"),
     (b'{"messages": {"role": "user"}}', "it has no messages"),
     (b'{"messages": ["a"]}', "message 1 has the role None"),
-    (b'{"messages": [{"role": "user"}]}', "message 1 has no text"),
-    (b'{"conversations": [{"value": "b"}]}', "message 1 has the role None"),
     (b'{"messages": [{"role": "tool"}]}', "has the role 'tool': system, user, assistant"),
     (b'{"messages": [{"role": ["user"]}]}', r"has the role \['user'\]"),
     (b'{"prompt": "a", "completion": 5}', "message 2 has no text"),
@@ -292,7 +289,6 @@ def test_damaged_records(line, message, tmp_path):
     "damage, message",
     [
         (None, "train.mask.bin"),
-        (lambda good: good[:-1], "train.mask.bin has .* bytes, not 1 for each of"),
         (lambda good: good[:-1] + b"\1", "train.mask.bin is damaged"),
         (lambda good: good[:-1] + b"\3", "train.mask.bin has token id 3"),
     ],

@@ -4,7 +4,6 @@ import math
 import shutil
 
 import numpy as np
-import pytest
 import torch
 from conftest import parametrize, refused
 from hypothesis import given
@@ -84,7 +83,6 @@ def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
         ("val.bin", lambda good: good[:-2], "val.bin has .* bytes, not 2 for each"),
         ("val.bin", lambda good: b"\xff\x00" + good[2:], "token id 255; the vocabulary has"),
         ("val.bin", lambda good: good[2:4] + good[2:], "its sha256 is not the one in meta.json"),
-        ("meta.json", lambda good: b"{}", "meta.json is damaged"),
         ("meta.json", lambda good: good.replace(b"T", b"X", 1), "meta.json is damaged"),
     ],
 )
@@ -116,7 +114,7 @@ def test_code_in_a_copied_folder(tmp_path):
         (foreign / "prepare.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
         name = foreign.name
         for path in name, f"{name}/", foreign, f"../data/{name}", f"stdlib/../{name}":
-            with pytest.raises(ValueError):
+            with refused("prepare.py"):
                 dataset.load_dataset(path, 8)
             assert not (tmp_path / "ran").exists()
     finally:

@@ -124,9 +124,7 @@ def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
         ("d.jsonl", b'{"text": 5}\n', r"d.jsonl, line 1: its column 'text' is a int, not text"),
         ("e.jsonl", b'{"text": "one"}\n', "texts: there is no text"),
         ("f.txt", b"Text \xff" * 9, "f.txt is not UTF-8 text"),
-        ("g.jsonl.gz", b"no gzip", "cannot prepare .*g.jsonl.gz"),
         ("h.jsonl.gz", gzip.compress(LINES)[:-20], "cannot prepare .*h.jsonl.gz"),
-        ("i.jsonl.zst", b"no zstd", "cannot prepare .*i.jsonl.zst"),
         (
             "j.jsonl.zst",
             pyarrow.compress(LINES, codec="zstd", asbytes=True)[:-20],

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from conftest import fit
+from conftest import fit, parametrize
 
 from engine.text.chat import CHATML, chat_tokenizer
 from engine.text.conversations import texts_of, write_conversations
@@ -20,7 +20,7 @@ def answers(**settings):
     return main(AnswersConfig(device="cpu", **settings))
 
 
-@pytest.mark.parametrize("template", [CHATML, LINES])
+@parametrize("template", [CHATML, LINES])
 def test_answers(template, tmp_path, capsys):
     """Catches answers that are cut, of other questions, or counted as exact when they are not; with
     LINES, the token that ends an answer stands within it too.

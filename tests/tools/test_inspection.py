@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import tiny
+from conftest import parametrize, tiny
 from mechanisms import MECHANISMS
 
 from attention import attention_weights
@@ -16,7 +16,7 @@ def model_of(**changes):
     return tiny(**shape | changes).double()
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "changes",
     [
         *(m for m in MECHANISMS if m.keys() & {"visible", "attention"}),
@@ -42,7 +42,7 @@ def test_the_weights_are_those_that_made_the_output(changes):
     assert torch.allclose(found[-1], model(idx[None])[0][0, 0], atol=1e-12)
 
 
-@pytest.mark.parametrize("attention", ["fused", "linear"])
+@parametrize("attention", ["fused", "linear"])
 def test_the_model_is_as_it_was(attention):
     """Catches a recorder that stays after an error: every later step would keep all weights."""
     model = model_of(attention=attention)

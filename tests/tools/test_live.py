@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import POEM, ROOT, open_page, tiny
+from conftest import POEM, ROOT, open_page, parametrize, tiny
 from mechanisms import mechanisms
 
 from attention import attention_weights
@@ -74,7 +74,7 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["byte", "char", "bpe:320", "words"])
+@parametrize("kind", ["byte", "char", "bpe:320", "words"])
 def test_a_text_has_the_same_tokens(run, kind):
     """Catches a text that is cut elsewhere, or comes back as another one."""
     if kind == "words":

@@ -1,8 +1,7 @@
 """Does this machine compute attention right? The CPU of the tests does."""
 
-import pytest
 import torch
-from conftest import output_of
+from conftest import output_of, parametrize
 
 from attention import ATTENTION, causal, fused
 from tools.shared import machine_check
@@ -35,7 +34,7 @@ def refuses(q, v, y):
     return y
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "mistake, dtypes, part",
     [
         (wrong_value, {"float32"}, "documents, Tq < Tk: value: "),

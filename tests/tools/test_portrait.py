@@ -1,7 +1,6 @@
 """The self-portrait is the first thing that a newcomer runs: it says the truth about all paths."""
 
-import pytest
-from conftest import output_of
+from conftest import output_of, parametrize
 
 from attention import ATTENTION, causal, fused
 from masks import VISIBLE
@@ -37,7 +36,7 @@ traffic: 262.14 / 4194.30 / 131.07 / 327.68
 """
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@parametrize("name", EXAMPLES)
 def test_a_worked_example(name):
     """Catches an example whose numbers are not what its words say, and a name that is ignored."""
     lines = output_of("attention.py", name).splitlines()[2:]

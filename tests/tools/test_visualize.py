@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import POEM, ROOT, save, tiny
+from conftest import POEM, ROOT, parametrize, save, tiny
 
 from attention import attention_weights
 from engine.decoding.text import encode_prompt
@@ -68,7 +68,7 @@ def test_what_a_page_cannot_be():
         shown("Tyger", live=True)
 
 
-@pytest.mark.parametrize("name", ["index", "letters"])
+@parametrize("name", ["index", "letters"])
 def test_the_pages_in_docs(name):
     """Catches scripts that a page in docs/ does not have yet: write page(its data) there."""
     content = (ROOT / f"docs/{name}.html").read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def test_text_that_could_break_out():
     assert data_of(content)["model"] == text
 
 
-@pytest.mark.parametrize("text, kept", [("Tyg", "^Tyg"), ("^Tyg", "^Tyg"), ("^Tyger", "^ger")])
+@parametrize("text, kept", [("Tyg", "^Tyg"), ("^Tyg", "^Tyg"), ("^Tyger", "^ger")])
 def test_a_token_for_the_beginning(text, kept):
     """Catches a beginning that is lost, or comes twice, where the text has it or is too long."""
     encoding = create_tokenizer("char", "^Tyger")

@@ -1,9 +1,7 @@
 """Wrong input, to each tool and benchmark as a user types it: one line, exit code 2."""
 
-import os
-
 import pytest
-from conftest import POEM, complaint, run_here, save, tiny
+from conftest import POEM, complaint, parametrize, run_here, save, tiny
 
 from engine.text import dataset
 from engine.text.tokenizer import create_tokenizer
@@ -32,7 +30,6 @@ LINES = {
     "-m tools.plot": "give measurements",
     "-m tools.plot {}/word": "word is damaged",
     "-m tools.plot {}/measured": "kind='poem' is unknown; choose from attention, ",
-    "-m tools.plot {}/pipe": "is not a regular file",
     "-m tools.plot {}/out": "has no metrics.jsonl",
     "-m tools.translate --out_dir={}/translator --text=zebra": "lacks 'zebra'",
     "-m tools.translate --out_dir={}/translator": "is empty",
@@ -67,11 +64,10 @@ def folder(tmp_path_factory):
     texts = {"letter": "T", "word": "Tyger", "measured": '{"kind": "poem"}'}
     for name, text in texts.items():
         (folder / name).write_text(text)
-    os.mkfifo(folder / "pipe")
     return folder
 
 
-@pytest.mark.parametrize("command", LINES)
+@parametrize("command", LINES)
 def test_one_line(command, folder):
     """Catches a traceback, another setting than that which is wrong, and hours before the line."""
     assert LINES[command] in complaint(run_here(*command.replace("{}", str(folder)).split()))

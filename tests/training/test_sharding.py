@@ -16,6 +16,7 @@ from conftest import (
     parametrize,
     ranks_here,
     refused,
+    run_ranks,
 )
 
 from engine.common import processes
@@ -30,13 +31,6 @@ from model import GPT
 def flags(poem):
     settings = SMALL | dict(dataset=poem, gradient_accumulation_steps=4)
     return as_flags(settings)
-
-
-def run_ranks(count, *command):
-    """Run a script in several processes."""
-    results = ranks_here(count, *command)
-    assert not any(status for status, _ in results), results
-    assert "Warning" not in results[0][1]
 
 
 def script(folder, content):

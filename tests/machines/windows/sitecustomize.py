@@ -6,10 +6,8 @@ and what is written in C++ stay Linux's.
 """
 
 import asyncio  # noqa: F401  (these look at import time for what goes away)
-import builtins
 import concurrent.futures.process  # noqa: F401
 import errno
-import io
 import logging  # noqa: F401
 import multiprocessing
 import os
@@ -38,8 +36,6 @@ for name in "fcntl grp pwd readline resource termios".split():
 
 # ---- Open files
 
-real_open, real_stat, real_os_open, readlink = io.open, os.stat, os.open, os.readlink
-
 
 def is_open(path):
     """Whether this process has a file, or one in a folder, open or mapped."""
@@ -47,44 +43,26 @@ def is_open(path):
     held = []
     for number in os.listdir("/proc/self/fd"):
         try:
-            held.append(readlink(f"/proc/self/fd/{number}"))
+            held.append(os.readlink(f"/proc/self/fd/{number}"))
         except FileNotFoundError:  # the listing's own
             pass
-    with real_open("/proc/self/maps", encoding="utf-8") as maps:
+    with open("/proc/self/maps", encoding="utf-8") as maps:
         held += [line.rstrip("\n").split(maxsplit=5)[-1] for line in maps]
     return any(name == path or name.startswith(f"{path}/") for name in held)
 
 
 def refuse_open(function):
     def on_windows(path, *others, **settings):
-        targets = [path, *others[:1]] if function in (real_rename, real_replace) else [path]
-        for target in targets:
+        for target in (path, *others):
             if is_open(target):
                 raise PermissionError(errno.EACCES, "another process uses the file", str(target))
-        if function is real_rename and os.path.lexists(others[0]):
+        if function.__name__ == "rename" and os.path.lexists(others[0]):
             raise FileExistsError(errno.EEXIST, "cannot create a file that exists", str(path))
         return function(path, *others, **settings)
 
     return on_windows
 
 
-real_rename, real_replace = os.rename, os.replace
 for name in "rename replace unlink remove rmdir".split():
     setattr(os, name, refuse_open(getattr(os, name)))
 shutil._use_fd_functions = False
-
-# ---- /proc
-
-
-def without_proc(function):
-    def on_windows(path, *others, **settings):
-        if str(path).startswith("/proc"):
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
-        return function(path, *others, **settings)
-
-    return on_windows
-
-
-builtins.open = io.open = without_proc(real_open)
-os.stat = without_proc(real_stat)
-os.open = without_proc(real_os_open)
