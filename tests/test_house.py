@@ -53,7 +53,7 @@ BUDGET = {
     ("tools", "benchmarks"): 19_600,
     ("experiments",): 28_600,
     ("exercises",): 10_400,
-    ("tests",): 85_000,
+    ("tests",): 84_800,
 }
 
 
