@@ -79,9 +79,11 @@ def attempt(command, after=0.0, sent=0):
         resource.prlimit(pid, resource.RLIMIT_AS, (MEMORY, MEMORY))
         times = {signal.SIGALRM: SECONDS, sent: after}  # the signal 0 is none
         timers = [Timer(seconds, os.kill, (pid, number)) for number, seconds in times.items()]
-        [timer.start() for timer in timers]
+        for timer in timers:
+            timer.start()
         code = exit_code(pid)
-        [timer.cancel() for timer in timers]
+        for timer in timers:
+            timer.cancel()
         printed, said = read_back(output), read_back(errors)
     ENDS[code] += 1
     said = "\n".join(line for line in said.splitlines() if line.strip() and "/s]" not in line)

@@ -128,7 +128,6 @@ def test_machine_report():
     """Catches a benchmark of an unknown machine, or of a processor without any speed."""
     found = report.machine_report(CPU)
     assert found["gb_per_s"] > 0.1 and min(found["gflops"].values()) > 0
-    assert found["command"].startswith("python ")
     assert found["device"] in report.machine_line(found)
 
 

@@ -11,13 +11,8 @@ import torch
 from conftest import damaged, fit, newest, parametrize, put, refused, save, tiny
 
 from engine.text import dataset, preparation
-from engine.text.tokenizer import create_tokenizer
 from engine.weights import checkpoint
 from model import GPT
-
-
-def saved(out_dir):
-    return save(out_dir, tiny(), encoding=create_tokenizer("char", "abc"), seed=1)
 
 
 def everything(folder):
@@ -30,7 +25,7 @@ def everything(folder):
 @parametrize("name", [*checkpoint.FILES, "manifest.json"])
 def test_damaged_checkpoints(tmp_path, name):
     """Catches damage that is loaded: a bit, a block or the end of each file."""
-    folder = saved(tmp_path)
+    folder = save(tmp_path, tiny())
     path = folder / name
     good = path.read_bytes()
     before = everything(folder)
@@ -64,7 +59,7 @@ def every_change(content):
 @parametrize("name", ["manifest.json", "meta.json"])
 def test_hostile_json(tmp_path, poem, name):
     """Catches a file, with the right hash, that ends in a traceback."""
-    folder = saved(tmp_path)
+    folder = save(tmp_path, tiny())
 
     def load():
         if name == "meta.json":

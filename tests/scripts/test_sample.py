@@ -112,14 +112,19 @@ def test_how_many_tokens_follow_each_other(settings, steps, trained, monkeypatch
 
 
 def test_batches():
-    """Catches a first text that waits for others, and lengths that a full context would mix."""
+    """Catches a first text that waits for others, lengths that a full context would mix, and a
+    session that does not know of the compiled step.
+    """
     config = SampleConfig(batch_size=2, max_new_tokens=4)
-    generator = Generator(tiny(), None, config)
+    generator = Generator(tiny(), Pieces(), config)
     texts = [Text(None, ids=range(length)) for length in (9, 2, 9, 2, 9)]
     first, second, third, fourth, fifth = texts
     assert generator.batches(texts) == [[first, second], [third, fourth], [fifth]]
     config.max_new_tokens = 20
     assert generator.batches(texts) == [[first, third], [fifth], [second, fourth]]
+    generator.compiled = object()
+    generator.start([torch.arange(3)], [0], 4)
+    assert generator.session.compiled == generator.compiled
 
 
 def test_json_lines(written, trained):

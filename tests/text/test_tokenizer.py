@@ -239,6 +239,7 @@ MODELS, SPLITS = tokenizers.models, tokenizers.pre_tokenizers
             SPLITS.BertPreTokenizer(),
             tokenizers.decoders.WordPiece(cleanup=False),
         ),
+        (MODELS.Unigram(), SPLITS.Metaspace(), tokenizers.decoders.Metaspace()),
     ],
     ids=lambda part: type(part).__name__,
 )
@@ -253,6 +254,8 @@ def test_models_of_words(model, before, decoder):
     trainer.vocab_size = 500
     trainer.show_progress = False
     trainer.special_tokens = ["[UNK]", "[CLS]"]
+    if hasattr(trainer, "unk_token"):
+        trainer.unk_token = "[UNK]"
     theirs.train_from_iterator(SOME_TEXT, trainer)
     content = theirs.to_str()
     theirs = tokenizers.Tokenizer.from_str(content)
