@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attention import Additive, General, dot, masked_fill, present, sinusoidal
@@ -44,20 +43,18 @@ def shape_of(settings):
     return {field.name: getattr(settings, field.name) for field in fields(Shape)}
 
 
-class Embedding(nn.Module):
+class Embedding(nn.Embedding):
     """Vectors for pieces and their positions, from `start` on, and scores of the next pieces."""
 
     def __init__(self, vocab_size, shape):
-        super().__init__()
-        C = shape.n_embd
-        random = torch.randn(vocab_size, C)
-        self.weight = nn.Parameter(random / math.sqrt(C))
+        super().__init__(vocab_size, shape.n_embd)
+        self.weight.data /= math.sqrt(shape.n_embd)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, numbers, start=0):
         T = start + numbers.shape[1]
-        C = self.weight.shape[1]
-        x = F.embedding(numbers, self.weight) * math.sqrt(C)
+        C = self.embedding_dim
+        x = super().forward(numbers) * math.sqrt(C)
         positions = sinusoidal(T, C)[start:]
         return self.dropout(x + positions.to(x.dtype))
 
