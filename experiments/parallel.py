@@ -104,7 +104,9 @@ def costs():
 
 
 def main(config):
-    rounds = [trials.run_jobs(costs, [()])[0] for _ in range(config.seeds)]  # one after another
+    rounds = []
+    for _ in range(config.seeds):
+        rounds += trials.run_jobs(costs, [()])  # alone
     curves = trials.by_title(rounds)
     tables = trials.make_tables("length", curves)
     figure, panels = trials.draw_curves(17, "length", curves)

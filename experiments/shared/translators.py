@@ -14,7 +14,8 @@ import torch.nn as nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attention import Additive, General, dot, masked_fill, present, sinusoidal
-from engine.common.files import DamagedFile, atomic_path, read_json, shell_quote
+from engine.common.errors import library_errors
+from engine.common.files import atomic_path, read_json, shell_quote
 from engine.text.tokenizer import tokenizer_from_spec
 from engine.weights import checkpoint
 from engine.weights.checkpoint import read_safetensors, write_safetensors
@@ -264,12 +265,10 @@ def load(folder):
         raise ValueError(f"there is no translator in {folder}: train one with {command}")
     path = Path(folder, "translator.json")
     content = read_json(path)
-    try:
+    with library_errors(f"cannot load {path}"):
         vocabulary = Vocabulary(tokenizer_from_spec(content["tokenizer"]), content["pieces"])
         shape = checkpoint.restore_settings(Shape, content["shape"], path)
         model = MODELS[content["model"]](len(vocabulary), shape)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DamagedFile(f"{path} is damaged ({error!r})") from None
     path = path.with_name("model.safetensors")
     expected = dict(model.named_parameters())
     weights = check_weights(expected, dict(read_safetensors(path)), path)
