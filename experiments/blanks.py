@@ -158,6 +158,7 @@ def draw(runs):
     figure, panels = trials.make_figure(12, 2.8, 1, 3)
     for panel, (title, rows) in zip(panels, runs.items()):
         trials.draw_means(panel, rows, RIGHT)
+        panel.set_xlim(0)
         panel.set_title(title)
     return figure
 
@@ -167,8 +168,7 @@ def main(config):
     texts = {"grammar": english, DOCSTRINGS: labelled.docstrings()}
     runs = {}
     for found in trials.run_seeds(run, texts, config, texts).values():
-        for table, rows in trials.by_kind(found).items():
-            runs[table] = trials.by_kind(rows)
+        runs |= trials.by_title(found)
     tables = trials.make_tables("by", runs)
     trials.write_result("blanks", config, tables, draw(runs), runs=runs)
 

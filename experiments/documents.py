@@ -51,7 +51,8 @@ class Context(nn.Module):
 
     def __init__(self, C):
         super().__init__()
-        self.grus = nn.ModuleList(nn.GRU(C, C // 2, batch_first=True) for _ in range(2))
+        grus = [nn.GRU(C, C // 2, batch_first=True) for _ in range(2)]
+        self.grus = nn.ModuleList(grus)
 
     def forward(self, x, real):
         place = torch.arange(x.shape[1])

@@ -131,11 +131,9 @@ def run(config, seed):
 
 
 def main(config):
-    runs = trials.run_together(run, config)
-    tables = {}
-    for title, found in runs.items():
-        tables[title] = trials.make_table("model", trials.by_kind(found))
-    shown = runs["captions"][0][LOOKS]["shown"]
+    runs = trials.by_title(trials.run_together(run, config))
+    tables = trials.make_tables("model", runs)
+    shown = runs["captions"][LOOKS][0]["shown"]
     trials.write_result("images", config, tables, draw_looks(shown))
 
 

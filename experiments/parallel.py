@@ -31,8 +31,8 @@ from experiments.shared.trials import megabytes, milliseconds
 from model import Block, GPTConfig
 
 WIDTH = 64
-GRU, ATTENTION = "GRU", "attention"
-LAYERS = GRU, ATTENTION
+GRU = "GRU"
+LAYERS = GRU, "attention"
 SCORES = "additive", "dot"
 LENGTHS = {LAYERS: [16, 64, 256, 1024, 4096], SCORES: [64, 128, 256, 512]}
 
@@ -104,8 +104,10 @@ def costs():
 
 
 def main(config):
-    rounds = [trials.run_jobs(costs, [()])[0] for _ in range(config.seeds)]  # one after another
-    curves = {what: trials.by_kind(found) for what, found in trials.by_kind(rounds).items()}
+    rounds = []
+    for _ in range(config.seeds):
+        rounds += trials.run_jobs(costs, [()])  # alone
+    curves = trials.by_title(rounds)
     tables = trials.make_tables("length", curves)
     figure, panels = trials.draw_curves(17, "length", curves)
     for panel in panels:

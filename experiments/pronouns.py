@@ -104,7 +104,8 @@ def measure(model, pairs, numbers):
     source, target, _ = ambiguity.encode(pairs, numbers)
     logits, maps = look(model, source, target, attention_weights)
     _, even = look(model, source, target, evenly)
-    is_pronoun = torch.isin(target, torch.tensor([numbers[word] for word in ambiguity.IT]))
+    il_or_elle = [numbers[word] for word in ambiguity.IT]
+    is_pronoun = torch.isin(target, torch.tensor(il_or_elle))
     queries = places | {PRONOUN: is_pronoun.int().argmax(1), SUBJECT: subjects}
     found = {"right": trials.accuracy(logits[is_pronoun], target[is_pronoun])}
     for query, (wanted, other) in RELATIONS.items():

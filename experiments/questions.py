@@ -124,7 +124,7 @@ def run(config, seed):
 
 
 def main(config):
-    runs = trials.run_together(run, config)
+    runs = trials.by_kind(trials.run_together(run, config))
     tables = {"answers": trials.make_table("model", runs)}
     trials.write_result("questions", config, tables, draw_looks(runs[BOTH][0]["shown"]))
 

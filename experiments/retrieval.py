@@ -69,7 +69,7 @@ def draw(shown):
 
 
 def main(config):
-    runs = trials.run_together(run, config)
+    runs = trials.by_kind(trials.run_together(run, config))
     tables = {"finding": trials.make_table("model", runs)}
     trials.write_result("retrieval", config, tables, draw(runs[PAIR][0]["shown"]))
 

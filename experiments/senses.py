@@ -39,7 +39,6 @@ SENSES = table("""
 WORDS = ["bank", "bat"]
 VERBS = 4  # of a sense
 TRAINED = "trained"
-UNTRAINED = "as it begins"
 STAGES = ["embedding", "attention 1", "MLP 1", "attention 2", "MLP 2"]
 KNOWN = "accuracy, known verbs"
 UNSEEN = "accuracy, unseen verb"
@@ -151,7 +150,7 @@ def run(kind, config, seed):
 def draw(runs):
     """Draw accuracies by stage, and the states of the first word in the first trained model."""
     word = WORDS[0]
-    figure, panels = trials.make_figure(13, 3.6, 1, 4, width_ratios=[1.4, 1, 1, 1])
+    figure, panels = trials.make_figure(15, 3.6, 1, 4)
     first, *others = panels
     for n, (kind, found) in enumerate(runs.items()):
         stages = trials.by_kind([run[word] for run in found])
@@ -169,18 +168,18 @@ def draw(runs):
             verb = SENSES[2 * sense][1]
             panel.plot(*points.T, f"C{2 + sense}.", label=f"{verb}, ...")
         panel.set_title(f"{word}, {stage}")
-        panel.set(xticks=(), yticks=(), xlim=(-4, 4), ylim=(-4, 4))
+        panel.set(xlim=(-4, 4), ylim=(-4, 4))
     others[0].legend()
     return figure
 
 
 def main(config):
-    runs = trials.run_seeds(run, (TRAINED, UNTRAINED), config)
+    runs = trials.run_seeds(run, (TRAINED, "as it begins"), config)
     tables = {}
     for kind, found in runs.items():
-        for word, stages in trials.by_kind(found).items():
+        for word, stages in trials.by_title(found).items():
             title = f"{word}, {kind} (a guess of the sense: 0.5)"
-            tables[title] = trials.make_table("after", trials.by_kind(stages))
+            tables[title] = trials.make_table("after", stages)
     trials.write_result("senses", config, tables, draw(runs))
 
 

@@ -26,7 +26,8 @@ QUESTIONS += [f"is it smaller than {DIGITS[n + 1]}" for n in LIMITS]
 
 def encode(texts, words):
     """Return texts as numbers of their words (N, T), 0 after the end of shorter ones."""
-    numbers, _ = padded([[words.index(word) for word in text.split()] for text in texts])
+    rows = [[words.index(word) for word in text.split()] for text in texts]
+    numbers, _ = padded(rows)
     return numbers
 
 

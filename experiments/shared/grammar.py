@@ -149,20 +149,20 @@ def predicate(rng, nouns, form):
     many = form // 2
     denied = rng.random() < 0.25
     kind = rng.random()
-    object_in_english = object_in_french = ""
+    rest = "", ""
     if kind < 0.2:  # is happy, is not happy
         verb = ["is", "are", "est", "sont"]
+        english_denied = f"{verb[many]} not"
         adjective = rng.choice(AFTER)
-        object_in_english = adjective[0]
-        object_in_french = adjective[1 + form]
-        english = f"{verb[many]} not" if denied else verb[many]
+        rest = adjective[0], adjective[1 + form]
     else:  # sleeps, does not sleep, sees the dog
         verb = rng.choice(ALONE if kind < 0.45 else WITH_OBJECT)
+        english_denied = f"{['does', 'do'][many]} not {verb[1]}"
         if kind >= 0.45:
-            object_in_english, object_in_french, _ = noun_phrase(rng, nouns, denied)
-        english = f"{['does', 'do'][many]} not {verb[1]}" if denied else verb[many]
-    french = f"ne {verb[2 + many]} pas" if denied else verb[2 + many]
-    return f"{english} {object_in_english}", f"{french} {object_in_french}"
+            rest = noun_phrase(rng, nouns, denied)
+    if denied:
+        return f"{english_denied} {rest[0]}", f"ne {verb[2 + many]} pas {rest[1]}"
+    return f"{verb[many]} {rest[0]}", f"{verb[2 + many]} {rest[1]}"
 
 
 def clause(rng, nouns):

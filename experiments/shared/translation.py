@@ -3,7 +3,6 @@
 import gzip
 import itertools
 import math
-import zlib
 
 import numpy as np
 import torch
@@ -11,6 +10,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from attention import attention_weights
+from engine.common.errors import library_errors
 from engine.decoding.sampling import sample_next_token
 from engine.text import tokenizer
 from experiments.shared import grammar
@@ -26,11 +26,9 @@ MOST_TESTED = 500
 def read_lines(path):
     """Return the lines of a UTF-8 text file, compressed if it is a .gz."""
     opener = gzip.open if path.endswith(".gz") else open
-    try:
+    with library_errors(f"cannot read {path}"):
         with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
             return [line.rstrip("\r\n") for line in file]
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is not UTF-8 text, or damaged: {error}") from None
 
 
 def read_pairs(source, target):
@@ -225,8 +223,10 @@ def alignment(model, vocabulary, text, beam):
     for numbers in source[0], target[0]:
         texts = [vocabulary.decode([n]) for n in numbers]
         pieces.append([text or "(end)" for text in texts])
+    if not weights:
+        return [*pieces, None]
     means = [rows.mean(1) for rows in weights]  # of heads, each (1, 1, S)
-    return [*pieces, torch.cat(means, 1)[0].tolist() if means else None]
+    return [*pieces, torch.cat(means, 1)[0].tolist()]
 
 
 def bleu(found, right):

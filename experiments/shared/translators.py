@@ -11,11 +11,11 @@ from pathlib import Path
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attention import Additive, General, dot, masked_fill, present, sinusoidal
-from engine.common.files import DamagedFile, atomic_path, read_json, shell_quote
+from engine.common.errors import library_errors
+from engine.common.files import atomic_path, read_json, shell_quote
 from engine.text.tokenizer import tokenizer_from_spec
 from engine.weights import checkpoint
 from engine.weights.checkpoint import read_safetensors, write_safetensors
@@ -44,20 +44,18 @@ def shape_of(settings):
     return {field.name: getattr(settings, field.name) for field in fields(Shape)}
 
 
-class Embedding(nn.Module):
+class Embedding(nn.Embedding):
     """Vectors for pieces and their positions, from `start` on, and scores of the next pieces."""
 
     def __init__(self, vocab_size, shape):
-        super().__init__()
-        C = shape.n_embd
-        random = torch.randn(vocab_size, C)
-        self.weight = nn.Parameter(random / math.sqrt(C))
+        super().__init__(vocab_size, shape.n_embd)
+        self.weight.data /= math.sqrt(shape.n_embd)
         self.dropout = nn.Dropout(shape.dropout)
 
     def forward(self, numbers, start=0):
         T = start + numbers.shape[1]
-        C = self.weight.shape[1]
-        x = F.embedding(numbers, self.weight) * math.sqrt(C)
+        C = self.embedding_dim
+        x = super().forward(numbers) * math.sqrt(C)
         positions = sinusoidal(T, C)[start:]
         return self.dropout(x + positions.to(x.dtype))
 
@@ -267,12 +265,10 @@ def load(folder):
         raise ValueError(f"there is no translator in {folder}: train one with {command}")
     path = Path(folder, "translator.json")
     content = read_json(path)
-    try:
+    with library_errors(f"cannot load {path}"):
         vocabulary = Vocabulary(tokenizer_from_spec(content["tokenizer"]), content["pieces"])
         shape = checkpoint.restore_settings(Shape, content["shape"], path)
         model = MODELS[content["model"]](len(vocabulary), shape)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise DamagedFile(f"{path} is damaged ({error!r})") from None
     path = path.with_name("model.safetensors")
     expected = dict(model.named_parameters())
     weights = check_weights(expected, dict(read_safetensors(path)), path)

@@ -120,14 +120,19 @@ def run_seeds(function, kinds, config, *data):
 
 
 def run_together(function, config):
-    """Return the same of a function that runs all kinds: {kind: what a seed found}."""
+    """Return [function(config, seed) for each seed], of a function that runs all kinds."""
     jobs = [(function, config, seed) for seed in range(config.seeds)]
-    return by_kind(run_jobs(seeded, jobs))
+    return run_jobs(seeded, jobs)
 
 
 def by_kind(runs):
     """Turn a list of {kind: what a seed found} into {kind: [what each seed found]}."""
     return {kind: [run[kind] for run in runs] for kind in runs[0]}
+
+
+def by_title(runs):
+    """Turn a list of {title: {kind: what a seed found}} into {title: {kind: the same of each}}."""
+    return {title: by_kind(found) for title, found in by_kind(runs).items()}
 
 
 def milliseconds(function):

@@ -244,8 +244,8 @@ def test_a_run(tmp_path, small_experiment):
     "source, target, message",
     [
         ("one", "two", "one has 1 lines"),
-        ("latin", "two", "is not UTF-8"),
-        ("fake.gz", "two", "fake.gz is not"),
+        ("latin", "two", "cannot read latin"),
+        ("fake.gz", "two", "cannot read fake.gz"),
         ("two", "", "belong together"),
         ("two", "two", "too few sentences"),
     ],
