@@ -202,7 +202,7 @@ def check_promises(*predicates):
 
     Layers check theirs when they are made: a batch combines it with its documents and padding.
     """
-    known = {"window", "n_global", "exact", "across", "bias", "__wrapped__"}
+    known = {"window", "n_global", "exact", "across", "bias"}
     for p in predicates:
         if not isinstance(p, types.FunctionType):
             continue

@@ -54,13 +54,15 @@ class GPTConfig:
     qkv_bias: bool = False
     """Biases of queries, keys and values, also where bias is False, as in Qwen 2."""
     attention: str = "fused"
-    """Path in attention.py: naive, masked_fill, tiled or fused (equal); linear or performer."""
+    """Path in attention.py: naive, masked_fill, tiled or fused (equal); or another function, linear
+    or performer."""
     score: str = "scaled_dot"
-    """Score of a query and a key: scaled_dot, dot, general (Luong) or additive (Bahdanau)."""
+    """Score of a query and a key: scaled_dot, dot, general (Luong), additive (Bahdanau) or mlp."""
     normalize: str = "softmax"
     """From scores to weights: softmax, or sparsemax (most weights are exactly zero)."""
     visible: str = "causal"
-    """Mask, in masks.py: causal, sliding_window:W, local_global:W,G, strided:S, alibi:n_head."""
+    """Mask, by VISIBLE in masks.py: causal, sliding_window:W, local_global:W,G, strided:S, alibi:H
+    (H is n_head)."""
     window: int = 0
     """Each token sees only the last `window` positions of what `visible` allows; 0: all of them."""
     window_pattern: str = "S"

@@ -118,7 +118,7 @@ def read_toml(path):
     except FileNotFoundError:
         known = [shell_path(preset) for preset in sorted((ROOT / "config").glob("*.toml"))]
         raise ValueError(f"there is no preset {path}: choose {', '.join(known)}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 

@@ -9,6 +9,7 @@ import functools
 
 import torch
 import torch.nn.functional as F
+from torch.compiler import is_compiling
 
 
 def once_differentiable(backward):
@@ -120,7 +121,7 @@ def linear_cross_entropy(x, weight, targets):
     backward pass can run only once.
     """
     kept = targets >= 0
-    if x.device.type == "cpu" and not torch.compiler.is_compiling() and not kept.all():
+    if x.device.type == "cpu" and not is_compiling() and not kept.all():
         x, targets = x[kept], targets[kept]  # a GPU would wait to know how many these are
     return LinearCrossEntropy.apply(x, weight, targets, torch.is_grad_enabled())
 

@@ -15,6 +15,7 @@ from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
+from torch.compiler import is_compiling
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 # --------------------------------------------------------------------------------------------------
@@ -26,7 +27,7 @@ def attend(q, k, v, mask=None, causal=False):
     is_one_query = q.shape[2] == 1
     if is_one_query and q.device.type == "cpu" and q.itemsize >= 4:
         return one_query(q, k, v, mask)
-    if is_one_query and q.is_cuda and torch.compiler.is_compiling():
+    if is_one_query and q.is_cuda and is_compiling():
         return one_query_compiled(q, k, v, mask)
     if q.is_cuda:
         return attend_on_gpu(q, k, v, mask, causal)

@@ -144,7 +144,7 @@ def best_checkpoint(out_dir):
 
 
 def is_ours(folder):
-    """Return whether train.py wrote a folder, and not nanoGPT or a library of Hugging Face."""
+    """Return whether train.py wrote a folder, or may write it: no model of others is in it."""
     foreign = ("config.json", "model.safetensors", "ckpt.pt")
     if (folder / "manifest.json").exists() or list_checkpoints(folder):
         return True

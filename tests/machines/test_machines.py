@@ -26,10 +26,7 @@ DAY = [
     f"train.py --dataset=mine {FLAGS} --max_iters=10 --eval_interval=5 --keep_checkpoints=1",
     "train.py --init_from=resume --max_iters=15",
     "train.py --init_from=resume --checkpoint=step_000015 --max_iters=20",
-    "sample.py --start='■ → 猫' --max_new_tokens=20",
-    "sample.py --quantize=int8 --max_new_tokens=20",
-    "sample.py --dtype=bfloat16 --max_new_tokens=20 --num_samples=2",
-    "-m tools.census",
+    "sample.py --start='■ → 猫' --quantize=int8 --max_new_tokens=20",
     "-m exercises",
     "attention.py",
 ]

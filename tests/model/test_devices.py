@@ -22,7 +22,7 @@ from engine.common.settings import parse_settings
 from engine.decoding.quantization import prepare_for_inference
 from engine.decoding.sampling import Sampling, sample_next_token
 from engine.decoding.session import Session, decode_one_token, prefill
-from engine.kernels import autograd
+from engine.kernels import autograd, sdpa
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, MODERN, GPTConfig
 from tools.shared.benchmark import mechanism_examples
@@ -85,7 +85,7 @@ def test_attention_by_the_kernels_of_a_gpu(mask, D, dtype, h100, monkeypatch):
     """
     documents = same_document(torch.zeros(2, 256, dtype=torch.long, device="meta"))
     for Tq, compiling in (256, False), (200, False), (1, False), (1, True):
-        monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+        monkeypatch.setattr(sdpa, "is_compiling", lambda: compiling)
         q = torch.empty(2, 4, Tq, D, dtype=dtype, device="meta", requires_grad=True)
         k, v = torch.empty(2, 2, 2, 256, D, dtype=dtype, device="meta", requires_grad=True)
         for visible in MASKS[mask], both(MASKS[mask], documents):
