@@ -28,7 +28,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TIMES = 5  # as long as without a mistake, and at least
 SECONDS = 120  # is a hang
-CORE = "*.py", "engine/*/*.py", "data/*/*.py"
+CORE = "*.py", "engine/*/*.py", "variants/*.py", "data/*/*.py"
 TESTS = {  # of a file whose path begins like this, or else tests/model and tests/kernels
     "train.py": "tests/scripts tests/training",
     "sample.py": "tests/scripts tests/decoding",
