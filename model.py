@@ -510,8 +510,7 @@ class GPT(nn.Module):
         """
         size = self.config.block_size
         hop = size + 1 - max(1, size // 2)
-        hops = -(-max(0, T - size) // hop)
-        return hop * hops
+        return hop * -(-max(0, T - size) // hop)
 
     def generate(
         self,
@@ -528,7 +527,8 @@ class GPT(nn.Module):
         """idx (B, T) with max_new_tokens more: (B, T + max_new_tokens). Call eval() first.
 
         temperature, top_k and other settings: see Sampling in engine/decoding/sampling.py.
-        generator: the only source of randomness. Ids from vocab_size on are never sampled.
+        generator: of the CPU, the only source of randomness. Ids from vocab_size on are never
+        sampled.
         """
         settings = Sampling(temperature=temperature, top_k=top_k or 0, **sampling)
         session = Session(self, list(idx), max_new_tokens, use_cache)

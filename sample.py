@@ -129,8 +129,9 @@ def make_generator(config, texts):
     if not config.interactive:
         steps = -(-texts // config.batch_size) * config.max_new_tokens
     dtype = best_dtype(model, steps) if config.dtype == "auto" else config.dtype
-    together = min(texts, config.batch_size)
-    model = prepare_for_inference(model, getattr(torch, dtype), config.quantize, together)
+    model = prepare_for_inference(
+        model, getattr(torch, dtype), config.quantize, min(texts, config.batch_size)
+    )
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     kind = dtype if config.quantize == "none" else config.quantize
     return Generator(model, tokenizer, config, pads), f"{kind}, {device}, {threads}"

@@ -312,6 +312,8 @@ def describe(trainer, threads):
 
 def build_model(config, data):
     """Return the GPT that config.init_from names, and the state to resume its training, or None."""
+    if (Path(config.out_dir) / "model.safetensors").exists():
+        raise ValueError(f"out_dir={config.out_dir} holds a model: give the folder of a run")
     saved = None
     if config.init_from == "scratch":
         vocab_size = config.vocab_size or padded_vocab_size(data.tokenizer.vocab_size)

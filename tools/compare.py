@@ -123,7 +123,7 @@ def train(config, flags, seed):
     words = [config.preset, *shlex.split(f"{config.flags} {flags}")]
     words += [f"--device={config.device}", f"--seed={seed}"]
     last = {}
-    with tempfile.TemporaryDirectory(dir=Path(config.out_dir).absolute()) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         try:
             last, _ = benchmark.run_train(words, folder)
         except ValueError as error:

@@ -83,6 +83,8 @@ def main(config):
     text = config.text
     if text.startswith("FILE:"):
         text = read_text(text.removeprefix("FILE:"))
+    if not text:
+        raise ValueError('--text is empty: give --text="..." or --text=FILE:name')
     ids = encode_prompt(tokenizer, text, tokenizer.begin, model.config.block_size, "--text")
     maps, logits = attention_maps(model, ids, attention_weights)
     attentions = [block.attn for block in model.transformer.h]

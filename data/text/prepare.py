@@ -41,7 +41,7 @@ class Settings:
     """The column or key that holds the text, in parquet and jsonl files."""
 
     def __post_init__(self):
-        if not self.input:
+        if not self.input or Path() in self.input:
             raise ValueError("--input is missing: which file or folder holds your text?")
         preparation.check_name(self.name)
 

@@ -49,8 +49,8 @@ def library_errors(what, remedy=""):
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except ImportError as error:
-        need = f'needs the library {error.name}: pip install -e ".[data]"'
-        raise ValueError(f"{what}: it {need}") from error
+        need = f"it needs the library {error.name}: pip install {error.name}"
+        raise ValueError(f"{what}: {need}") from error
     except BaseException as error:  # a panic, of a library in Rust, is no Exception
         reason = " ".join(str(error).split())[:200] or "is it damaged?"
         raise ValueError(f"{what} ({type(error).__name__}: {reason}){remedy}") from error
@@ -159,3 +159,12 @@ def check_shapes(q, k, v, visible):
         kinds = [(x.dtype, x.device) for x in (q, k, v)]
         raise ValueError(f"q, k, v differ in dtype or device: {kinds}")
     return q.shape[2], k.shape[2]
+
+
+def check_room(memory, T):
+    """ValueError unless T more positions fit into a KVCache or a LinearState."""
+    if memory.length + T > memory.max_len:
+        raise ValueError(
+            f"the cache is full: {memory.length} of {memory.max_len} positions used, "
+            f"no room for {T} more"
+        )

@@ -76,7 +76,7 @@ class CompiledStep:
     def empty_cache(self, model, batch_size, max_len):
         """Return the last cache if it has this size, else a new one."""
         size = (batch_size, max_len)
-        if size != self.size:
+        if not self.cache or size != self.size:
             self.cache = None  # never two in memory
             self.cache = model.new_cache(*size)
             self.size = size

@@ -182,11 +182,11 @@ def prepare_for_inference(model, dtype, quantize="none", texts=1):
 def replace_linears(model, layer):
     """Put layer(linear) in the place of each Linear of a model, several at a time."""
     # The head first: it is the largest, and at the end one thread would work on it alone.
-    linears = [*reversed(linears_of(model).items())]
+    names = [*reversed(linears_of(model))]
     with warnings.catch_warnings(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
         warnings.simplefilter("ignore")  # PyTorch plans to replace its quantized dtypes
-        new = pool.map(layer, [linear for _, linear in linears])
-        for (name, _), module in zip(linears, new):
+        new = pool.map(lambda name: layer(model.get_submodule(name)), names)
+        for name, module in zip(names, new):  # the memory of the others is free at once
             model.set_submodule(name, module)
 
 

@@ -6,6 +6,8 @@ The sequence is cut into chunks, and a sum is handed from one to the next.
 import torch
 import torch.nn.functional as F
 
+from engine.common.errors import check_room
+
 
 def chunked(q, k, v, feature, past, chunk):
     """Causal attention with weights feature(q)·feature(k), and the sum over all keys.
@@ -57,15 +59,6 @@ def normalized(y):
     """Weighted sums, divided by the sum of the weights, their last column; zeros if that is 0."""
     total = y[..., -1:]
     return y[..., :-1] / total.clamp_min(torch.finfo(y.dtype).tiny)
-
-
-def check_room(memory, T):
-    """ValueError unless T more positions fit into a KVCache or a LinearState."""
-    if memory.length + T > memory.max_len:
-        raise ValueError(
-            f"the cache is full: {memory.length} of {memory.max_len} positions used, "
-            f"no room for {T} more"
-        )
 
 
 class LinearState:

@@ -180,8 +180,8 @@ def nanogpt_meta(folder, data_tokenizer):
 def map_tokens(folder, name, meta, dtype, vocab_size):
     """Map the token ids of <name>.bin.
 
-    ValueError for another size than meta says, for an id outside the vocabulary, of which only the
-    first 256 MB are searched, and if it is smaller than these 256 MB for another sha256.
+    ValueError for another size than meta says, and for an id outside the vocabulary in the first
+    256 MB. A file smaller than that must have meta's sha256 too.
     """
     path = folder / f"{name}.bin"
     size = path.stat().st_size

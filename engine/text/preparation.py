@@ -53,8 +53,7 @@ def read_text(path):
 
 def check_name(name):
     """ValueError for a name under which no dataset of one's own can stand in data/."""
-    included = (DATA / name / "prepare.py").exists()
-    if included or not re.fullmatch(r"\w[\w. -]*", name):
+    if (DATA / name / "prepare.py").exists() or not re.fullmatch(r"\w[\w. -]*", name):
         raise ValueError(f"--name={name} must be a folder's name, and no included dataset's")
 
 

@@ -190,6 +190,8 @@ class HubTokenizer(Tokenizer):
     def __init__(self, content, end_of_text=None, chat=None):
         import tokenizers
 
+        if content["model"].get("dropout"):
+            raise ValueError("its dropout gives a text other ids each time")
         self.tokenizer_json = content
         self.chat = chat
         self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))

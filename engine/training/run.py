@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from engine.common import processes
+from engine.common.errors import library_errors
 from engine.common.files import atomic_write, remove_path, shell_path, shell_quote
 from engine.training import sharding
 from engine.weights import checkpoint
@@ -140,14 +141,13 @@ class Run:
 
 
 def start_wandb(config):
-    """Start a run of Weights & Biases with its own settings; ValueError if it is missing."""
-    try:
+    """Start a run of Weights & Biases with its own settings; ValueError if it cannot."""
+    with library_errors("wandb cannot begin", ": or set WANDB_MODE=offline"):
         from wandb import init  # not in wandb/, the folder that an offline run leaves here
-    except ImportError:
-        raise ValueError("wandb_log=True needs wandb: pip install wandb, or leave it out") from None
-    return init(
-        project=config.wandb_project, name=config.wandb_run_name or None, config=asdict(config)
-    )
+
+        return init(
+            project=config.wandb_project, name=config.wandb_run_name or None, config=asdict(config)
+        )
 
 
 # ---- The folder

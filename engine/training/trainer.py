@@ -42,7 +42,7 @@ class Trainer:
         # Its number, loss and gradient norm, on the device; of the first one that is not finite,
         # if there was one.
         self.newest = torch.zeros(3, device=device)
-        self.finite = torch.ones((), dtype=torch.bool, device=device)
+        self.finite = torch.tensor(True, device=device)
 
         # The dtype of products. A resumed run keeps what auto was, also on another processor.
         self.dtype = config.dtype

@@ -12,6 +12,7 @@ A checkpoint is written under another name, and renamed once it is complete and 
 
 import contextlib
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -129,7 +130,7 @@ def read_metrics(path):
             record = json.loads(line)
             records[record["step"]] = record
         except (ValueError, TypeError, LookupError):
-            print(f"note: a line of {path} is damaged, and left out: {line[:40]}")
+            print(f"note: damaged, and left out: {line[:40]} in {path}", file=sys.stderr)
     return records
 
 

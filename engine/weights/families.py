@@ -120,10 +120,12 @@ LLAMA = Family(
 
 def relative_of_llama(hf_class, settings, layer_fields, **always):
     """Return a Family that differs from Llama in these settings."""
-    settings = LLAMA.settings | settings
-    always = LLAMA.always | always
     return replace(
-        LLAMA, hf_class=hf_class, settings=settings, always=always, layer_fields=layer_fields
+        LLAMA,
+        hf_class=hf_class,
+        settings=LLAMA.settings | settings,
+        always=LLAMA.always | always,
+        layer_fields=layer_fields,
     )
 
 
@@ -238,7 +240,7 @@ def layer_settings(fields, kind, n_layer):
         layers = ["sliding_attention"] * n_layer
     elif not layers and chosen.get("use_sliding_window"):
         raise ValueError("use_sliding_window=True without layer_types is not built here")
-    if not {*layers} <= LETTERS.keys():
+    if layers and len(layers) != n_layer or not {*layers} <= LETTERS.keys():
         raise ValueError(f"layer_types={layers!r} is not built here")
     pattern = "".join(LETTERS[layer] for layer in layers)
     if "S" not in pattern:

@@ -209,7 +209,7 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
     assert not [*tmp_path.glob("x/[!.]*")]
 
 
-@parametrize("name", ["openwebtext", "fineweb"])
+@parametrize("name", ["openwebtext"])
 def test_the_scripts_of_the_hub(name, monkeypatch):
     """Catches a script that does not start, or names no dataset."""
     calls = []

@@ -90,5 +90,5 @@ def test_damaged_metrics(tmp_path, content, capsys):
     good = [b'{"step": 1, "lr": null, "mine": "x"}\n', b'{"step": 3, "lr": 0.5}\n']
     (tmp_path / "metrics.jsonl").write_bytes(good[0] + content + good[1])
     assert start_run(tmp_path, 2) == {"step": 1, "lr": None, "mine": "x"}
-    assert "metrics.jsonl is damaged, and left out" in capsys.readouterr().out
+    assert "note: damaged, and left out: " in capsys.readouterr().err
     assert (tmp_path / "metrics.jsonl").read_bytes() == good[0]
