@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import pytest
 from conftest import ROOT, SMALL, as_flags, parametrize, run
 
 from engine.common import files
@@ -27,7 +28,6 @@ DAY = [
     "train.py --init_from=resume --max_iters=15",
     "train.py --init_from=resume --checkpoint=step_000015 --max_iters=20",
     "sample.py --start='■ → 猫' --quantize=int8 --max_new_tokens=20",
-    "-m exercises",
     "attention.py",
 ]
 
@@ -62,6 +62,7 @@ def test_quotes_of_windows(monkeypatch):
     assert quoted == r'out\run "my run"'
 
 
+@pytest.mark.slow
 @parametrize("name", PROCESSORS)
 def test_products_of_another_processor(name):
     """Catches a product, or a test of it, that only a processor with AVX512 passes."""
