@@ -74,7 +74,7 @@ SMALL = {  # settings; what is replaced
 }
 SLOW = """
 blanks convolution documents efficient images induction positions pronouns questions recall
-retrieval
+retrieval routing
 """.split()
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
 # experiment, number of its table: what is larger > what is smaller. A cell is: row | column.
