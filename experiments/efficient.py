@@ -151,9 +151,10 @@ def draw(found):
     curves = {}
     for what, title in TITLES.items():
         curves[title] = {name: [points] for name, points in found[what].items()}
-    figure, panels = trials.draw_curves(10, "length n", curves)
+    figure, panels = trials.draw_curves(12, "length n", curves)
     for panel in panels:
         panel.set_yscale("log")
+    panel.legend(loc="center left", bbox_to_anchor=(1, 0.5))  # ten kinds would cover the curves
     return figure
 
 
