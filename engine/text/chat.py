@@ -69,23 +69,25 @@ class ChatTemplate:
         with library_errors("the chat template fails"):
             self.template = SANDBOX.from_string(tokenizer.chat["template"])
 
-    def encode(self, messages):
+    def encode(self, messages, tools=None, learns=None):
         """Return the ids of a conversation and which are learned, two arrays (T,).
 
-        Learned are an answer's content and the end of its turn: to its last special token, if it
-        has any. ValueError if the template renders a beginning of the conversation in another way.
+        tools: descriptions of functions, for the template. learns: for each message whether it is
+        learned; None: all of the assistant's. Of an answer that are its content and the end of its
+        turn: to its last special token, if it has any. ValueError if the template renders a
+        beginning of the conversation in another way, or leaves out what a message has.
         """
-        self.check(messages)
-        whole = self.render(messages)
+        if learns is None:
+            learns = [message["role"] == "assistant" for message in messages]
+        self.check(messages, tools)
+        whole = self.render(messages, tools)
         found = self.tokenizer.encoded(whole, allow_special=True)
         ids = np.array(found.ids)
         starts = [start for start, _ in found.offsets]
         learned = np.zeros(len(ids), bool)
-        for n, message in enumerate(messages):
-            if message["role"] != "assistant":
-                continue
-            begin = self.render(messages[:n], prompt=True)
-            end = self.render(messages[: n + 1])
+        for n in np.flatnonzero(learns):
+            begin = self.render(messages[:n], tools, prompt=True)
+            end = self.render(messages[: n + 1], tools)
             if not (end.startswith(begin) and whole.startswith(end)):
                 raise ValueError(
                     f"the chat template renders message {n + 1} in another way when it is the "
@@ -96,17 +98,17 @@ class ChatTemplate:
             learned[first : first + special[-1] + 1 if len(special) else last] = True
         return ids, learned
 
-    def encode_prompt(self, messages, most):
+    def encode_prompt(self, messages, most, tools=None):
         """Return the ids of messages and of the beginning of an answer to them.
 
         While there are more than `most`, the oldest turn is left out: a user's message and what
         follows it, to the user's next. The system's message, and the last turn, always stay.
         """
-        self.check(messages)
+        self.check(messages, tools)
         turns = [n for n, message in enumerate(messages) if message["role"] == "user"]
         system = messages[: turns[0]]
         for turn in turns:
-            text = self.render([*system, *messages[turn:]], prompt=True)
+            text = self.render([*system, *messages[turn:]], tools, prompt=True)
             ids = self.tokenizer.encoded(text, allow_special=True).ids
             if len(ids) <= most:
                 break
@@ -125,19 +127,36 @@ class ChatTemplate:
             text = text.replace(token, "")
         return text
 
-    def check(self, messages):
-        """ValueError for a message that spells a special token: it could end its own turn."""
-        for n, message in enumerate(messages, 1):
-            for token in self.special:
-                if token in message["content"]:
-                    raise ValueError(f"message {n} spells the special token {token}")
+    def check(self, messages, tools=None):
+        """ValueError for a special token in a message, which could end its own turn, or in tools.
 
-    def render(self, messages, prompt=False):
+        ValueError also for what a message has beside role and content, if the template does not
+        render it.
+        """
+        places = {f"message {n}": message for n, message in enumerate(messages, 1)}
+        for place, content in (places | {"tools": {"tools": tools}}).items():
+            for token in self.special:
+                if any(token in str(value) for value in content.values()):
+                    raise ValueError(f"{place} spells the special token {token}")
+        further = {key for message in messages for key in message} - {"role", "content"}
+        for key in sorted(further):
+            without = [{k: v for k, v in message.items() if k != key} for message in messages]
+            self.check_rendered(key, messages, tools, without, tools)
+        if tools:
+            self.check_rendered("tools", messages, tools, messages, None)
+
+    def check_rendered(self, key, messages, tools, *without):
+        """ValueError if messages and tools are rendered as they are without a key."""
+        if self.render(messages, tools) == self.render(*without):
+            raise ValueError(f"the chat template does not render {key!r}")
+
+    def render(self, messages, tools=None, prompt=False):
         """Return messages as one text; prompt: with the beginning of an answer."""
-        given = {"messages": messages, "add_generation_prompt": prompt}
-        nothing = {"tools": None, "documents": None}
+        given = {"messages": messages, "tools": tools, "documents": None}
         with library_errors("the chat template fails"):
-            return self.template.render(self.tokenizer.chat | given | nothing)
+            return self.template.render(
+                self.tokenizer.chat | given | {"add_generation_prompt": prompt}
+            )
 
 
 def chat_tokenizer(name, texts=()):

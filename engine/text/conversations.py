@@ -1,51 +1,175 @@
-"""Conversations to token files: records of several forms, checked one by one.
+"""Conversations to token files: records of several forms, read strictly.
 
     {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]}
     {"prompt": "Hi", "completion": "Hello"}
     {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
 
-Beside train.bin and val.bin, train.mask.bin and val.mask.bin have a byte for each token: it begins
-a conversation, is learned, or is only read.
+Each key of a record is read, known to change nothing, or refused with its name: else something
+would be learned that the record does not say. Beside train.bin and val.bin, train.mask.bin and
+val.mask.bin have a byte for each token: it begins a conversation, is learned, or is only read.
 """
 
 import contextlib
 import itertools
 import json
+from dataclasses import dataclass
 
 import numpy as np
 
 from engine.text.chat import ChatTemplate
 from engine.text.preparation import BEGINS, LEARNED, MASKS, READ, SPLITS, separator, write_tokens
-from engine.text.sources import as_dict, split_of
+from engine.text.sources import split_of
 
-ROLES = {"system": "system", "user": "user", "assistant": "assistant"}
-ROLES |= {"human": "user", "gpt": "assistant"}  # ShareGPT's names
+ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+ROLES |= {"human": "user", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant"}
+TURNS = "messages", "conversations", "conversation"
+# Keys of a record, or of a message, that are about it, and so change nothing that is learned.
+NOTES = set(
+    """
+    category conversation_hash conversation_id created created_at dataset date hash id idx index
+    lang language license message_id metadata model model_name prompt_id rating score source split
+    subset tags task timestamp title topic turn turns url uuid
+    """.split()
+)
 VAL_SHARE = 0.1  # of the conversations, chosen by a hash of each
 
 
-def messages_of(record):
-    """Return the messages of a record, a dict or a line of JSON; ValueError says what is wrong."""
-    record = as_dict(record)
-    turns = record.get("messages") or record.get("conversations")
-    if turns is None and {"prompt", "completion"} <= record.keys():
-        texts = {"user": record["prompt"], "assistant": record["completion"]}
-        turns = [{"role": role, "content": text} for role, text in texts.items()]
+@dataclass
+class Conversation:
+    """What a record says."""
+
+    messages: list
+    """Dicts of role, content, and what else a chat template may render."""
+    learned: list
+    """For each message whether it is an answer to learn."""
+    tools: list | None = None
+    """Descriptions of functions that the assistant may call, for the template."""
+
+
+def read_conversation(record, ignored=()):
+    """Return the Conversation of a record: a dict, a list of messages, or either as JSON.
+
+    ignored: further keys that change nothing. ValueError says what is wrong.
+    """
+    record = parse_json(record)
+    if isinstance(record, list):
+        record = {"messages": record}
+    if not isinstance(record, dict):
+        raise ValueError(f"a {type(record).__name__} in place of an object")
+    record = without_notes(record, ignored)
+    turns = take_turns(record)
+    has_system = "system" in record
+    if has_system:
+        turns = [{"role": "system", "content": record.pop("system")}, *turns]
+    tools = parse_json(record.pop("tools", None))
+    if record:
+        key = min(record)
+        raise ValueError(f"its {key!r} is not known: if it changes nothing, give --ignore={key}")
+    read = [read_message(turn, f"message {n}", ignored) for n, turn in enumerate(turns, 1)]
+    messages = [message for message, _ in read]
+    if has_system and any(message["role"] == "system" for message in messages[1:]):
+        raise ValueError("it has a system text beside a system message")
+    return Conversation(messages, [learned for _, learned in read], tools)
+
+
+def parse_json(value):
+    """Return a value, parsed if it is JSON in bytes or a string."""
+    try:
+        return json.loads(value) if isinstance(value, bytes | str) else value
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"no JSON ({error})") from None
+
+
+def without_notes(content, ignored):
+    """Return a dict without the keys that change nothing, or have no value."""
+    return {
+        key: value
+        for key, value in content.items()
+        if value not in (None, "", [], {}) and key not in NOTES and key not in ignored
+    }
+
+
+def take_turns(record):
+    """Take what was said out of a record; return it as a list of dicts."""
+    forms = [name for name in TURNS if name in record]
+    if len(forms) > 1:
+        raise ValueError(f"it has both {forms[0]} and {forms[1]}")
+    if forms:
+        turns = record.pop(forms[0])
+        turns = parse_json(turns) if isinstance(turns, str) else turns
+        if isinstance(turns, dict) and all(isinstance(part, list) for part in turns.values()):
+            turns = [dict(zip(turns, parts)) for parts in zip(*turns.values(), strict=True)]
+    elif {"prompt", "completion"} <= record.keys():
+        turns = as_messages(record.pop("prompt"), "user")
+        turns += as_messages(record.pop("completion"), "assistant")
+    else:
+        turns = None
     if not isinstance(turns, list):
         raise ValueError("it has no messages, a list of objects, and no prompt and completion")
-    return [message_of(turn, f"message {n}") for n, turn in enumerate(turns, 1)]
+    said = [turn.get("content", turn.get("value")) for turn in turns if isinstance(turn, dict)]
+    if "prompt" in record and record["prompt"] in said:  # some repeat the question beside the messages
+        del record["prompt"]
+    return turns
 
 
-def message_of(turn, what):
-    """Return {"role", "content"} of one entry of a record; ValueError for anything else."""
-    turn = turn if isinstance(turn, dict) else {}
-    role = turn.get("role", turn.get("from"))
-    text = turn.get("content", turn.get("value"))
+def as_messages(said, role):
+    """Return what was said, a text or messages, as messages."""
+    return [*said] if isinstance(said, list) else [{"role": role, "content": said}]
+
+
+def read_message(turn, what, ignored=()):
+    """Return ({"role", "content", ...}, whether it is learned) of one entry of a record.
+
+    ValueError says what is wrong with it.
+    """
+    turn = without_notes(turn if isinstance(turn, dict) else {}, ignored)
+    role = take_one(turn, what, "role", "from")
     if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"{what} has the role {role!r}: {', '.join(ROLES)}")
-    if not isinstance(text, str) or not text.strip():
+    role = ROLES[role]
+    learned = is_learned(turn, role, what)
+    text = text_of(take_one(turn, what, "content", "value"), what)
+    if not text.strip() and "tool_calls" not in turn:
         raise ValueError(f"{what} has no text")
+    return {"role": role, "content": text, **turn}, learned
+
+
+def take_one(turn, what, *names):
+    """Take what is called by one of these names out of a message; None if it has neither."""
+    found = [turn.pop(name) for name in names if name in turn]
+    if len(found) > 1 and ROLES.get(str(found[0]), found[0]) != ROLES.get(str(found[1]), found[1]):
+        raise ValueError(f"{what} has two values for {' and '.join(names)}")
+    return found[0] if found else None
+
+
+def text_of(content, what):
+    """Return the text of a message's content, which may be a list of parts of text."""
+    parts = content if isinstance(content, list) else [content]
+    texts = []
+    for part in parts:
+        if isinstance(part, dict):
+            part = {key: value for key, value in part.items() if value is not None}
+            if part.keys() != {"type", "text"} or part["type"] != "text":
+                kind = part.get("type")
+                raise ValueError(f"{what} has a part of type {kind!r}: only texts are read")
+            part = part["text"]
+        if not isinstance(part, str | None):
+            raise ValueError(f"{what} has no text")
+        texts.append(part or "")
+    text = "".join(texts)
     text.encode()  # UnicodeEncodeError, a ValueError, for half a character
-    return {"role": ROLES[role], "content": text}
+    return text
+
+
+def is_learned(turn, role, what):
+    """Take a message's weight out of it; return whether it is learned: an answer, unless it says 0."""
+    learned = is_answer = role == "assistant"
+    for name in "weight", "train":
+        weight = turn.pop(name, learned)
+        if weight not in (0, 1) or weight > is_answer:
+            raise ValueError(f"{what} has {name}={weight!r}: an answer may have 0 or 1, all else 0")
+        learned = learned and bool(weight)
+    return learned
 
 
 def texts_of(records):
@@ -53,10 +177,10 @@ def texts_of(records):
     yield "\n".join([*ROLES, ""])  # as a template writes them
     for _, record in records:
         with contextlib.suppress(ValueError):  # encode_records says it
-            yield from [message["content"] for message in messages_of(record)]
+            yield from [message["content"] for message in read_conversation(record).messages]
 
 
-def encode_records(records, template, val_share, skipped=None):
+def encode_records(records, template, val_share, skipped=None, ignored=()):
     """Yield what write_tokens takes: the tokens of each conversation, and its mask.
 
     val_share of them are for validation. skipped: a list that gets what is wrong with damaged
@@ -65,17 +189,17 @@ def encode_records(records, template, val_share, skipped=None):
     after = separator(template.tokenizer)
     for where, record in records:
         try:
-            messages = messages_of(record)
-            answers = [m["content"] for m in messages if m["role"] == "assistant"]
+            found = read_conversation(record, ignored)
+            answers = [m["content"] for m, learned in zip(found.messages, found.learned) if learned]
             if not answers:
-                raise ValueError("the conversation has no answer")
-            ids, learned = template.encode(messages)
+                raise ValueError("the conversation has no answer to learn")
+            ids, learned = template.encode(found.messages, found.tools, found.learned)
         except ValueError as error:
             if skipped is None:
                 raise ValueError(f"{where}: {error}") from None
             skipped.append(f"{where}: {error}")
             continue
-        split = split_of(json.dumps(messages), val_share)
+        split = split_of(json.dumps(found.messages), val_share)
         characters = sum(len(answer) + 1 for answer in answers)  # and the end of its turn
         yield split, np.append(ids, after), characters
         mask = np.append(np.where(learned, LEARNED, READ), [READ] * len(after))

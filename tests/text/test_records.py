@@ -1,0 +1,196 @@
+"""Conversations as others write them: each key is used, known to change nothing, or refused."""
+
+import functools
+import json
+
+import pytest
+
+from engine.text import conversations
+from engine.text.chat import ChatTemplate, chat_tokenizer
+from engine.text.conversations import read_conversation
+
+PIRATE = {"system": "Be a pirate"}
+HI = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ahoy"}]
+ASK = {"role": "user", "content": "Hi"}
+SAY = {"role": "assistant", "content": "Ahoy"}
+PLAIN = "user: Hi assistant: [Ahoy] "
+# A template that renders all that a message may have.
+FULL = """
+{%- for tool in tools or [] %}{{ "tool " + tool.name + " " }}{% endfor %}
+{%- for m in messages %}
+    {{- m.role + ": " }}
+    {%- if m.reasoning_content %}{{ "(" + m.reasoning_content + ") " }}{% endif %}
+    {%- for call in m.tool_calls or [] %}{{ "call " + call.name + " " }}{% endfor %}
+    {%- if m.name %}{{ m.name + "= " }}{% endif %}
+    {{- m.content + "<|im_end|>" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ "assistant: " }}{% endif %}"""
+
+
+@functools.cache
+def template_of(source=None):
+    tokenizer = chat_tokenizer("byte")
+    if source:
+        tokenizer.chat = {"template": source}
+    return ChatTemplate(tokenizer)
+
+
+def shown(record, template=None, ignored=()):
+    """A record as its template renders it, what is learned in brackets."""
+    template = template or template_of(FULL)
+    found = read_conversation(record, ignored)
+    ids, learned = template.encode(found.messages, found.tools, found.learned)
+    text = ""
+    for n, (token, is_learned) in enumerate(zip(ids, learned)):
+        text += "[" if is_learned and not (n and learned[n - 1]) else ""
+        text += template.tokenizer.decode([token])
+        text += "]" if is_learned and not learned[n + 1 : n + 2].any() else ""
+    return text.replace("<|im_end|>]", "] ").replace("<|im_end|>", " ")
+
+
+def lines(*turns, **more):
+    return {"messages": [*turns], **more}
+
+
+READ = {
+    "a system text": (PIRATE | {"conversations": HI}, "system: Be a pirate " + PLAIN),
+    "one beside a prompt": (
+        PIRATE | {"prompt": "Hi", "completion": "Ahoy"},
+        "system: Be a pirate " + PLAIN,
+    ),
+    "no system text": ({"system": "", "conversation": HI}, PLAIN),
+    "notes": (lines(ASK, SAY, id=7, source="x", score=0.5, prompt_id="y"), PLAIN),
+    "notes of a message": (lines(ASK | {"timestamp": 3}, SAY | {"model": "m"}), PLAIN),
+    "the question twice": (lines(ASK, SAY, prompt="Hi"), PLAIN),
+    "a list": ([ASK, SAY], PLAIN),
+    "a list as JSON": (json.dumps([ASK, SAY]), PLAIN),
+    "bytes": (json.dumps(lines(ASK, SAY)).encode(), PLAIN),
+    "messages as JSON": ({"messages": json.dumps([ASK, SAY])}, PLAIN),
+    "a struct of lists": ({"conversations": {"from": ["human", "gpt"], "value": ["Hi", "Ahoy"]}},)
+    + (PLAIN,),
+    "TRL's lists": ({"prompt": [ASK], "completion": [SAY]}, PLAIN),
+    "a prompt and a list": ({"prompt": "Hi", "completion": [SAY]}, PLAIN),
+    "columns without a value": (
+        lines({**ASK, "from": None, "weight": None}, {**SAY, "tool_calls": None}, system=None),
+        PLAIN,
+    ),
+    "role without a value": ({"messages": [{"role": None, **turn} for turn in HI]}, PLAIN),
+    "both names of one role": (lines({"from": "human", **ASK}, {"from": "gpt", **SAY}), PLAIN),
+    "bot": (lines({"from": "user", "value": "Hi"}, {"from": "bot", "value": "Ahoy"}), PLAIN),
+    "chatgpt": (
+        lines({"from": "human", "value": "Hi"}, {"from": "chatgpt", "value": "Ahoy"}),
+        PLAIN,
+    ),
+    "parts of text": (
+        lines(
+            ASK, SAY | {"content": [{"type": "text", "text": "Ah"}, {"type": "text", "text": "oy"}]}
+        ),
+        PLAIN,
+    ),
+    "parts of strings": (lines(ASK | {"content": ["H", "i"]}, SAY), PLAIN),
+    "a weight of 0": (
+        lines(ASK, SAY | {"weight": 0}, ASK, SAY | {"weight": 1}),
+        "user: Hi assistant: Ahoy " + PLAIN,
+    ),
+    "train: false": (
+        lines(ASK, SAY | {"train": False}, ASK, SAY | {"train": True}),
+        "user: Hi assistant: Ahoy " + PLAIN,
+    ),
+    "a weight of 0.0": (lines(ASK | {"weight": 0.0}, SAY | {"weight": 1.0}), PLAIN),
+    "tools": (lines(ASK, SAY, tools=[{"name": "f"}]), "tool f " + PLAIN),
+    "tools as JSON": (lines(ASK, SAY, tools='[{"name": "f"}]'), "tool f " + PLAIN),
+    "reasoning": (
+        lines(ASK, SAY | {"reasoning_content": "hm"}),
+        "user: Hi assistant: [(hm) Ahoy] ",
+    ),
+    "a call": (
+        lines(
+            ASK,
+            {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]},
+            {"role": "tool", "name": "f", "content": "5"},
+            SAY,
+        ),
+        "user: Hi assistant: [call f ] tool: f= 5 assistant: [Ahoy] ",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_a_record_says_is_read(name):
+    """Catches a system text, a weight, a tool or a form that is silently lost."""
+    record, expected = READ[name]
+    assert shown(record) == expected
+
+
+REFUSED = {
+    "an unknown key": (lines(ASK, SAY, mood="sad"), "its 'mood' is not known: .*--ignore=mood"),
+    "of a message": (lines(ASK | {"mood": 1}, SAY), "the chat template does not render 'mood'"),
+    "two forms": (lines(ASK, SAY, conversations=HI), "both messages and conversations"),
+    "another prompt": (lines(ASK, SAY, prompt="Ho"), "its 'prompt' is not known"),
+    "a completion too": (lines(ASK, SAY, completion="Ho"), "its 'completion' is not known"),
+    "two system texts": (
+        PIRATE | lines({"role": "system", "content": "x"}, ASK, SAY),
+        "a system text beside a system message",
+    ),
+    "two contents": (lines(ASK | {"value": "Ho"}, SAY), "message 1 has two values for content"),
+    "two roles": (lines(ASK | {"from": "gpt"}, SAY), "message 1 has two values for role and from"),
+    "a role": (lines(ASK, SAY | {"role": "developer"}), "message 2 has the role 'developer'"),
+    "half a weight": (lines(ASK, SAY | {"weight": 0.5}), "message 2 has weight=0.5"),
+    "a negative weight": (lines(ASK, SAY | {"weight": -1}), "message 2 has weight=-1"),
+    "a question's weight": (lines(ASK | {"weight": 1}, SAY), "message 1 has weight=1"),
+    "a question that is trained": (lines(ASK | {"train": True}, SAY), "message 1 has train=True"),
+    "train in words": (lines(ASK, SAY | {"train": "no"}), "message 2 has train='no'"),
+    "an image": (
+        lines(ASK | {"content": [{"type": "image", "url": "x"}]}, SAY),
+        "message 1 has a part of type 'image'",
+    ),
+    "a text with more": (
+        lines(ASK | {"content": [{"type": "text", "text": "a", "style": "b"}]}, SAY),
+        "message 1 has a part of type 'text'",
+    ),
+    "a number": (lines(ASK | {"content": 5}, SAY), "message 1 has no text"),
+    "no answer": (lines(ASK), "no answer to learn"),
+    "no answer that counts": (lines(ASK, SAY | {"weight": 0}), "no answer to learn"),
+    "lists of different lengths": (
+        {"conversations": {"from": ["human"], "value": ["a", "b"]}},
+        "shorter|longer",
+    ),
+    "a special token in reasoning": (
+        lines(ASK, SAY | {"reasoning_content": "<|im_end|>"}),
+        "message 2 spells the special token",
+    ),
+    "one in a tool": (lines(ASK, SAY, tools=[{"name": "<|im_end|>"}]), "tools spells the special"),
+    "tools that are no JSON": (lines(ASK, SAY, tools="f"), "no JSON"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_read_is_refused(name):
+    """Catches a record that is learned as something else than it says."""
+    record, message = REFUSED[name]
+    template = template_of(FULL)
+    with pytest.raises(ValueError, match="x: .*" + message):
+        [*conversations.encode_records([("x", record)], template, 0)]
+    skipped = []
+    assert not [*conversations.encode_records([("x", record)], template, 0, skipped)] and skipped
+
+
+@pytest.mark.parametrize(
+    "record, key",
+    [
+        (lines(ASK, SAY, tools=[{"name": "f"}]), "tools"),
+        (lines(ASK, SAY | {"reasoning_content": "hm"}), "reasoning_content"),
+        (lines(ASK, {"role": "assistant", "tool_calls": [{"name": "f"}]}), "tool_calls"),
+        (lines(ASK, {"role": "tool", "content": "5", "name": "f"}, SAY), "name"),
+    ],
+)
+def test_what_a_template_leaves_out(record, key):
+    """Catches tools or reasoning that a template such as ours drops."""
+    with pytest.raises(ValueError, match=f"the chat template does not render '{key}'"):
+        shown(record, template_of())
+
+
+def test_keys_that_the_user_knows():
+    """Catches --ignore that is not heard in a record or in a message."""
+    record = lines(ASK | {"mood": 1}, SAY, mood="sad")
+    assert shown(record, ignored=["mood"]) == PLAIN
