@@ -38,6 +38,8 @@ class Settings:
     """The folder of the model to tune; or char, byte, bpe:VOCAB, gpt2 or another of tiktoken."""
     skip_damaged: bool = False
     """Leave damaged records out and count them, in place of stopping at the first one."""
+    ignore: tuple[str, ...] = ()
+    """Keys of records or messages that change nothing; others that are not known are refused."""
 
     def __post_init__(self):
         if bool(self.hub) == bool(self.input):
@@ -65,7 +67,8 @@ def prepare(settings):
     train, val = read(settings)
     if not settings.val:
         val = None
-    conversations.write_conversations(folder, tokenizer, train, val, source, settings.skip_damaged)
+    how = settings.skip_damaged, settings.ignore
+    conversations.write_conversations(folder, tokenizer, train, val, source, *how)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ val.mask.bin have a byte for each token: it begins a conversation, is learned, o
 """
 
 import contextlib
+import functools
 import itertools
 import json
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import numpy as np
 
 from engine.text.chat import ChatTemplate
 from engine.text.preparation import BEGINS, LEARNED, MASKS, READ, SPLITS, separator, write_tokens
-from engine.text.sources import split_of
+from engine.text.sources import as_dict, parse_json, split_of
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 ROLES |= {"human": "user", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant"}
@@ -54,9 +55,7 @@ def read_conversation(record, ignored=()):
     record = parse_json(record)
     if isinstance(record, list):
         record = {"messages": record}
-    if not isinstance(record, dict):
-        raise ValueError(f"a {type(record).__name__} in place of an object")
-    record = without_notes(record, ignored)
+    record = without_notes(as_dict(record), ignored)
     turns = take_turns(record)
     has_system = "system" in record
     if has_system:
@@ -70,14 +69,6 @@ def read_conversation(record, ignored=()):
     if has_system and any(message["role"] == "system" for message in messages[1:]):
         raise ValueError("it has a system text beside a system message")
     return Conversation(messages, [learned for _, learned in read], tools)
-
-
-def parse_json(value):
-    """Return a value, parsed if it is JSON in bytes or a string."""
-    try:
-        return json.loads(value) if isinstance(value, bytes | str) else value
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error})") from None
 
 
 def without_notes(content, ignored):
@@ -107,7 +98,9 @@ def take_turns(record):
     if not isinstance(turns, list):
         raise ValueError("it has no messages, a list of objects, and no prompt and completion")
     said = [turn.get("content", turn.get("value")) for turn in turns if isinstance(turn, dict)]
-    if "prompt" in record and record["prompt"] in said:  # some repeat the question beside the messages
+    if (
+        "prompt" in record and record["prompt"] in said
+    ):  # some repeat the question beside the messages
         del record["prompt"]
     return turns
 
@@ -207,17 +200,28 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
         yield f"{split}.mask", mask, 0
 
 
-def write_conversations(folder, tokenizer, train, val, source, skip_damaged=False):
+def write_conversations(folder, tokenizer, train, val, source, skip_damaged=False, ignored=()):
     """Tokenize conversations, iterables of (where, record), into a dataset.
 
-    tokenizer: as from chat_tokenizer. val None: VAL_SHARE of the conversations. ValueError names
-    the first damaged record, unless skip_damaged leaves them out.
+    tokenizer: as from chat_tokenizer. val None: VAL_SHARE of the conversations. ignored: keys that
+    change nothing. ValueError names the first damaged record, unless skip_damaged leaves them out.
     """
     template = ChatTemplate(tokenizer)
     skipped = [] if skip_damaged else None
-    encoded = encode_records(train, template, VAL_SHARE if val is None else 0, skipped)
+    encode = functools.partial(encode_records, template=template, skipped=skipped, ignored=ignored)
+    encoded = encode(train, val_share=VAL_SHARE if val is None else 0)
     if val is not None:
-        encoded = itertools.chain(encoded, encode_records(val, template, 1, skipped))
-    write_tokens(folder, tokenizer, {"name": source}, encoded, names=SPLITS + MASKS)
+        encoded = itertools.chain(encoded, encode(val, val_share=1))
+    try:
+        write_tokens(folder, tokenizer, {"name": source}, encoded, names=SPLITS + MASKS)
+    except ValueError as error:
+        raise ValueError(f"{error}{left_out(skipped)}") from None
     if skipped:
-        print(f"left out {len(skipped):,} damaged records, such as {skipped[0]}")
+        print(f"{source}{left_out(skipped)}")
+
+
+def left_out(skipped):
+    """Return in words how many records were left out, and why the first ones."""
+    if not skipped:
+        return ""
+    return f"; left out {len(skipped):,} damaged records: {'; '.join(skipped[:3])}"

@@ -4,6 +4,7 @@ What need not fit into memory is read one document after the other, and encoded 
 processes.
 """
 
+import gzip
 import hashlib
 import io
 import itertools
@@ -23,6 +24,7 @@ from engine.common.settings import parse_settings
 from engine.text.preparation import encode_document, read_text, write_dataset, write_tokens
 from engine.text.tokenizer import create_tokenizer
 
+BOM = b"\xef\xbb\xbf"  # at the beginning of some files, for those that read UTF-16 too
 SECTION = 2**18  # characters of a long text that are one document
 VAL_SHARE = 0.005  # of many documents
 SHAKESPEARE = (
@@ -41,35 +43,68 @@ def kind_of(path):
     return Path(name).suffix if name.endswith((".jsonl", ".parquet")) else ""
 
 
-def read_records(*paths):
-    """Yield (where, record) of files, or of those in folders: a line of JSON as bytes, or a row.
+def read_records(*paths, column=None):
+    """Yield (where, record) of files, or of those in folders: a line of JSON as bytes, or an object.
 
-    A row of parquet is a dict. ValueError for a file that is damaged.
+    column: the only one of parquet that is needed; None: all. ValueError for a file that is damaged.
     """
     for path in paths:
         if path.is_dir():
-            yield from read_records(*filter(kind_of, sorted(path.rglob("*"))))
+            files = sorted(path.rglob("*"))
+            yield from read_records(*filter(kind_of, files))
         elif kind_of(path) == ".parquet":
-            yield from ((f"{path}, row {n}", row) for n, row in enumerate(read_rows(path), 1))
+            rows = enumerate(read_rows(path, column), 1)
+            yield from ((f"{path}, row {n}", row) for n, row in rows)
         else:
-            lines = enumerate(read_lines(path), 1)
-            yield from ((f"{path}, line {n}", line) for n, line in lines if line.strip())
+            yield from read_json_records(path)
 
 
-def read_rows(path):
+def read_rows(path, column):
     with library_errors(f"cannot prepare {path}"):
         from pyarrow import parquet
 
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=1000):
+        file = parquet.ParquetFile(path)
+        columns = [column] if column in file.schema_arrow.names else None
+        for batch in file.iter_batches(batch_size=1000, columns=columns):
             yield from batch.to_pylist()
 
 
+def read_json_records(path):
+    """Yield (where, record) of JSON: a record in each line, or all of them in one array."""
+    lines = ((n, line) for n, line in enumerate(read_lines(path), 1) if line.strip())
+    n, first = next(lines, (1, b""))
+    if first.lstrip(BOM + b" \t").startswith(b"[") and not is_conversation(first):
+        whole = first + b"".join(line for _, line in lines)
+        try:
+            array = parse_json(whole)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        yield from ((f"{path}, record {n}", record) for n, record in enumerate(array, 1))
+    elif first:
+        lines = itertools.chain([(n, first)], lines)
+        yield from ((f"{path}, line {n}", line) for n, line in lines)
+
+
+def is_conversation(line):
+    """Return whether a line is a list of messages, and not the beginning of an array of records."""
+    try:
+        found = parse_json(line)
+    except ValueError:
+        return False
+    return bool(found) and isinstance(found[0], dict) and not {"role", "from"}.isdisjoint(found[0])
+
+
 def read_lines(path):
-    if path.suffix.lower() not in (".gz", ".zst"):
+    kind = path.suffix.lower()
+    if kind not in (".gz", ".zst"):
         with open(path, "rb") as file:
             yield from file
         return
     with library_errors(f"cannot prepare {path}"):
+        if kind == ".gz":
+            with gzip.open(path) as file:  # pyarrow stops at zeros that fill a block
+                yield from file
+            return
         import pyarrow
 
         with pyarrow.input_stream(str(path), compression="detect") as file:
@@ -89,12 +124,17 @@ def read_hub(name, config=None, split="train", streaming=True):
             yield f"{name}, row {n}", row
 
 
-def as_dict(record):
-    """Return a record as a dict; ValueError for a line that is none in JSON."""
+def parse_json(value):
+    """Return a value, parsed if it is JSON in bytes or a string; ValueError if it is none."""
     try:
-        record = json.loads(record) if isinstance(record, bytes | str) else record
+        return json.loads(value) if isinstance(value, bytes | str) else value
     except (ValueError, RecursionError) as error:
         raise ValueError(f"no JSON ({error})") from None
+
+
+def as_dict(record):
+    """Return a record as a dict; ValueError for a line that is none in JSON."""
+    record = parse_json(record)
     if not isinstance(record, dict):
         raise ValueError(f"a {type(record).__name__} in place of an object")
     return record
@@ -120,7 +160,7 @@ def read_files(paths, column="text"):
     """Yield the documents in files: the texts in one column, and texts by read_sections."""
     for path in paths:
         if kind_of(path):
-            yield from read_documents(read_records(path), column)
+            yield from read_documents(read_records(path, column=column), column)
         else:
             yield from read_sections(path)
 
