@@ -49,6 +49,7 @@ class Tokenizer:
     end_of_text = None  # the id that separates documents, if there is one
     begin = ()  # the ids with which each text begins, if there are any
     chat = None  # the chat template and the special tokens that it names, if any: see chat.py
+    further_ends = ()  # ids that end a text too, such as the one that ends a turn
 
     def decode(self, tokens):
         """Return the text of ids; an incomplete character becomes U+FFFD."""
@@ -184,16 +185,17 @@ class HubTokenizer(Tokenizer):
 
     end_of_text: a token's text, or its id. A text's first token may begin with a space that the
     text has not, as SentencePiece adds it. chat: {"template": a chat template in Jinja, and tokens
-    that it names, such as "eos_token"}, or None.
+    that it names, such as "eos_token"}, or None. further_ends: ids that end a text too.
     """
 
-    def __init__(self, content, end_of_text=None, chat=None):
+    def __init__(self, content, end_of_text=None, chat=None, further_ends=()):
         import tokenizers
 
         if content["model"].get("dropout"):
             raise ValueError("its dropout gives a text other ids each time")
         self.tokenizer_json = content
         self.chat = chat
+        self.further_ends = [*further_ends]
         self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
         self.encoding.no_truncation()
         self.encoding.no_padding()
@@ -205,6 +207,9 @@ class HubTokenizer(Tokenizer):
             end_of_text = self.encoding.token_to_id(end_of_text)
         known = end_of_text in range(self.vocab_size)  # GPT2Config says 50256, whatever it is
         self.end_of_text = end_of_text if known else None
+        for token in content["added_tokens"]:
+            if self.encoding.token_to_id(token["content"]) != token["id"]:
+                raise ValueError(f"its token {token['content']!r} cannot have the id {token['id']}")
         decoder = decoder_parts(content)
         for kind, part in decoder.items():
             space = part.get("pattern", part.get("replacement", SPACE))
@@ -247,7 +252,8 @@ class HubTokenizer(Tokenizer):
 
     def spec(self):
         spec = {"kind": "tokenizers", "content": self.tokenizer_json}
-        return spec | {"end_of_text": self.end_of_text, "chat": self.chat}
+        spec |= {"end_of_text": self.end_of_text, "chat": self.chat}
+        return spec | {"further_ends": self.further_ends}
 
 
 def with_special_tokens(tokenizer, texts):
@@ -261,7 +267,8 @@ def with_special_tokens(tokenizer, texts):
     further = map(special_token, missing, itertools.count(tokenizer.vocab_size))
     added = [*content["added_tokens"], *further]
     end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
-    found = HubTokenizer(content | {"added_tokens": added}, end)
+    content = content | {"added_tokens": added}
+    found = HubTokenizer(content, end, further_ends=tokenizer.further_ends)
     size = tokenizer.vocab_size + len(missing)
     if found.vocab_size != size or not found.extends(tokenizer):
         raise ValueError(f"the tokenizer cannot have {', '.join(missing)} as special tokens")
@@ -441,31 +448,91 @@ def json_in(path):
     return read_json(path) if path.exists() else {}
 
 
+# ---- What others publish
+
+
 def published_tokenizer(folder):
-    """Return the tokenizer of a published model: tokenizer.json, and what others say of it."""
+    """Return the tokenizer of a published model: tokenizer.json, and what other files say of it."""
     config = json_in(folder / "config.json")
+    about = json_in(folder / "special_tokens_map.json") | json_in(folder / "tokenizer_config.json")
+    is_gpt2 = config.get("model_type") == "gpt2"
     content = json_in(folder / "tokenizer.json")
-    if not content and config.get("model_type") == "gpt2":
+    if not content and is_gpt2 and not (folder / "vocab.json").exists():
         return create_tokenizer("gpt2")
+    if not content and is_gpt2:
+        content = gpt2_json(folder)
+        about = {"eos_token": END_OF_TEXT} | about
     if not content:
         raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
-    about = json_in(folder / "tokenizer_config.json")
-    special = {}  # such as eos_token
-    for name, token in about.items():
-        text = token.get("content") if isinstance(token, dict) else token
-        if name.endswith("_token") and isinstance(text, str):
-            special[name] = text
-    end_of_text = special.get("eos_token", config.get("eos_token_id"))
-    if isinstance(end_of_text, list):
-        end_of_text = end_of_text[0]  # of several, the first ends a text
-    template = about.get("chat_template")
+    named = {name: text_of(token) for name, token in about.items() if name.endswith("_token")}
+    special = {name: text for name, text in named.items() if isinstance(text, str)}
+    content = with_added_tokens(content, folder, about, special.values())
+    ends = []
+    for place in config, json_in(folder / "generation_config.json"):
+        found = place.get("eos_token_id")
+        ends += found if isinstance(found, list) else [found]
+    ends = [number for number in ends if number is not None]
+    end_of_text = special.get("eos_token", next(iter(ends), None))
+    template = chat_template_in(folder, about)
+    chat = {"template": template, **special} if template else None
+    return tokenizer_from_spec(
+        {"kind": "tokenizers", "content": content, "end_of_text": end_of_text, "chat": chat}
+        | {"further_ends": ends}
+    )
+
+
+def text_of(token):
+    """Return the text of a token, which is that or an object with it."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def gpt2_json(folder):
+    """Return the content of a tokenizer.json for GPT-2's older files, vocab.json and merges.txt."""
+    import tokenizers
+
+    files = str(folder / "vocab.json"), str(folder / "merges.txt")
+    with library_errors(f"{folder}: vocab.json and merges.txt cannot be read"):
+        return json.loads(tokenizers.ByteLevelBPETokenizer.from_file(*files).to_str())
+
+
+def with_added_tokens(content, folder, about, special):
+    """Return a tokenizer.json with the tokens that other files of its folder add, as transformers.
+
+    about: the content of tokenizer_config.json. special: texts of special tokens.
+    """
+    decoder = about.get("added_tokens_decoder", {})
+    further = {token["content"]: token | {"id": int(id)} for id, token in decoder.items()}
+    for text, number in json_in(folder / "added_tokens.json").items():
+        further.setdefault(text, special_token(text, number) | {"special": False})
+    more = about.get("additional_special_tokens") or []
+    vocabulary = content["model"]["vocab"]
+    ids = (
+        vocabulary
+        if isinstance(vocabulary, dict)
+        else {t: n for n, (t, _) in enumerate(vocabulary)}
+    )
+    added = {token["content"]: token for token in content["added_tokens"]}
+    size = 1 + max([*ids.values(), *(t["id"] for t in [*added.values(), *further.values()])])
+    for text in [*special, *map(text_of, more)]:
+        if text not in added and text not in further:
+            further[text] = special_token(text, ids.get(text, size))
+            size += text not in ids
+    new = sorted(further.keys() - added.keys(), key=lambda text: further[text]["id"])
+    return content | {"added_tokens": [*added.values(), *(further[text] for text in new)]}
+
+
+def chat_template_in(folder, about):
+    """Return the chat template of a published model, or None; ValueError if it has none to take."""
     if (folder / "chat_template.jinja").exists():
-        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    chat = None
-    if isinstance(template, str):
-        chat = {"template": template, **special}
-    spec = {"kind": "tokenizers", "content": content}
-    return tokenizer_from_spec(spec | {"end_of_text": end_of_text, "chat": chat})
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    template = about.get("chat_template")
+    named = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
+    if isinstance(template, list):
+        named = {one["name"]: one["template"] for one in template}
+        template = named.get("default")
+    if not isinstance(template, str | None) or named and not template:
+        raise ValueError(f"{folder} has no chat template called default: {', '.join(named)}")
+    return template
 
 
 def padded_vocab_size(vocab_size):
