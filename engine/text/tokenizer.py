@@ -207,7 +207,7 @@ class HubTokenizer(Tokenizer):
             end_of_text = self.encoding.token_to_id(end_of_text)
         known = end_of_text in range(self.vocab_size)  # GPT2Config says 50256, whatever it is
         self.end_of_text = end_of_text if known else None
-        for token in content["added_tokens"]:
+        for token in content.get("added_tokens", []):
             if self.encoding.token_to_id(token["content"]) != token["id"]:
                 raise ValueError(f"its token {token['content']!r} cannot have the id {token['id']}")
         decoder = decoder_parts(content)
@@ -451,6 +451,9 @@ def json_in(path):
 # ---- What others publish
 
 
+SPECIAL = [f"{name}_token" for name in "bos eos unk sep pad cls mask".split()]
+
+
 def published_tokenizer(folder):
     """Return the tokenizer of a published model: tokenizer.json, and what other files say of it."""
     config = json_in(folder / "config.json")
@@ -464,7 +467,8 @@ def published_tokenizer(folder):
         about = {"eos_token": END_OF_TEXT} | about
     if not content:
         raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
-    named = {name: text_of(token) for name, token in about.items() if name.endswith("_token")}
+    names = dict.fromkeys([*SPECIAL, *about])  # those that are new get their ids in this order
+    named = {name: text_of(about.get(name)) for name in names if name.endswith("_token")}
     special = {name: text for name, text in named.items() if isinstance(text, str)}
     content = with_added_tokens(content, folder, about, special.values())
     ends = []
@@ -511,7 +515,7 @@ def with_added_tokens(content, folder, about, special):
         if isinstance(vocabulary, dict)
         else {t: n for n, (t, _) in enumerate(vocabulary)}
     )
-    added = {token["content"]: token for token in content["added_tokens"]}
+    added = {token["content"]: token for token in content.get("added_tokens", [])}
     size = 1 + max([*ids.values(), *(t["id"] for t in [*added.values(), *further.values()])])
     for text in [*special, *map(text_of, more)]:
         if text not in added and text not in further:
