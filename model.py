@@ -538,30 +538,30 @@ class GPT(nn.Module):
         return session.ids
 
     @classmethod
-    def from_pretrained(cls, name_or_folder, override_args=None, **changes):
+    def from_pretrained(cls, name_or_folder, override_args=None, base="", **changes):
         """A model with weights that exist already, in float32 on the CPU.
 
         name_or_folder: a folder that train.py wrote (its latest checkpoint); a folder in Hugging
         Face's layout (config.json and safetensors) of a family in engine/weights/families.py, such
         as GPT-2 or Llama; or its name, gpt2 or OWNER/NAME, downloaded by huggingface_hub.
         changes: to its config, where weights keep their shapes (dropout=0.1). override_args is
-        nanoGPT's form of them, a dict.
+        nanoGPT's form of them, a dict. base: the folder of an adapter's base, if it was moved.
         ValueError for weights that are missing, damaged, or do not fit.
         """
         changes = (override_args or {}) | changes
         folder = pretrained.folder_of(name_or_folder)
         if checkpoint.is_ours(folder):
-            return cls.from_checkpoint(folder, **changes)
+            return cls.from_checkpoint(folder, base=base, **changes)
         return cls.from_weights(*pretrained.load_pretrained(folder), folder, **changes)
 
     @classmethod
-    def from_checkpoint(cls, folder, merge=True, **changes):
-        """The model of one checkpoint of train.py; changes and errors as in from_pretrained.
+    def from_checkpoint(cls, folder, merge=True, base="", **changes):
+        """The model of one checkpoint of train.py; base, changes, errors as in from_pretrained.
 
         merge: one of LoRA has its adapter merged into its weights; False: apart, to train on.
         """
         if checkpoint.load_config(folder)["lora"]:
-            model = lora.load(cls, folder, **changes)
+            model = lora.load(cls, folder, base, **changes)
             if merge:
                 lora.merge(model)
             return model

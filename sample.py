@@ -24,7 +24,7 @@ from engine.decoding.quantization import best_dtype, prepare_for_inference
 from engine.decoding.sampling import Sampling
 from engine.decoding.text import Printer, Text, encode_prompt
 from engine.text.chat import ChatTemplate
-from engine.text.conversations import messages_of
+from engine.text.conversations import read_conversation
 from engine.text.preparation import read_text
 from engine.weights import pretrained
 from model import GPT
@@ -42,6 +42,8 @@ class SampleConfig(Sampling):
     init_from: str = "resume"
     """resume: a checkpoint in out_dir; or what GPT.from_pretrained reads: another such folder, one
     in Hugging Face's layout, or a published model by its name, gpt2 or OWNER/NAME."""
+    base: str = ""
+    """Where the base of a LoRA adapter is, if it was moved alone."""
     start: str = "\n"
     """The prompt; FILE:name reads it from a file, and - from the standard input."""
     prompts: str = ""
@@ -122,7 +124,7 @@ def make_generator(config, texts):
     device = pick_device(config.device)
     threads = set_threads()
     folder = pretrained.folder_in(config)
-    model = GPT.from_pretrained(folder)
+    model = GPT.from_pretrained(folder, base=config.base)
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     model = model.to(device)
     steps = math.inf  # tokens one after another
@@ -188,10 +190,10 @@ def answers_to(prompts, generator):
     texts = []
     for flag, line in prompts.items():
         try:
-            messages = messages_of(line)
+            found = read_conversation(line)
             for seed in range(config.seed, config.seed + config.num_samples):
-                texts.append(generator.answer(template, messages, seed))
-                texts[-1].prompt = messages
+                texts.append(generator.answer(template, found.messages, seed, found.tools))
+                texts[-1].prompt = found.messages
         except ValueError as error:
             raise ValueError(f"{flag}: {error}") from None
     return texts

@@ -12,6 +12,7 @@ a CPU; a GPU's kernels may add in a different order each time). The number of pr
 matter, as long as they compute in the same dtype.
 """
 
+import os
 import sys
 import time
 from contextlib import nullcontext
@@ -112,6 +113,8 @@ class TrainConfig(GPTConfig):
     lora_targets: str = "c_attn,c_proj"
     """Layers of the blocks that are tuned: c_attn (queries, keys, values), c_proj (the outputs of
     attention and MLP), c_fc (the MLP's input)."""
+    base: str = ""
+    """Where the base of an adapter is that is resumed, if it was moved alone."""
     # Optimizer
     optimizer: Literal["adamw", "muon"] = "muon"
     """muon: Muon for the matrices of the blocks and AdamW for everything else; or adamw."""
@@ -345,9 +348,8 @@ def resume_model(config, data):
             f"note: {folder} was trained on other data ({before['training'].get('dataset')}, "
             "or prepared in another way); losses from before, and so the best, do not compare"
         )
-    model = GPT.from_checkpoint(
-        folder, merge=False, dropout=config.dropout, attention=config.attention
-    )
+    changes = dict(dropout=config.dropout, attention=config.attention)
+    model = GPT.from_checkpoint(folder, merge=False, base=config.base, **changes)
     return model, checkpoint.load_trainer(folder)
 
 
@@ -395,7 +397,9 @@ def add_adapter(config, model, base):
     sha256 = pretrained.sha256_of_weights(model)
     print0(f"note: the adapter needs {base}: a run that goes on there may remove it")
     torch.manual_seed(config.seed)
-    lora.attach(model, lora.Adapter(**settings, base=str(base), sha256=sha256))
+    relative = os.path.relpath(base, Path(config.out_dir).resolve())
+    place = dict(base=str(base), relative_base=relative, sha256=sha256)
+    lora.attach(model, lora.Adapter(**settings, **place))
 
 
 # ---- The command line

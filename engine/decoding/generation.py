@@ -85,8 +85,8 @@ class Generator:
             self.start([ids[:0]], [self.config.seed], math.inf)
         self.session.append(ids[None])
 
-    def answer(self, template, messages, seed):
-        """Return the Text that is to answer messages, by a ChatTemplate.
+    def answer(self, template, messages, seed, tools=None):
+        """Return the Text that is to answer messages, by a ChatTemplate, which may render tools.
 
         The oldest turns are left out until there is room for max_new_tokens, or for half of the
         context. ValueError if the last message is not a user's, or alone fills the context.
@@ -95,7 +95,7 @@ class Generator:
             raise ValueError("the last message is not a user's")
         context = self.model.config.block_size
         room = min(self.config.max_new_tokens, context // 2)
-        ids = template.encode_prompt(messages, context - room)
+        ids = template.encode_prompt(messages, context - room, tools)
         if len(ids) >= context:
             raise ValueError(f"the message has {len(ids)} tokens; the model reads {context}")
         return Text(

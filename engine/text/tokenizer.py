@@ -49,6 +49,7 @@ class Tokenizer:
     end_of_text = None  # the id that separates documents, if there is one
     begin = ()  # the ids with which each text begins, if there are any
     chat = None  # the chat template and the special tokens that it names, if any: see chat.py
+    known = None  # how many ids the model has, if special tokens of it have none
     further_ends = ()  # ids that end a text too, such as the one that ends a turn
 
     def decode(self, tokens):
@@ -237,7 +238,11 @@ class HubTokenizer(Tokenizer):
         """Return the library's Encoding: ids, and for each its characters in text (offsets)."""
         self.encoding.encode_special_tokens = not allow_special
         with library_errors(f"the tokenizer cannot encode {text[:80]!r}"):
-            return self.encoding.encode(text, add_special_tokens=False)
+            found = self.encoding.encode(text, add_special_tokens=False)
+        if self.known and max(found.ids, default=0) >= self.known:
+            token = self.encoding.id_to_token(max(found.ids))
+            raise ValueError(f"the model knows no token {token!r} of its tokenizer: leave it out")
+        return found
 
     def token_bytes(self, token):
         piece = self.encoding.id_to_token(token) or ""

@@ -304,7 +304,10 @@ def check_model(folder, config, equal_paths):
     which compute the same.
     """
     before = load_config(folder)
-    settings = before["model"] | (before["lora"] or {"lora_rank": 0})
+    adapter = before["lora"] or {"lora_rank": 0}
+    settings = before["model"] | {
+        name: value for name, value in adapter.items() if name.startswith("lora_")
+    }
     for name, saved in settings.items():
         value = getattr(config, name, saved)
         same_function = name == "attention" and {value, saved} <= equal_paths

@@ -15,21 +15,21 @@ import torch
 IGNORED = set(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
-    _name_or_path _num_labels architectures attention_dropout attention_probs_dropout_prob
+    _flash_attn_2_enabled _name_or_path _num_labels architectures attention_dropout attention_probs_dropout_prob
     attn_implementation attn_pdrop bad_words_ids begin_suppress_tokens bos_token_id
     chunk_size_feed_forward classifier_dropout decoder_start_token_id diversity_penalty do_sample
     dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
     gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder
     is_llama_config keys_to_ignore_at_inference label2id length_penalty max_length
-    max_window_layers min_length model_type n_ctx neftune_noise_alpha no_repeat_ngram_size
+    max_sequence_length max_window_layers min_length model_max_length model_type n_ctx neftune_noise_alpha no_repeat_ngram_size
     num_beam_groups num_beams num_labels num_return_sequences output_attentions
     output_hidden_states output_past output_scores pad_token_id prefix pretraining_tp problem_type
     remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop return_dict
     return_dict_in_generate sep_token_id summary_activation summary_first_dropout
     summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
-    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class top_k top_p torch_dtype
-    torchscript transformers.js_config transformers_version typical_p unk_token_id use_bfloat16
+    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class tokenizer_padding_side top_k top_p torch_dtype
+    torchscript transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16
     use_cache
     """.split()
 )
@@ -67,7 +67,7 @@ GPT2 = Family(
     hf_class="GPT2LMHeadModel",
     settings={
         "vocab_size": ("vocab_size", ...),
-        "n_positions": ("block_size", ...),
+        "n_positions": ("block_size", 1024),
         "n_embd": ("n_embd", ...),
         "n_layer": ("n_layer", ...),
         "n_head": ("n_head", ...),
@@ -88,7 +88,7 @@ LLAMA = Family(
     hf_class="LlamaForCausalLM",
     settings={
         "vocab_size": ("vocab_size", ...),
-        "max_position_embeddings": ("block_size", ...),
+        "max_position_embeddings": ("block_size", 2048),
         "hidden_size": ("n_embd", ...),
         "num_hidden_layers": ("n_layer", ...),
         "num_attention_heads": ("n_head", ...),
@@ -130,20 +130,24 @@ def relative_of_llama(hf_class, settings, layer_fields, **always):
 
 
 QWEN_LAYERS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+QWEN = {  # where a field is missing
+    "max_position_embeddings": ("block_size", 32768),
+    "num_key_value_heads": ("n_kv_head", 32),
+}
 FAMILIES = {
     "gpt2": GPT2,
     "llama": LLAMA,
     "mistral": relative_of_llama(
-        "MistralForCausalLM", {"num_key_value_heads": ("n_kv_head", 8)}, ("sliding_window",)
+        "MistralForCausalLM",
+        {
+            "max_position_embeddings": ("block_size", 131072),
+            "num_key_value_heads": ("n_kv_head", 8),
+        },
+        ("sliding_window",),
     ),
-    "qwen2": relative_of_llama(
-        "Qwen2ForCausalLM", {"num_key_value_heads": ("n_kv_head", 32)}, QWEN_LAYERS, qkv_bias=True
-    ),
+    "qwen2": relative_of_llama("Qwen2ForCausalLM", QWEN, QWEN_LAYERS, qkv_bias=True),
     "qwen3": relative_of_llama(
-        "Qwen3ForCausalLM",
-        {"num_key_value_heads": ("n_kv_head", 32), "head_dim": ("head_size", 128)},
-        QWEN_LAYERS,
-        qk_norm="head",
+        "Qwen3ForCausalLM", QWEN | {"head_dim": ("head_size", 128)}, QWEN_LAYERS, qk_norm="head"
     ),
 }
 
@@ -180,9 +184,9 @@ def read_settings(fields, family):
     ours = {}
     for field, (name, default) in family.settings.items():
         value = fields.pop(field, default)
-        if value is ...:
+        if value is ... or value is None and default is ...:
             raise ValueError(f"{field} is missing")
-        if value is None and default is None:
+        if value is None:  # our default, such as as many key/value heads as heads
             continue
         if value == 0 and value is not False:  # our 0 stands for a default
             raise ValueError(f"{field}={value!r} is not built here")
@@ -303,8 +307,8 @@ def weights_from_hugging_face(tensors, family, tie_weights):
             del incomplete[ours]
     if incomplete:
         raise ValueError(f"a part of {min(incomplete)} is missing")
-    if tie_weights:
-        embedding = weights["transformer.wte.weight"]
-        if not torch.equal(weights.pop("lm_head.weight", embedding), embedding):
+    if tie_weights and "lm_head.weight" in weights:
+        head = weights.pop("lm_head.weight")
+        if not torch.equal(weights.setdefault("transformer.wte.weight", head), head):
             raise ValueError("its head is another matrix than its embedding, and not tied to it")
     return weights

@@ -23,6 +23,8 @@ class Adapter:
     lora_alpha: float = 1.0
     lora_targets: str = ""
     base: str = ""
+    relative_base: str = ""
+    """The same, as seen from the run's folder: both may have moved together."""
     sha256: str = ""
 
 
@@ -76,19 +78,32 @@ def layers_of(model, kind):
                 yield parent, name, layer
 
 
-def load(GPT, folder, **changes):
+def load_base(GPT, adapter, folder, given):
+    """Return the base of the Adapter in a checkpoint's folder: the one with the right weights."""
+    places = [given] if given else [adapter.base]
+    if adapter.relative_base and not given:
+        places.insert(0, Path(folder).resolve().parent / adapter.relative_base)
+    for place in places:
+        if Path(place).is_dir():
+            base = GPT.from_pretrained(place)
+            if sha256_of_weights(base) == adapter.sha256:
+                return base
+    found = " or ".join(map(str, places))
+    raise ValueError(
+        f"{folder} is an adapter, and its base (sha256 {adapter.sha256}) is not {found}: give it "
+        "by --base=FOLDER"
+    )
+
+
+def load(GPT, folder, base=None, **changes):
     """Return the GPT of a checkpoint that is an adapter, on its base; changes: to its config.
 
-    ValueError if the base is gone, or has other weights than in training.
+    base: the base's folder; None: where it was in training, as seen from the run or the root.
+    ValueError if it is not there, or has other weights than in training.
     """
     saved = checkpoint.load_config(folder)
     adapter = checkpoint.restore_settings(Adapter, saved["lora"], folder)
-    named = f"{adapter.base}, the base of {folder},"
-    if not Path(adapter.base).is_dir():
-        raise ValueError(f"{named} is gone: put it back")
-    base = GPT.from_pretrained(adapter.base)
-    if sha256_of_weights(base) != adapter.sha256:
-        raise ValueError(f"{named} has other weights now, not those with sha256 {adapter.sha256}")
+    base = load_base(GPT, adapter, folder, base)
     base.crop_block_size(saved["model"]["block_size"])
     model = GPT.from_weights(saved["model"], dict(base.named_parameters()), folder, **changes)
     attach(model, adapter)

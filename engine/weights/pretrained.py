@@ -14,6 +14,14 @@ from engine.weights.checkpoint import read_safetensors
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M to 1.5B parameters
 
+OTHERS = {  # what else a folder may hold -> what to do with it
+    "ckpt.pt": "it is nanoGPT's: make it ours by python -m tools.from_nanogpt",
+    "adapter_config.json": "it is an adapter of PEFT: merge it there into its base "
+    "(merge_and_unload), and give the folder that save_pretrained writes",
+    "pytorch_model.bin": "pytorch_model.bin is a pickle, which could run any code, and is never "
+    "read: save the model as safetensors by transformers (save_pretrained)",
+}
+
 # ---- Finding
 
 
@@ -48,7 +56,7 @@ def download(name):
     from huggingface_hub import snapshot_download  # it comes with tokenizers
 
     try:
-        patterns = ["*.json", "model*.safetensors"]
+        patterns = ["*.json", "*.jinja", "merges.txt", "model*.safetensors"]
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except Exception as error:  # no network, a proxy, a full disk: the hub has one for each
         raise ValueError(
@@ -66,8 +74,9 @@ def load_pretrained(folder):
     ValueError, which names the folder, for what cannot be loaded.
     """
     try:
-        if (folder / "ckpt.pt").exists():
-            raise ValueError("it is nanoGPT's: make it ours by python -m tools.from_nanogpt")
+        for file, remedy in OTHERS.items():
+            if (folder / file).exists() and not list(folder.glob("model*.safetensors*")):
+                raise ValueError(remedy)
         theirs = read_json(folder / "config.json")
         config = families.config_from_hugging_face(theirs)
         weights = families.weights_from_hugging_face(
@@ -142,16 +151,18 @@ def shape_of(tensor):
 def load_tokenizer(folder, vocab_size):
     """Return the tokenizer of a model in a folder from folder_of.
 
-    vocab_size: ids that the model has. ValueError if there is no tokenizer, or one with more ids.
+    vocab_size: ids that the model has; the tokenizer may have further special tokens, but not use
+    them. ValueError if there is no tokenizer, or one with more ids.
     """
     try:
         found = tokenizer.tokenizer_from_folder(folder)
     except Exception as error:  # files that others wrote can cause any
         raise ValueError(f"{folder}: {error}") from error
-    if found.vocab_size > vocab_size:
+    if not {*range(vocab_size, found.vocab_size)} <= {*found.special_tokens.values()}:
         raise ValueError(
             f"{folder} has {vocab_size:,} token ids, and its tokenizer {found.vocab_size:,}"
         )
+    found.known = vocab_size
     return found
 
 

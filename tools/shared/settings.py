@@ -33,10 +33,13 @@ class ModelSettings:
     init_from: str = ""
     """In place of it: a published model, as a folder or by its name."""
 
+    base: str = ""
+    """Where the base of a LoRA adapter is, if it was moved alone."""
+
     def load(self):
         """Return the folder of the model, the GPT and its tokenizer; ValueError without one."""
         folder = pretrained.folder_in(self)
-        model = GPT.from_pretrained(folder)
+        model = GPT.from_pretrained(folder, base=self.base)
         return folder, model, pretrained.load_tokenizer(folder, model.config.vocab_size)
 
 
