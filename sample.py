@@ -108,11 +108,11 @@ def read_prompts(config):
     """Return {where a prompt comes from, for error messages: its text}."""
     text = config.start
     if config.prompts or text == "-" or text.startswith("FILE:"):
-        text = read_text(config.prompts or text.removeprefix("FILE:")).replace("\r\n", "\n")
+        text = read_text(config.prompts or text.removeprefix("FILE:"))
     if not config.prompts:
         return {"--start": text}
-    lines = text.removesuffix("\n").split("\n")
-    return {f"--prompts, line {n}": line for n, line in enumerate(lines, 1)}
+    lines = enumerate(text.replace("\r\n", "\n").split("\n"), 1)
+    return {f"--prompts, line {n}": line for n, line in lines if line}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def sample(config):
         return converse(generator, kind)
 
     # The texts: num_samples for each prompt.
-    has_messages = config.prompts and all(line.startswith("{") for line in prompts.values())
+    has_messages = config.prompts and any(line.startswith("{") for line in prompts.values())
     if generator.tokenizer.chat and has_messages:
         texts = answers_to(prompts, generator)
         config.json = True
@@ -206,7 +206,9 @@ def answers_to(prompts, generator):
 def typed_lines():
     """Yield what is typed, line by line, until Ctrl-D."""
     with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  (input() has a history then)
+        import readline  # input() has a history then
+
+        readline.parse_and_bind("set convert-meta off")  # or the locale C loses letters such as é
     while True:
         try:
             yield input("> " if sys.stdin.isatty() else "")

@@ -303,13 +303,16 @@ def describe(trainer, threads):
     shared = "1 process" if count == 1 else f"{count} processes ({config.parallel})"
     for split, rows in data.rows.items():
         print0(f"{split}: {rows.summary()}")
+    packed = data.rows and len(data.rows["train"]) * config.block_size
+    epochs = trainer.last_step * trainer.tokens_per_step / (packed or len(data.train))
     print0(
         f"{trainer.model.num_params():,} parameters, {config.n_layer} layers of width "
         f"{config.n_embd}; {len(data.train):,} training tokens of {config.dataset}, "
         f"vocabulary {data.tokenizer.vocab_size:,}\n"
         f"device {trainer.device}, {trainer.dtype}, {compiled}, {shared}, {threads}; "
         f"{max(0, trainer.last_step - trainer.step):,} steps of {config.batch_size} x "
-        f"{config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches"
+        f"{config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches; "
+        f"{epochs:,.1f} epochs in all"
     )
 
 

@@ -58,11 +58,12 @@ def main(config):
 def questions_of(rows, count):
     """Return `count` questions, spread over a split's PackedRows, with their true answers: ids.
 
-    Of a conversation, its first answer, with the end of its turn.
+    Of a conversation that training reads, its first answer, with the end of its turn.
     """
-    last = len(rows.begins) - 1
+    begins = rows.begins[rows.lengths > 0]
+    last = len(begins) - 1
     asked = []
-    for begin in rows.begins[np.linspace(0, last, min(count, last + 1), dtype=int)]:
+    for begin in begins[np.linspace(0, last, min(count, last + 1), dtype=int)]:
         first = begin + rows.learned[begin:].argmax()
         end = first + (~rows.learned[first:]).argmax()
         asked.append((rows.tokens[begin:first].tolist(), rows.tokens[first:end].tolist()))

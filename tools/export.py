@@ -77,8 +77,11 @@ def export(config):
         },
     }
 
-    # The weights under the family's names
+    # The weights under the family's names, without those of ids that pad a vocabulary: no text
+    rows = about["vocab_size"] = min(tokenizer.vocab_size, model.config.vocab_size)
     weights = with_constants(model, standard_config)
+    for name in weights.keys() & {"transformer.wte.weight", "lm_head.weight"}:
+        weights[name] = weights[name][:rows]
     tensors = dict(hugging_face.to_hugging_face(weights, kind, query_rows))
     write_folder(config, files, "model.safetensors", tensors)
     size = f"{model.num_params():,} parameters in {config.dtype}"

@@ -14,6 +14,7 @@ files need pip install -e ".[data]"). A hash of each document decides whether it
 a long text is cut into documents.
 """
 
+import collections
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from engine.common.errors import one_line_errors
 from engine.common.settings import parse_settings
 from engine.text import preparation, sources
+
+SHOWN = 10  # files that are left out
 
 
 @dataclass
@@ -39,11 +42,17 @@ class Settings:
     """
     column: str = "text"
     """The column or key that holds the text, in parquet and jsonl files."""
+    encoding: str = "utf-8"
+    """Of texts, such as cp1252; of one with a byte-order mark, that says it."""
 
     def __post_init__(self):
         if not self.input or Path() in self.input:
             raise ValueError("--input is missing: which file or folder holds your text?")
         preparation.check_name(self.name)
+        try:
+            "".encode(self.encoding)
+        except LookupError as error:
+            raise ValueError(f"--encoding: {error}") from None
 
 
 def files_in(path):
@@ -59,61 +68,56 @@ def files_in(path):
     ]
 
 
-def is_text(path):
-    """Return whether a file has many documents, or begins with UTF-8 text."""
-    if sources.kind_of(path):
-        return True
-    try:
-        return "\0" not in next(sources.read_sections(path), "")  # zeros, as in UTF-16
-    except ValueError:
-        return False
+def find_texts(inputs, encoding):
+    """Return {resolved path: path} of the files of text in inputs, in order, and {path: why not}.
 
-
-def find_texts(inputs):
-    """Return {resolved path: path} of the files of text in inputs, in order.
-
-    In folders, files that are not text are skipped. ValueError if there is no text.
+    In folders, files that are not text are left out. ValueError if there is no text.
     """
     found = {}
-    skipped = []
+    left_out = {}
     for path in inputs:
         for file in files_in(path):
-            if file != path and not is_text(file):
-                skipped.append(file.name)
-            elif file.stat().st_size:
-                found[file.resolve()] = file
-    if skipped:
-        print(f"skipped {len(skipped)} that are not UTF-8 text, such as {skipped[0]!r}")
+            try:
+                if file != path and not sources.kind_of(file):
+                    collections.deque(preparation.read_sections(file, encoding, 2**20), maxlen=0)
+                if file.stat().st_size:
+                    found[file.resolve()] = file
+            except ValueError as error:
+                left_out[str(file)] = str(error)
+    for reason in [*left_out.values()][:SHOWN]:
+        print(f"left out: {reason}")
+    if len(left_out) > SHOWN:
+        print(f"left out: {len(left_out) - SHOWN} more")
     if inputs and not found:
         raise ValueError(f"found no text in {', '.join(map(str, inputs))}")
-    return found
+    return found, left_out
 
 
 def prepare(settings):
     """Write the dataset."""
     folder = preparation.DATA / settings.name
     source = ", ".join(path.name or str(path) for path in settings.input)
-    found = find_texts(settings.input)
-    val = find_texts(settings.val)
+    found, left_out = find_texts(settings.input, settings.encoding)
+    val, more = find_texts(settings.val, settings.encoding)
     # Files for validation are not trained on if they lie in the same folder.
     train = [path for resolved, path in found.items() if resolved not in val]
     val = [*val.values()]
 
     files = [*train, *val]
+    about = {"files": [*map(str, files)], "left_out": left_out | more}
     small = sum(path.stat().st_size for path in files) < preparation.SMALL
     if small and not any(map(sources.kind_of, files)):
-        train_texts = map(preparation.read_text, train)
-        val_texts = map(preparation.read_text, val)
-        preparation.write_dataset(folder, train_texts, settings.tokenizer, source, val_texts)
-        return
+        texts = [preparation.read_text(path, settings.encoding) for path in files]
+        both = texts[: len(train)], settings.tokenizer, source, texts[len(train) :]
+        return preparation.write_dataset(folder, *both, **about)
     val_share = 0 if val else 0.1 if small else sources.VAL_SHARE
 
     def read():
         for paths, share in (train, val_share), (val, 1):
-            for text in sources.read_files(paths, settings.column):
+            for text in sources.read_files(paths, settings.column, settings.encoding):
                 yield share, text
 
-    sources.write_large_dataset(folder, read, settings.tokenizer, source)
+    sources.write_large_dataset(folder, read, settings.tokenizer, source, **about)
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def text_of(content, what):
 
 
 def is_learned(turn, role, what):
-    """Take a message's weight out of it; return whether it is learned: an answer, unless it says 0."""
+    """Take a message's weight out of it; return whether it is learned: an answer without a 0."""
     learned = is_answer = role == "assistant"
     for name in "weight", "train":
         weight = turn.pop(name, learned)
@@ -193,11 +193,11 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
             skipped.append(f"{where}: {error}")
             continue
         split = split_of(json.dumps(found.messages), val_share)
-        characters = sum(len(answer) + 1 for answer in answers)  # and the end of its turn
-        yield split, np.append(ids, after), characters
+        text = "".join(f"{answer}\n" for answer in answers)  # as what ends a turn is learned too
+        yield split, np.append(ids, after), text
         mask = np.append(np.where(learned, LEARNED, READ), [READ] * len(after))
         mask[0] = BEGINS
-        yield f"{split}.mask", mask, 0
+        yield f"{split}.mask", mask
 
 
 def write_conversations(folder, tokenizer, train, val, source, skip_damaged=False, ignored=()):

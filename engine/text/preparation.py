@@ -6,10 +6,14 @@ and the counts and hashes of the files. write_dataset() takes documents that fit
 sources.py has the rest.
 """
 
+import codecs
+import collections
 import contextlib
+import io
 import json
 import re
 import sys
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -33,22 +37,36 @@ SMALL = 2**28
 # Of conversations, train.mask.bin and val.mask.bin say what a token is: one byte for each.
 MASKS = "train.mask", "val.mask"
 READ, LEARNED, BEGINS = 0, 1, 2
+BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+# Lines of this many characters are compared between the splits: by hashes, this many at most.
+LINE = 20
+LINES = 2**20
 
 
-def read_text(path):
-    """Return a UTF-8 file, or the standard input for -, as text; line ends stay as they are.
+def read_sections(path, encoding="utf-8", size=-1):
+    """Yield the text of a file, or for - of the standard input; line ends stay as they are.
 
-    ValueError says where it is not UTF-8.
+    encoding: of a file without a BOM, which says it. size: characters of a section, to the end of
+    its line; -1: all in one. ValueError for what is no text.
     """
-    content = sys.stdin.buffer.read() if str(path) == "-" else Path(path).read_bytes()
-    try:
-        text = content.decode("utf-8-sig")
-        wrong = content.find(0)  # as in UTF-16
-    except UnicodeDecodeError as error:
-        wrong = error.start
-    if wrong >= 0:
-        raise ValueError(f"{path} is not UTF-8 text (offset {wrong}): convert it first")
-    return text
+    with sys.stdin.buffer if str(path) == "-" else open(path, "rb") as file:
+        begin = file.peek(3)
+        encoding = next((BOMS[bom] for bom in BOMS if begin.startswith(bom)), encoding)
+        text = io.TextIOWrapper(file, encoding, newline="")
+        try:
+            while section := text.read(size):
+                section += text.readline()
+                if "\0" in section:
+                    raise ValueError("it has a zero byte")
+                yield section
+        except ValueError as error:  # UnicodeDecodeError is one
+            reason = getattr(error, "reason", error)
+            raise ValueError(f"{path} is not {encoding.upper()} text: {reason}") from None
+
+
+def read_text(path, encoding="utf-8"):
+    """Return what read_sections yields as one text."""
+    return "".join(read_sections(path, encoding))
 
 
 def check_name(name):
@@ -109,29 +127,43 @@ def split_parts(document, size):
 
 
 class SplitWriter:
-    """Writes the tokens of one split, or a mask, to a file as they come."""
+    """Writes the tokens of one split, or a mask, to a file as they come, and counts them."""
 
     def __init__(self, path, tokenizer, dtype):
         self.path = path
         self.file = open(path, "wb")
         self.tokenizer = tokenizer
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.tokens = 0
-        self.characters = 0
+        self.count = collections.Counter(documents=0, characters=0, tokens=0)
+        self.lines = set()  # hashes up to a limit: of many lines a sample, the same in both splits
+        self.limit = 2**32
 
-    def append(self, ids, characters, begins=False):
-        """Write ids, an array for this number of characters; begins: a document begins here."""
-        if begins and self.tokens:
-            self.append(separator(self.tokenizer), 1)
+    def append(self, ids, text="", begins=False):
+        """Write ids, an array, for a text; begins: a document that a separator precedes."""
+        if begins and self.count["tokens"]:
+            self.write(separator(self.tokenizer), "\n")
+        self.write(ids, text)
+        self.count["documents"] += bool(text)
+        hashes = (zlib.crc32(line.encode()) for line in text.split("\n") if len(line) >= LINE)
+        self.lines.update(line for line in hashes if line <= self.limit)
+        while len(self.lines) > LINES:
+            self.limit //= 2
+            self.lines = {line for line in self.lines if line <= self.limit}
+
+    def write(self, ids, text):
         self.file.write(ids.astype(self.dtype).tobytes())  # tofile does not say that a disk is full
-        self.tokens += len(ids)
-        self.characters += characters
+        self.count.update(characters=len(text), tokens=len(ids))
 
     def finish(self):
         """Close the file, and return its entry in meta.json."""
         self.file.close()
-        sha256 = sha256_of_file(self.path)
-        return {"tokens": self.tokens, "characters": self.characters, "sha256": sha256}
+        return self.count | {"sha256": sha256_of_file(self.path)}
+
+
+def repeated_lines(val, train):
+    """Return the share of val's lines that stand in train too, of two SplitWriters."""
+    lines = {line for line in val.lines if line <= train.limit}
+    return len(lines & train.lines) / max(1, len(lines))
 
 
 def separator(tokenizer):
@@ -148,9 +180,9 @@ def token_dtype(tokenizer):
 def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
     """Write train.bin and val.bin, which appear when they are complete, and last meta.json.
 
-    source: its entry in meta.json, a dict with the name. encoded: yields (split, ids, characters,
+    source: its entry in meta.json, a dict with the name. encoded: yields (split, ids, text,
     begins), as SplitWriter.append takes them. limit: stop after this number of tokens; 0: never.
-    names: those of the files, SPLITS or SPLITS + MASKS.
+    names: those of the files, SPLITS or SPLITS + MASKS. Prints what the splits are.
     ValueError if a split is empty.
     """
     folder = Path(folder)
@@ -169,9 +201,10 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
                 writers[name] = SplitWriter(path, tokenizer, dtype)
             for name, *piece in tqdm(encoded, "writing", leave=False, delay=1):
                 writers[name].append(*piece)
-                if limit and sum(writers[split].tokens for split in SPLITS) >= limit:
+                if limit and sum(writers[split].count["tokens"] for split in SPLITS) >= limit:
                     break
             meta |= {name: writer.finish() for name, writer in writers.items()}
+            meta["repeated_lines"] = repeated_lines(writers["val"], writers["train"])
             if not all(meta[split]["tokens"] for split in SPLITS):
                 raise ValueError(
                     f"{source['name']}: there is no text, or too little to split it: give other "
@@ -181,22 +214,25 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
             remove_path(folder / "meta.json")
         meta["sha256"] = sha256_of_json(meta)
         atomic_write(folder / "meta.json", json.dumps(meta, indent=1).encode())
-    counts = ", ".join(f"{split} {meta[split]['tokens']:,}" for split in SPLITS)
-    vocabulary = f"vocabulary {tokenizer.vocab_size:,}"
-    print(f"{folder.name}: {source['name']} as tokens ({counts}; {vocabulary})")
+    print(f"{folder.name}: {source['name']}, vocabulary {tokenizer.vocab_size:,}")
+    for split in SPLITS:
+        counts = {name: n for name, n in meta[split].items() if name != "sha256"}
+        print(f"  {split}: " + ", ".join(f"{name} {n:,}" for name, n in counts.items()))
+    print(f"  {meta['repeated_lines']:.1%} of val's lines of {LINE} characters stand in train too")
 
 
 def encode_document(tokenizer, split, text):
-    """Return what write_tokens takes of a document: (split, ids, characters, begins)."""
+    """Return what write_tokens takes of a document: (split, ids, text, begins)."""
     ids = tokenizer.encode(text).astype(token_dtype(tokenizer))
-    return split, ids, len(text), bool(text)
+    return split, ids, text, bool(text)
 
 
-def write_dataset(folder, documents, tokenizer, source, val=None):
+def write_dataset(folder, documents, tokenizer, source, val=None, **about):
     """Tokenize documents, an iterable of str that fit into memory, into a dataset.
 
     tokenizer: one, or a name for create_tokenizer. source: the name of where they come from. val:
-    documents for validation; None: about a tenth of documents. ValueError if there is no text.
+    documents for validation; None: about a tenth of documents. about: more on the source, for
+    meta.json. ValueError if there is no text.
     """
     train = [document for document in documents if document]
     val = [document for document in val or () if document]
@@ -209,4 +245,4 @@ def write_dataset(folder, documents, tokenizer, source, val=None):
     both = [("train", text) for text in train]
     both += [("val", text) for text in val]
     encoded = (encode_document(tokenizer, *document) for document in both)
-    write_tokens(folder, tokenizer, {"name": source, "sha256": digest}, encoded)
+    write_tokens(folder, tokenizer, {"name": source, "sha256": digest} | about, encoded)

@@ -4,6 +4,7 @@ What need not fit into memory is read one document after the other, and encoded 
 processes.
 """
 
+import codecs
 import gzip
 import hashlib
 import io
@@ -21,10 +22,15 @@ from pathlib import Path
 from engine.common.errors import library_errors, one_line_errors
 from engine.common.files import atomic_write, sha256_of, shell_path
 from engine.common.settings import parse_settings
-from engine.text.preparation import encode_document, read_text, write_dataset, write_tokens
+from engine.text.preparation import (
+    encode_document,
+    read_sections,
+    read_text,
+    write_dataset,
+    write_tokens,
+)
 from engine.text.tokenizer import create_tokenizer
 
-BOM = b"\xef\xbb\xbf"  # at the beginning of some files, for those that read UTF-16 too
 SECTION = 2**18  # characters of a long text that are one document
 VAL_SHARE = 0.005  # of many documents
 SHAKESPEARE = (
@@ -44,9 +50,9 @@ def kind_of(path):
 
 
 def read_records(*paths, column=None):
-    """Yield (where, record) of files, or of those in folders: a line of JSON as bytes, or an object.
+    """Yield (where, record) of files, or of those in folders. A record is JSON as bytes, or parsed.
 
-    column: the only one of parquet that is needed; None: all. ValueError for a file that is damaged.
+    column: the only one of parquet that is needed; None: all. ValueError for a damaged file.
     """
     for path in paths:
         if path.is_dir():
@@ -73,7 +79,7 @@ def read_json_records(path):
     """Yield (where, record) of JSON: a record in each line, or all of them in one array."""
     lines = ((n, line) for n, line in enumerate(read_lines(path), 1) if line.strip())
     n, first = next(lines, (1, b""))
-    if first.lstrip(BOM + b" \t").startswith(b"[") and not is_conversation(first):
+    if first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[") and not is_conversation(first):
         whole = first + b"".join(line for _, line in lines)
         try:
             array = parse_json(whole)
@@ -156,23 +162,13 @@ def read_documents(records, column="text"):
         yield text or ""
 
 
-def read_files(paths, column="text"):
-    """Yield the documents in files: the texts in one column, and texts by read_sections."""
+def read_files(paths, column="text", encoding="utf-8"):
+    """Yield the documents in files: the texts in one column, and texts in sections."""
     for path in paths:
         if kind_of(path):
             yield from read_documents(read_records(path, column=column), column)
         else:
-            yield from read_sections(path)
-
-
-def read_sections(path):
-    """Yield a text in sections of about SECTION characters, cut at line ends."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
-        try:
-            while block := file.read(SECTION):
-                yield block + file.readline()
-        except UnicodeDecodeError:
-            raise ValueError(f"{path} is not UTF-8 text: convert it first") from None
+            yield from read_sections(path, encoding, SECTION)
 
 
 # ---- Many documents to token files
@@ -196,17 +192,18 @@ def encode_in_process(document):
     return encode_document(process_tokenizer, split_of(text, val_share), text)
 
 
-def write_large_dataset(folder, read, tokenizer_name, source, limit=0):
+def write_large_dataset(folder, read, tokenizer_name, source, limit=0, **about):
     """Tokenize documents that need not fit into memory.
 
     read: a function that yields (val_share, text), from the beginning whenever it is called; of
     such texts, val_share are for validation. limit: stop after this number of tokens; 0: never.
+    about: more on the source, for meta.json.
     """
     texts = itertools.chain(["\n"], (text for _, text in read()))
     tokenizer = create_tokenizer(tokenizer_name, texts)
     with multiprocessing.Pool(initializer=start_process, initargs=(tokenizer,)) as pool:
         encoded = pool.imap(encode_in_process, read(), chunksize=16)
-        write_tokens(folder, tokenizer, {"name": source}, encoded, limit)
+        write_tokens(folder, tokenizer, {"name": source} | about, encoded, limit)
 
 
 # ---- The whole of a prepare.py for a published text

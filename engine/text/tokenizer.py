@@ -217,6 +217,7 @@ class HubTokenizer(Tokenizer):
             if kind not in DECODERS or space not in (SPACE, {"String": SPACE}):
                 raise ValueError(f"its decoder {part} is not known here")
         self.by_bytes = "ByteLevel" in decoder
+        self.has_spaces = "Metaspace" in decoder or "Replace" in decoder
         # Its tokens are words, or with a prefix the rest of one.
         self.by_words = not decoder or "WordPiece" in decoder
         self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
@@ -253,7 +254,7 @@ class HubTokenizer(Tokenizer):
             return (rest if rest != piece else " " + piece).encode("utf-8")
         if re.fullmatch("<0x[0-9A-F]{2}>", piece):
             return bytes([int(piece[1:5], 16)])
-        return piece.replace(SPACE, " ").encode("utf-8")
+        return (piece.replace(SPACE, " ") if self.has_spaces else piece).encode("utf-8")
 
     def spec(self):
         spec = {"kind": "tokenizers", "content": self.tokenizer_json}

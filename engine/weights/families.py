@@ -15,22 +15,23 @@ import torch
 IGNORED = set(
     """
     _attn_implementation _attn_implementation_autoset _attn_implementation_internal _commit_hash
-    _flash_attn_2_enabled _name_or_path _num_labels architectures attention_dropout attention_probs_dropout_prob
-    attn_implementation attn_pdrop bad_words_ids begin_suppress_tokens bos_token_id
-    chunk_size_feed_forward classifier_dropout decoder_start_token_id diversity_penalty do_sample
-    dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id
+    _flash_attn_2_enabled _name_or_path _num_labels architectures attention_dropout
+    attention_probs_dropout_prob attn_implementation attn_pdrop bad_words_ids begin_suppress_tokens
+    bos_token_id chunk_size_feed_forward classifier_dropout decoder_start_token_id diversity_penalty
+    do_sample dtype early_stopping embd_pdrop encoder_no_repeat_ngram_size eos_token_id
     exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id
     gradient_checkpointing hidden_dropout hidden_dropout_prob id2label initializer_range is_decoder
     is_llama_config keys_to_ignore_at_inference label2id length_penalty max_length
-    max_sequence_length max_window_layers min_length model_max_length model_type n_ctx neftune_noise_alpha no_repeat_ngram_size
-    num_beam_groups num_beams num_labels num_return_sequences output_attentions
-    output_hidden_states output_past output_scores pad_token_id prefix pretraining_tp problem_type
-    remove_invalid_values reorder_and_upcast_attn repetition_penalty resid_pdrop return_dict
-    return_dict_in_generate sep_token_id summary_activation summary_first_dropout
-    summary_proj_to_labels summary_type summary_use_proj suppress_tokens task_specific_params
-    temperature tf_legacy_loss tie_encoder_decoder tokenizer_class tokenizer_padding_side top_k top_p torch_dtype
-    torchscript transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed unsloth_version use_bfloat16
-    use_cache
+    max_sequence_length max_window_layers min_length model_max_length model_type n_ctx
+    neftune_noise_alpha no_repeat_ngram_size num_beam_groups num_beams num_labels
+    num_return_sequences output_attentions output_hidden_states output_past output_scores
+    pad_token_id prefix pretraining_tp problem_type remove_invalid_values reorder_and_upcast_attn
+    repetition_penalty resid_pdrop return_dict return_dict_in_generate sep_token_id
+    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
+    suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder
+    tokenizer_class tokenizer_padding_side top_k top_p torch_dtype torchscript
+    transformers.js_config transformers_version typical_p unk_token_id unsloth_fixed unsloth_version
+    use_bfloat16 use_cache
     """.split()
 )
 

@@ -18,6 +18,7 @@ import torch
 from conftest import (
     POEM,
     ROOT,
+    complaint,
     configure,
     exit_code,
     forked,
@@ -192,15 +193,17 @@ def test_control_characters_on_a_terminal(monkeypatch, capsys):
 
 
 def test_prompts_from_files_and_pipes(trained, tmp_path):
-    """Catches a byte order mark, a carriage return, and figures that mix with the text."""
+    """Catches a byte order mark, line ends that change, and figures that mix with the text."""
     command = ["sample.py", f"--out_dir={trained}", "--max_new_tokens=9", "--device=cpu"]
     prompt = tmp_path / "prompt.txt"
-    prompt.write_bytes("\ufeffTyger\r\nTyger".encode())
+    prompt.write_bytes("\ufeffTyger\nTyger".encode())
     for flag in f"--start=FILE:{prompt}", "--start=-":
-        result = run_here(*command, flag, typed="\ufeffTyger\r\nTyger")
+        result = run_here(*command, flag, typed="\ufeffTyger\nTyger")
         assert result.returncode == 0 and result.stdout.startswith("Tyger\nTyger"), result.stderr
         assert len(result.stdout.rstrip("\n")) == len("Tyger\nTyger") + 9
-    result = run_here(*command, "--prompts=-", typed="What\nCould frame\n")
+    prompt.write_bytes(b"Tyger\r\nTyger")
+    assert "character '\\r'" in complaint(run_here(*command, f"--start=FILE:{prompt}"))
+    result = run_here(*command, "--prompts=-", typed="What\r\n\r\n\nCould frame\n")
     assert result.stdout.startswith("What") and result.stdout.count("---------------") == 1
     assert "tokens/s" in result.stderr and "tokens/s" not in result.stdout
 
@@ -284,7 +287,7 @@ def test_a_prompt_longer_than_the_context(trained, capsys):
         ("--start=", "no tokens"),
         ("--start=FILE:nowhere.txt", "nowhere.txt"),
         (f"--prompts={__file__}", "--prompts, line 1"),
-        ("--start=\udcff", "--start: .*surrogates"),
+        ("--start=\udcff", "--start is not UTF-8"),
         ("--out_dir=nowhere", "no checkpoint in nowhere"),
         ("--num_samples=0", "num_samples"),
         ("--stop=", "stop"),

@@ -29,6 +29,7 @@ def test_written_and_read_back(tmp_path):
     for split, expected in ("train", train), ("val", val):
         assert data.tokenizer.decode(getattr(data, split)) == expected
         assert meta[split] == {
+            "documents": 1,
             "tokens": len(expected),
             "characters": len(expected),
             "sha256": files.sha256_of_file(tmp_path / f"{split}.bin"),

@@ -5,10 +5,12 @@ import random
 import re
 import runpy
 import shutil
+from pathlib import Path
 
 import pytest
 from conftest import POEM, ROOT, complaint, output_of, run_here
 
+from engine.common.files import read_json
 from engine.text import dataset
 
 SCRIPT = "data/text/prepare.py"
@@ -36,13 +38,27 @@ def test_own_text_from_files_and_folders(tmp_path, name):
     texts_in(texts / "deep", b_txt="ещё\n" * 40)
     texts_in(texts / ".git", c_txt="#" * 99)
     (texts / "picture.png").write_bytes(b"\x89PNG\x00")
+    (texts / "zero.md").write_bytes(b"ab\0c")
+    (texts / "utf16.md").write_bytes("ещё\n".encode("utf-16"))
+    (texts / "cp1252.md").write_bytes("Füße\n".encode("cp1252"))
     for link, target in ("loop", "."), ("up", ".."), ("again.txt", "a.txt"):
         (texts / link).symlink_to(target)
     printed = output_of(SCRIPT, "--input", texts, texts / "a.txt", f"--name={name}")
-    assert "skipped 1 that are not UTF-8 text, such as 'picture.png'" in printed
+    left_out = re.findall(r"^left out: .*/(\S+) is not UTF-8 text: (.*)", printed, re.M)
+    left_out = {file: reason for file, reason in left_out}
+    assert left_out.keys() == {"picture.png", "zero.md", "cp1252.md"}
+    assert left_out["zero.md"] == "it has a zero byte"
     data = dataset.load_dataset(name, 8)
+    source = read_json(dataset.DATA / name / "meta.json")["source"]
+    assert [Path(file).name for file in source["files"]] == ["a.txt", "b.txt", "utf16.md"]
+    assert {Path(file).name for file in source["left_out"]} == left_out.keys()
     whole = data.tokenizer.decode([*data.train.tolist(), *data.val.tolist()])
-    assert sorted(whole.replace("\n", "")) == sorted("Füße 猫" * 40 + "ещё" * 40)
+    assert sorted(whole.replace("\n", "")) == sorted("Füße 猫" * 40 + "ещё" * 41)
+    # All but what has a zero byte are text in cp1252.
+    (texts / "picture.png").unlink()
+    printed = output_of(SCRIPT, "--input", texts, f"--name={name}", "--encoding=cp1252")
+    assert printed.count("left out") == 1 and "zero.md is not CP1252 text" in printed
+    assert "ß" in "".join(dataset.load_dataset(name, 8).tokenizer.characters)
 
 
 def test_own_text_that_cannot_be_used(tmp_path):
@@ -58,6 +74,7 @@ def test_own_text_that_cannot_be_used(tmp_path):
         ([f"--input={tmp_path / 'no'}", bad], "No such file or directory"),
         ([f"--input={tmp_path / 'folder'}", bad], "found no text in "),
         ([bad], "--input is missing"),
+        ([f"--input={latin}", bad, "--encoding=cp99"], "--encoding: unknown encoding: cp99"),
         ([f"--input={latin}", "--name=stdlib"], "--name=stdlib must be a folder's name"),
         ([f"--input={latin}", "--name=.."], "--name=.."),
     ]:

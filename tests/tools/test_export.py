@@ -16,6 +16,7 @@ from tools.export import ExportConfig, export, standard
 transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.usefixtures("here")
+LETTERS = [*map(chr, range(32, 96))]
 SMALL = dict(block_size=64, vocab_size=64, n_layer=3, n_head=4, n_embd=32)
 LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False)
 LONG = dict(rope_stretch=4.0, rope_trained=16)
@@ -39,7 +40,7 @@ def saved(encoding=None, **settings):
     with torch.no_grad():
         for p in model.parameters():
             p.normal_(std=0.2).add_(p.dim() == 1)
-    save("out", model, encoding=encoding or create_tokenizer("char", POEM))
+    save("out", model, encoding=encoding or create_tokenizer("char", LETTERS))
     return model
 
 
@@ -117,7 +118,7 @@ def test_half_precision():
     """
     model = saved(**LLAMA)
     model.transformer.wte.weight.data[0, 0] = 1e5
-    save("out", model, 2, create_tokenizer("char", "ab"))
+    save("out", model, 2, create_tokenizer("char", LETTERS))
     with pytest.raises(ValueError, match="too large for float16: choose --dtype=bfloat16"):
         exported(dtype="float16")
     folder = exported(dtype="bfloat16")
@@ -128,12 +129,18 @@ def test_half_precision():
 
 @pytest.mark.parametrize("kind", ["char", "bpe:300"])
 def test_the_end_of_text(kind):
-    """Catches other tokens, and a model whose readers do not know where a text ends."""
+    """Catches other tokens, a model whose readers do not know where a text ends, and ids that pad
+    a vocabulary, which they could draw.
+    """
     encoding = create_tokenizer(kind, [POEM])
-    saved(encoding, vocab_size=320)
+    model = saved(encoding, vocab_size=320)
     folder = exported()
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
     assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
     assert theirs(POEM).input_ids == encoding.encode(POEM).tolist()
     assert pretrained.load_tokenizer(folder, 320).spec() == encoding.spec()
+    idx = torch.randint(encoding.vocab_size, (1, 9))
+    expected = model(idx, idx)[0][..., : encoding.vocab_size]
+    found = GPT.from_pretrained(folder)(idx, idx)[0]
+    assert found.shape == expected.shape and torch.allclose(found, expected, atol=1e-5)

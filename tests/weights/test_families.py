@@ -260,7 +260,7 @@ def test_a_tokenizer_that_does_not_fit(tmp_path):
     for content, message in (
         (None, "has no tokenizer.json"),
         (create_tokenizer("byte").tokenizer_json, "97 token ids, and its tokenizer 256"),
-        ({"model": {"type": "BPE"}}, "Missing vocab"),
+        ({"model": {"type": "BPE"}}, "vocab"),
     ):
         if content:
             (tmp_path / "tokenizer.json").write_text(json.dumps(content))
