@@ -239,6 +239,13 @@ def data_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(preparation, "DATA", tmp_path)
 
 
+def test_a_sign_of_sentencepiece(tmp_path):
+    """Catches U+2581 in a text that becomes a space, as special tokens stand beside it."""
+    answer = {"prompt": "a", "completion": "b \u2581c"}
+    data = prepared(tmp_path, answer, val=(tmp_path / "in",), tokenizer="char")
+    assert "b \u2581c<|im_end|>" in data.tokenizer.decode(data.train)
+
+
 def test_every_form(tmp_path):
     """Catches a form that gives other tokens, or another mask, and a wrong count."""
     turns = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "I."}]

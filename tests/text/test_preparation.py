@@ -37,6 +37,20 @@ def test_written_and_read_back(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == sorted(FILES)
 
 
+def test_repeated_lines(tmp_path, monkeypatch, capsys):
+    """Catches lines of one's validation text that were trained on, without a word."""
+    lines = [f"This is line {n:09}\n" for n in range(2000)]
+    for most in 2**20, 400:  # of all lines, and of a sample
+        monkeypatch.setattr(preparation, "LINES", most)
+        val = "".join(["short\n", *lines[:300], "x" * 20 + "\n"] + lines[1000:1100])
+        preparation.write_dataset(
+            tmp_path, ["short\n" + "".join(lines[200:1000])], "byte", "lines", [val]
+        )
+        found = files.read_json(tmp_path / "meta.json")["repeated_lines"]
+        assert found == 100 / 401 or most == 400 and 0.1 < found < 0.4
+        assert f"{found:.1%} of val's lines" in capsys.readouterr().out
+
+
 def test_whole_documents_validate(tmp_path):
     """Catches validation text that is also trained on, and documents that run into each other."""
     documents = [f"document {n:02}" for n in range(25)]

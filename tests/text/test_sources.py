@@ -1,6 +1,8 @@
 """Texts of any size, without a network: local files stand for the hub."""
 
+import datetime
 import gzip
+import io
 import json
 import re
 import runpy
@@ -43,6 +45,13 @@ def jsonl(path, texts, key="text"):
     return path
 
 
+def table(**columns):
+    """The bytes of a parquet file."""
+    content = io.BytesIO()
+    parquet.write_table(pyarrow.table(columns), content)
+    return content.getvalue()
+
+
 def prepared(folder, paths):
     def read():
         return ((0.2, text) for text in sources.read_files(paths))
@@ -58,11 +67,12 @@ def test_every_kind_of_file(tmp_path):
     texts = documents(100)
     (tmp_path / "deep").mkdir()
     path = jsonl(tmp_path / "deep" / "a.jsonl", [*texts, None])
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()) + bytes(512))
     lines = path.read_bytes().splitlines(keepends=True)
     frames = [pyarrow.compress(line, codec="zstd", asbytes=True) for line in lines]
     (tmp_path / "c.jsonl.zst").write_bytes(b"".join(frames))
-    parquet.write_table(pyarrow.table({"text": [*texts, None]}), tmp_path / "d.parquet")
+    dates = [datetime.date(2020, 1, 1)] * (len(texts) + 1)  # of no concern
+    (tmp_path / "d.parquet").write_bytes(table(text=[*texts, None], dates=dates))
     (tmp_path / "e.txt").write_text("no record")
     records = sources.read_records(tmp_path)
     assert [*sources.read_documents(records)] == 4 * [*texts, ""]
@@ -131,6 +141,12 @@ def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
             "cannot prepare .*j.jsonl.zst",
         ),
         ("k.parquet", b"no parquet", "cannot prepare .*k.parquet"),
+        ("l.parquet", table(text=[None, 5]), "l.parquet, row 2: its column 'text' is a int"),
+        ("m.parquet", table(text=[datetime.date(2020, 1, 1)]), "row 1: .* is a date, not text"),
+        ("n.parquet", table(text=[["a"]]), "row 1: its column 'text' is a list, not text"),
+        ("o.parquet", table(text=pyarrow.array([], "string")), "texts: there is no text"),
+        ("p.parquet", table(content=["a"]), r"row 1: no column 'text': .* --column \(content\)"),
+        ("q.txt", "Text".encode("utf-16-le"), "q.txt is not UTF-8 text: it has a zero byte"),
     ],
     ids=lambda value: value if isinstance(value, str) and len(value) < 12 else "",
 )
