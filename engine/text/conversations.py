@@ -167,7 +167,7 @@ def is_learned(turn, role, what):
 
 def texts_of(records):
     """Yield what a tokenizer learns from: the texts of the records that are not damaged."""
-    yield "\n".join([*ROLES, ""])  # as a template writes them
+    yield "\n".join([*ROLES, ""])  # a template writes some of them
     for _, record in records:
         with contextlib.suppress(ValueError):  # encode_records says it
             yield from [message["content"] for message in read_conversation(record).messages]

@@ -175,6 +175,15 @@ def test_what_is_not_read_is_refused(name):
     assert not [*conversations.encode_records([("x", record)], template, 0, skipped)] and skipped
 
 
+@pytest.mark.parametrize("text", ["Be a pirate", "Hi"])
+def test_a_system_text_that_is_not_rendered(text):
+    """Catches a system text that a template leaves out, also one that stands elsewhere too."""
+    rest = "{% if m.role != 'system' %}{{ m.content + '<|im_end|>' }}{% endif %}"
+    template = template_of("{% for m in messages %}" + rest + "{% endfor %}")
+    with pytest.raises(ValueError, match="the chat template does not render message 1"):
+        shown({"system": text, "conversations": HI}, template)
+
+
 @pytest.mark.parametrize(
     "record, key",
     [
