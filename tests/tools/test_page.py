@@ -247,6 +247,20 @@ def test_the_playground_computes_attention(page):
         page.run("$('#root').click()")
 
 
+def test_a_finger_drags(page):
+    """Catches a drag that ends when the browser takes it for scrolling."""
+    page.click("label:has(#tab-playground)")
+    page.run("$('#drag-q').scrollIntoView({block: 'center'})")
+    box = page.run("return $('#drag-q .ring').getBoundingClientRect().toJSON()")
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    for n in range(8):
+        points = [{"x": x, "y": y + 15 * n}] if n < 7 else []
+        touch = {"type": ["touchStart", *["touchMove"] * 6, "touchEnd"][n], "touchPoints": points}
+        page.browser.execute_cdp_cmd("Input.dispatchTouchEvent", touch)
+    moved = 5 * 6 * 15 / page.run("return $('#keys').getBoundingClientRect().width")
+    assert page.each("#drag-q", "+e.dataset.y") == [pytest.approx(0.3 - moved, abs=0.02)]
+
+
 def test_the_counts_of_the_paths(page):
     """Catches other scores than the path makes, or holds."""
     page.choose("#scrub", 12)
