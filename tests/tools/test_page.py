@@ -1,7 +1,9 @@
 """The page of tools.visualize in headless Chromium, by selenium. Skipped without them."""
 
 import copy
+import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -177,6 +179,72 @@ def test_a_journey(page):
     wait_for(page.browser, "return $('#write').textContent === 'Write 50 tokens'")
     count = T + 50 - page.model.context_start(T + 50)
     assert len(page.run("return view.reading.ids")) == count < 64
+
+
+def numbers_of(model, text, layer, head, token):
+    """What the page shows step by step, by name: vectors and rows of them."""
+    found = {}
+
+    def keep(name, given=False):
+        def hook(module, inputs, output):
+            found[name] = (inputs[0] if given else output)[0, token]
+
+        return hook
+
+    block = model.transformer.h[layer]
+    attn = block.attn
+    hooks = [block.register_forward_hook(keep("x", given=True))]
+    hooks += [attn.c_proj.register_forward_hook(keep("joined", given=True))]
+    parts = {"ln_1": block.ln_1, "attn": attn, "ln_2": block.ln_2, "mlp": block.mlp, "out": block}
+    parts |= {"token": model.transformer.wte, "ln_f": model.transformer.ln_f}
+    hooks += [part.register_forward_hook(keep(name)) for name, part in parts.items()]
+    path = attn.attention
+
+    def record(q, k, v, *how):
+        found.update(q=q[0, head, token], k=k[0, head, : token + 1], v=v[0, head, : token + 1])
+        return path(q, k, v, *how)
+
+    attn.attention = record
+    maps, logits = read(model, text)
+    attn.attention = path
+    for hook in hooks:
+        hook.remove()
+    found["logits"] = logits[token]
+    found["weights"] = maps[layer, head, token, : token + 1]
+    found["products"] = found["k"] @ found["q"]
+    scores = found["products"] / math.sqrt(attn.head_size)
+    found["scores"] = scores.masked_fill(found["weights"] == 0, -math.inf)
+    found["y"] = found["weights"] @ found["v"]
+    found["between"] = found["x"] + found["attn"]
+    return found
+
+
+def test_the_way_of_the_numbers(page):
+    """Catches a number of another token, layer, head or step than model.py's; a step that shows
+    another one than what is chosen; and a link to another line than the code beside it.
+    """
+    script = """
+        const all = (x) => x.length ? Array.from(x, all) : String(x).replace("Infinity", "inf");
+        const found = steps.trace();
+        return arguments[0].map((name) => all(found[name]))"""
+    for layer, head, token in (0, 1, 20), (1, 2, 11):
+        page.run("view.select({layer: arguments[0], head: arguments[1]})", layer, head)
+        page.click(f"#token-{token}")
+        numbers = numbers_of(page.model, TEXT, layer, head, token)
+        for (name, expected), shown in zip(numbers.items(), page.run(script, [*numbers])):
+            values = torch.from_numpy(np.array(shown, float)).float()
+            assert torch.allclose(values, expected, atol=1e-3, rtol=0), name
+        page.click("#step-names button:nth-child(7)")
+        rows = page.each("#steps tr:has(td)", "[...e.cells].at(-1).textContent")
+        largest = sorted(numbers["weights"].topk(min(12, token + 1))[1].tolist())
+        weights = numbers["weights"][largest].tolist()
+        assert [float(row) for row in rows[:-1]] == pytest.approx(weights, abs=1e-3)
+    page.click("#all-steps")
+    links = page.each("#steps a", "[e.href.split('/').at(-1), e.textContent]")
+    assert len(links) >= 15
+    for target, code in links:
+        file, line = target.split("#L")
+        assert code in (ROOT / file).read_text(encoding="utf-8").splitlines()[int(line) - 1]
 
 
 def without(model, layer, part):

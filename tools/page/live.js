@@ -193,6 +193,14 @@ if (data.live) {
   update(view.clearest(reads(past)));
   view.live = {
     get state() { return { text: box.value, changes }; },
+    label: tokenizer.label,
+    // What becomes of the chosen token: notes[layer][name], vectors, and the result.
+    trace() {
+      const notes = [], now = context().slice(0, view.state.token + 1);
+      const note = (l, name, vector) => { (notes[l] ??= {})[name] = vector.slice(); };
+      const known = Object.keys(changes).length ? changedPast : past;
+      return { gpt, notes, result: gpt.read(now, changes, known, note) };
+    },
     open(text, asked, choice) {
       changes = asked;
       setText(text ?? box.value, choice);

@@ -77,8 +77,6 @@
     return row;
   });
 
-  const digits = (x) => x.toFixed(2).replace("-", "−").replace("−0.00", "0.00");
-
   function paintRow(row, seen, product, score, weight) {
     const texts = [digits(product), seen ? digits(score) : "hidden", seen ? digits(weight) : "–"];
     texts.forEach((text, n) => { row.cells[2 + n].textContent = text; });

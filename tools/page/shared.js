@@ -50,4 +50,10 @@ const colour = (name) => getComputedStyle(document.documentElement)
 const isolated = (text) => `\u2068${text}\u2069`; // whatever way it is written
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const number = (x) => (x > 0 && x < 0.005 ? "<0.01" : x.toFixed(2));
+const digits = (x) => x.toFixed(2).replace("-", "−").replace(/^−(0\.00)$/, "$1");
 const darkness = (weight) => Math.sqrt(weight); // faint weights can be seen
+
+// The repository: the folder above the page's, or that of the GitHub Pages which show it.
+const [, owner] = location.host.match(/^([^.]+)\.github\.io$/) ?? [];
+const home = owner ? `https://github.com/${owner}/${location.pathname.split("/")[1]}/blob/HEAD/` : "../";
+for (const link of $$("[data-to]")) link.href = home + link.dataset.to;

@@ -2,12 +2,15 @@
 
 import base64
 import dataclasses
+import re
+from pathlib import Path
 
 import torch
 
 from attention import rope_table
 from engine.text import tokenizer as tokenizers
 
+TOOLS = Path(__file__).parents[1]
 MOST_PARAMETERS = 5_000_000
 KNOWN = {  # the mechanisms that model.js has
     "attention": "naive masked_fill tiled fused",  # the same function
@@ -23,7 +26,18 @@ SEPARATOR = "\u0100"  # between the two bytes strings of a merge: no byte is thi
 
 def describe(model, tokenizer):
     """Return all that the page needs, as a dict for JSON; ValueError for what it cannot do."""
-    return describe_model(model) | {"tokenizer": describe_tokenizer(tokenizer)}
+    shown = {"tokenizer": describe_tokenizer(tokenizer), "lines": lines_of_code()}
+    return describe_model(model) | shown
+
+
+def lines_of_code():
+    """{code that the page shows beside a step: its line in the file}."""
+    steps = (TOOLS / "page/steps.js").read_text(encoding="utf-8")
+    lines = {}
+    for file, code in re.findall(r'\["(\w+\.py)", `(.+)`\]', steps):
+        before, _, _ = (TOOLS.parent / file).read_text(encoding="utf-8").partition(code)
+        lines[code] = before.count("\n") + 1
+    return lines
 
 
 # ---- The model
