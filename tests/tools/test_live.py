@@ -90,3 +90,24 @@ def test_a_text_has_the_same_tokens(run, kind):
         expected = tokenizer.encode(text, allow_special=True).tolist()
         ids, back = run(script, content, text)
         assert ids == expected and back == tokenizer.decode(ids).removeprefix(" ")
+
+
+@parametrize(
+    "known, text, read",
+    [
+        ("the dog did not", "The dog, DIDN’T!", "the dog did not ."),
+        ("the dog didn't it is", "The dog did not. It’s “Rex”", "the dog didn't . it is Rex"),
+        ("can not", "can't: ill-fed", "can not ill fed"),
+    ],
+)
+def test_an_ordinary_sentence(run, known, text, read):
+    """Catches a capital, a mark or a short form that makes a known word unknown, and an unknown one
+    that is not shown as typed.
+    """
+    script = """
+        const tokenizer = new Tokenizer(JSON.parse(arguments[0]));
+        const {ids, typed} = tokenizer.read(arguments[1]);
+        return [tokenizer.decode(ids, typed), typed.filter(Boolean)];"""
+    content = json.dumps(live.describe_tokenizer(word_tokenizer([known])))
+    unknown = [word for word in read.split() if word not in known.split() + ["."]]
+    assert run(script, content, text) == [read, unknown]

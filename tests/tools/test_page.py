@@ -346,7 +346,9 @@ def test_the_counts_of_the_paths(page):
 
 
 def test_the_page_in_docs(page):
-    """Catches a page whose "it" does not look at its noun, and an unknown word without a word."""
+    """Catches a page whose "it" does not look at its noun, an unknown word that is not shown as
+    typed, or has no remedy, and an analysis that stays when its text is gone.
+    """
     page.open(ROOT / "docs/index.html")
     looks = "return view.reading.map(arguments[0], arguments[1])[8][arguments[2]]"
     for text, layer, head, noun in [
@@ -355,8 +357,12 @@ def test_the_page_in_docs(page):
     ]:
         page.choose("#text", text)
         assert page.run(looks, layer, head, noun) > 0.99
-    page.choose("#text", "the axolotl")
-    assert "unknown to the model" in page.run("return $('#note').textContent")
+    page.choose("#text", "The zdog, because it")
+    assert page.each("#tokens .unknown", "e.textContent") == ["·zdog"]
+    page.click("#note button")
+    assert page.each("#text, #note", "e.value ?? e.textContent") == ["The dog, because it", ""]
+    page.choose("#text", "")
+    assert not page.run("return $('#map').offsetHeight")
 
 
 def test_an_alignment(page, tmp_path):

@@ -21,7 +21,7 @@ const view = (() => {
     return make("span", {
       role: "option", id: `token-${n}`, "data-n": n, "aria-label": `${n + 1}: ${label}${said}`,
       style: `--loss-share: ${(loss / strongest).toFixed(3)}`,
-      class: /^[·⏎⇥]+$/.test(label) ? "blank" : "",
+      class: reading.typed?.[n] ? "unknown" : /^[·⏎⇥]+$/.test(label) ? "blank" : "",
     }, label);
   }
 

@@ -5,17 +5,19 @@ if (data.live) {
   const gpt = new GPT(data.live), tokenizer = new Tokenizer(data.live.tokenizer);
   const box = $("#text"), verdict = $("#verdict"), heat = $("#heat"), topK = $("#top-k");
   const { begin } = data.live.tokenizer;
-  let ids = data.ids; // of the whole text
+  let ids = data.ids, typed = []; // of the whole text
   let changes = {}; // as in GPT.read
   let past, changedPast; // what the model has read last, intact and with the changes
   let hurts = {}; // by how much the loss rises without each head, once that is asked
 
   const sampling = () => ({ temperature: Number(heat.value), topK: Number(topK.value) });
-  const context = () => ids.slice(gpt.contextStart(ids.length));
-  const reads = (result, intact) => readingOfModel(tokenizer, result, sampling, intact);
+  const context = (all = ids) => all.slice(gpt.contextStart(ids.length));
+  const reads = (result, intact) =>
+    readingOfModel(tokenizer, result, context(typed), sampling, intact);
 
   // ---- What is shown follows the text and the changes.
   function update(choice) {
+    $("#attention").classList.toggle("empty", !ids.length);
     if (!ids.length) return say("Type something.");
     const now = context();
     past = gpt.read(now, {}, past);
@@ -25,21 +27,36 @@ if (data.live) {
       reading = reads(changedPast, reading);
     }
     view.open(reading, choice);
-    const cut = `The last ${now.length} of ${ids.length} tokens: the context has room for `;
-    const unknown = ids.includes(tokenizer.unknown) ? "Some words are unknown to the model." : "";
-    say(now.length < ids.length ? cut + gpt.config.block_size : unknown);
+    if (now.length < ids.length)
+      say(`The text has ${ids.length} tokens, and the context room for ${gpt.config.block_size}. ` +
+        `A full one keeps its last half and is filled again: here are the last ${now.length}.`);
+    else sayUnknown([...new Set(typed.filter(Boolean))]);
     paintVerdict();
   }
 
   function say(text, wrong = false) {
-    $("#note").textContent = text;
+    $("#note").replaceChildren(...[text].flat());
     box.setAttribute("aria-invalid", wrong);
   }
+
+  // Each word that the model lacks, with a button that puts the nearest in its place.
+  function sayUnknown(words) {
+    const known = words.flatMap((word) => {
+      const near = nearest(word), button = make("button", {}, near);
+      const inText = new RegExp(`(?<![\\p{L}'])${word}(?![\\p{L}'])`, "giu");
+      button.addEventListener("click", () => setText(box.value.replace(inText, near)));
+      return [make("b", {}, word), " (nearest: ", button, ") "];
+    });
+    say(words.length ? ["The model knows only its own words, and not ", ...known] : "");
+  }
+  const nearest = once((word) => tokenizer.nearest(word));
 
   function setText(text, choice) {
     box.value = text;
     try {
-      ids = [...begin, ...tokenizer.encode(text)];
+      const read = tokenizer.read(text);
+      ids = [...begin, ...read.ids];
+      typed = [...begin.map(() => undefined), ...read.typed];
     } catch (error) {
       return say(error.message, true);
     }
@@ -51,13 +68,14 @@ if (data.live) {
   function append(id, token = view.state.token) {
     const first = gpt.contextStart(ids.length);
     ids = [...ids.slice(0, first + token + 1), id];
+    typed = typed.slice(0, first + token + 1);
     box.value = written();
     box.scrollTop = box.scrollHeight;
     hurts = {};
     update();
   }
 
-  const written = () => tokenizer.decode(ids.slice(begin.length));
+  const written = () => tokenizer.decode(ids.slice(begin.length), typed.slice(begin.length));
 
   box.addEventListener("input", () => setText(box.value));
   $("#next").addEventListener("click", ({ target }) => {
@@ -184,10 +202,19 @@ if (data.live) {
   const examples = $("#examples");
   for (const text of data.examples) examples.append(make("option", {}, text));
   examples.parentElement.hidden = !data.examples.length;
+  // Of an example, the pronoun is chosen, if it has one.
   examples.addEventListener("change", () => {
     if (examples.value) setText(examples.value);
+    const token = view.reading.labels.findLastIndex((label) => /^·(it|they|he|she)$/.test(label));
+    if (token >= 0) view.select({ token });
     examples.value = "";
   });
+  if (tokenizer.kind === "words") {
+    const words = tokenizer.tokens.map((token) => token.trim()).filter((word) => /\w/.test(word));
+    $("#vocabulary summary").textContent = `The ${words.length} words that it knows`;
+    $("#vocabulary p").textContent = words.sort().join(" ");
+    $("#vocabulary").hidden = false;
+  }
   box.value = written();
   past = gpt.read(context());
   update(view.clearest(reads(past)));

@@ -55,5 +55,6 @@ const darkness = (weight) => Math.sqrt(weight); // faint weights can be seen
 
 // The repository: the folder above the page's, or that of the GitHub Pages which show it.
 const [, owner] = location.host.match(/^([^.]+)\.github\.io$/) ?? [];
-const home = owner ? `https://github.com/${owner}/${location.pathname.split("/")[1]}/blob/HEAD/` : "../";
+const repository = `https://github.com/${owner}/${location.pathname.split("/")[1]}`;
+const home = owner ? `${repository}/blob/HEAD/` : "../";
 for (const link of $$("[data-to]")) link.href = home + link.dataset.to;

@@ -30,6 +30,38 @@ class Tokenizer {
     return words.flatMap((word) => this.words(word));
   }
 
+  // A text as people write it: its ids, and typed[n], the word of a token that the model lacks. A
+  // model of words is given those in its own spelling; marks that it lacks are left out.
+  read(text) {
+    if (this.kind !== "words") return { ids: this.encode(text), typed: [] };
+    const joined = (all, verb) =>
+      (this.knows(`${verb}n't`) && !this.knows("not") ? `${verb}n't` : all);
+    const parts = text.replace(/[’‘]/g, "'").replace(/(\p{L}+) not\b/gu, joined)
+      .match(/[\p{L}\p{N}]+(['-][\p{L}\p{N}]+)*|[^\s\p{L}\p{N}]/gu) ?? [];
+    const words = parts.flatMap((part) => this.spelled(part));
+    const ids = words.map((word) => this.ids.get(toBytes(` ${word}`)) ?? this.unknown);
+    return { ids, typed: words.map((word, n) => (ids[n] === this.unknown ? word : undefined)) };
+  }
+
+  knows(word) {
+    return this.ids.has(toBytes(` ${word}`)) && this.ids.get(toBytes(` ${word}`)) !== this.unknown;
+  }
+
+  // A word or a mark as the model's words: without its capitals, a short form in full.
+  spelled(word) {
+    for (const own of [word, word.toLowerCase()]) if (this.knows(own)) return [own];
+    if (!/[\p{L}\p{N}]/u.test(word)) return /[.!?…]/.test(word) && this.knows(".") ? ["."] : [];
+    const full = FULL.reduce((short, [end, words]) => short.replace(end, words), word);
+    return full === word ? [word] : full.split(" ").flatMap((part) => this.spelled(part));
+  }
+
+  // The known word that is written most like this one.
+  nearest(word) {
+    const known = this.tokens.map((token) => token.trim()).filter((own) => /^[a-z]/.test(own));
+    const far = known.map((own) => changesBetween(word.toLowerCase(), own));
+    return known[far.indexOf(Math.min(...far))];
+  }
+
   lookUp(text, before = "") {
     const id = this.ids.get(toBytes(before + text)) ?? this.unknown;
     if (id == null) throw new Error(`The model does not know “${text}”.`);
@@ -55,8 +87,32 @@ class Tokenizer {
     return this.tokens[id] ?? ""; // ids that pad a vocabulary have no text
   }
 
-  decode(ids) {
-    const text = new TextDecoder().decode(fromBytes(ids.map((id) => this.bytes(id)).join("")));
+  // The bytes of each token of a text, typed as read gives it.
+  pieces(ids, typed = []) {
+    return ids.map((id, n) => (typed[n] ? toBytes(` ${typed[n]}`) : this.bytes(id)));
+  }
+
+  decode(ids, typed) {
+    const text = new TextDecoder().decode(fromBytes(this.pieces(ids, typed).join("")));
     return this.kind === "words" ? text.trimStart() : text;
   }
+}
+
+const FULL = [
+  [/^can't$/i, "can not"], [/^won't$/i, "will not"], [/n't$/i, " not"], [/'re$/i, " are"],
+  [/^(it|he|she|that|there|what|who)'s$/i, "$1 is"], [/-/g, " "],
+];
+
+// How many letters of a must be changed, added or left out to get b (Levenshtein); where they begin
+// alike, fewer.
+function changesBetween(a, b) {
+  let row = [...b, ""].map((_, n) => n), same = 0;
+  while (same < a.length && a[same] === b[same]) same++;
+  for (const [n, letter] of [...a].entries()) {
+    const next = [n + 1];
+    for (let k = 0; k < b.length; k++)
+      next.push(Math.min(row[k] + (letter !== b[k]), row[k + 1] + 1, next[k] + 1));
+    row = next;
+  }
+  return row[b.length] - same / 2;
 }

@@ -32,9 +32,9 @@ def describe(model, tokenizer):
 
 def lines_of_code():
     """{code that the page shows beside a step: its line in the file}."""
-    steps = (TOOLS / "page/steps.js").read_text(encoding="utf-8")
+    steps = (TOOLS / "page/index.html").read_text(encoding="utf-8")
     lines = {}
-    for file, code in re.findall(r'\["(\w+\.py)", `(.+)`\]', steps):
+    for file, code in re.findall(r'data-file="([^"]+).*?>(.+?)</a>', steps):
         before, _, _ = (TOOLS.parent / file).read_text(encoding="utf-8").partition(code)
         lines[code] = before.count("\n") + 1
     return lines
