@@ -122,7 +122,7 @@ const steps = data.live && (() => {
 
   // ---- One step, or all
   const all = $("#all-steps"), items = $$("#step-list > li");
-  let now = 0;
+  let now = 0, waiting = false;
 
   function paint() {
     const { layer, head } = view.state, isHead = head < data.heads, found = isHead ? trace() : {};
@@ -156,7 +156,13 @@ const steps = data.live && (() => {
     link.href = `${home}${link.dataset.file}#L${data.live.lines[link.textContent]}`;
   $("#step-next").addEventListener("click", () => go(now + 1));
   all.addEventListener("input", paint);
-  addEventListener("chosen", paint);
+  addEventListener("chosen", async () => { // once for several, so that typing need not wait
+    if (waiting) return;
+    waiting = true;
+    await rest();
+    waiting = false;
+    if (!$("#attention.empty")) paint();
+  });
   paint();
   return { trace, go, get step() { return all.checked ? "all" : now + 1; } };
 })();
