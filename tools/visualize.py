@@ -30,9 +30,10 @@ docs/letters.html is another, of config/induction.toml:
 """
 
 import base64
-import html
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +87,9 @@ def main(config):
     if not text:
         raise ValueError('--text is empty: give --text="..." or --text=FILE:name')
     ids = encode_prompt(tokenizer, text, tokenizer.begin, model.config.block_size, "--text")
+    if config.live:  # as the page has it
+        for p in model.parameters():
+            p.data = p.data.half().float()
     maps, logits = attention_maps(model, ids, attention_weights)
     attentions = [block.attn for block in model.transformer.h]
     implied = ": the weights that linear attention implies" if attentions[0].feature else ""
@@ -98,17 +102,18 @@ def main(config):
     }
     if config.live:
         data |= {"live": live.describe(model, tokenizer), "examples": config.examples.splitlines()}
+        check(data, logits)
     else:
         data |= describe(tokenizer, ids, maps, logits)
     if config.translator:
         data["alignments"] = alignments(config.translator, SENTENCES)
-    if config.other.strip():
+    if config.other:
         data["other"] = config.other.split(maxsplit=1)
 
     to = Path("." if config.init_from else config.out_dir)
     picture = to / "attention.png"
     file = Path(config.page or to / "attention.html")
-    pieces = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in data["ids"]]
+    pieces = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids.tolist()]
     figure = draw(maps, [piece.translate(SIGNS) for piece in pieces], str(folder))
     atomic_write(file, page(data).encode())
     heatmaps.save(figure, picture)
@@ -138,6 +143,16 @@ def alignments(folder, text):
         weights = rounded(torch.tensor(weights), 3)
         found.append({"source": source, "target": target, "weights": weights})
     return found
+
+
+def check(data, logits):
+    """ValueError if a live page computes other logits (T, vocab_size). It needs node, and passes
+    without.
+    """
+    node = shutil.which("node")
+    content = json.dumps(data | {"logits": logits.tolist()})
+    if node and subprocess.run([node, PAGE / "check.js"], input=content.encode()).returncode:
+        raise ValueError("tools/page/model.js computes other numbers than this model")
 
 
 def describe(tokenizer, ids, maps, logits):
@@ -198,10 +213,7 @@ def page(data, template="index.html"):
     """The whole of a page. No text can end the element around it: < becomes \\u003c."""
     content = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     parts = {path.name: path.read_text(encoding="utf-8") for path in PAGE.glob("[a-z]*")}
-    parts |= {"data": content.replace("<", "\\u003c"), "other": ""}
-    if "other" in data:
-        other = [*map(html.escape, data["other"])]
-        parts["other"] = f'<a href="{other[0]}">{other[-1]}</a>'
+    parts["data"] = content.replace("<", "\\u003c")
     return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], parts[template])
 
 

@@ -112,10 +112,19 @@ function fromHalf(halves) {
   });
 }
 
+// What each of the D / 2 pairs turns by from one token to the next: that of rope_table.
+function frequencies({ rope_base, rope_stretch, rope_trained }, D) {
+  return Array.from({ length: Math.floor(D / 2) }, (_, p) => {
+    const angle = rope_base ** ((-2 * p) / D), turns = (rope_trained * angle) / (2 * Math.PI);
+    const keep = Math.min(1, Math.max(0, (turns - 1) / 3));
+    return angle * (keep + (1 - keep) / rope_stretch);
+  });
+}
+
 class GPT {
   // config: that of model.py. shapes: [[name, shape of its weights]]; weights: all of them, one
-  // after the other, as base64 of float16. frequency: what each pair turns by a token.
-  constructor({ config, shapes, weights, frequency }) {
+  // after the other, as base64 of float16.
+  constructor({ config, shapes, weights }) {
     this.config = config;
     this.H = config.n_head;
     this.G = config.n_kv_head || config.n_head;
@@ -127,7 +136,7 @@ class GPT {
     this.weights = {};
     for (const [name, [rows, size]] of shapes)
       this.weights[name] = size ? matrix(rows, size) : next(rows);
-    this.turns = once((position) => frequency.map((angle) =>
+    this.turns = once((position) => frequencies(config, this.D).map((angle) =>
       [Math.cos, Math.sin].map((side) => side(position * angle))));
     this.layers = Array.from({ length: config.n_layer }, (_, n) => this.layer(n));
   }

@@ -2,6 +2,13 @@
 // #layer=2&head=1&token=7, and on a live page also text=... and 1.2=off (of layer 1, head 2).
 "use strict";
 {
+  // Links to the repository: the folder above the page's, or what its GitHub Pages are of.
+  const [, owner] = location.host.match(/^([^.]+)\.github\.io$/) ?? [];
+  const repository = `https://github.com/${owner}/${location.pathname.split("/")[1]}`;
+  const home = owner ? `${repository}/blob/HEAD/` : "../";
+  for (const link of $$("[data-file]")) link.href = home + link.dataset.file;
+  if (data.other) $("#other").append(make("a", { href: data.other[0] }, data.other.at(-1)));
+
   function address() {
     const { text, changes = {} } = view.live?.state ?? {};
     const [layer, head] = ["#layer", "#head"].map((name) => $(name).selectedOptions[0].text);

@@ -52,9 +52,3 @@ const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const number = (x) => (x > 0 && x < 0.005 ? "<0.01" : x.toFixed(2));
 const digits = (x) => x.toFixed(2).replace("-", "−").replace(/^−(0\.00)$/, "$1");
 const darkness = (weight) => Math.sqrt(weight); // faint weights can be seen
-
-// The repository: the folder above the page's, or that of the GitHub Pages which show it.
-const [, owner] = location.host.match(/^([^.]+)\.github\.io$/) ?? [];
-const repository = `https://github.com/${owner}/${location.pathname.split("/")[1]}`;
-const home = owner ? `${repository}/blob/HEAD/` : "../";
-for (const link of $$("[data-to]")) link.href = home + link.dataset.to;

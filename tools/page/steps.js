@@ -152,8 +152,6 @@ const steps = data.live && (() => {
     return button;
   });
   $("#step-names").append(...buttons);
-  for (const link of $$("a.code"))
-    link.href = `${home}${link.dataset.file}#L${data.live.lines[link.textContent]}`;
   $("#step-next").addEventListener("click", () => go(now + 1));
   all.addEventListener("input", paint);
   addEventListener("chosen", async () => { // once for several, so that typing need not wait

@@ -6,6 +6,7 @@ class Tokenizer {
   // bpe: pattern, merges, special, as tools/shared/live.py describes them.
   constructor(content) {
     Object.assign(this, content);
+    this.pattern = this.pattern && new RegExp(javascript(this.pattern), "gu");
     this.ids = new Map(this.tokens.map((token, id) => [token, id]));
     this.ranks = new Map(this.merges?.map((pair, rank) => [pair, rank]));
     const names = Object.keys(this.special ?? {}).filter(Boolean);
@@ -26,7 +27,7 @@ class Tokenizer {
     if (this.kind === "char") return Array.from(text, (character) => this.lookUp(character));
     if (this.kind === "words")
       return text.split(/\s+/).filter(Boolean).map((word) => this.lookUp(word, " "));
-    const words = text.match(new RegExp(this.pattern, "gu")) ?? [];
+    const words = text.match(this.pattern) ?? [];
     return words.flatMap((word) => this.words(word));
   }
 
@@ -97,6 +98,12 @@ class Tokenizer {
     return this.kind === "words" ? text.trimStart() : text;
   }
 }
+
+// A pattern as JavaScript knows it: without atomic groups and possessive +, and in many browsers
+// (?i:...). Nothing follows what is atomic or possessive that would make it give back a character.
+const javascript = (pattern) => pattern
+  .replace("(?i:[sdmt]|ll|ve|re)", "(?:[sdmtSDMT]|[lL]{2}|[vV][eE]|[rR][eE])")
+  .replaceAll("(?>", "(?:").replaceAll("++", "+");
 
 const FULL = [
   [/^can't$/i, "can not"], [/^won't$/i, "will not"], [/n't$/i, " not"], [/'re$/i, " are"],

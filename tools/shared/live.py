@@ -3,16 +3,18 @@
 import base64
 import dataclasses
 import re
-from pathlib import Path
 
 import torch
 
-from attention import rope_table
 from engine.text import tokenizer as tokenizers
 
-TOOLS = Path(__file__).parents[1]
 MOST_PARAMETERS = 5_000_000
-KNOWN = {  # the mechanisms that model.js has
+# The fields of a config of which model.js knows every value, and those of which it knows some. Any
+# other must be off. And the tensors that it knows.
+FREE = """block_size vocab_size n_layer n_head n_kv_head n_embd head_size mlp_size dropout bias
+qkv_bias window window_pattern rope_base rope_stretch rope_trained norm_eps qk_norm tie_weights
+init"""
+KNOWN = {
     "attention": "naive masked_fill tiled fused",  # the same function
     "score": "scaled_dot dot",
     "normalize": "softmax",
@@ -21,48 +23,40 @@ KNOWN = {  # the mechanisms that model.js has
     "norm": "layernorm rmsnorm rmsnorm_scale",
     "mlp": "gelu_tanh gelu relu relu2 silu swiglu",
 }
+TENSOR = (
+    r"(lm_head|transformer.(wte|wpe|ln_f|h.\d+.(ln_[12]|attn.(c_attn|c_proj|qk_norm.[qk])|"
+    r"mlp.(c_fc|c_proj)))).(weight|bias)"
+)
 SEPARATOR = "\u0100"  # between the two bytes strings of a merge: no byte is this character
 
 
 def describe(model, tokenizer):
     """Return all that the page needs, as a dict for JSON; ValueError for what it cannot do."""
-    shown = {"tokenizer": describe_tokenizer(tokenizer), "lines": lines_of_code()}
-    return describe_model(model) | shown
-
-
-def lines_of_code():
-    """{code that the page shows beside a step: its line in the file}."""
-    steps = (TOOLS / "page/index.html").read_text(encoding="utf-8")
-    lines = {}
-    for file, code in re.findall(r'data-file="([^"]+).*?>(.+?)</a>', steps):
-        before, _, _ = (TOOLS.parent / file).read_text(encoding="utf-8").partition(code)
-        lines[code] = before.count("\n") + 1
-    return lines
+    return describe_model(model) | {"tokenizer": describe_tokenizer(tokenizer)}
 
 
 # ---- The model
 
 
 def describe_model(model):
-    """Config, weights as float16, and the angles of RoPE; ValueError as in describe."""
-    config = model.config
+    """Config, and weights as float16; ValueError as in describe."""
+    config = dataclasses.asdict(model.config)
     if model.num_params() > MOST_PARAMETERS:
-        count = f"the model has {model.num_params() / 1e6:.1f} M parameters"
-        raise ValueError(f"{count}, and a live page {MOST_PARAMETERS / 1e6:g} M at most")
-    for name, known in KNOWN.items():
-        value = getattr(config, name)
-        if value.split(":")[0] not in known.split():
-            raise ValueError(f"a live page has no {name}={value}")
-    # The angle by which each pair turns from one token to the next
-    cos, sin = rope_table(2, config.D, config.rope_base, config.rope_stretch, config.rope_trained)
+        raise ValueError(f"a live page has no room for {model.num_params():,} parameters")
+    unknown = [name for name, _ in model.named_parameters() if not re.fullmatch(TENSOR, name)]
+    for name in config.keys() - FREE.split():
+        value = str(config[name])
+        if value.split(":")[0] not in KNOWN.get(name, "0 0.0 False").split():
+            unknown.append(f"{name}={value}")
+    if unknown:
+        raise ValueError(f"a live page has no {', '.join(unknown)}")
     halves = torch.cat([p.detach().half().flatten() for p in model.parameters()])
     if not halves.isfinite().all():
         raise ValueError("a weight is not finite, or too large for float16")
     return {
-        "config": dataclasses.asdict(config),
+        "config": config,
         "shapes": [(name, list(p.shape)) for name, p in model.named_parameters()],
         "weights": base64.b64encode(halves.numpy().astype("<f2").tobytes()).decode(),
-        "frequency": torch.atan2(sin[1], cos[1]).tolist(),
     }
 
 
@@ -95,21 +89,11 @@ def describe_content(content):
             return {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}
         for pattern in tokenizers.PATTERN, tokenizers.GPT2_PATTERN:
             if cuts == tokenizers.byte_level_json({}, {}, pattern)["pre_tokenizer"]:
-                merges = [merge(pair) for pair in model["merges"]]
-                return {"kind": "bpe", "pattern": javascript(pattern), "merges": merges}
+                merges = [*map(merge, model["merges"])]
+                return {"kind": "bpe", "pattern": pattern, "merges": merges}
     raise ValueError(f"a live page cannot cut a text as this tokenizer ({model['type']}) does")
 
 
 def merge(pair):
     """The two tokens of a merge, "a b", as one string."""
     return SEPARATOR.join(as_characters(tokenizers.to_bytes(token)) for token in pair.split(" "))
-
-
-def javascript(pattern):
-    """One of these two patterns as JavaScript knows it.
-
-    It has no atomic groups or possessive +, and many browsers no (?i:...). Nothing follows what is
-    atomic or possessive that would make it give back a character.
-    """
-    pattern = pattern.replace("(?i:[sdmt]|ll|ve|re)", "(?:[sdmtSDMT]|[lL]{2}|[vV][eE]|[rR][eE])")
-    return pattern.replace("(?>", "(?:").replace("++", "+")
