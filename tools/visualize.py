@@ -84,12 +84,9 @@ def main(config):
     text = config.text
     if text.startswith("FILE:"):
         text = read_text(text.removeprefix("FILE:"))
-    if not text:
-        raise ValueError('--text is empty: give --text="..." or --text=FILE:name')
     ids = encode_prompt(tokenizer, text, tokenizer.begin, model.config.block_size, "--text")
     if config.live:  # as the page has it
-        for p in model.parameters():
-            p.data = p.data.half().float()
+        model.load_state_dict({name: p.half() for name, p in model.state_dict().items()})
     maps, logits = attention_maps(model, ids, attention_weights)
     attentions = [block.attn for block in model.transformer.h]
     implied = ": the weights that linear attention implies" if attentions[0].feature else ""
@@ -101,14 +98,15 @@ def main(config):
         "ids": ids.tolist(),
     }
     if config.live:
-        data |= {"live": live.describe(model, tokenizer), "examples": config.examples.splitlines()}
+        data["live"] = live.describe_model(model)
+        data["live"]["tokenizer"] = live.describe_tokenizer(tokenizer)
+        data["examples"] = config.examples.splitlines()
         check(data, logits)
     else:
         data |= describe(tokenizer, ids, maps, logits)
     if config.translator:
         data["alignments"] = alignments(config.translator, SENTENCES)
-    if config.other:
-        data["other"] = config.other.split(maxsplit=1)
+    data["other"] = config.other.split(maxsplit=1)
 
     to = Path("." if config.init_from else config.out_dir)
     picture = to / "attention.png"
@@ -117,8 +115,7 @@ def main(config):
     figure = draw(maps, [piece.translate(SIGNS) for piece in pieces], str(folder))
     atomic_write(file, page(data).encode())
     heatmaps.save(figure, picture)
-    shape = "{layers} layers x {heads} heads".format_map(data)
-    print(f"{file} and {picture}: {len(ids)} tokens, {shape}")
+    print(f"{file} and {picture}: {len(ids)} tokens")
     return file, picture
 
 
@@ -164,14 +161,12 @@ def describe(tokenizer, ids, maps, logits):
     # What may come next; ids that pad a vocabulary have no text.
     probabilities = logits.float().softmax(-1)[:, : tokenizer.vocab_size]
     best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
-    expected = []
-    for row, values in zip(candidates.tolist(), rounded(best, 4)):
-        expected.append([*zip(row, map(piece, row), values)])
+    rows = zip(candidates.tolist(), rounded(best, 4))
     losses = F.cross_entropy(logits[:-1].float(), ids[1:], reduction="none")
     return {
         "pieces": [piece(token) for token in ids.tolist()],
         "losses": [None, *rounded(losses, 4)],  # in nats; the first token has none
-        "next": expected,
+        "next": [[*zip(row, map(piece, row), values)] for row, values in rows],
         "maps": [[as_bytes(weights) for weights in layer] for layer in maps],
     }
 

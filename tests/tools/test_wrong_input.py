@@ -37,7 +37,7 @@ LINES = {
     "-m tools.translate --out_dir={}/none --text=cat": "none: train one",
     "-m tools.visualize --out_dir={}/translator --text=zebra": "lacks 'zebra'",
     "-m tools.visualize --out_dir={}/blind --text=cat": "no attention",
-    "-m tools.visualize --out_dir={}/out": "--text is empty",
+    "-m tools.visualize --out_dir={}/out": "--text has no tokens",
     "-m tools.visualize --out_dir={}/out --text=ß": "'ß' (U+00DF) at position 0",
     "-m benchmarks.attention --max_length=256": "max_length=256 must be at least 512",
     "-m benchmarks.sample --nanogpt=/none": "meta.pkl is missing",

@@ -1,6 +1,14 @@
 // Text to token ids and back, as engine/text/tokenizer.py does it.
 "use strict";
 
+// The byte of each character of the alphabet in which GPT-2's merges are written.
+const BYTES = new Map();
+for (let byte = 0, next = 256; byte < 256; byte++) {
+  const itself = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
+  BYTES.set(String.fromCharCode(itself ? byte : next++), String.fromCharCode(byte));
+}
+const BETWEEN = "\u0100"; // the two of a merge: no byte
+
 class Tokenizer {
   // kind: byte, char, bpe or words; tokens: the bytes of each; begin: ids before each text;
   // bpe: pattern, merges, special, as tools/shared/live.py describes them.
@@ -8,7 +16,8 @@ class Tokenizer {
     Object.assign(this, content);
     this.pattern = this.pattern && new RegExp(javascript(this.pattern), "gu");
     this.ids = new Map(this.tokens.map((token, id) => [token, id]));
-    this.ranks = new Map(this.merges?.map((pair, rank) => [pair, rank]));
+    const inBytes = (pair) => Array.from(pair, (own) => BYTES.get(own) ?? BETWEEN).join("");
+    this.ranks = new Map(this.merges?.map((pair, rank) => [inBytes(pair), rank]));
     const names = Object.keys(this.special ?? {}).filter(Boolean);
     const escaped = names.map((name) => name.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
     this.cut = names.length ? new RegExp(`(${escaped.join("|")})`) : null;
@@ -74,7 +83,7 @@ class Tokenizer {
     if (this.ids.has(word)) return [this.ids.get(word)];
     let parts = [...word];
     for (;;) {
-      const ranks = parts.slice(1).map((part, n) => this.ranks.get(`${parts[n]}\u0100${part}`));
+      const ranks = parts.slice(1).map((part, n) => this.ranks.get(parts[n] + BETWEEN + part));
       const best = ranks.reduce((a, b) => Math.min(a, b ?? Infinity), Infinity);
       if (best === Infinity) return parts.map((part) => this.ids.get(part));
       const joined = [];

@@ -27,19 +27,13 @@ TENSOR = (
     r"(lm_head|transformer.(wte|wpe|ln_f|h.\d+.(ln_[12]|attn.(c_attn|c_proj|qk_norm.[qk])|"
     r"mlp.(c_fc|c_proj)))).(weight|bias)"
 )
-SEPARATOR = "\u0100"  # between the two bytes strings of a merge: no byte is this character
-
-
-def describe(model, tokenizer):
-    """Return all that the page needs, as a dict for JSON; ValueError for what it cannot do."""
-    return describe_model(model) | {"tokenizer": describe_tokenizer(tokenizer)}
 
 
 # ---- The model
 
 
 def describe_model(model):
-    """Config, and weights as float16; ValueError as in describe."""
+    """Config, and weights as float16, as a dict for JSON; ValueError for what model.js lacks."""
     config = dataclasses.asdict(model.config)
     if model.num_params() > MOST_PARAMETERS:
         raise ValueError(f"a live page has no room for {model.num_params():,} parameters")
@@ -69,31 +63,25 @@ def as_characters(content):
 
 
 def describe_tokenizer(tokenizer):
-    """Its kind, each token's bytes, and how it cuts a text; ValueError as in describe."""
+    """Its kind, each token's bytes, and how it cuts a text; ValueError as in describe_model."""
     spec = tokenizer.spec()
-    tokens = [as_characters(tokenizer.token_bytes(n)) for n in range(tokenizer.vocab_size)]
-    found = {"kind": spec["kind"], "tokens": tokens, "begin": [*tokenizer.begin]}
+    found = {"kind": spec["kind"], "begin": [*tokenizer.begin]}
+    found["tokens"] = [as_characters(tokenizer.token_bytes(n)) for n in range(tokenizer.vocab_size)]
     content = spec.get("content")
-    if content is None:
+    if not content:
         return found
-    special = {token["content"]: token["id"] for token in content["added_tokens"]}
-    return found | describe_content(content) | {"special": special}
+    found["special"] = {token["content"]: token["id"] for token in content["added_tokens"]}
+    return found | describe_content(content)
 
 
 def describe_content(content):
     """How a tokenizer.json cuts a text into words, and these into tokens."""
     model = content["model"]
     cuts = content["pre_tokenizer"]
-    if content["normalizer"] is None:
+    if not content["normalizer"]:
         if model["type"] == "WordLevel" and cuts == {"type": "WhitespaceSplit"}:
             return {"kind": "words", "unknown": model["vocab"].get(model.get("unk_token"))}
         for pattern in tokenizers.PATTERN, tokenizers.GPT2_PATTERN:
             if cuts == tokenizers.byte_level_json({}, {}, pattern)["pre_tokenizer"]:
-                merges = [*map(merge, model["merges"])]
-                return {"kind": "bpe", "pattern": pattern, "merges": merges}
+                return {"kind": "bpe", "pattern": pattern, "merges": model["merges"]}
     raise ValueError(f"a live page cannot cut a text as this tokenizer ({model['type']}) does")
-
-
-def merge(pair):
-    """The two tokens of a merge, "a b", as one string."""
-    return SEPARATOR.join(as_characters(tokenizers.to_bytes(token)) for token in pair.split(" "))
