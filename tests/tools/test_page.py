@@ -285,13 +285,23 @@ def test_taking_apart(page):
     page.click("#reset")
 
     page.click("#find")
-    wait_for(page.browser, "return !!$('.hurt').textContent")
+    wait_for(page.browser, "return !$('#find').disabled")
+    texts = torch.tensor(page.run("return view.live.texts()"))
+    assert torch.equal(texts[:, :24], texts[:, 24:]) and len(texts.unique(dim=0)) == 32
+
+    def losses(model):
+        logits, _ = model(texts, texts)
+        return F.cross_entropy(logits[:, 23:-1].mT, texts[:, 24:], reduction="none").mean(1)
+
     heads = [(layer, head) for layer in range(2) for head in range(3)]
-    losses = [losses_of(model, text).mean() for model in [without(page.model, *h) for h in heads]]
-    rises = (torch.tensor(losses) - losses_of(page.model, text).mean()).tolist()
-    shown = page.each(".hurt", "parseFloat(e.textContent.replace('−', '-'))")
-    assert shown == pytest.approx(rises, abs=1e-3) and max(rises) > 0
-    worst = "{}.{}".format(*heads[rises.index(max(rises))])
+    rises = [losses(without(page.model, *head)) - losses(page.model) for head in heads]
+    means = [rise.mean().item() for rise in rises]
+    errors = [2 * rise.std().item() / math.sqrt(32) for rise in rises]
+    script = "e.textContent.replace('falls by ', '-').match(/-?[0-9.]+/g).map(Number)"
+    assert page.each(".hurt", script) == [
+        pytest.approx(pair, abs=0.006) for pair in zip(means, errors)
+    ]
+    worst = "{}.{}".format(*heads[means.index(max(means))])
     assert page.each(".matters", "e.dataset.head") == [worst]
 
 

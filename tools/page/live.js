@@ -8,7 +8,8 @@ if (data.live) {
   let ids = data.ids, typed = []; // of the whole text
   let changes = {}; // as in GPT.read
   let past, changedPast; // what the model has read last, intact and with the changes
-  let hurts = {}; // by how much the loss rises without each head, once that is asked
+  const many = new ManyTexts(gpt, tokenizer, begin.length ? begin : data.ids.slice(0, 1));
+  let hurts = {}; // by how much the loss rises without each head, over many texts, once it is asked
 
   const sampling = () => ({ temperature: Number(heat.value), topK: Number(topK.value) });
   const context = (all = ids) => all.slice(gpt.contextStart(ids.length));
@@ -60,7 +61,6 @@ if (data.live) {
     } catch (error) {
       return say(error.message, true);
     }
-    hurts = {};
     update(choice);
   }
 
@@ -71,7 +71,6 @@ if (data.live) {
     typed = typed.slice(0, first + token + 1);
     box.value = written();
     box.scrollTop = box.scrollHeight;
-    hurts = {};
     update();
   }
 
@@ -93,11 +92,6 @@ if (data.live) {
   // ---- Writing
   const write = $("#write");
   let left = 0; // tokens to write
-
-  function draw(probabilities) {
-    let rest = Math.random() * sum(probabilities);
-    return Math.max(0, probabilities.findIndex((p) => (rest -= p) < 0));
-  }
 
   function writeOne() {
     write.textContent = left ? "Stop" : "Write 50 tokens";
@@ -129,15 +123,23 @@ if (data.live) {
     update({ token: view.state.token });
   }
 
-  function paintVerdict() {
-    const { loss, intact } = view.reading;
+  const rises = ({ rise, error }) =>
+    `${rise < 0 ? "falls" : "rises"} by ${Math.abs(rise).toFixed(2)} ± ${error.toFixed(2)}`;
+
+  async function paintVerdict() {
+    const { loss, intact } = view.reading, shown = view.reading;
     const parts = Object.entries(changes).map(([key, how]) => `${named(key)} ${SAYS[how]}`);
-    verdict.textContent = intact
-      ? `With ${parts.join("; ")}, the loss of this text is ${nats(loss)}; ` +
-        `of the intact model ${intact.loss.toFixed(3)}.`
-      : `The loss of this text is ${nats(loss)}.`;
     $("#reset").disabled = !intact;
     Object.assign(verdict.dataset, { loss, intact: intact?.loss ?? loss });
+    if (!intact) return (verdict.textContent = `The loss of this text is ${nats(loss)}.`);
+    const here = `With ${parts.join("; ")}, the loss of this text is ${nats(loss)}; ` +
+      `of the intact model ${intact.loss.toFixed(3)}. `;
+    verdict.textContent = `${here}Over many texts …`;
+    const found = await many.measure(changes, () => shown !== view.reading);
+    if (!found) return; // another text, or other changes
+    const exception = Math.abs(found.rise) > found.error && found.rise * (loss - intact.loss) < 0;
+    verdict.textContent = `${here}Over ${many.says} ${rises(found)}` +
+      `${exception ? ": this text is an exception" : ""}.`;
   }
 
   // A switch of a head or an MLP.
@@ -168,31 +170,29 @@ if (data.live) {
       button.title = how ? `${SAYS[how]}: click for as trained` : "Switch it off";
     }
     for (const cell of cells) {
-      const more = hurts[cell.dataset.head], sign = more < 0 ? "−" : "+";
-      const shown = more === undefined ? "" : `${sign}${Math.abs(more).toFixed(3)} nats if off`;
-      cell.querySelector(".hurt").textContent = shown;
-      cell.classList.toggle("matters", more > 0 && more === Math.max(...Object.values(hurts)));
+      const more = hurts[cell.dataset.head], most = Object.values(hurts).map(({ rise }) => rise);
+      cell.querySelector(".hurt").textContent = more ? `${rises(more)} if off` : "";
+      cell.classList.toggle("matters", more?.rise > 0 && more.rise === Math.max(...most));
     }
     $("#change").value = changes[chosen()] ?? "";
     $("#change").disabled = !$(`[data-part="${chosen()}"]`); // not one head
   });
 
-  // The head that matters: each is switched off, by itself, and the loss of the text measured.
+  // The head that matters: each is switched off, by itself, and the loss of many texts measured.
   async function find() {
-    const now = context(), asked = ids, before = reads(past).loss, found = {};
-    for (const { dataset: { head } } of cells) {
-      found[head] = reads(gpt.read(now, { [head]: "off" })).loss - before;
-      await rest();
-      if (asked !== ids) return; // another text
+    $("#find").disabled = true;
+    for (const [n, { dataset: { head } }] of cells.entries()) {
+      verdict.textContent = `Head ${n + 1} of ${cells.length} …`;
+      hurts[head] ??= await many.measure({ [head]: "off" }, () => false);
     }
-    hurts = found;
-    const [[worst, more]] = Object.entries(hurts).sort(([, a], [, b]) => b - a);
+    const [[worst, most]] = Object.entries(hurts).sort(([, a], [, b]) => b.rise - a.rise);
     const [layer, head] = worst.split(".").map(Number);
     view.select({ layer, head });
-    verdict.textContent = more > 0
-      ? `What matters most is ${named(worst)}: without it, the loss of this text rises ` +
-        `from ${before.toFixed(3)} to ${nats(before + more)}. Switch it off, and see.`
-      : "This text needs none of the heads: without any one, its loss does not rise.";
+    $("#find").disabled = false;
+    verdict.textContent = most.rise > most.error
+      ? `What matters most is ${named(worst)}. Without it, over ${many.says} ${rises(most)}. ` +
+        "Switch it off, and see."
+      : `None of the heads is needed: over ${many.says} does not rise without any one.`;
   }
   $("#find").addEventListener("click", find);
 
@@ -221,6 +221,7 @@ if (data.live) {
   view.live = {
     get state() { return { text: box.value, changes }; },
     label: tokenizer.label,
+    texts: () => many.texts.map(({ ids }) => ids),
     // What becomes of the chosen token: notes[layer][name], vectors, and the result.
     trace() {
       const notes = [], now = context().slice(0, view.state.token + 1);

@@ -7,7 +7,8 @@
   const repository = `https://github.com/${owner}/${location.pathname.split("/")[1]}`;
   const home = owner ? `${repository}/blob/HEAD/` : "../";
   for (const link of $$("[data-file]")) link.href = home + link.dataset.file;
-  if (data.other?.length) $("#other").append(make("a", { href: data.other[0] }, data.other.at(-1)));
+  const [href, says = href] = data.other ?? [];
+  if (href) $("#other").append("· ", make("a", { href }, says));
 
   function address() {
     const { text, changes = {} } = view.live?.state ?? {};

@@ -127,7 +127,7 @@ const steps = data.live && (() => {
   function paint() {
     const { layer, head } = view.state, isHead = head < data.heads, found = isHead ? trace() : {};
     const said = isHead ? words(found) : {};
-    $("#steps-who").textContent = isHead ? `“${said.text}” in layer ${layer + 1}, head ${head + 1}`
+    $("#steps-who").textContent = isHead ? `“${said.text}”, layer ${layer + 1}, head ${head + 1}`
       : "choose one head, not the rollout";
     for (const element of $$("#steps [data-is]")) element.textContent = said[element.dataset.is];
     for (const element of $$("#steps [data-if]")) element.hidden = !said[element.dataset.if];
