@@ -283,7 +283,7 @@ def test_a_page_that_names_tests(page):
         "ruff format --check --no-cache .",
         "ruff check --output-format=concise --no-cache .",
         "ruff check --preview --select=PLW1514 --extend-exclude=tests --no-cache .",  # encodings
-        "actionlint .github/workflows/test.yml",
+        "actionlint .github/workflows/test.yml .github/workflows/pages.yml",
     ],
 )
 def test_what_others_find(command):

@@ -270,9 +270,11 @@ def test_taking_apart(page):
     page.click("[data-part='0.1']")
     page.click("[data-part='1.mlp']")
     changed = without(without(page.model, 0, 1), 1, "mlp")
+    page.click("#step-names button:nth-child(7)")
     page.click("#link")
     page.open(page.live, page.run("return location.hash"))
     assert page.expects(text, changed) and not page.expects(text)
+    assert page.run("return steps.step") == 7
     [loss] = page.each("#verdict", "+e.dataset.loss")
     assert loss == pytest.approx(losses_of(changed, text).mean().item(), abs=1e-4)
     page.click("#reset")

@@ -171,7 +171,7 @@ if (data.live) {
     }
     for (const cell of cells) {
       const more = hurts[cell.dataset.head], most = Object.values(hurts).map(({ rise }) => rise);
-      cell.querySelector(".hurt").textContent = more ? `${rises(more)} if off` : "";
+      cell.querySelector(".hurt").textContent = more ? `loss ${rises(more)} if off` : "";
       cell.classList.toggle("matters", more?.rise > 0 && more.rise === Math.max(...most));
     }
     $("#change").value = changes[chosen()] ?? "";

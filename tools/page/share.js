@@ -1,5 +1,6 @@
 // A view as an address, a picture, in large type. In an address all counts from 1:
-// #layer=2&head=1&token=7, and on a live page also text=... and 1.2=off (of layer 1, head 2).
+// #layer=2&head=1&token=7, and on a live page also step=7 (or all), text=... and 1.2=off (of head 2
+// in layer 1).
 "use strict";
 {
   // Links to the repository: the folder above the page's, or what its GitHub Pages are of.
@@ -16,7 +17,7 @@
     const parts = { layer, head, token: view.state.token + 1 };
     for (const [part, how] of Object.entries(changes))
       parts[part.replace(/\d+/g, (n) => Number(n) + 1)] = how;
-    if (text !== undefined) parts.text = text;
+    if (text !== undefined) [parts.text, parts.step] = [text, steps.step];
     return `#${new URLSearchParams(parts)}`;
   }
 
@@ -37,6 +38,8 @@
     else view.open(view.reading, choice);
     const token = Math.min(view.reading.labels.length, Math.floor(asked.get("token"))) - 1;
     if (token >= 0) view.select({ token });
+    const step = asked.get("step");
+    if (step) steps?.go(Number(step) - 1, step === "all");
   }
   addEventListener("hashchange", follow);
   if (location.hash.length > 1) follow();

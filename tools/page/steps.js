@@ -141,7 +141,7 @@ const steps = data.live && (() => {
   }
 
   function go(n, whole = false) {
-    [now, all.checked] = [n, whole];
+    [now, all.checked] = [items[n] ? n : 0, whole];
     paint();
   }
 
