@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from conftest import ROOT, open_page, save, tiny, wait_for
 
 from attention import attention_weights
+from engine.text.chat import chat_tokenizer
 from tools import visualize
 from tools.census import FOLLOWS_A_COPY, keys_that_count
 from tools.shared.inspection import attention_maps, entropy
@@ -376,6 +377,24 @@ def test_the_page_in_docs(page):
     assert page.each("#text, #note", "e.value ?? e.textContent") == ["The dog, because it", ""]
     page.choose("#text", "")
     assert not page.run("return $('#map').offsetHeight")
+
+
+def test_a_conversation(page, tmp_path):
+    """Catches turns that run into each other, and a question that is not answered as asked."""
+    start, end = "<|im_start|>", "<|im_end|>"
+    tokenizer = chat_tokenizer("bpe:280", ["who are you? a model"] * 9)
+    save(tmp_path, tiny(block_size=64, vocab_size=tokenizer.vocab_size), encoding=tokenizer)
+    text = f"{start}user\nyou?{end}\n{start}assistant\na model{end}\n"
+    path, _ = main(VisualizeConfig(out_dir=str(tmp_path), live=True, text=text))
+    page.open(path)
+    page.click("#say")
+    page.press("who", Keys.ENTER)
+    wait_for(page.browser, "return $('#write').textContent === 'Write 50 tokens'")
+    turns = page.each("#turns p", "[e.className, e.lastChild.data]")
+    assert turns[:3] == [["user", "you?"], ["assistant", "a model"], ["user", "who"]]
+    asked = f"{text}{start}user\nwho{end}\n{start}assistant\n"
+    [written] = page.each("#text", "e.value")
+    assert written.startswith(asked) and turns[3][0] == "assistant"
 
 
 def test_an_alignment(page, tmp_path):

@@ -103,7 +103,7 @@ def test_text_that_could_break_out():
     """
     text = '</script><img src=x onerror=alert(1)><!-- {{style.css}} & "quoted" \u2028'
     content = page({"pieces": [text], "model": text})
-    assert "default-src 'none'" in content and content.count("</script>") == 13
+    assert "default-src 'none'" in content and content.count("</script>") == 14
     assert "<img" not in content and "<!--" not in content
     assert not re.search('(src|href)="?http', content)
     assert data_of(content)["model"] == text

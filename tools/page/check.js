@@ -4,12 +4,10 @@
 const { readFileSync } = require("fs");
 const content = readFileSync(0, "utf8");
 globalThis.document = { querySelector: () => ({ textContent: content }) };
-const read = (name) => readFileSync(`${__dirname}/${name}`, "utf8");
-let same = false;
+const [shared, model] = ["shared", "model"].map((name) => readFileSync(`${__dirname}/${name}.js`));
+process.exitCode = 1; // also if an error of the model ends it
 try {
-  const code = `${read("shared.js")} ${read("model.js")} return new GPT(data.live).read(data.ids)`;
-  const { logits } = new Function(code)();
+  const { logits } = new Function(`${shared} ${model} return new GPT(data.live).read(data.ids)`)();
   const near = (row, n) => row.every((x, id) => Math.abs(logits[n][id] - x) <= 1e-3);
-  same = JSON.parse(content).logits.every(near);
-} catch {} // of what the model lacks
-process.exitCode = same ? 0 : 1;
+  if (JSON.parse(content).logits.every(near)) process.exitCode = 0;
+} catch {}

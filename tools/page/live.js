@@ -1,5 +1,4 @@
-// The live page: type, choose what comes next, switch parts of the model off. view.live is what an
-// address can ask of it.
+// The live page: type, choose what comes next, switch parts off. view.live is for other scripts.
 "use strict";
 if (data.live) {
   const gpt = new GPT(data.live), tokenizer = new Tokenizer(data.live.tokenizer);
@@ -91,7 +90,7 @@ if (data.live) {
 
   // ---- Writing
   const write = $("#write");
-  let left = 0; // tokens to write
+  let left = 0, stop; // tokens to write, and the one that ends it
 
   function writeOne() {
     write.textContent = left ? "Stop" : "Write 50 tokens";
@@ -99,14 +98,17 @@ if (data.live) {
     if (!left) return;
     left -= 1;
     const last = view.reading.ids.length - 1;
-    append(draw(view.reading.probabilities(last).subarray(0, tokenizer.tokens.length)), last);
+    const id = draw(view.reading.probabilities(last).subarray(0, tokenizer.tokens.length));
+    append(id, last);
+    if (id === stop) left = 0;
     requestAnimationFrame(writeOne);
   }
 
-  write.addEventListener("click", () => {
-    left = left ? 0 : 50;
+  const writeUp = (most, end) => {
+    [left, stop] = [left ? 0 : most, end];
     if (left) writeOne();
-  });
+  };
+  write.addEventListener("click", () => writeUp(50));
 
   // ---- Taking apart
   const named = (key) => {
@@ -202,25 +204,22 @@ if (data.live) {
   const examples = $("#examples");
   for (const text of data.examples) examples.append(make("option", {}, text));
   examples.parentElement.hidden = !data.examples.length;
-  // Of an example, the pronoun is chosen, if it has one.
   examples.addEventListener("change", () => {
     if (examples.value) setText(examples.value);
     const token = view.reading.labels.findLastIndex((label) => /^·(it|they|he|she)$/.test(label));
-    if (token >= 0) view.select({ token });
+    if (token >= 0) view.select({ token }); // the pronoun
     examples.value = "";
   });
-  if (tokenizer.kind === "words") {
-    const words = tokenizer.tokens.map((token) => token.trim()).filter((word) => /\w/.test(word));
-    $("#vocabulary summary").textContent = `The ${words.length} words that it knows`;
-    $("#vocabulary p").textContent = words.sort().join(" ");
-    $("#vocabulary").hidden = false;
-  }
+  $("#vocabulary").hidden = tokenizer.kind !== "words";
+  $("#vocabulary summary").textContent = `The ${tokenizer.known.length} words that it knows`;
+  $("#vocabulary p").textContent = tokenizer.known.join(" ");
   box.value = written();
   past = gpt.read(context());
   update(view.clearest(reads(past)));
   view.live = {
     get state() { return { text: box.value, changes }; },
     label: tokenizer.label,
+    write: (text, end) => left || (setText(text), writeUp(200, end)),
     texts: () => many.texts.map(({ ids }) => ids),
     // What becomes of the chosen token: notes[layer][name], vectors, and the result.
     trace() {

@@ -1,6 +1,5 @@
-// The way of the numbers: what becomes of the chosen token in the chosen layer and head, from its
-// embedding to the token after it. Words and lines of code of each step stand in index.html, with
-// data-is for what is computed here, and data-if for what only some models have.
+// The way of the numbers: what becomes of the chosen token in the chosen layer and head. The words
+// of each step stand in index.html: data-is is computed here, and data-if is for some models only.
 "use strict";
 const steps = data.live && (() => {
   const MOST = 12; // tokens in a table: those with the largest weights
@@ -33,11 +32,9 @@ const steps = data.live && (() => {
       text: label(i), place: i + 1, layer, heads: config.n_head, width: config.n_embd,
       head: view.state.head + 1, later: view.reading.ids.length - 1 - i, hidden: sum(hidden),
       D: q.length, root: digits(Math.sqrt(q.length)), undivided: most(products), most: most(scores),
-      learned: ["learned", "sinusoidal"].includes(config.position),
-      more: layer < config.n_layer - 1,
-      rope: config.position === "rope", qk_norm: config.qk_norm,
-      dot: config.score === "dot", scaled: config.score !== "dot",
-      alibi: config.visible.startsWith("alibi"),
+      learned: ["learned", "sinusoidal"].includes(config.position), qk_norm: config.qk_norm,
+      rope: config.position === "rope", alibi: config.visible.startsWith("alibi"),
+      dot: config.score === "dot", scaled: config.score !== "dot", more: layer < config.n_layer - 1,
       replaced: view.live.state.changes[`${layer}.${view.state.head}`],
     };
   }
@@ -56,22 +53,19 @@ const steps = data.live && (() => {
     });
     canvas.getContext("2d").putImageData(picture, 0, 0);
     const range = name && `±${digits(most)}`, said = make("small", {}, range);
-    const read = ({ offsetX }) => {
+    canvas.onpointerleave = () => { said.textContent = range; };
+    canvas.onpointermove = canvas.onpointerdown = ({ offsetX }) => {
       const n = Math.min(size - 1, Math.max(0, Math.floor((offsetX / canvas.clientWidth) * size)));
       said.textContent = `${n + 1}: ${digits(vector[n])}`;
     };
-    for (const type of ["pointermove", "pointerdown"]) canvas.addEventListener(type, read);
-    canvas.addEventListener("pointerleave", () => { said.textContent = range; });
     return make("div", { class: "strip" }, make("span", {}, name), canvas, said);
   }
 
   const strips = (...pairs) => pairs.map((pair) => strip(...pair));
 
-  function table(head, rows) {
-    const line = (cell) => (all) => make("tr", {}, ...all.map((one) => make(cell, {}, one)));
-    return make("div", { class: "wide" },
-      make("table", {}, line("th")(head), ...rows.map(line("td"))));
-  }
+  const line = (cell, all) => make("tr", {}, ...all.map((one) => make(cell, {}, one)));
+  const table = (head, rows) => make("div", { class: "wide" },
+    make("table", {}, line("th", head), ...rows.map((row) => line("td", row))));
 
   // What the query makes of each key: the first columns of a table, as far as a step needs them.
   const comparison = (columns) => ({ q, k, products, scores, weights }) => {
@@ -118,22 +112,22 @@ const steps = data.live && (() => {
     (t) => strips(["ln_2(x)", t.ln_2], ["+ MLP", t.mlp], ["x", t.out]),
     expected,
   ];
-  const GO_ON = [3, 4, 5]; // their figures are in the next one's, where all are shown
 
   // ---- One step, or all
   const all = $("#all-steps"), items = $$("#step-list > li");
-  let now = 0, waiting = false;
+  let now = 0, asked;
 
   function paint() {
-    const { layer, head } = view.state, isHead = head < data.heads, found = isHead ? trace() : {};
-    const said = isHead ? words(found) : {};
-    $("#steps-who").textContent = isHead ? `“${said.text}”, layer ${layer + 1}, head ${head + 1}`
+    const isHead = view.state.head < data.heads, found = isHead ? trace() : {};
+    const said = isHead ? words(found) : {}, { text, layer, head } = said;
+    $("#steps-who").textContent = isHead ? `“${text}”, layer ${layer + 1}, head ${head}`
       : "choose one head, not the rollout";
     for (const element of $$("#steps [data-is]")) element.textContent = said[element.dataset.is];
     for (const element of $$("#steps [data-if]")) element.hidden = !said[element.dataset.if];
     items.forEach((item, n) => {
       item.hidden = !isHead || (n !== now && !all.checked);
-      const drawn = !item.hidden && !(all.checked && GO_ON.includes(n));
+      // Where all steps are shown, the seventh has the figures of those before it.
+      const drawn = !item.hidden && !(all.checked && [3, 4, 5].includes(n));
       item.lastElementChild.replaceChildren(...(drawn ? FIGURES[n]({ ...found, ...said }) : []));
       buttons[n].setAttribute("aria-pressed", all.checked || n === now);
     });
@@ -154,12 +148,10 @@ const steps = data.live && (() => {
   $("#step-names").append(...buttons);
   $("#step-next").addEventListener("click", () => go(now + 1));
   all.addEventListener("input", paint);
-  addEventListener("chosen", async () => { // once for several, so that typing need not wait
-    if (waiting) return;
-    waiting = true;
+  addEventListener("chosen", async () => { // typing need not wait
+    const mine = asked = {};
     await rest();
-    waiting = false;
-    if (!$("#attention.empty")) paint();
+    if (mine === asked && !$("#attention.empty")) paint();
   });
   paint();
   return { trace, go, get step() { return all.checked ? "all" : now + 1; } };

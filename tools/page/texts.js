@@ -7,23 +7,18 @@ function draw(probabilities, chance = Math.random()) {
   return Math.max(0, probabilities.findIndex((p) => (left -= p) < 0));
 }
 
-// Numbers between 0 and 1, the same ones each time.
-function chances() {
-  let seed = 1;
-  return () => (seed = (1664525 * seed + 1013904223) % 2 ** 32) / 2 ** 32;
-}
-
 class ManyTexts {
   // A model of letters gets strings of random ones, each twice: only what copies can foretell the
   // second half. Another one writes the texts itself, beginning with the ids of start.
   constructor(gpt, { kind, ids, tokens }, start) {
+    let seed = 1; // so that the texts are the same each time
+    const chance = () => (seed = (1664525 * seed + 1013904223) % 2 ** 32) / 2 ** 32;
     const letters = [..."abcdefghijklmnopqrstuvwxyz"].map((letter) => ids.get(letter));
-    const half = Math.min(24, Math.floor(gpt.config.block_size / 2)), chance = chances();
+    const half = Math.min(24, Math.floor(gpt.config.block_size / 2));
     const random = ["byte", "char"].includes(kind) && !letters.includes(undefined);
     const string = () => Array.from({ length: half }, () => letters[Math.floor(26 * chance())]);
     const twice = (string) => [...string, ...string];
-    this.gpt = gpt;
-    this.from = random ? half : start.length; // the first token whose loss counts
+    Object.assign(this, { gpt, texts: [], from: random ? half : start.length }); // losses from here
     this.says = random ? `32 strings of ${half} letters, each twice, the loss of the second time`
       : "32 texts that the model has written, the loss";
     this.write = () => {
@@ -34,7 +29,6 @@ class ManyTexts {
       }
       return text;
     };
-    this.texts = [];
   }
 
   loss(ids, changes) {
@@ -43,8 +37,7 @@ class ManyTexts {
     return sum(losses.slice(this.from)) / (ids.length - this.from);
   }
 
-  // By how much the loss rises with changes: {rise, error}, error: two standard errors. Null if
-  // stopped() says so, meanwhile.
+  // {rise, error}: by how much the loss rises, and two standard errors; null once stopped().
   async measure(changes, stopped) {
     const rises = [];
     for (let n = 0; n < 32; n++) {

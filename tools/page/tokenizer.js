@@ -15,6 +15,7 @@ class Tokenizer {
   constructor(content) {
     Object.assign(this, content);
     this.pattern = this.pattern && new RegExp(javascript(this.pattern), "gu");
+    this.known = this.tokens.map((token) => token.trim()).filter((word) => /\w/.test(word)).sort();
     this.ids = new Map(this.tokens.map((token, id) => [token, id]));
     const inBytes = (pair) => Array.from(pair, (own) => BYTES.get(own) ?? BETWEEN).join("");
     this.ranks = new Map(this.merges?.map((pair, rank) => [inBytes(pair), rank]));
@@ -44,12 +45,12 @@ class Tokenizer {
   // model of words is given those in its own spelling; marks that it lacks are left out.
   read(text) {
     if (this.kind !== "words") return { ids: this.encode(text), typed: [] };
-    const joined = (all, verb) =>
-      (this.knows(`${verb}n't`) && !this.knows("not") ? `${verb}n't` : all);
-    const parts = text.replace(/[’‘]/g, "'").replace(/(\p{L}+) not\b/gu, joined)
+    const short = (all, verb) => (this.knows(`${verb}n't`) ? `${verb}n't` : all);
+    const whole = this.knows("not") ? text : text.replace(/(\p{L}+) not\b/gu, short);
+    const parts = whole.replace(/[’‘]/g, "'")
       .match(/[\p{L}\p{N}]+(['-][\p{L}\p{N}]+)*|[^\s\p{L}\p{N}]/gu) ?? [];
     const words = parts.flatMap((part) => this.spelled(part));
-    const ids = words.map((word) => this.ids.get(toBytes(` ${word}`)) ?? this.unknown);
+    const ids = words.map((word) => this.lookUp(word, " "));
     return { ids, typed: words.map((word, n) => (ids[n] === this.unknown ? word : undefined)) };
   }
 
@@ -67,9 +68,8 @@ class Tokenizer {
 
   // The known word that is written most like this one.
   nearest(word) {
-    const known = this.tokens.map((token) => token.trim()).filter((own) => /^[a-z]/.test(own));
-    const far = known.map((own) => changesBetween(word.toLowerCase(), own));
-    return known[far.indexOf(Math.min(...far))];
+    const near = this.known.map((own) => -changesBetween(word.toLowerCase(), own));
+    return this.known[best(near, 1)[0]];
   }
 
   lookUp(text, before = "") {
