@@ -11,22 +11,30 @@ of attention.py, as bytes. For a translator, from experiments.translate, it is a
 sentence, its translation, and which word of one looked at which of the other.
 
 A live page holds the model itself, as float16, and computes all this in the browser: the text can
-be typed, and heads and MLPs switched off. docs/index.html is one, of config/words.toml:
+be typed, each number followed, and heads and MLPs switched off. It is written only if node, where
+it is installed, computes the same logits. docs/index.html is one, of config/words.toml:
 
     python train.py config/words.toml
     python -m experiments.translate --models=bahdanau --save=out-translate
     python -m tools.visualize --live=True --out_dir=out-words --translator=out-translate \
         --text="the dogs did not cross the street because it" --page=docs/index.html \
         --other="letters.html A model that copies letters" \
-        --examples="the dog did not cross the streets because it
-    the dog did not cross the street because it
-    the trophies did not fit the suitcase because they"
+        --examples="The trophy does not fit in the suitcase because it is too big.
+    The animal didn't cross the street because it was too tired.
+    The dogs did not cross the street because it was too wide.
+    The cat sat on the mat because it was tired.
+    She sat by the bank of the river.
+    The quick brown fox jumps over the lazy dog."
 
 docs/letters.html is another, of config/induction.toml:
 
     python train.py config/induction.toml
     python -m tools.visualize --live=True --out_dir=out-induction --page=docs/letters.html \
-        --text="abracadabra, abracad" --other="index.html A model of whole words, and a translator"
+        --other="index.html A model of whole words, and a translator" \
+        --text="Tyger Tyger, burning bright: Tyger Tyger, bur" \
+        --examples="The quick brown fox jumps over the lazy dog. The quick brown fox
+    abracadabra, abracad
+    wjq_kzvhx tfby wjq_kzvhx tfby"
 """
 
 import base64

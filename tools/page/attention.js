@@ -224,9 +224,9 @@ const view = (() => {
     paintThumbnails();
   }
 
-  // The head in which the last token looks most clearly at another one.
-  function clearest({ map, labels: { length: T } }) {
-    const looks = ({ layer, head }) => Math.max(...map(layer, head)[T - 1].slice(0, -1));
+  // The head in which a token looks most clearly at another one.
+  function clearest({ map, labels }, token = labels.length - 1) {
+    const looks = ({ layer, head }) => Math.max(...map(layer, head)[token].slice(0, -1));
     const [{ layer, head }] = thumbnails.toSorted((a, b) => looks(b) - looks(a));
     return { layer, head };
   }

@@ -207,7 +207,7 @@ if (data.live) {
   examples.addEventListener("change", () => {
     if (examples.value) setText(examples.value);
     const token = view.reading.labels.findLastIndex((label) => /^·(it|they|he|she)$/.test(label));
-    if (token >= 0) view.select({ token }); // the pronoun
+    if (token >= 0) view.select({ token, ...view.clearest(view.reading, token) }); // the pronoun
     examples.value = "";
   });
   $("#vocabulary").hidden = tokenizer.kind !== "words";

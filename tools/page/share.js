@@ -85,8 +85,8 @@
   $("#save-png").addEventListener("click", async () => save("attention.png", await png()));
   $("#link").addEventListener("click", async () => {
     history.replaceState(null, "", address());
-    await navigator.clipboard?.writeText(location.href).catch(() => {});
-    $("#link").textContent = "Link copied";
+    const copied = await navigator.clipboard?.writeText(location.href).then(() => 1, () => 0);
+    $("#link").textContent = copied ? "Link copied" : "It is in the address bar";
     setTimeout(() => { $("#link").textContent = "Copy link"; }, 2000);
   });
 

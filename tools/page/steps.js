@@ -68,15 +68,16 @@ const steps = data.live && (() => {
     make("table", {}, line("th", head), ...rows.map((row) => line("td", row))));
 
   // What the query makes of each key: the first columns of a table, as far as a step needs them.
-  const comparison = (columns) => ({ q, k, products, scores, weights }) => {
+  const comparison = (columns, mask = "−∞") => ({ q, k, products, scores, weights, dot }) => {
     const rows = best(weights, MOST).sort((a, b) => a - b), top = Math.max(...scores);
     const size = largest(k.flatMap((key) => [...key])), others = k.length - rows.length;
     const shares = scores.map((score) => Math.exp(score - top));
+    const plain = (n) => digits(products[n] / (dot ? 1 : Math.sqrt(q.length)));
     const all = [
       ["token", label, "sum"],
       ["k", (n) => strip("", k[n], size), ""],
       ["q·k", (n) => digits(products[n]), ""],
-      ["score", (n) => (scores[n] === -Infinity ? "−∞" : digits(scores[n])), ""],
+      ["score", (n) => (scores[n] > -Infinity ? digits(scores[n]) : mask || plain(n)), ""],
       [`e^(score − ${digits(top)})`, (n) => shares[n].toFixed(3), sum(shares).toFixed(3)],
       ["weight", (n) => weights[n].toFixed(3), sum(weights).toFixed(3)],
     ].slice(0, columns);
@@ -106,7 +107,7 @@ const steps = data.live && (() => {
     (t) => strips(["x", t.x], ["ln_1(x)", t.ln_1]),
     (t) => strips(["before turn", t.plainQ], ["before turn", t.plainK], ["q", t.q], ["k", t.k[t.i]],
       ["v", t.v[t.i]]).slice(t.rope ? 0 : 2),
-    comparison(3), comparison(4), comparison(4), comparison(6), mixture,
+    comparison(3), comparison(4, ""), comparison(4), comparison(6), mixture,
     (t) => strips(["y of all heads", t.joined], ["W_O y", t.attn]),
     (t) => strips(["x before", t.x], ["+ attention", t.attn], ["x", t.between]),
     (t) => strips(["ln_2(x)", t.ln_2], ["+ MLP", t.mlp], ["x", t.out]),
