@@ -22,7 +22,7 @@ FULL = """
     {%- if m.reasoning_content %}{{ "(" + m.reasoning_content + ") " }}{% endif %}
     {%- for call in m.tool_calls or [] %}{{ "call " + call.name + " " }}{% endfor %}
     {%- if m.name %}{{ m.name + "= " }}{% endif %}
-    {{- m.content + "<|im_end|>" }}
+    {{- (m.content or "") + "<|im_end|>" }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ "assistant: " }}{% endif %}"""
 
