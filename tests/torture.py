@@ -269,7 +269,7 @@ PUBLISHED = {  # what may stand beside a tokenizer.json
     "generation_config.json": {"eos_token_id": [0, 1]},
     "vocab.json": {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3},
 }
-TEMPLATES = """{{ messages }} {{ {% {%-for%} {{x.y.z}} {{messages[9].content}} {{1/0}} {{'x'*10**9}}
+TEMPLATES = """{{ messages }} {{ {% {%-for%} {{x.y.z}} {{messages[9].content}} {{1/0}} {{'x'*10**6}}
 {{''.__class__.__mro__}} {{raise_exception('no')}} {{cycler.__init__.__globals__}} {%include'/x'%}
 {{messages|tojson}} {{strftime_now(5)}} {%generation%} {{range(10**9)|list}} \udcff"""
 TEMPLATES = TEMPLATES.split()
@@ -334,7 +334,7 @@ def tokenizers(rng, _):
     read = {path.name: json.loads(path.read_bytes()) for path in CASE.glob("exported/*r.json")}
     contents = {}
     for name, content in rng.sample([*(read | PUBLISHED).items()], 3):
-        content = json.dumps(odd(rng, content) if rng.random() < 0.7 else content).encode()
+        content = json.dumps(odd(rng, content) if rng.random() < 0.4 else content).encode()
         contents[name] = damaged(rng, content) if rng.random() < 0.2 else content
     for name in rng.sample(BESIDE, rng.randrange(3)):
         contents[name] = rng.choice(TEMPLATES).encode(errors="surrogateescape")

@@ -190,6 +190,13 @@ def test_what_a_template_leaves_out(record, key):
         shown(record, template_of())
 
 
+@pytest.mark.parametrize("said", [{}, {"content": None}, {"content": ""}])
+def test_a_call_without_a_text(said):
+    """Catches null, an empty text and none taken for each other: a template may tell them apart."""
+    call = {"role": "assistant", "tool_calls": [{"name": "f"}]} | said
+    assert read_conversation(lines(ASK, call)).messages[1] == call
+
+
 def test_keys_that_the_user_knows():
     """Catches --ignore that is not heard in a record or in a message."""
     record = lines(ASK | {"mood": 1}, SAY, mood="sad")
