@@ -115,7 +115,10 @@ def read_message(turn, what, ignored=()):
 
     ValueError says what is wrong with it.
     """
-    turn = without_notes(turn if isinstance(turn, dict) else {}, ignored)
+    turn = turn if isinstance(turn, dict) else {}
+    # Beside a call of a tool there may be no text: None, "" and nothing are other prompts for some.
+    content = {name: value for name, value in turn.items() if name == "content"}
+    turn = without_notes(turn, ignored)
     role = take_one(turn, what, "role", "from")
     if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"{what} has the role {role!r}: {', '.join(ROLES)}")
@@ -124,7 +127,9 @@ def read_message(turn, what, ignored=()):
     text = text_of(take_one(turn, what, "content", "value"), what)
     if not text.strip() and "tool_calls" not in turn:
         raise ValueError(f"{what} has no text")
-    return {"role": role, "content": text, **turn}, learned
+    if text:
+        content = {"content": text}
+    return {"role": role, **content, **turn}, learned
 
 
 def take_one(turn, what, *names):
@@ -170,7 +175,7 @@ def texts_of(records):
     yield "\n".join([*ROLES, ""])  # a template writes some of them
     for _, record in records:
         with contextlib.suppress(ValueError):  # encode_records says it
-            yield from [message["content"] for message in read_conversation(record).messages]
+            yield from [m.get("content") or "" for m in read_conversation(record).messages]
 
 
 def encode_records(records, template, val_share, skipped=None, ignored=()):
@@ -183,7 +188,11 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
     for where, record in records:
         try:
             found = read_conversation(record, ignored)
-            answers = [m["content"] for m, learned in zip(found.messages, found.learned) if learned]
+            answers = [
+                m.get("content") or ""
+                for m, learned in zip(found.messages, found.learned)
+                if learned
+            ]
             if not answers:
                 raise ValueError("the conversation has no answer to learn")
             ids, learned = template.encode(found.messages, found.tools, found.learned)

@@ -33,8 +33,10 @@ def describe_model(model):
     """Config, weights as float16, and the angles of RoPE; ValueError as in describe."""
     config = model.config
     if model.num_params() > MOST_PARAMETERS:
-        count = f"the model has {model.num_params() / 1e6:.1f} M parameters"
-        raise ValueError(f"{count}, and a live page {MOST_PARAMETERS / 1e6:g} M at most")
+        raise ValueError(
+            f"the model has {model.num_params() / 1e6:.1f} M parameters, and a live page "
+            f"{MOST_PARAMETERS / 1e6:g} M at most"
+        )
     for name, known in KNOWN.items():
         value = getattr(config, name)
         if value.split(":")[0] not in known.split():
