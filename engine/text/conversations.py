@@ -98,9 +98,7 @@ def take_turns(record):
     if not isinstance(turns, list):
         raise ValueError("it has no messages, a list of objects, and no prompt and completion")
     said = [turn.get("content", turn.get("value")) for turn in turns if isinstance(turn, dict)]
-    if (
-        "prompt" in record and record["prompt"] in said
-    ):  # some repeat the question beside the messages
+    if "prompt" in record and record["prompt"] in said:  # some repeat the question
         del record["prompt"]
     return turns
 
