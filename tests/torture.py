@@ -269,7 +269,7 @@ PUBLISHED = {  # what may stand beside a tokenizer.json
     "generation_config.json": {"eos_token_id": [0, 1]},
     "vocab.json": {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3},
 }
-TEMPLATES = """{{ messages }} {{ {% {%-for%} {{x.y.z}} {{messages[9].content}} {{1/0}} {{'x'*10**6}}
+TEMPLATES = """{{ messages }} {{ {% {%-for%} {{x.y.z}} {{messages[9].content}} {{1/0}} {{'x'*10**4}}
 {{''.__class__.__mro__}} {{raise_exception('no')}} {{cycler.__init__.__globals__}} {%include'/x'%}
 {{messages|tojson}} {{strftime_now(5)}} {%generation%} {{range(10**9)|list}} \udcff"""
 TEMPLATES = TEMPLATES.split()

@@ -91,7 +91,8 @@ def take_turns(record):
         if isinstance(turns, dict) and all(isinstance(part, list) for part in turns.values()):
             turns = [dict(zip(turns, parts)) for parts in zip(*turns.values(), strict=True)]
     elif {"prompt", "completion"} <= record.keys():
-        turns = as_messages(record.pop("prompt"), "user")
+        asked = as_messages(record.pop("prompt"), "user")
+        turns = [{"weight": 0} | turn if isinstance(turn, dict) else turn for turn in asked]
         turns += as_messages(record.pop("completion"), "assistant")
     else:
         turns = None

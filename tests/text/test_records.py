@@ -68,7 +68,10 @@ READ = {
     "messages as JSON": ({"messages": json.dumps([ASK, SAY])}, PLAIN),
     "a struct of lists": ({"conversations": {"from": ["human", "gpt"], "value": ["Hi", "Ahoy"]}},)
     + (PLAIN,),
-    "TRL's lists": ({"prompt": [ASK], "completion": [SAY]}, PLAIN),
+    "TRL's lists": (
+        {"prompt": [ASK, SAY, ASK], "completion": [SAY]},
+        "user: Hi assistant: Ahoy " + PLAIN,
+    ),
     "a prompt and a list": ({"prompt": "Hi", "completion": [SAY]}, PLAIN),
     "columns without a value": (
         lines({**ASK, "from": None, "weight": None}, {**SAY, "tool_calls": None}, system=None),
