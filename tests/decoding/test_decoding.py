@@ -232,4 +232,7 @@ def test_repetition_penalty():
     assert ids == 1
     session = Session(random_model(), [torch.tensor([4]), torch.tensor([1, 2, 3])])
     assert Sampler(Sampling(), [None]).inputs(session)[2] is None  # by default there is none
-    assert session.known_text()[:, :4].tolist() == [[4, 4, 4, 4], [1, 2, 3, 1]]
+    session.append(torch.tensor([[5], [6]]))
+    assert session.ids[:, :5].tolist() == [[4, 4, 4, 5, 4], [1, 2, 3, 6, 1]]
+    session.append(torch.ones(2, 300, dtype=torch.long))
+    assert session.ids[:, -1].tolist() == [4, 1]

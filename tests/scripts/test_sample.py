@@ -287,7 +287,7 @@ def test_a_prompt_longer_than_the_context(trained, capsys):
         ("--start=", "no tokens"),
         ("--start=FILE:nowhere.txt", "nowhere.txt"),
         (f"--prompts={__file__}", "--prompts, line 1"),
-        ("--start=\udcff", "--start is not UTF-8"),
+        ("--start=\udcff", "--start: .*surrogates not allowed"),
         ("--out_dir=nowhere", "no checkpoint in nowhere"),
         ("--num_samples=0", "num_samples"),
         ("--stop=", "stop"),

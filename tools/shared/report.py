@@ -8,7 +8,7 @@ import sys
 import torch
 
 from engine.common.files import shell_quote
-from engine.common.hardware import capabilities, cpu_flags, half_dtype, measure_seconds, peak_flops
+from engine.common.hardware import cpu_flags, half_dtype, measure_seconds, peak_flops
 
 
 def format_table(rows):
@@ -34,7 +34,7 @@ def format_cell(value):
 
 def cpu_name():
     """Return the model of the processor, or its architecture, such as aarch64."""
-    name = capabilities().get("cpu_name", "Unknown")  # so on ARM
+    name = torch.cpu.get_capabilities().get("cpu_name", "Unknown")  # so on ARM
     return platform.machine() if name == "Unknown" else name
 
 
