@@ -78,11 +78,15 @@ def test_flops_are_what_torch_counts(shape):
 
 
 def test_modern_initial_scales():
-    """Catches a nonzero initial output: the first loss is ln(vocab_size), exactly."""
+    """Catches a nonzero initial output: each block starts as the identity, and the first loss is
+    ln(vocab_size), exactly.
+    """
     model = GPT(GPTConfig(**TINY | MODERN))
     idx = ids(2, 16)
     assert abs(model(idx, idx)[1].item() - math.log(33)) < 1e-6
     for name, p in model.named_parameters():
+        if name.endswith("c_proj.weight"):
+            assert not p.any(), name
         if name.endswith(("c_attn.weight", "c_fc.weight")):  # 1 / sqrt(fan_in)
             assert abs(p.std() * 4 - 1) < 0.2, name
 
