@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import output_of, parametrize, refused
+from conftest import fit, output_of, parametrize, refused
 
 from engine.text import dataset
 from model import GPT, GPTConfig
@@ -48,15 +48,12 @@ def test_the_same_model(prefix, bias):
     assert torch.equal(GPT.from_pretrained(again).eval()(idx)[0], model(idx)[0])
 
 
-def test_from_nanogpt_to_a_text(tmp_path):
-    """Catches a model that cannot be sampled or tuned."""
+def test_tuning_what_nanogpt_trained(tmp_path):
+    """Catches a checkpoint that cannot be tuned, or whose letters or step are lost."""
     write_nanogpt()
-    letters, out = tmp_path / "letters", tmp_path / "out"
-    command = "-m", "tools.from_nanogpt", tmp_path / "ckpt.pt", out, f"--dataset={letters}"
-    assert "step_000005" in output_of(*command)
-    assert output_of("sample.py", f"--out_dir={out}", "--start=abc").startswith("abc")
-    flags = ["--max_iters=1", "--eval_iters=1", "--block_size=16", f"--out_dir={tmp_path / 'new'}"]
-    output_of("train.py", *flags, f"--init_from={out}", f"--dataset={letters}")
+    command = "-m", "tools.from_nanogpt", tmp_path / "ckpt.pt", tmp_path / "out"
+    assert "step_000005" in output_of(*command, f"--dataset={tmp_path / 'letters'}")
+    fit(dataset="letters", init_from="out", out_dir="new", max_iters=1)
 
 
 def test_gpt2s_tokens(gpt2_files):
