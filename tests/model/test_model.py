@@ -53,13 +53,6 @@ def test_modern_is_modern():
     assert_same([model(idx, idx)[0]], [want], error=1e-10)
 
 
-def test_gpt2_has_124_million_parameters():
-    """Catches an extra or missing matrix: GPT-2 small has 124,439,808 parameters."""
-    with torch.device("meta"):
-        model = GPT(GPTConfig(vocab_size=50257))
-    assert model.num_params() == 124_439_808
-
-
 @parametrize(
     "shape",
     [{}, {"n_head": 1}, dict(MODERN, n_kv_head=2, n_layer=4, window=5, window_pattern="SSL")],
@@ -199,8 +192,6 @@ def test_a_full_context_keeps_its_last_half():
             assert 8 < T - start <= 16
         else:
             assert T - start == 8  # it has just moved on
-    once = model.generate(ids(1, 5), 50, 0)
-    assert torch.equal(model.generate(once[:, :25], 30, 0), once)  # as if it had never stopped
 
 
 def test_what_is_generated():

