@@ -11,9 +11,10 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import complaint, exit_code, forked, parametrize, read_back, run, run_here, text_file
+from conftest import complaint, exit_code, forked, parametrize, read_back, run_here, text_file
 
 from attention import ATTENTION
+from exercises.__main__ import main
 from exercises.shared import cases, definition, diagnosis, properties, runner, worker
 from exercises.shared.definition import ORDER
 from exercises.test_implementation import test_exercise as exercise_of_a_course
@@ -388,34 +389,35 @@ def test_interrupted(tmp_path):
 # ---- The command
 
 
-def test_the_command(tmp_path):
+def test_the_command(forks, tmp_path, capsys):
     """Catches a stub that is not copied, or copied over what was written; a forgotten hint; and an
     unknown name or number that becomes a traceback.
     """
     my = tmp_path / "my"
 
-    def command(*arguments, body=None):
+    def command(*words, body=None):
         if body:
             learners_file(my, f"return {body}")
-        return run_here("-m", "exercises", *arguments, "--folder", my)
+        status = main([*words, "--folder", str(my)])
+        return status, capsys.readouterr().out
 
-    listed = command()
-    assert len(listed.stdout.splitlines()) == len(ORDER) + 2 and "exercises 1\n" in listed.stdout
-    first = command("scores").stdout
+    _, listed = command()
+    assert len(listed.splitlines()) == len(ORDER) + 2 and "exercises 1\n" in listed
+    _, first = command("scores")
     assert "how alike are a query and a key" in first and "it is still to be written" in first
     assert (my / "scores.py").read_text() == definition.stub(definition.load("scores"))
-    wrong = command("2", body="q @ k.mT / q.shape[-1]")
-    assert wrong.returncode == 1 and "  q          [[[[1., 0.]" in wrong.stdout
-    assert "  the products are divided by D, not by √D" in wrong.stdout
+    status, wrong = command("2", body="q @ k.mT / q.shape[-1]")
+    assert status == 1 and "  q          [[[[1., 0.]" in wrong
+    assert "  the products are divided by D, not by √D" in wrong
     assert "no_such_name" in (my / "scores.py").read_text()
-    hints = [command("2", "--hint").stdout for _ in range(3)]
-    assert [text.count("hint ") for text in hints] == [1, 2, 2]
-    solved = command("2", body="q @ k.mT / q.shape[-1] ** 0.5")
-    assert solved.returncode == 0 and "Right, in all 3 cases." in solved.stdout
-    assert "| yours " in solved.stdout and "Read on: " in solved.stdout
-    assert "D=6, text 0 gets other numbers" in command("2", body="q @ k.mT + q.mean()").stdout
-    assert "✓ Scores" in command().stdout, "solved once, it stays solved"
-    line = complaint(command("99"))
+    hints = [command("2", "--hint")[1].count("hint ") for _ in range(3)]
+    assert hints == [1, 2, 2]
+    status, solved = command("2", body="q @ k.mT / q.shape[-1] ** 0.5")
+    assert status == 0 and "Right, in all 3 cases." in solved
+    assert "| yours " in solved and "Read on: " in solved
+    assert "D=6, text 0 gets other numbers" in command("2", body="q @ k.mT + q.mean()")[1]
+    assert "✓ Scores" in command()[1], "solved once, it stays solved"
+    line = complaint(run_here("-m", "exercises", "99"))
     assert "'99' is unknown; choose from 1, 2, 3" in line and "15, masks, scores" in line
 
 
@@ -423,7 +425,7 @@ def test_a_course(tmp_path):
     """Catches a wrong file that a course's tests let pass, and a folder with a typing error."""
     tests = "-m", "pytest", "exercises", "-n0", "-p", "no:cacheprovider"
     learners_file(tmp_path, "return q @ k.mT")
-    result = run(*tests, f"--implementation={tmp_path}")
+    result = run_here(*tests, f"--implementation={tmp_path}")
     assert result.returncode == 1 and "\n  the scale is missing\n" in result.stdout
     assert f"1 failed, {len(ORDER) - 1} skipped" in result.stdout
     options = types.SimpleNamespace(getoption=lambda name: tmp_path / "mine")

@@ -53,6 +53,13 @@ def test_modern_is_modern():
     assert_same([model(idx, idx)[0]], [want], error=1e-10)
 
 
+def test_gpt2_has_124_million_parameters():
+    """Catches an extra or missing matrix: GPT-2 small has 124,439,808 parameters."""
+    with torch.device("meta"):
+        model = GPT(GPTConfig(vocab_size=50257))
+    assert model.num_params() == 124_439_808
+
+
 @parametrize(
     "shape",
     [{}, {"n_head": 1}, dict(MODERN, n_kv_head=2, n_layer=4, window=5, window_pattern="SSL")],
