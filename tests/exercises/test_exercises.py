@@ -118,12 +118,12 @@ def attention(q, k, v, visible):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
 
 
-def plain(q, k, v, shift=None, dim=-1):
+def plain(q, k, v, shift=None):
     """The attention of somebody who invents nothing."""
     Tq, Tk = q.shape[2], k.shape[2]
     see = torch.ones(Tq, Tk).tril(Tk - Tq if shift is None else shift).bool()
     scores = (q.double() @ k.double().mT / q.shape[-1] ** 0.5).masked_fill(~see, -math.inf)
-    return scores.softmax(dim).nan_to_num().to(v.dtype) @ v
+    return scores.softmax(-1).nan_to_num().to(v.dtype) @ v
 
 
 def test_another_solution():
@@ -174,8 +174,6 @@ def strict(i, j):
         (None, dict(softmax=lambda scores: scores.softmax(-1).nan_to_num()), "gradient stays NaN"),
         # A mechanism of somebody's own.
         ("yours", dict(attention=functools.partial(plain, shift=999)), "later positions are visi"),
-        ("yours", dict(attention=functools.partial(plain, shift=0)), "aligned at the top left"),
-        ("yours", dict(attention=functools.partial(plain, dim=-2)), "over the queries"),
     ],
 )
 def test_a_known_mistake(exercise, functions, mistake):
@@ -195,7 +193,6 @@ def sinusoidal(T, C):
 @parametrize(
     "name, function, part",
     [
-        ("attention", lambda q, k, v, see: q @ k.mT @ v * 0, "numbers differ"),
         ("scaled_dot", lambda q, k: scores(q, k.detach()), "right, the gradient of k: 4 of 4 num"),
         (
             "scaled_dot",
@@ -300,11 +297,9 @@ def test_changed_arguments():
 BODIES = {
     "while True: pass": "it takes more than 1 seconds: is there an endless loop?",
     "sys.exit(0)": "it ends the program",
-    "os._exit(0)": "its process ends with 0",
     "os.kill(os.getpid(), 9)": "its process ends with -9 (below 0: a signal): os._exit, or memory?",
     "while True: print('x' * 5000)": "it prints more than 16 MB",
     "return torch.ones(2**30, dtype=torch.float64)": "it needs more than 4 GB of memory",
-    "return bytes(2**33)": "it needs more than 4 GB of memory",
     "return None": "TypeError: it returns NoneType, and not a tensor",
     "return q.mul_(2) @ k.mT": "it changes an argument in place",
     "return helper(q)": "in helper: return x.no_such_name\nAttributeError",
