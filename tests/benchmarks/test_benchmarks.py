@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import timed_here, tiny
 
-from attention import ATTENTION, FEATURE, masked_fill
+from attention import ATTENTION, FEATURE
 from benchmarks import attention, sample, train
 from masks import VISIBLE
 from model import GPT
@@ -32,20 +32,15 @@ def measured(main, config):
 
 @pytest.mark.slow
 def test_attention(tmp_path, monkeypatch):
-    """Catches a path, a mask, a length or a ratio that is left out in silence."""
-    monkeypatch.setitem(ATTENTION, "mine", masked_fill)
+    """Catches a path, a mask or a length that is left out in silence."""
     for length in "NAIVE_LENGTH", "SHORTEST":
         monkeypatch.setattr(attention, length, 16)
     monkeypatch.setattr(attention, "memory_bytes", lambda device: None)  # as on Windows
     sizes = dict(max_length=64, window=4, out_dir=str(tmp_path))
     report = measured(attention.main, attention.AttentionBench(**sizes))
     assert len(report["rows"]) == (len(FEATURE) + len(ATTENTION) * len(VISIBLE)) * 3
-    for row in report["rows"]:
-        if row["path"] == "naive" and row["T"] > 16:
-            assert row["skipped"] == "time"
-        else:
-            assert row["seconds"] > 0 and row["bytes"] > 0
-    assert len(report["ratios"]) == 2
+    skipped = {(row["path"], row["T"]) for row in report["rows"] if "skipped" in row}
+    assert skipped == {("naive", 32), ("naive", 64)}
 
 
 @pytest.mark.slow
@@ -58,12 +53,8 @@ def test_sample(tmp_path, monkeypatch):
     names = [*(f"lookback {kind}" for kind in sample.WEIGHTS), "nanoGPT float32"]
     assert [*shape["single"]] == [*two["single"]] == names
     assert [*shape["job"]] == ["lookback default", *names]
-    peer = two["single"]["nanoGPT float32"]["seconds"]
     for row in two["single"].values():
         assert row["tokens_per_s"] == pytest.approx(10 / row["seconds"])
-        assert row["times nanoGPT"] == pytest.approx(peer / row["seconds"])
-    for row in shape["job"].values():  # nanoGPT starts in 1 s, and writes in none
-        assert row["times nanoGPT"] == pytest.approx(1 / row["seconds"])
 
 
 @pytest.mark.slow
@@ -78,12 +69,8 @@ def test_train(poem, tmp_path, monkeypatch):
     sizes = dict(shapes="small:12", flags="--max_iters=20", repeats=1, seeds=2, device="cpu")
     config = train.TrainBench(**sizes, preset=str(preset), out_dir=str(tmp_path))
     report = measured(train.main, config)
-    first, second = report["runs"]
-    assert (first["seed"], second["seed"], second["step"]) == (0, 1, 20)
-    assert first["val_loss"] != second["val_loss"] and report["summary"]["median seconds"] > 0
+    assert [(run["seed"], run["step"]) for run in report["runs"]] == [(0, 20), (1, 20)]
     assert len(report["curve"]) == 10
-    [[step]] = report["throughput"]
-    assert step["tokens"] == 768 and step["ms"] > 0
 
 
 # ---- Their parts

@@ -78,17 +78,6 @@ def test_the_chunked_loss_is_the_plain_one(N, V, chunk, ignored, kept):
     assert_same(ours, loss_and_gradients(plain, x, weight, targets), error=1e-8)
 
 
-def test_the_chunked_loss_runs_backward_once():
-    """Catches a second backward pass that scales twice, and an evaluation that makes gradients."""
-    inputs = torch.randn(6, 4, requires_grad=True), torch.randn(9, 4), torch.arange(6)
-    loss = linear_cross_entropy(*inputs)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="inplace"):
-        loss.backward()
-    with torch.no_grad():
-        assert not linear_cross_entropy(*inputs).requires_grad
-
-
 @parametrize("dtype, error", [(torch.bfloat16, 0.02), (torch.float16, 0.003)])
 def test_the_chunked_loss_under_autocast(dtype, error):
     """Catches a softmax in half precision, other dtypes, and gradients that are too small or too

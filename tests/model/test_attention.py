@@ -67,7 +67,7 @@ def test_paths_agree_with_naive(case, name, dtype, tile):
     inputs = [x.to(dtype) for x in inputs]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "TILE", tile)
-        patch.setattr(sdpa, "BLOCK", tile)
+        patch.setattr(sdpa, "BLOCK", tile // 2)  # small, as these texts are
         got = value_and_gradients(ATTENTION[name], *inputs, visible)
     want = value_and_gradients(naive, *inputs, visible)
     for a, b in zip(got, want):

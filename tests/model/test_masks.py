@@ -84,16 +84,3 @@ def test_promises_that_both_does_not_know():
     visible.sinks = 3
     with refused("sinks"):
         both(causal, visible)
-
-
-def test_predicates_that_are_not_functions():
-    """Catches a predicate written as a class that cannot be combined."""
-
-    class Within:
-        __slots__ = ()
-
-        def __call__(self, i, j):
-            return i - j < 3
-
-    where = positions(5, 5)
-    assert torch.equal(both(causal, Within())(*where), sliding_window(3)(*where))

@@ -1,16 +1,13 @@
 """After a kill, a power cut, a full disk, damage or malice: a valid checkpoint, or one line."""
 
-import errno
-import io
 import json
 import random
 
-import pytest
 import safetensors.torch
 import torch
 from conftest import damaged, fit, newest, parametrize, put, refused, save, tiny
 
-from engine.text import dataset, preparation
+from engine.text import dataset
 from engine.weights import checkpoint
 from model import GPT
 
@@ -88,27 +85,3 @@ def test_a_hostile_optimizer(poem_here):
     put(newest("out") / "trainer.safetensors", other)
     with refused("is of another optimizer"):
         fit(max_iters=2, init_from="resume")
-
-
-# ---- a full disk
-
-
-class FullDisk(io.FileIO):
-    """A file of which half of what is written fits."""
-
-    def write(self, content):
-        super().write(content[: len(content) // 2])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_no_space_for_a_dataset(poem, tmp_path, monkeypatch):
-    """Catches half a dataset in place of a whole one, and an error that does not name the file."""
-
-    def complete_files():
-        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-    before = complete_files()
-    monkeypatch.setattr(preparation, "open", FullDisk, raising=False)
-    with pytest.raises(OSError, match="cannot write .*poem.*No space left"):
-        dataset.write_dataset(poem, ["Little Lamb who made thee\n"] * 20, "char", "another poem")
-    assert complete_files() == before

@@ -110,12 +110,9 @@ def test_lines_of_messages(model, tmp_path):
         assert (line["prompt"], line["text"]) == (messages, text)
         ends[line["ended"]] = ended
     assert ends == {"end_of_text": True, "length": False}
+    unasked = json.dumps({"messages": asked[1][:3]})
     command = ["sample.py", f"--out_dir={model.folder}", "--prompts=-"]
-    for damaged, message in [
-        ('{"messages": [', "--prompts, line 2: no JSON"),
-        (json.dumps({"messages": asked[1][:3]}), "line 2: the last message is not a user's"),
-        (json.dumps({"messages": [says("user", "e" * 200)]}), "line 2: the message has 2"),
-    ]:
-        assert message in complaint(run_here(*command, typed=f"{lines[0]}\n{damaged}"))
+    line = complaint(run_here(*command, typed=f"{lines[0]}\n{unasked}"))
+    assert "--prompts, line 2: the last message is not a user's" in line
     texts, _ = talked(model, "a text", "that goes on", interactive=False, prompts="-")
     assert texts[0].startswith("a text") and "---" in texts[1]

@@ -69,7 +69,7 @@ def test_another_text_or_model(text, changes, message):
 
 
 def test_from_nanogpt_to_a_text(tmp_path):
-    """Catches a model that cannot be sampled or tuned."""
+    """Catches a model that cannot be sampled."""
     write_nanogpt()
     out, ckpt, text = tmp_path / "out", tmp_path / "ckpt.pt", tmp_path / "input.txt"
     output_of("-m", "tools.from_nanogpt", ckpt, out, f"--text={text}")

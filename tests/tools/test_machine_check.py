@@ -51,7 +51,7 @@ def test_a_wrong_machine(mistake, dtypes, part, monkeypatch, capsys):
     def wrong(q, k, v, visible=causal):
         return mistake(q, v, fused(q, k, v, visible))
 
-    monkeypatch.setitem(ATTENTION, "wrong", wrong)
+    monkeypatch.setattr(machine_check, "ATTENTION", {"fused": fused, "wrong": wrong})
     assert not machine_check.check_machine(torch.device("cpu"))
     printed = capsys.readouterr().out
     lines = [line for line in printed.splitlines() if " of " in line and line[0] != "|"]

@@ -60,14 +60,6 @@ def test_the_picture():
         assert np.allclose(panel.images[0].get_array().filled(0) ** 2, weights)
 
 
-def test_what_a_page_cannot_be():
-    """Catches a live page whose model could not run in it."""
-    saved(attention="linear")
-    assert "maps" in shown("Tyger")
-    with pytest.raises(ValueError, match="a live page has no attention=linear"):
-        shown("Tyger", live=True)
-
-
 @parametrize("name", ["index", "letters"])
 def test_the_pages_in_docs(name):
     """Catches scripts that a page in docs/ does not have yet: write page(its data) there."""
