@@ -146,7 +146,7 @@ def best_checkpoint(out_dir):
 
 def is_ours(folder):
     """Return whether train.py wrote a folder, or may write it: no model of others is in it."""
-    foreign = ("config.json", "model.safetensors", "ckpt.pt")
+    foreign = "config.json adapter_config.json model.safetensors pytorch_model.bin ckpt.pt".split()
     if (folder / "manifest.json").exists() or list_checkpoints(folder):
         return True
     return folder.is_dir() and not any((folder / name).exists() for name in foreign)

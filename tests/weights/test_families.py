@@ -233,6 +233,15 @@ def test_many_files(tmp_path):
     GPT.from_pretrained(tmp_path)
     (tmp_path / "adapter_config.json").write_text("{}")  # transformers adds it to the model
     load("is or has an adapter of PEFT: merge it")
+    for file, message in (
+        ("adapter_config.json", "adapter of PEFT"),
+        ("pytorch_model.bin", "pickle"),
+    ):
+        folder = tmp_path / message
+        folder.mkdir()
+        (folder / file).write_text("{}")  # alone
+        with refused(message):
+            GPT.from_pretrained(pretrained.folder_of(folder))
 
 
 LOAD = """
