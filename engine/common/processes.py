@@ -1,9 +1,11 @@
 """One process, or several that torchrun has started; the signals that reach them."""
 
+import contextlib
 import datetime
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -11,9 +13,12 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-# The others wait this long for a process that prepares data or saves; then they end. torchrun ends
-# them at once when one of them fails.
-TIMEOUT = datetime.timedelta(hours=1)
+from engine.common.errors import one_line_message
+
+# Processes that have joined wait this long for one that prepares data or saves, and for a network
+# that is lost. One that ends is noticed at once.
+TIMEOUT = datetime.timedelta(minutes=30)
+HOST = socket.gethostname()
 
 
 def rank():
@@ -43,8 +48,66 @@ def progress_bar(*args, **settings):
     )
 
 
-def init_process_group(device):
-    """Join the other processes. Return the own device of this one; ValueError without one."""
+def join(minutes):
+    """Join the other processes, before one of them can decide anything that another would not.
+
+    ValueError, which says who is missing, after so many minutes.
+    """
+    if world_size() == 1:
+        return
+    timeout = datetime.timedelta(minutes=minutes)
+    store = meet(minutes)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    try:
+        dist.init_process_group(
+            backend, store=store, rank=rank(), world_size=world_size(), timeout=timeout
+        )
+    except RuntimeError as error:
+        raise ValueError(
+            f"{HOST} cannot reach the other processes: set GLOO_SOCKET_IFNAME (and "
+            f"NCCL_SOCKET_IFNAME) to the network interface that they share ({error})"
+        ) from error
+    dist.group.WORLD.set_timeout(TIMEOUT)
+
+
+def meet(minutes):
+    """Return the store in which all processes have written their hosts; errors as join."""
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    options = dict(
+        is_master=rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+        timeout=datetime.timedelta(seconds=5),
+        wait_for_workers=False,
+    )
+    begun = time.monotonic()
+    said = os.environ.get("LOCAL_RANK", "0") != "0"  # one process of each host speaks
+    store = None
+    while True:
+        hosts = {}
+        try:
+            store = store or dist.TCPStore(*place, **options)
+            store.set(f"host/{rank()}", HOST)
+            for n in range(world_size()):
+                if store.check([f"host/{n}"]):
+                    hosts[n] = store.get(f"host/{n}").decode()
+        except dist.DistError:
+            pass  # nobody answers there yet
+        if len(hosts) == world_size():
+            return store
+        missing = ", ".join(str(n) for n in range(world_size()) if n not in hosts)
+        joined = ", ".join(f"{n} on {host}" for n, host in hosts.items()) or "none"
+        waiting = f"for rank {missing} of {world_size()} at {place[0]}:{place[1]} (here: {joined})"
+        waited = time.monotonic() - begun
+        if waited > 60 * minutes:
+            raise ValueError(f"{HOST} waited {minutes:g} minutes {waiting}: see --join_minutes")
+        if waited > 10 and not said:
+            print(f"{HOST} waits {waiting}, {minutes:g} minutes at most", file=sys.stderr)
+            said = True
+        time.sleep(0.1)
+
+
+def own_device(device):
+    """Return the device of this process, of the kind of a device; ValueError without one."""
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         count = torch.cuda.device_count()
@@ -54,32 +117,50 @@ def init_process_group(device):
                 f"torchrun --nproc_per_node={count}, or train.py --device=cpu"
             )
         torch.cuda.set_device(device)
-    if world_size() > 1:
-        if device.type == "mps":
-            raise ValueError(
-                "device=mps is for one process: give --device=cpu, or leave torchrun out"
-            )
-        if device.type == "cuda":
-            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT, device_id=device)
-        else:
-            dist.init_process_group("gloo", timeout=TIMEOUT)
+    if world_size() > 1 and device.type == "mps":
+        raise ValueError("device=mps is for one process: give --device=cpu, or leave torchrun out")
     return device
 
 
-def main_process_first(function):
-    """Call function() in the first process, and then in the others."""
-    result = function() if rank() == 0 else None
-    if world_size() > 1:
-        dist.barrier()
-    return result if rank() == 0 else function()
+# ---- What all processes know
 
 
-def broadcast_object(value):
-    """The first process's value, in all of them."""
+def all_gather(value):
+    """Return a list of the values of all processes, by their rank."""
     values = [value]
     if world_size() > 1:
-        dist.broadcast_object_list(values)
-    return values[0]
+        values *= world_size()
+        dist.all_gather_object(values, value)
+    return values
+
+
+@contextlib.contextmanager
+def together():
+    """Around what each process does by itself: an error in one is raised in all of them."""
+    failed = None
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        failed = error
+    reason = failed and f"rank {rank()} on {HOST}: {one_line_message(failed) or repr(failed)}"
+    reasons = all_gather(reason)
+    if failed:
+        raise failed
+    for reason in filter(None, reasons):
+        raise ValueError(reason)
+
+
+def compare(facts):
+    """ValueError in all processes unless these facts, a dict, are the same in all of them."""
+    (host, first), *others = all_gather((HOST, facts))
+    for n, (other_host, other) in enumerate(others, 1):
+        differ = [
+            f"{name} is {first.get(name)} on {host} and {other.get(name)} on {other_host}"
+            for name in first | other
+            if first.get(name) != other.get(name)
+        ]
+        if differ:
+            raise ValueError(f"rank 0 and rank {n} must agree: {'; '.join(differ)}")
 
 
 def all_reduce_sum(tensor):

@@ -12,8 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 
-from engine.common.files import read_json, sha256_of_file, sha256_of_json, shell_path, shell_quote
+from engine.common.files import (
+    read_json,
+    sha256_of,
+    sha256_of_file,
+    sha256_of_json,
+    shell_path,
+    shell_quote,
+)
 from engine.text.preparation import (
     BEGINS,
     DATA,
@@ -53,6 +61,11 @@ class Dataset:
         for split, mask in self.masks.items():
             self.rows[split] = PackedRows(getattr(self, split), mask, block_size)
 
+    def facts(self):
+        """Return what must be the same in all processes: hashes, also of tokens without one."""
+        ends = sha256_of([self.train[: 10**6], self.train[-(10**6) :]])
+        return self.hashes | {"tokens": len(self.train), "ends": ends}
+
     def bits_per_character(self, loss):
         """Convert a loss in nats per token, to compare tokenizers.
 
@@ -72,13 +85,20 @@ def find_dataset(name):
     if not folder.is_dir() and Path(name).is_dir():
         folder = Path(name)
     if name in INCLUDED and not (folder / "meta.json").exists():
-        print(f"preparing dataset {name}, once")
-        status = subprocess.run([sys.executable, str(folder / "prepare.py")]).returncode
-        if status:  # it has printed why, in one line
-            sys.exit(status)
+        with FileLock(folder / ".preparing"):  # another process may be at it
+            if not (folder / "meta.json").exists():
+                prepare(name, folder)
     elif not all((folder / f"{split}.bin").is_file() for split in SPLITS):
         raise ValueError(not_prepared(name, folder))
     return folder
+
+
+def prepare(name, folder):
+    """Run the prepare.py of a dataset that comes with lookback."""
+    print(f"preparing dataset {name}, once")
+    status = subprocess.run([sys.executable, str(folder / "prepare.py")]).returncode
+    if status:  # it has printed why, in one line
+        sys.exit(status)
 
 
 def not_prepared(name, folder):

@@ -148,7 +148,10 @@ class Muon:
         return found
 
     def load_state_dict(self, saved):
-        """Continue from a state_dict of the same parameters; ValueError if it is of others."""
+        """Continue from a state_dict of the same parameters; ValueError if it is of others.
+
+        Of its values only those of the first process count. All processes.
+        """
         mine = self.state_dict()
         if saved.keys() != mine.keys():
             raise ValueError(
@@ -156,7 +159,8 @@ class Muon:
                 "start from its weights with --init_from=FOLDER"
             )
         for name, tensor in mine.items():
-            local_tensor(tensor).copy_(sharding.shard_of(tensor, saved[name]))
+            whole = sharding.of_first(tensor, saved.pop(name))
+            local_tensor(tensor).copy_(sharding.shard_of(tensor, whole))
 
 
 def make_optimizer(model, config):

@@ -21,9 +21,9 @@ from engine.common.processes import rank, world_size
 def parallelize(model, device, parallel, compiled):
     """Bring a GPT to this process's device; return what is to be called in a training step.
 
-    The gradient is then the mean over all processes. It is the model itself, or ddp's wrapper
-    around it. parallel: ddp or fsdp, the same for one process. Make the optimizer afterwards, since
-    fsdp replaces the parameters.
+    All have the weights of the first process then, and the gradient is the mean over all. It is the
+    model itself, or ddp's wrapper around it. parallel: ddp or fsdp, the same for one process. Make
+    the optimizer afterwards, since fsdp replaces the parameters.
     """
     if world_size() > 1 and parallel == "fsdp":
         return apply_fsdp(model, device, compiled)
@@ -47,10 +47,19 @@ def apply_fsdp(model, device, compiled):
     for block in model.transformer.h:
         if compiled:
             block.compile()
+        broadcast_weights(block, device)  # one by one, so that none but the first holds all
         fully_shard(block, mesh=mesh)
-    dist.barrier()  # the first process may move the files that the others have just read
+    broadcast_weights(model, device)
     # Embeddings and head are shards again after a forward pass too, for example an evaluation's.
     return fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def broadcast_weights(module, device):
+    """Give all processes the first one's weights, of those that are not in shards yet."""
+    module.to(device)
+    for p in module.parameters():
+        if not hasattr(p, "to_local"):
+            dist.broadcast(p.detach(), 0)
 
 
 # ---- Tensors in shards
@@ -72,6 +81,17 @@ def shard_of(tensor, values):
         return values
     most = -(-len(values) // world_size())  # fsdp cuts as torch.chunk does
     return values[rank() * most :][:most]
+
+
+def of_first(tensor, values):
+    """Return, on the device of a tensor, values of all its rows: those of the first process."""
+    if world_size() == 1:
+        return values
+    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    if rank() == 0:
+        whole.copy_(values)
+    dist.broadcast(whole, 0)
+    return whole
 
 
 def gather(tensors):
