@@ -331,7 +331,7 @@ def first_model(model, saved):
     """
     told = None
     if processes.rank() == 0:
-        names = saved and {"optimizer": dict.fromkeys(saved["optimizer"])}
+        names = saved and {"optimizer": dict.fromkeys(saved.get("optimizer", ()))}
         told = model.config, model.lora, saved and saved | names
     shape, adapter, state = processes.all_gather(told)[0]
     if processes.rank() == 0:
@@ -504,7 +504,7 @@ def settings_of_all(argv):
     facts |= {name: given.get(name, value) for name, value in asdict(TrainConfig()).items()}
     for name in ("device", "dataset", "out_dir", "init_from", "base"):
         del facts[name]
-    processes.compare(facts)
+    processes.compare(**facts)
     config = None
     with processes.together():
         if processes.rank() == 0:
@@ -531,7 +531,7 @@ def main():
             raise
         processes.destroy_process_group()
     if signals.stop:
-        sys.exit(128 + signals.stop)
+        signals.exit()
 
 
 if __name__ == "__main__":

@@ -55,17 +55,15 @@ def join(minutes):
     """
     if world_size() == 1:
         return
-    timeout = datetime.timedelta(minutes=minutes)
-    store = meet(minutes)
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    place = dict(store=meet(minutes), rank=rank(), world_size=world_size())
+    timeout = datetime.timedelta(minutes=minutes / 5)  # gloo tries five times
     try:
-        dist.init_process_group(
-            backend, store=store, rank=rank(), world_size=world_size(), timeout=timeout
-        )
+        dist.init_process_group(backend, timeout=timeout, **place)
     except RuntimeError as error:
         raise ValueError(
-            f"{HOST} cannot reach the other processes: set GLOO_SOCKET_IFNAME (and "
-            f"NCCL_SOCKET_IFNAME) to the network interface that they share ({error})"
+            f"{HOST} cannot reach the others: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the "
+            "network interface that they share"
         ) from error
     dist.group.WORLD.set_timeout(TIMEOUT)
 
@@ -150,12 +148,12 @@ def together():
         raise ValueError(reason)
 
 
-def compare(facts):
-    """ValueError in all processes unless these facts, a dict, are the same in all of them."""
+def compare(**facts):
+    """ValueError in all processes unless these facts are the same in all of them."""
     (host, first), *others = all_gather((HOST, facts))
     for n, (other_host, other) in enumerate(others, 1):
         differ = [
-            f"{name} is {first.get(name)} on {host} and {other.get(name)} on {other_host}"
+            f"{name} is {first.get(name)} on {host}, {other.get(name)} on {other_host}"
             for name in first | other
             if first.get(name) != other.get(name)
         ]
@@ -205,6 +203,7 @@ class Signals:
 
     def __init__(self):
         self.stop = 0
+        self.told = False  # by another process
         self.stopped_at = 0.0
         # Under torchrun, Ctrl-C arrives twice: from the terminal, and from torchrun.
         self.patience = 1.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.0  # seconds
@@ -235,4 +234,15 @@ class Signals:
         stop = all_reduce_max(self.stop)
         if stop and not self.stop:
             self.stop_for(stop)
+            self.told = True
         return stop
+
+    def exit(self):
+        """End with 128 + the signal's number. A torchrun that lacks the signal gets it too.
+
+        It would take that for a failure, start again (--max-restarts), and wait for a machine that
+        was taken away.
+        """
+        if self.told and "TORCHELASTIC_RUN_ID" in os.environ:
+            os.kill(os.getppid(), self.stop)
+        sys.exit(128 + self.stop)

@@ -61,10 +61,10 @@ class Dataset:
         for split, mask in self.masks.items():
             self.rows[split] = PackedRows(getattr(self, split), mask, block_size)
 
-    def facts(self):
-        """Return what must be the same in all processes: hashes, also of tokens without one."""
+    def sha256(self):
+        """Return the hash of what training reads; of tokens without one, their number and ends."""
         ends = sha256_of([self.train[: 10**6], self.train[-(10**6) :]])
-        return self.hashes | {"tokens": len(self.train), "ends": ends}
+        return sha256_of_json([self.hashes, len(self.train), ends, self.tokenizer.spec()])
 
     def bits_per_character(self, loss):
         """Convert a loss in nats per token, to compare tokenizers.

@@ -101,8 +101,8 @@ class Muon:
         torch._foreach_lerp_(averages, grads, 1 - momentum)
         torch._foreach_lerp_(grads, averages, momentum)  # Nesterov: where the momentum will be
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * finite)
-        by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
-        with sharding.matrix_owners(params) as mine:
+        for mine in sharding.matrix_owners(params):
+            by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
             for p, target, grad in mine:
                 heights = self.parts.get(p, [len(p)])
                 for part, matrix in zip(target.split(heights), grad.split(heights)):
