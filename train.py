@@ -15,12 +15,11 @@ matter, as long as they compute in the same dtype.
 import os
 import sys
 import time
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 
 from attention import ATTENTION
@@ -498,19 +497,20 @@ def settings_of_all(argv):
 
     Only device and dataset may be a process's own; the first alone reads and writes other paths.
     """
+    own = {}
+    config = None
     with processes.together():
         given = given_settings(TrainConfig, argv)
-        facts = dict(code=sha256_of_code(), PyTorch=torch.__version__, NumPy=np.__version__)
-    facts |= {name: given.get(name, value) for name, value in asdict(TrainConfig()).items()}
-    for name in ("device", "dataset", "out_dir", "init_from", "base"):
-        del facts[name]
-    processes.compare(**facts)
-    config = None
+        for name in {"device", "dataset", "out_dir", "init_from", "base"} & given.keys():
+            own[name] = given.pop(name)
+    mine = asdict(TrainConfig()) | given
+    processes.compare(code=sha256_of_code(), PyTorch=torch.__version__, **mine)
     with processes.together():
         if processes.rank() == 0:
             config = settings(argv)
-    own = {name: given[name] for name in ("device", "dataset") if name in given}
-    return replace(processes.all_gather(config)[0], **own)
+    config = processes.all_gather(config)[0]
+    device = own.get("device", config.device)
+    return replace(config, device=device, dataset=own.get("dataset", config.dataset))
 
 
 def main():
@@ -520,16 +520,13 @@ def main():
     processes.join(join_minutes(argv))
     config = settings_of_all(argv)
     writes = processes.rank() == 0 and not (config.eval_only or config.dry_run)
-    with ExitStack() as stack:
-        with processes.together():
-            if writes:
-                stack.enter_context(folder_lock(Path(config.out_dir)))
-        try:
+    try:
+        with folder_lock(Path(config.out_dir)) if writes else nullcontext():
             train(config, signals)
-        except KeyboardInterrupt:
-            print0(f"\ninterrupted: {checkpoint.resume_hint(config.out_dir)}")
-            raise
-        processes.destroy_process_group()
+            processes.destroy_process_group()
+    except KeyboardInterrupt:
+        print0(f"\ninterrupted: {checkpoint.resume_hint(config.out_dir)}")
+        raise
     if signals.stop:
         signals.exit()
 

@@ -115,7 +115,7 @@ def sha256_of_code():
     """Return the sha256 of what train.py runs: the top level, engine/ and variants/."""
     folders = ("*.py", "engine/*/*.py", "variants/*.py")
     paths = sorted(path for pattern in folders for path in ROOT.glob(pattern))
-    return sha256_of(path.read_bytes() for path in paths)
+    return sha256_of(map(Path.read_bytes, paths))
 
 
 def read_json(path):

@@ -60,47 +60,40 @@ def join(minutes):
     timeout = datetime.timedelta(minutes=minutes / 5)  # gloo tries five times
     try:
         dist.init_process_group(backend, timeout=timeout, **place)
-    except RuntimeError as error:
+    except RuntimeError:
         raise ValueError(
             f"{HOST} cannot reach the others: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the "
             "network interface that they share"
-        ) from error
+        ) from None
     dist.group.WORLD.set_timeout(TIMEOUT)
 
 
 def meet(minutes):
     """Return the store in which all processes have written their hosts; errors as join."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    options = dict(
-        is_master=rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
-        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
-        timeout=datetime.timedelta(seconds=5),
-        wait_for_workers=False,
-    )
+    serves = rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    patience = datetime.timedelta(seconds=5)
     begun = time.monotonic()
-    said = os.environ.get("LOCAL_RANK", "0") != "0"  # one process of each host speaks
+    told = int(os.environ.get("LOCAL_RANK", 0))  # one process of each host speaks
     store = None
+    hosts = {}
     while True:
-        hosts = {}
-        try:
-            store = store or dist.TCPStore(*place, **options)
-            store.set(f"host/{rank()}", HOST)
+        with contextlib.suppress(dist.DistError):  # nobody answers there yet
+            store = store or dist.TCPStore(*place, None, serves, patience, wait_for_workers=False)
+            store.set(str(rank()), HOST)
             for n in range(world_size()):
-                if store.check([f"host/{n}"]):
-                    hosts[n] = store.get(f"host/{n}").decode()
-        except dist.DistError:
-            pass  # nobody answers there yet
+                if n not in hosts and store.check([str(n)]):
+                    hosts[n] = store.get(str(n)).decode()
         if len(hosts) == world_size():
             return store
-        missing = ", ".join(str(n) for n in range(world_size()) if n not in hosts)
-        joined = ", ".join(f"{n} on {host}" for n, host in hosts.items()) or "none"
-        waiting = f"for rank {missing} of {world_size()} at {place[0]}:{place[1]} (here: {joined})"
+        missing = [n for n in range(world_size()) if n not in hosts]
+        text = f"{HOST} waits for rank {missing} at {place[0]}:{place[1]}; joined: {hosts}"
         waited = time.monotonic() - begun
         if waited > 60 * minutes:
-            raise ValueError(f"{HOST} waited {minutes:g} minutes {waiting}: see --join_minutes")
-        if waited > 10 and not said:
-            print(f"{HOST} waits {waiting}, {minutes:g} minutes at most", file=sys.stderr)
-            said = True
+            raise ValueError(f"{text}, --join_minutes={minutes:g}")
+        if waited > 10 and not told:
+            print(text, file=sys.stderr)
+            told = True
         time.sleep(0.1)
 
 
@@ -161,6 +154,13 @@ def compare(**facts):
             raise ValueError(f"rank 0 and rank {n} must agree: {'; '.join(differ)}")
 
 
+def broadcast(tensor):
+    """The values of the first process in a tensor of all of them, in place."""
+    if world_size() > 1:
+        dist.broadcast(tensor, 0)
+    return tensor
+
+
 def all_reduce_sum(tensor):
     """The sum of a tensor over all processes, in place."""
     if world_size() > 1:
@@ -219,21 +219,18 @@ class Signals:
                 signal.signal(number, self.note)
         return self
 
-    def note(self, number, frame):
+    def note(self, number, frame=None):
         if not self.stop:
-            self.stop_for(number)
+            self.stop = number
+            self.stopped_at = time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self.stopped_at >= self.patience:
             raise KeyboardInterrupt
-
-    def stop_for(self, number):
-        self.stop = number
-        self.stopped_at = time.monotonic()
 
     def agree(self):
         """Return the signal to stop for, or 0: the same in all processes."""
         stop = all_reduce_max(self.stop)
         if stop and not self.stop:
-            self.stop_for(stop)
+            self.note(stop)
             self.told = True
         return stop
 

@@ -14,14 +14,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from engine.common.files import (
-    read_json,
-    sha256_of,
-    sha256_of_file,
-    sha256_of_json,
-    shell_path,
-    shell_quote,
-)
+from engine.common.files import read_json, sha256_of_file, sha256_of_json, shell_path, shell_quote
 from engine.text.preparation import (
     BEGINS,
     DATA,
@@ -60,11 +53,6 @@ class Dataset:
         """Pack conversations into rows for a model of this block_size."""
         for split, mask in self.masks.items():
             self.rows[split] = PackedRows(getattr(self, split), mask, block_size)
-
-    def sha256(self):
-        """Return the hash of what training reads; of tokens without one, their number and ends."""
-        ends = sha256_of([self.train[: 10**6], self.train[-(10**6) :]])
-        return sha256_of_json([self.hashes, len(self.train), ends, self.tokenizer.spec()])
 
     def bits_per_character(self, loss):
         """Convert a loss in nats per token, to compare tokenizers.

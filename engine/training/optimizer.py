@@ -159,7 +159,10 @@ class Muon:
                 "start from its weights with --init_from=FOLDER"
             )
         for name, tensor in mine.items():
-            whole = sharding.of_first(tensor, saved.pop(name))
+            whole = sharding.full_tensor(tensor)
+            if processes.rank() == 0:
+                whole.copy_(saved.pop(name))
+            processes.broadcast(whole)
             local_tensor(tensor).copy_(sharding.shard_of(tensor, whole))
 
 

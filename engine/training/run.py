@@ -35,17 +35,15 @@ class Run:
         self.config = config
         self.out_dir = Path(config.out_dir)
         self.writes = first and not config.eval_only
-        self.wandb = None
-        line = {}
-        with processes.together():
-            if first and config.wandb_log:
-                self.wandb = start_wandb(config)
-            if self.writes:
-                self.out_dir.mkdir(parents=True, exist_ok=True)
-            if self.writes and any(self.out_dir.glob("[!.]*")):
-                line = start_run(self.out_dir, trainer.step if trainer.saved else -1)
+        self.wandb = start_wandb(config) if first and config.wandb_log else None
+
         # All processes must know the last line of an earlier part of this run.
-        self.line = processes.all_gather(line)[0]
+        self.line = {}
+        if self.writes:
+            self.out_dir.mkdir(parents=True, exist_ok=True)
+        if self.writes and any(self.out_dir.glob("[!.]*")):
+            self.line = start_run(self.out_dir, trainer.step if trainer.saved else -1)
+        self.line = processes.all_gather(self.line)[0]
         self.started = started - self.line.get("wall_s", 0.0)
         self.saved_step = trainer.step if trainer.saved else None
         self.evaluated_step = self.line["step"] if "val_loss" in self.line else None
@@ -89,20 +87,19 @@ class Run:
             return
         state = trainer.state()
         weights = sharding.gather(checkpoint.learned_weights(trainer.model))
-        with processes.together():
-            if self.writes:
-                checkpoint.save_checkpoint(
-                    self.out_dir,
-                    trainer.step,
-                    trainer.model,
-                    asdict(self.config),
-                    trainer.data.tokenizer.spec(),
-                    state,
-                    trainer.data.hashes,
-                    record,
-                    weights,
-                )
-                prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
+        if self.writes:
+            checkpoint.save_checkpoint(
+                self.out_dir,
+                trainer.step,
+                trainer.model,
+                asdict(self.config),
+                trainer.data.tokenizer.spec(),
+                state,
+                trainer.data.hashes,
+                record,
+                weights,
+            )
+            prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
         if not self.evaluation_is_due():
             processes.print0(f"step {trainer.step}: saved")
         self.saved_step = trainer.step

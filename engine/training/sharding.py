@@ -15,7 +15,7 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from engine.common.processes import rank, world_size
+from engine.common.processes import broadcast, rank, world_size
 
 
 def parallelize(model, device, parallel, compiled):
@@ -55,11 +55,10 @@ def apply_fsdp(model, device, compiled):
 
 
 def broadcast_weights(module, device):
-    """Give all processes the first one's weights, of those that are not in shards yet."""
-    module.to(device)
-    for p in module.parameters():
+    """Give all processes the first one's weights, where they are not in shards yet."""
+    for p in module.to(device).parameters():
         if not hasattr(p, "to_local"):
-            dist.broadcast(p.detach(), 0)
+            broadcast(p.detach())
 
 
 # ---- Tensors in shards
@@ -81,17 +80,6 @@ def shard_of(tensor, values):
         return values
     most = -(-len(values) // world_size())  # fsdp cuts as torch.chunk does
     return values[rank() * most :][:most]
-
-
-def of_first(tensor, values):
-    """Return, on the device of a tensor, values of all its rows: those of the first process."""
-    if world_size() == 1:
-        return values
-    whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    if rank() == 0:
-        whole.copy_(values)
-    dist.broadcast(whole, 0)
-    return whole
 
 
 def gather(tensors):
