@@ -65,21 +65,23 @@ def join(minutes):
             f"{HOST} cannot reach the others: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the "
             "network interface that they share"
         ) from None
-    dist.group.WORLD.set_timeout(TIMEOUT)
+    world = dist.group.WORLD
+    world.set_timeout(TIMEOUT)
 
 
 def meet(minutes):
     """Return the store in which all processes have written their hosts; errors as join."""
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     serves = rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    patience = datetime.timedelta(seconds=5)
     begun = time.monotonic()
-    told = int(os.environ.get("LOCAL_RANK", 0))  # one process of each host speaks
+    limit = 60 * minutes
+    patience = min(10, limit)  # seconds until a process says for whom it waits
     store = None
-    hosts = {}
+    hosts = {rank(): HOST}
     while True:
         with contextlib.suppress(dist.DistError):  # nobody answers there yet
-            store = store or dist.TCPStore(*place, None, serves, patience, wait_for_workers=False)
+            timeout = datetime.timedelta(seconds=patience)
+            store = store or dist.TCPStore(*place, None, serves, timeout, wait_for_workers=False)
             store.set(str(rank()), HOST)
             for n in range(world_size()):
                 if n not in hosts and store.check([str(n)]):
@@ -89,11 +91,11 @@ def meet(minutes):
         missing = [n for n in range(world_size()) if n not in hosts]
         text = f"{HOST} waits for rank {missing} at {place[0]}:{place[1]}; joined: {hosts}"
         waited = time.monotonic() - begun
-        if waited > 60 * minutes:
+        if waited >= limit:
             raise ValueError(f"{text}, --join_minutes={minutes:g}")
-        if waited > 10 and not told:
+        if waited >= patience:
             print(text, file=sys.stderr)
-            told = True
+            patience = limit
         time.sleep(0.1)
 
 
