@@ -54,6 +54,10 @@ def join(minutes):
     ValueError, which says who is missing, after so many minutes.
     """
     if world_size() == 1:
+        if (tasks := int(os.environ.get("SLURM_NTASKS", 1))) > 1:
+            print(
+                f"note: each of Slurm's {tasks} tasks is a run of its own: start them by torchrun"
+            )
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     place = dict(store=meet(minutes), rank=rank(), world_size=world_size())

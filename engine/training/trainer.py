@@ -2,7 +2,7 @@
 
 Everything random in a step is a function of (seed, step, micro-batch). So a Trainer that is made
 from a checkpoint continues exactly where the one before stopped, and several processes compute what
-one would.
+one would, up to rounding.
 """
 
 import datetime
