@@ -28,8 +28,8 @@ TURNS = "messages", "conversations", "conversation"
 NOTES = set(
     """
     category conversation_hash conversation_id created created_at dataset date hash id idx index
-    lang language license message_id metadata model model_name prompt_id rating score source split
-    subset tags task timestamp title topic turn turns url uuid
+    lang language license message_id metadata model model_name prompt_id rating score source
+    tags task timestamp title topic turn turns url uuid
     """.split()
 )
 VAL_SHARE = 0.1  # of the conversations, chosen by a hash of each

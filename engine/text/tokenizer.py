@@ -568,6 +568,8 @@ def with_added_tokens(content, folder, about, special):
 
     about: the content of tokenizer_config.json. special: texts of special tokens.
     """
+    import tokenizers
+
     for found in [about.get(name) or [] for name in FURTHER]:
         special = [*special, *map(text_of, found.values() if isinstance(found, dict) else found)]
     added = {token["content"]: token for token in content.get("added_tokens", [])}
@@ -579,16 +581,12 @@ def with_added_tokens(content, folder, about, special):
             ordinary = text not in special
             flags = {"special": not ordinary, "normalized": ordinary}
             added.setdefault(text, special_token(text, number) | flags)
-    vocabulary = content["model"].get("vocab", {})
-    if isinstance(vocabulary, list):  # [text, score] of each
-        vocabulary = {text: n for n, (text, _) in enumerate(vocabulary)}
-    ids = [*vocabulary.values(), *(token["id"] for token in added.values())]
-    size = 1 + max(ids, default=-1)
-    for text in special:
-        if text not in added:
-            added[text] = special_token(text, vocabulary.get(text, size))
-            size += text not in vocabulary
-    return content | {"added_tokens": sorted(added.values(), key=lambda token: token["id"])}
+    content = content | {"added_tokens": sorted(added.values(), key=lambda token: token["id"])}
+    new = [text for text in special if text not in added]
+    library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    library.add_special_tokens(new)
+    content["added_tokens"] += [special_token(text, library.token_to_id(text)) for text in new]
+    return content
 
 
 def chat_template_in(folder, about):
