@@ -90,12 +90,21 @@ def test_a_run_is_the_loop_that_its_settings_describe():
     assert found == pytest.approx(norms, rel=1e-3)
 
 
-def test_rates_of_the_groups():
-    """Catches groups that lose their own learning rates, or that do not follow the schedule."""
+def test_an_update(monkeypatch):
+    """Catches groups that lose their own learning rates, or that do not follow the schedule; and a
+    step for whose numbers the program waits: the device would idle meanwhile.
+    """
+
+    def plain(x, weight, y):  # ours looks whether a CPU has anything to learn from
+        return torch.nn.functional.cross_entropy(x @ weight.mT, y)
+
+    monkeypatch.setattr(model, "linear_cross_entropy", plain)
+    changes = dict(grad_clip=1.0, dropout=0.1, gradient_accumulation_steps=2)
     peaks = dict(learning_rate=0.08, embedding_lr=0.04, head_lr=0.02, vector_lr=0.01)
-    half = make_trainer(configure(**peaks))
+    half = make_trainer(configure(**changes, **peaks))
     half.learning_rate = 0.04
-    half.update()
+    with NoWaiting():
+        half.update()
     assert [group["lr"] for group in half.optimizer.param_groups] == [0.04, 0.02, 0.01, 0.005]
 
 
@@ -427,22 +436,6 @@ def test_gradients_that_float16_never_holds(monkeypatch):
     monkeypatch.setattr(model, "linear_cross_entropy", steep)
     with pytest.raises(FloatingPointError, match="in float16, at any scale, at step 30"):
         fit(dtype="float16", max_iters=40, eval_interval=40)
-
-
-def test_a_step_waits_for_nothing(monkeypatch):
-    """Catches a step for whose numbers the program waits: the device would idle meanwhile."""
-
-    def plain(x, weight, y):  # ours looks whether a CPU has anything to learn from
-        return torch.nn.functional.cross_entropy(x @ weight.mT, y)
-
-    monkeypatch.setattr(model, "linear_cross_entropy", plain)
-    changes = dict(grad_clip=1.0, dropout=0.1, gradient_accumulation_steps=2)
-    busy = make_trainer(configure(**changes))
-    busy.learning_rate = 0.01
-    with NoWaiting():
-        busy.update()
-    with pytest.raises(AssertionError), NoWaiting():
-        busy.measure()
 
 
 def test_a_validation_loss_that_is_not_finite(tmp_path, monkeypatch):

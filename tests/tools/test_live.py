@@ -12,19 +12,15 @@ from data.words.prepare import word_tokenizer
 from engine.text.tokenizer import create_tokenizer
 from tools.shared import live
 from tools.shared.inspection import attention_maps
-from tools.visualize import page
 
 pytest.importorskip("selenium")
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def run(chromium, tmp_path):
-    """Runs a script in docs/index.html, written anew with the scripts of tools/page/."""
-    content = (ROOT / "docs/index.html").read_text(encoding="utf-8")
-    data = json.loads(content.split('id="data">')[1].split("</script>")[0])
-    (tmp_path / "index.html").write_text(page(data), encoding="utf-8")
-    open_page(chromium, tmp_path / "index.html")
+def run(chromium):
+    """Runs a script in docs/index.html, whose scripts are those of tools/page/."""
+    open_page(chromium, ROOT / "docs/index.html")
     return chromium.execute_script
 
 
