@@ -1,11 +1,9 @@
 """Plants mistakes, one at a time, and reports which of them the tests catch.
 
-    python tests/mutate.py                          those in tests/mutations/*.toml
-    python tests/mutate.py --random 30 --seed 1     others, anywhere in the core
+    python tests/mutate.py --random 30 --seed 1     anywhere in the core
 
-A list has for each mistake a name, the file, the right text, the wrong one, and the tests that must
-fail. A random one changes an operator, a comparison, a constant or an argument, or leaves a
-statement out; the tests of the file's wing run, and then all others. Tests that take several times
+Each changes an operator, a comparison, a constant or an argument, or leaves a statement out; the
+tests of the file's wing run, and then all others. Tests that take several times
 as long as without a mistake have caught it too: it is printed as a hang. One that no test notices
 is printed as ESCAPED, with its line, and the exit code is 1: look whether it changes anything.
 """
@@ -22,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -94,19 +91,6 @@ def plant(path, content, tests):
     return "caught" if status else "ESCAPED"
 
 
-def listed(lists):
-    """Yield (description, path, content, lists of tests) of each mistake in the lists."""
-    for path in lists:
-        for mistake in tomllib.loads(path.read_text(encoding="utf-8"))["mutation"]:
-            name = f"{path.stem}: {mistake['name']}"
-            file = ROOT / mistake["file"]
-            right, wrong = mistake["old"].encode(), mistake["new"].encode()
-            count = file.read_bytes().count(right)
-            if count != 1:
-                raise SystemExit(f"{name}: its text stands {count} times in {file}")
-            yield name, file, file.read_bytes().replace(right, wrong), [mistake["tests"]]
-
-
 def wrong(node):
     """Return a node with one mistake, or None if none is known."""
     new = copy.deepcopy(node)
@@ -157,7 +141,10 @@ def annotations(node):
 
 
 def randomly(count, seed):
-    """Yield as listed does, in files by their length; the wing's tests come before all others."""
+    """Yield (description, path, content, lists of tests) of mistakes, in files by their length.
+
+    The wing's tests come before all others.
+    """
     files = sorted(path for pattern in CORE for path in ROOT.glob(pattern))
     generator = random.Random(seed)
     while count:
@@ -173,14 +160,11 @@ def randomly(count, seed):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("lists", nargs="*", type=Path, help="lists of mistakes; default: all")
-    parser.add_argument("--random", type=int, default=0, help="how many others instead")
-    parser.add_argument("--seed", type=int, default=0, help="which others")
+    parser.add_argument("--random", type=int, default=30, help="how many")
+    parser.add_argument("--seed", type=int, default=0, help="which")
     config = parser.parse_args()
-    lists = config.lists or sorted((ROOT / "tests" / "mutations").glob("*.toml"))
-    mistakes = randomly(config.random, config.seed) if config.random else listed(lists)
     found = []
-    for name, path, content, tests in mistakes:
+    for name, path, content, tests in randomly(config.random, config.seed):
         for wing in tests:
             outcome = plant(path, content, wing)
             if outcome != "ESCAPED":
