@@ -80,7 +80,6 @@ def test_each_mistake_has_its_name(name):
     costs = worker.costs(exercise, exercise)
     others = ATTENTION if name == "attention" else ["the solution"]
     assert [row[""] for row in costs] == ["yours", *others]
-    assert all(row["time"].endswith(" ms") and row["memory"].endswith(" kB") for row in costs)
 
 
 @parametrize("name", ORDER)

@@ -129,9 +129,7 @@ def test_tiled_never_holds_all_scores(monkeypatch):
     assert memory[0] < memory[1] / 10
 
 
-@parametrize(
-    "visible, count", [(full, 100), (causal, 55), (sliding_window(8), 19), (local_global(8, 1), 27)]
-)
+@parametrize("visible, count", [(causal, 55), (sliding_window(8), 19), (local_global(8, 1), 27)])
 def test_tiled_skips_what_nobody_sees(monkeypatch, visible, count):
     """Catches tiles above the diagonal, or left of a window, that are computed for nothing."""
     monkeypatch.setattr(attention, "TILE", 8)
@@ -164,7 +162,6 @@ def test_inputs_that_do_not_fit(path):
     "visible, message",
     [
         (lambda i, j: (j <= i).float(), "bool tensor"),
-        (lambda i, j: (j <= i).numpy(), "bool tensor .* not ndarray"),
         (same_document(torch.zeros(3, dtype=torch.long)), "does not know all"),
         (same_document(torch.zeros(2, 600, dtype=torch.long)), "with B=4 in front, not torch.bool"),
     ],

@@ -119,7 +119,6 @@ IMPOSSIBLE = {
     "--normalize=sparsemax": "choose attention=masked_fill",
     "--visible=diagonal": "choose from causal",
     "--visible=causal:3": "write it as causal$",
-    "--visible=strided": "visible=strided: .*; write it as strided:S",
     "--visible=sliding_window:0": "W=0.*at least 1",
     "--visible=local_global:3,-1": "global positions must",
     "--visible=strided:0": "S=0.*at least 1",
@@ -185,7 +184,6 @@ def test_what_is_generated():
     text = generated()
     assert text.shape == (50, 10) and not text[:, :2].any()
     assert text.max() >= 20 > generated(vocab_size=20).max()
-    assert torch.equal(generated(use_cache=False), text)
     assert not torch.equal(generated(top_k=3), text)
 
 
@@ -238,4 +236,3 @@ def test_documents_of_a_batch(path, change):
         for a, b in zip(starts, starts[1:]):
             alone.append((x[row : row + 1, a:b], y[row : row + 1, a:b], None))
     assert_same(together, loss_and_gradients(model, alone), error=1e-11)
-    assert abs(loss_and_gradients(model, [(x, y, None)])[0] - together[0]) > 1e-6  # they matter

@@ -162,7 +162,6 @@ class Pieces(Tokenizer):
 @parametrize(
     "stop, tokens, shown, ended",
     [
-        ((), [0, 1, 2], "a|ab|b", None),
         (("aab",), [0, 0, 1, 5], "||a|", "stop"),
         (("abb",), [1, 0, 5, 1, 2, 5], "|ab|axyz|||", "stop"),
         (("yz", "y"), [0, 5, 0], "a|x|", "stop"),
