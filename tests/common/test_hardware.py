@@ -96,7 +96,6 @@ def test_memory(monkeypatch):
         (CUDA, 1_999, (8, 0), False, False),
         (CUDA, 2_000, (8, 0), False, False),
         (CUDA, math.inf, (6, 1), True, False),
-        (CPU, math.inf, (8, 0), True, False),
     ],
 )
 def test_when_compiling_pays(device, count, capability, triton, pays, monkeypatch, capsys):

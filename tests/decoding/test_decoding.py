@@ -98,11 +98,7 @@ def test_numbers_that_float16_cannot_hold(where, monkeypatch):
 
 @parametrize(
     "attention, message",
-    [
-        ("tiled", "attention=tiled: leave it out"),
-        ("linear", "attention=linear: leave it out"),
-        ("fused", "compile=True is for a GPU"),
-    ],
+    [("tiled", "attention=tiled: leave it out"), ("fused", "compile=True is for a GPU")],
 )
 def test_what_is_not_compiled(attention, message):
     """Catches an attention that looks at numbers on the way, and is compiled; and minutes of

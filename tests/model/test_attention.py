@@ -162,6 +162,7 @@ def test_inputs_that_do_not_fit(path):
     "visible, message",
     [
         (lambda i, j: (j <= i).float(), "bool tensor"),
+        (lambda i, j: (j <= i).numpy(), "bool tensor .* not ndarray"),
         (same_document(torch.zeros(3, dtype=torch.long)), "does not know all"),
         (same_document(torch.zeros(2, 600, dtype=torch.long)), "with B=4 in front, not torch.bool"),
     ],

@@ -119,6 +119,7 @@ IMPOSSIBLE = {
     "--normalize=sparsemax": "choose attention=masked_fill",
     "--visible=diagonal": "choose from causal",
     "--visible=causal:3": "write it as causal$",
+    "--visible=strided": "visible=strided: .*; write it as strided:S",
     "--visible=sliding_window:0": "W=0.*at least 1",
     "--visible=local_global:3,-1": "global positions must",
     "--visible=strided:0": "S=0.*at least 1",
