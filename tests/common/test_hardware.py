@@ -90,19 +90,19 @@ def test_memory(monkeypatch):
 
 
 @parametrize(
-    "device, count, capability, triton, pays",
+    "count, capability, triton, pays",
     [
-        (CUDA, 2_000, (7, 0), True, True),
-        (CUDA, 1_999, (8, 0), False, False),
-        (CUDA, 2_000, (8, 0), False, False),
-        (CUDA, math.inf, (6, 1), True, False),
+        (2_000, (7, 0), True, True),
+        (1_999, (8, 0), False, False),
+        (2_000, (8, 0), False, False),
+        (math.inf, (6, 1), True, False),
     ],
 )
-def test_when_compiling_pays(device, count, capability, triton, pays, monkeypatch, capsys):
+def test_when_compiling_pays(count, capability, triton, pays, monkeypatch, capsys):
     """Catches a minute of compiling for a run of seconds, a long run without it, or no Triton."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(hardware.importlib.util, "find_spec", {"triton": triton}.get)
-    assert hardware.worth_compiling(device, count, 2_000) == pays
+    assert hardware.worth_compiling(CUDA, count, 2_000) == pays
     # A short run has no use for it.
     assert ("pip install triton" in capsys.readouterr().err) == (count == 2_000 and not triton)
 
