@@ -22,7 +22,7 @@ CLONE = str(Path(__file__).with_name("nanogpt"))
 SHORT = dict(tokens=5, repeats=1, samples=2, length=5)
 CASES = len(FEATURE) + len(ATTENTION) * len(VISIBLE)
 WHOLE = {  # name: settings of a small one, and how many of what its report has
-    "attention": (attention.AttentionBench(max_length=512, window=4), "rows", CASES),
+    "attention": (attention.AttentionBench(window=4), "rows", 2 * CASES),
     "sample": (sample.SampleBench(shapes="small,small:2", **SHORT), "shapes", 2),
     "train": (train.TrainBench(shapes="small:12", repeats=1, seeds=2), "runs", 2),
 }
@@ -33,11 +33,12 @@ WHOLE = {  # name: settings of a small one, and how many of what its report has
 def test_a_whole_benchmark(name, poem, tmp_path, monkeypatch):
     """Catches a path, a mask, a shape or a seed that is left out in silence."""
     monkeypatch.setattr(benchmark, "run_timed", timed_here)
+    monkeypatch.setattr(attention, "SHORTEST", 16)
     preset = tmp_path / "small.toml"
     preset.write_text(f"n_embd = 16\nmax_iters = 20\neval_iters = 1\ndataset = '{poem}'")
     config, part, count = WHOLE[name]
     own = dict(device="cpu", out_dir=str(tmp_path), nanogpt=CLONE, preset=str(preset))
-    vars(config).update(own)
+    vars(config).update(own, max_length=32)
     globals()[name].main(config)
     report = json.loads((tmp_path / f"{name}_cpu.json").read_text())
     assert len(report[part]) == count and (tmp_path / f"{name}_cpu.png").exists()
