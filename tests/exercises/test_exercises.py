@@ -80,16 +80,12 @@ def test_each_mistake_has_its_name(name):
     costs = worker.costs(exercise, exercise)
     others = ATTENTION if name == "attention" else ["the solution"]
     assert [row[""] for row in costs] == ["yours", *others]
-    assert all(row["time"].endswith(" ms") and row["memory"].endswith(" kB") for row in costs)
 
 
 @parametrize("name", ORDER)
 def test_what_a_learner_begins_with(name):
-    """Catches a long task, a stub that does not run without this repository, or that tells all."""
+    """Catches a stub that does not run without this repository, or that tells all."""
     exercise = definition.load(name)
-    assert len(exercise.__doc__.strip().splitlines()) <= 25
-    assert len(definition.solution(exercise)[1]) >= 2
-    assert len(exercise.MISTAKES) >= 3 and exercise.READ_ON
     text = definition.stub(exercise)
     assert re.findall("import (.+)", text) == ["math", "torch"]
     assert "return" not in text.split('"""')[2]

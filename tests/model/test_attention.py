@@ -1,6 +1,5 @@
 """Every path is the same function: naive defines it, hypothesis looks for a case that differs."""
 
-import cmath
 import functools
 import itertools
 import math
@@ -25,8 +24,6 @@ from attention import (
     linear_step,
     masked_fill,
     naive,
-    rope_table,
-    rotate,
     share_heads,
     sinusoidal,
     sparsemax,
@@ -132,9 +129,7 @@ def test_tiled_never_holds_all_scores(monkeypatch):
     assert memory[0] < memory[1] / 10
 
 
-@parametrize(
-    "visible, count", [(full, 100), (causal, 55), (sliding_window(8), 19), (local_global(8, 1), 27)]
-)
+@parametrize("visible, count", [(causal, 55), (sliding_window(8), 19), (local_global(8, 1), 27)])
 def test_tiled_skips_what_nobody_sees(monkeypatch, visible, count):
     """Catches tiles above the diagonal, or left of a window, that are computed for nothing."""
     monkeypatch.setattr(attention, "TILE", 8)
@@ -192,26 +187,6 @@ def test_scores_that_a_path_cannot_compute(path):
 
 
 # ---- Positions, normalizers, linear attention
-
-
-def test_rope_is_llama_3s():
-    """Catches interleaved pairs, an odd head that is cut, and a stretch that bends the fast pairs,
-    or leaves the slow ones: Llama 3.1's formula.
-    """
-    cos, sin = rope_table(3, 129, base=500000.0, stretch=8.0, trained=8192)
-    x = torch.randn(129, dtype=torch.float64)
-    y = rotate(x, cos[2], sin[2])
-    assert y[128] == x[128]
-    for pair in range(64):
-        frequency = 500000.0 ** (-2 * pair / 129)
-        wavelength = 2 * math.pi / frequency
-        if wavelength > 8192:
-            frequency /= 8
-        elif wavelength > 8192 / 4:
-            smooth = (8192 / wavelength - 1) / 3
-            frequency = (1 - smooth) * frequency / 8 + smooth * frequency
-        turned = complex(x[pair], x[pair + 64]) * cmath.rect(1, 2 * frequency)
-        assert abs(turned - complex(y[pair], y[pair + 64])) < 1e-12
 
 
 def test_sinusoidal_is_vaswani():

@@ -11,8 +11,8 @@ from variants.performer import positive_random_features
 
 
 def test_random_features_estimate_exp():
-    """Catches features that do not estimate exp(q·k), lost signs of the QR decomposition (heads of
-    two features show them), and directions that do not follow their module.
+    """Catches features that do not estimate exp(q·k), and lost signs of the QR decomposition: heads
+    of two features show them.
     """
     torch.manual_seed(0)
     feature = positive_random_features(2, 20000)
@@ -20,7 +20,6 @@ def test_random_features_estimate_exp():
     estimate = (feature(q) * feature(k)).sum(-1)
     want = ((q * k).sum(-1) / 2**0.5).exp()
     assert (estimate / want - 1).abs().median() < 0.03
-    assert feature.to("meta").directions.is_meta
 
 
 def test_linear_attention_refuses_what_does_not_fit():

@@ -12,30 +12,16 @@ from engine.weights import checkpoint
 from model import GPT
 
 
-def everything(folder):
-    """All that a checkpoint holds, to be compared."""
-    model = GPT.from_checkpoint(folder)
-    weights = {name: p.tolist() for name, p in model.named_parameters()}
-    return weights, checkpoint.load_trainer(folder), checkpoint.load_config(folder)
-
-
-@parametrize("name", [*checkpoint.FILES, "manifest.json"])
-def test_damaged_checkpoints(tmp_path, name):
+@parametrize("name", checkpoint.FILES)
+@parametrize("seed", range(6))
+def test_damaged_checkpoints(tmp_path, name, seed):
     """Catches damage that is loaded: a bit, a block or the end of each file."""
     folder = save(tmp_path, tiny())
-    path = folder / name
-    good = path.read_bytes()
-    before = everything(folder)
-    rng = random.Random(name)
-    caught = 0
-    for _ in range(60):
-        path.write_bytes(damaged(rng, good))
-        try:
-            assert everything(folder) == before  # a space of JSON, or the hash of no file
-        except ValueError as error:
-            caught += 1
-            assert name in str(error) or name == "manifest.json"
-    assert caught > 54 or name == "manifest.json"
+    good = (folder / name).read_bytes()
+    (folder / name).write_bytes(damaged(random.Random(seed), good))
+    with refused(name):
+        GPT.from_checkpoint(folder)
+        checkpoint.load_trainer(folder)
 
 
 # ---- malice

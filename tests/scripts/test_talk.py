@@ -80,17 +80,14 @@ def test_a_history_that_outgrows_the_context(model):
     questions = [f"{word} {word}" for word in ("one", "three", "x", "five", "seven", "eleven", "y")]
     found, errors = talked(model, *questions, "z" * 200, "hi", system="be brief")
     turns = []
-    left_out = set()
     for question, text in zip([*questions, "hi"], found):
         asked = says("user", question)
         for first in range(len(turns) + 1):
             messages = [system, *itertools.chain(*turns[first:]), asked]
             if len(model.template.encode_prompt(messages, 10**9)) <= CONTEXT - MOST:
                 break
-        left_out.add(first)
         assert text == answer(model, messages)[0]
         turns.append([asked, says("assistant", text)])
-    assert len(left_out) > 3 and 0 in left_out
     assert "the message has 2" in errors and "the model reads 128" in errors
 
 
