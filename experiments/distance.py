@@ -33,8 +33,26 @@ SYMBOLS = 8  # to be remembered, and as many others
 DISTANCES = [2**n for n in range(9)]
 RECURRENT = {"tanh RNN": nn.RNN, "LSTM": nn.LSTM, "GRU": nn.GRU}
 ATTENTION = "attention"
-NAMES = [*RECURRENT, ATTENTION]
+CONVOLUTIONS = "convolutions"
+NAMES = [*RECURRENT, CONVOLUTIONS, ATTENTION]
 TRAINED_ALONE = [4, 16, 64, 128]
+
+
+class Convolutions(nn.ModuleList):
+    """x (B, T, C) -> (B, T, C). A layer reads three places, 1, 3, 9, ... apart: all are in reach.
+
+    As in WaveNet (van den Oord et al. 2016, arXiv:1609.03499), without its gates.
+    """
+
+    def __init__(self, C):
+        super().__init__(nn.Conv1d(C, C, 3, dilation=3**n) for n in range(6))
+
+    def forward(self, x):
+        x = x.mT
+        for n, layer in enumerate(self):
+            past = F.pad(x, (2 * 3**n, 0))
+            x = x + layer(past).relu()
+        return x.mT
 
 
 class Model(nn.Module):
@@ -45,6 +63,8 @@ class Model(nn.Module):
         self.wte = nn.Embedding(2 * SYMBOLS, WIDTH)
         if name == ATTENTION:
             self.core = Block(GPTConfig(n_embd=WIDTH, n_head=4), 0)
+        elif name == CONVOLUTIONS:
+            self.core = Convolutions(WIDTH)
         else:
             self.core = RECURRENT[name](WIDTH, WIDTH, batch_first=True)
         self.head = nn.Linear(WIDTH, SYMBOLS)
@@ -100,7 +120,8 @@ def train(model, distances, steps):
         symbols = sequences(32, distances[step % len(distances)])
         return F.cross_entropy(model(symbols), symbols[:, 0])
 
-    trials.fit(model, loss, steps, 3e-3)
+    rate = 1e-2 if isinstance(model.core, Convolutions) else 3e-3
+    trials.fit(model, loss, steps, rate)
     found = {}
     for distance in distances:
         symbols = sequences(512, distance)

@@ -43,7 +43,7 @@ STYLE = {
 
 @dataclass
 class Repeats:
-    seeds: int = 3
+    seeds: int = 5
     """Runs of each kind. Their differences give the standard errors."""
     out_dir: str = "experiments"
     """The folder for NAME.png and NAME.json."""
