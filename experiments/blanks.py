@@ -1,6 +1,6 @@
 """Filling blanks: an encoder sees both sides of a word, a decoder only what came before it.
 
-    python -m experiments.blanks [--seeds=3]
+    python -m experiments.blanks [--seeds=5]
 
 Claim (BERT, Devlin et al. 2018, arXiv:1810.04805): a word is told best from both of its sides. Who
 sees both cannot learn to say the next word, which it sees; so it learns to say words that are

@@ -1,6 +1,6 @@
 """What a convolution knows before it has seen an image, and attention must learn.
 
-    python -m experiments.convolution [--seeds=3]
+    python -m experiments.convolution [--seeds=5]
 
 Claim (Dosovitskiy et al. 2021, arXiv:2010.11929, sections 1 and 4.3): a convolution (LeCun et al.
 1989) is built for images: it looks at neighbours, and in the same way everywhere. Attention learns

@@ -1,6 +1,6 @@
 """Why attention won: nothing lies between two words, however far apart they are.
 
-    python -m experiments.distance [--seeds=3]
+    python -m experiments.distance [--seeds=5]
 
 Claim (Bengio et al. 1994, "Learning Long-Term Dependencies with Gradient Descent is Difficult";
 Pascanu et al. 2013, arXiv:1211.5063): in a recurrent network the gradient passes through each step

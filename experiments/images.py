@@ -1,6 +1,6 @@
 """Images: patches are tokens, and a caption looks at them.
 
-    python -m experiments.images [--seeds=3]
+    python -m experiments.images [--seeds=5]
 
 Claims: an image cut into patches is a sequence like any other, and a plain transformer, in which
 each patch may see all others, classifies it (Dosovitskiy et al. 2021, arXiv:2010.11929). A decoder

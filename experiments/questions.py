@@ -1,6 +1,6 @@
 """Questions about images: the answer needs both, and one looks at the other.
 
-    python -m experiments.questions [--seeds=3]
+    python -m experiments.questions [--seeds=5]
 
 Claim (Antol et al. 2015, arXiv:1505.00468): who is asked about an image needs both, question and
 image, to answer, if the questions are balanced: here each has as many images with yes as with no,

@@ -1,6 +1,6 @@
 """What a fixed memory forgets: recall against cost.
 
-    python -m experiments.recall [--seeds=3]
+    python -m experiments.recall [--seeds=5]
 
 Claim (Zoology, Arora et al. 2023, arXiv:2312.04927; Based, Arora et al. 2024, arXiv:2402.18668):
 linear and windowed attention trade recall for cost. Their task is multi-query associative recall:

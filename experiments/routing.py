@@ -1,6 +1,6 @@
 """Mixture of experts: attention whose values are MLPs, of which each token asks few.
 
-    python -m experiments.routing [--seeds=3]
+    python -m experiments.routing [--seeds=5]
 
 Claim (Shazeer et al. 2017, arXiv:1701.06538; Fedus et al. 2021, arXiv:2101.03961): one MLP may be
 replaced by many, the experts, of which each token is sent to few. So a model has more parameters

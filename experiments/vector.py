@@ -1,0 +1,72 @@
+"""How much one vector holds: bits of a sentence, and what a probe can tell of it.
+
+python -m experiments.vector [--seeds=5]
+"""
+
+import math
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+from experiments.shared import ambiguity, trials
+from experiments.shared.translation import shifted
+from experiments.shared.translators import Recurrent, Shape
+
+WIDTHS = [0, 1, 4, 16, 64]  # numbers of the vector; without any, the sentence is guessed
+TESTED = 500  # of the sentences
+LACKING = "bits lacking"
+ROLES = "subject", "verb", "adjective", "referent"
+
+
+class Narrow(Recurrent):
+    """Reads a sentence into `width` numbers, from which alone it is written again."""
+
+    def __init__(self, vocab_size, width):
+        super().__init__(vocab_size, Shape(n_embd=64))
+        self.width = width
+        self.narrow = nn.Linear(64, width or 1)
+        self.widen = nn.Linear(width or 1, 64)
+
+    def encode(self, source, real):
+        states, vector, _ = super().encode(source, real)
+        self.vector = self.narrow(vector) * (self.width > 0)
+        return states, self.widen(self.vector), real
+
+
+def run(width, config, seed):
+    """Return the bits of a sentence that its vector lacks, and how often a probe is right."""
+    from sklearn.linear_model import RidgeClassifier
+
+    pairs = ambiguity.pronouns(4000, seed)
+    numbers = ambiguity.number_words(pairs)
+    ids, _, _ = ambiguity.encode(pairs, numbers)
+    model = Narrow(len(numbers) + 1, width)
+
+    def loss_of(own):
+        logits, _ = model.decode(shifted(own), model.encode(own, own >= 0))
+        return F.cross_entropy(logits.mT, own)
+
+    def loss(step):
+        rows = torch.randint(TESTED, len(ids), (64,))
+        return loss_of(ids[rows])
+
+    trials.fit(model, loss, config.steps, 5e-3)
+    nats = loss_of(ids[:TESTED]).item()
+    loss_of(ids)
+    test, train = model.vector.tensor_split([TESTED])
+    found = {LACKING: nats / math.log(2) * ids.shape[1]}
+    for role in ROLES:
+        words = [ambiguity.Reading(english).words[role] for english, _ in pairs]
+        probe = RidgeClassifier().fit(train, words[TESTED:])
+        found[role] = probe.score(test, words[:TESTED])
+    return found
+
+
+def main(config):
+    runs = trials.run_seeds(run, WIDTHS, config)
+    trials.write_means("vector", config, "one vector", "its numbers", runs, [LACKING, *ROLES])
+
+
+if __name__ == "__main__":
+    trials.run_script(main, steps=800)
