@@ -17,7 +17,6 @@ EQUAL = "4 heads, W_Q and W_K equal at first"
 KINDS = {
     "1 head": {"n_head": 1},
     "4 heads": {},
-    "8 heads": {"n_head": 8},
     SHARED: {"mlp_size": 304},  # as many parameters as the others
     EQUAL: {},
     "sparsemax": {"normalize": "sparsemax", "attention": "masked_fill"},
@@ -66,4 +65,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, steps=300)
+    trials.run_script(main, steps=200)
