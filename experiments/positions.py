@@ -15,7 +15,7 @@ initialized.
 Found (T = 64, 500 steps, 5 seeds): without a mask, 16 tokens in another order change nothing; with
 a causal one they do, by up to 2.0. The loss up to T is 2.159 ± 0.009 for alibi, 2.187 ± 0.010 for
 rope, 2.263 ± 0.008 for sinusoidal, 2.315 ± 0.004 for learned and 2.330 ± 0.005 for none: to be told
-the order is worth 0.17 nats to alibi and 0.14 to rope, but only 0.02 to learned positions. (That
+the order is worth 0.17 nats to alibi and 0.14 to rope, but only 0.015 to learned positions. (That
 depends on the scale of the embeddings, 1 here.) From 4T to 8T alibi has 2.203 ± 0.008, no more than
 just beyond T. All others lose: none 2.514 ± 0.006, learned 2.531 ± 0.011, rope 2.655 ± 0.034,
 sinusoidal 2.807 ± 0.025.

@@ -1,6 +1,20 @@
 """Which score finds a key that does not look like its query?
 
-python -m experiments.scores [--seeds=5]
+    python -m experiments.scores [--seeds=5]
+
+Claim: dot products ask that queries and keys be aligned in one space; the additive score of
+Bahdanau et al. 2014 (arXiv:1409.0473) is a network and needs no such thing, general (Luong et al.
+2015, arXiv:1508.04025) has a matrix that may align them.
+
+A query is to find its own key among 32. The key is the same vector, or that vector turned, or
+turned and without its signs: then no matrix leads from one to the other. Only the score learns.
+
+Found (5 seeds, 400 steps): where query and key are the same, dot finds 0.984 ± 0.000 and general
+0.984 ± 0.000; turned, general 0.985 ± 0.001 and dot 0.004 ± 0.001. Folded, additive finds 0.937 ±
+0.008, general 0.037 ± 0.001: so where no matrix aligns them, additive is better. But in the first
+two it guesses, 0.036 ± 0.001 and 0.030 ± 0.001: without a bias it is odd, the score of -q and -k is
+minus that of q and k, so that not both can be high. A perceptron, which has one, finds 1.000 ±
+0.000, 1.000 ± 0.000 and 0.893 ± 0.036.
 """
 
 import torch

@@ -320,7 +320,7 @@ def draw_curves(width, label, curves):
 def draw_means(panel, runs, what):
     """Draw the mean of `what` for each kind of runs with its error."""
     means, errors = means_of(runs, what)
-    panel.errorbar(means, [*runs], xerr=errors, fmt="o")
+    panel.errorbar(means, [*map(str, runs)], xerr=errors, fmt="o")
     panel.invert_yaxis()
 
 
@@ -341,7 +341,7 @@ def write_result(name, config, tables, figure, **more):
 
 def write_means(name, config, title, label, runs, columns):
     """Write a table of runs, and a picture of their means with a panel for each of the columns."""
-    figure, panels = make_figure(5.5 * len(columns), 2.8, 1, len(columns), squeeze=False)
+    figure, panels = make_figure(1 + 4 * len(columns), 2.8, 1, len(columns), squeeze=False)
     for panel, what in zip(panels[0], columns):
         draw_means(panel, runs, what)
         panel.set_title(what)

@@ -13,9 +13,7 @@ from conftest import ROOT, parametrize
 from experiments.shared import trials
 
 RECORDS = {path.stem: json.loads(path.read_bytes()) for path in ROOT.glob("experiments/*.json")}
-BESIDE = {
-    "translate": [*ROOT.glob("benchmarks/translate_*.json")],
-}  # an experiment's other records
+BESIDE = {"translate": [*ROOT.glob("benchmarks/translate_*.json")]}  # an experiment's other records
 # Each is true by more than two standard errors of the difference (=: within them, or rounded).
 # experiment, number of its table: a cell is row | column.
 VERDICTS = """
