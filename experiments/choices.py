@@ -46,7 +46,7 @@ def run(kind, config, seed):
     0: two heads of a layer have equal weights; 1: they have no key in common.
     """
     model = new_model(kind)
-    loss = trials.fit_text(model, T, config, seed, 8e-3)
+    loss = trials.fit_text(model, T, config, seed, 4e-3)
     x, _ = trials.random_batch(trials.load_text().val, 16, T, seed)
     with recording(model, attention_weights) as maps:
         model(x)
@@ -65,4 +65,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, steps=200)
+    trials.run_script(main, steps=300)
