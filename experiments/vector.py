@@ -3,8 +3,8 @@
     python -m experiments.vector [--seeds=5]
 
 Claim (Cho et al. 2014, arXiv:1409.1259; Bahdanau et al. 2014, arXiv:1409.0473): one vector must
-hold a whole sentence, its words, syntax and references. Some say that it has a number for every 0.3 bits
-of meaning, and that this is too little.
+hold a whole sentence, its words, syntax and references. Some say that it has a number for every 0.3
+bits of meaning, and that this is too little.
 
 A network without attention writes the sentence that it has read, through a vector of few numbers:
 "the dog did not cross the street because it was too tired". Without any, it guesses: so many bits a

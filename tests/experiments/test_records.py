@@ -17,88 +17,91 @@ NUMBER = r"(?<![\w.:/-])\d[\d,]*(?:\.\d+)?(?![\w/]|[.,]\d)"
 # experiment, number of its table: what is larger > what is smaller, each by more than two standard
 # errors; or what is alike: within two; or, if it is rounded, this number. A cell: row | column.
 VERDICTS = """
-blanks 0:      sees both sides | right > fits both neighbours | right > looks back | right
-blanks 1:      fits both neighbours | right > looks back, next word | right > sees both sides | right
-blanks 1:      sees both sides | right is looks back | right
-blanks 2:      counts of words | right > looks back, next word | right
-blanks 2:      sees both sides | right is untrained | right
-choices 0:     4 heads | validation loss > 0
+blanks 0: sees both sides | right > fits both neighbours | right > looks back | right
+blanks 1: fits both neighbours | right > looks back, next word | right > sees both sides | right
+blanks 1: sees both sides | right is looks back | right
+blanks 2: counts of words | right > looks back, next word | right
+blanks 2: sees both sides | right is untrained | right
+choices 0: 4 heads | validation loss > 0
 convolution 0: convolutions | 50 > vision transformer | 50
 convolution 0: convolutions, changed images | 50 > vision transformer, changed images | 50
 convolution 0: vision transformer | 1348 > vision transformer | 50
-distance 0:    attention | 256 > -3 > -40 > GRU | 256 > tanh RNN | 256
-distance 3:    attention | 64 > 0.9 > 0.2 > GRU | 64
-documents 0:   hierarchical attention | test accuracy > attention to words | test accuracy
-documents 0:   hierarchical attention | test accuracy > average of sentences | test accuracy
-documents 0:   attention to words, GRUs | test accuracy is hierarchical attention, GRUs | test accuracy
-documents 0:   attention to words, GRUs | seconds / hierarchical attention, GRUs | seconds > 1.9
-efficient 0:   masked_fill | MB ~ n^ > 1.9 > 1.3 > linear | MB ~ n^ > tiled | MB ~ n^
-efficient 0:   strided, as a mask | ms ~ n^ > strided, as two heads | ms ~ n^ > linear | ms ~ n^
-efficient 0:   strided, as a mask | ms, n = 16384 > tiled | ms, n = 16384
-efficient 0:   chosen, 32 | ms, n = 16384 > fused | ms, n = 16384
-efficient 0:   fused | validation loss > strided, as a mask | validation loss
-efficient 0:   fused | validation loss is sliding window, 64 | validation loss
-efficient 0:   fused | validation loss is chosen, 32 | validation loss
-efficient 0:   linear | validation loss > fused | validation loss
-efficient 0:   performer | validation loss > fused | validation loss
-images 0:      vision transformer | test accuracy is support vector machine | test accuracy
-images 1:      looks at the patches for each word | digit is has one vector, their mean | digit
-induction 0:   1 | loss, again > 2 | loss, again
-induction 0:   2 | runs with an induction head > 4 > 1 > 1 | runs with an induction head
-parallel 0:    GRU | 256 / attention | 256 is 11
-parallel 0:    11 > GRU | 1024 / attention | 1024 > GRU | 4096 / attention | 4096 > 1
-parallel 2:    attention | 4096 / GRU | 4096 is 6.5
-parallel 2:    attention | 16 / GRU | 16 is 4
-parallel 3:    additive | 512 / dot | 512 is 18
-parallel 4:    additive | 512 / dot | 512 > 50
-positions 1:   none | up to T=64 > learned | up to T=64 > sinusoidal | up to T=64
-positions 1:   sinusoidal | up to T=64 > rope | up to T=64 > alibi | up to T=64
-positions 1:   sinusoidal | to 8T > rope | to 8T > none | to 8T > alibi | to 8T
-positions 1:   none | up to T=64 - alibi | up to T=64 is 0.17
-positions 1:   none | up to T=64 - rope | up to T=64 is 0.14
-positions 1:   none | up to T=64 - learned | up to T=64 is 0.015
-positions 1:   alibi | to 8T is alibi | to 2T
-pronouns 0:    none | right is additive | right
-pronouns 1:    additive | referent > additive | other
-pronouns 1:    dot | referent is dot | other
-pronouns 5:    additive | subject > 0.5 > additive | object
-questions 0:   question and image | all > question and one vector of the image | all > 0.7
-questions 0:   0.55 > image alone | all > 0.45
-recall 0:      softmax | 64 > 0.99 > 0.3 > local_global:16,16 | 64 > linear | 64
-recall 0:      linear | 64 > sliding_window:32 | 64
-recall 0:      performer | 64 is linear | 64
-retrieval 0:   contrastive pair | digit of an image > 0.9 > 0.2 > a guess | digit of an image
-routing 0:     dense | validation loss > routed | validation loss
-routing 0:     routed by random keys | validation loss is routed | validation loss
-routing 0:     routed | validation loss is routed, not balanced | validation loss
-routing 0:     dense, as large as all experts | validation loss > routed | validation loss
-routing 0:     routed | MFLOP of a token / dense | MFLOP of a token is 1.01
-routing 0:     dense, as large as all experts | MFLOP of a token / dense | MFLOP of a token is 2.5
-scaling 0:     128 | entropy, scaled_dot > 5 > 1 > 128 | entropy, dot
-scaling 0:     64 | slope, dot > 64 | slope, scaled_dot
-scaling 0:     1024 | slope, dot / 1024 | slope, scaled_dot is 0.4
-scaling 1:     [128, 'zero_out', 'dot'] | validation loss > [128, 'zero_out', 'scaled_dot'] | validation loss
-scaling 1:     [128, 'gpt2', 'dot'] | validation loss > [128, 'gpt2', 'scaled_dot'] | validation loss
-scaling 1:     [16, 'zero_out', 'dot'] | validation loss is [16, 'zero_out', 'scaled_dot'] | validation loss
-scaling 1:     [16, 'gpt2', 'scaled_dot'] | validation loss > [16, 'gpt2', 'dot'] | validation loss
-scores 0:      additive | turned and folded > general | turned and folded
-scores 0:      general | turned > 0.9 > 0.1 > additive | turned
-scores 0:      dot | the same > 0.9 > 0.1 > additive | the same
-scores 0:      mlp | turned and folded > 0.5
-senses 0:      MLP 2 | accuracy, unseen verb > 0.9 > 0.6 > embedding | accuracy, unseen verb
-translate 0:   none | 1-10 words > none | 11-20 words > none | 21-30 words > none | 31-40 words
-translate 0:   additive | 41-50 words > 90 > 70 > none | 1-10 words
-translate 0:   general | 41-50 words > additive | 41-50 words
-translate 0:   general | 41-50 words is bahdanau | 41-50 words
-translate 0:   transformer | 41-50 words > transformer2017 | 41-50 words > none | 41-50 words
-values 0:      K = V | validation loss > K and V | validation loss
-values 0:      V half as wide | validation loss is K and V | validation loss
-values 0:      K = V | validation loss - K and V | validation loss is 0.07
-vector 0:      0 | bits lacking - 1 | bits lacking is 4.3
-vector 0:      0 | bits lacking - 4 | bits lacking is 9.9
-vector 0:      0 | bits lacking - 16 | bits lacking is 15.5
-vector 0:      16 | verb > 16 | subject > 16 | referent
-vector 0:      64 | subject > 64 | referent > 16 | referent > 0 | referent
+distance 0: attention | 256 > -3 > -40 > GRU | 256 > tanh RNN | 256
+distance 3: attention | 64 > 0.9 > 0.2 > GRU | 64
+documents 0: hierarchical attention | test accuracy > attention to words | test accuracy
+documents 0: hierarchical attention | test accuracy > average of sentences | test accuracy
+documents 0: hierarchical attention, GRUs | test accuracy
+    is attention to words, GRUs | test accuracy
+documents 0: attention to words, GRUs | seconds / hierarchical attention, GRUs | seconds > 1.9
+efficient 0: masked_fill | MB ~ n^ > 1.9 > 1.3 > linear | MB ~ n^ > tiled | MB ~ n^
+efficient 0: strided, as a mask | ms ~ n^ > strided, as two heads | ms ~ n^ > linear | ms ~ n^
+efficient 0: strided, as a mask | ms, n = 16384 > tiled | ms, n = 16384
+efficient 0: chosen, 32 | ms, n = 16384 > fused | ms, n = 16384
+efficient 0: fused | validation loss > strided, as a mask | validation loss
+efficient 0: fused | validation loss is sliding window, 64 | validation loss
+efficient 0: fused | validation loss is chosen, 32 | validation loss
+efficient 0: linear | validation loss > fused | validation loss
+efficient 0: performer | validation loss > fused | validation loss
+images 0: vision transformer | test accuracy is support vector machine | test accuracy
+images 1: looks at the patches for each word | digit is has one vector, their mean | digit
+induction 0: 1 | loss, again > 2 | loss, again
+induction 0: 2 | runs with an induction head > 4 > 1 > 1 | runs with an induction head
+parallel 0: GRU | 256 / attention | 256 is 11
+parallel 0: 11 > GRU | 1024 / attention | 1024 > GRU | 4096 / attention | 4096 > 1
+parallel 2: attention | 4096 / GRU | 4096 is 6.5
+parallel 2: attention | 16 / GRU | 16 is 4
+parallel 3: additive | 512 / dot | 512 is 18
+parallel 4: additive | 512 / dot | 512 > 50
+positions 1: none | up to T=64 > learned | up to T=64 > sinusoidal | up to T=64
+positions 1: sinusoidal | up to T=64 > rope | up to T=64 > alibi | up to T=64
+positions 1: sinusoidal | to 8T > rope | to 8T > none | to 8T > alibi | to 8T
+positions 1: none | up to T=64 - alibi | up to T=64 is 0.17
+positions 1: none | up to T=64 - rope | up to T=64 is 0.14
+positions 1: none | up to T=64 - learned | up to T=64 is 0.015
+positions 1: alibi | to 8T is alibi | to 2T
+pronouns 0: none | right is additive | right
+pronouns 1: additive | referent > additive | other
+pronouns 1: dot | referent is dot | other
+pronouns 5: additive | subject > 0.5 > additive | object
+questions 0: question and image | all > question and one vector of the image | all > 0.7
+questions 0: 0.55 > image alone | all > 0.45
+recall 0: softmax | 64 > 0.99 > 0.3 > local_global:16,16 | 64 > linear | 64
+recall 0: linear | 64 > sliding_window:32 | 64
+recall 0: performer | 64 is linear | 64
+retrieval 0: contrastive pair | digit of an image > 0.9 > 0.2 > a guess | digit of an image
+routing 0: dense | validation loss > routed | validation loss
+routing 0: routed by random keys | validation loss is routed | validation loss
+routing 0: routed | validation loss is routed, not balanced | validation loss
+routing 0: dense, as large as all experts | validation loss > routed | validation loss
+routing 0: routed | MFLOP of a token / dense | MFLOP of a token is 1.01
+routing 0: dense, as large as all experts | MFLOP of a token / dense | MFLOP of a token is 2.5
+scaling 0: 128 | entropy, scaled_dot > 5 > 1 > 128 | entropy, dot
+scaling 0: 64 | slope, dot > 64 | slope, scaled_dot
+scaling 0: 1024 | slope, dot / 1024 | slope, scaled_dot is 0.4
+scaling 1: [128, 'zero_out', 'dot'] | validation loss
+    > [128, 'zero_out', 'scaled_dot'] | validation loss
+scaling 1: [128, 'gpt2', 'dot'] | validation loss > [128, 'gpt2', 'scaled_dot'] | validation loss
+scaling 1: [16, 'zero_out', 'dot'] | validation loss
+    is [16, 'zero_out', 'scaled_dot'] | validation loss
+scaling 1: [16, 'gpt2', 'scaled_dot'] | validation loss > [16, 'gpt2', 'dot'] | validation loss
+scores 0: additive | turned and folded > general | turned and folded
+scores 0: general | turned > 0.9 > 0.1 > additive | turned
+scores 0: dot | the same > 0.9 > 0.1 > additive | the same
+scores 0: mlp | turned and folded > 0.5
+senses 0: MLP 2 | accuracy, unseen verb > 0.9 > 0.6 > embedding | accuracy, unseen verb
+translate 0: none | 1-10 words > none | 11-20 words > none | 21-30 words > none | 31-40 words
+translate 0: additive | 41-50 words > 90 > 70 > none | 1-10 words
+translate 0: general | 41-50 words > additive | 41-50 words
+translate 0: general | 41-50 words is bahdanau | 41-50 words
+translate 0: transformer | 41-50 words > transformer2017 | 41-50 words > none | 41-50 words
+values 0: K = V | validation loss > K and V | validation loss
+values 0: V half as wide | validation loss is K and V | validation loss
+values 0: K = V | validation loss - K and V | validation loss is 0.07
+vector 0: 0 | bits lacking - 1 | bits lacking is 4.3
+vector 0: 0 | bits lacking - 4 | bits lacking is 9.9
+vector 0: 0 | bits lacking - 16 | bits lacking is 15.5
+vector 0: 16 | verb > 16 | subject > 16 | referent
+vector 0: 64 | subject > 64 | referent > 16 | referent > 0 | referent
 """
 
 
@@ -154,7 +157,8 @@ def holds(rows, claim):
 
 
 def verdicts_of(name):
-    lines = [line.split(": ", 1) for line in VERDICTS.splitlines() if line.startswith(f"{name} ")]
+    lines = re.sub(r"\n +", " ", VERDICTS).splitlines()
+    lines = [line.split(": ", 1) for line in lines if line.startswith(f"{name} ")]
     return [(int(where.split()[1]), claim.strip()) for where, claim in lines]
 
 
