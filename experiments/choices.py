@@ -23,7 +23,6 @@ KINDS = {
     "chunks of 16": {"visible": "chunks:16"},
     "window of 8": {"visible": "sliding_window:8"},
 }
-LOSS = "validation loss"
 
 
 def new_model(kind):
@@ -55,13 +54,13 @@ def run(kind, config, seed):
     first, *others = maps.unbind(2)
     distances = [(first - other).abs().sum(-1).mean().item() / 2 for other in others]
     differ = sum(distances) / max(1, len(others))
-    return {LOSS: loss, "keys with a weight": keys.item(), "heads differ": differ}
+    return {"validation loss": loss, "keys with a weight": keys.item(), "heads differ": differ}
 
 
 def main(config):
     trials.load_text()  # before several processes make it
     runs = trials.run_seeds(run, KINDS, config)
-    trials.write_means("choices", config, "the same GPT", "attention", runs, [LOSS])
+    trials.write_means("choices", config, "the same GPT", "attention", runs)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def run(name, config, seed):
 
 def main(config):
     runs = trials.run_seeds(run, SCORES, config)
-    trials.write_means("scores", config, "right keys", "score", runs, SPACES)
+    trials.write_means("scores", config, "right keys", "score", runs)
 
 
 if __name__ == "__main__":

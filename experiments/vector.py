@@ -31,7 +31,6 @@ from experiments.shared.translators import Recurrent, Shape
 
 WIDTHS = [0, 1, 4, 16, 64]  # numbers of the vector; without any, the sentence is guessed
 TESTED = 500  # of the sentences
-LACKING = "bits lacking"
 ROLES = "subject", "verb", "adjective", "referent"
 
 
@@ -71,7 +70,7 @@ def run(width, config, seed):
     nats = loss_of(ids[:TESTED]).item()
     loss_of(ids)
     test, train = model.vector.tensor_split([TESTED])
-    found = {LACKING: nats / math.log(2) * ids.shape[1]}
+    found = {"bits lacking": nats / math.log(2) * ids.shape[1]}
     for role in ROLES:
         words = [ambiguity.Reading(english).words[role] for english, _ in pairs]
         probe = RidgeClassifier().fit(train, words[TESTED:])
@@ -81,7 +80,7 @@ def run(width, config, seed):
 
 def main(config):
     runs = trials.run_seeds(run, WIDTHS, config)
-    trials.write_means("vector", config, "one vector", "its numbers", runs, [LACKING, *ROLES])
+    trials.write_means("vector", config, "one vector", "its numbers", runs)
 
 
 if __name__ == "__main__":

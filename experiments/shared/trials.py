@@ -339,10 +339,11 @@ def write_result(name, config, tables, figure, **more):
     print(f"\n{folder / name}.png and .json written")
 
 
-def write_means(name, config, title, label, runs, columns):
-    """Write a table of runs, and a picture of their means with a panel for each of the columns."""
-    figure, panels = make_figure(1 + 4 * len(columns), 2.8, 1, len(columns), squeeze=False)
-    for panel, what in zip(panels[0], columns):
+def write_means(name, config, title, label, runs):
+    """Write a table of runs, and a picture of their means with a panel for each column."""
+    columns = [*next(iter(runs.values()))[0]]
+    figure, panels = make_figure(1 + 4 * len(columns), 2.8, 1, len(columns))
+    for panel, what in zip(panels, columns):
         draw_means(panel, runs, what)
         panel.set_title(what)
     write_result(name, config, {title: make_table(label, runs)}, figure)

@@ -14,6 +14,11 @@ from experiments.shared import trials
 RECORDS = {path.stem: json.loads(path.read_bytes()) for path in ROOT.glob("experiments/*.json")}
 SHARED = "experiments/shared/*.py"  # has the sizes of data
 NUMBER = r"(?<![\w.:/-])\d[\d,]*(?:\.\d+)?(?![\w/]|[.,]\d)"
+PRESETS = {  # and where their runs are recorded
+    "chat": "questions",
+    "shakespeare_char": "shakespeare_char_seeds",
+    "speedrun_cpu": "train_cpu",
+}
 # experiment, number of its table: what is larger > what is smaller, each by more than two standard
 # errors; or what is alike: within two; or, if it is rounded, this number. A cell: row | column.
 VERDICTS = """
@@ -208,3 +213,18 @@ def test_seeds_and_settings(name):
     assert settings.keys() == {field.name for field in dataclasses.fields(config)}
     said = " ".join(sayings_of(name).values())
     assert f"| {settings['seeds']} |" in said
+
+
+@parametrize("preset, record", PRESETS.items())
+def test_presets(preset, record):
+    """Catches a loss or a share in a preset's header that no recorded run of it has."""
+    runs = json.loads(text_of(f"benchmarks/{record}.json"))["runs"]
+    known = values_in(runs)
+    losses = [run["val_loss"] for run in runs if "val_loss" in run]
+    known |= rounded(sum(losses) / max(1, len(losses)))
+    for name, count in (item for run in runs for item in run.items()):
+        asked = name.rpartition("_")[2]  # right answers of so many
+        if asked.isdigit():
+            known |= rounded(100 * count / int(asked))
+    [reached] = re.findall(r"^# Reaches: (.*)", text_of(f"config/{preset}.toml"), re.M)
+    assert not {number for number in numbers_in(reached) if "." in number or "%" in reached} - known
