@@ -25,8 +25,7 @@ sentences, and a wider vector move the drop (--steps=4160 --sentences=40000, --n
 Multi30k, test 2016 (one seed, benchmarks/translate_multi30k.json): 34.2 without, 47.3 with general.
 In equal time, three seeds, rates tuned there on another seed: transformer 42.4 ± 0.2 at 3e-3,
 transformer2017 36.4 ± 0.6 at 2e-3 (benchmarks/translate_multi30k_transformer*.json).
---task=summarize: to write the sentence of four that is marked needs hardly any looking: {S0} from
-one vector, {S1} with general (benchmarks/translate_summarize.json).
+--task=summarize: to write the sentence of four that is marked needs hardly any looking.
 """
 
 from dataclasses import dataclass
