@@ -32,8 +32,11 @@ choices 0: 4 heads | validation loss > 0
 convolution 0: convolutions | 50 > vision transformer | 50
 convolution 0: convolutions, changed images | 50 > vision transformer, changed images | 50
 convolution 0: vision transformer | 1348 > vision transformer | 50
-distance 0: attention | 256 > -3 > -40 > GRU | 256 > tanh RNN | 256
+distance 0: convolutions | 256 > attention | 256 > -3 > -40 > GRU | 256 > tanh RNN | 256
+distance 2: GRU | 256 > 0.99 > convolutions | 128
 distance 3: attention | 64 > 0.9 > 0.2 > GRU | 64
+distance 3: convolutions | 64 > 0.9 > 0.2 > LSTM | 16
+distance 3: attention | 128 > 0.9 > 0.2 > convolutions | 128
 documents 0: hierarchical attention | test accuracy > attention to words | test accuracy
 documents 0: hierarchical attention | test accuracy > average of sentences | test accuracy
 documents 0: hierarchical attention, GRUs | test accuracy
