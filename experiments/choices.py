@@ -1,6 +1,22 @@
 """One GPT with other attention: how many heads, in which subspaces, how sharp, how far.
 
-python -m experiments.choices [--seeds=5]
+    python -m experiments.choices [--seeds=5]
+
+Claims (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2): one head is not enough, because it
+averages what several would keep apart, and heads specialise because each has a subspace of its own.
+Sparse weights (Martins and Astudillo 2016, arXiv:1602.02068) are easier to read and cost less.
+Chunks, which do not see each other, approximate attention, and lose something.
+
+All models have as many parameters and the same learning rate, not tuned for each. How much heads
+differ is half the sum of |w - w'| over keys: 0 for equal weights, 1 if no key is in common.
+
+Found (5 seeds, 300 steps): four heads have 2.075 ± 0.009 nats, one 2.128 ± 0.003. Four that share
+W_Q and W_K, so that all look at the same, have 2.144 ± 0.011: it is the subspaces that help. They
+need not differ at first: heads that begin with equal ones, and may change, come to differ as much,
+0.619 ± 0.023 and 0.609 ± 0.010, and learn as well, 2.072 ± 0.004. sparsemax gives weight to 2.863 ±
+0.067 of 32.5 keys and loses nothing, 2.054 ± 0.014; but all scores are made, so nothing is saved.
+Chunks of 16 lose nothing here, 2.076 ± 0.006; but a window of 8, which sees as many keys, wins,
+1.998 ± 0.008, because no text ends at the border of a chunk.
 """
 
 import torch

@@ -28,7 +28,14 @@ blanks 1: fits both neighbours | right > looks back, next word | right > sees bo
 blanks 1: sees both sides | right is looks back | right
 blanks 2: counts of words | right > looks back, next word | right
 blanks 2: sees both sides | right is untrained | right
-choices 0: 4 heads | validation loss > 0
+choices 0: 1 head | validation loss > 4 heads | validation loss > window of 8 | validation loss
+choices 0: 4 heads, one W_Q and W_K | validation loss > 4 heads | validation loss
+choices 0: 4 heads, W_Q and W_K equal at first | validation loss is 4 heads | validation loss
+choices 0: 4 heads, W_Q and W_K equal at first | heads differ is 4 heads | heads differ
+choices 0: sparsemax | validation loss is 4 heads | validation loss
+choices 0: chunks of 16 | validation loss is 4 heads | validation loss
+choices 0: chunks of 16 | validation loss > window of 8 | validation loss
+choices 0: 4 > sparsemax | keys with a weight
 convolution 0: convolutions | 50 > vision transformer | 50
 convolution 0: convolutions, changed images | 50 > vision transformer, changed images | 50
 convolution 0: vision transformer | 1348 > vision transformer | 50
