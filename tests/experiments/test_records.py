@@ -38,7 +38,9 @@ choices 0: chunks of 16 | validation loss > window of 8 | validation loss
 choices 0: 4 > sparsemax | keys with a weight
 convolution 0: convolutions | 50 > vision transformer | 50
 convolution 0: convolutions, changed images | 50 > vision transformer, changed images | 50
-convolution 0: vision transformer | 1348 > vision transformer | 50
+convolution 0: convolutions | 1348 > vision transformer | 1348 > vision transformer | 50
+convolution 0: convolutions | 50 - vision transformer | 50 > 0.1
+convolution 0: 0.03 > convolutions | 1348 - vision transformer | 1348
 distance 0: convolutions | 256 > attention | 256 > -3 > -40 > GRU | 256 > tanh RNN | 256
 distance 2: GRU | 256 > 0.99 > convolutions | 128
 distance 3: attention | 64 > 0.9 > 0.2 > GRU | 64
