@@ -48,6 +48,7 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     causal,
     check_bias,
     check_promises,
+    chunks,
     everything,
     full,
     local_global,

@@ -26,7 +26,9 @@ docs/letters.html is another, of config/induction.toml:
 
     python train.py config/induction.toml
     python -m tools.visualize --live=True --out_dir=out-induction --page=docs/letters.html \
-        --text="abracadabra, abracad" --other="index.html A model of whole words, and a translator"
+        --other="index.html A model of whole words, and a translator" \
+        --text="abracadabra, abracad" \
+        --examples="The quick brown fox jumps over the lazy dog. The quick brown fox"
 """
 
 import base64

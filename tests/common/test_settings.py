@@ -13,6 +13,8 @@ from conftest import CPU, ROOT, complaint, parametrize, refused, run, run_here
 from engine.common.errors import one_line_errors
 from engine.common.hardware import pick_device
 from engine.common.settings import given_settings, parse_settings
+from engine.text.tokenizer import padded_vocab_size
+from model import GPT
 from sample import SampleConfig
 from train import TrainConfig, settings
 
@@ -119,14 +121,30 @@ def test_bad_presets(tmp_path, line, message):
         parse(tmp_path / "x.toml")
 
 
+VOCABULARIES = {"stdlib": 256, "shakespeare_char": 65}
+
+
 @parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
 def test_included_presets(preset):
-    """Catches a preset that no longer fits the settings, that does not say its cost, or for data
-    that nobody can prepare.
+    """Catches a preset that no longer fits the settings, that does not say its cost, or another
+    size or number of tokens, or for data that nobody can prepare.
     """
-    assert (ROOT / "data" / parse(preset).dataset).is_dir()
+    config = parse(preset)
+    assert (ROOT / "data" / config.dataset).is_dir()
     text = preset.read_text()
-    assert "\n# Costs: " in text and "\n# Reaches: " in text
+    assert "\n# Reaches: " in text
+    costs = text.split("\n# Costs: ")[1].split("\n#")[0]
+    tokens = config.max_iters * config.gradient_accumulation_steps
+    tokens *= config.batch_size * config.block_size
+    found = {"M tokens": tokens / 1e6, "billion tokens": tokens / 1e9}
+    vocab_size = config.vocab_size or padded_vocab_size(VOCABULARIES.get(config.dataset, 0))
+    if vocab_size and not config.init_from.startswith("gpt2"):
+        with torch.device("meta"):
+            found["M parameters"] = GPT(config.model_config(vocab_size)).num_params() / 1e6
+    for what, value in found.items():
+        for said in re.findall(rf"([\d.]+) {what}", costs)[:1]:
+            digits = len(said.partition(".")[2])
+            assert said == f"{value:.{digits}f}", what
 
 
 @parametrize("cls", [TrainConfig, SampleConfig, Kinds])

@@ -171,6 +171,17 @@ def test_a_learned_bias(monkeypatch):
 # ---- Scores and normalizers
 
 
+def test_scores_are_their_formulas():
+    """Catches W on the keys' side, another activation, and a part of a pair that is left out."""
+    q, k, _ = qkv(1, (1, 1), (1, 1), 6)
+    one, other = q.flatten(), k.flatten()
+    general, additive, mlp = (SCORE[name](6).double() for name in ("general", "additive", "mlp"))
+    hidden = [one @ score.W1 + other @ score.W2 for score in (additive, mlp)]
+    expected = [one @ general.W @ other, hidden[0].tanh() @ additive.v, hidden[1].relu() @ mlp.v]
+    found = [score(q, k).flatten() for score in (general, additive, mlp)]
+    torch.testing.assert_close(torch.cat(found), torch.stack(expected))
+
+
 @parametrize("score", SCORE)
 @parametrize("normalize", NORMALIZE)
 def test_a_score_and_a_normalizer(score, normalize):

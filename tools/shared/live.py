@@ -13,7 +13,7 @@ KNOWN = {  # the mechanisms that model.js has
     "attention": "naive masked_fill tiled fused",  # the same function
     "score": "scaled_dot dot",
     "normalize": "softmax",
-    "visible": "causal sliding_window local_global strided alibi",
+    "visible": "causal sliding_window local_global strided chunks alibi",
     "position": "learned rope sinusoidal none",
     "norm": "layernorm rmsnorm rmsnorm_scale",
     "mlp": "gelu_tanh gelu relu relu2 silu swiglu",
