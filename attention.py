@@ -48,6 +48,7 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     causal,
     check_bias,
     check_promises,
+    chunks,
     everything,
     full,
     local_global,
@@ -136,9 +137,7 @@ class General(nn.Module):
         self.W = nn.Parameter(torch.randn(D, D) / D)
 
     def forward(self, q, k):
-        with torch.autocast(q.device.type, enabled=False):
-            q, k, W = upcast(q, k, self.W.to(q.dtype))
-            return dot(q @ W, k)
+        return dot(q @ self.W.to(q.dtype), k)
 
 
 class Additive(nn.Module):
@@ -359,7 +358,7 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
     # Many queries with a window: each has keys of its own that are out of reach.
     if Tq > 1 and not is_causal and not hasattr(visible, "bias"):
-        if exact and sdpa.has_flash_window(q, v):
+        if exact and sdpa.has_flash(q, v):
             return sdpa.flash_window(q, k, v, window)
         if Tk - start > max(3 * window, 4 * sdpa.BLOCK):  # else a full mask is faster
             seen = functools.partial(mask_of, visible, B=len(q))
@@ -367,19 +366,13 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
 
     # Else one call of the kernel, without the keys that are out of reach.
     i, j = positions(Tq, Tk, q.device)
-    k, v = without(k, n_global, start), without(v, n_global, start)
-    j = without(j.mT, n_global, start).mT
+    if start > n_global:
+        near = slice(start, None)  # a view
+        seen = torch.cat([j[0, :n_global], j[0, near]]) if n_global else near
+        k, v, j = k[:, :, seen], v[:, :, seen], j[:, seen]
     sees_all = visible is full or (exact and Tq == 1)
     mask = None if is_causal or sees_all else mask_for_kernel(visible, i, j, q)
     return sdpa.attend(q, k, v, mask, is_causal)
-
-
-def without(x, first, end):
-    """x (..., T, D) without the positions from `first` to `end`; a view where it can be one."""
-    if first == end:
-        return x
-    rest = x[..., end:, :]
-    return torch.cat([x[..., :first, :], rest], dim=-2) if first else rest
 
 
 def mask_for_kernel(visible, i, j, q):
@@ -402,16 +395,16 @@ def elu1(x):
     return F.elu(x).add_(1)
 
 
-def linear(q, k, v, feature=elu1, memory=None, chunk=128):
+def linear(q, k, v, feature=elu1, memory=None):
     """Causal attention with weights feature(q)·feature(k), normalized: (B, H, Tq, Dv).
 
     O(T) time and memory. memory: a LinearState, the sum of all that came before k and v; it is
     updated.
     """
     Tq, Tk = check_shapes(q, k, v, causal)
-    past = memory.past(q, Tk) if memory is not None else None
+    past = memory.sum if memory is not None else None
     with torch.autocast(q.device.type, enabled=False):  # sums need float32
-        y, past = chunked(q, share_heads(q, k), share_heads(q, v), feature, past, chunk)
+        y, past = chunked(q, share_heads(q, k), share_heads(q, v), feature, past)
     if memory is not None:
         memory.update(past, Tk)
     return y
@@ -485,9 +478,8 @@ class KVCache:
         other.length = self.length
         if self.padding is not None:
             other.padding = self.padding[rows]
-        if self.k is not None:
-            other.k = self.k[rows]
-            other.v = self.v[rows]
+        other.k = self.k[rows]
+        other.v = self.v[rows]
         return other
 
     def positions(self, T):
@@ -516,15 +508,10 @@ class KVCache:
     def append(self, k, v):
         if self.at is not None:
             return self.k.index_copy_(2, self.at, k), self.v.index_copy_(2, self.at, v)
-        B, G, max_len, D, Dv = self.shape
         T = k.shape[2]
-        if k.shape != (B, G, T, D) or v.shape != (B, G, T, Dv):
-            raise ValueError(
-                f"this cache holds (B={B}, G={G}, T, D={D} or Dv={Dv}), "
-                f"not k {tuple(k.shape)}, v {tuple(v.shape)}"
-            )
         check_room(self, T)
         if self.k is None:
+            B, G, max_len, D, Dv = self.shape
             self.k = k.new_zeros(B, G, max_len, D)
             self.v = v.new_zeros(B, G, max_len, Dv)
         new = slice(self.length, self.length + T)
@@ -540,18 +527,12 @@ class KVCache:
 
 def check_mechanism(attention, score, normalize, window, visible):
     """ValueError for a mechanism that does not exist, or that this path cannot compute."""
-    seen = predicate(visible)
-    if window and getattr(seen, "across", False):
-        raise ValueError(f"visible={visible!r} sees all positions: leave window out")
+    predicate(visible)
     choose("attention", attention, ATTENTION | FEATURE)
     choose("score", score, SCORE)
     choose("normalize", normalize, NORMALIZE)
-    is_standard = score == "scaled_dot" and normalize == "softmax"
-    if attention not in ("naive", "masked_fill") and not is_standard:
-        raise ValueError(
-            f"attention={attention!r} cannot do score={score!r} with normalize={normalize!r}: "
-            "choose attention=masked_fill (or naive)"
-        )
+    if attention not in ("naive", "masked_fill"):
+        check_standard(attention, score == "scaled_dot" and normalize == "softmax")
     if attention in FEATURE and (window or visible != "causal"):
         raise ValueError(
             f"attention={attention!r} sees all of the past: give window=0 and leave visible out, "
@@ -655,11 +636,9 @@ class SelfAttention(nn.Module):
         return self.dropout(self.c_proj(y))
 
     def new_cache(self, batch_size, max_len):
-        """An empty memory of this layer: a KVCache or a LinearState; ValueError for an encoder."""
-        if getattr(self.visible, "across", False):
-            raise ValueError("without a mask each token sees later ones: there is no cache")
+        """An empty memory of this layer, for a mask that is causal: a KVCache or a LinearState."""
         if self.feature:
-            return LinearState(batch_size, max_len)
+            return LinearState(max_len)
         return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, self.value_size)
 
 

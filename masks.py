@@ -88,6 +88,18 @@ def strided(S):
     return visible
 
 
+def chunks(S):
+    """The past within chunks of S positions, as if each were a text of its own."""
+    if S < 1:
+        raise ValueError(f"chunks(S={S}): a chunk has at least 1 position")
+
+    def visible(i, j):
+        return (j <= i) & (i // S == j // S)
+
+    visible.window = S
+    return visible
+
+
 def same_document(ids):
     """Positions of the same document, ids (T,) or (B, T), for both(causal, same_document(ids)).
 
@@ -140,6 +152,7 @@ VISIBLE = {  # name -> the predicate for some numbers; all of them causal
     "sliding_window": sliding_window,
     "local_global": local_global,
     "strided": strided,
+    "chunks": chunks,
     "alibi": alibi,
 }
 

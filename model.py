@@ -61,8 +61,8 @@ class GPTConfig:
     normalize: str = "softmax"
     """From scores to weights: softmax, or sparsemax (most weights are exactly zero)."""
     visible: str = "causal"
-    """Mask, by VISIBLE in masks.py: causal, sliding_window:W, local_global:W,G, strided:S, alibi:H
-    (H is n_head)."""
+    """Mask, by VISIBLE in masks.py: causal, sliding_window:W, local_global:W,G, strided:S,
+    chunks:S, alibi:H (H is n_head)."""
     window: int = 0
     """Each token sees only the last `window` positions of what `visible` allows; 0: all of them."""
     window_pattern: str = "S"

@@ -119,8 +119,8 @@ def main(config):
     to = Path("." if config.init_from else config.out_dir)
     picture = to / "attention.png"
     file = Path(config.page or to / "attention.html")
-    pieces = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in ids.tolist()]
-    figure = draw(maps, [piece.translate(SIGNS) for piece in pieces], str(folder))
+    labels = [tokenizer.decode([token]).translate(SIGNS) for token in ids.tolist()]
+    figure = draw(maps, labels, str(folder))
     atomic_write(file, page(data).encode())
     heatmaps.save(figure, picture)
     print(f"{file} and {picture}: {len(ids)} tokens")
@@ -155,8 +155,8 @@ def check(data, logits):
     without.
     """
     node = shutil.which("node")
-    content = json.dumps(data | {"logits": logits.tolist()})
-    if node and subprocess.run([node, PAGE / "check.js"], input=content.encode()).returncode:
+    content = json.dumps(data | {"logits": logits.tolist()}).encode()
+    if node and subprocess.run([node, PAGE / "check.js"], input=content).returncode:
         raise ValueError("tools/page/model.js computes other numbers than this model")
 
 

@@ -66,11 +66,8 @@ def one_line_message(error):
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         reason = text.strip().splitlines()[0]
         return f"torch.compile cannot do this here ({reason}): try --compile=False"
-    if isinstance(error, NotImplementedError) and "MPS" in text:
-        reason = text.partition(". ")[0]
-        return f"{reason}: set PYTORCH_ENABLE_MPS_FALLBACK=1, or give --device=cpu"
     if isinstance(error, torch.distributed.DistError) or "gloo" in text:
-        return "another process has ended: see its message above, if there is one"
+        return "another process has ended, or cannot be reached: see its message, if there is one"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return text if isinstance(error, ValueError | OSError | FloatingPointError) else None
@@ -133,31 +130,25 @@ def check_standard(path, standard):
     """ValueError for a score or normalizer that a path without scores cannot do."""
     if not standard:
         raise ValueError(
-            f'attention="{path}" does softmax of the scaled dot product only; '
-            'use "masked_fill" for others'
+            f"attention={path} has no other score or normalizer than its own: "
+            "choose attention=masked_fill"
         )
 
 
 def check_shapes(q, k, v, visible):
     """Return Tq and Tk, or raise a ValueError that names what does not fit.
 
-    q (B, H, Tq, D), k (B, G, Tk, D), v (B, G, Tk, Dv), where G divides H; all of one dtype and
-    device.
+    q (B, H, Tq, D), k (B, G, Tk, D), v (B, G, Tk, Dv), where G divides H.
     """
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     same_rank = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3]
     if not same_rank or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
         form = "q (B, H, Tq, D), k (B, G, Tk, D) and v (B, G, Tk, Dv)"
         raise ValueError(f"attention needs {form}, not {shapes}")
-    if not (q.numel() and k.numel() and v.numel()):
-        raise ValueError(f"attention needs at least one sequence, head, query and key: {shapes}")
     if q.shape[1] % k.shape[1]:
         raise ValueError(f"query heads cannot share key/value heads evenly: {shapes}")
     if q.shape[2] > k.shape[2] and not getattr(visible, "across", False):
         raise ValueError(f"queries are the last of the keys, so Tq must not exceed Tk: {shapes}")
-    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
-        kinds = [(x.dtype, x.device) for x in (q, k, v)]
-        raise ValueError(f"q, k, v differ in dtype or device: {kinds}")
     return q.shape[2], k.shape[2]
 
 

@@ -210,8 +210,6 @@ def peak_bytes(function, device):
         before = torch.mps.driver_allocated_memory()
         function()
         return torch.mps.driver_allocated_memory() - before
-    if device.type != "cpu":
-        return float("nan")
     of_cpu = [torch.profiler.ProfilerActivity.CPU]  # or it would start CUDA too
     with torch.profiler.profile(activities=of_cpu, profile_memory=True) as profiler:
         function()
@@ -229,14 +227,9 @@ CPU_FLAGS = (
 ).split()
 
 
-def capabilities():
-    """What PyTorch knows of this processor; {} before 2.12, which does not say."""
-    return getattr(torch.cpu, "get_capabilities", dict)()
-
-
 def cpu_flags():
     """Those of CPU_FLAGS that this processor has."""
-    found = capabilities()
+    found = torch.cpu.get_capabilities()
     return [flag for flag in CPU_FLAGS if found.get(flag)]
 
 

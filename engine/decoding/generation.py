@@ -81,9 +81,10 @@ class Generator:
 
     def add(self, ids):
         """Add ids (T,) to the conversation, which the session keeps."""
-        if not self.session:
-            self.start([ids[:0]], [self.config.seed], math.inf)
-        self.session.append(ids[None])
+        if self.session:
+            self.session.append(ids[None])
+        else:
+            self.start([ids], [self.config.seed], math.inf)
 
     def answer(self, template, messages, seed, tools=None):
         """Return the Text that is to answer messages, by a ChatTemplate, which may render tools.

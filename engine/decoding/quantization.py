@@ -26,17 +26,11 @@ import torch.nn.functional as F
 
 from engine.common.hardware import cpu_flags, half_dtype, is_emulated
 
-
-def has_fbgemm():
-    """Return whether FBGEMM's products are here: on x86 with AVX2.
-
-    PyTorch lists FBGEMM on ARM too, where its products are others.
-    """
-    avx = torch.backends.cpu.get_cpu_capability().startswith("AVX")
-    return avx and "fbgemm" in torch.backends.quantized.supported_engines
-
-
-HAS_FBGEMM = has_fbgemm()
+# FBGEMM's products are here: on x86 with AVX2. PyTorch lists it on ARM too, where they are others.
+HAS_FBGEMM = (
+    "fbgemm" in torch.backends.quantized.supported_engines
+    and torch.backends.cpu.get_cpu_capability().startswith("AVX")
+)
 TINY = torch.tensor(1e-30)  # against 0/0
 CACHE_BYTES = 2**25  # a processor's own cache may hold weights up to here
 STEPS_FOR_FLOAT16 = 128  # about where they have saved the time in which weights are laid out

@@ -113,9 +113,6 @@ class Sampler:
 
     def inputs(self, session):
         """Return what sample_next_token takes beside the logits, for a session's next column."""
-        text = session.known_text() if self.sampling.repetition_penalty != 1 else None
-        return self.sampling, self.random(), text, self.vocab_size
-
-    def random(self):
-        """Return the next number of each generator, (B,) in [0, 1)."""
-        return torch.cat([torch.rand(1, generator=g, dtype=torch.float64) for g in self.generators])
+        text = session.ids if self.sampling.repetition_penalty != 1 else None
+        u = [torch.rand(1, generator=g, dtype=torch.float64) for g in self.generators]
+        return self.sampling, torch.cat(u), text, self.vocab_size

@@ -45,8 +45,9 @@ class Session:
     """Tokens of a batch of texts, and the model's cache of them.
 
     prompts: 1-D tensors of ids, one for each text. room: columns to add, at first. All texts end
-    at the same column of ids (B, T); a shorter one begins later, at begin[row], after padding that
-    repeats its first id. A full context moves on at model.context_start, for each text by itself.
+    at the same column of ids (B, T); a shorter one begins later, at begin[row]. Its first id stands
+    before it too, and in the columns that are still empty, where a penalty on repetition finds
+    nothing new. A full context moves on at model.context_start, for each text by itself.
 
     compiled: a CompiledStep, or None. The shapes of its session never change.
     """
@@ -63,7 +64,7 @@ class Session:
         device = model.transformer.wte.weight.device
         self.ids = torch.zeros(len(prompts), columns, dtype=torch.long, device=device)
         for row, begin, prompt in zip(self.ids, self.begin, prompts):
-            row[:begin] = prompt[:1]
+            row[:] = prompt[0]
             row[begin : self.length] = prompt
         self.cache = None
         self.is_compared = False  # the compiled step with the plain one, with this cache
@@ -74,7 +75,7 @@ class Session:
         """Add ids (B, T) to the texts; nothing is computed yet."""
         B, T = tokens.shape
         if self.length + T > self.ids.shape[1]:
-            more = self.ids.new_zeros(B, self.length + T)  # at least twice as long
+            more = self.ids[:, :1].expand(B, self.length + T)  # at least twice as long
             self.ids = torch.cat([self.ids, more], dim=1)
             self.forget()  # the cache must grow too
         self.ids[:, self.length : self.length + T] = tokens
@@ -90,11 +91,6 @@ class Session:
         """Read all texts again next time."""
         self.starts = None
         self.n_read = 0
-
-    def known_text(self):
-        """Return ids (B, columns), of a shape that stays: after a text's end its first id again."""
-        columns = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return torch.where(columns < self.length, self.ids, self.ids[:, :1])
 
     def context_starts(self):
         """Return the column where the context of each text begins."""

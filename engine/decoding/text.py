@@ -16,8 +16,6 @@ def encode_prompt(tokenizer, text, begin, most, flag):
     """
     try:
         ids = tokenizer.encode(text, allow_special=True).tolist()
-    except UnicodeEncodeError:
-        raise ValueError(f"{flag} is not UTF-8 text: is LC_ALL=C.UTF-8 set?") from None
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
     begin = list(begin)

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 
 from engine.common.errors import check_room
 
+CHUNK = 128  # tokens
 
-def chunked(q, k, v, feature, past, chunk):
+
+def chunked(q, k, v, feature, past):
     """Causal attention with weights feature(q)·feature(k), and the sum over all keys.
 
     q (B, H, Tq, D), k (B, H, Tk, D), v (B, H, Tk, Dv); the result is (B, H, Tq, Dv). past: the sum
@@ -25,7 +27,7 @@ def chunked(q, k, v, feature, past, chunk):
     past = before_queries if past is None else past + before_queries
     k, v = k[:, :, earlier:], v[:, :, earlier:]
     # (B, H, chunks, chunk, features or Dv + 1)
-    q, k, v = (in_chunks(x, min(chunk, Tq)) for x in (q, k, v))
+    q, k, v = (in_chunks(x, min(CHUNK, Tq)) for x in (q, k, v))
     sums = k.mT @ v  # (B, H, chunks, features, Dv + 1)
     before = torch.cat([past[:, :, None], sums[:, :, :-1]], dim=2).cumsum(2)
     weights = (q @ k.mT).tril_()  # within a chunk
@@ -64,11 +66,10 @@ def normalized(y):
 class LinearState:
     """The memory of linear attention: one matrix per head, however long the past is.
 
-    Has KVCache's reset, trim, select and positions.
+    Has KVCache's reset, select and positions.
     """
 
-    def __init__(self, batch_size, max_len):
-        self.batch_size = batch_size
+    def __init__(self, max_len):
         self.max_len = max_len
         self.reset()
 
@@ -84,17 +85,9 @@ class LinearState:
         self.length = 0
         self.sum = None  # (B, H, features, Dv + 1)
 
-    def trim(self, length):
-        """Refuse to forget; a length that changes nothing is accepted."""
-        if length != self.length:
-            raise ValueError(
-                "linear attention keeps a sum, from which nothing can be removed: "
-                "use another attention"
-            )
-
     def select(self, rows):
         """A state of these rows (N,) of the batch."""
-        other = LinearState(len(rows), self.max_len)
+        other = LinearState(self.max_len)
         other.length = self.length
         other.sum = self.sum[rows]
         return other
@@ -103,13 +96,6 @@ class LinearState:
         """Positions of the next T tokens."""
         check_room(self, T)
         return slice(self.length, self.length + T)
-
-    def past(self, q, T):
-        """The sum so far, or None; ValueError if q (B, H, Tq, D) or T more positions do not fit."""
-        if len(q) != self.batch_size:
-            raise ValueError(f"this state is for B={self.batch_size}, not q {tuple(q.shape)}")
-        self.positions(T)
-        return self.sum
 
     def update(self, total, T):
         """Take the sum over all positions, after T more of them."""

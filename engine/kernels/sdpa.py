@@ -34,23 +34,21 @@ def attend(q, k, v, mask=None, causal=False):
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
 
 
-def has_flash_window(q, v):
-    """True if FlashAttention can compute a window of these: on a GPU."""
-    return q.is_cuda and has_flash(q, v) and q.shape[-1] % 8 == 0
-
-
 def has_flash(q, v):
-    """True if FlashAttention takes q and v, on a GPU.
+    """True if FlashAttention takes q and v.
 
-    It needs half precision, compute capability 8.0 or above, heads that fit the GPU's memory, and
-    values as wide as keys.
+    It needs a GPU of compute capability 8.0 or above, half precision, heads that fit the GPU's
+    memory, of a multiple of 8, and values as wide as keys.
     """
+    D = q.shape[-1]
+    if not q.is_cuda or q.itemsize != 2 or D % 8 or D != v.shape[-1]:
+        return False
     capability = torch.cuda.get_device_capability(q.device)
-    if capability < (8, 0) or q.itemsize != 2 or q.shape[-1] != v.shape[-1]:
+    if capability < (8, 0):
         return False
     has_large_memory = capability == (8, 0) or capability[0] in (9, 10)
     largest_head = 256 if has_large_memory else 192  # of the backward pass
-    return q.shape[-1] <= largest_head
+    return D <= largest_head
 
 
 # --------------------------------------------------------------------------------------------------

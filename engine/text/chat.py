@@ -27,7 +27,7 @@ from engine.text.tokenizer import END_OF_TEXT, create_tokenizer, with_special_to
 
 CHATML = """
 {%- for message in messages -%}
-    {{ "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" }}
+    {{ "<|im_start|>" + message.role + "\n" + (message.content or "") + "<|im_end|>\n" }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{ "<|im_start|>assistant\n" }}

@@ -147,9 +147,3 @@ def test_the_dtype_that_suits_a_model(monkeypatch):
     large = "float16" if quantization.HAS_FBGEMM else "float32"
     assert best_dtype(model) == best_dtype(model, 128) == large
     assert best_dtype(model, 127) == "float32"
-
-
-def test_a_processor_without_avx(monkeypatch):
-    """Catches products of x86 on an ARM processor, for which PyTorch lists FBGEMM too."""
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SVE256")
-    assert not quantization.has_fbgemm()

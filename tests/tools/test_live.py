@@ -12,19 +12,15 @@ from data.words.prepare import word_tokenizer
 from engine.text.tokenizer import create_tokenizer
 from tools.shared import live
 from tools.shared.inspection import attention_maps
-from tools.visualize import page
 
 pytest.importorskip("selenium")
 pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def run(chromium, tmp_path):
-    """Runs a script in docs/index.html, written anew with the scripts of tools/page/."""
-    content = (ROOT / "docs/index.html").read_text(encoding="utf-8")
-    data = json.loads(content.split('id="data">')[1].split("</script>")[0])
-    (tmp_path / "index.html").write_text(page(data), encoding="utf-8")
-    open_page(chromium, tmp_path / "index.html")
+def run(chromium):
+    """Runs a script in docs/index.html, whose scripts are those of tools/page/."""
+    open_page(chromium, ROOT / "docs/index.html")
     return chromium.execute_script
 
 
@@ -33,7 +29,6 @@ SHAPES = [
     dict(n_kv_head=2, window=5, window_pattern="SL", score="dot", attention="masked_fill"),
     dict(n_kv_head=2, rope_base=100.0, rope_stretch=4.0, rope_trained=16, qk_norm="head"),
     dict(n_kv_head=1, visible="alibi:4", tie_weights=False, bias=False, mlp="swiglu"),
-    dict(n_kv_head=2, visible="strided:3", head_size=6, norm="rmsnorm_scale"),
 ]
 
 

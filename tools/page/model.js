@@ -76,6 +76,7 @@ const VISIBLE = {
   sliding_window: (W) => (i, j) => j > i - W,
   local_global: (W, G) => (i, j) => j > i - W || j < G,
   strided: (S) => (i, j) => i - j < S || (i - j) % S === 0,
+  chunks: (S) => (i, j) => Math.floor(i / S) === Math.floor(j / S),
   alibi: () => () => true,
 };
 

@@ -18,7 +18,7 @@ KNOWN = {
     "attention": "naive masked_fill tiled fused",  # the same function
     "score": "scaled_dot dot",
     "normalize": "softmax",
-    "visible": "causal sliding_window local_global strided alibi",
+    "visible": "causal sliding_window local_global strided chunks alibi",
     "position": "learned rope sinusoidal none",
     "norm": "layernorm rmsnorm rmsnorm_scale",
     "mlp": "gelu_tanh gelu relu relu2 silu swiglu",
@@ -39,9 +39,8 @@ def describe_model(model):
         raise ValueError(f"a live page has no room for {model.num_params():,} parameters")
     unknown = [name for name, _ in model.named_parameters() if not re.fullmatch(TENSOR, name)]
     for name in config.keys() - FREE.split():
-        value = str(config[name])
-        if value.split(":")[0] not in KNOWN.get(name, "0 0.0 False").split():
-            unknown.append(f"{name}={value}")
+        if str(config[name]).split(":")[0] not in KNOWN.get(name, "0 0.0 False").split():
+            unknown.append(f"{name}={config[name]}")
     if unknown:
         raise ValueError(f"a live page has no {', '.join(unknown)}")
     halves = torch.cat([p.detach().half().flatten() for p in model.parameters()])

@@ -8,7 +8,7 @@ import sys
 import torch
 
 from engine.common.files import shell_quote
-from engine.common.hardware import capabilities, cpu_flags, half_dtype, measure_seconds, peak_flops
+from engine.common.hardware import cpu_flags, half_dtype, measure_seconds, peak_flops
 
 
 def format_table(rows):
@@ -34,7 +34,7 @@ def format_cell(value):
 
 def cpu_name():
     """Return the model of the processor, or its architecture, such as aarch64."""
-    name = capabilities().get("cpu_name", "Unknown")  # so on ARM
+    name = torch.cpu.get_capabilities().get("cpu_name", "Unknown")  # so on ARM
     return platform.machine() if name == "Unknown" else name
 
 
@@ -57,9 +57,10 @@ def bandwidth(device):
 
 def machine_report(device):
     """Return the machine, its limits, the command and the date, to be stored with a measurement."""
-    gflops = {}
-    for dtype in ("float32", half_dtype(device)):
-        gflops[dtype] = round(peak_flops(device, getattr(torch, dtype)) / 1e9)
+    gflops = {
+        dtype: round(peak_flops(device, getattr(torch, dtype)) / 1e9)
+        for dtype in ("float32", half_dtype(device))
+    }
     return {
         "device": device_name(device),
         "cpu_flags": cpu_flags(),
