@@ -40,11 +40,13 @@ from masks import (
     causal,
     full,
     local_global,
+    mask_of,
     positions,
     predicate,
     present,
     same_document,
     sliding_window,
+    two_sided,
 )
 
 OTHER_PATHS = [name for name in ATTENTION if name != "naive"]
@@ -284,7 +286,7 @@ def test_cache_refuses_what_does_not_fit():
 # ---- The modules
 
 
-@parametrize("visible", ["full", "causal"])
+@parametrize("visible", ["full", "causal", "two_sided:2,1"])
 @parametrize("value_size", [None, 5])
 def test_layers(visible, value_size):
     """Catches values cut at the width of keys, also in the cache, an encoder with a mask, and cross
@@ -303,6 +305,10 @@ def test_layers(visible, value_size):
         return
     with refused("there is no cache"):
         layer.new_cache(2, 6)
+    if visible == "two_sided:2,1":
+        narrow = SelfAttention(12, 3, visible="full", window=2).visible
+        assert_same([mask_of(narrow, *positions(6, 6))], [mask_of(two_sided(2), *positions(6, 6))])
+        return
     cross = CrossAttention(12, 3, value_size=value_size).double()
     weights = layer.c_attn.weight.data
     cross.c_q.weight.data, cross.c_kv.weight.data = weights.split([12, len(weights) - 12])
@@ -312,7 +318,7 @@ def test_layers(visible, value_size):
 
 def test_cross_attention():
     """Catches a lost query, another result of cached keys, and padding that is looked at."""
-    layer = CrossAttention(12, 3).double()
+    layer = CrossAttention(12, 3, head_size=5).double()
     x = torch.randn(2, 9, 12, dtype=torch.float64)
     memory = torch.randn(2, 6, 12, dtype=torch.float64)
     want = layer(x, memory)

@@ -18,6 +18,7 @@ from masks import (
     same_document,
     sliding_window,
     strided,
+    two_sided,
 )
 
 PADDING = torch.tensor([4])
@@ -31,6 +32,7 @@ PADDING = torch.tensor([4])
         (sliding_window(3), lambda i, j: i - 3 < j <= i),
         (local_global(3, 2), lambda i, j: j <= i and (i - j < 3 or j < 2)),
         (strided(3), lambda i, j: j <= i and (i - j < 3 or (i - j) % 3 == 0)),
+        (two_sided(3, 1), lambda i, j: abs(i - j) < 3 or i == 0 or j == 0),
         (same_document(torch.arange(9) // 4), lambda i, j: i // 4 == j // 4),
         (present(torch.arange(9) != 5), lambda i, j: j != 5),
         (after_padding(lambda i, j: j < i, PADDING), lambda i, j: 4 <= j < i or i == j < 4),

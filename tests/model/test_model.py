@@ -154,7 +154,7 @@ def test_nothing_to_learn(only_loss):
         ("--visible=alibi:0", "H=0.*at least 1"),
         ("--visible=alibi:3", "for n_head=4 it must be"),
         ("--visible=full", "would show a GPT the next token"),
-        ("--visible=full --window=2", "visible='full' sees all positions: leave window out"),
+        ("--visible=two_sided:3,1", "would show a GPT the next token"),
     ],
 )
 def test_models_that_cannot_be(words, message):

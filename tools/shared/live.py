@@ -17,6 +17,7 @@ KNOWN = {  # the mechanisms that model.js has
     "position": "learned rope sinusoidal none",
     "norm": "layernorm rmsnorm rmsnorm_scale",
     "mlp": "gelu_tanh gelu relu relu2 silu swiglu",
+    "value_size": "0",
 }
 SEPARATOR = "\u0100"  # between the two bytes strings of a merge: no byte is this character
 
@@ -36,7 +37,7 @@ def describe_model(model):
         count = f"the model has {model.num_params() / 1e6:.1f} M parameters"
         raise ValueError(f"{count}, and a live page {MOST_PARAMETERS / 1e6:g} M at most")
     for name, known in KNOWN.items():
-        value = getattr(config, name)
+        value = str(getattr(config, name))
         if value.split(":")[0] not in known.split():
             raise ValueError(f"a live page has no {name}={value}")
     # The angle by which each pair turns from one token to the next
