@@ -317,11 +317,11 @@ def draw_curves(width, label, curves):
     return figure, panels
 
 
-def draw_means(panel, runs, what):
+def draw_means(panel, runs, what, label=None):
     """Draw the mean of `what` for each kind of runs with its error."""
     means, errors = means_of(runs, what)
-    panel.errorbar(means, [*runs], xerr=errors, fmt="o")
-    panel.invert_yaxis()
+    panel.errorbar(means, [*runs], xerr=errors, fmt="o", label=label)
+    panel.yaxis.set_inverted(True)
 
 
 def write_result(name, config, tables, figure, **more):

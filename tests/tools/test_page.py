@@ -266,13 +266,13 @@ def test_the_counts_of_the_paths(page):
 def test_the_page_in_docs(page):
     """Catches a page whose "it" does not look at its noun, and an unknown word without a word."""
     page.open(ROOT / "docs/index.html")
-    looks = "return view.reading.map(arguments[0], arguments[1])[8][arguments[2]]"
+    looks = "return view.reading.map(arguments[0], arguments[1])[7][arguments[2]]"
     for text, layer, head, noun in [
-        ("the dogs did not cross the street because it", 1, 1, 6),
-        ("the dog did not cross the streets because it", 0, 0, 1),
+        ("the dogs didn't cross the street because it", 1, 0, 5),
+        ("the dog didn't cross the streets because it", 0, 0, 1),
     ]:
         page.choose("#text", text)
-        assert page.run(looks, layer, head, noun) > 0.99
+        assert page.run(looks, layer, head, noun) > 0.95
     page.choose("#text", "the axolotl")
     assert "unknown to the model" in page.run("return $('#note').textContent")
 
