@@ -57,8 +57,10 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     predicate,
     present,
     same_document,
+    sees_ahead,
     sliding_window,
     strided,
+    two_sided,
 )
 from variants.performer import positive_random_features
 
@@ -527,7 +529,6 @@ class KVCache:
 
 def check_mechanism(attention, score, normalize, window, visible):
     """ValueError for a mechanism that does not exist, or that this path cannot compute."""
-    predicate(visible)
     choose("attention", attention, ATTENTION | FEATURE)
     choose("score", score, SCORE)
     choose("normalize", normalize, NORMALIZE)
@@ -551,18 +552,21 @@ def layer_predicate(visible, window, n_head):
     check_bias(seen, torch.empty(1, n_head, 1, 1))
     if not window:
         return seen
+    if seen is full:
+        return two_sided(window)
     return sliding_window(window) if seen is causal else both(seen, sliding_window(window))
 
 
 class SelfAttention(nn.Module):
     """(B, T, n_embd) -> (B, T, n_embd): n_head query heads over n_kv_head key/value heads.
 
-    Causal, as in a GPT; with visible="full" as in an encoder, such as BERT or ViT.
+    Causal, as in a GPT; with visible="full" as in an encoder, such as BERT or ViT, where window is
+        on both sides; with visible="two_sided:W,G" as in Longformer.
     n_kv_head: n_head if None. head_size: D, if it is not n_embd / n_head. value_size: Dv, if not D.
     attention: a path in ATTENTION, which all compute the same function, or linear attention with
         one of the features in FEATURE.
-    visible: a predicate in VISIBLE, or full. window, if any, limits it to the last `window`
-        positions.
+    visible: a predicate in VISIBLE, full or two_sided. window, if any: it sees the last `window`
+        positions only.
     qk_norm: a function of all queries and keys (B, T, heads, D), such as rms_norm, which bounds the
         scores at high learning rates (Henry et al. 2020, arXiv:2010.04245).
     dropout: acts on the output.
@@ -636,7 +640,9 @@ class SelfAttention(nn.Module):
         return self.dropout(self.c_proj(y))
 
     def new_cache(self, batch_size, max_len):
-        """An empty memory of this layer, for a mask that is causal: a KVCache or a LinearState."""
+        """An empty memory of this layer: a KVCache or a LinearState; ValueError for an encoder."""
+        if sees_ahead(self.visible):
+            raise ValueError("without a mask each token sees later ones: there is no cache")
         if self.feature:
             return LinearState(max_len)
         return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, self.value_size)
@@ -650,19 +656,28 @@ class CrossAttention(nn.Module):
 
     A decoder looks at an encoder through it. visible(i, j) says which position of the memory each
     query may see: full, or present(real) in a padded batch. Keys and values of a memory that does
-    not change are computed once, by project(memory), and given instead of it. value_size: Dv,
-    if it is not D = n_embd / n_head.
+    not change are computed once, by project(memory), and given instead of it. head_size: D, if it
+    is not n_embd / n_head. value_size: Dv, if not D.
     """
 
     def __init__(
-        self, n_embd, n_head, *, value_size=None, bias=False, dropout=0.0, attention="fused"
+        self,
+        n_embd,
+        n_head,
+        *,
+        head_size=None,
+        value_size=None,
+        bias=False,
+        dropout=0.0,
+        attention="fused",
     ):
         super().__init__()
-        check_heads(n_embd, n_head)
+        check_heads(n_embd, n_head, head_size=head_size)
         self.attention = choose("attention", attention, ATTENTION)
         self.n_head = n_head
-        self.widths = [n_embd, n_head * value_size if value_size else n_embd]
-        self.c_q = nn.Linear(n_embd, n_embd, bias=bias)
+        D = head_size or n_embd // n_head
+        self.widths = [n_head * D, n_head * (value_size or D)]
+        self.c_q = nn.Linear(n_embd, n_head * D, bias=bias)
         self.c_kv = nn.Linear(n_embd, sum(self.widths), bias=bias)
         self.c_proj = nn.Linear(self.widths[1], n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)

@@ -100,6 +100,18 @@ def chunks(S):
     return visible
 
 
+def two_sided(W, G=0):
+    """Positions less than W away; the first G see all, and are seen by all. For encoders.
+
+    Longformer (arXiv:2004.05150).
+    """
+
+    def visible(i, j):
+        return ((i - j).abs() < W) | (i < G) | (j < G)
+
+    return visible
+
+
 def same_document(ids):
     """Positions of the same document, ids (T,) or (B, T), for both(causal, same_document(ids)).
 
@@ -162,7 +174,12 @@ def predicate(spec):
 
     ValueError for an unknown name, or for numbers that it does not take.
     """
-    return parse_spec("visible", spec, VISIBLE | {"full": lambda: full})
+    return parse_spec("visible", spec, VISIBLE | {"full": lambda: full, "two_sided": two_sided})
+
+
+def sees_ahead(visible):
+    """Whether a query sees the key after it: no language model may."""
+    return mask_of(visible, *positions(2, 2, "cpu"))[0, 0, 1].item()
 
 
 # --------------------------------------------------------------------------------------------------

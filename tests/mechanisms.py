@@ -54,6 +54,7 @@ def mechanisms():
         {"qk_norm": True},
         {"qk_norm": "head", "position": "rope"},
         {"head_size": 12, "mlp": "swiglu", "mlp_size": 40, "qkv_bias": True, "bias": False},
+        {"value_size": 6, "attention": "tiled"},
         {"position": "rope", "rope_stretch": 4.0, "rope_trained": 32},
     ]
 

@@ -1,6 +1,6 @@
 """The attention of a trained model while it reads a text: attention.html and attention.png.
 
-    python -m tools.visualize --text="The animal did not cross the street because it was"
+    python -m tools.visualize --text="The animal didn't cross the street because it was"
     python -m tools.visualize --text=FILE:story.txt --init_from=FOLDER_OR_NAME
     python -m tools.visualize --text="the cat sees the red dog" --out_dir=out-translate
     python -m tools.visualize --live=True --text="def f(x):"
@@ -8,7 +8,8 @@
 The page is one file that needs no network: tokens to click, all heads, what the model expects
 next, a playground and the paths. Layers and heads are counted from 1. The weights in it are those
 of attention.py, as bytes. For a translator, from experiments.translate, it is alignment.html: the
-sentence, its translation, and which word of one looked at which of the other.
+sentence, its translation, and which word of one looked at which of the other. An encoder's
+sentences stand there too: the word that asks, and where it looks.
 
 A live page holds the model itself, as float16, and computes all this in the browser: the text can
 be typed, each number followed, and heads and MLPs switched off. It is written only if node, where
@@ -17,7 +18,8 @@ it is installed, computes the same logits. docs/index.html is one, of config/wor
     python train.py config/words.toml
     python -m experiments.translate --models=bahdanau --save=out-translate
     python -m tools.visualize --live=True --out_dir=out-words --translator=out-translate \
-        --text="the dogs did not cross the street because it" --page=docs/index.html \
+        --encoder=experiments/reading.json \
+        --text="the dogs didn't cross the street because it" --page=docs/index.html \
         --other="letters.html A model that copies letters" \
         --examples="The trophy does not fit in the suitcase because it is too big.
     The animal didn't cross the street because it was too tired.
@@ -50,7 +52,7 @@ import torch
 import torch.nn.functional as F
 
 from attention import attention_weights
-from engine.common.files import atomic_write
+from engine.common.files import atomic_write, read_json
 from engine.decoding.text import encode_prompt
 from engine.text.preparation import read_text
 from experiments.shared import translation, translators
@@ -78,6 +80,8 @@ class VisualizeConfig(ModelSettings):
     """Other texts that a live page offers, one a line."""
     translator: str = ""
     """A folder of experiments.translate --save: where it looks becomes a tab of the page."""
+    encoder: str = ""
+    """The reading.json of experiments.reading: what its encoder looks at joins that tab."""
     other: str = ""
     """Another page that this one links to: its address, and after a space what the link says."""
     page: str = ""
@@ -112,8 +116,11 @@ def main(config):
         check(data, logits)
     else:
         data |= describe(tokenizer, ids, maps, logits)
+    shown = read_json(Path(config.encoder))["examples"] if config.encoder else []
     if config.translator:
-        data["alignments"] = alignments(config.translator, SENTENCES)
+        shown += alignments(config.translator, SENTENCES)
+    if shown:
+        data["alignments"] = shown
     data["other"] = config.other.split(maxsplit=1)
 
     to = Path("." if config.init_from else config.out_dir)

@@ -317,10 +317,10 @@ def draw_curves(width, label, curves):
     return figure, panels
 
 
-def draw_means(panel, runs, what):
+def draw_means(panel, runs, what, label=None):
     """Draw the mean of `what` for each kind of runs with its error."""
     means, errors = means_of(runs, what)
-    panel.errorbar(means, [*map(str, runs)], xerr=errors, fmt="o")
+    panel.errorbar(means, [*map(str, runs)], xerr=errors, fmt="o", label=label)
     panel.invert_yaxis()
 
 

@@ -63,6 +63,7 @@ SMALL = {  # settings; what is replaced
     "positions": ({"steps": 80}, {"positions.T": 16}),
     "pronouns": ({"steps": 300}, {}),
     "questions": ({"steps": 80}, {}),
+    "reading": ({"steps": 300}, {"reading.KINDS": ["words", "back"]}),
     "recall": (
         {"steps": 70},
         {"recall.PAIRS": [4, 8, 16], "recall.TIMED": [4, 8, 16], "recall.KEYS": 32},
@@ -79,8 +80,8 @@ SMALL = {  # settings; what is replaced
     "vector": ({"steps": 60}, {}),
 }
 SLOW = """
-blanks choices convolution documents efficient images induction positions pronouns questions recall
-retrieval routing vector
+blanks choices convolution documents efficient images induction positions pronouns questions
+reading recall retrieval routing vector
 """.split()
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
 # experiment, number of its table: what is larger > what is smaller. A cell is: row | column.
@@ -116,6 +117,9 @@ pronouns 1:     transformer | referent, best head > transformer | other, best he
 pronouns 5:     gpt | subject, best head > 0.5 > gpt | object, best head
 questions 0:    question and image | all > 0.6 > 0.55 > question alone | all > 0.4
 questions 0:    0.55 > image alone | all > 0.4
+reading 0:      words | finds the referent > 0.9 > 0.7 > back | finds the referent
+reading 0:      words | right > 0.95 > 0.6 > back | right
+reading 2:      back | finds the subject > 0.9 > 0.1 > back | finds the object
 recall 0:       softmax | 16 > 0.95 > 0.5 > linear | 16
 recall 0:       0.9 > sliding_window:32 | 16
 retrieval 0:    contrastive pair | digit of an image > 0.5 > a guess | digit of an image

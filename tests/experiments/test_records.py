@@ -83,6 +83,14 @@ pronouns 1: dot | referent is dot | other
 pronouns 5: additive | subject > 0.5 > additive | object
 questions 0: question and image | all > question and one vector of the image | all > 0.7
 questions 0: 0.55 > image alone | all > 0.45
+reading 0: words | finds the referent > states | finds the referent > back | finds the referent
+reading 0: words | weight on the referent > words | on each other noun (referent)
+reading 0: words | weight on the referent > states | weight on the referent
+reading 0: states | right > back | right
+reading 1: words | weight on the cue > words | on each other noun (cue)
+reading 1: states | right > back | right
+reading 2: words | weight on the subject > words | on each other noun (subject)
+reading 2: words | finds the object > back | finds the object
 recall 0: softmax | 64 > 0.99 > 0.3 > local_global:16,16 | 64 > linear | 64
 recall 0: linear | 64 > sliding_window:32 | 64
 recall 0: performer | 64 is linear | 64

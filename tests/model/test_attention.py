@@ -37,11 +37,13 @@ from masks import (
     causal,
     full,
     local_global,
+    mask_of,
     positions,
     predicate,
     present,
     same_document,
     sliding_window,
+    two_sided,
 )
 
 OTHER_PATHS = [name for name in ATTENTION if name != "naive"]
@@ -253,7 +255,7 @@ def test_cache_refuses_what_does_not_fit():
 # ---- The modules
 
 
-@parametrize("visible", ["full", "causal"])
+@parametrize("visible", ["full", "causal", "two_sided:2,1"])
 @parametrize("value_size", [None, 5])
 def test_layers(visible, value_size):
     """Catches values cut at the width of keys, also in the cache, an encoder with a mask, and cross
@@ -270,6 +272,12 @@ def test_layers(visible, value_size):
         chunks = [layer(part, cache=cache) for part in x.split([3, 1, 2], dim=1)]
         assert_same([torch.cat(chunks, dim=1)], [layer(x)])
         return
+    with refused("there is no cache"):
+        layer.new_cache(2, 6)
+    if visible == "two_sided:2,1":
+        narrow = SelfAttention(12, 3, visible="full", window=2).visible
+        assert_same([mask_of(narrow, *positions(6, 6))], [mask_of(two_sided(2), *positions(6, 6))])
+        return
     cross = CrossAttention(12, 3, value_size=value_size).double()
     weights = layer.c_attn.weight.data
     cross.c_q.weight.data, cross.c_kv.weight.data = weights.split([12, len(weights) - 12])
@@ -279,7 +287,7 @@ def test_layers(visible, value_size):
 
 def test_cross_attention():
     """Catches a lost query, another result of cached keys, and padding that is looked at."""
-    layer = CrossAttention(12, 3).double()
+    layer = CrossAttention(12, 3, head_size=5).double()
     x = torch.randn(2, 9, 12, dtype=torch.float64)
     memory = torch.randn(2, 6, 12, dtype=torch.float64)
     want = layer(x, memory)

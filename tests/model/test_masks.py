@@ -19,6 +19,7 @@ from masks import (
     same_document,
     sliding_window,
     strided,
+    two_sided,
 )
 
 PADDING = torch.tensor([4])
@@ -33,6 +34,7 @@ PADDING = torch.tensor([4])
         (local_global(3, 2), lambda i, j: j <= i and (i - j < 3 or j < 2)),
         (strided(3), lambda i, j: j <= i and (i - j < 3 or (i - j) % 3 == 0)),
         (chunks(4), lambda i, j: j <= i and i // 4 == j // 4),
+        (two_sided(3, 1), lambda i, j: abs(i - j) < 3 or i == 0 or j == 0),
         (same_document(torch.arange(9) // 4), lambda i, j: i // 4 == j // 4),
         (present(torch.arange(9) != 5), lambda i, j: j != 5),
         (after_padding(lambda i, j: j < i, PADDING), lambda i, j: 4 <= j < i or i == j < 4),

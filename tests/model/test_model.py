@@ -126,6 +126,7 @@ IMPOSSIBLE = {
     "--visible=alibi:0": "H=0.*at least 1",
     "--visible=alibi:3": "for n_head=4 it must be",
     "--visible=full": "would show a GPT the next token",
+    "--visible=two_sided:3,1": "would show a GPT the next token",
 }
 
 

@@ -364,13 +364,13 @@ def test_the_page_in_docs(page):
     typed, or has no remedy, and an analysis that stays when its text is gone.
     """
     page.open(ROOT / "docs/index.html")
-    looks = "return view.reading.map(arguments[0], arguments[1])[8][arguments[2]]"
+    looks = "return view.reading.map(arguments[0], arguments[1])[7][arguments[2]]"
     for text, layer, head, noun in [
-        ("the dogs did not cross the street because it", 1, 1, 6),
-        ("the dog did not cross the streets because it", 0, 0, 1),
+        ("the dogs didn't cross the street because it", 1, 0, 5),
+        ("the dog didn't cross the streets because it", 0, 0, 1),
     ]:
         page.choose("#text", text)
-        assert page.run(looks, layer, head, noun) > 0.99
+        assert page.run(looks, layer, head, noun) > 0.95
     page.choose("#text", "The zdog, because it")
     assert page.each("#tokens .unknown", "e.textContent") == ["·zdog"]
     page.click("#note button")

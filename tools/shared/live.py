@@ -22,6 +22,7 @@ KNOWN = {
     "position": "learned rope sinusoidal none",
     "norm": "layernorm rmsnorm rmsnorm_scale",
     "mlp": "gelu_tanh gelu relu relu2 silu swiglu",
+    "value_size": "0",
 }
 TENSOR = (
     r"(lm_head|transformer.(wte|wpe|ln_f|h.\d+.(ln_[12]|attn.(c_attn|c_proj|qk_norm.[qk])|"
