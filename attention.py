@@ -529,6 +529,7 @@ class KVCache:
 
 def check_mechanism(attention, score, normalize, window, visible):
     """ValueError for a mechanism that does not exist, or that this path cannot compute."""
+    predicate(visible)
     choose("attention", attention, ATTENTION | FEATURE)
     choose("score", score, SCORE)
     choose("normalize", normalize, NORMALIZE)
