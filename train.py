@@ -322,7 +322,7 @@ def describe(trainer, threads):
         f"device {trainer.device}, {trainer.dtype}, {compiled}, {shared}, {threads}; "
         f"{max(0, trainer.last_step - trainer.step):,} steps of {config.batch_size} x "
         f"{config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches; "
-        f"{epochs:,.1f} epochs in all"
+        f"{epochs:,.2f} epochs in all"
     )
 
 
