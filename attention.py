@@ -46,8 +46,6 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     bias_of,
     both,
     causal,
-    check_bias,
-    check_promises,
     everything,
     full,
     local_global,
@@ -405,7 +403,8 @@ def linear(q, k, v, feature=elu1, memory=None):
     with torch.autocast(q.device.type, enabled=False):  # sums need float32
         y, past = chunked(q, share_heads(q, k), share_heads(q, v), feature, past)
     if memory is not None:
-        memory.update(past, Tk)
+        memory.sum = past.detach()
+        memory.length += Tk
     return y
 
 
@@ -542,12 +541,14 @@ def check_mechanism(attention, score, normalize, window, visible):
 def layer_predicate(visible, window, n_head):
     """The predicate that a setting names, limited to a window, if any.
 
-    ValueError if it has a bias for another number of heads, or one that is learned, or an unknown
-    promise.
+    ValueError if it has a bias for another number of heads, or one that is learned.
     """
     seen = predicate(visible)
-    check_promises(seen)
-    check_bias(seen, torch.empty(1, n_head, 1, 1))
+    bias = bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
+    if bias is not None and bias.requires_grad:
+        raise ValueError(
+            f"{visible}: its bias is learned: no optimizer and no checkpoint knows of it"
+        )
     if not window:
         return seen
     return sliding_window(window) if seen is causal else both(seen, sliding_window(window))
@@ -649,26 +650,21 @@ class CrossAttention(nn.Module):
 
     A decoder looks at an encoder through it. visible(i, j) says which position of the memory each
     query may see: full, or present(real) in a padded batch. Keys and values of a memory that does
-    not change are computed once, by project(memory), and given instead of it. value_size: Dv,
-    if it is not D = n_embd / n_head.
+    not change are computed once, by project(memory), and given instead of it.
     """
 
-    def __init__(
-        self, n_embd, n_head, *, value_size=None, bias=False, dropout=0.0, attention="fused"
-    ):
+    def __init__(self, n_embd, n_head, *, bias=False, dropout=0.0, attention="fused"):
         super().__init__()
-        check_heads(n_embd, n_head)
         self.attention = choose("attention", attention, ATTENTION)
         self.n_head = n_head
-        self.widths = [n_embd, n_head * value_size if value_size else n_embd]
         self.c_q = nn.Linear(n_embd, n_embd, bias=bias)
-        self.c_kv = nn.Linear(n_embd, sum(self.widths), bias=bias)
-        self.c_proj = nn.Linear(self.widths[1], n_embd, bias=bias)
+        self.c_kv = nn.Linear(n_embd, 2 * n_embd, bias=bias)
+        self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def project(self, memory):
-        """Keys (B, H, S, D) and values (B, H, S, Dv) of a memory (B, S, n_embd)."""
-        k, v = self.c_kv(memory).split(self.widths, dim=2)
+        """Keys and values (B, H, S, D) of a memory (B, S, n_embd)."""
+        k, v = self.c_kv(memory).chunk(2, dim=2)
         return [x.unflatten(2, (self.n_head, -1)).transpose(1, 2) for x in (k, v)]
 
     def forward(self, x, memory, visible=full):

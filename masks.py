@@ -16,8 +16,6 @@ and a bias, bias(i, j, dtype) -> (H, *common shape of i and j), a function of th
 that the paths add to the scores of each head. dtype: that of the scores.
 """
 
-import types
-
 import torch
 
 from engine.common.errors import parse_spec
@@ -119,7 +117,7 @@ class PackedDocuments:
         def counted(i, j):  # from where the documents begin
             return predicate(self.index[..., i], self.index[..., j])
 
-        return intersection(with_promises(counted, predicate), self.same)
+        return both(with_promises(counted, predicate), self.same)
 
     def append(self, k, v):
         return k, v
@@ -173,15 +171,8 @@ class Derived:
 def both(a, b):
     """Allow only the pairs that predicate a and predicate b both allow.
 
-    Of their windows the narrower one carries over, and of their biases the sum. ValueError for an
-    attribute that would be lost.
+    Of their windows the narrower one carries over, and of their biases the sum.
     """
-    check_promises(a, b)
-    return intersection(a, b)
-
-
-def intersection(a, b):
-    """both() without its check, which torch.compile cannot trace: for a forward pass."""
 
     @Derived
     def visible(i, j):
@@ -195,22 +186,6 @@ def intersection(a, b):
         visible.window, visible.n_global = min(windows, key=sum)
     visible.across = getattr(a, "across", False) and getattr(b, "across", False)
     return visible
-
-
-def check_promises(*predicates):
-    """ValueError for an attribute of a predicate that would be lost when it is combined.
-
-    Layers check theirs when they are made: a batch combines it with its documents and padding.
-    """
-    known = {"window", "n_global", "exact", "across", "bias"}
-    for p in predicates:
-        if not isinstance(p, types.FunctionType):
-            continue
-        if unknown := sorted(vars(p).keys() - known):
-            raise ValueError(
-                f"both() does not know what becomes of {', '.join(unknown)} "
-                "when predicates are combined"
-            )
 
 
 def after_padding(visible, padding):
@@ -276,18 +251,12 @@ def mask_of(visible, i, j, B=1):
 
     ValueError if the predicate returns anything else.
     """
-    try:
-        mask = visible(i, j)
-    except IndexError as error:
-        Tk = int(j.max()) + 1
-        raise ValueError(f"the predicate does not know all {Tk} positions: {error}") from None
+    mask = visible(i, j)
     shape = common_shape(i, j)
-    kind = mask.dtype if torch.is_tensor(mask) else type(mask).__name__
-    found = tuple(getattr(mask, "shape", ()))
-    if kind != torch.bool or found not in (shape, (1, *shape), (B, *shape)):
+    if mask.dtype != torch.bool or mask.shape not in (shape, (1, *shape), (B, *shape)):
         raise ValueError(
             f"a predicate must return a bool tensor of shape {tuple(shape)}, "
-            f"or with B={B} in front, not {kind} {found}"
+            f"or with B={B} in front, not {type(mask).__name__} {mask.dtype} {tuple(mask.shape)}"
         )
     return mask.expand(1, *shape) if mask.dim() == len(shape) else mask
 
@@ -307,15 +276,6 @@ def bias_of(visible, i, j, q):
             f"the predicate's bias is {tuple(bias.shape)}; for n_head={n_head} it must be {shape}"
         )
     return bias.to(q.dtype)
-
-
-def check_bias(visible, q):
-    """ValueError if the predicate's bias is for another number of heads than q's, or is learned."""
-    bias = bias_of(visible, *positions(1, 1, q.device), q)
-    if bias is not None and bias.requires_grad:
-        raise ValueError(
-            "the predicate's bias is learned: no optimizer and no checkpoint would know of it"
-        )
 
 
 def mean_keys(visible, T):

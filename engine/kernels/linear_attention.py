@@ -51,10 +51,7 @@ def featured(q, k, v, feature):
     In float32 at least.
     """
     wide = torch.promote_types(v.dtype, torch.float32)
-    q = feature(q.to(wide))
-    k = feature(k.to(wide))
-    v = F.pad(v.to(wide), (0, 1), value=1.0)
-    return q, k, v
+    return feature(q.to(wide)), feature(k.to(wide)), F.pad(v.to(wide), (0, 1), value=1.0)
 
 
 def normalized(y):
@@ -72,9 +69,6 @@ class LinearState:
     def __init__(self, max_len):
         self.max_len = max_len
         self.reset()
-
-    def __len__(self):
-        return self.length
 
     def reset(self, padding=None):
         """Forget everything."""
@@ -96,8 +90,3 @@ class LinearState:
         """Positions of the next T tokens."""
         check_room(self, T)
         return slice(self.length, self.length + T)
-
-    def update(self, total, T):
-        """Take the sum over all positions, after T more of them."""
-        self.length += T
-        self.sum = total.detach()

@@ -37,18 +37,13 @@ def attend(q, k, v, mask=None, causal=False):
 def has_flash(q, v):
     """True if FlashAttention takes q and v.
 
-    It needs a GPU of compute capability 8.0 or above, half precision, heads that fit the GPU's
-    memory, of a multiple of 8, and values as wide as keys.
+    It needs a GPU of compute capability 8.0 or above, half precision, heads of a multiple of 8 that
+    fit any GPU's memory in the backward pass, and values as wide as keys.
     """
     D = q.shape[-1]
-    if not q.is_cuda or q.itemsize != 2 or D % 8 or D != v.shape[-1]:
+    if not q.is_cuda or q.itemsize != 2 or D % 8 or D > 192 or D != v.shape[-1]:
         return False
-    capability = torch.cuda.get_device_capability(q.device)
-    if capability < (8, 0):
-        return False
-    has_large_memory = capability == (8, 0) or capability[0] in (9, 10)
-    largest_head = 256 if has_large_memory else 192  # of the backward pass
-    return D <= largest_head
+    return torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -206,8 +201,7 @@ def windowed(q, k, v, seen, window, n_global):
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in blocks)  # (B * N, heads, S or K, D)
     y = attend(q, k, v, mask)
     y = y.unflatten(0, (B, N)).transpose(1, 2)  # (B, H, N, S, D)
-    y = y.flatten(2, 3)
-    return y[:, :, -Tq:]
+    return y.flatten(2, 3)[:, :, -Tq:]
 
 
 def last_positions(x, length):
