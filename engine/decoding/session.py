@@ -25,10 +25,10 @@ def next_token(session, sampler):
     inputs = sampler.inputs(session)
     if session.compiled and session.compiled.ready(session, *inputs):
         ids, logits = session.compiled(session, *inputs)
-        check_finite(logits)
     else:
         logits = session.logits()[:, -1]
         ids = sample_next_token(logits, *inputs)
+    check_finite(logits)
     session.append(ids[:, None])
     return ids, logits
 
@@ -106,7 +106,6 @@ class Session:
             logits = decode_one_token(self.model, self.unread(), self.cache)
         else:
             logits = prefill(self.model, self.unread(), self.cache)
-        check_finite(logits)
         self.starts = starts
         self.n_read = self.length
         return logits
