@@ -134,7 +134,7 @@ class General(nn.Module):
         self.W = nn.Parameter(torch.randn(D, D) / D)
 
     def forward(self, q, k):
-        return dot(q @ self.W.to(q.dtype), k)
+        return dot((q @ self.W.to(q.dtype)).to(k.dtype), k)
 
 
 class Additive(nn.Module):

@@ -298,7 +298,6 @@ def test_a_prompt_longer_than_the_context(trained, capsys):
         ("--top_k=-1", "top_k"),
         ("--top_p=0.0", "top_p"),
         ("--min_p=2.0", "min_p"),
-        ("--repetition_penalty=inf", "repetition_penalty"),
     ],
 )
 def test_what_cannot_be_sampled(trained, flag, message):
