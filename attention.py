@@ -364,9 +364,11 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     # Else one call of the kernel, without the keys that are out of reach.
     i, j = positions(Tq, Tk, q.device)
     if start > n_global:
-        near = slice(start, None)  # a view
-        seen = torch.cat([j[0, :n_global], j[0, near]]) if n_global else near
-        k, v, j = k[:, :, seen], v[:, :, seen], j[:, seen]
+        if n_global:
+            near = torch.cat([j[0, :n_global], j[0, start:]])
+            k, v, j = k.index_select(2, near), v.index_select(2, near), near[None]
+        else:  # views
+            k, v, j = k[:, :, start:], v[:, :, start:], j[:, start:]
     sees_all = visible is full or (exact and Tq == 1)
     mask = None if is_causal or sees_all else mask_for_kernel(visible, i, j, q)
     return sdpa.attend(q, k, v, mask, is_causal)
@@ -420,8 +422,7 @@ def linear_step(q, k, v, state, feature=elu1):
     with torch.autocast(q.device.type, enabled=False):
         # v gets a column of ones that sums the weights.
         q, k, v = featured(q, share_heads(q, k), share_heads(q, v), feature)
-        new = k.mT @ v  # (B, H, features, Dv + 1)
-        state = new if state is None else state + new
+        state = (0 if state is None else state) + k.mT @ v  # (B, H, features, Dv + 1)
         return normalized(q @ state).to(dtype), state
 
 

@@ -240,19 +240,14 @@ def positions(Tq, Tk, device=None):
     return i[:, None], j[None, :]
 
 
-def common_shape(i, j):
-    """The shape of i and j broadcast against each other."""
-    # torch.broadcast_shapes would add half a second to the import.
-    return torch.broadcast_tensors(i, j)[0].shape
-
-
 def mask_of(visible, i, j, B=1):
     """visible(i, j) as a bool tensor (1 or B, *common shape of i and j).
 
     ValueError if the predicate returns anything else.
     """
     mask = visible(i, j)
-    shape = common_shape(i, j)
+    # torch.broadcast_shapes would add half a second to the import.
+    shape = torch.broadcast_tensors(i, j)[0].shape
     if mask.dtype != torch.bool or mask.shape not in (shape, (1, *shape), (B, *shape)):
         raise ValueError(
             f"a predicate must return a bool tensor of shape {tuple(shape)}, "
@@ -269,11 +264,10 @@ def bias_of(visible, i, j, q):
     if not hasattr(visible, "bias"):
         return None
     bias = visible.bias(i, j, torch.promote_types(q.dtype, torch.float32))
-    n_head = q.shape[1]
-    shape = (n_head, *common_shape(i, j))
+    shape = (q.shape[1], *torch.broadcast_tensors(i, j)[0].shape)
     if bias.shape != shape:
         raise ValueError(
-            f"the predicate's bias is {tuple(bias.shape)}; for n_head={n_head} it must be {shape}"
+            f"the mask's bias is {tuple(bias.shape)}; for n_head={q.shape[1]} it must be {shape}"
         )
     return bias.to(q.dtype)
 

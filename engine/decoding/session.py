@@ -68,8 +68,7 @@ class Session:
             row[begin : self.length] = prompt
         self.cache = None
         self.is_compared = False  # the compiled step with the plain one, with this cache
-        self.starts = None  # the columns where the cached contexts begin
-        self.n_read = 0  # columns that the cache holds
+        self.forget()
 
     def append(self, tokens):
         """Add ids (B, T) to the texts; nothing is computed yet."""
@@ -89,8 +88,8 @@ class Session:
 
     def forget(self):
         """Read all texts again next time."""
-        self.starts = None
-        self.n_read = 0
+        self.starts = None  # the columns where the cached contexts begin
+        self.n_read = 0  # columns that the cache holds
 
     def context_starts(self):
         """Return the column where the context of each text begins."""

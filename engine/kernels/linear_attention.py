@@ -23,8 +23,7 @@ def chunked(q, k, v, feature, past):
     q, k, v = featured(q, k, v, feature)
     # Of the keys before all queries only the sum matters.
     earlier = k.shape[2] - Tq
-    before_queries = k[:, :, :earlier].mT @ v[:, :, :earlier]
-    past = before_queries if past is None else past + before_queries
+    past = (0 if past is None else past) + k[:, :, :earlier].mT @ v[:, :, :earlier]
     k, v = k[:, :, earlier:], v[:, :, earlier:]
     # (B, H, chunks, chunk, features or Dv + 1)
     q, k, v = (in_chunks(x, min(CHUNK, Tq)) for x in (q, k, v))

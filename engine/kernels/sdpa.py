@@ -174,17 +174,14 @@ def windowed(q, k, v, seen, window, n_global):
     before = -(-(window - 1) // S) * S
 
     # Blocks end where the sequence ends, and may begin before it.
-    i = torch.arange(Tk - N * S, Tk, device=device)
-    i = i.view(N, S, 1)
+    i = torch.arange(Tk - N * S, Tk, device=device).view(N, S, 1)
     j = i[:, :1] + torch.arange(-before, S, device=device)
-    global_j = torch.arange(n_global, device=device)
-    global_j = global_j.expand(N, 1, n_global)
+    global_j = torch.arange(n_global, device=device).expand(N, 1, n_global)
     # A global key may also be in the window: it counts once.
     is_counted = torch.cat([global_j < j[..., :1], j >= 0], dim=2)
     j = torch.cat([global_j, j], dim=2)
     mask = seen(i.clamp_min(0), j.clamp_min(0)) & is_counted  # (1 or B, N, S, K)
-    mask = mask.expand(B, -1, -1, -1).flatten(0, 1)
-    mask = mask[:, None]  # (B * N, 1, S, K)
+    mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]  # (B * N, 1, S, K)
 
     def within_reach(x):
         """Keys or values of each block, (B, G, N, K, D); zeros stand for positions before 0."""
