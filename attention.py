@@ -46,6 +46,7 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     bias_of,
     both,
     causal,
+    chunks,
     everything,
     full,
     local_global,
@@ -54,8 +55,10 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     predicate,
     present,
     same_document,
+    sees_ahead,
     sliding_window,
     strided,
+    two_sided,
 )
 from variants.performer import positive_random_features
 
@@ -552,18 +555,21 @@ def layer_predicate(visible, window, n_head):
         )
     if not window:
         return seen
+    if seen is full:
+        return two_sided(window)
     return sliding_window(window) if seen is causal else both(seen, sliding_window(window))
 
 
 class SelfAttention(nn.Module):
     """(B, T, n_embd) -> (B, T, n_embd): n_head query heads over n_kv_head key/value heads.
 
-    Causal, as in a GPT; with visible="full" as in an encoder, such as BERT or ViT.
+    Causal, as in a GPT; with visible="full" as in an encoder, such as BERT or ViT, where window is
+        on both sides; with visible="two_sided:W,G" as in Longformer.
     n_kv_head: n_head if None. head_size: D, if it is not n_embd / n_head. value_size: Dv, if not D.
     attention: a path in ATTENTION, which all compute the same function, or linear attention with
         one of the features in FEATURE.
-    visible: a predicate in VISIBLE, or full. window, if any, limits it to the last `window`
-        positions.
+    visible: a predicate in VISIBLE, full or two_sided. window, if any: it sees the last `window`
+        positions only.
     qk_norm: a function of all queries and keys (B, T, heads, D), such as rms_norm, which bounds the
         scores at high learning rates (Henry et al. 2020, arXiv:2010.04245).
     dropout: acts on the output.
@@ -637,7 +643,9 @@ class SelfAttention(nn.Module):
         return self.dropout(self.c_proj(y))
 
     def new_cache(self, batch_size, max_len):
-        """An empty memory of this layer, for a mask that is causal: a KVCache or a LinearState."""
+        """An empty memory of this layer: a KVCache or a LinearState; ValueError for an encoder."""
+        if sees_ahead(self.visible):
+            raise ValueError("without a mask each token sees later ones: there is no cache")
         if self.feature:
             return LinearState(max_len)
         return KVCache(batch_size, self.n_kv_head, max_len, self.head_size, self.value_size)
@@ -651,16 +659,30 @@ class CrossAttention(nn.Module):
 
     A decoder looks at an encoder through it. visible(i, j) says which position of the memory each
     query may see: full, or present(real) in a padded batch. Keys and values of a memory that does
-    not change are computed once, by project(memory), and given instead of it.
+    not change are computed once, by project(memory), and given instead of it. head_size: D, if it
+    is not n_embd / n_head. value_size: Dv, if not D.
     """
 
-    def __init__(self, n_embd, n_head, *, bias=False, dropout=0.0, attention="fused"):
+    def __init__(
+        self,
+        n_embd,
+        n_head,
+        *,
+        head_size=None,
+        value_size=None,
+        bias=False,
+        dropout=0.0,
+        attention="fused",
+    ):
         super().__init__()
+        check_heads(n_embd, n_head, head_size=head_size)
         self.attention = choose("attention", attention, ATTENTION)
         self.n_head = n_head
-        self.c_q = nn.Linear(n_embd, n_embd, bias=bias)
-        self.c_kv = nn.Linear(n_embd, 2 * n_embd, bias=bias)
-        self.c_proj = nn.Linear(n_embd, n_embd, bias=bias)
+        D = head_size or n_embd // n_head
+        self.widths = [n_head * D, n_head * (value_size or D)]
+        self.c_q = nn.Linear(n_embd, n_head * D, bias=bias)
+        self.c_kv = nn.Linear(n_embd, sum(self.widths), bias=bias)
+        self.c_proj = nn.Linear(self.widths[1], n_embd, bias=bias)
         self.dropout = nn.Dropout(dropout)
 
     def project(self, memory):

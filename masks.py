@@ -86,6 +86,30 @@ def strided(S):
     return visible
 
 
+def chunks(S):
+    """The past within chunks of S positions, as if each were a text of its own."""
+    if S < 1:
+        raise ValueError(f"chunks(S={S}): a chunk has at least 1 position")
+
+    def visible(i, j):
+        return (j <= i) & (i // S == j // S)
+
+    visible.window = S
+    return visible
+
+
+def two_sided(W, G=0):
+    """Positions less than W away; the first G see all, and are seen by all. For encoders.
+
+    Longformer (arXiv:2004.05150).
+    """
+
+    def visible(i, j):
+        return ((i - j).abs() < W) | (i < G) | (j < G)
+
+    return visible
+
+
 def same_document(ids):
     """Positions of the same document, ids (T,) or (B, T), for both(causal, same_document(ids)).
 
@@ -138,6 +162,7 @@ VISIBLE = {  # name -> the predicate for some numbers; all of them causal
     "sliding_window": sliding_window,
     "local_global": local_global,
     "strided": strided,
+    "chunks": chunks,
     "alibi": alibi,
 }
 
@@ -147,7 +172,12 @@ def predicate(spec):
 
     ValueError for an unknown name, or for numbers that it does not take.
     """
-    return parse_spec("visible", spec, VISIBLE | {"full": lambda: full})
+    return parse_spec("visible", spec, VISIBLE | {"full": lambda: full, "two_sided": two_sided})
+
+
+def sees_ahead(visible):
+    """Whether a query sees the key after it: no language model may."""
+    return mask_of(visible, *positions(2, 2, "cpu"))[0, 0, 1].item()
 
 
 # --------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from engine.decoding.session import Session
 from engine.kernels.autograd import in_autocast, linear_cross_entropy, relu2, rms_norm
 from engine.weights import checkpoint, lora, pretrained
 from engine.weights.pretrained import WithoutInit, check_weights
-from masks import PackedDocuments, mean_keys, predicate
+from masks import PackedDocuments, mean_keys, predicate, sees_ahead
 
 
 @dataclass(kw_only=True)
@@ -45,6 +45,8 @@ class GPTConfig:
     """Width of the residual stream."""
     head_size: int = 0
     """Features of a head; 0: n_embd / n_head."""
+    value_size: int = 0
+    """Features of a head's values; 0: those of its queries and keys."""
     mlp_size: int = 0
     """Width inside the MLP; 0: four times n_embd (swiglu: 8/3, in multiples of 64)."""
     dropout: float = 0.0
@@ -61,8 +63,8 @@ class GPTConfig:
     normalize: str = "softmax"
     """From scores to weights: softmax, or sparsemax (most weights are exactly zero)."""
     visible: str = "causal"
-    """Mask, by VISIBLE in masks.py: causal, sliding_window:W, local_global:W,G, strided:S, alibi:H
-    (H is n_head)."""
+    """Mask, by VISIBLE in masks.py: causal, sliding_window:W, local_global:W,G, strided:S,
+    chunks:S, alibi:H (H is n_head)."""
     window: int = 0
     """Each token sees only the last `window` positions of what `visible` allows; 0: all of them."""
     window_pattern: str = "S"
@@ -92,7 +94,8 @@ class GPTConfig:
     def __post_init__(self):
         at_least(1, self, "block_size", "vocab_size", "n_layer", "n_head", "n_embd")
         at_least(1, self, "rope_base", "rope_stretch", "rope_trained")
-        at_least(0, self, "n_kv_head", "window", "head_size", "mlp_size", "norm_eps")
+        sizes = "n_kv_head", "window", "head_size", "value_size", "mlp_size", "norm_eps"
+        at_least(0, self, *sizes)
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
         if not re.fullmatch("[SL]+", self.window_pattern):
@@ -341,6 +344,7 @@ class Block(nn.Module):
             config.n_head,
             config.n_kv_head,
             head_size=config.D,
+            value_size=config.value_size,
             bias=config.bias,
             qkv_bias=config.qkv_bias,
             dropout=config.dropout,
@@ -367,7 +371,7 @@ class GPT(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        if getattr(predicate(config.visible), "across", False):
+        if sees_ahead(predicate(config.visible)):
             raise ValueError(
                 f"visible={config.visible!r} would show a GPT the next token, which it is to "
                 "predict: it is for encoders"
@@ -464,7 +468,7 @@ class GPT(nn.Module):
             else:
                 keys += mean_keys(attn.visible, self.config.block_size)
         of_weights = sum((6 if p.requires_grad else 4) * p.numel() for p in matrices)
-        return of_weights + 12 * self.config.n_head * self.config.D * keys
+        return of_weights + 6 * attn.n_head * (attn.head_size + attn.value_size) * keys
 
     def new_cache(self, batch_size, max_len=None):
         """One empty KVCache or LinearState per layer.

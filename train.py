@@ -8,14 +8,14 @@
 
 Everything random is a function of (seed, step, micro-batch): the tokens of a micro-batch, and its
 dropout. So an interrupted run that is resumed ends where an uninterrupted one does (bit for bit on
-a CPU; a GPU's kernels may add in a different order each time). The number of processes does not
-matter, as long as they compute in the same dtype.
+a CPU; a GPU's kernels may add in a different order each time, and so may three processes). On
+another number of processes it is the same run up to rounding, which grows with the steps.
 """
 
 import os
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
@@ -25,7 +25,7 @@ import torch
 from attention import ATTENTION
 from engine.common import processes
 from engine.common.errors import at_least, choose, one_line_errors
-from engine.common.files import folder_lock, path_from_here
+from engine.common.files import folder_lock, path_from_here, sha256_of_code
 from engine.common.hardware import pick_device, set_threads
 from engine.common.processes import Signals, print0
 from engine.common.settings import given_settings, leading_presets, preset_settings
@@ -166,6 +166,8 @@ class TrainConfig(GPTConfig):
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """Under torchrun: ddp, each process holds all of the model; fsdp, a part of it, for one that is
     too large for one device."""
+    join_minutes: float = 2.0
+    """Under torchrun: wait so long at the start for processes that are missing, and end."""
     activation_checkpointing: bool = False
     """Keep only each block's input for the backward pass and compute the rest again: less memory,
     slower steps."""
@@ -180,7 +182,7 @@ class TrainConfig(GPTConfig):
         counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval", "eval_iters")
         at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
-        at_least(0, self, *rates, "weight_decay", "grad_clip", "lora_alpha")
+        at_least(0, self, *rates, "weight_decay", "grad_clip", "lora_alpha", "join_minutes")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):
@@ -272,22 +274,30 @@ def make_trainer(config):
             f"gradient_accumulation_steps={steps} cannot be shared by {count} processes: "
             "choose a multiple"
         )
-    device = processes.init_process_group(pick_device(config.device))
-    if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32, where float32 products remain
+    first = processes.rank() == 0
 
     def load_data():  # it prepares a dataset that is missing
         return dataset.load_dataset(config.dataset, config.block_size, config.data_tokenizer)
 
-    data = processes.main_process_first(load_data)
-    model, saved = build_model(config, data)
+    model = saved = None
+    with processes.together():
+        device = processes.own_device(pick_device(config.device))
+        if first:
+            data = load_data()
+            model, saved = build_model(config, data)
+    model, saved = first_model(model, saved)
+    with processes.together():
+        if not first:
+            data = load_data()
+        if config.mask_documents or data.masks:
+            check_documents(data, model)
+        data.pack(model.config.block_size)  # conversations into rows
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32, where float32 products remain
     model.activation_checkpointing = config.activation_checkpointing
-    if config.mask_documents or data.masks:
-        check_documents(data, model)
 
     # What the model and the data determine: a saved model has its own shape.
     config = replace(config, **asdict(model.config), dataset=data.name)
-    data.pack(config.block_size)  # conversations into rows
     threads = set_threads(saved and saved.get("threads"))
     trainer = Trainer(config, model, data, device, saved)
     describe(trainer, threads)
@@ -314,6 +324,25 @@ def describe(trainer, threads):
         f"{config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches; "
         f"{epochs:,.1f} epochs in all"
     )
+
+
+def first_model(model, saved):
+    """Return the model and the state of the first process in all of them.
+
+    The others have no values yet: Trainer gets them from the first, tensor by tensor.
+    """
+    told = None
+    if processes.rank() == 0:
+        names = saved and {"optimizer": dict.fromkeys(saved.get("optimizer", ()))}
+        told = model.config, model.lora, saved and saved | names
+    shape, adapter, state = processes.all_gather(told)[0]
+    if processes.rank() == 0:
+        return model, saved
+    with pretrained.WithoutInit():
+        model = GPT(shape)
+    if adapter:
+        lora.attach(model, adapter)
+    return model, state
 
 
 def build_model(config, data):
@@ -459,10 +488,40 @@ def settings_to_resume(folder, changes):
     return config
 
 
+def join_minutes(argv):
+    """Return the setting, also beside others that are wrong: all are told, once all have joined."""
+    with suppress(ValueError):
+        return given_settings(TrainConfig, argv).get("join_minutes", TrainConfig.join_minutes)
+    return TrainConfig.join_minutes
+
+
+def settings_of_all(argv):
+    """Return the settings of the first process in all of them, once they have been compared.
+
+    Only device and dataset may be a process's own; the first alone reads and writes other paths.
+    """
+    own = {}
+    config = None
+    with processes.together():
+        given = given_settings(TrainConfig, argv)
+        for name in {"device", "dataset", "out_dir", "init_from", "base"} & given.keys():
+            own[name] = given.pop(name)
+    mine = asdict(TrainConfig()) | given
+    processes.compare(code=sha256_of_code(), PyTorch=torch.__version__, **mine)
+    with processes.together():
+        if processes.rank() == 0:
+            config = settings(argv)
+    config = processes.all_gather(config)[0]
+    device = own.get("device", config.device)
+    return replace(config, device=device, dataset=own.get("dataset", config.dataset))
+
+
 def main():
     """Run the command line."""
-    config = settings(sys.argv[1:])
+    argv = sys.argv[1:]
     signals = Signals()
+    processes.join(join_minutes(argv))
+    config = settings_of_all(argv)
     writes = processes.rank() == 0 and not (config.eval_only or config.dry_run)
     try:
         with folder_lock(Path(config.out_dir)) if writes else nullcontext():
@@ -472,7 +531,7 @@ def main():
         print0(f"\ninterrupted: {checkpoint.resume_hint(config.out_dir)}")
         raise
     if signals.stop:
-        sys.exit(128 + signals.stop)
+        signals.exit()
 
 
 if __name__ == "__main__":

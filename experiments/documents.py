@@ -1,6 +1,6 @@
 """Reading long documents: a learned query finds the sentence that matters.
 
-    python -m experiments.documents [--seeds=3]
+    python -m experiments.documents [--seeds=5]
 
 Claim (Yang et al. 2016, "Hierarchical Attention Networks for Document Classification", NAACL):
 words make sentences, sentences a document, and not all of them alike. At each level GRUs read in

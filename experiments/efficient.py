@@ -1,6 +1,6 @@
 """How attention grows with the length of a text, and what the cheap kinds give up for it.
 
-    python -m experiments.efficient [--seeds=3]
+    python -m experiments.efficient [--seeds=5]
 
 Claim: softmax over all pairs takes O(n²) time and memory; FlashAttention O(n²) time and O(n) memory
 (Dao et al. 2022, arXiv:2205.14135); sparse attention O(n·sqrt(n)) (Child et al. 2019,

@@ -12,14 +12,13 @@ training.
 Found (5 seeds, tokens in random order that repeat after 6 to 16, two heads a layer): with one layer
 the loss of what comes again falls from 3.466 nats, a guess, to 2.111 ± 0.018 (which tokens come
 again can be known without their order), and no head is an induction head. With two it does no
-better for some 120 steps of 64 sequences; then the heads appear, in all 5 runs, at step 178 ± 6,
-and the loss falls to 0.278 ± 0.011. At the end the best head of the second layer gives 0.733 ±
-0.005 of its attention to what followed, and the best of the first 0.417 ± 0.012 to the previous
-token: its two heads share this work.
+better for a while; then the heads appear, in all 5 runs, at step 178 ± 6, and the loss falls to
+0.278 ± 0.011. At the end the best head of the second layer gives 0.733 ± 0.005 of its attention to
+what followed, and the best of the first 0.417 ± 0.012 to the previous token: its two heads share
+this work.
 
-All this is on synthetic text, which consists of nothing but repetition, and depends on it: in texts
-of 24 tokens, of 12 kinds, that repeat after 4 to 8, no such head forms in 200 steps (one seed). How
-it is in natural text is not measured here. config/induction.toml trains a model on source code in
+All this is on synthetic text, which consists of nothing but repetition, and depends on it. How it
+is in natural text is not measured here. config/induction.toml trains a model on source code in
 which such a head can be found.
 """
 

@@ -1,6 +1,6 @@
 """Why attention won: no word waits for another. And why its score is a product.
 
-    python -m experiments.parallel [--seeds=3]
+    python -m experiments.parallel [--seeds=5]
 
 Claims (Vaswani et al. 2017, arXiv:1706.03762): a recurrent layer computes n positions in n steps,
 each of which waits for the one before; self-attention computes all at once, but in n² time (table

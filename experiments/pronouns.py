@@ -1,6 +1,6 @@
 """What "it" refers to: a pronoun whose translation needs the noun that it stands for.
 
-    python -m experiments.pronouns [--seeds=3]
+    python -m experiments.pronouns [--seeds=5]
 
 Claim (Vaswani et al. 2017, arXiv:1706.03762, figure 4; Voita et al. 2018, arXiv:1805.10163): "the
 dog did not cross the street because it was too tired", or "too wide": attention finds the noun that

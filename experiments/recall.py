@@ -1,6 +1,6 @@
 """What a fixed memory forgets: recall against cost.
 
-    python -m experiments.recall [--seeds=3]
+    python -m experiments.recall [--seeds=5]
 
 Claim (Zoology, Arora et al. 2023, arXiv:2312.04927; Based, Arora et al. 2024, arXiv:2402.18668):
 linear and windowed attention trade recall for cost. Their task is multi-query associative recall:
@@ -13,14 +13,12 @@ attention, is the same for all, as there, where every attention stands behind a 
 here each token gets the features of the one before.
 
 Found (400 steps, 3 seeds): softmax answers everything, 1.000 ± 0.000 with up to 64 pairs. linear
-has 0.857 ± 0.012 of 4 pairs, 0.672 ± 0.012 of 8 and 0.104 ± 0.002 of 64; performer, whose sum is
-four times as large, 0.191 ± 0.070 of 64; a window of 32 all of 8 pairs and 0.079 ± 0.001 of 64, and
-with half of it for the first positions 0.151 ± 0.001. Part of the difference is that sums are
-learned slowly: with 1,600 steps linear has 0.997 of 8 pairs, 0.478 of 64; with 1,200 the slowest
-seed of performer has 0.811 and 0.342. To read 1,024 pairs takes softmax 25 to 28 ms on one thread
-(AMD EPYC, three runs), performer 25 to 35, linear and the windows 9 to 17; up to 128 pairs nothing
-is clearly faster than softmax. So cost is traded for recall, but what is won shows only in long
-texts.
+has 0.857 ± 0.012 of 4 pairs, 0.672 ± 0.012 of 8 and 0.104 ± 0.002 of 64; a window of 32 all of 8
+pairs and 0.079 ± 0.001 of 64, and with half of it for the first positions 0.151 ± 0.001. What
+performer has, whose sum is four times as large, depends on the run: 0.191 ± 0.070 of 64. Part of
+the difference is that sums are learned slowly (--steps=1600). To read 1,024 pairs takes softmax 25
+ms on one thread (AMD EPYC), performer 34, linear 15 and the windows 14; up to 128 pairs nothing is
+clearly faster than softmax. So cost is traded for recall, but what is won shows only in long texts.
 """
 
 import torch

@@ -1,18 +1,18 @@
 """Why scores are divided by the square root of D.
 
-    python -m experiments.scaling [--seeds=3]
+    python -m experiments.scaling [--seeds=5]
 
 Claim (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1): a product of two vectors of D numbers
 with variance 1 has variance D. For large D, softmax of such scores is nearly one-hot, where its
 gradient vanishes, so that a model hardly learns.
 
-Found: the variance is D, and 1 with the scale. Softmax of 64 such scores has 0.57 bits of entropy
-at D = 128 (5.3 with the scale), but its gradient vanishes only for large heads: up to D = 64 its
-Jacobian is larger without the scale than with it, and at D = 1024 it is 0.4 of it. A GPT with heads
-of 16 learns as well without (2.38 for 2.35 nats, GPT-2's initial weights 2.16 for 2.21), and with
-heads of 128 it learns worse: 2.52 ± 0.02 for 2.41 ± 0.01, and 2.38 ± 0.02 for 2.25 ± 0.01. With
-GPT-2's small initial weights nothing is one-hot at first (5.8 bits of 6): scores grow while it
-learns.
+Found (5 seeds): the variance is D, and 1 with the scale. Softmax of 64 such scores has 0.57 bits of
+entropy at D = 128 (5.3 with the scale), but its gradient vanishes only for large heads: up to D =
+64 its Jacobian is larger without the scale than with it, and at D = 1024 it is 0.4 of it. A GPT
+with heads of 128 learns worse without, 2.507 ± 0.012 for 2.399 ± 0.005 nats (GPT-2's initial
+weights 2.359 ± 0.022 for 2.235 ± 0.010). With heads of 16 it learns as well, 2.369 ± 0.009 for
+2.346 ± 0.010, with GPT-2's weights even better, 2.155 ± 0.011 for 2.204 ± 0.007. With these nothing
+is one-hot at first (5.8 bits of 6): scores grow while it learns.
 """
 
 import itertools

@@ -1,6 +1,6 @@
 """One word, two senses: what attention adds to an embedding.
 
-    python -m experiments.senses [--seeds=3]
+    python -m experiments.senses [--seeds=5]
 
 Claim (Peters et al. 2018, arXiv:1802.05365; Ethayarajh 2019, arXiv:1909.00512): a word has one
 embedding, whatever it means. Its states in a network differ with the context, and those of

@@ -1,6 +1,6 @@
 """Keys and values: one matrix, or two, and how wide?
 
-    python -m experiments.values [--seeds=3]
+    python -m experiments.values [--seeds=5]
 
 Claim: attention needs keys to be found by and values to be read, from two matrices (Vaswani et al.
 2017, arXiv:1706.03762), where earlier attention has one vector for both (Bahdanau et al. 2014,

@@ -225,8 +225,11 @@ def import_for_ranks():
     import torch.distributed.fsdp  # noqa: F401
 
 
-def start_ranks(processes, *command):
-    """[(process id, file of output and errors)] of a script in forks, as torchrun starts it."""
+def start_ranks(processes, *command, own=()):
+    """[(process id, file of output and errors)] of a script in forks, as torchrun starts it.
+
+    own: for each process, settings that it has beside the command.
+    """
     ask_server(import_for_ranks)  # or each fork would take two seconds for it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -234,14 +237,15 @@ def start_ranks(processes, *command):
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
     outputs = [text_file() for _ in range(processes)]
     return [
-        (forked(command, file, file, RANK=str(rank), LOCAL_RANK=str(rank), **place), file)
-        for rank, file in enumerate(outputs)
+        (forked((*command, *more), file, file, RANK=str(n), LOCAL_RANK=str(n), **place), file)
+        for n, (file, more) in enumerate(zip(outputs, own or [()] * processes))
     ]
 
 
-def ranks_here(processes, *command):
+def ranks_here(processes, *command, own=()):
     """[(exit code, output and errors)] of a script in several processes."""
-    return [(exit_code(pid), read_back(file)) for pid, file in start_ranks(processes, *command)]
+    started = start_ranks(processes, *command, own=own)
+    return [(exit_code(pid), read_back(file)) for pid, file in started]
 
 
 def run_ranks(processes, *command):

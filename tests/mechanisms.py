@@ -54,6 +54,7 @@ def mechanisms():
         {"qk_norm": True},
         {"qk_norm": "head", "position": "rope"},
         {"head_size": 12, "mlp": "swiglu", "mlp_size": 40, "qkv_bias": True, "bias": False},
+        {"value_size": 6, "attention": "tiled"},
         {"position": "rope", "rope_stretch": 4.0, "rope_trained": 32},
     ]
 
@@ -95,11 +96,6 @@ def qkv(B, heads, lengths, D, dtype=torch.float64):
     return [torch.randn(shape, dtype=dtype) for shape in shapes]
 
 
-def past_only_even(i, j):
-    """A predicate without a shortcut in any path, with gaps, that leaves no query blind."""
-    return (j <= i) & ((j % 2 == 0) | (j == i))
-
-
 def nobody_before_three(i, j):
     """Queries before position 3 may see nothing at all."""
     return (j <= i) & (i >= 3)
@@ -130,7 +126,6 @@ def cases(draw):
         after_padding(local_global(W, n_global), torch.arange(B) * S),
     ]
     others = [
-        past_only_even,
         nobody_before_three,
         same_document(torch.arange(Tk) // S),
         same_document(position // S),

@@ -41,19 +41,24 @@ F_STRING_END = getattr(tokenize, "FSTRING_END", None)
 #
 # core: it has conversations and questions to fine-tune on, which users ask for most; models as
 # others publish them, of which libraries read the files and compute nothing (families.py); values
-# of another width, encoders without a mask and the score `mlp`, which the lectures have.
+# of another width, encoders without a mask and the score `mlp`, which the lectures have. What
+# others write is read key by key (conversations.py, tokenizer.py): libraries drop what they do not
+# know. Processes on several machines are compared before they train (processes.py, train.py):
+# torchrun starts them, and compares nothing.
 # tools: the worked examples of the lectures (worked.py), a translator, whether a machine computes
 # attention right (machine_check.py), the model in the page (live.py), and what only looks and
 # measures: pictures, tables, the machine's report, answers after a training.
 # exercises: no library has a check that names a mistake.
+# experiments: the sentences of the lectures that can be tried, each by a script.
+# tests: what others write, in sixty small inputs, and each figure of experiments/ in the docs.
 READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, F_STRING}
 BUDGET = {
-    (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 47_000,
+    (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 51_100,
     ("variants",): 450,
     ("tools", "benchmarks"): 18_350,
-    ("experiments",): 27_900,
+    ("experiments",): 31_500,
     ("exercises",): 10_300,
-    ("tests",): 85_000,
+    ("tests",): 90_100,
 }
 
 
@@ -283,7 +288,7 @@ def test_a_page_that_names_tests(page):
         "ruff format --check --no-cache .",
         "ruff check --output-format=concise --no-cache .",
         "ruff check --preview --select=PLW1514 --extend-exclude=tests --no-cache .",  # encodings
-        "actionlint .github/workflows/test.yml",
+        "actionlint .github/workflows/test.yml .github/workflows/pages.yml",
     ],
 )
 def test_what_others_find(command):

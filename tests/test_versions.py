@@ -23,13 +23,12 @@ BOTH = {  # what is called of them -> the parameters that PyTorch 2.11.0 and 2.1
     "torch.compiler.is_compiling": "",
     "torch.compiler.reset": "",
     "torch.distributed.all_reduce": "tensor op group async_op",
-    "torch.distributed.barrier": "group async_op device_ids",
+    "torch.distributed.all_gather_object": "object_list obj group",
     "torch.distributed.broadcast": "tensor src group async_op group_src",
-    "torch.distributed.broadcast_object_list": "object_list src group device group_src",
     "torch.distributed.destroy_process_group": "group",
     "torch.distributed.device_mesh.init_device_mesh": "device_type mesh_shape mesh_dim_names",
     "torch.distributed.fsdp.fully_shard": "module mesh reshard_after_forward mp_policy",
-    "torch.distributed.init_process_group": "backend init_method timeout device_id",
+    "torch.distributed.init_process_group": "backend store rank world_size timeout",
     "torch.nn.attention.sdpa_kernel": "backends set_priority",
     "torch.nn.attention.varlen.varlen_attn": (
         "query key value cu_seq_q cu_seq_k max_q max_k return_aux scale window_size"
@@ -73,6 +72,7 @@ def test_what_is_called_exists_in_all_versions():
     """
     paths = [path for room in ROOMS for path in ROOT.glob(f"{room}*.py")]
     found = [call for path in paths for call in calls(ast.parse(path.read_text("utf-8")))]
+    found = [call for call in found if call[0] != "torch.distributed.TCPStore"]  # no signature
     assert {name for name, _ in found} == BOTH.keys()  # add what is new, from both versions
     for name, keywords in found:
         known = set(BOTH[name].split())

@@ -35,13 +35,12 @@ class AnswersConfig(DatasetSettings):
 
 def main(config):
     """Print the figures; return {split: (exact answers, questions)}."""
-    device = pick_device(config.device)
     folder, model, tokenizer = config.load()
     data = config.load_dataset(folder, tokenizer)
     if not data.masks:
         raise ValueError(f"dataset {data.name} has no conversations: give another --dataset")
     data.pack(model.config.block_size)
-    model = model.to(device).eval()
+    model = model.to(pick_device(config.device)).eval()
     result = {}
     for split, rows in data.rows.items():
         asked = questions_of(rows, config.questions)

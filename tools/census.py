@@ -44,8 +44,10 @@ def main(config):
     found = census(model, texts)
 
     rows = table(found)
-    size = f"{TEXTS} texts of {T} tokens"
-    print(f"{folder} on the validation split of {data.name}: {size}\n\n{format_table(rows)}\n")
+    print(
+        f"{folder} on the validation split of {data.name}: {TEXTS} texts of {T} tokens\n\n"
+        f"{format_table(rows)}\n"
+    )
     print(f"A head counts where its score goes {FAR:.0%} of the way from chance to 1.")
     if not rows[-1]["heads"]:
         print("No induction head here; a model with one: python train.py config/induction.toml")
@@ -112,10 +114,13 @@ def table(found):
     for kind, (scores, chances) in found.items():
         gains = gain(scores, chances)
         layer, head = divmod(int(gains.argmax()), gains.shape[1])
-        row = {"looks at": kind, "heads": int((gains >= FAR).sum())}
-        row["strongest"] = f"layer {layer + 1}, head {head + 1}"
-        row["score"] = f"{scores[layer, head]:.2f}"
-        row["chance"] = f"{chances[layer, 0]:.2f}"
+        row = {
+            "looks at": kind,
+            "heads": int((gains >= FAR).sum()),
+            "strongest": f"layer {layer + 1}, head {head + 1}",
+            "score": f"{scores[layer, head]:.2f}",
+            "chance": f"{chances[layer, 0]:.2f}",
+        }
         rows.append(row)
     return rows
 

@@ -139,9 +139,8 @@ def summarize(name, flags, runs):
     baseline = [run["val_loss"] for run in runs if run["change"] == BASELINE]
     losses = [run["val_loss"] for run in mine]
     seconds = [run["seconds"] for run in mine if run["seconds"]]
-    row = {"change": name, "setting": flags}
-    row["loss"] = None if None in losses else statistics.mean(losses)
-    row |= judge(losses, baseline)
+    mean = None if None in losses else statistics.mean(losses)
+    row = {"change": name, "setting": flags, "loss": mean, **judge(losses, baseline)}
     if not flags:
         row["verdict"] = ""
     row["diverged"] = losses.count(None)

@@ -84,11 +84,11 @@ def export(config):
         weights[name] = weights[name][:rows]
     tensors = dict(hugging_face.to_hugging_face(weights, kind, query_rows))
     write_folder(config, files, "model.safetensors", tensors)
-    size = f"{model.num_params():,} parameters in {config.dtype}"
     print(
-        f"{to}: a {about['architectures'][0]} of {size}, from {folder}; transformers loads it with "
-        "AutoModelForCausalLM and PreTrainedTokenizerFast, sample.py with --init_from; what "
-        "llama.cpp and lm_eval make of it: docs/weights.md"
+        f"{to}: a {about['architectures'][0]} of {model.num_params():,} parameters in "
+        f"{config.dtype}, from {folder}; transformers loads it with AutoModelForCausalLM "
+        "and PreTrainedTokenizerFast, sample.py with --init_from; what llama.cpp and lm_eval make "
+        "of it: docs/weights.md"
     )
     return to
 
@@ -218,9 +218,10 @@ def with_constants(model, config):
 
     Those that it lacks are scales of one and biases of zero.
     """
-    weights = {}
-    for name, parameter in without_values(config).named_parameters():
-        weights[name] = torch.full(parameter.shape, float(name.endswith("weight")))
+    weights = {
+        name: torch.full(parameter.shape, float(name.endswith("weight")))
+        for name, parameter in without_values(config).named_parameters()
+    }
     return weights | dict(model.named_parameters())
 
 

@@ -1,33 +1,38 @@
 """A checkpoint of nanoGPT as one of ours, to sample from and to tune.
 
-    python -m tools.from_nanogpt ../nanoGPT/out/ckpt.pt out-nanogpt [--dataset=NAME]
+    python -m tools.from_nanogpt ../nanoGPT/out/ckpt.pt out-nanogpt --text=input.txt
     python sample.py --out_dir=out-nanogpt
-    python train.py --init_from=out-nanogpt --dataset=NAME
+    python data/text/prepare.py --input FILE --name mine --tokenizer out-nanogpt
+    python train.py --init_from=out-nanogpt --dataset=mine
 
-Its tokenizer is GPT-2's, or that of a dataset in data/ with the same characters: the one that
-nanoGPT's run names, or --dataset. nanoGPT's meta.pkl could run any code, and is never read.
+Its tokens are GPT-2's, or the characters of the text that it was trained on. That another text is
+taken for this one is noticed by the loss on it, of which nanoGPT has saved one. Its meta.pkl could
+run any code, and is never read.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
-from engine.text import dataset
+from engine.common.errors import library_errors
+from engine.text.dataset import random_batch
 from engine.text.tokenizer import create_tokenizer
 from engine.weights.checkpoint import save_checkpoint
 from model import GPT
 from tools.shared.settings import run
 
-GPT2_VOCAB_SIZES = (50257, 50304)  # as published, and as nanoGPT pads them
+TOKENS = 2**14  # on which the loss is measured, as nanoGPT does on a CPU
+MARGIN = 0.3  # nats by which it may be larger than that of nanoGPT: both are of random parts
 
 
 @dataclass
 class Settings:
     paths: tuple[Path, ...] = ()
     """nanoGPT's ckpt.pt, and the folder to write, which must not exist yet."""
-    dataset: str = ""
-    """A prepared dataset with the model's tokens; empty: the one that the run names."""
+    text: Path | None = None
+    """The text that the model was trained on, nanoGPT's input.txt; GPT-2's tokens need none."""
 
     def __post_init__(self):
         if len(self.paths) != 2:
@@ -39,52 +44,60 @@ class Settings:
 def main(settings):
     """Write the checkpoint, and return its folder."""
     path, out_dir = settings.paths
-    saved, config, weights = read(path)
+    config, weights, step, loss = read(path)
     model = GPT.from_weights(config, weights, path)
-    name = settings.dataset or saved.get("config", {}).get("dataset", "")
-    tokenizer = find_tokenizer(name, model.config, path)
-    training = asdict(model.config) | {"dataset": name}
-    step = int(saved.get("iter_num", 0))
-    folder = save_checkpoint(out_dir, step, model, training, tokenizer.spec(), {})
-    print(f"{folder}: {model.num_params():,} parameters, from {path}")
+    tokenizer = find_tokenizer(settings.text, model, loss)
+    folder = save_checkpoint(out_dir, step, model, {}, tokenizer.spec(), {})
+    print(f"{folder} written")
     return folder
 
 
 def read(path):
-    """Return what nanoGPT's train.py saved, and the settings of our GPT and its weights: dicts.
+    """Return of what nanoGPT's train.py saved: settings of a GPT and its weights, step, loss.
 
     ValueError for another file. No code in it can run: weights_only reads tensors, plain values.
     """
-    try:
+    with library_errors(f"{path} is no checkpoint of nanoGPT"):
         saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        config = {"mlp": "gelu", "bias": bool(saved["model_args"]["bias"])}
-        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_embd"):
-            config[name] = int(saved["model_args"][name])
-        weights = {}
-        for name, tensor in saved["model"].items():
-            name = name.removeprefix("_orig_mod.")  # of torch.compile
-            mask = name.endswith(".attn.bias")
-            if not mask and name != "lm_head.weight":  # tied to the token embedding
-                weights[name] = tensor
-    except OSError:
-        raise
-    except Exception as error:  # a hostile pickle can cause any
-        reason = f"{type(error).__name__}: {str(error):.80}"
-        raise ValueError(f"{path} is no checkpoint of nanoGPT ({reason})") from None
-    return saved, config, weights
+        weights = {
+            name.removeprefix("_orig_mod."): tensor  # of torch.compile
+            for name, tensor in saved["model"].items()
+            if not name.endswith(".attn.bias")  # a mask
+        }
+        if torch.equal(weights["lm_head.weight"], weights["transformer.wte.weight"]):  # tied
+            del weights["lm_head.weight"]
+        args = saved["model_args"] | {"mlp": "gelu"}
+        return args, weights, int(saved["iter_num"]), float(saved["best_val_loss"])
 
 
-def find_tokenizer(name, config, path):
-    """Return GPT-2's tokenizer, or that of a dataset; ValueError if it has other ids."""
-    if config.vocab_size in GPT2_VOCAB_SIZES:
-        return create_tokenizer("gpt2")
-    found = dataset.load_dataset(name, block_size=1).tokenizer
-    if found.vocab_size != config.vocab_size:
+def find_tokenizer(path, model, loss):
+    """Return the tokenizer of a model: GPT-2's, or that of the characters of its text.
+
+    ValueError if the text has another number of them, or the model on it a larger loss.
+    """
+    size = model.config.vocab_size
+    is_gpt2 = size in (50257, 50304)  # as published, and as nanoGPT pads them
+    text = path.read_text("utf-8") if path else ""  # as nanoGPT does: \n for \r\n, a BOM stays
+    tokenizer = create_tokenizer("gpt2" if is_gpt2 else "char", text)
+    if not is_gpt2 and tokenizer.vocab_size != size:
         raise ValueError(
-            f"{path} has {config.vocab_size} token ids and dataset {name} {found.vocab_size}: "
-            "prepare the text of nanoGPT's run with data/text/prepare.py, and give it as --dataset"
+            f"the model has {size} token ids, and --text {tokenizer.vocab_size} characters: give "
+            "the text that it was trained on, nanoGPT's input.txt"
         )
-    return found
+    if text:
+        check_loss(model.eval(), tokenizer.encode(text), loss)
+    return tokenizer
+
+
+@torch.no_grad()
+def check_loss(model, ids, known):
+    """ValueError if the loss on parts of a text, ids (T,), is larger than that of nanoGPT's run."""
+    size = model.config.block_size
+    batch = random_batch(ids, TOKENS // size + 1, size, np.random.default_rng(0))
+    loss = model(*batch, only_loss=True)[1].item()
+    print(f"loss on the text: {loss:.2f}; nanoGPT's validation loss: {known:.2f}")
+    if not loss < known + MARGIN:
+        raise ValueError("--text is not what the model was trained on")
 
 
 if __name__ == "__main__":

@@ -165,10 +165,10 @@ def compare(report):
     panel = figure.subplots()
     for n, row in enumerate(rows):
         color = COLORS.get(row["verdict"], GRAY)
-        if row["margin"] is None:
+        margin = row["margin"]
+        if margin is None:
             panel.text(0, n, f" {row['diverged']} diverged", va="center", color=color)
         else:
-            margin = row["margin"]
             panel.errorbar(row["difference"], n, xerr=margin, fmt="o", color=color, capsize=3)
     panel.axvline(0, color="black", linewidth=0.8, zorder=0)
     panel.set_yticks(range(len(rows)), [row["change"] for row in rows])

@@ -35,10 +35,8 @@ def draw_masks(predicates):
     pictures = []
     for name, visible in predicates.items():
         mask = mask_of(visible, *positions(10, 10))[0]
-        picture = [name]
-        for row in mask.tolist():
-            picture.append(" ".join("·■"[seen] for seen in row))
-        pictures.append(picture)
+        lines = [" ".join("·■"[seen] for seen in row) for row in mask.tolist()]
+        pictures.append([name, *lines])
     for start in range(0, len(pictures), 4):
         print()
         for line in zip(*pictures[start : start + 4]):

@@ -1,6 +1,6 @@
 """The attention of a trained model while it reads a text: attention.html and attention.png.
 
-    python -m tools.visualize --text="The animal did not cross the street because it was"
+    python -m tools.visualize --text="The animal didn't cross the street because it was"
     python -m tools.visualize --text=FILE:story.txt --init_from=FOLDER_OR_NAME
     python -m tools.visualize --text="the cat sees the red dog" --out_dir=out-translate
     python -m tools.visualize --live=True --text="def f(x):"
@@ -8,31 +8,42 @@
 The page is one file that needs no network: tokens to click, all heads, what the model expects
 next, a playground and the paths. Layers and heads are counted from 1. The weights in it are those
 of attention.py, as bytes. For a translator, from experiments.translate, it is alignment.html: the
-sentence, its translation, and which word of one looked at which of the other.
+sentence, its translation, and which word of one looked at which of the other. An encoder's
+sentences stand there too: the word that asks, and where it looks.
 
 A live page holds the model itself, as float16, and computes all this in the browser: the text can
-be typed, and heads and MLPs switched off. docs/index.html is one, of config/words.toml:
+be typed, each number followed, and heads and MLPs switched off. It is written only if node, where
+it is installed, computes the same logits. docs/index.html is one, of config/words.toml:
 
     python train.py config/words.toml
     python -m experiments.translate --models=bahdanau --save=out-translate
     python -m tools.visualize --live=True --out_dir=out-words --translator=out-translate \
-        --text="the dogs did not cross the street because it" --page=docs/index.html \
+        --encoder=experiments/reading.json \
+        --text="the dogs didn't cross the street because it" --page=docs/index.html \
         --other="letters.html A model that copies letters" \
-        --examples="the dog did not cross the streets because it
-    the dog did not cross the street because it
-    the trophies did not fit the suitcase because they"
+        --examples="The trophy does not fit in the suitcase because it is too big.
+    The animal didn't cross the street because it was too tired.
+    The dogs did not cross the street because it was too wide.
+    The cat sat on the mat because it was tired.
+    She sat by the bank of the river.
+    The quick brown fox jumps over the lazy dog."
 
 docs/letters.html is another, of config/induction.toml:
 
     python train.py config/induction.toml
     python -m tools.visualize --live=True --out_dir=out-induction --page=docs/letters.html \
-        --text="abracadabra, abracad" --other="index.html A model of whole words, and a translator"
+        --other="index.html A model of whole words, and a translator" \
+        --text="Tyger Tyger, burning bright: Tyger Tyger, bur" \
+        --examples="The quick brown fox jumps over the lazy dog. The quick brown fox
+    abracadabra, abracad
+    wjq_kzvhx tfby wjq_kzvhx tfby"
 """
 
 import base64
-import html
 import json
 import re
+import shutil
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +52,7 @@ import torch
 import torch.nn.functional as F
 
 from attention import attention_weights
-from engine.common.files import atomic_write
+from engine.common.files import atomic_write, read_json
 from engine.decoding.text import encode_prompt
 from engine.text.preparation import read_text
 from experiments.shared import translation, translators
@@ -69,6 +80,8 @@ class VisualizeConfig(ModelSettings):
     """Other texts that a live page offers, one a line."""
     translator: str = ""
     """A folder of experiments.translate --save: where it looks becomes a tab of the page."""
+    encoder: str = ""
+    """The reading.json of experiments.reading: what its encoder looks at joins that tab."""
     other: str = ""
     """Another page that this one links to: its address, and after a space what the link says."""
     page: str = ""
@@ -83,9 +96,9 @@ def main(config):
     text = config.text
     if text.startswith("FILE:"):
         text = read_text(text.removeprefix("FILE:"))
-    if not text:
-        raise ValueError('--text is empty: give --text="..." or --text=FILE:name')
     ids = encode_prompt(tokenizer, text, tokenizer.begin, model.config.block_size, "--text")
+    if config.live:  # as the page has it
+        model.load_state_dict({name: p.half() for name, p in model.state_dict().items()})
     maps, logits = attention_maps(model, ids, attention_weights)
     attentions = [block.attn for block in model.transformer.h]
     implied = ": the weights that linear attention implies" if attentions[0].feature else ""
@@ -97,23 +110,27 @@ def main(config):
         "ids": ids.tolist(),
     }
     if config.live:
-        data |= {"live": live.describe(model, tokenizer), "examples": config.examples.splitlines()}
+        data["live"] = live.describe_model(model)
+        data["live"]["tokenizer"] = live.describe_tokenizer(tokenizer)
+        data["examples"] = config.examples.splitlines()
+        check(data, logits)
     else:
         data |= describe(tokenizer, ids, maps, logits)
+    shown = read_json(Path(config.encoder))["examples"] if config.encoder else []
     if config.translator:
-        data["alignments"] = alignments(config.translator, SENTENCES)
-    if config.other.strip():
-        data["other"] = config.other.split(maxsplit=1)
+        shown += alignments(config.translator, SENTENCES)
+    if shown:
+        data["alignments"] = shown
+    data["other"] = config.other.split(maxsplit=1)
 
     to = Path("." if config.init_from else config.out_dir)
     picture = to / "attention.png"
     file = Path(config.page or to / "attention.html")
-    pieces = [tokenizer.token_bytes(token).decode("utf-8", "replace") for token in data["ids"]]
-    figure = draw(maps, [piece.translate(SIGNS) for piece in pieces], str(folder))
+    labels = [tokenizer.decode([token]).translate(SIGNS) for token in ids.tolist()]
+    figure = draw(maps, labels, str(folder))
     atomic_write(file, page(data).encode())
     heatmaps.save(figure, picture)
-    shape = "{layers} layers x {heads} heads".format_map(data)
-    print(f"{file} and {picture}: {len(ids)} tokens, {shape}")
+    print(f"{file} and {picture}: {len(ids)} tokens")
     return file, picture
 
 
@@ -140,6 +157,16 @@ def alignments(folder, text):
     return found
 
 
+def check(data, logits):
+    """ValueError if a live page computes other logits (T, vocab_size). It needs node, and passes
+    without.
+    """
+    node = shutil.which("node")
+    content = json.dumps(data | {"logits": logits.tolist()}).encode()
+    if node and subprocess.run([node, PAGE / "check.js"], input=content).returncode:
+        raise ValueError("tools/page/model.js computes other numbers than this model")
+
+
 def describe(tokenizer, ids, maps, logits):
     """What a page shows that does not compute it itself, as a dict for JSON."""
 
@@ -149,14 +176,12 @@ def describe(tokenizer, ids, maps, logits):
     # What may come next; ids that pad a vocabulary have no text.
     probabilities = logits.float().softmax(-1)[:, : tokenizer.vocab_size]
     best, candidates = probabilities.topk(min(CANDIDATES, tokenizer.vocab_size))
-    expected = []
-    for row, values in zip(candidates.tolist(), rounded(best, 4)):
-        expected.append([*zip(row, map(piece, row), values)])
+    rows = zip(candidates.tolist(), rounded(best, 4))
     losses = F.cross_entropy(logits[:-1].float(), ids[1:], reduction="none")
     return {
         "pieces": [piece(token) for token in ids.tolist()],
         "losses": [None, *rounded(losses, 4)],  # in nats; the first token has none
-        "next": expected,
+        "next": [[*zip(row, map(piece, row), values)] for row, values in rows],
         "maps": [[as_bytes(weights) for weights in layer] for layer in maps],
     }
 
@@ -198,10 +223,7 @@ def page(data, template="index.html"):
     """The whole of a page. No text can end the element around it: < becomes \\u003c."""
     content = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     parts = {path.name: path.read_text(encoding="utf-8") for path in PAGE.glob("[a-z]*")}
-    parts |= {"data": content.replace("<", "\\u003c"), "other": ""}
-    if "other" in data:
-        other = [*map(html.escape, data["other"])]
-        parts["other"] = f'<a href="{other[0]}">{other[-1]}</a>'
+    parts["data"] = content.replace("<", "\\u003c")
     return re.sub(r"\{\{(.*?)\}\}", lambda found: parts[found[1]], parts[template])
 
 

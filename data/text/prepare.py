@@ -80,8 +80,9 @@ def find_texts(inputs, encoding):
             try:
                 if file != path and not sources.kind_of(file):
                     collections.deque(preparation.read_sections(file, encoding, 2**20), maxlen=0)
-                if file.stat().st_size:
-                    found[file.resolve()] = file
+                if not file.stat().st_size:
+                    raise ValueError(f"{file} is empty")
+                found[file.resolve()] = file
             except ValueError as error:
                 left_out[str(file)] = str(error)
     for reason in [*left_out.values()][:SHOWN]:
@@ -122,4 +123,6 @@ def prepare(settings):
 
 if __name__ == "__main__":
     with one_line_errors():
-        prepare(parse_settings(Settings, sys.argv[1:]))
+        settings = parse_settings(Settings, sys.argv[1:])
+        prepare(settings)
+        print(f"next: python train.py --dataset={settings.name}, which says its epochs")

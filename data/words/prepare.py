@@ -2,7 +2,7 @@
 
     python data/words/prepare.py
 
-"the dogs did not cross the street because it was too wide": the words of scenes.toml, with nouns of
+"the dogs didn't cross the street because it was too wide": the words of scenes.toml, with nouns of
 one or many. "it" stands for a noun of one, "they" for one of many; where both nouns would do, for
 either. Each noun has two adjectives of its own, so that nobody can tell what comes after "too"
 without the noun that the pronoun stands for.
@@ -27,9 +27,9 @@ WORDS = tomllib.loads(Path(__file__).with_name("scenes.toml").read_text(encoding
 SCENES = [{role: words.split() for role, words in scene.items()} for scene in WORDS["scenes"]]
 
 
-def plural(noun):
-    """Return many of an English noun."""
-    return WORDS["many"].get(noun, noun + "s")
+def agree(word, many):
+    """Return a word, or its form for many."""
+    return WORDS["many"].get(word, word + "s") if many else word
 
 
 def own(words, scene, role, noun):
@@ -41,18 +41,19 @@ def own(words, scene, role, noun):
 def sentence(rng):
     """Return one sentence."""
     scene = SCENES[rng.randrange(len(SCENES))]
-    verb = rng.choice(scene["verb"])
     nouns = {role: rng.choice(scene[role]) for role in ROLES}
     many = {role: rng.random() < 0.5 for role in ROLES}
-    shown = {role: plural(noun) if many[role] else noun for role, noun in nouns.items()}
+    said = {role: agree(noun, many[role]) for role, noun in nouns.items()}
+    said |= {"verb": rng.choice(scene["verb"]), "doesn't": agree("doesn't", many["subject"])}
     meant = rng.choice(ROLES)
-    pronoun, was = ("they", "were") if many[meant] else ("it", "was")
+    pronoun = agree("it", many[meant])
     if rng.random() < 0.5:
         adjectives = own(scene[f"of the {meant}"], scene, meant, nouns[meant])
-        reason = f"{was} too {rng.choice(adjectives)}"
+        be = agree(" ".join(scene["trait"]), many[meant])
+        reason = f"{be} {rng.choice(adjectives)}"
     else:
         reason = rng.choice(own(scene[f"the {meant}"], scene, meant, nouns[meant]))
-    fact = f"the {shown['subject']} did not {verb} the {shown['object']}"
+    fact = " ".join(scene["fact"]).format(**said)
     return f"{fact} because {pronoun} {reason}"
 
 

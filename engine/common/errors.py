@@ -68,7 +68,7 @@ def one_line_message(error):
         reason = text.strip().splitlines()[0]
         return f"torch.compile cannot do this here ({reason}): try --compile=False"
     if isinstance(error, torch.distributed.DistError) or "gloo" in text:
-        return "another process has ended: see its message above, if there is one"
+        return "another process has ended, or cannot be reached: see its message, if there is one"
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return text if isinstance(error, ValueError | OSError | FloatingPointError) else None

@@ -111,6 +111,13 @@ def sha256_of_file(path):
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_of_code():
+    """Return the sha256 of what train.py runs: the top level, engine/ and variants/."""
+    folders = ("*.py", "engine/*/*.py", "variants/*.py")
+    paths = sorted(path for pattern in folders for path in ROOT.glob(pattern))
+    return sha256_of(map(Path.read_bytes, paths))
+
+
 def read_json(path):
     """The object in a JSON file, as a dict; DamagedFile if the file holds anything else."""
     try:

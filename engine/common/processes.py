@@ -1,9 +1,11 @@
 """One process, or several that torchrun has started; the signals that reach them."""
 
+import contextlib
 import datetime
 import gc
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -11,9 +13,12 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-# The others wait this long for a process that prepares data or saves; then they end. torchrun ends
-# them at once when one of them fails.
-TIMEOUT = datetime.timedelta(hours=1)
+from engine.common.errors import one_line_message
+
+# Processes that have joined wait this long for one that prepares data or saves, and for a network
+# that is lost. One that ends is noticed at once.
+TIMEOUT = datetime.timedelta(minutes=30)
+HOST = socket.gethostname()
 
 
 def rank():
@@ -43,8 +48,63 @@ def progress_bar(*args, **settings):
     )
 
 
-def init_process_group(device):
-    """Join the other processes. Return the own device of this one; ValueError without one."""
+def join(minutes):
+    """Join the other processes, before one of them can decide anything that another would not.
+
+    ValueError, which says who is missing, after so many minutes.
+    """
+    if world_size() == 1:
+        if (tasks := int(os.environ.get("SLURM_NTASKS", 1))) > 1:
+            print(
+                f"note: each of Slurm's {tasks} tasks is a run of its own: start them by torchrun"
+            )
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    place = dict(store=meet(minutes), rank=rank(), world_size=world_size())
+    timeout = datetime.timedelta(minutes=minutes / 5)  # gloo tries five times
+    try:
+        dist.init_process_group(backend, timeout=timeout, **place)
+    except RuntimeError:
+        raise ValueError(
+            f"{HOST} cannot reach the others: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the "
+            "network interface that they share"
+        ) from None
+    world = dist.group.WORLD
+    world.set_timeout(TIMEOUT)
+
+
+def meet(minutes):
+    """Return the store in which all processes have written their hosts; errors as join."""
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serves = rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    begun = time.monotonic()
+    limit = 60 * minutes
+    patience = min(10, limit)  # seconds until a process says for whom it waits
+    store = None
+    hosts = {rank(): HOST}
+    while True:
+        with contextlib.suppress(dist.DistError):  # nobody answers there yet
+            timeout = datetime.timedelta(seconds=patience)
+            store = store or dist.TCPStore(*place, None, serves, timeout, wait_for_workers=False)
+            store.set(str(rank()), HOST)
+            for n in range(world_size()):
+                if n not in hosts and store.check([str(n)]):
+                    hosts[n] = store.get(str(n)).decode()
+        if len(hosts) == world_size():
+            return store
+        missing = [n for n in range(world_size()) if n not in hosts]
+        text = f"{HOST} waits for rank {missing} at {place[0]}:{place[1]}; joined: {hosts}"
+        waited = time.monotonic() - begun
+        if waited >= limit:
+            raise ValueError(f"{text}, --join_minutes={minutes:g}")
+        if waited >= patience:
+            print(text, file=sys.stderr)
+            patience = limit
+        time.sleep(0.1)
+
+
+def own_device(device):
+    """Return the device of this process, of the kind of a device; ValueError without one."""
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
         count = torch.cuda.device_count()
@@ -54,32 +114,57 @@ def init_process_group(device):
                 f"torchrun --nproc_per_node={count}, or train.py --device=cpu"
             )
         torch.cuda.set_device(device)
-    if world_size() > 1:
-        if device.type == "mps":
-            raise ValueError(
-                "device=mps is for one process: give --device=cpu, or leave torchrun out"
-            )
-        if device.type == "cuda":
-            dist.init_process_group("cpu:gloo,cuda:nccl", timeout=TIMEOUT, device_id=device)
-        else:
-            dist.init_process_group("gloo", timeout=TIMEOUT)
+    if world_size() > 1 and device.type == "mps":
+        raise ValueError("device=mps is for one process: give --device=cpu, or leave torchrun out")
     return device
 
 
-def main_process_first(function):
-    """Call function() in the first process, and then in the others."""
-    result = function() if rank() == 0 else None
-    if world_size() > 1:
-        dist.barrier()
-    return result if rank() == 0 else function()
+# ---- What all processes know
 
 
-def broadcast_object(value):
-    """The first process's value, in all of them."""
+def all_gather(value):
+    """Return a list of the values of all processes, by their rank."""
     values = [value]
     if world_size() > 1:
-        dist.broadcast_object_list(values)
-    return values[0]
+        values *= world_size()
+        dist.all_gather_object(values, value)
+    return values
+
+
+@contextlib.contextmanager
+def together():
+    """Around what each process does by itself: an error in one is raised in all of them."""
+    failed = None
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        failed = error
+    reason = failed and f"rank {rank()} on {HOST}: {one_line_message(failed) or repr(failed)}"
+    reasons = all_gather(reason)
+    if failed:
+        raise failed
+    for reason in filter(None, reasons):
+        raise ValueError(reason)
+
+
+def compare(**facts):
+    """ValueError in all processes unless these facts are the same in all of them."""
+    (host, first), *others = all_gather((HOST, facts))
+    for n, (other_host, other) in enumerate(others, 1):
+        differ = [
+            f"{name} is {first.get(name)} on {host}, {other.get(name)} on {other_host}"
+            for name in first | other
+            if first.get(name) != other.get(name)
+        ]
+        if differ:
+            raise ValueError(f"rank 0 and rank {n} must agree: {'; '.join(differ)}")
+
+
+def broadcast(tensor):
+    """The values of the first process in a tensor of all of them, in place."""
+    if world_size() > 1:
+        dist.broadcast(tensor, 0)
+    return tensor
 
 
 def all_reduce_sum(tensor):
@@ -124,6 +209,7 @@ class Signals:
 
     def __init__(self):
         self.stop = 0
+        self.told = False  # by another process
         self.stopped_at = 0.0
         # Under torchrun, Ctrl-C arrives twice: from the terminal, and from torchrun.
         self.patience = 1.0 if "TORCHELASTIC_RUN_ID" in os.environ else 0.0  # seconds
@@ -139,19 +225,27 @@ class Signals:
                 signal.signal(number, self.note)
         return self
 
-    def note(self, number, frame):
+    def note(self, number, frame=None):
         if not self.stop:
-            self.stop_for(number)
+            self.stop = number
+            self.stopped_at = time.monotonic()
         elif number == signal.SIGINT and time.monotonic() - self.stopped_at >= self.patience:
             raise KeyboardInterrupt
-
-    def stop_for(self, number):
-        self.stop = number
-        self.stopped_at = time.monotonic()
 
     def agree(self):
         """Return the signal to stop for, or 0: the same in all processes."""
         stop = all_reduce_max(self.stop)
         if stop and not self.stop:
-            self.stop_for(stop)
+            self.note(stop)
+            self.told = True
         return stop
+
+    def exit(self):
+        """End with 128 + the signal's number. A torchrun that lacks the signal gets it too.
+
+        It would take that for a failure, start again (--max-restarts), and wait for a machine that
+        was taken away.
+        """
+        if self.told and "TORCHELASTIC_RUN_ID" in os.environ:
+            os.kill(os.getppid(), self.stop)
+        sys.exit(128 + self.stop)

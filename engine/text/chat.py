@@ -12,6 +12,7 @@ A third, <|endoftext|>, stands between conversations. A published tokenizer has 
 own, a program in Jinja. It is run in Jinja's sandbox, with what transformers gives it.
 """
 
+import contextlib
 import datetime
 import functools
 import json
@@ -26,7 +27,7 @@ from engine.text.tokenizer import END_OF_TEXT, create_tokenizer, with_special_to
 
 CHATML = """
 {%- for message in messages -%}
-    {{ "<|im_start|>" + message.role + "\n" + message.content + "<|im_end|>\n" }}
+    {{ "<|im_start|>" + message.role + "\n" + (message.content or "") + "<|im_end|>\n" }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}
     {{ "<|im_start|>assistant\n" }}
@@ -130,25 +131,31 @@ class ChatTemplate:
     def check(self, messages, tools=None):
         """ValueError for a special token in a message, which could end its own turn, or in tools.
 
-        ValueError also for what a message has beside role and content, if the template does not
-        render it.
+        ValueError also for tools, for a message of the system or a tool, and for what a message has
+        beside role and content, if the template does not render it.
         """
         places = {f"message {n}": message for n, message in enumerate(messages, 1)}
         for place, content in (places | {"tools": {"tools": tools}}).items():
             for token in self.special:
                 if any(token in str(value) for value in content.values()):
                     raise ValueError(f"{place} spells the special token {token}")
-        further = {key for message in messages for key in message} - {"role", "content"}
-        for key in sorted(further):
-            without = [{k: v for k, v in message.items() if k != key} for message in messages]
-            self.check_rendered(key, messages, tools, without, tools)
+        others = {}  # what a template may leave out -> messages and tools that differ in it
+        for n, message in enumerate(messages):
+            if message["role"] in ("system", "tool"):
+                other = message | {"content": message["content"] + "x"}
+                others[f"message {n + 1}"] = [*messages[:n], other, *messages[n + 1 :]], tools
+            for key in message.keys() - {"role", "content"}:
+                others[repr(key)] = [{k: m[k] for k in m if k != key} for m in messages], tools
         if tools:
-            self.check_rendered("tools", messages, tools, messages, None)
-
-    def check_rendered(self, key, messages, tools, *without):
-        """ValueError if messages and tools are rendered as they are without a key."""
-        if self.render(messages, tools) == self.render(*without):
-            raise ValueError(f"the chat template does not render {key!r}")
+            others["'tools'"] = messages, None
+        whole = self.render(messages, tools)
+        lost = []
+        for what, other in sorted(others.items()):
+            with contextlib.suppress(ValueError):  # a template may need what is left out
+                if self.render(*other) == whole:
+                    lost.append(what)
+        if lost:
+            raise ValueError(f"the chat template does not render {', '.join(lost)}")
 
     def render(self, messages, tools=None, prompt=False):
         """Return messages as one text; prompt: with the beginning of an answer."""

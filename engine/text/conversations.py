@@ -28,8 +28,8 @@ TURNS = "messages", "conversations", "conversation"
 NOTES = set(
     """
     category conversation_hash conversation_id created created_at dataset date hash id idx index
-    lang language license message_id metadata model model_name prompt_id rating score source split
-    subset tags task timestamp title topic turn turns url uuid
+    lang language license message_id metadata model model_name prompt_id rating score source
+    tags task timestamp title topic turn turns url uuid
     """.split()
 )
 VAL_SHARE = 0.1  # of the conversations, chosen by a hash of each
@@ -91,16 +91,15 @@ def take_turns(record):
         if isinstance(turns, dict) and all(isinstance(part, list) for part in turns.values()):
             turns = [dict(zip(turns, parts)) for parts in zip(*turns.values(), strict=True)]
     elif {"prompt", "completion"} <= record.keys():
-        turns = as_messages(record.pop("prompt"), "user")
+        asked = as_messages(record.pop("prompt"), "user")
+        turns = [{"weight": 0} | turn if isinstance(turn, dict) else turn for turn in asked]
         turns += as_messages(record.pop("completion"), "assistant")
     else:
         turns = None
     if not isinstance(turns, list):
         raise ValueError("it has no messages, a list of objects, and no prompt and completion")
     said = [turn.get("content", turn.get("value")) for turn in turns if isinstance(turn, dict)]
-    if (
-        "prompt" in record and record["prompt"] in said
-    ):  # some repeat the question beside the messages
+    if "prompt" in record and record["prompt"] in said:  # some repeat the question
         del record["prompt"]
     return turns
 
@@ -115,7 +114,10 @@ def read_message(turn, what, ignored=()):
 
     ValueError says what is wrong with it.
     """
-    turn = without_notes(turn if isinstance(turn, dict) else {}, ignored)
+    turn = turn if isinstance(turn, dict) else {}
+    # Beside a call of a tool there may be no text: None, "" and nothing are other prompts for some.
+    content = {name: value for name, value in turn.items() if name == "content"}
+    turn = without_notes(turn, ignored)
     role = take_one(turn, what, "role", "from")
     if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"{what} has the role {role!r}: {', '.join(ROLES)}")
@@ -124,7 +126,9 @@ def read_message(turn, what, ignored=()):
     text = text_of(take_one(turn, what, "content", "value"), what)
     if not text.strip() and "tool_calls" not in turn:
         raise ValueError(f"{what} has no text")
-    return {"role": role, "content": text, **turn}, learned
+    if text:
+        content = {"content": text}
+    return {"role": role, **content, **turn}, learned
 
 
 def take_one(turn, what, *names):
@@ -167,10 +171,10 @@ def is_learned(turn, role, what):
 
 def texts_of(records):
     """Yield what a tokenizer learns from: the texts of the records that are not damaged."""
-    yield "\n".join([*ROLES, ""])  # as a template writes them
+    yield "\n".join([*ROLES, ""])  # a template writes some of them
     for _, record in records:
         with contextlib.suppress(ValueError):  # encode_records says it
-            yield from [message["content"] for message in read_conversation(record).messages]
+            yield from [m.get("content") or "" for m in read_conversation(record).messages]
 
 
 def encode_records(records, template, val_share, skipped=None, ignored=()):
@@ -183,7 +187,11 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
     for where, record in records:
         try:
             found = read_conversation(record, ignored)
-            answers = [m["content"] for m, learned in zip(found.messages, found.learned) if learned]
+            answers = [
+                m.get("content") or ""
+                for m, learned in zip(found.messages, found.learned)
+                if learned
+            ]
             if not answers:
                 raise ValueError("the conversation has no answer to learn")
             ids, learned = template.encode(found.messages, found.tools, found.learned)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 
 from engine.common.files import read_json, sha256_of_file, sha256_of_json, shell_path, shell_quote
 from engine.text.preparation import (
@@ -72,13 +73,20 @@ def find_dataset(name):
     if not folder.is_dir() and Path(name).is_dir():
         folder = Path(name)
     if name in INCLUDED and not (folder / "meta.json").exists():
-        print(f"preparing dataset {name}, once")
-        status = subprocess.run([sys.executable, str(folder / "prepare.py")]).returncode
-        if status:  # it has printed why, in one line
-            sys.exit(status)
+        with FileLock(folder / ".preparing"):  # another process may be at it
+            if not (folder / "meta.json").exists():
+                prepare(name, folder)
     elif not all((folder / f"{split}.bin").is_file() for split in SPLITS):
         raise ValueError(not_prepared(name, folder))
     return folder
+
+
+def prepare(name, folder):
+    """Run the prepare.py of a dataset that comes with lookback."""
+    print(f"preparing dataset {name}, once")
+    status = subprocess.run([sys.executable, str(folder / "prepare.py")]).returncode
+    if status:  # it has printed why, in one line
+        sys.exit(status)
 
 
 def not_prepared(name, folder):

@@ -141,18 +141,15 @@ class SplitWriter:
     def append(self, ids, text="", begins=False):
         """Write ids, an array, for a text; begins: a document that a separator precedes."""
         if begins and self.count["tokens"]:
-            self.write(separator(self.tokenizer), "\n")
-        self.write(ids, text)
-        self.count["documents"] += bool(text)
+            ids = np.append(separator(self.tokenizer), ids)
+            text = "\n" + text
+        self.file.write(ids.astype(self.dtype).tobytes())  # tofile does not say that a disk is full
+        self.count.update(documents=bool(text), characters=len(text), tokens=len(ids))
         hashes = (zlib.crc32(line.encode()) for line in text.split("\n") if len(line) >= LINE)
         self.lines.update(line for line in hashes if line <= self.limit)
         while len(self.lines) > LINES:
             self.limit //= 2
             self.lines = {line for line in self.lines if line <= self.limit}
-
-    def write(self, ids, text):
-        self.file.write(ids.astype(self.dtype).tobytes())  # tofile does not say that a disk is full
-        self.count.update(characters=len(text), tokens=len(ids))
 
     def finish(self):
         """Close the file, and return its entry in meta.json."""

@@ -62,14 +62,29 @@ class Tokenizer:
         return self.vocab_size == other.vocab_size and self.extends(other)
 
     def extends(self, other):
-        """Return whether it has another tokenizer's ids; any further ones are special tokens."""
-        further = {*range(other.vocab_size, self.vocab_size)}
+        """Return whether it has another tokenizer's ids; any further ones are special tokens.
+
+        The same tokens may still cut a text in another way, by other merges or another pattern.
+        """
+        size = other.vocab_size
+        further = {*range(size, self.vocab_size)}
+        special = {*self.special_tokens.values()}
+        ordinary = [n for n in range(size) if n not in special]
+        some = range(0, len(ordinary), max(20, size // 500))
         return (
-            self.vocab_size >= other.vocab_size
-            and further <= {*self.special_tokens.values()}
+            self.vocab_size >= size
+            and further <= special
             and self.end_of_text in {other.end_of_text, *further}
-            and all(self.token_bytes(n) == other.token_bytes(n) for n in range(other.vocab_size))
+            and all(self.token_bytes(n) == other.token_bytes(n) for n in range(size))
+            and all(self.same_cuts(other, ordinary[n : n + 20]) for n in some)
         )
+
+    def same_cuts(self, other, tokens):
+        """Return whether the text of some tokens has the same ids in another tokenizer."""
+        text = other.decode(tokens).replace("\ufffd", "")
+        with contextlib.suppress(ValueError):  # for one of its characters
+            return self.encode(text).tolist() == other.encode(text).tolist()
+        return True
 
     @property
     def special_tokens(self):
@@ -442,11 +457,21 @@ def create_tokenizer(name, texts=()):
 
 def tokenizer_from_folder(folder):
     """Return the tokenizer of a run, a checkpoint, an export or a published model."""
-    checkpoints = folder.glob("step_*[0-9]/config.json")  # all of them have the same
-    for path in (*checkpoints, folder / "config.json", folder / "lookback.json"):
-        if spec := json_in(path).get("tokenizer"):
-            return tokenizer_from_spec(spec)
-    return published_tokenizer(folder)
+    checkpoints = folder.glob("step_*[0-9]/config.json")
+    newest = sorted(checkpoints, key=lambda path: (len(str(path)), path))[-1:]
+    try:
+        for path in (*newest, folder / "config.json", folder / "lookback.json"):
+            if spec := json_in(path).get("tokenizer"):
+                found = tokenizer_from_spec(spec)
+                # An export may have got another tokenizer.json since.
+                if path.name == "config.json" or found.tokenizer_json == json_in(
+                    folder / "tokenizer.json"
+                ):
+                    return found
+        return published_tokenizer(folder)
+    except Exception as error:  # files that others wrote can cause any
+        reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise ValueError(f"{folder}: {reason}") from error
 
 
 def json_in(path):
@@ -458,12 +483,29 @@ def json_in(path):
 
 
 SPECIAL = [f"{name}_token" for name in "bos eos unk sep pad cls mask".split()]
+FURTHER = [f"{kind}_special_tokens" for kind in "additional extra model_specific".split()]
+# Keys of tokenizer_config.json that are read, or change no id; so do those of single tokens.
+KNOWN = {"add_prefix_space", "added_tokens_decoder", "chat_template", *FURTHER}
+KNOWN |= set(
+    """
+    auto_map backend clean_up_tokenization_spaces device_map errors fix_mistral_regex from_slow
+    init_inputs is_local legacy local_files_only max_length merges_file model_input_names
+    model_max_length name_or_path pad_to_multiple_of pad_token_type_id padding padding_side
+    processor_class response_schema revision sp_model_kwargs spaces_between_special_tokens
+    special_tokens_map_file stride tokenizer_class tokenizer_file transformers_version truncation
+    truncation_side truncation_strategy trust_remote_code use_default_system_prompt use_fast
+    verbose vocab_file
+    """.split()
+)
+BY_JSON = "PreTrainedTokenizerFast", "TokenizersBackend"  # they do what tokenizer.json says
 
 
 def published_tokenizer(folder):
     """Return the tokenizer of a published model: tokenizer.json, and what other files say of it."""
     config = json_in(folder / "config.json")
-    about = json_in(folder / "special_tokens_map.json") | json_in(folder / "tokenizer_config.json")
+    about = json_in(folder / "tokenizer_config.json")
+    if "added_tokens_decoder" not in about:  # else transformers does not read the older file
+        about |= json_in(folder / "special_tokens_map.json")
     is_gpt2 = config.get("model_type") == "gpt2"
     content = json_in(folder / "tokenizer.json")
     if not content and is_gpt2 and not (folder / "vocab.json").exists():
@@ -472,7 +514,7 @@ def published_tokenizer(folder):
         content = gpt2_json(folder)
         about = {"eos_token": END_OF_TEXT} | about
     if not content:
-        raise ValueError(f"{folder} has no tokenizer.json: which ids stand for which text?")
+        raise ValueError("it has no tokenizer.json: which ids stand for which text?")
     names = dict.fromkeys([*SPECIAL, *about])  # those that are new get their ids in this order
     named = {name: text_of(about.get(name)) for name in names if name.endswith("_token")}
     special = {name: text for name, text in named.items() if isinstance(text, str)}
@@ -485,10 +527,26 @@ def published_tokenizer(folder):
     end_of_text = special.get("eos_token", next(iter(ends), None))
     template = chat_template_in(folder, about)
     chat = {"template": template, **special} if template else None
-    return tokenizer_from_spec(
+    found = tokenizer_from_spec(
         {"kind": "tokenizers", "content": content, "end_of_text": end_of_text, "chat": chat}
         | {"further_ends": ends}
     )
+    check_keys(about, found)
+    return found
+
+
+def check_keys(about, tokenizer):
+    """ValueError for a key of tokenizer_config.json that is not known, or that is not done."""
+    does = {}
+    if about.get("add_prefix_space") is not None:
+        does["add_prefix_space"] = tokenizer.decode(tokenizer.encode("a")).startswith(" ")
+    if about.get("tokenizer_class") not in BY_JSON:
+        does["add_bos_token"] = bool(tokenizer.begin)
+    for name, value in about.items():
+        if value not in (None, does.get(name, value)):
+            raise ValueError(f"{name}={value!r}: its tokenizer.json does another thing")
+        if value and name not in KNOWN and not name.endswith("_token"):
+            raise ValueError(f"{name}={value!r} of its tokenizer_config.json is not known here")
 
 
 def text_of(token):
@@ -501,7 +559,7 @@ def gpt2_json(folder):
     import tokenizers
 
     files = str(folder / "vocab.json"), str(folder / "merges.txt")
-    with library_errors(f"{folder}: vocab.json and merges.txt cannot be read"):
+    with library_errors("vocab.json and merges.txt cannot be read"):
         return json.loads(tokenizers.ByteLevelBPETokenizer.from_file(*files).to_str())
 
 
@@ -510,25 +568,25 @@ def with_added_tokens(content, folder, about, special):
 
     about: the content of tokenizer_config.json. special: texts of special tokens.
     """
-    decoder = about.get("added_tokens_decoder", {})
-    further = {token["content"]: token | {"id": int(id)} for id, token in decoder.items()}
-    for text, number in json_in(folder / "added_tokens.json").items():
-        further.setdefault(text, special_token(text, number) | {"special": False})
-    more = about.get("additional_special_tokens") or []
-    vocabulary = content["model"]["vocab"]
-    ids = (
-        vocabulary
-        if isinstance(vocabulary, dict)
-        else {t: n for n, (t, _) in enumerate(vocabulary)}
-    )
+    import tokenizers
+
+    for found in [about.get(name) or [] for name in FURTHER]:
+        special = [*special, *map(text_of, found.values() if isinstance(found, dict) else found)]
     added = {token["content"]: token for token in content.get("added_tokens", [])}
-    size = 1 + max([*ids.values(), *(t["id"] for t in [*added.values(), *further.values()])])
-    for text in [*special, *map(text_of, more)]:
-        if text not in added and text not in further:
-            further[text] = special_token(text, ids.get(text, size))
-            size += text not in ids
-    new = sorted(further.keys() - added.keys(), key=lambda text: further[text]["id"])
-    return content | {"added_tokens": [*added.values(), *(further[text] for text in new)]}
+    if "added_tokens_decoder" in about:
+        for id, token in about["added_tokens_decoder"].items():
+            added[token["content"]] = token | {"id": int(id)}
+    else:
+        for text, number in json_in(folder / "added_tokens.json").items():
+            ordinary = text not in special
+            flags = {"special": not ordinary, "normalized": ordinary}
+            added.setdefault(text, special_token(text, number) | flags)
+    content = content | {"added_tokens": sorted(added.values(), key=lambda token: token["id"])}
+    new = [text for text in special if text not in added]
+    library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    library.add_special_tokens(new)
+    content["added_tokens"] += [special_token(text, library.token_to_id(text)) for text in new]
+    return content
 
 
 def chat_template_in(folder, about):
@@ -541,7 +599,7 @@ def chat_template_in(folder, about):
         named = {one["name"]: one["template"] for one in template}
         template = named.get("default")
     if not isinstance(template, str | None) or named and not template:
-        raise ValueError(f"{folder} has no chat template called default: {', '.join(named)}")
+        raise ValueError(f"it has no chat template called default: {', '.join(named)}")
     return template
 
 

@@ -101,8 +101,8 @@ class Muon:
         torch._foreach_lerp_(averages, grads, 1 - momentum)
         torch._foreach_lerp_(grads, averages, momentum)  # Nesterov: where the momentum will be
         torch._foreach_mul_(weights, 1 - group["lr"] * group["weight_decay"] * finite)
-        by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
-        with sharding.matrix_owners(params) as mine:
+        for mine in sharding.matrix_owners(params):
+            by_shape = {}  # (shape of a wide matrix, scale) -> [(matrix to update, its gradient)]
             for p, target, grad in mine:
                 heights = self.parts.get(p, [len(p)])
                 for part, matrix in zip(target.split(heights), grad.split(heights)):
@@ -150,7 +150,10 @@ class Muon:
         return found
 
     def load_state_dict(self, saved):
-        """Continue from a state_dict of the same parameters; ValueError if it is of others."""
+        """Continue from a state_dict of the same parameters; ValueError if it is of others.
+
+        Of its values only those of the first process count. All processes.
+        """
         mine = self.state_dict()
         if saved.keys() != mine.keys():
             raise ValueError(
@@ -158,7 +161,11 @@ class Muon:
                 "start from its weights with --init_from=FOLDER"
             )
         for name, tensor in mine.items():
-            local_tensor(tensor).copy_(sharding.shard_of(tensor, saved[name]))
+            whole = sharding.full_tensor(tensor)
+            if processes.rank() == 0:
+                whole.copy_(saved.pop(name))
+            processes.broadcast(whole)
+            local_tensor(tensor).copy_(sharding.shard_of(tensor, whole))
 
 
 def make_optimizer(model, config):

@@ -43,7 +43,7 @@ class Run:
             self.out_dir.mkdir(parents=True, exist_ok=True)
         if self.writes and any(self.out_dir.glob("[!.]*")):
             self.line = start_run(self.out_dir, trainer.step if trainer.saved else -1)
-        self.line = processes.broadcast_object(self.line)
+        self.line = processes.all_gather(self.line)[0]
         self.started = started - self.line.get("wall_s", 0.0)
         self.saved_step = trainer.step if trainer.saved else None
         self.evaluated_step = self.line["step"] if "val_loss" in self.line else None

@@ -15,15 +15,15 @@ import warnings
 import torch
 import torch.distributed as dist
 
-from engine.common.processes import rank, world_size
+from engine.common.processes import broadcast, rank, world_size
 
 
 def parallelize(model, device, parallel, compiled):
     """Bring a GPT to this process's device; return what is to be called in a training step.
 
-    The gradient is then the mean over all processes. It is the model itself, or ddp's wrapper
-    around it. parallel: ddp or fsdp, the same for one process. Make the optimizer afterwards, since
-    fsdp replaces the parameters.
+    All have the weights of the first process then, and the gradient is the mean over all. It is the
+    model itself, or ddp's wrapper around it. parallel: ddp or fsdp, the same for one process. Make
+    the optimizer afterwards, since fsdp replaces the parameters.
     """
     if world_size() > 1 and parallel == "fsdp":
         return apply_fsdp(model, device, compiled)
@@ -47,10 +47,18 @@ def apply_fsdp(model, device, compiled):
     for block in model.transformer.h:
         if compiled:
             block.compile()
+        broadcast_weights(block, device)  # one by one, so that none but the first holds all
         fully_shard(block, mesh=mesh)
-    dist.barrier()  # the first process may move the files that the others have just read
+    broadcast_weights(model, device)
     # Embeddings and head are shards again after a forward pass too, for example an evaluation's.
     return fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+def broadcast_weights(module, device):
+    """Give all processes the first one's weights, where they are not in shards yet."""
+    for p in module.to(device).parameters():
+        if not hasattr(p, "to_local"):
+            broadcast(p.detach())
 
 
 # ---- Tensors in shards
@@ -101,35 +109,35 @@ def gradient_sync(model, last):
     return contextlib.nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
 
 
-@contextlib.contextmanager
 def matrix_owners(params):
-    """Give (p, target, gradient) of those matrices that this process updates, by adding to target.
+    """Yield lists of (p, target, gradient) that this process updates, by adding to target.
 
-    Afterwards all processes have all updates. The matrices are dealt out by size, so that each
-    process has as much to do. In one process, and with ddp, a matrix is its own target. With fsdp
-    its owner gets all rows of the gradient, and sends the update to the others. All processes.
+    Once the next one is asked for, all processes have all updates. The matrices are dealt out by
+    size, so that each process has as much to do. In one process, and with ddp, a matrix is its own
+    target, and all are in one list. With fsdp its owner gets all rows of the gradient, and sends
+    the update to the others: one matrix at a time, since it is whole. All processes.
     """
     if world_size() == 1:
         yield [(p, p, p.grad) for p in params]
         return
     by_size = sorted(params, key=lambda p: -p.numel())
     in_shards = hasattr(params[0], "to_local")
-    mine = []
-    targets = {}
-    for n, p in enumerate(by_size):
-        gradient = full_tensor(p.grad)
-        if n % world_size() == rank():
-            targets[p] = torch.zeros_like(gradient) if in_shards else p
-            mine.append((p, targets[p], gradient))
-    yield mine
-    works = []
-    for n, p in enumerate(by_size):
-        target = targets.get(p, p)
-        if in_shards and p not in targets:
-            target = local_tensor(p).new_empty(p.shape)
-        works.append(dist.broadcast(target, n % world_size(), async_op=True))
-        if in_shards:  # one after another, since each is whole
-            works.pop().wait()
-            local_tensor(p).add_(shard_of(p, target))
-    for work in works:
-        work.wait()
+    many = world_size() if in_shards else len(by_size)
+    for first in range(0, len(by_size), many):
+        targets = []
+        mine = []
+        for n, p in enumerate(by_size[first : first + many]):
+            gradient = full_tensor(p.grad)
+            targets.append(torch.zeros_like(gradient) if in_shards else p)
+            if n % world_size() == rank():
+                mine.append((p, targets[n], gradient))
+        yield mine
+        works = [
+            dist.broadcast(target, n % world_size(), async_op=True)
+            for n, target in enumerate(targets)
+        ]
+        for n, work in enumerate(works):
+            work.wait()
+            if in_shards:
+                p = by_size[first + n]
+                local_tensor(p).add_(shard_of(p, targets[n]))

@@ -2,7 +2,7 @@
 
 Everything random in a step is a function of (seed, step, micro-batch). So a Trainer that is made
 from a checkpoint continues exactly where the one before stopped, and several processes compute what
-one would.
+one would, up to rounding.
 """
 
 import datetime
@@ -49,6 +49,9 @@ class Trainer:
         if self.dtype == "auto":
             self.dtype = self.saved.get("dtype") or hardware.best_dtype(device, config.n_embd)
         dtype = getattr(torch, self.dtype)
+        processes.compare(
+            device=device.type, dtype=self.dtype, data=data.hashes, tokens=len(data.train)
+        )
         self.autocast = torch.autocast(device.type, dtype, enabled=self.dtype != "float32")
 
         # Micro-batches are numbered over all processes; each process has the same number of them.

@@ -20,7 +20,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from engine.common import processes
 from engine.common.files import (
     DamagedFile,
     atomic_path,
@@ -146,7 +145,7 @@ def best_checkpoint(out_dir):
 
 def is_ours(folder):
     """Return whether train.py wrote a folder, or may write it: no model of others is in it."""
-    foreign = ("config.json", "model.safetensors", "ckpt.pt")
+    foreign = "config.json adapter_config.json model.safetensors pytorch_model.bin ckpt.pt".split()
     if (folder / "manifest.json").exists() or list_checkpoints(folder):
         return True
     return folder.is_dir() and not any((folder / name).exists() for name in foreign)
@@ -222,7 +221,7 @@ def newest_valid(out_dir, which="latest"):
         except DamagedFile as error:
             if folder == folders[0]:
                 raise
-            processes.print0(f"note: {str(error).partition(':')[0]}: going on from the one before")
+            print(f"note: {str(error).partition(':')[0]}: going on from the one before")
     return find_checkpoint(out_dir, which)
 
 
@@ -231,7 +230,7 @@ def newest_valid_or_none(out_dir, which="latest"):
     try:
         return newest_valid(out_dir, which) if list_checkpoints(out_dir) else None
     except DamagedFile as error:
-        processes.print0(f"note: {error}")
+        print(f"note: {error}")
         return None
 
 

@@ -16,7 +16,7 @@ GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M to 1.5B pa
 
 OTHERS = {  # what else a folder may hold -> what to do with it
     "ckpt.pt": "it is nanoGPT's: make it ours by python -m tools.from_nanogpt",
-    "adapter_config.json": "it is an adapter of PEFT: merge it there into its base "
+    "adapter_config.json": "it is or has an adapter of PEFT: merge it there into its base "
     "(merge_and_unload), and give the folder that save_pretrained writes",
     "pytorch_model.bin": "pytorch_model.bin is a pickle, which could run any code, and is never "
     "read: save the model as safetensors by transformers (save_pretrained)",
@@ -75,7 +75,8 @@ def load_pretrained(folder):
     """
     try:
         for file, remedy in OTHERS.items():
-            if (folder / file).exists() and not list(folder.glob("model*.safetensors*")):
+            has_model = list(folder.glob("model*.safetensors*")) and file != "adapter_config.json"
+            if (folder / file).exists() and not has_model:
                 raise ValueError(remedy)
         theirs = read_json(folder / "config.json")
         config = families.config_from_hugging_face(theirs)
@@ -91,11 +92,12 @@ def load_pretrained(folder):
 def read_tensors(folder):
     """Return (name, tensor) pairs of a folder in Hugging Face's layout.
 
-    They are in one file of safetensors, or in several that an index names.
+    They are in one file of safetensors, or in several that an index names: as in transformers, an
+    index beside the one file is left over.
     """
     index = folder / "model.safetensors.index.json"
     files = ["model.safetensors"]
-    if index.exists():
+    if index.exists() and not (folder / files[0]).exists():
         files = sorted(set(read_json(index)["weight_map"].values()))
     for file in files:
         if Path(file).name != file or not (folder / file).exists():
@@ -154,10 +156,7 @@ def load_tokenizer(folder, vocab_size):
     vocab_size: ids that the model has; the tokenizer may have further special tokens, but not use
     them. ValueError if there is no tokenizer, or one with more ids.
     """
-    try:
-        found = tokenizer.tokenizer_from_folder(folder)
-    except Exception as error:  # files that others wrote can cause any
-        raise ValueError(f"{folder}: {error}") from error
+    found = tokenizer.tokenizer_from_folder(folder)
     if not {*range(vocab_size, found.vocab_size)} <= {*found.special_tokens.values()}:
         raise ValueError(
             f"{folder} has {vocab_size:,} token ids, and its tokenizer {found.vocab_size:,}"

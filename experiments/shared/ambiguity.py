@@ -78,14 +78,23 @@ FRENCH = {row[0]: [row[2], row[4]] for row in NOUNS} | dictionary("""
 ROLES = "subject", "verb", "object", "of the subject", "of the object"
 
 
-def read_scenes():
-    """Return the scenes of data/words, a dict for each: role -> its words."""
+def read_scenes(*forms):
+    """Return the scenes of data/words, a dict for each: role or form of a sentence -> words."""
     text = (ROOT / "data/words/scenes.toml").read_text(encoding="utf-8")
     scenes = tomllib.loads(text)["scenes"]
-    return [{role: scene[role].split() for role in ROLES} for scene in scenes]
+    return [{role: scene[role].split() for role in (*ROLES, *forms)} for scene in scenes]
 
 
-SCENES = read_scenes()
+def with_french(scenes):
+    """Return the scenes with the words alone that have a French."""
+    known = [
+        {role: [word for word in words if word in FRENCH] for role, words in scene.items()}
+        for scene in scenes
+    ]
+    return [scene for scene in known if scene["verb"]]
+
+
+SCENES = with_french(read_scenes())
 THE = dictionary("""
     the     le      la
     this    ce      cette

@@ -169,7 +169,7 @@ def search(model, source, real, beam=1, sampler=None, longest=None):
         V = more.shape[1]
         continued = scores[:, None] + more  # (B·beam, V)
         if sampler:
-            drawn = sample_next_token(more, sampler.sampling, sampler.random())
+            drawn = sample_next_token(more, *sampler.inputs(None)[:2])
             best = drawn[:, None]
             scores = continued.gather(1, best)
         else:

@@ -43,7 +43,7 @@ STYLE = {
 
 @dataclass
 class Repeats:
-    seeds: int = 3
+    seeds: int = 5
     """Runs of each kind. Their differences give the standard errors."""
     out_dir: str = "experiments"
     """The folder for NAME.png and NAME.json."""
@@ -317,10 +317,10 @@ def draw_curves(width, label, curves):
     return figure, panels
 
 
-def draw_means(panel, runs, what):
+def draw_means(panel, runs, what, label=None):
     """Draw the mean of `what` for each kind of runs with its error."""
     means, errors = means_of(runs, what)
-    panel.errorbar(means, [*runs], xerr=errors, fmt="o")
+    panel.errorbar(means, [*map(str, runs)], xerr=errors, fmt="o", label=label)
     panel.invert_yaxis()
 
 
@@ -337,3 +337,13 @@ def write_result(name, config, tables, figure, **more):
     atomic_write(folder / f"{name}.json", text.encode())
     heatmaps.save(figure, folder / f"{name}.png")
     print(f"\n{folder / name}.png and .json written")
+
+
+def write_means(name, config, title, label, runs):
+    """Write a table of runs, and a picture of their means with a panel for each column."""
+    columns = [*next(iter(runs.values()))[0]]
+    figure, panels = make_figure(1 + 4 * len(columns), 2.8, 1, len(columns))
+    for panel, what in zip(panels, columns):
+        draw_means(panel, runs, what)
+        panel.set_title(what)
+    write_result(name, config, {title: make_table(label, runs)}, figure)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import timed_here, tiny
+from conftest import parametrize, timed_here, tiny
 
-from attention import ATTENTION, FEATURE, masked_fill
+from attention import ATTENTION, FEATURE
 from benchmarks import attention, sample, train
 from masks import VISIBLE
 from model import GPT
@@ -19,71 +19,29 @@ CPU = torch.device("cpu")
 CLONE = str(Path(__file__).with_name("nanogpt"))
 
 
-def measured(main, config):
-    """The report of a benchmark, which is also drawn."""
-    main(config)
-    path = Path(config.out_dir, f"{config.name}_cpu.json")
-    assert path.with_suffix(".png").exists()
-    return json.loads(path.read_text())
-
-
-# ---- Whole benchmarks
-
-
-@pytest.mark.slow
-def test_attention(tmp_path, monkeypatch):
-    """Catches a path, a mask, a length or a ratio that is left out in silence."""
-    monkeypatch.setitem(ATTENTION, "mine", masked_fill)
-    for length in "NAIVE_LENGTH", "SHORTEST":
-        monkeypatch.setattr(attention, length, 16)
-    monkeypatch.setattr(attention, "memory_bytes", lambda device: None)  # as on Windows
-    sizes = dict(max_length=64, window=4, out_dir=str(tmp_path))
-    report = measured(attention.main, attention.AttentionBench(**sizes))
-    assert len(report["rows"]) == (len(FEATURE) + len(ATTENTION) * len(VISIBLE)) * 3
-    for row in report["rows"]:
-        if row["path"] == "naive" and row["T"] > 16:
-            assert row["skipped"] == "time"
-        else:
-            assert row["seconds"] > 0 and row["bytes"] > 0
-    assert len(report["ratios"]) == 2
+SHORT = dict(tokens=5, repeats=1, samples=2, length=5)
+CASES = len(FEATURE) + len(ATTENTION) * len(VISIBLE)
+WHOLE = {  # name: settings of a small one, and how many of what its report has
+    "attention": (attention.AttentionBench(window=4), "rows", 2 * CASES),
+    "sample": (sample.SampleBench(shapes="small,small:2", **SHORT), "shapes", 2),
+    "train": (train.TrainBench(shapes="small:12", repeats=1, seeds=2), "runs", 2),
+}
 
 
 @pytest.mark.slow
-def test_sample(tmp_path, monkeypatch):
-    """Catches a benchmark that leaves something out, or counts other tokens than were written."""
+@parametrize("name", WHOLE)
+def test_a_whole_benchmark(name, poem, tmp_path, monkeypatch):
+    """Catches a path, a mask, a shape or a seed that is left out in silence."""
     monkeypatch.setattr(benchmark, "run_timed", timed_here)
-    sizes = dict(shapes="small,small:2", tokens=5, repeats=1, samples=2, length=5, device="cpu")
-    config = sample.SampleBench(**sizes, nanogpt=CLONE, out_dir=str(tmp_path))
-    shape, two = measured(sample.main, config)["shapes"]
-    names = [*(f"lookback {kind}" for kind in sample.WEIGHTS), "nanoGPT float32"]
-    assert [*shape["single"]] == [*two["single"]] == names
-    assert [*shape["job"]] == ["lookback default", *names]
-    peer = two["single"]["nanoGPT float32"]["seconds"]
-    for row in two["single"].values():
-        assert row["tokens_per_s"] == pytest.approx(10 / row["seconds"])
-        assert row["times nanoGPT"] == pytest.approx(peer / row["seconds"])
-    for row in shape["job"].values():  # nanoGPT starts in 1 s, and writes in none
-        assert row["times nanoGPT"] == pytest.approx(1 / row["seconds"])
-
-
-@pytest.mark.slow
-def test_train(poem, tmp_path, monkeypatch):
-    """Catches a benchmark that times something else than the preset it was given."""
-    monkeypatch.setattr(benchmark, "run_timed", timed_here)
+    monkeypatch.setattr(attention, "SHORTEST", 16)
     preset = tmp_path / "small.toml"
-    preset.write_text(
-        "block_size = 16\nn_layer = 1\nn_head = 2\nn_embd = 16\nbatch_size = 4\neval_iters = 1\n"
-        f"dataset = '{poem}'"
-    )
-    sizes = dict(shapes="small:12", flags="--max_iters=20", repeats=1, seeds=2, device="cpu")
-    config = train.TrainBench(**sizes, preset=str(preset), out_dir=str(tmp_path))
-    report = measured(train.main, config)
-    first, second = report["runs"]
-    assert (first["seed"], second["seed"], second["step"]) == (0, 1, 20)
-    assert first["val_loss"] != second["val_loss"] and report["summary"]["median seconds"] > 0
-    assert len(report["curve"]) == 10
-    [[step]] = report["throughput"]
-    assert step["tokens"] == 768 and step["ms"] > 0
+    preset.write_text(f"n_embd = 16\nmax_iters = 20\neval_iters = 1\ndataset = '{poem}'")
+    config, part, count = WHOLE[name]
+    own = dict(device="cpu", out_dir=str(tmp_path), nanogpt=CLONE, preset=str(preset))
+    vars(config).update(own, max_length=32)
+    globals()[name].main(config)
+    report = json.loads((tmp_path / f"{name}_cpu.json").read_text())
+    assert len(report[part]) == count and (tmp_path / f"{name}_cpu.png").exists()
 
 
 # ---- Their parts

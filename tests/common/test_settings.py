@@ -13,6 +13,8 @@ from conftest import CPU, ROOT, complaint, parametrize, refused, run, run_here
 from engine.common.errors import one_line_errors
 from engine.common.hardware import pick_device
 from engine.common.settings import given_settings, parse_settings
+from engine.text.tokenizer import padded_vocab_size
+from model import GPT
 from sample import SampleConfig
 from train import TrainConfig, settings
 
@@ -22,23 +24,16 @@ def parse(*argv):
 
 
 def test_later_settings_win(tmp_path):
-    """Catches a wrong order of defaults, presets and command line."""
-    preset = tmp_path / "x.toml"
-    preset.write_text("n_layer = 7\nn_head = 8\nlearning_rate = 1e-3\neval_iters = 0\n")
-    later = tmp_path / "y.toml"
-    later.write_text("n_layer = 5\ncompile = false\nwandb_log = true\n")
-    given = dict(n_layer=5, learning_rate=1e-3, eval_iters=0, compile=False, wandb_log=True)
-    want = TrainConfig(**given, n_head=2, dropout=0.5)
-    assert parse(preset, later, "--n_head=2", "--dropout", "0.5") == want
-
-
-def test_a_preset_with_a_base(tmp_path):
-    """Catches a base that wins over its preset, or is sought in another folder."""
+    """Catches a wrong order of defaults, presets and command line; and a base that wins over its
+    preset, or is sought in another folder.
+    """
     base, x, y = (tmp_path / f"{name}.toml" for name in ("base", "x", "y"))
-    base.write_text("n_layer = 7\nn_head = 8\n")
-    x.write_text('base = "base.toml"\nn_layer = 5\n')
-    y.write_text('base = "x.toml"\nn_embd = 64\n')
-    assert parse(y, "--n_head=4") == TrainConfig(n_layer=5, n_head=4, n_embd=64)
+    base.write_text("n_layer = 7\nn_head = 8\nlearning_rate = 1e-3\n")
+    x.write_text('base = "base.toml"\nn_layer = 5\neval_iters = 0\n')
+    y.write_text("eval_iters = 3\ncompile = false\nwandb_log = true\n")
+    given = dict(n_layer=5, learning_rate=1e-3, eval_iters=3, compile=False, wandb_log=True)
+    want = TrainConfig(**given, n_head=2, dropout=0.5)
+    assert parse(x, y, "--n_head=2", "--dropout", "0.5") == want
 
 
 def test_settings_of_a_plain_run():
@@ -84,26 +79,26 @@ def test_each_type(words, given):
     assert parse_settings(Kinds, words.split()) == Kinds(**given)
 
 
-@parametrize(
-    "argument, message",
-    [
-        ("--learning_rat=3", "unknown setting 'learning_rat': did you mean learning_rate?"),
-        ("--n_layer=4.5", "--n_layer: '4.5' is not a whole number"),
-        ("--n_layer", "--n_layer: expected one argument"),
-        ("--dtype=float8", "--dtype: 'float8' is not auto or float32"),
-        ("--learning_rate=nan", "learning_rate=nan must be at least 0"),
-        ("--batch_size=0", "batch_size=0 must be at least 1"),
-        ("--backend=nccl", "unknown setting 'backend': --help lists all settings"),
-        ("config/train_gpt2.py", "; write nanoGPT's .py as TOML: x = false, not False"),
-        ("--muon_steps=6", "muon_steps=6 must be at least 1, at most 5"),
-        ("--out_dir=", "must not be empty"),
-        ("n_layer=3", "'n_layer=3' is neither a setting"),
-        ("minute.toml", "there is no preset minute.toml: choose config/"),
-    ],
-)
-def test_bad_settings(argument, message):
+REFUSED = {
+    "--learning_rat=3": "unknown setting 'learning_rat': did you mean learning_rate?",
+    "--n_layer=4.5": "--n_layer: '4.5' is not a whole number",
+    "--n_layer": "--n_layer: expected one argument",
+    "--dtype=float8": "--dtype: 'float8' is not auto or float32",
+    "--learning_rate=nan": "learning_rate=nan must be at least 0",
+    "--batch_size=0": "batch_size=0 must be at least 1",
+    "--backend=nccl": "unknown setting 'backend': --help lists all settings",
+    "config/train_gpt2.py": "; write nanoGPT's .py as TOML: x = false, not False",
+    "--muon_steps=6": "muon_steps=6 must be at least 1, at most 5",
+    "--out_dir=": "must not be empty",
+    "n_layer=3": "'n_layer=3' is neither a setting",
+    "minute.toml": "there is no preset minute.toml: choose config/",
+}
+
+
+@parametrize("argument", REFUSED)
+def test_bad_settings(argument):
     """Catches a misspelt or impossible setting that is ignored, or answered with a page of text."""
-    with refused(re.escape(message)):
+    with refused(re.escape(REFUSED[argument])):
         parse(argument)
 
 
@@ -122,14 +117,30 @@ def test_bad_presets(tmp_path, line, message):
         parse(tmp_path / "x.toml")
 
 
+VOCABULARIES = {"stdlib": 256, "shakespeare_char": 65}
+
+
 @parametrize("preset", sorted(ROOT.glob("config/*.toml")), ids=lambda path: path.stem)
 def test_included_presets(preset):
-    """Catches a preset that no longer fits the settings, that does not say its cost, or for data
-    that nobody can prepare.
+    """Catches a preset that no longer fits the settings, that does not say its cost, or another
+    size or number of tokens, or for data that nobody can prepare.
     """
-    assert (ROOT / "data" / parse(preset).dataset).is_dir()
+    config = parse(preset)
+    assert (ROOT / "data" / config.dataset).is_dir()
     text = preset.read_text()
-    assert "\n# Costs: " in text and "\n# Reaches: " in text
+    assert "\n# Reaches: " in text
+    costs = text.split("\n# Costs: ")[1].split("\n#")[0]
+    tokens = config.max_iters * config.gradient_accumulation_steps
+    tokens *= config.batch_size * config.block_size
+    found = {"M tokens": tokens / 1e6, "billion tokens": tokens / 1e9}
+    vocab_size = config.vocab_size or padded_vocab_size(VOCABULARIES.get(config.dataset, 0))
+    if vocab_size and not config.init_from.startswith("gpt2"):
+        with torch.device("meta"):
+            found["M parameters"] = GPT(config.model_config(vocab_size)).num_params() / 1e6
+    for what, value in found.items():
+        for said in re.findall(rf"([\d.]+) {what}", costs)[:1]:
+            digits = len(said.partition(".")[2])
+            assert said == f"{value:.{digits}f}", what
 
 
 @parametrize("cls", [TrainConfig, SampleConfig, Kinds])
@@ -166,9 +177,8 @@ def test_devices(monkeypatch):
 
 def test_scripts_complain_in_one_line():
     """Catches a traceback or exit code 0 for a misspelt flag, at the command line itself."""
-    for script in ("train.py", "sample.py", "-m tools.census", "-m benchmarks.train"):
-        command = *script.split(), "--out_dri=x"
-        assert "unknown setting 'out_dri': did" in complaint(run_here(*command))
+    for script in "train.py", "sample.py":
+        assert "unknown setting 'out_dri': did" in complaint(run_here(script, "--out_dri=x"))
     assert "Traceback" in run("-X", "dev", "sample.py", "--seed=x").stderr
 
 

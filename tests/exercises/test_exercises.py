@@ -11,9 +11,10 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import complaint, exit_code, forked, parametrize, read_back, run, run_here, text_file
+from conftest import complaint, exit_code, forked, parametrize, read_back, run_here, text_file
 
 from attention import ATTENTION
+from exercises.__main__ import main
 from exercises.shared import cases, definition, diagnosis, properties, runner, worker
 from exercises.shared.definition import ORDER
 from exercises.test_implementation import test_exercise as exercise_of_a_course
@@ -79,16 +80,12 @@ def test_each_mistake_has_its_name(name):
     costs = worker.costs(exercise, exercise)
     others = ATTENTION if name == "attention" else ["the solution"]
     assert [row[""] for row in costs] == ["yours", *others]
-    assert all(row["time"].endswith(" ms") and row["memory"].endswith(" kB") for row in costs)
 
 
 @parametrize("name", ORDER)
 def test_what_a_learner_begins_with(name):
-    """Catches a long task, a stub that does not run without this repository, or that tells all."""
+    """Catches a stub that does not run without this repository, or that tells all."""
     exercise = definition.load(name)
-    assert len(exercise.__doc__.strip().splitlines()) <= 25
-    assert len(definition.solution(exercise)[1]) >= 2
-    assert len(exercise.MISTAKES) >= 3 and exercise.READ_ON
     text = definition.stub(exercise)
     assert re.findall("import (.+)", text) == ["math", "torch"]
     assert "return" not in text.split('"""')[2]
@@ -117,12 +114,12 @@ def attention(q, k, v, visible):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
 
 
-def plain(q, k, v, shift=None, dim=-1):
+def plain(q, k, v, shift=None):
     """The attention of somebody who invents nothing."""
     Tq, Tk = q.shape[2], k.shape[2]
     see = torch.ones(Tq, Tk).tril(Tk - Tq if shift is None else shift).bool()
     scores = (q.double() @ k.double().mT / q.shape[-1] ** 0.5).masked_fill(~see, -math.inf)
-    return scores.softmax(dim).nan_to_num().to(v.dtype) @ v
+    return scores.softmax(-1).nan_to_num().to(v.dtype) @ v
 
 
 def test_another_solution():
@@ -173,8 +170,6 @@ def strict(i, j):
         (None, dict(softmax=lambda scores: scores.softmax(-1).nan_to_num()), "gradient stays NaN"),
         # A mechanism of somebody's own.
         ("yours", dict(attention=functools.partial(plain, shift=999)), "later positions are visi"),
-        ("yours", dict(attention=functools.partial(plain, shift=0)), "aligned at the top left"),
-        ("yours", dict(attention=functools.partial(plain, dim=-2)), "over the queries"),
     ],
 )
 def test_a_known_mistake(exercise, functions, mistake):
@@ -194,7 +189,6 @@ def sinusoidal(T, C):
 @parametrize(
     "name, function, part",
     [
-        ("attention", lambda q, k, v, see: q @ k.mT @ v * 0, "numbers differ"),
         ("scaled_dot", lambda q, k: scores(q, k.detach()), "right, the gradient of k: 4 of 4 num"),
         (
             "scaled_dot",
@@ -299,11 +293,9 @@ def test_changed_arguments():
 BODIES = {
     "while True: pass": "it takes more than 1 seconds: is there an endless loop?",
     "sys.exit(0)": "it ends the program",
-    "os._exit(0)": "its process ends with 0",
     "os.kill(os.getpid(), 9)": "its process ends with -9 (below 0: a signal): os._exit, or memory?",
     "while True: print('x' * 5000)": "it prints more than 16 MB",
     "return torch.ones(2**30, dtype=torch.float64)": "it needs more than 4 GB of memory",
-    "return bytes(2**33)": "it needs more than 4 GB of memory",
     "return None": "TypeError: it returns NoneType, and not a tensor",
     "return q.mul_(2) @ k.mT": "it changes an argument in place",
     "return helper(q)": "in helper: return x.no_such_name\nAttributeError",
@@ -388,34 +380,35 @@ def test_interrupted(tmp_path):
 # ---- The command
 
 
-def test_the_command(tmp_path):
+def test_the_command(forks, tmp_path, capsys):
     """Catches a stub that is not copied, or copied over what was written; a forgotten hint; and an
     unknown name or number that becomes a traceback.
     """
     my = tmp_path / "my"
 
-    def command(*arguments, body=None):
+    def command(*words, body=None):
         if body:
             learners_file(my, f"return {body}")
-        return run_here("-m", "exercises", *arguments, "--folder", my)
+        status = main([*words, "--folder", str(my)])
+        return status, capsys.readouterr().out
 
-    listed = command()
-    assert len(listed.stdout.splitlines()) == len(ORDER) + 2 and "exercises 1\n" in listed.stdout
-    first = command("scores").stdout
+    _, listed = command()
+    assert len(listed.splitlines()) == len(ORDER) + 2 and "exercises 1\n" in listed
+    _, first = command("scores")
     assert "how alike are a query and a key" in first and "it is still to be written" in first
     assert (my / "scores.py").read_text() == definition.stub(definition.load("scores"))
-    wrong = command("2", body="q @ k.mT / q.shape[-1]")
-    assert wrong.returncode == 1 and "  q          [[[[1., 0.]" in wrong.stdout
-    assert "  the products are divided by D, not by √D" in wrong.stdout
+    status, wrong = command("2", body="q @ k.mT / q.shape[-1]")
+    assert status == 1 and "  q          [[[[1., 0.]" in wrong
+    assert "  the products are divided by D, not by √D" in wrong
     assert "no_such_name" in (my / "scores.py").read_text()
-    hints = [command("2", "--hint").stdout for _ in range(3)]
-    assert [text.count("hint ") for text in hints] == [1, 2, 2]
-    solved = command("2", body="q @ k.mT / q.shape[-1] ** 0.5")
-    assert solved.returncode == 0 and "Right, in all 3 cases." in solved.stdout
-    assert "| yours " in solved.stdout and "Read on: " in solved.stdout
-    assert "D=6, text 0 gets other numbers" in command("2", body="q @ k.mT + q.mean()").stdout
-    assert "✓ Scores" in command().stdout, "solved once, it stays solved"
-    line = complaint(command("99"))
+    hints = [command("2", "--hint")[1].count("hint ") for _ in range(3)]
+    assert hints == [1, 2, 2]
+    status, solved = command("2", body="q @ k.mT / q.shape[-1] ** 0.5")
+    assert status == 0 and "Right, in all 3 cases." in solved
+    assert "| yours " in solved and "Read on: " in solved
+    assert "D=6, text 0 gets other numbers" in command("2", body="q @ k.mT + q.mean()")[1]
+    assert "✓ Scores" in command()[1], "solved once, it stays solved"
+    line = complaint(run_here("-m", "exercises", "99"))
     assert "'99' is unknown; choose from 1, 2, 3" in line and "15, masks, scores" in line
 
 
@@ -423,7 +416,7 @@ def test_a_course(tmp_path):
     """Catches a wrong file that a course's tests let pass, and a folder with a typing error."""
     tests = "-m", "pytest", "exercises", "-n0", "-p", "no:cacheprovider"
     learners_file(tmp_path, "return q @ k.mT")
-    result = run(*tests, f"--implementation={tmp_path}")
+    result = run_here(*tests, f"--implementation={tmp_path}")
     assert result.returncode == 1 and "\n  the scale is missing\n" in result.stdout
     assert f"1 failed, {len(ORDER) - 1} skipped" in result.stdout
     options = types.SimpleNamespace(getoption=lambda name: tmp_path / "mine")

@@ -1,9 +1,12 @@
 """Each experiment once, small: it runs, draws its picture, and finds what its text says."""
 
 import importlib
+import json
 import random
+import re
 
 import pytest
+from conftest import ROOT
 
 from experiments.shared import grammar, labelled
 
@@ -28,6 +31,7 @@ SMALL = {  # settings; what is replaced
         {"steps": 100},
         {"shared.grammar.pairs": lambda *_: PAIRS, "shared.labelled.docstrings": lambda: 3 * TOLD},
     ),
+    "choices": ({"steps": 4}, {}),
     "convolution": ({"steps": 30}, {"convolution.SIZES": [50, 100]}),
     "distance": (
         {"steps": 60},
@@ -59,6 +63,7 @@ SMALL = {  # settings; what is replaced
     "positions": ({"steps": 80}, {"positions.T": 16}),
     "pronouns": ({"steps": 300}, {}),
     "questions": ({"steps": 80}, {}),
+    "reading": ({"steps": 300}, {"reading.KINDS": ["words", "back"]}),
     "recall": (
         {"steps": 70},
         {"recall.PAIRS": [4, 8, 16], "recall.TIMED": [4, 8, 16], "recall.KEYS": 32},
@@ -69,12 +74,14 @@ SMALL = {  # settings; what is replaced
         {"routing.time_rounds": lambda steps, *_: ([], [[1.0]] * len(steps))},
     ),
     "scaling": ({"steps": 2}, {"scaling.SIZES": (128,)}),
+    "scores": ({"steps": 60}, {}),
     "senses": ({"steps": 100}, {}),
     "values": ({"steps": 8}, {}),
+    "vector": ({"steps": 60}, {}),
 }
 SLOW = """
-blanks convolution documents efficient images induction positions pronouns questions recall
-retrieval routing
+blanks choices convolution documents efficient images induction positions pronouns questions
+reading recall retrieval routing vector
 """.split()
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
 # experiment, number of its table: what is larger > what is smaller. A cell is: row | column.
@@ -82,6 +89,9 @@ CLAIMS = """
 blanks 1:       commonest word | loss > 2 > looks back | loss > 0.7 > sees both sides | loss
 blanks 1:       fits both neighbours | right > follows the word before | right > 0.5
 blanks 2:       counts of words | right > 0.99
+choices 0:      4 heads | heads differ > 0.01 > 4 heads, one W_Q and W_K | heads differ
+choices 0:      8.51 > chunks of 16 | keys with a weight > 8.49
+choices 0:      20 > sparsemax | keys with a weight
 convolution 0:  convolutions, changed images | 100 > vision transformer, changed images | 100
 distance 0:     attention | 32 > -2 > -7 > tanh RNN | 32
 distance 1:     attention | 32 > -1 > -4 > tanh RNN | 32
@@ -107,6 +117,9 @@ pronouns 1:     transformer | referent, best head > transformer | other, best he
 pronouns 5:     gpt | subject, best head > 0.5 > gpt | object, best head
 questions 0:    question and image | all > 0.6 > 0.55 > question alone | all > 0.4
 questions 0:    0.55 > image alone | all > 0.4
+reading 0:      words | finds the referent > 0.9 > 0.7 > back | finds the referent
+reading 0:      words | right > 0.95 > 0.6 > back | right
+reading 2:      back | finds the subject > 0.9 > 0.1 > back | finds the object
 recall 0:       softmax | 16 > 0.95 > 0.5 > linear | 16
 recall 0:       0.9 > sliding_window:32 | 16
 retrieval 0:    contrastive pair | digit of an image > 0.5 > a guess | digit of an image
@@ -121,6 +134,8 @@ scaling 0:      4 | slope, dot > 4 | slope, scaled_dot
 scaling 0:      512 | slope, scaled_dot > 512 | slope, dot
 scaling 1:      [128, 'zero_out', 'scaled_dot'] | entropy before training (bits) > 5 > 2
 scaling 1:      2 > [128, 'zero_out', 'dot'] | entropy before training (bits)
+scores 0:       general | turned > 0.9 > 0.1 > dot | turned
+scores 0:       additive | turned and folded > 0.08 > additive | the same
 senses 0:       MLP 2 | accuracy, unseen verb > 0.9 > embedding | accuracy, unseen verb
 senses 0:       0.51 > embedding | accuracy, unseen verb > 0.49
 senses 2:       0.6 > MLP 2 | accuracy, unseen verb
@@ -128,7 +143,14 @@ values 0:       K and V | validation loss > 2
 values 0:       131073 > K and V | parameters > 131071 > K = V, fewer parameters | parameters
 values 0:       131073 > V half as wide | parameters > 131071
 values 0:       131073 > K = V | parameters > 131071
+vector 0:       0 | bits lacking > 64 | bits lacking
 """
+
+
+def columns(report):
+    """The columns of all its tables whose names do not depend on sizes."""
+    rows = [row for table in report["tables"].values() for row in table]
+    return {name for row in rows for name in row if not re.search(r"\d", name)}
 
 
 def cell(rows, text):
@@ -142,12 +164,16 @@ def cell(rows, text):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_claims(name, small_experiment, monkeypatch):
-    """Catches an experiment that fails, has no picture, or does not find what it is about."""
+    """Catches an experiment that fails, has no picture, or does not find what it is about; and a
+    record of an older version, in which other things were measured.
+    """
     pytest.importorskip("sklearn")
     settings, replaced = SMALL[name]
     for target, value in replaced.items():
         monkeypatch.setattr(f"experiments.{target}", value)
     report = small_experiment(importlib.import_module(f"experiments.{name}"), **settings)
+    recorded = json.loads((ROOT / f"experiments/{name}.json").read_bytes())
+    assert columns(report) == columns(recorded)
     tables = [*report["tables"].values()]
     claims = [claim.split(": ") for claim in CLAIMS.splitlines() if claim.startswith(f"{name} ")]
     for where, claim in claims:

@@ -1,17 +1,20 @@
 """Sentences: what is hidden, asked for and drawn, what stands in documents, and what probes see."""
 
 import collections
+import json
+import random
 
 import pytest
 import torch
-from conftest import parametrize, refused
+from conftest import ROOT, parametrize, refused
 
-from experiments import blanks, documents, pronouns, senses
+from experiments import blanks, documents, pronouns, reading, senses
 from experiments.shared import ambiguity, labelled, masking
 from experiments.shared.ambiguity import Reading, number_words
 from model import GPTConfig
 
 V = 50
+DOCUMENTED = " ".join(reading.__doc__.split())
 TIRED = "the dog did not cross the street because it was too tired"
 
 
@@ -165,6 +168,42 @@ def test_measurement_of_a_made_map(name, heads, monkeypatch):
     found = pronouns.measure(model, pairs, numbers)[pronouns.PRONOUN]
     assert found["referent, best head"] == 1 and found["other, best head"] == 0
     assert found["head"] in (heads - 1, heads // 2 - 1)
+
+
+# ---- What a word looks at in an encoder
+
+
+@parametrize("task, roles", [("it", 2), ("bank", 3), ("verb", 2)])
+def test_sentences_with_roles(task, roles):
+    """Catches a pair of nouns of the test in training, a lost role, an adjective of the other."""
+    known, asked = set(), set()
+    for tested, found in ((False, known), (True, asked)):
+        rng = random.Random(0)
+        for _ in range(1500):
+            text, _ = reading.TASKS[task](rng, tested)
+            said = [word for word in text.split() if "/" in word and "asked" not in word]
+            assert len(said) == roles and "/asked" in text
+            found.add(" ".join(sorted(word.partition("/")[0] for word in said)))
+    assert task == "bank" or not known & asked
+
+
+def test_the_lectures_sentences():
+    """Catches an encoder whose "it" does not find its noun, and a page that shows other weights."""
+    found = json.loads((ROOT / "experiments/reading.json").read_text(encoding="utf-8"))
+    runs = found["runs"]["it"]["words"]
+    assert len(runs) == 5 and all(run["finds the referent"] >= 0.9 for run in runs)
+    for kinds in found["tables"].values():
+        for row in kinds:
+            values = [value for name, value in row.items() if "finds" in name]
+            assert row["reads"] != "words" or all(value in DOCUMENTED for value in values), values
+    nouns = "animal street trophy suitcase cat mat".split()
+    for shown, noun in zip(found["examples"], nouns):
+        [weights] = shown["weights"]
+        on = {word: weight for word, weight in zip(shown["source"], weights) if word in nouns}
+        assert max(on, key=on.get) == noun and len(on) == 2
+    page = (ROOT / "docs/index.html").read_text(encoding="utf-8")
+    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
+    assert data["alignments"][: len(found["examples"])] == found["examples"]
 
 
 # ---- Senses

@@ -13,19 +13,15 @@ import torchgen
 import yaml
 from conftest import ROOT, parametrize
 from mechanisms import MECHANISMS, SMALL, NoWaiting
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attention import VISIBLE, both, full, fused, masked_fill, same_document
 from engine.common.settings import parse_settings
-from engine.decoding.quantization import prepare_for_inference
 from engine.decoding.sampling import Sampling, sample_next_token
 from engine.decoding.session import Session, decode_one_token, prefill
-from engine.kernels import autograd, sdpa
+from engine.kernels import autograd
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT, MODERN, GPTConfig
-from tools.shared.benchmark import mechanism_examples
 from train import TrainConfig
 
 TRAINABLE = {str(m): m for m in MECHANISMS if m.get("attention") not in ("naive", "tiled")}
@@ -39,7 +35,6 @@ SPARSE = [
     dict(window=30, head_size=5),
 ]
 PRESETS = [path.stem for path in sorted(ROOT.glob("config/*.toml"))]
-MASKS = mechanism_examples(VISIBLE | {"full": lambda: full}, 5, 4)
 OLD = dict(position="learned", norm="layernorm", mlp="swiglu", qk_norm="head", bias=True)
 
 
@@ -74,25 +69,6 @@ def test_a_step_of_shapes_only(shape, h100):
         training_step(model, batches, optimizer, scaler, contextlib.nullcontext(), 1.0)
     for p, state in optimizer.state.items():
         assert all(tensor.is_meta for tensor in (p, *state.values()))
-
-
-@parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@parametrize("D", [24, 20])
-@parametrize("mask", MASKS)
-def test_attention_by_the_kernels_of_a_gpu(mask, D, dtype, h100, monkeypatch):
-    """Catches an argument that this PyTorch lacks, and a wrong shape, forward and backward. (Other
-    paths look at numbers on the way, which meta tensors have not.)
-    """
-    documents = same_document(torch.zeros(2, 256, dtype=torch.long, device="meta"))
-    for Tq, compiling in (256, False), (200, False), (1, False), (1, True):
-        monkeypatch.setattr(sdpa, "is_compiling", lambda: compiling)
-        q = torch.empty(2, 4, Tq, D, dtype=dtype, device="meta", requires_grad=True)
-        k, v = torch.empty(2, 2, 2, 256, D, dtype=dtype, device="meta", requires_grad=True)
-        for visible in MASKS[mask], both(MASKS[mask], documents):
-            for path in fused, masked_fill:
-                y = path(q, k, v, visible)
-                for x, like in zip((y, *torch.autograd.grad(y.sum(), (q, k, v))), (q, q, k, v)):
-                    assert (x.shape, x.dtype) == (like.shape, dtype)
 
 
 def test_a_training_step_is_one_graph(monkeypatch):
@@ -155,23 +131,6 @@ def read_and_sample(model, idx, cache, u):
         sample_next_token(logits, Sampling(**settings), u, idx)
 
 
-@pytest.mark.skipif(not torch.version.cuda, reason="needs a PyTorch that was built with CUDA")
-@parametrize("preset", PRESETS)
-def test_a_preset_with_fake_tensors(preset, monkeypatch):
-    """Catches two devices in one operation, and an argument that PyTorch's CUDA kernels refuse."""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
-    config = parse_settings(TrainConfig, [str(ROOT / "config" / f"{preset}.toml")])
-    shape = config.model_config(config.vocab_size or 320)
-    with FakeTensorMode(), torch.no_grad():
-        with torch.device("cuda"):
-            model = GPT(shape)
-            idx = torch.zeros(2, shape.block_size, dtype=torch.long)
-        for dtype in torch.float32, torch.bfloat16:
-            prepare_for_inference(model, dtype)
-            model(idx, idx, only_loss=True)
-            read_and_sample(model, idx, model.new_cache(2), torch.rand(2, dtype=torch.float64))
-
-
 @parametrize(
     "change, optimizer",
     [*((change, "muon") for change in [*SPARSE, dict(attention="linear")]), (OLD, "adamw")],
@@ -208,8 +167,8 @@ def test_a_token_waits_for_nothing(change, monkeypatch):
         for layer in cache:
             layer.reset(torch.zeros(2, dtype=torch.long))
     with torch.no_grad():
-        prefill(model, session.ids[:, :300], cache)
         monkeypatch.setattr(torch, "tensor", None)  # numbers of Python are moved too
         with NoWaiting():
+            prefill(model, session.ids[:, :300], cache)
             logits = decode_one_token(model, session.ids[:, :1], cache)[:, 0]
             assert sample_next_token(logits, sampling, u, session.ids).shape == (2,)

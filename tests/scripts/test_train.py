@@ -3,7 +3,6 @@
 import math
 import sys
 import types
-from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -91,19 +90,22 @@ def test_a_run_is_the_loop_that_its_settings_describe():
     assert found == pytest.approx(norms, rel=1e-3)
 
 
-def test_rates_of_the_groups(monkeypatch):
-    """Catches groups that lose their own learning rates, or that do not follow the schedule."""
-    rates = []
-    step = trainer.training_step
+def test_an_update(monkeypatch):
+    """Catches groups that lose their own learning rates, or that do not follow the schedule; and a
+    step for whose numbers the program waits: the device would idle meanwhile.
+    """
 
-    def spied(net, batches, optimizer, *rest):
-        rates.append([group["lr"] for group in optimizer.param_groups])
-        return step(net, batches, optimizer, *rest)
+    def plain(x, weight, y):  # ours looks whether a CPU has anything to learn from
+        return torch.nn.functional.cross_entropy(x @ weight.mT, y)
 
-    monkeypatch.setattr(trainer, "training_step", spied)
+    monkeypatch.setattr(model, "linear_cross_entropy", plain)
+    changes = dict(grad_clip=1.0, dropout=0.1, gradient_accumulation_steps=2)
     peaks = dict(learning_rate=0.08, embedding_lr=0.04, head_lr=0.02, vector_lr=0.01)
-    fit(**peaks, warmup_iters=1, max_iters=2, hold=0.9)
-    assert rates == [[0.04, 0.02, 0.01, 0.005], [0.08, 0.04, 0.02, 0.01]]
+    half = make_trainer(configure(**changes, **peaks))
+    half.learning_rate = 0.04
+    with NoWaiting():
+        half.update()
+    assert [group["lr"] for group in half.optimizer.param_groups] == [0.04, 0.02, 0.01, 0.005]
 
 
 def test_speed_of_a_fake_clock(monkeypatch):
@@ -127,14 +129,10 @@ def test_mixed_precision_trains(dtype):
 
 
 def test_activation_checkpointing():
-    """Catches recomputed blocks with other dropout, and a setting that saves no memory."""
-    bytes_of = {}
-    for recompute in False, True:
-        extra = dict(dropout=0.3, n_layer=4, activation_checkpointing=recompute)
-        fit(**extra, max_iters=6, out_dir=str(recompute))
-        bytes_of[recompute] = fit(**extra, n_embd=32, batch_size=16, dry_run=True)["activations"]
-    assert same_weights("False", "True")
-    assert bytes_of[True] < 0.6 * bytes_of[False]
+    """Catches a setting that saves no memory; that it changes no gradient, test_model.py has."""
+    shape = dict(n_layer=4, n_embd=32, batch_size=16, dry_run=True)
+    kept, again = (fit(**shape, activation_checkpointing=recompute) for recompute in (False, True))
+    assert again["activations"] < 0.6 * kept["activations"]
 
 
 # ---- the same run, cut or shared
@@ -230,7 +228,7 @@ def test_a_damaged_latest_checkpoint(capsys):
     assert losses("out") == undisturbed
 
 
-@parametrize("evaluations, step", [(0, 5), (1, 10), (2, 12)])
+@parametrize("evaluations, step", [(0, 5), (2, 12)])
 def test_a_run_killed_before_an_evaluation(monkeypatch, evaluations, step):
     """Catches a checkpoint whose validation loss is never known, or steps lost with it."""
     extra = dict(max_iters=12, eval_interval=5)
@@ -273,21 +271,6 @@ def test_what_a_run_writes():
     assert {*steps("out")} == {57, 60, best}
 
 
-def test_full_validation_loss():
-    """Catches padding that is counted, and tokens that are not."""
-    config = configure(batch_size=3, eval_iters=0)
-    data = dataset.load_dataset("poem", 16)
-    model = GPT(config.model_config(data.tokenizer.vocab_size))
-    torch.nn.init.normal_(model.lm_head.weight)
-    tokens = torch.from_numpy(data.val.astype("int64"))[None]
-    total = 0.0
-    for start in range(0, tokens.shape[1] - 1, 16):
-        y = tokens[:, start + 1 : start + 17]
-        total += model(tokens[:, start : start + y.shape[1]], y)[1].item() * y.shape[1]
-    loss = validation_loss(model, data, config, CPU, nullcontext())
-    assert loss == pytest.approx(total / (tokens.shape[1] - 1), rel=1e-6)
-
-
 def test_validation_is_on_the_validation_split_without_dropout(tmp_path, monkeypatch):
     """Catches an evaluation on training text, or one that dropout disturbs; and one alone that
     trains, moves the run or gathers a model for nothing.
@@ -310,7 +293,7 @@ def test_validation_is_on_the_validation_split_without_dropout(tmp_path, monkeyp
 
 def test_steps_in_wandb(monkeypatch):
     """Catches a curve in wandb over the number of its calls, in place of the step, or that lacks
-    something, and logging that changes the run.
+    something.
     """
     logged = []
     run = types.SimpleNamespace(
@@ -319,10 +302,8 @@ def test_steps_in_wandb(monkeypatch):
     )
     wandb = types.SimpleNamespace(init=lambda project, name, config: run)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
-    fit(max_iters=12, dropout=0.1, wandb_log=True)
+    fit(max_iters=12, wandb_log=True)
     assert logged == [*((line["step"], line) for line in metrics("out")), "finished"]
-    fit(max_iters=12, dropout=0.1, out_dir="without")
-    assert same_weights("out", "without")
 
 
 def test_a_run_without_wandb(tmp_path, monkeypatch):
@@ -408,9 +389,7 @@ def test_data_that_was_prepared_again(poem, capsys):
 
 def test_documents_that_do_not_see_each_other():
     """Catches mask_documents that changes nothing, or is accepted where it cannot work."""
-    rng = np.random.default_rng(0)
-    words = ["bright", "burning", "night", "tyger"]
-    documents = [" ".join(rng.choice(words, size=6)) for _ in range(300)]
+    documents = ["Tyger Tyger", "burning bright", "the forests of the night"] * 100
     dataset.write_dataset("short", documents, "bpe:300", "short texts")
     extra = dict(dataset="short", eval_iters=2, max_iters=2)
     for mask in True, False:
@@ -459,22 +438,6 @@ def test_gradients_that_float16_never_holds(monkeypatch):
         fit(dtype="float16", max_iters=40, eval_interval=40)
 
 
-def test_a_step_waits_for_nothing(monkeypatch):
-    """Catches a step for whose numbers the program waits: the device would idle meanwhile."""
-
-    def plain(x, weight, y):  # ours looks whether a CPU has anything to learn from
-        return torch.nn.functional.cross_entropy(x @ weight.mT, y)
-
-    monkeypatch.setattr(model, "linear_cross_entropy", plain)
-    changes = dict(grad_clip=1.0, dropout=0.1, gradient_accumulation_steps=2)
-    busy = make_trainer(configure(**changes))
-    busy.learning_rate = 0.01
-    with NoWaiting():
-        busy.update()
-    with pytest.raises(AssertionError), NoWaiting():
-        busy.measure()
-
-
 def test_a_validation_loss_that_is_not_finite(tmp_path, monkeypatch):
     """Catches a run that goes on with NaN weights, saves what a resumed run fails with again, or
     deletes the checkpoint of an earlier run.
@@ -497,22 +460,22 @@ def test_a_step_that_ruins_the_weights():
     assert not steps("out")
 
 
-@parametrize(
-    "flags, message",
-    [
-        (["--init_from=resume"], "there is no checkpoint in"),
-        (["--init_from=resum"], "init_from=resum is neither scratch nor resume: give --dataset"),
-        (["--init_from=gpt2", "--datset=x"], "did you mean dataset"),
-        (["--dataset=nothing"], "dataset 'nothing' has no train.bin"),
-        (["--dataset=poem", "--vocab_size=3"], "vocab_size=3"),
-        ([f"--seed={2**32}"], "seed=4294967296 must be at least 0, at most"),
-        (["--beta2=1"], "beta2=1.0 must be at least 0 and below 1"),
-    ],
-)
-def test_what_cannot_start(tmp_path, flags, message):
+REFUSED = {
+    "--init_from=resume": "there is no checkpoint in",
+    "--init_from=resum": "init_from=resum is neither scratch nor resume: give --dataset",
+    "--init_from=gpt2 --datset=x": "did you mean dataset",
+    "--dataset=nothing": "dataset 'nothing' has no train.bin",
+    "--dataset=poem --vocab_size=3": "vocab_size=3",
+    f"--seed={2**32}": "seed=4294967296 must be at least 0, at most",
+    "--beta2=1": "beta2=1.0 must be at least 0 and below 1",
+}
+
+
+@parametrize("flags", REFUSED)
+def test_what_cannot_start(tmp_path, flags):
     """Catches a traceback, or a run that starts, without a checkpoint, data or enough of it."""
-    with refused(message):
-        train(settings(["--device=cpu", *flags]))
+    with refused(REFUSED[flags]):
+        train(settings(["--device=cpu", *flags.split()]))
     assert not (tmp_path / "out").exists()
 
 
@@ -527,8 +490,5 @@ def test_help_on_resume(tmp_path):
 
 def test_settings_of_a_model():
     """Catches a setting of GPTConfig that train.py's command line reads otherwise."""
-    wanted = dict(qk_norm="head", mlp="swiglu", window_pattern="SSL", head_size=8)
-    config = settings(["--dataset=stdlib", *as_flags(wanted)])
-    assert wanted.items() <= vars(config).items()
     for name, field in GPTConfig.__dataclass_fields__.items():
         assert TrainConfig.__dataclass_fields__[name].type == field.type

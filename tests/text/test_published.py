@@ -46,6 +46,14 @@ ADDED = {
         "tokenizer_config.json",
         {"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]},
     ),
+    "extra_special_tokens": (
+        "tokenizer_config.json",
+        {"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]},
+    ),
+    "by names of their own": (
+        "tokenizer_config.json",
+        {"extra_special_tokens": {"image_token": "<|im_start|>", "end": "<|im_end|>"}},
+    ),
     "eos and pad of tokenizer_config.json": (
         "tokenizer_config.json",
         {"eos_token": "<|im_end|>", "pad_token": "<|im_start|>"},
@@ -87,6 +95,49 @@ def test_added_tokens_json(folder):
     """Catches the oldest place of added tokens, which is not read."""
     write(folder, "added_tokens.json", {"<extra>": 260})
     assert tokenizer_from_folder(folder).encode("<extra>").tolist() == [260]
+
+
+@pytest.mark.parametrize("decoder", [{}, {"260": flags("<|im_end|>", lstrip=True)}])
+def test_what_two_files_say(decoder, folder):
+    """Catches the flags or the end of another file than the one that counts for transformers."""
+    transformers = pytest.importorskip("transformers")
+    content = json.loads((folder / "tokenizer.json").read_text())
+    write(folder, "tokenizer.json", content | {"added_tokens": [{"id": 260} | flags("<|im_end|>")]})
+    about = {"eos_token": "<|im_end|>"} | ({"added_tokens_decoder": decoder} if decoder else {})
+    write(folder, "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"} | about)
+    write(folder, "special_tokens_map.json", {"eos_token": "<|im_start|>"})
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = tokenizer_from_folder(folder)
+    text = "a <|im_end|> <|im_start|>"
+    assert ours.encode(text, allow_special=True).tolist() == theirs(text)["input_ids"]
+    assert ours.end_of_text == theirs.eos_token_id
+
+
+@pytest.mark.parametrize(
+    "about, message",
+    [
+        ({"mood": 1}, "mood=1 of its tokenizer_config.json is not known here"),
+        ({"split_special_tokens": True}, "split_special_tokens=True of"),
+        ({"add_prefix_space": True}, "add_prefix_space=True: its tokenizer.json does another"),
+        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}, "add_bos_token=True: its"),
+    ],
+)
+def test_keys_that_are_refused(about, message, folder):
+    """Catches a key that gives a text other ids, and is not read."""
+    write(folder, "tokenizer_config.json", about)
+    with pytest.raises(ValueError, match=message):
+        tokenizer_from_folder(folder)
+
+
+def test_the_newest_specification(folder):
+    """Catches the tokenizer of an older checkpoint, or that of an export that was changed since."""
+    for name, kind in ("lookback.json", "byte"), ("step_000010/config.json", "char"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        assert tokenizer_from_folder(folder).vocab_size == SIZE + 1
+        write(folder, name, {"tokenizer": create_tokenizer(kind, "ab").spec()})
+    (folder / "step_000009").mkdir()
+    write(folder, "step_000009/config.json", {"tokenizer": {"kind": "byte"}})
+    assert tokenizer_from_folder(folder).vocab_size == 2
 
 
 def test_an_id_that_cannot_be(folder):

@@ -217,7 +217,9 @@ def test_the_oldest_files():
 
 
 def test_vocabularies_of_one_size():
-    """Catches other texts for the same ids, and special tokens beyond the other's vocabulary."""
+    """Catches other texts for the same ids, special tokens beyond the other's vocabulary, and the
+    same tokens by other merges.
+    """
     ab = create_tokenizer("char", "ab")
     assert ab.same_ids(create_tokenizer("char", "ba"))
     assert not ab.same_ids(create_tokenizer("char", "ac"))
@@ -225,6 +227,10 @@ def test_vocabularies_of_one_size():
     assert chat.extends(ab) and not chat.same_ids(ab) and not ab.extends(chat)
     ends = HubTokenizer(ab.tokenizer_json, "b")  # the same ids, but b ends a text
     assert not ends.same_ids(ab)
+    content = LEARNED.tokenizer_json
+    merges = {"merges": content["model"]["merges"][::-1]}
+    other = HubTokenizer(content | {"model": content["model"] | merges}, "<|endoftext|>")
+    assert LEARNED.same_ids(LEARNED_ELSEWHERE) and not LEARNED.same_ids(other)
 
 
 MODELS, SPLITS = tokenizers.models, tokenizers.pre_tokenizers

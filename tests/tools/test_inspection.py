@@ -22,7 +22,6 @@ def model_of(**changes):
         *(m for m in MECHANISMS if m.keys() & {"visible", "attention"}),
         dict(n_kv_head=1, attention="linear"),
         dict(n_kv_head=2, window=3, window_pattern="SL"),
-        dict(attention="tiled", visible="sliding_window:7"),
     ],
     ids=str,
 )
@@ -36,7 +35,7 @@ def test_the_weights_are_those_that_made_the_output(changes):
     maps, found = attention_maps(model, idx, attention_weights)
     for weights, (attn, (x, *_), output) in zip(maps, calls, strict=True):
         G = attn.n_kv_head
-        v = attn.c_attn(x[0]).unflatten(1, (H + 2 * G, -1))[:, -G:].transpose(0, 1)
+        v = attn.c_attn(x[0])[:, -G * attn.value_size :].unflatten(1, (G, -1)).transpose(0, 1)
         y = weights @ v.repeat_interleave(H // G, dim=0)
         assert (attn.c_proj(y.transpose(0, 1).flatten(1)) - output[0]).abs().max() < 1e-12
     assert torch.allclose(found[-1], model(idx[None])[0][0, 0], atol=1e-12)

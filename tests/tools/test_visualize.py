@@ -1,7 +1,9 @@
 """What tools.visualize writes, without a browser: the data in the page, and the picture."""
 
+import dataclasses
 import json
 import re
+import shutil
 import sys
 
 import numpy as np
@@ -12,6 +14,8 @@ from conftest import POEM, ROOT, parametrize, save, tiny
 from attention import attention_weights
 from engine.decoding.text import encode_prompt
 from engine.text.tokenizer import create_tokenizer
+from tools import visualize
+from tools.shared import live
 from tools.shared.inspection import attention_maps
 from tools.visualize import VisualizeConfig, draw, main, page
 
@@ -61,10 +65,26 @@ def test_the_picture():
 
 
 def test_what_a_page_cannot_be():
-    """Catches a live page whose model could not run in it."""
-    saved(attention="linear")
+    """Catches a live page whose model could not run in it: it is linear, or a fork has given it a
+    field and a tensor that the page's scripts do not know.
+    """
+    model = saved(attention="linear")
     assert "maps" in shown("Tyger")
+    model.config = dataclasses.make_dataclass("Fork", [("gated", bool, True)])()
+    model.transformer.h[0].gate = torch.nn.Parameter(torch.ones(()))
+    with pytest.raises(ValueError, match="no transformer.h.0.gate, gated=True"):
+        live.describe_model(model)
     with pytest.raises(ValueError, match="a live page has no attention=linear"):
+        shown("Tyger", live=True)
+
+
+@pytest.mark.skipif(not shutil.which("node"), reason="needs node")
+def test_a_page_that_computes_something_else(monkeypatch):
+    """Catches a page of another model than the checkpoint's, as of a fork's code."""
+    saved()
+    assert "live" in shown("Tyger", live=True)
+    monkeypatch.setattr(visualize, "attention_maps", lambda *_: ([], torch.zeros(5, 320)))
+    with pytest.raises(ValueError, match="other numbers than this model"):
         shown("Tyger", live=True)
 
 
@@ -83,7 +103,7 @@ def test_text_that_could_break_out():
     """
     text = '</script><img src=x onerror=alert(1)><!-- {{style.css}} & "quoted" \u2028'
     content = page({"pieces": [text], "model": text})
-    assert "default-src 'none'" in content and content.count("</script>") == 11
+    assert "default-src 'none'" in content and content.count("</script>") == 14
     assert "<img" not in content and "<!--" not in content
     assert not re.search('(src|href)="?http', content)
     assert data_of(content)["model"] == text

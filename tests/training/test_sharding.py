@@ -11,7 +11,6 @@ from conftest import (
     assert_the_same_run,
     configure,
     losses,
-    newest,
     output_of,
     parametrize,
     ranks_here,
@@ -20,7 +19,7 @@ from conftest import (
 )
 
 from engine.common import processes
-from engine.common.processes import init_process_group
+from engine.common.processes import own_device
 from engine.text import dataset
 from engine.training.batches import validation_loss
 from engine.training.optimizer import Muon
@@ -41,20 +40,16 @@ def script(folder, content):
 
 
 def test_each_process_has_its_own_gpu(monkeypatch):
-    """Catches a process on another one's GPU, and NCCL's ten minutes, too short to prepare data."""
-    told = {}
-    cuda, distributed = torch.cuda, torch.distributed
-    monkeypatch.setattr(cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(cuda, "set_device", lambda device: None)
-    monkeypatch.setattr(distributed, "init_process_group", lambda _, **about: told.update(about))
+    """Catches a process on another one's GPU."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     for name, value in dict(WORLD_SIZE="4", RANK="3", LOCAL_RANK="1").items():
         monkeypatch.setenv(name, value)
-    assert init_process_group(torch.device("cuda")) == told["device_id"] == torch.device("cuda:1")
-    assert told["timeout"].total_seconds() >= 1800
+    assert own_device(torch.device("cuda")) == torch.device("cuda:1")
     monkeypatch.setenv("LOCAL_RANK", "2")
     for kind, remedy in ("cuda", "--nproc_per_node=2"), ("mps", "--device=cpu"):
         with refused(remedy):
-            init_process_group(torch.device(kind))
+            own_device(torch.device(kind))
 
 
 def test_processes_take_turns_in_an_evaluation(poem_here, monkeypatch):
@@ -91,7 +86,7 @@ import torch
 from engine.common import processes
 from engine.training import optimizer, sharding
 from test_sharding import muon_steps
-device = processes.init_process_group(torch.device("cpu"))
+processes.join(1)
 _, kind, path = sys.argv
 counted = []
 orthogonalize = optimizer.orthogonalize
@@ -215,11 +210,11 @@ from engine.training import sharding
 from engine.training.optimizer import make_optimizer
 from model import GPT, GPTConfig
 from train import TrainConfig
-device = processes.init_process_group(torch.device("cpu"))
+processes.join(1)
 shape = dict(block_size=8, vocab_size=96, n_layer=2, n_head=2, n_embd=24)
 model = GPT(GPTConfig(**shape, tie_weights=False))
 whole = model.num_params()
-trained = sharding.parallelize(model, device, "fsdp", compiled=False)
+trained = sharding.parallelize(model, torch.device("cpu"), "fsdp", compiled=False)
 optimizer = make_optimizer(model, TrainConfig(optimizer="adamw"))
 x = torch.arange(8)[None]
 with torch.no_grad():
@@ -237,23 +232,3 @@ processes.destroy_process_group()
 def test_each_process_holds_its_shard(tmp_path):
     """Catches whole gradients between two micro-batches, or weights left whole by an evaluation."""
     run_ranks(2, script(tmp_path, SHARDS))
-
-
-LATE = """
-import runpy, sys, time
-from engine.common import processes
-from engine.weights import checkpoint
-load = checkpoint.load_checkpoint
-checkpoint.load_checkpoint = lambda folder: time.sleep(processes.rank()) or load(folder)
-sys.argv[0] = "train.py"
-runpy.run_path("train.py", run_name="__main__")
-"""
-
-
-def test_a_process_that_reads_slowly(flags, tmp_path):
-    """Catches a first process that moves the earlier run while another still reads its weights."""
-    out = tmp_path / "out"
-    flags += ["--max_iters=2", f"--out_dir={out}"]
-    output_of("train.py", *flags)
-    run_ranks(2, script(tmp_path, LATE), *flags, f"--init_from={out}", "--parallel=fsdp")
-    assert newest(out / "previous-1") and newest(out)

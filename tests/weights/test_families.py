@@ -229,6 +229,19 @@ def test_many_files(tmp_path):
     for content in outside, {}, {"weight_map": 3}, {"weight_map": {"a": 3}}, []:
         (tmp_path / INDEX).write_text(json.dumps(content))
         load("cannot be loaded|damaged")
+    model.save_pretrained(tmp_path)  # one file, beside what is left of the index
+    GPT.from_pretrained(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")  # transformers adds it to the model
+    load("is or has an adapter of PEFT: merge it")
+    for file, message in (
+        ("adapter_config.json", "adapter of PEFT"),
+        ("pytorch_model.bin", "pickle"),
+    ):
+        folder = tmp_path / message
+        folder.mkdir()
+        (folder / file).write_text("{}")  # alone
+        with refused(message):
+            GPT.from_pretrained(pretrained.folder_of(folder))
 
 
 LOAD = """

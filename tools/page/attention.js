@@ -3,6 +3,7 @@
 "use strict";
 const view = (() => {
   const { layers: L, heads: H } = data;
+  const MOST_LABELS = 24; // beside the map
   const ROLLOUT = H; // in place of the number of a head
   const state = { token: 0, layer: 0, head: 0 };
   const box = $("#tokens"), canvas = $("#map canvas"), grid = $("#heads");
@@ -21,7 +22,7 @@ const view = (() => {
     return make("span", {
       role: "option", id: `token-${n}`, "data-n": n, "aria-label": `${n + 1}: ${label}${said}`,
       style: `--loss-share: ${(loss / strongest).toFixed(3)}`,
-      class: /^[·⏎⇥]+$/.test(label) ? "blank" : "",
+      class: reading.typed?.[n] ? "unknown" : /^[·⏎⇥]+$/.test(label) ? "blank" : "",
     }, label);
   }
 
@@ -30,6 +31,9 @@ const view = (() => {
     tokens = reading.labels.map(makeToken);
     box.dir = directionOf(reading.labels);
     box.replaceChildren(...tokens.flatMap((token, n) => [token, end(n)]));
+    for (const [side, words] of [["rows", "looks"], ["columns", "is looked at"]])
+      $(`#map-${side}`).replaceChildren(...(T > MOST_LABELS ? [words] : reading.labels)
+        .map((label) => make("span", {}, make("bdi", {}, label))));
   }
 
   function paintTokens(weights) {
@@ -127,16 +131,17 @@ const view = (() => {
 
   function makeGrid() {
     grid.style.setProperty("--heads", H);
-    grid.append(make("span"), ...count(H).map((head) => make("span", {}, `head ${head + 1}`)));
     for (const layer of count(L)) {
-      const window = data.windows[layer] ? `window ${data.windows[layer]}` : "";
-      const side = { class: "side", "data-layer": layer };
-      grid.append(make("span", side, `layer ${layer + 1}`, make("small", {}, window)));
+      const window = data.windows[layer] ? `, window ${data.windows[layer]}` : "";
+      const side = make("span", { class: "side", "data-layer": layer });
+      side.append(`layer ${layer + 1}${window}`);
+      const group = grid.appendChild(make("div", { class: "layer" }, side));
       for (const head of count(H)) {
         const button = make("button", { "aria-label": `layer ${layer + 1}, head ${head + 1}` },
-          make("canvas"), make("small"), make("small"), make("small"));
+          make("span", {}, `head ${head + 1}`), make("canvas"),
+          make("small"), make("small"), make("small"));
         button.addEventListener("click", () => select({ layer, head }));
-        grid.append(make("div", { "data-head": `${layer}.${head}` }, button));
+        group.append(make("div", { "data-head": `${layer}.${head}` }, button));
         thumbnails.push({ layer, head, button });
       }
     }
@@ -147,7 +152,7 @@ const view = (() => {
     for (const { layer, head, button } of thumbnails) {
       await rest();
       if (asked !== reading) return;
-      const [picture, bits, back, copied] = button.children, map = reading.map(layer, head);
+      const [, picture, bits, back, copied] = button.children, map = reading.map(layer, head);
       const measures = reading.measures(layer, head);
       draw(picture, map, Math.min(T, 64));
       bits.textContent = `${measures[0].toFixed(1)} bits`;
@@ -212,16 +217,16 @@ const view = (() => {
     strongest = Math.max(1, ...(reading.intact ?? reading).losses); // the same with changes
     shade = shades();
     $("#model").textContent = `${data.model} · ${L} layers × ${H} heads · ${T} tokens`;
-    $("#loss-most").textContent = `0 to ${strongest.toFixed(1)} nats`;
+    $("#loss-most").textContent = `0 to ${strongest.toFixed(1)}`;
     layTokens();
     select({ token: T - 1, ...choice });
     reveal();
     paintThumbnails();
   }
 
-  // The head in which the last token looks most clearly at another one.
-  function clearest({ map, labels: { length: T } }) {
-    const looks = ({ layer, head }) => Math.max(...map(layer, head)[T - 1].slice(0, -1));
+  // The head in which a token looks most clearly at another one.
+  function clearest({ map, labels }, token = labels.length - 1) {
+    const looks = ({ layer, head }) => Math.max(...map(layer, head)[token].slice(0, -1));
     const [{ layer, head }] = thumbnails.toSorted((a, b) => looks(b) - looks(a));
     return { layer, head };
   }

@@ -1,21 +1,23 @@
-// The live page: type, choose what comes next, switch parts of the model off. view.live is what an
-// address can ask of it.
+// The live page: type, choose what comes next, switch parts off. view.live is for other scripts.
 "use strict";
 if (data.live) {
   const gpt = new GPT(data.live), tokenizer = new Tokenizer(data.live.tokenizer);
   const box = $("#text"), verdict = $("#verdict"), heat = $("#heat"), topK = $("#top-k");
   const { begin } = data.live.tokenizer;
-  let ids = data.ids; // of the whole text
+  let ids = data.ids, typed = []; // of the whole text
   let changes = {}; // as in GPT.read
   let past, changedPast; // what the model has read last, intact and with the changes
-  let hurts = {}; // by how much the loss rises without each head, once that is asked
+  const many = new ManyTexts(gpt, tokenizer, begin.length ? begin : data.ids.slice(0, 1));
+  let hurts = {}; // by how much the loss rises without each head, over many texts, once it is asked
 
   const sampling = () => ({ temperature: Number(heat.value), topK: Number(topK.value) });
-  const context = () => ids.slice(gpt.contextStart(ids.length));
-  const reads = (result, intact) => readingOfModel(tokenizer, result, sampling, intact);
+  const context = (all = ids) => all.slice(gpt.contextStart(ids.length));
+  const reads = (result, intact) =>
+    readingOfModel(tokenizer, result, context(typed), sampling, intact);
 
   // ---- What is shown follows the text and the changes.
   function update(choice) {
+    $("#attention").classList.toggle("empty", !ids.length);
     if (!ids.length) return say("Type something.");
     const now = context();
     past = gpt.read(now, {}, past);
@@ -25,25 +27,39 @@ if (data.live) {
       reading = reads(changedPast, reading);
     }
     view.open(reading, choice);
-    const cut = `The last ${now.length} of ${ids.length} tokens: the context has room for `;
-    const unknown = ids.includes(tokenizer.unknown) ? "Some words are unknown to the model." : "";
-    say(now.length < ids.length ? cut + gpt.config.block_size : unknown);
+    if (now.length < ids.length)
+      say(`The text has ${ids.length} tokens, and the context room for ${gpt.config.block_size}. ` +
+        `A full one keeps its last half and is filled again: here are the last ${now.length}.`);
+    else sayUnknown([...new Set(typed.filter(Boolean))]);
     paintVerdict();
   }
 
   function say(text, wrong = false) {
-    $("#note").textContent = text;
+    $("#note").replaceChildren(...[text].flat());
     box.setAttribute("aria-invalid", wrong);
   }
+
+  // Each word that the model lacks, with a button that puts the nearest in its place.
+  function sayUnknown(words) {
+    const known = words.flatMap((word) => {
+      const near = nearest(word), button = make("button", {}, near);
+      const inText = new RegExp(`(?<![\\p{L}'])${word}(?![\\p{L}'])`, "giu");
+      button.addEventListener("click", () => setText(box.value.replace(inText, near)));
+      return [make("b", {}, word), " (nearest: ", button, ") "];
+    });
+    say(words.length ? ["The model knows only its own words, and not ", ...known] : "");
+  }
+  const nearest = once((word) => tokenizer.nearest(word));
 
   function setText(text, choice) {
     box.value = text;
     try {
-      ids = [...begin, ...tokenizer.encode(text)];
+      const read = tokenizer.read(text);
+      ids = [...begin, ...read.ids];
+      typed = [...begin.map(() => undefined), ...read.typed];
     } catch (error) {
       return say(error.message, true);
     }
-    hurts = {};
     update(choice);
   }
 
@@ -51,13 +67,13 @@ if (data.live) {
   function append(id, token = view.state.token) {
     const first = gpt.contextStart(ids.length);
     ids = [...ids.slice(0, first + token + 1), id];
+    typed = typed.slice(0, first + token + 1);
     box.value = written();
     box.scrollTop = box.scrollHeight;
-    hurts = {};
     update();
   }
 
-  const written = () => tokenizer.decode(ids.slice(begin.length));
+  const written = () => tokenizer.decode(ids.slice(begin.length), typed.slice(begin.length));
 
   box.addEventListener("input", () => setText(box.value));
   $("#next").addEventListener("click", ({ target }) => {
@@ -74,12 +90,7 @@ if (data.live) {
 
   // ---- Writing
   const write = $("#write");
-  let left = 0; // tokens to write
-
-  function draw(probabilities) {
-    let rest = Math.random() * sum(probabilities);
-    return Math.max(0, probabilities.findIndex((p) => (rest -= p) < 0));
-  }
+  let left = 0, stop; // tokens to write, and the one that ends it
 
   function writeOne() {
     write.textContent = left ? "Stop" : "Write 50 tokens";
@@ -87,14 +98,17 @@ if (data.live) {
     if (!left) return;
     left -= 1;
     const last = view.reading.ids.length - 1;
-    append(draw(view.reading.probabilities(last).subarray(0, tokenizer.tokens.length)), last);
+    const id = draw(view.reading.probabilities(last).subarray(0, tokenizer.tokens.length));
+    append(id, last);
+    if (id === stop) left = 0;
     requestAnimationFrame(writeOne);
   }
 
-  write.addEventListener("click", () => {
-    left = left ? 0 : 50;
+  const writeUp = (most, end) => {
+    [left, stop] = [left ? 0 : most, end];
     if (left) writeOne();
-  });
+  };
+  write.addEventListener("click", () => writeUp(50));
 
   // ---- Taking apart
   const named = (key) => {
@@ -111,15 +125,23 @@ if (data.live) {
     update({ token: view.state.token });
   }
 
-  function paintVerdict() {
-    const { loss, intact } = view.reading;
+  const rises = ({ rise, error }) =>
+    `${rise < 0 ? "falls" : "rises"} by ${Math.abs(rise).toFixed(2)} ± ${error.toFixed(2)}`;
+
+  async function paintVerdict() {
+    const { loss, intact } = view.reading, shown = view.reading;
     const parts = Object.entries(changes).map(([key, how]) => `${named(key)} ${SAYS[how]}`);
-    verdict.textContent = intact
-      ? `With ${parts.join("; ")}, the loss of this text is ${nats(loss)}; ` +
-        `of the intact model ${intact.loss.toFixed(3)}.`
-      : `The loss of this text is ${nats(loss)}.`;
     $("#reset").disabled = !intact;
     Object.assign(verdict.dataset, { loss, intact: intact?.loss ?? loss });
+    if (!intact) return (verdict.textContent = `The loss of this text is ${nats(loss)}.`);
+    const here = `With ${parts.join("; ")}, the loss of this text is ${nats(loss)}; ` +
+      `of the intact model ${intact.loss.toFixed(3)}. `;
+    verdict.textContent = `${here}Over many texts …`;
+    const found = await many.measure(changes, () => shown !== view.reading);
+    if (!found) return; // another text, or other changes
+    const exception = Math.abs(found.rise) > found.error && found.rise * (loss - intact.loss) < 0;
+    verdict.textContent = `${here}Over ${many.says} ${rises(found)}` +
+      `${exception ? ": this text is an exception" : ""}.`;
   }
 
   // A switch of a head or an MLP.
@@ -150,31 +172,29 @@ if (data.live) {
       button.title = how ? `${SAYS[how]}: click for as trained` : "Switch it off";
     }
     for (const cell of cells) {
-      const more = hurts[cell.dataset.head], sign = more < 0 ? "−" : "+";
-      const shown = more === undefined ? "" : `${sign}${Math.abs(more).toFixed(3)} nats if off`;
-      cell.querySelector(".hurt").textContent = shown;
-      cell.classList.toggle("matters", more > 0 && more === Math.max(...Object.values(hurts)));
+      const more = hurts[cell.dataset.head], most = Object.values(hurts).map(({ rise }) => rise);
+      cell.querySelector(".hurt").textContent = more ? `loss ${rises(more)} if off` : "";
+      cell.classList.toggle("matters", more?.rise > 0 && more.rise === Math.max(...most));
     }
     $("#change").value = changes[chosen()] ?? "";
     $("#change").disabled = !$(`[data-part="${chosen()}"]`); // not one head
   });
 
-  // The head that matters: each is switched off, by itself, and the loss of the text measured.
+  // The head that matters: each is switched off, by itself, and the loss of many texts measured.
   async function find() {
-    const now = context(), asked = ids, before = reads(past).loss, found = {};
-    for (const { dataset: { head } } of cells) {
-      found[head] = reads(gpt.read(now, { [head]: "off" })).loss - before;
-      await rest();
-      if (asked !== ids) return; // another text
+    $("#find").disabled = true;
+    for (const [n, { dataset: { head } }] of cells.entries()) {
+      verdict.textContent = `Head ${n + 1} of ${cells.length} …`;
+      hurts[head] ??= await many.measure({ [head]: "off" }, () => false);
     }
-    hurts = found;
-    const [[worst, more]] = Object.entries(hurts).sort(([, a], [, b]) => b - a);
+    const [[worst, most]] = Object.entries(hurts).sort(([, a], [, b]) => b.rise - a.rise);
     const [layer, head] = worst.split(".").map(Number);
     view.select({ layer, head });
-    verdict.textContent = more > 0
-      ? `What matters most is ${named(worst)}: without it, the loss of this text rises ` +
-        `from ${before.toFixed(3)} to ${nats(before + more)}. Switch it off, and see.`
-      : "This text needs none of the heads: without any one, its loss does not rise.";
+    $("#find").disabled = false;
+    verdict.textContent = most.rise > most.error
+      ? `What matters most is ${named(worst)}. Without it, over ${many.says} ${rises(most)}. ` +
+        "Switch it off, and see."
+      : `None of the heads is needed: over ${many.says} does not rise without any one.`;
   }
   $("#find").addEventListener("click", find);
 
@@ -186,13 +206,28 @@ if (data.live) {
   examples.parentElement.hidden = !data.examples.length;
   examples.addEventListener("change", () => {
     if (examples.value) setText(examples.value);
+    const token = view.reading.labels.findLastIndex((label) => /^·(it|they|he|she)$/.test(label));
+    if (token >= 0) view.select({ token, ...view.clearest(view.reading, token) }); // the pronoun
     examples.value = "";
   });
+  $("#vocabulary").hidden = tokenizer.kind !== "words";
+  $("#vocabulary summary").textContent = `The ${tokenizer.known.length} words that it knows`;
+  $("#vocabulary p").textContent = tokenizer.known.join(" ");
   box.value = written();
   past = gpt.read(context());
   update(view.clearest(reads(past)));
   view.live = {
     get state() { return { text: box.value, changes }; },
+    label: tokenizer.label,
+    write: (text, end) => left || (setText(text), writeUp(200, end)),
+    texts: () => many.texts.map(({ ids }) => ids),
+    // What becomes of the chosen token: notes[layer][name], vectors, and the result.
+    trace() {
+      const notes = [], now = context().slice(0, view.state.token + 1);
+      const note = (l, name, vector) => { (notes[l] ??= {})[name] = vector.slice(); };
+      const known = Object.keys(changes).length ? changedPast : past;
+      return { gpt, notes, result: gpt.read(now, changes, known, note) };
+    },
     open(text, asked, choice) {
       changes = asked;
       setText(text ?? box.value, choice);

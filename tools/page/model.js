@@ -76,6 +76,7 @@ const VISIBLE = {
   sliding_window: (W) => (i, j) => j > i - W,
   local_global: (W, G) => (i, j) => j > i - W || j < G,
   strided: (S) => (i, j) => i - j < S || (i - j) % S === 0,
+  chunks: (S) => (i, j) => Math.floor(i / S) === Math.floor(j / S),
   alibi: () => () => true,
 };
 
@@ -98,6 +99,7 @@ function softmax(scores) {
 
 // What a head's weights may be replaced by: shares of the scores (i + 1 of them) of query i.
 const REPLACED = {
+  off: (scores) => scores.map(() => 0),
   uniform: (scores) => softmax(scores.map((score) => (score === -Infinity ? score : 0))),
   previous: (scores) => scores.map((_, j) => Number(j === Math.max(0, scores.length - 2))),
 };
@@ -111,10 +113,19 @@ function fromHalf(halves) {
   });
 }
 
+// What each of the D / 2 pairs turns by from one token to the next: that of rope_table.
+function frequencies({ rope_base, rope_stretch, rope_trained }, D) {
+  return Array.from({ length: Math.floor(D / 2) }, (_, p) => {
+    const angle = rope_base ** ((-2 * p) / D), turns = (rope_trained * angle) / (2 * Math.PI);
+    const keep = Math.min(1, Math.max(0, (turns - 1) / 3));
+    return angle * (keep + (1 - keep) / rope_stretch);
+  });
+}
+
 class GPT {
   // config: that of model.py. shapes: [[name, shape of its weights]]; weights: all of them, one
-  // after the other, as base64 of float16. frequency: what each pair turns by a token.
-  constructor({ config, shapes, weights, frequency }) {
+  // after the other, as base64 of float16.
+  constructor({ config, shapes, weights }) {
     this.config = config;
     this.H = config.n_head;
     this.G = config.n_kv_head || config.n_head;
@@ -126,7 +137,7 @@ class GPT {
     this.weights = {};
     for (const [name, [rows, size]] of shapes)
       this.weights[name] = size ? matrix(rows, size) : next(rows);
-    this.turns = once((position) => frequency.map((angle) =>
+    this.turns = once((position) => frequencies(config, this.D).map((angle) =>
       [Math.cos, Math.sin].map((side) => side(position * angle))));
     this.layers = Array.from({ length: config.n_layer }, (_, n) => this.layer(n));
   }
@@ -193,38 +204,42 @@ class GPT {
   }
 
   // x: the last of the tokens. past: {k, v, maps} of this layer, of all tokens before them, to
-  // which they are added. changes: what heads do instead.
-  attention(x, layer, { k, v, maps }, changes) {
+  // which they are added. changes: what heads do instead. note: as in read.
+  attention(x, layer, { k, v, maps }, changes, note) {
     const { H, G, D } = this, name = `${layer.name}.attn`, from = k.length;
     const queries = this.linear(x, `${name}.c_attn`).map((row, n) => {
+      note("projected", row);
       const q = this.qkNorm(row.subarray(0, H * D), `${name}.qk_norm.q`);
       const newK = this.qkNorm(row.subarray(H * D, (H + G) * D), `${name}.qk_norm.k`);
       if (this.config.position === "rope")
         for (const part of [q, newK]) this.rotate(part, from + n);
       k.push(this.heads(newK));
       v.push(this.heads(row.subarray((H + G) * D)));
+      note("q", q);
       return this.heads(q);
     });
     const y = x.map(() => new Float32Array(H * D));
     y.forEach((row, n) => this.heads(row).forEach((out, h) => {
       const group = Math.floor(h / (H / G));
-      const weights = this.weigh(queries[n][h], k, group, from + n, h, layer, changes[h]);
+      const scores = this.scores(queries[n][h], k, group, from + n, h, layer);
+      note(`scores.${h}`, scores);
+      const weights = (REPLACED[changes[h]] ?? softmax)(scores);
       maps[h].push(weights);
       for (let j = 0; j < weights.length; j++) if (weights[j]) addTo(out, weights[j], v[j][group]);
     }));
+    note("joined", y.at(-1));
     return this.linear(y, `${name}.c_proj`);
   }
 
-  // The weights of query i on the keys up to it: (i + 1).
-  weigh(q, k, group, i, h, { visible }, change) {
+  // How alike query i is to the keys up to it: (i + 1).
+  scores(q, k, group, i, h, { visible }) {
     const { H, D, config } = this;
     const slope = config.visible.startsWith("alibi") ? 2 ** ((-8 * (h + 1)) / H) : 0;
     const divisor = config.score === "scaled_dot" ? Math.sqrt(D) : 1;
     const scores = new Float32Array(i + 1).fill(-Infinity);
-    if (change === "off") return scores.fill(0);
     for (let j = 0; j <= i; j++)
       if (visible(i, j)) scores[j] = dot(q, k[j][group]) / divisor - slope * (i - j);
-    return (REPLACED[change] ?? softmax)(scores);
+    return scores;
   }
 
   // Each position by itself.
@@ -244,7 +259,8 @@ class GPT {
   // What the model makes of token ids: {logits: of each token, layers: [{k, v, maps}]}, where
   // maps[head][i] are the weights of token i. changes: {"layer.head": off, uniform or previous,
   // "layer.mlp": off}. past: an earlier result; what it has of the same beginning is kept.
-  read(ids, changes = {}, past = null) {
+  // note(layer, name, vector) is told what becomes of each token, and last of the last one.
+  read(ids, changes = {}, past = null, note = () => {}) {
     const reused = past && JSON.stringify(past.changes) === JSON.stringify(changes);
     let from = 0;
     while (reused && from < ids.length - 1 && ids[from] === past.ids[from]) from++;
@@ -255,16 +271,23 @@ class GPT {
       const maps = heads.map((h) => kept(old?.maps[h]));
       const memory = { k: kept(old?.k), v: kept(old?.v), maps };
       const replaced = heads.map((h) => changes[`${l}.${h}`]);
-      const attend = (x) => this.attention(x, layer, memory, replaced);
-      const think = (x) => this.mlp(x, layer, changes[`${l}.mlp`]);
-      const ln = (x, part) => this.norm(x, `${layer.name}.${part}`);
+      const noted = (name, vector) => note(l, name, vector);
+      const last = (name, rows) => (noted(name, rows.at(-1)), rows);
+      const attend = (x) => last("attn", this.attention(x, layer, memory, replaced, noted));
+      const think = (x) => last("mlp", this.mlp(x, layer, changes[`${l}.mlp`]));
+      const ln = (x, part) => last(part, this.norm(x, `${layer.name}.${part}`));
       const add = (y) => y.forEach((row, n) => addTo(x[n], 1, row));
+      last("x", x);
       add(attend(ln(x, "ln_1")));
+      last("between", x);
       add(think(ln(x, "ln_2")));
+      last("out", x);
       return memory;
     });
     const head = this.config.tie_weights ? "transformer.wte" : "lm_head";
-    const logits = this.linear(this.norm(x, "transformer.ln_f"), head);
+    const final = this.norm(x, "transformer.ln_f");
+    note(this.layers.length, "ln_f", final.at(-1));
+    const logits = this.linear(final, head);
     return { ids, changes, layers, logits: [...kept(past?.logits), ...logits] };
   }
 

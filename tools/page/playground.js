@@ -42,6 +42,8 @@
 
   function draggable(svg, thing) {
     const { handle } = thing;
+    // A finger on it drags it, and beside it scrolls. (touch-action has no effect within an SVG.)
+    handle.addEventListener("touchstart", (event) => event.preventDefault(), { passive: false });
     handle.addEventListener("pointerdown", (event) => handle.setPointerCapture(event.pointerId));
     handle.addEventListener("pointermove", (event) => {
       if (!handle.hasPointerCapture(event.pointerId)) return;
@@ -74,8 +76,6 @@
     $("#numbers tbody").append(row);
     return row;
   });
-
-  const digits = (x) => x.toFixed(2).replace("-", "−").replace("−0.00", "0.00");
 
   function paintRow(row, seen, product, score, weight) {
     const texts = [digits(product), seen ? digits(score) : "hidden", seen ? digits(weight) : "–"];

@@ -34,14 +34,14 @@ function readingOfData() {
   };
 }
 
-// result: what the GPT read; intact: the reading without its changes, if it has any. sampling() ->
-// {temperature, topK} of the moment.
-function readingOfModel(tokenizer, { ids, layers, logits }, sampling, intact) {
+// result: what the GPT read; typed: as Tokenizer.read gives it; intact: the reading without its
+// changes, if it has any. sampling() -> {temperature, topK} of the moment.
+function readingOfModel(tokenizer, { ids, layers, logits }, typed, sampling, intact) {
   const losses = ids.map((id, n) => (n ? -Math.log(softmax(logits[n - 1])[id]) : null));
   const map = (layer, head) => layers[layer].maps[head];
   const probabilities = (token) => sharpened(logits[token], sampling());
   return {
-    ...describe(ids, ids.map((id) => tokenizer.bytes(id)), map), losses, probabilities, intact,
+    ...describe(ids, tokenizer.pieces(ids, typed), map), typed, losses, probabilities, intact,
     loss: sum(losses) / Math.max(1, losses.length - 1),
     next(token) {
       const all = probabilities(token), before = intact?.probabilities(token);

@@ -50,4 +50,5 @@ const colour = (name) => getComputedStyle(document.documentElement)
 const isolated = (text) => `\u2068${text}\u2069`; // whatever way it is written
 const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
 const number = (x) => (x > 0 && x < 0.005 ? "<0.01" : x.toFixed(2));
+const digits = (x) => x.toFixed(2).replace("-", "−").replace(/^−(0\.00)$/, "$1");
 const darkness = (weight) => Math.sqrt(weight); // faint weights can be seen

@@ -1,13 +1,24 @@
 // Text to token ids and back, as engine/text/tokenizer.py does it.
 "use strict";
 
+// The byte of each character of the alphabet in which GPT-2's merges are written.
+const BYTES = new Map();
+for (let byte = 0, next = 256; byte < 256; byte++) {
+  const itself = (byte > 32 && byte < 127) || (byte > 160 && byte !== 173);
+  BYTES.set(String.fromCharCode(itself ? byte : next++), String.fromCharCode(byte));
+}
+const BETWEEN = "\u0100"; // the two of a merge: no byte
+
 class Tokenizer {
   // kind: byte, char, bpe or words; tokens: the bytes of each; begin: ids before each text;
   // bpe: pattern, merges, special, as tools/shared/live.py describes them.
   constructor(content) {
     Object.assign(this, content);
+    this.pattern = this.pattern && new RegExp(javascript(this.pattern), "gu");
+    this.known = this.tokens.map((token) => token.trim()).filter((word) => /\w/.test(word)).sort();
     this.ids = new Map(this.tokens.map((token, id) => [token, id]));
-    this.ranks = new Map(this.merges?.map((pair, rank) => [pair, rank]));
+    const inBytes = (pair) => Array.from(pair, (own) => BYTES.get(own) ?? BETWEEN).join("");
+    this.ranks = new Map(this.merges?.map((pair, rank) => [inBytes(pair), rank]));
     const names = Object.keys(this.special ?? {}).filter(Boolean);
     const escaped = names.map((name) => name.replace(/[\\^$.*+?()[\]{}|]/g, "\\$&"));
     this.cut = names.length ? new RegExp(`(${escaped.join("|")})`) : null;
@@ -26,8 +37,39 @@ class Tokenizer {
     if (this.kind === "char") return Array.from(text, (character) => this.lookUp(character));
     if (this.kind === "words")
       return text.split(/\s+/).filter(Boolean).map((word) => this.lookUp(word, " "));
-    const words = text.match(new RegExp(this.pattern, "gu")) ?? [];
+    const words = text.match(this.pattern) ?? [];
     return words.flatMap((word) => this.words(word));
+  }
+
+  // A text as people write it: its ids, and typed[n], the word of a token that the model lacks. A
+  // model of words is given those in its own spelling; marks that it lacks are left out.
+  read(text) {
+    if (this.kind !== "words") return { ids: this.encode(text), typed: [] };
+    const short = (all, verb) => (this.knows(`${verb}n't`) ? `${verb}n't` : all);
+    const whole = this.knows("not") ? text : text.replace(/(\p{L}+) not\b/gu, short);
+    const parts = whole.replace(/[’‘]/g, "'")
+      .match(/[\p{L}\p{N}]+(['-][\p{L}\p{N}]+)*|[^\s\p{L}\p{N}]/gu) ?? [];
+    const words = parts.flatMap((part) => this.spelled(part));
+    const ids = words.map((word) => this.lookUp(word, " "));
+    return { ids, typed: words.map((word, n) => (ids[n] === this.unknown ? word : undefined)) };
+  }
+
+  knows(word) {
+    return this.ids.has(toBytes(` ${word}`)) && this.ids.get(toBytes(` ${word}`)) !== this.unknown;
+  }
+
+  // A word or a mark as the model's words: without its capitals, a short form in full.
+  spelled(word) {
+    for (const own of [word, word.toLowerCase()]) if (this.knows(own)) return [own];
+    if (!/[\p{L}\p{N}]/u.test(word)) return /[.!?…]/.test(word) && this.knows(".") ? ["."] : [];
+    const full = FULL.reduce((short, [end, words]) => short.replace(end, words), word);
+    return full === word ? [word] : full.split(" ").flatMap((part) => this.spelled(part));
+  }
+
+  // The known word that is written most like this one.
+  nearest(word) {
+    const near = this.known.map((own) => -changesBetween(word.toLowerCase(), own));
+    return this.known[best(near, 1)[0]];
   }
 
   lookUp(text, before = "") {
@@ -41,7 +83,7 @@ class Tokenizer {
     if (this.ids.has(word)) return [this.ids.get(word)];
     let parts = [...word];
     for (;;) {
-      const ranks = parts.slice(1).map((part, n) => this.ranks.get(`${parts[n]}\u0100${part}`));
+      const ranks = parts.slice(1).map((part, n) => this.ranks.get(parts[n] + BETWEEN + part));
       const best = ranks.reduce((a, b) => Math.min(a, b ?? Infinity), Infinity);
       if (best === Infinity) return parts.map((part) => this.ids.get(part));
       const joined = [];
@@ -55,8 +97,38 @@ class Tokenizer {
     return this.tokens[id] ?? ""; // ids that pad a vocabulary have no text
   }
 
-  decode(ids) {
-    const text = new TextDecoder().decode(fromBytes(ids.map((id) => this.bytes(id)).join("")));
+  // The bytes of each token of a text, typed as read gives it.
+  pieces(ids, typed = []) {
+    return ids.map((id, n) => (typed[n] ? toBytes(` ${typed[n]}`) : this.bytes(id)));
+  }
+
+  decode(ids, typed) {
+    const text = new TextDecoder().decode(fromBytes(this.pieces(ids, typed).join("")));
     return this.kind === "words" ? text.trimStart() : text;
   }
+}
+
+// A pattern as JavaScript knows it: without atomic groups and possessive +, and in many browsers
+// (?i:...). Nothing follows what is atomic or possessive that would make it give back a character.
+const javascript = (pattern) => pattern
+  .replace("(?i:[sdmt]|ll|ve|re)", "(?:[sdmtSDMT]|[lL]{2}|[vV][eE]|[rR][eE])")
+  .replaceAll("(?>", "(?:").replaceAll("++", "+");
+
+const FULL = [
+  [/^can't$/i, "can not"], [/^won't$/i, "will not"], [/n't$/i, " not"], [/'re$/i, " are"],
+  [/^(it|he|she|that|there|what|who)'s$/i, "$1 is"], [/-/g, " "],
+];
+
+// How many letters of a must be changed, added or left out to get b (Levenshtein); where they begin
+// alike, fewer.
+function changesBetween(a, b) {
+  let row = [...b, ""].map((_, n) => n), same = 0;
+  while (same < a.length && a[same] === b[same]) same++;
+  for (const [n, letter] of [...a].entries()) {
+    const next = [n + 1];
+    for (let k = 0; k < b.length; k++)
+      next.push(Math.min(row[k] + (letter !== b[k]), row[k + 1] + 1, next[k] + 1));
+    row = next;
+  }
+  return row[b.length] - same / 2;
 }

@@ -62,8 +62,9 @@ class ShapeSettings(BenchmarkSettings):
             split_shape(word)
         prepared = Path(self.nanogpt, "data/shakespeare_char/meta.pkl")
         if self.nanogpt and not prepared.exists():
-            reason = f"{prepared} is missing; clone it, run prepare.py"
-            raise ValueError(f"nanogpt={self.nanogpt}: {reason}")
+            raise ValueError(
+                f"nanogpt={self.nanogpt}: {prepared} is missing; clone it, run prepare.py"
+            )
 
     def peer(self, name, device, bias):
         """Return nanoGPT's model of a shape, on the device; None of one that it has not."""

@@ -18,11 +18,13 @@ def config_json(kind, ours):
         theirs["n_ctx"] = ours["block_size"]
         return theirs
     theirs["rope_theta"] = ours["rope_base"]
-    theirs["rope_scaling"] = None
     if ours["rope_stretch"] != 1:
-        scaling = {"rope_type": "llama3", "factor": ours["rope_stretch"], **LLAMA_3}
-        scaling["original_max_position_embeddings"] = ours["rope_trained"]
-        theirs["rope_scaling"] = scaling
+        theirs["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": ours["rope_stretch"],
+            "original_max_position_embeddings": ours["rope_trained"],
+            **LLAMA_3,
+        }
     letters = {"L": "full_attention", "S": "sliding_attention"}
     fields = {
         "sliding_window": ours["window"] or None,

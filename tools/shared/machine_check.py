@@ -122,6 +122,8 @@ def check_machine(device):
     for name, dtype, label, part, error, limit in wrong[:20]:
         print(f"{name} in {dtype}, {label}: {part}: {error:.1e} of {limit:.1e}")
     print(f"\n{'THIS MACHINE IS WRONG' if wrong else 'This machine computes attention right'}:")
-    about = f"{device_name(device)}; torch {torch.__version__}, Python {platform.python_version()}"
-    print(f"{about}, {platform.platform()}")
+    print(
+        f"{device_name(device)}; torch {torch.__version__}, Python {platform.python_version()}, "
+        f"{platform.platform()}"
+    )
     return not wrong

@@ -57,9 +57,10 @@ def bandwidth(device):
 
 def machine_report(device):
     """Return the machine, its limits, the command and the date, to be stored with a measurement."""
-    gflops = {}
-    for dtype in ("float32", half_dtype(device)):
-        gflops[dtype] = round(peak_flops(device, getattr(torch, dtype)) / 1e9)
+    gflops = {
+        dtype: round(peak_flops(device, getattr(torch, dtype)) / 1e9)
+        for dtype in ("float32", half_dtype(device))
+    }
     return {
         "device": device_name(device),
         "cpu_flags": cpu_flags(),

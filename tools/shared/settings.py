@@ -32,7 +32,6 @@ class ModelSettings:
     """Which checkpoint: latest, best, or a name such as step_002000."""
     init_from: str = ""
     """In place of it: a published model, as a folder or by its name."""
-
     base: str = ""
     """Where the base of a LoRA adapter is, if it was moved alone."""
 
@@ -55,13 +54,14 @@ class DatasetSettings(ModelSettings):
 
         ValueError for other tokens than the model's, and for fewer than block_size.
         """
-        ours = checkpoint.is_ours(folder)
-        training = checkpoint.load_config(folder)["training"] if ours else {}
+        training = checkpoint.load_config(folder)["training"] if checkpoint.is_ours(folder) else {}
         name = self.dataset or training.get("dataset")
         if not name:
             raise ValueError("which text? give --dataset=NAME")
         data = dataset.load_dataset(name, block_size, training.get("data_tokenizer", ""))
         if not data.tokenizer.same_ids(tokenizer):
-            remedy = f"prepare it with --tokenizer={folder}"
-            raise ValueError(f"dataset {name} has other tokens than {folder}: {remedy}")
+            raise ValueError(
+                f"dataset {name} has other tokens than {folder}: prepare it with "
+                f"--tokenizer={folder}"
+            )
         return data

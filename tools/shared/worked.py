@@ -1,8 +1,10 @@
 """Attention by hand: worked examples, whose numbers come from the functions that train.
 
-Each returns its steps: {name: a row of numbers, or rows}. `python attention.py NAME` prints one.
+Each has its inputs as defaults and returns its steps: {name: a row of numbers, or rows}.
+`python attention.py NAME` prints one.
 """
 
+import inspect
 import math
 
 import torch
@@ -17,7 +19,6 @@ from attention import (
     masked_fill,
     scaled_dot,
     softmax,
-    visible_tiles,
 )
 from engine.common.errors import choose
 from masks import causal, full, mask_of, positions
@@ -33,14 +34,15 @@ def rows(*lines):
     return matrix(*lines)[None, None]
 
 
-def two_tokens():
-    """Two tokens, D = 2: the second token sees both."""
-    q, k, v = rows("0 0", "1 0"), rows("1 0", "2 0"), rows("10 0", "0 10")
+def two_tokens(q=rows("0.5 0", "1 0"), k=rows("1 0", "2 0"), v=rows("10 0", "0 10")):
+    """Two tokens, D = 2: both see both, or, by the causal mask, the first one itself alone."""
     return {
-        "scores q·k": dot(q, k)[..., 1, :],
-        "divided by √2": scaled_dot(q, k)[..., 1, :],
-        "softmax": attention_weights(q, k)[..., 1, :],
-        "average of the values": masked_fill(q, k, v)[..., 1, :],
+        "scores q·k": dot(q, k),
+        "divided by √2": scaled_dot(q, k),
+        "softmax": attention_weights(q, k, full),
+        "average of the values": masked_fill(q, k, v, full),
+        "softmax, causal": attention_weights(q, k),
+        "average, causal": masked_fill(q, k, v),
     }
 
 
@@ -49,25 +51,23 @@ def hard(scores):
     return F.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)
 
 
-def look_up():
-    """A dict returns the value of one key, attention an average over all keys.
+def look_up(k=rows("1 0", "0.6 0.8", "0 1"), v=rows("120", "80", "45"), q=rows("1 0", "0 1")):
+    """Orders 104, 105 and 106: of two keys, asked at the same time, a dict returns the values.
 
-    The colder softmax is, the nearer it comes to the dict.
+    Attention returns averages over all. The colder softmax is, the nearer it comes to the dict.
     """
-    database = {"order_104": 120.0, "order_105": 80.0, "order_106": 45.0}
-    k, v = rows("1 0", "0.6 0.8", "0 1"), rows(*map(str, database.values()))
-    q = rows("0 1")  # the key of order_106
-    steps = {"database['order_106']": [database["order_106"]], "scores": dot(q, k)}
+    steps = {"scores": dot(q, k), "weights": attention_weights(q, k, full, dot)}
     for temperature in 1.0, 0.3, 0.1, 0.01:
         look = q / temperature, k, v, full, dot
         steps[f"attention, temperature {temperature}"] = masked_fill(*look)
     return steps | {"attention, the best key only": masked_fill(q, k, v, full, dot, hard)}
 
 
-def translation():
-    """The decoder is about to write "chat": it looks back at the words of "the cat slept"."""
-    h = rows("0.2 0.1", "1.5 0.3", "0.1 1.2")  # the encoder's states
-    s = rows("2 0.4")  # the decoder's
+def translation(h=rows("0.2 0.1", "1.5 0.3", "0.1 1.2"), s=rows("2 0.4")):
+    """The decoder is about to write "chat": it looks back at the words of "the cat slept".
+
+    h: the encoder's states; s: the decoder's.
+    """
     return {
         "scores s·h: the, cat, slept": dot(s, h),
         "softmax": attention_weights(s, h, full, dot),
@@ -76,13 +76,18 @@ def translation():
 
 
 @torch.no_grad()
-def additive():
+def additive(
+    s=rows("1 0.5"),
+    h=rows("0.8 -0.2"),
+    W1=matrix("0.5 -0.3", "0.2 0.4"),
+    W2=matrix("0.1 0.6", "-0.4 0.3"),
+    v=matrix("1 -0.5"),
+):
     """Bahdanau's score of one query s and one key h, term by term."""
-    s, h = rows("1 0.5"), rows("0.8 -0.2")
     score = Additive(2, 2)
-    score.W1.copy_(matrix("0.5 -0.3", "0.2 0.4"))
-    score.W2.copy_(matrix("0.1 0.6", "-0.4 0.3"))
-    score.v.copy_(torch.tensor([1.0, -0.5]))
+    score.W1.copy_(W1)
+    score.W2.copy_(W2)
+    score.v.copy_(v[0])
     terms = s @ score.W1, h @ score.W2
     return {
         "s W1": terms[0],
@@ -93,19 +98,21 @@ def additive():
 
 
 @torch.no_grad()
-def projections():
-    """Three views of one word: the vector of "cat" becomes a query, a key and a value."""
+def projections(x=matrix("1 2"), W=matrix("1 0.5", "0 1", "0.5 0", "1 1", "2 0", "0 2")):
+    """Three views of one word: the vector of "cat" becomes a query, a key and a value.
+
+    W: two rows for each of the three, as a Linear has them.
+    """
     layer = SelfAttention(2, 1)
-    layer.c_attn.weight.copy_(matrix("1 0.5", "0 1", "0.5 0", "1 1", "2 0", "0 2"))
-    cat = torch.tensor([1.0, 2.0])
-    q, k, v = layer.c_attn(cat).split(layer.c_attn.parts)
-    return {"x": cat, "q = x Wq": q, "k = x Wk": k, "v = x Wv": v}
+    layer.c_attn.weight.copy_(W)
+    q, k, v = layer.c_attn(x).split(layer.c_attn.parts, 1)
+    return {"q = x Wq": q, "k = x Wk": k, "v = x Wv": v}
 
 
-def self_attention():
+def self_attention(
+    q=rows("1 0", "0 1", "1 1"), k=rows("1 0", "0 2", "1 1"), v=rows("1 0", "0 1", "2 2")
+):
     """Three tokens: each looks at all three."""
-    q = rows("1 0", "0 1", "1 1")
-    k, v = rows("1 0", "0 2", "1 1"), rows("1 0", "0 1", "2 2")
     return {
         "scores q·k / √2": scaled_dot(q, k),
         "weights": attention_weights(q, k, full),
@@ -113,9 +120,8 @@ def self_attention():
     }
 
 
-def causal_mask():
+def causal_mask(q=rows("0 0", "1 0", "0 1"), k=rows("1 2", "0 2", "0 2")):
     """The mask is 0 where a token may look, and −∞ where it may not."""
-    q, k = rows("0 0", "1 0", "0 1"), rows("1 2", "0 2", "0 2")
     mask = torch.where(mask_of(causal, *positions(3, 3))[0], 0.0, -math.inf)
     return {
         "scores q·k": dot(q, k),
@@ -125,13 +131,10 @@ def causal_mask():
     }
 
 
-def temperatures():
+def temperatures(scores=rows("2.1 1 0.5 0.1")):
     """Softmax of the same scores, divided by a temperature."""
-    scores = rows("2 1 0.5 0.1")
-    steps = {"scores": scores}
-    for temperature in 0.1, 0.5, 1.0, 2.0, 4.0:
-        steps[f"temperature {temperature}"] = softmax(scores / temperature)
-    return steps
+    chosen = 0.1, 0.5, 1.0, 2.0, 4.0
+    return {f"temperature {heat}": softmax(scores / heat) for heat in chosen}
 
 
 def scale():
@@ -147,21 +150,20 @@ def scale():
 
 
 def traffic():
-    """Thousands of numbers between a GPU's memory and its cores: T = 1,024, D = 64, causal.
+    """Millions of numbers between a GPU's memory and its cores, forward, causal, D = 64.
 
     All scores and weights are written and read; those of a tile never are (FlashAttention,
     arXiv:2205.14135).
     """
-    T, D = 1024, 64
-    ends = 2 * T * D  # q is read and the output written, once
-    i, j = positions(T, T)
-    tiles = [tile for rows in i.split(TILE) for tile in visible_tiles(causal, rows, j, 1)]
-    keys = sum(mask.shape[-1] for _, mask in tiles)
+    T = torch.tensor([1024, 4096, 16384])
+    ends = 2 * T * 64 / 1e6  # q is read and the output written, once
+    tiles = T / TILE
     return {
-        "masked_fill: q, k, v, y": [2 * ends / 1000],
-        "masked_fill: scores and weights": [4 * T * T / 1000],
-        "tiled: q, y": [ends / 1000],
-        "tiled: k and v of each tile": [2 * keys * D / 1000],
+        "T": T,
+        "masked_fill: q, k, v, y": 2 * ends,
+        "masked_fill: scores and weights": 4 * T**2 / 1e6,
+        "tiled: q, y": ends,
+        "tiled: k and v of each tile": ends * (tiles + 1) / 2,
     }
 
 
@@ -184,7 +186,8 @@ def show(name):
     example = choose("example", name, EXAMPLES)
     about = " ".join(example.__doc__.split())
     print(f"\n{name}: {about}")
-    for step, numbers in example().items():
+    inputs = {n: p.default for n, p in inspect.signature(example).parameters.items()}
+    for step, numbers in (inputs | example()).items():
         numbers = torch.as_tensor(numbers).detach()
         for row in numbers.reshape(-1, numbers.shape[-1]).tolist():
             print(f"  {step:34}" + "".join(f"{number:9.2f}" for number in row))

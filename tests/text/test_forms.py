@@ -22,7 +22,7 @@ FULL = """
     {%- if m.reasoning_content %}{{ "(" + m.reasoning_content + ") " }}{% endif %}
     {%- for call in m.tool_calls or [] %}{{ "call " + call.name + " " }}{% endfor %}
     {%- if m.name %}{{ m.name + "= " }}{% endif %}
-    {{- m.content + "<|im_end|>" }}
+    {{- (m.content or "") + "<|im_end|>" }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ "assistant: " }}{% endif %}"""
 
@@ -68,7 +68,10 @@ READ = {
     "messages as JSON": ({"messages": json.dumps([ASK, SAY])}, PLAIN),
     "a struct of lists": ({"conversations": {"from": ["human", "gpt"], "value": ["Hi", "Ahoy"]}},)
     + (PLAIN,),
-    "TRL's lists": ({"prompt": [ASK], "completion": [SAY]}, PLAIN),
+    "TRL's lists": (
+        {"prompt": [ASK, SAY, ASK], "completion": [SAY]},
+        "user: Hi assistant: Ahoy " + PLAIN,
+    ),
     "a prompt and a list": ({"prompt": "Hi", "completion": [SAY]}, PLAIN),
     "columns without a value": (
         lines({**ASK, "from": None, "weight": None}, {**SAY, "tool_calls": None}, system=None),
@@ -175,6 +178,15 @@ def test_what_is_not_read_is_refused(name):
     assert not [*conversations.encode_records([("x", record)], template, 0, skipped)] and skipped
 
 
+@pytest.mark.parametrize("text", ["Be a pirate", "Hi"])
+def test_a_system_text_that_is_not_rendered(text):
+    """Catches a system text that a template leaves out, also one that stands elsewhere too."""
+    rest = "{% if m.role != 'system' %}{{ m.content + '<|im_end|>' }}{% endif %}"
+    template = template_of("{% for m in messages %}" + rest + "{% endfor %}")
+    with pytest.raises(ValueError, match="the chat template does not render message 1"):
+        shown({"system": text, "conversations": HI}, template)
+
+
 @pytest.mark.parametrize(
     "record, key",
     [
@@ -188,6 +200,13 @@ def test_what_a_template_leaves_out(record, key):
     """Catches tools or reasoning that a template such as ours drops."""
     with pytest.raises(ValueError, match=f"the chat template does not render '{key}'"):
         shown(record, template_of())
+
+
+@pytest.mark.parametrize("said", [{}, {"content": None}, {"content": ""}])
+def test_a_call_without_a_text(said):
+    """Catches null, an empty text and none taken for each other: a template may tell them apart."""
+    call = {"role": "assistant", "tool_calls": [{"name": "f"}]} | said
+    assert read_conversation(lines(ASK, call)).messages[1] == call
 
 
 def test_keys_that_the_user_knows():
