@@ -46,7 +46,6 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     bias_of,
     both,
     causal,
-    check_bias,
     check_promises,
     chunks,
     everything,
@@ -369,9 +368,11 @@ def fused(q, k, v, visible=causal, score=scaled_dot, normalize=softmax):
     # Else one call of the kernel, without the keys that are out of reach.
     i, j = positions(Tq, Tk, q.device)
     if start > n_global:
-        near = slice(start, None)  # a view
-        seen = torch.cat([j[0, :n_global], j[0, near]]) if n_global else near
-        k, v, j = k[:, :, seen], v[:, :, seen], j[:, seen]
+        if n_global:
+            near = torch.cat([j[0, :n_global], j[0, start:]])
+            k, v, j = k.index_select(2, near), v.index_select(2, near), near[None]
+        else:  # views
+            k, v, j = k[:, :, start:], v[:, :, start:], j[:, start:]
     sees_all = visible is full or (exact and Tq == 1)
     mask = None if is_causal or sees_all else mask_for_kernel(visible, i, j, q)
     return sdpa.attend(q, k, v, mask, is_causal)
@@ -408,7 +409,8 @@ def linear(q, k, v, feature=elu1, memory=None):
     with torch.autocast(q.device.type, enabled=False):  # sums need float32
         y, past = chunked(q, share_heads(q, k), share_heads(q, v), feature, past)
     if memory is not None:
-        memory.update(past, Tk)
+        memory.sum = past.detach()
+        memory.length += Tk
     return y
 
 
@@ -424,8 +426,7 @@ def linear_step(q, k, v, state, feature=elu1):
     with torch.autocast(q.device.type, enabled=False):
         # v gets a column of ones that sums the weights.
         q, k, v = featured(q, share_heads(q, k), share_heads(q, v), feature)
-        new = k.mT @ v  # (B, H, features, Dv + 1)
-        state = new if state is None else state + new
+        state = (0 if state is None else state) + k.mT @ v  # (B, H, features, Dv + 1)
         return normalized(q @ state).to(dtype), state
 
 
@@ -550,7 +551,11 @@ def layer_predicate(visible, window, n_head):
     """
     seen = predicate(visible)
     check_promises(seen)
-    check_bias(seen, torch.empty(1, n_head, 1, 1))
+    bias = bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
+    if bias is not None and bias.requires_grad:
+        raise ValueError(
+            f"{visible}: its bias is learned: no optimizer and no checkpoint knows of it"
+        )
     if not window:
         return seen
     if seen is full:

@@ -143,7 +143,7 @@ class PackedDocuments:
         def counted(i, j):  # from where the documents begin
             return predicate(self.index[..., i], self.index[..., j])
 
-        return intersection(with_promises(counted, predicate), self.same)
+        return both(with_promises(counted, predicate), self.same)
 
     def append(self, k, v):
         return k, v
@@ -206,12 +206,8 @@ def both(a, b):
     Of their windows the narrower one carries over, and of their biases the sum. ValueError for an
     attribute that would be lost.
     """
-    check_promises(a, b)
-    return intersection(a, b)
-
-
-def intersection(a, b):
-    """both() without its check, which torch.compile cannot trace: for a forward pass."""
+    if not torch.compiler.is_compiling():  # which cannot trace vars()
+        check_promises(a, b)
 
     @Derived
     def visible(i, j):
@@ -228,15 +224,10 @@ def intersection(a, b):
 
 
 def check_promises(*predicates):
-    """ValueError for an attribute of a predicate that would be lost when it is combined.
-
-    Layers check theirs when they are made: a batch combines it with its documents and padding.
-    """
+    """ValueError for an attribute of a predicate that would be lost when it is combined."""
     known = {"window", "n_global", "exact", "across", "bias"}
     for p in predicates:
-        if not isinstance(p, types.FunctionType):
-            continue
-        if unknown := sorted(vars(p).keys() - known):
+        if isinstance(p, types.FunctionType) and (unknown := sorted(vars(p).keys() - known)):
             raise ValueError(
                 f"both() does not know what becomes of {', '.join(unknown)} "
                 "when predicates are combined"
@@ -295,24 +286,15 @@ def positions(Tq, Tk, device=None):
     return i[:, None], j[None, :]
 
 
-def common_shape(i, j):
-    """The shape of i and j broadcast against each other."""
-    # torch.broadcast_shapes would add half a second to the import.
-    return torch.broadcast_tensors(i, j)[0].shape
-
-
 def mask_of(visible, i, j, B=1):
     """visible(i, j) as a bool tensor (1 or B, *common shape of i and j).
 
     ValueError if the predicate returns anything else.
     """
-    try:
-        mask = visible(i, j)
-    except IndexError as error:
-        Tk = int(j.max()) + 1
-        raise ValueError(f"the predicate does not know all {Tk} positions: {error}") from None
-    shape = common_shape(i, j)
-    kind = mask.dtype if torch.is_tensor(mask) else type(mask).__name__
+    mask = visible(i, j)
+    # torch.broadcast_shapes would add half a second to the import.
+    shape = torch.broadcast_tensors(i, j)[0].shape
+    kind = getattr(mask, "dtype", type(mask).__name__)
     found = tuple(getattr(mask, "shape", ()))
     if kind != torch.bool or found not in (shape, (1, *shape), (B, *shape)):
         raise ValueError(
@@ -330,22 +312,12 @@ def bias_of(visible, i, j, q):
     if not hasattr(visible, "bias"):
         return None
     bias = visible.bias(i, j, torch.promote_types(q.dtype, torch.float32))
-    n_head = q.shape[1]
-    shape = (n_head, *common_shape(i, j))
+    shape = (q.shape[1], *torch.broadcast_tensors(i, j)[0].shape)
     if bias.shape != shape:
         raise ValueError(
-            f"the predicate's bias is {tuple(bias.shape)}; for n_head={n_head} it must be {shape}"
+            f"the mask's bias is {tuple(bias.shape)}; for n_head={q.shape[1]} it must be {shape}"
         )
     return bias.to(q.dtype)
-
-
-def check_bias(visible, q):
-    """ValueError if the predicate's bias is for another number of heads than q's, or is learned."""
-    bias = bias_of(visible, *positions(1, 1, q.device), q)
-    if bias is not None and bias.requires_grad:
-        raise ValueError(
-            "the predicate's bias is learned: no optimizer and no checkpoint would know of it"
-        )
 
 
 def mean_keys(visible, T):

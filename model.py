@@ -92,14 +92,10 @@ class GPTConfig:
     """Initial weights: gpt2 (std 0.02) or zero_out (each block starts as the identity)."""
 
     def __post_init__(self):
-        sizes = ("block_size", "vocab_size", "n_head", "n_embd", "rope_trained")
-        at_least(1, self, *sizes, most=2**24)
-        at_least(1, self, "n_layer", most=10_000)
-        at_least(1, self, "rope_base", "rope_stretch")
+        at_least(1, self, "block_size", "vocab_size", "n_layer", "n_head", "n_embd")
+        at_least(1, self, "rope_base", "rope_stretch", "rope_trained")
         sizes = "n_kv_head", "window", "head_size", "value_size", "mlp_size", "norm_eps"
-        at_least(0, self, *sizes, most=2**24)
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+        at_least(0, self, *sizes)
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
         if not re.fullmatch("[SL]+", self.window_pattern):
@@ -248,12 +244,13 @@ POSITION = {
 
 
 class FeedForward(nn.Module):
-    """Widen four times, apply the nonlinearity, narrow."""
+    """Widen to mlp_size, or else to size, apply the nonlinearity, narrow. parts: so many widen."""
 
-    def __init__(self, config, activation):
+    def __init__(self, config, activation, size, parts=1):
         super().__init__()
-        size = config.mlp_size or 4 * config.n_embd
-        self.c_fc = nn.Linear(config.n_embd, size, bias=config.bias)
+        size = config.mlp_size or size
+        self.c_fc = nn.Linear(config.n_embd, parts * size, bias=config.bias)
+        self.c_fc.parts = parts * [size]  # matrices on top of each other: see Muon
         self.activation = activation
         self.c_proj = nn.Linear(size, config.n_embd, bias=config.bias)
         self.dropout = nn.Dropout(config.dropout)
@@ -262,27 +259,19 @@ class FeedForward(nn.Module):
         return self.dropout(self.c_proj(self.activation(self.c_fc(x))))
 
 
-class SwiGLU(nn.Module):
-    """silu(gate) times up, two projections of the same x, narrowed again.
-
-    Shazeer 2020, arXiv:2002.05202.
-    """
+class SwiGLU(FeedForward):
+    """silu(gate) times up, two projections of the same x (Shazeer 2020, arXiv:2002.05202)."""
 
     def __init__(self, config):
-        super().__init__()
-        size = config.mlp_size or -(-8 * config.n_embd // (3 * 64)) * 64
-        self.c_fc = nn.Linear(config.n_embd, 2 * size, bias=config.bias)
-        self.c_fc.parts = [size, size]  # two matrices on top of each other: see Muon
-        self.c_proj = nn.Linear(size, config.n_embd, bias=config.bias)
-        self.dropout = nn.Dropout(config.dropout)
+        super().__init__(config, F.silu, -(-8 * config.n_embd // (3 * 64)) * 64, parts=2)
 
     def forward(self, x):
         gate, up = self.c_fc(x).chunk(2, dim=-1)
-        return self.dropout(self.c_proj(F.silu(gate) * up))
+        return self.dropout(self.c_proj(self.activation(gate) * up))
 
 
 def feed_forward(activation):
-    return functools.partial(FeedForward, activation=activation)
+    return lambda config: FeedForward(config, activation, 4 * config.n_embd)
 
 
 MLP = {
@@ -491,9 +480,8 @@ class GPT(nn.Module):
 
     def crop_block_size(self, block_size):
         """Shorten the context of a loaded model, to fine-tune it on shorter sequences."""
-        longest = self.config.block_size
-        if block_size > longest:
-            raise ValueError(f"block_size={block_size} is longer than the model's {longest}")
+        if block_size > self.config.block_size:
+            raise ValueError(f"{block_size=} is longer than the model's {self.config.block_size}")
         self.config = replace(self.config, block_size=block_size)
         self.transformer.wpe.crop(block_size)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import math
 import os
 import re
 import sys
@@ -91,28 +92,20 @@ def parse_spec(setting, spec, known):
     name, _, numbers = spec.partition(":")
     make = choose(setting, name, known)
     try:
-        numbers = [int(text) for text in numbers.split(",") if text]
-        if max(numbers, default=0) > 2**24:
-            raise ValueError("a number is too large")
-        return make(*numbers)
+        return make(*[int(text) for text in numbers.split(",") if text])
     except (TypeError, ValueError) as error:  # TypeError: too few numbers, or too many
         parameters = ",".join(inspect.signature(make).parameters)
         form = f"{name}:{parameters}".rstrip(":")
         raise ValueError(f"{setting}={spec}: {error}; write it as {form}") from None
 
 
-def at_least(least, settings, *names, most=1e38):
-    """ValueError for the first of these settings below least, above most, or not a number.
-
-    The default of most is float32's range.
-    """
+def at_least(least, settings, *names, most=math.inf):
+    """ValueError for the first of these settings below least, above most, or not a number."""
+    bounds = f"at least {least}" + (f", at most {most}" if most < math.inf else "")
     for name in names:
         value = getattr(settings, name)
-        limit = "finite" if most == 1e38 else f"at most {most}"
-        if value < least:
-            limit = f"at least {least}"
         if not least <= value <= most:
-            raise ValueError(f"{name}={value} must be {limit}")
+            raise ValueError(f"{name}={value} must be {bounds}")
 
 
 def check_heads(n_embd, n_head, n_kv_head=None, head_size=None):
@@ -120,7 +113,7 @@ def check_heads(n_embd, n_head, n_kv_head=None, head_size=None):
 
     head_size: the size of a head, if it is not n_embd / n_head.
     """
-    if n_head < 1 or (n_embd % n_head and not head_size):
+    if n_embd % n_head and not head_size:
         raise ValueError(f"n_embd={n_embd} is not divisible by n_head={n_head}")
     if n_kv_head and n_head % n_kv_head:
         raise ValueError(f"n_head={n_head} is not divisible by n_kv_head={n_kv_head}")
@@ -142,11 +135,10 @@ def check_shapes(q, k, v, visible):
     """
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     same_rank = q.dim() == k.dim() == v.dim() == 4 and k.shape[:3] == v.shape[:3]
-    if not same_rank or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        form = "q (B, H, Tq, D), k (B, G, Tk, D) and v (B, G, Tk, Dv)"
+    # Of q and k, every third size is B and D.
+    if not same_rank or q.shape[::3] != k.shape[::3] or q.shape[1] % k.shape[1]:
+        form = "q (B, H, Tq, D), k (B, G, Tk, D) and v (B, G, Tk, Dv), where G divides H"
         raise ValueError(f"attention needs {form}, not {shapes}")
-    if q.shape[1] % k.shape[1]:
-        raise ValueError(f"query heads cannot share key/value heads evenly: {shapes}")
     if q.shape[2] > k.shape[2] and not getattr(visible, "across", False):
         raise ValueError(f"queries are the last of the keys, so Tq must not exceed Tk: {shapes}")
     return q.shape[2], k.shape[2]

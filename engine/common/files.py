@@ -122,9 +122,8 @@ def read_json(path):
     """The object in a JSON file, as a dict; DamagedFile if the file holds anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(content, dict):
-            return content
-        reason = f"a {type(content).__name__} in place of an object"
+        if not isinstance(content, dict):
+            raise ValueError("it is no object")
+        return content
     except (ValueError, RecursionError) as error:
-        reason = str(error) or "too deep"
-    raise DamagedFile(f"{path} is damaged ({reason})")
+        raise DamagedFile(f"{path} is damaged ({error})") from error

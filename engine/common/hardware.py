@@ -236,12 +236,10 @@ def cpu_flags():
 def memory_bytes(device):
     """Return the bytes of memory that a device has, or None if the system does not say (Windows).
 
-    MPS: what a GPU may take of the memory that it shares with the processor.
+    A Mac's GPU shares the processor's.
     """
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    if device.type == "mps":
-        return torch.mps.recommended_max_memory()
     if hasattr(os, "sysconf"):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None

@@ -31,16 +31,6 @@ PLAIN = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """The standard parser, but a mistake is a ValueError, and no key may be abbreviated."""
-
-    def __init__(self, **options):
-        super().__init__(allow_abbrev=False, argument_default=argparse.SUPPRESS, **options)
-
-    def error(self, message):
-        raise ValueError(message)
-
-
 def parse_settings(cls, argv):
     """Return an instance of the dataclass cls from a command line: [x.toml ...] [--key=value ...].
 
@@ -67,7 +57,7 @@ def preset_settings(cls, path):
     try:
         for key, value in settings.items():
             if isinstance(value, list) and typing.get_origin(kinds.get(key)) is tuple:
-                words += [f"--{key}={item}" for item in value] or [f"--{key}"]
+                words += [f"--{key}={item}" for item in value]
             else:
                 words.append(f"--{key}={value}")
         return parse_words(cls, words)
@@ -77,7 +67,10 @@ def preset_settings(cls, path):
 
 def parse_words(cls, words):
     """Return {key: value} for words such as --key=value; ValueError for one not understood."""
-    given, unknown = make_parser(cls).parse_known_args(words)
+    try:
+        given, unknown = make_parser(cls).parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise ValueError(str(error)) from None
     if not unknown:
         values = vars(given).items()
         return {key: tuple(value) if isinstance(value, list) else value for key, value in values}
@@ -100,15 +93,16 @@ def leading_presets(argv):
 # ---- Presets
 
 
-def read_preset(path, seen=()):
+def read_preset(path):
     """The settings in a TOML file, over those of the preset that it names as its base."""
-    if path in seen:
-        raise ValueError(f"{path}: its base leads back to it")
     settings = read_toml(path)
     if "base" not in settings:
         return settings
     base = Path(path).parent / str(settings.pop("base"))
-    return read_preset(str(base), (*seen, path)) | settings
+    try:
+        return read_preset(base) | settings
+    except RecursionError:
+        raise ValueError(f"{path}: its base leads back to it") from None
 
 
 def read_toml(path):
@@ -118,7 +112,7 @@ def read_toml(path):
     except FileNotFoundError:
         known = [shell_path(preset) for preset in sorted((ROOT / "config").glob("*.toml"))]
         raise ValueError(f"there is no preset {path}: choose {', '.join(known)}") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from None
 
 
@@ -128,7 +122,12 @@ def read_toml(path):
 @functools.cache
 def make_parser(cls):
     """A parser for the fields of a dataclass. It is made once, since it reads the source."""
-    parser = Parser(usage="%(prog)s [config/x.toml ...] [--key=value ...]")
+    parser = argparse.ArgumentParser(
+        usage="%(prog)s [config/x.toml ...] [--key=value ...]",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+        exit_on_error=False,
+    )
     headings, texts = field_help(cls)
     groups = {heading: parser.add_argument_group(heading) for heading in headings.values()}
     kinds = typing.get_type_hints(cls)

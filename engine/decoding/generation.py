@@ -20,6 +20,7 @@ def stream(session, max_new_tokens, sampler):
         yield next_token(session, sampler)
 
 
+@dataclass
 class Meter:
     """Tokens per second.
 
@@ -27,10 +28,9 @@ class Meter:
     compiler: not counted.
     """
 
-    def __init__(self):
-        self.first_token_seconds = 0.0
-        self.seconds = 0.0
-        self.tokens = 0
+    first_token_seconds: float = 0.0
+    seconds: float = 0.0
+    tokens: int = 0
 
     def timed(self, session, tokens, texts):
         """Yield the same (ids, logits), timed. texts: those that grow, one for each id."""
@@ -131,10 +131,9 @@ class Generator:
         for text in texts:
             groups.setdefault(None if mixed else len(text.ids), []).append(text)
         size = self.config.batch_size
-        batches = []
-        for group in groups.values():
-            batches += [group[n : n + size] for n in range(0, len(group), size)]
-        return batches
+        return [
+            group[n : n + size] for group in groups.values() for n in range(0, len(group), size)
+        ]
 
     def extend(self, batch):
         """Add tokens to the session's texts until all have ended.

@@ -16,7 +16,6 @@ and computes in float32. On a GPU int8 saves memory, and time for a single text,
 compiled step reads the integers themselves. Not used in training.
 """
 
-import math
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -125,7 +124,7 @@ def round_to_int8(weight):
     return (weight / scale[:, None]).round().to(torch.int8), scale
 
 
-def best_dtype(model, steps=math.inf):
+def best_dtype(model, steps):
     """Return the name of the dtype that suits the model's device, processor and size.
 
     steps: how many tokens follow each other.

@@ -100,16 +100,15 @@ def to_device(u, device):
     return u.to(device, non_blocking=device.type != "mps")
 
 
+@dataclass
 class Sampler:
-    """Settings of sampling, and the source of each text's random numbers, one a token.
+    """Settings of sampling, and the source of each text's random numbers, one a token."""
 
-    generators: of the CPU; None among them is PyTorch's own. vocab_size: as in sample_next_token.
-    """
-
-    def __init__(self, sampling, generators, vocab_size=None):
-        self.sampling = sampling
-        self.generators = generators
-        self.vocab_size = vocab_size
+    sampling: Sampling
+    generators: list
+    """Of the CPU; None among them is PyTorch's own."""
+    vocab_size: int | None = None
+    """As in sample_next_token."""
 
     def inputs(self, session):
         """Return what sample_next_token takes beside the logits, for a session's next column."""

@@ -25,10 +25,10 @@ def next_token(session, sampler):
     inputs = sampler.inputs(session)
     if session.compiled and session.compiled.ready(session, *inputs):
         ids, logits = session.compiled(session, *inputs)
-        check_finite(logits)
     else:
         logits = session.logits()[:, -1]
         ids = sample_next_token(logits, *inputs)
+    check_finite(logits)
     session.append(ids[:, None])
     return ids, logits
 
@@ -68,8 +68,7 @@ class Session:
             row[begin : self.length] = prompt
         self.cache = None
         self.is_compared = False  # the compiled step with the plain one, with this cache
-        self.starts = None  # the columns where the cached contexts begin
-        self.n_read = 0  # columns that the cache holds
+        self.forget()
 
     def append(self, tokens):
         """Add ids (B, T) to the texts; nothing is computed yet."""
@@ -89,8 +88,8 @@ class Session:
 
     def forget(self):
         """Read all texts again next time."""
-        self.starts = None
-        self.n_read = 0
+        self.starts = None  # the columns where the cached contexts begin
+        self.n_read = 0  # columns that the cache holds
 
     def context_starts(self):
         """Return the column where the context of each text begins."""
@@ -106,7 +105,6 @@ class Session:
             logits = decode_one_token(self.model, self.unread(), self.cache)
         else:
             logits = prefill(self.model, self.unread(), self.cache)
-        check_finite(logits)
         self.starts = starts
         self.n_read = self.length
         return logits

@@ -23,8 +23,7 @@ def chunked(q, k, v, feature, past):
     q, k, v = featured(q, k, v, feature)
     # Of the keys before all queries only the sum matters.
     earlier = k.shape[2] - Tq
-    before_queries = k[:, :, :earlier].mT @ v[:, :, :earlier]
-    past = before_queries if past is None else past + before_queries
+    past = (0 if past is None else past) + k[:, :, :earlier].mT @ v[:, :, :earlier]
     k, v = k[:, :, earlier:], v[:, :, earlier:]
     # (B, H, chunks, chunk, features or Dv + 1)
     q, k, v = (in_chunks(x, min(CHUNK, Tq)) for x in (q, k, v))
@@ -51,10 +50,7 @@ def featured(q, k, v, feature):
     In float32 at least.
     """
     wide = torch.promote_types(v.dtype, torch.float32)
-    q = feature(q.to(wide))
-    k = feature(k.to(wide))
-    v = F.pad(v.to(wide), (0, 1), value=1.0)
-    return q, k, v
+    return feature(q.to(wide)), feature(k.to(wide)), F.pad(v.to(wide), (0, 1), value=1.0)
 
 
 def normalized(y):
@@ -72,9 +68,6 @@ class LinearState:
     def __init__(self, max_len):
         self.max_len = max_len
         self.reset()
-
-    def __len__(self):
-        return self.length
 
     def reset(self, padding=None):
         """Forget everything."""
@@ -96,8 +89,3 @@ class LinearState:
         """Positions of the next T tokens."""
         check_room(self, T)
         return slice(self.length, self.length + T)
-
-    def update(self, total, T):
-        """Take the sum over all positions, after T more of them."""
-        self.length += T
-        self.sum = total.detach()

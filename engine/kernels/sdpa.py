@@ -37,18 +37,13 @@ def attend(q, k, v, mask=None, causal=False):
 def has_flash(q, v):
     """True if FlashAttention takes q and v.
 
-    It needs a GPU of compute capability 8.0 or above, half precision, heads that fit the GPU's
-    memory, of a multiple of 8, and values as wide as keys.
+    It needs a GPU of compute capability 8.0 or above, half precision, heads of a multiple of 8 that
+    fit any GPU's memory in the backward pass, and values as wide as keys.
     """
     D = q.shape[-1]
-    if not q.is_cuda or q.itemsize != 2 or D % 8 or D != v.shape[-1]:
+    if not q.is_cuda or q.itemsize != 2 or D % 8 or D > 192 or D != v.shape[-1]:
         return False
-    capability = torch.cuda.get_device_capability(q.device)
-    if capability < (8, 0):
-        return False
-    has_large_memory = capability == (8, 0) or capability[0] in (9, 10)
-    largest_head = 256 if has_large_memory else 192  # of the backward pass
-    return D <= largest_head
+    return torch.cuda.get_device_capability(q.device) >= (8, 0)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -179,17 +174,14 @@ def windowed(q, k, v, seen, window, n_global):
     before = -(-(window - 1) // S) * S
 
     # Blocks end where the sequence ends, and may begin before it.
-    i = torch.arange(Tk - N * S, Tk, device=device)
-    i = i.view(N, S, 1)
+    i = torch.arange(Tk - N * S, Tk, device=device).view(N, S, 1)
     j = i[:, :1] + torch.arange(-before, S, device=device)
-    global_j = torch.arange(n_global, device=device)
-    global_j = global_j.expand(N, 1, n_global)
+    global_j = torch.arange(n_global, device=device).expand(N, 1, n_global)
     # A global key may also be in the window: it counts once.
     is_counted = torch.cat([global_j < j[..., :1], j >= 0], dim=2)
     j = torch.cat([global_j, j], dim=2)
     mask = seen(i.clamp_min(0), j.clamp_min(0)) & is_counted  # (1 or B, N, S, K)
-    mask = mask.expand(B, -1, -1, -1).flatten(0, 1)
-    mask = mask[:, None]  # (B * N, 1, S, K)
+    mask = mask.expand(B, -1, -1, -1).flatten(0, 1)[:, None]  # (B * N, 1, S, K)
 
     def within_reach(x):
         """Keys or values of each block, (B, G, N, K, D); zeros stand for positions before 0."""
@@ -206,8 +198,7 @@ def windowed(q, k, v, seen, window, n_global):
     q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in blocks)  # (B * N, heads, S or K, D)
     y = attend(q, k, v, mask)
     y = y.unflatten(0, (B, N)).transpose(1, 2)  # (B, H, N, S, D)
-    y = y.flatten(2, 3)
-    return y[:, :, -Tq:]
+    return y.flatten(2, 3)[:, :, -Tq:]
 
 
 def last_positions(x, length):

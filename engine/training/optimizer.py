@@ -119,15 +119,17 @@ class Muon:
                 torch._foreach_add_(targets, updates.unbind(), alpha=-group["lr"] * scale)
 
     def adamw_step(self, group, params, finite):
-        states = [self.state[p] for p in params]
+        def states(kind):
+            return [local_tensor(self.state[p][kind]) for p in params]
+
         beta1, beta2 = group["betas"]
         adamw(
             [local_tensor(p) for p in params],
             [local_tensor(p.grad) for p in params],
-            [local_tensor(state["exp_avg"]) for state in states],
-            [local_tensor(state["exp_avg_sq"]) for state in states],
+            states("exp_avg"),
+            states("exp_avg_sq"),
             [],
-            [state["step"] for state in states],
+            states("step"),
             fused=True,
             found_inf=1.0 - finite.float(),
             amsgrad=False,

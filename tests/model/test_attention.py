@@ -147,7 +147,7 @@ def test_inputs_that_do_not_fit(path):
     """Catches wrong shapes that are broadcast in silence."""
     q, k, v = qkv(1, (3, 3), (4, 4), 8)
     for *inputs, message in (
-        (q, k[:, :2], v[:, :2], "cannot share"),
+        (q, k[:, :2], v[:, :2], "where G divides H"),
         (q, k[:, :, :3], v[:, :, :3], "Tq must not exceed Tk"),
         (q, k[..., :6], v, "attention needs"),
         (q, k, v[:, :, :3], "attention needs"),
@@ -161,8 +161,6 @@ def test_inputs_that_do_not_fit(path):
     "visible, message",
     [
         (lambda i, j: (j <= i).float(), "bool tensor"),
-        (lambda i, j: (j <= i).numpy(), "bool tensor .* not ndarray"),
-        (same_document(torch.zeros(3, dtype=torch.long)), "does not know all"),
         (same_document(torch.zeros(2, 600, dtype=torch.long)), "with B=4 in front, not torch.bool"),
     ],
 )

@@ -33,7 +33,7 @@ def test_linear_attention_refuses_what_does_not_fit():
         state.positions(2)
     with refused("one length"):
         state.reset(padding=torch.zeros(1))
-    assert len(state) == 3
+    assert state.length == 3
     with refused("one token"):
         linear_step(*qkv(1, (2, 2), (2, 2), 8), None)
 

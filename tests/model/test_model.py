@@ -107,7 +107,7 @@ IMPOSSIBLE = {
     "--n_embd=18": "n_embd=18 is not divisible by n_head=4",
     "--n_kv_head=3": "n_head=4 is not divisible by n_kv_head=3",
     "--n_head=0": "n_head=0",
-    "--dropout=1.0": "dropout=1.0",
+    "--dropout=1.5": "dropout probability .* got 1.5",
     "--n_layer=0": "n_layer=0",
     "--window=-1": "window=-1",
     "--window_pattern=": "window_pattern='' must be made of S and L",

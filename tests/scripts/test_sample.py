@@ -285,7 +285,6 @@ REFUSED = {
     "--top_k=-1": "top_k",
     "--top_p=0.0": "top_p",
     "--min_p=2.0": "min_p",
-    "--repetition_penalty=inf": "repetition_penalty",
 }
 
 

@@ -87,7 +87,8 @@ def test_muon_takes_the_matrices_of_the_blocks():
     }
     expected[0.2] = {*model.parameters()}.difference(*expected.values())
     assert {group["lr"]: {*group["params"]} for group in optimizer.param_groups} == expected
-    assert optimizer.parts == {block.attn.c_attn.weight: [8, 4, 4]}
+    parts = [optimizer.parts[layer.weight] for layer in (block.attn.c_attn, block.mlp.c_fc)]
+    assert parts == [[8, 4, 4], [len(block.mlp.c_fc.weight)]]
 
 
 # ---- Muon
