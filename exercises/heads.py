@@ -30,6 +30,10 @@ def self_attention(x, W_qkv, W_out, H, G):
 
 
 MISTAKES = {
+    "heads are split as (D, H), not (H, D)": {
+        "unflatten(2, (-1, D)).transpose(1, 2)": "unflatten(2, (D, -1)).permute(0, 3, 1, 2)"
+    },
+    "heads are merged as (D, H), not (H, D)": {"y.transpose(1, 2)": "y.permute(0, 2, 3, 1)"},
     "heads are split without a transpose: view mixes tokens": {
         "unflatten(2, (-1, D)).transpose(1, 2)": "reshape(len(x), -1, x.shape[1], D)"
     },

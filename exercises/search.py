@@ -40,10 +40,21 @@ def beam(log_probs, end, longest, width):
                 texts += [([*text, id], score + p) for id, p in more]
         # By the sum: the mean decides at the end, between texts of all lengths.
         kept = sorted(texts, key=lambda kept: -kept[1])[:width]
-    return max(kept, key=lambda kept: kept[1] / len(kept[0]))
+    text, score = max(kept, key=lambda kept: kept[1] / len(kept[0]))
+    return text, score
 
 
 MISTAKES = {
+    "greedy: the end's log-probability is left out": {
+        "score + more.max()": "score + more.max() * (text[-1] != end)"
+    },
+    "beam: texts that have ended are thrown away": {
+        "texts.append((text, score))": "pass",
+        "[:width]\n": "[:width] or kept\n",
+    },
+    "beam: the score is divided by the number of ids": {
+        "text, score = max(": "text, score = min(",
+    },
     "greedy: it writes on after the end": {" and text[-1:] != [end]": ""},
     "beam: it writes on after the end": {"text[-1:] == [end]": "False"},
     "beam: texts compete by their mean": {"-kept[1])": "-kept[1] / len(kept[0]))"},

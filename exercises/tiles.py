@@ -13,6 +13,7 @@ Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022 (FlashAttention), a
 
 import torch
 
+from engine.common.hardware import peak_bytes
 from exercises.shared.cases import random, small
 
 
@@ -34,6 +35,16 @@ def tiled(q, blocks):
 
 
 MISTAKES = {
+    "blocks are averaged, each with its own softmax": {
+        "y / total": "sum((q @ k.mT / len(q[0]) ** 0.5).softmax(-1) @ v for k, v in blocks) / len(blocks)"
+    },
+    "the past is rescaled by exp(new − old)": {
+        "(largest - new).exp()": "(new - largest).exp().nan_to_num(0.0, posinf=0.0)"
+    },
+    "what is subtracted is not the largest score so far: exp overflows": {
+        "torch.maximum(largest, scores.amax(dim=-1, keepdim=True))": "0.0 * scores[:, :1]",
+        "(largest - new).exp()": "1.0",
+    },
     "total and y are not rescaled when a larger score comes": {"(largest - new).exp()": "1.0"},
     "y is rescaled, and total is not": {"total * shrink": "total"},
     "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
@@ -44,7 +55,7 @@ READ_ON = "attention.py: tiled, row_of_tiles"
 def cases():
     q, *values = small([1, 0], [1, 0], [0, 1], [2, 2])[0, 0, :, None]
     yield "rising scores", with_blocks, q, q, 2 * q, 3 * q, *values
-    for sizes in "Tq=3, D=2, Dv=2, n=1, m=7", "Tq=5, D=4, Dv=3, n=2, m=1":
+    for sizes in "Tq=3, D=2, Dv=2, n=1, m=7", "Tq=6, D=4, Dv=3, n=2, m=1":
         parts = random(sizes, "Tq D", "n D", "m D", "n D", "n Dv", "m Dv", "n Dv")
         yield f"{sizes}, blocks of n, m and n keys", with_blocks, *parts
     q, *keys = 1000 * torch.stack(random("n=3, D=2", *["n D"] * 4))
@@ -52,4 +63,9 @@ def cases():
 
 
 def with_blocks(theirs, q, k1, k2, k3, v1, v2, v3):
+    with torch.no_grad():  # what is kept for gradients does not count
+        long = [(k1[:1].expand(64, -1), v1[:1].expand(64, -1))] * 64
+        size = peak_bytes(lambda: theirs.tiled(q[:1].expand(64, -1), long), torch.device("cpu"))
+    if size > 64 * 64 * 64 * q.element_size():
+        raise ValueError(f"it holds all scores at once: {size:,} bytes for 64 blocks, not those of one")
     return theirs.tiled(q, [(k1, v1), (k2, v2), (k3, v3)])

@@ -1,19 +1,21 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
+import contextlib
 import itertools
 
 import torch
 
-from exercises.shared.cases import is_float, named, outcomes
-from exercises.shared.comparison import beside, same, same_outcome, traits
-from exercises.shared.definition import with_mistakes
+from exercises.shared.cases import called, is_float, named, outcome, outcomes, tensors
+from exercises.shared.comparison import beside, difference, same, same_outcome, traits
+from exercises.shared.definition import module, with_mistakes
+from exercises.shared.probes import changed, changes, evaluated, read_weights
 
 
 def expected_outcomes(exercise, *mistakes):
     """What the solution gives, or what one gets with mistakes (None if they do not run)."""
     torch.manual_seed(0)
     try:
-        return [*outcomes(with_mistakes(exercise, *mistakes), exercise)]
+        return [*outcomes(module(with_mistakes(exercise, *mistakes)) if mistakes else exercise, exercise)]
     except (AttributeError, RuntimeError, ValueError, TypeError, LookupError, SyntaxError):
         if not mistakes:
             raise
@@ -36,7 +38,7 @@ def diagnose(exercise, got):
         lines += beside(inputs, names, a["gradients"], b["gradients"])
     else:
         lines += beside(inputs, numbered(b["values"]), a["values"], b["values"])
-    if known := known_mistakes(exercise, name, got):
+    if known := causes(exercise, name, got, expected):
         return [*lines, "", "These are the numbers that one gets if", "  " + " and\n  ".join(known)]
     return [*lines, "", *properties(name, [*zip(got, expected)])]
 
@@ -45,15 +47,44 @@ def numbered(results):
     return [f"result {n}" for n in range(1, len(results) + 1)] if results[1:] else ["result"]
 
 
-def known_mistakes(exercise, name, got):
-    """Return the known mistake, or two, that give a function's numbers; () if none does."""
-    own = [n for n, case in enumerate(got) if case["name"] == name]
-    for count in 1, 2:
-        for sentences in itertools.combinations(exercise.MISTAKES, count):
-            wrong = expected_outcomes(exercise, *sentences)
-            if wrong and all(alike(got[n], wrong[n]) for n in own):
-                return sentences
+def causes(exercise, name, got, expected):
+    """Return what, or which two things, give a function's numbers in all its cases; () if none."""
+    own = [x for x in zip(exercise.cases(), got, expected) if x[1]["name"] == name]
+    mistakes = [*exercise.MISTAKES]
+    probes = []
+    if bad := {n for _, a, b in own for n, pair in enumerate(zip(a["values"], b["values"])) if difference(*pair)}:
+        label, call, *arguments = own[-1][0]
+        probes = [*changes(exercise, label, named(exercise, call, *arguments), sorted(bad)[:3])]
+    pairs = itertools.product(mistakes, [probe for probe in probes if probe[1] is not None])
+    for few in [(x,) for x in mistakes + probes], [*itertools.combinations(mistakes, 2), *pairs]:
+        for case, a, b in own:
+            few = [some for some in few if gives(exercise, case, some, a)]
+        if few:
+            return [x if isinstance(x, str) else x[0] for x in few[0]]
     return ()
+
+
+def gives(exercise, case, changes, got):
+    """Whether a case of the solution with these changes gives what the learner got."""
+    label, call, *arguments = case
+    mistakes = [x for x in changes if isinstance(x, str)]
+    try:
+        text = with_mistakes(exercise, *mistakes)
+        if len(mistakes) == len(changes):
+            return alike(got, outcome(module(text), exercise, *case))
+        _, target, expression = changes[-1]
+        inputs = named(exercise, call, *arguments)
+        if target is None:
+            text = expression
+        elif isinstance(target, str):
+            with contextlib.suppress(NameError):  # a size that this label has not
+                changed(label, inputs, target, expression)
+        values = tensors(called(call, module(text), inputs.values()))
+        if isinstance(target, int):
+            values[target] = evaluated(label, inputs | {"x": values[target]}, expression)
+        return same(got["values"], values)
+    except Exception:  # it does not run
+        return False
 
 
 def alike(got, wrong):
