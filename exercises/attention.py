@@ -54,8 +54,8 @@ def cases():
     k = small([1, 0], [2, 0])
     v = small([10, 0], [0, 10])
     past = torch.ones(2, 2).tril().bool()
-    yield "two tokens, D = 2", "attention", q, k, v, past
-    yield "two tokens that look ahead, large scores", "attention", -1e5 * q + 0, k, v, past.T
+    yield "two tokens, D=2", "attention", q, k, v, past
+    yield "two tokens that look ahead, large scores, D=2", "attention", -1e5 * q + 0, k, v, past.T
     for sizes in WEIGHTS, "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
         q, k, v = random(sizes, "B H Tq D", "B H Tk D", "B H Tk Dv")
         v = torch.eye(7).double().expand_as(v) if sizes == WEIGHTS else v

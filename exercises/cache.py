@@ -92,6 +92,11 @@ def in_calls(theirs, q, k, v, calls, window, rotate):
     other.attend(*(x + 1 for x in first))
     for name in dir(cache):
         part = getattr(cache, name)
-        if isinstance(part, list | dict | torch.Tensor) and part is getattr(other, name) and part is not rotate and "__" not in name:
+        if (
+            isinstance(part, list | dict | torch.Tensor)
+            and part is getattr(other, name)
+            and part is not rotate
+            and "__" not in name
+        ):
             raise ValueError(f"two caches share {name}: it belongs to the class, not to self")
     return torch.cat(outputs + [cache.attend(*call) for call in calls], dim=2)

@@ -48,6 +48,10 @@ MISTAKES = {
         "p.cumsum(dim=-1) - p < top_p": "rank < top_k",
     },
     "losses: ignored targets count in the mean": {"(targets >= 0).sum()": "targets.numel()"},
+    "losses: ignored targets count in the mean, and the bits are right": {
+        "(targets >= 0).sum()": "targets.numel()",
+        "nats / math": "mean * (targets >= 0).sum() / math",
+    },
     "losses: nats per character, and not bits": {"nats / math.log(2)": "nats"},
 }
 GRADIENTS = False

@@ -5,20 +5,17 @@ import itertools
 
 import torch
 
-from exercises.shared.cases import called, is_float, named, outcome, outcomes, tensors
+from exercises.shared.cases import called, is_float, leaf, named, outcome, outcomes, tensors
 from exercises.shared.comparison import beside, difference, same, same_outcome, traits
 from exercises.shared.definition import module, with_mistakes
 from exercises.shared.probes import changed, changes, evaluated, read_weights
 
 
 def expected_outcomes(exercise, *mistakes):
-    """What the solution gives, or what one gets with mistakes (None if they do not run)."""
+    """What the solution gives, or what one gets with mistakes."""
     torch.manual_seed(0)
-    try:
-        return [*outcomes(module(with_mistakes(exercise, *mistakes)) if mistakes else exercise, exercise)]
-    except (AttributeError, RuntimeError, ValueError, TypeError, LookupError, SyntaxError):
-        if not mistakes:
-            raise
+    theirs = module(with_mistakes(exercise, *mistakes)) if mistakes else exercise
+    return [*outcomes(theirs, exercise)]
 
 
 def diagnose(exercise, got):
@@ -50,50 +47,59 @@ def numbered(results):
 def causes(exercise, name, got, expected):
     """Return what, or which two things, give a function's numbers in all its cases; () if none."""
     own = [x for x in zip(exercise.cases(), got, expected) if x[1]["name"] == name]
-    mistakes = [*exercise.MISTAKES]
-    probes = []
-    if bad := {n for _, a, b in own for n, pair in enumerate(zip(a["values"], b["values"])) if difference(*pair)}:
-        label, call, *arguments = own[-1][0]
-        probes = [*changes(exercise, label, named(exercise, call, *arguments), sorted(bad)[:3])]
-    pairs = itertools.product(mistakes, [probe for probe in probes if probe[1] is not None])
-    for few in [(x,) for x in mistakes + probes], [*itertools.combinations(mistakes, 2), *pairs]:
-        for case, a, b in own:
-            few = [some for some in few if gives(exercise, case, some, a)]
+    label, call, *arguments = own[-1][0]
+    results = [
+        n
+        for _, a, b in own
+        for n, x in enumerate(b["values"])
+        if not same(a["values"][n : n + 1], [x])
+    ]
+    wrong = sorted({*results})[:3]
+    mistakes = [(x, with_mistakes(exercise, *x), None, None) for x in pairs_of(exercise.MISTAKES)]
+    inputs = named(exercise, call, *arguments)
+    probes = [((x,), *change) for x, *change in changes(exercise, label, inputs, wrong)]
+    probes = probes if wrong else []  # else it is the gradient
+    large = any(not same(a["values"], b["values"], 1e-3) for _, a, b in own)
+    error = 1e-5 if large else 1e-12  # beside it, an epsilon of theirs does not count
+    singles = [x for x in mistakes if not x[0][1:]]
+    both = [
+        (said + more, text, *change)
+        for (said, text, *_), (more, _, *change) in itertools.product(singles, probes)
+        if change[0] is not None
+    ]
+    for few in singles + probes, mistakes + both:
+        for case, a, _ in own:
+            few = [
+                some for some in few if gives(exercise, case, a, error if wrong else 0, *some[1:])
+            ]
         if few:
-            return [x if isinstance(x, str) else x[0] for x in few[0]]
+            return few[0][0]
     return ()
 
 
-def gives(exercise, case, changes, got):
-    """Whether a case of the solution with these changes gives what the learner got."""
+def pairs_of(names):
+    return [*zip(names), *itertools.combinations(names, 2)]
+
+
+def gives(exercise, case, got, error, text, target, expression):
+    """Whether a case of a text, and with something changed, gives what the learner got."""
     label, call, *arguments = case
-    mistakes = [x for x in changes if isinstance(x, str)]
     try:
-        text = with_mistakes(exercise, *mistakes)
-        if len(mistakes) == len(changes):
-            return alike(got, outcome(module(text), exercise, *case))
-        _, target, expression = changes[-1]
+        if not error:
+            return same_outcome(got, outcome(module(text), exercise, *case))
         inputs = named(exercise, call, *arguments)
-        if target is None:
-            text = expression
-        elif isinstance(target, str):
+        if isinstance(target, str):
             with contextlib.suppress(NameError):  # a size that this label has not
                 changed(label, inputs, target, expression)
-        values = tensors(called(call, module(text), inputs.values()))
+        values = tensors(called(call, module(text), map(leaf, inputs.values())))
         if isinstance(target, int):
             values[target] = evaluated(label, inputs | {"x": values[target]}, expression)
-        return same(got["values"], values)
+        values = tensors(values)
     except Exception:  # it does not run
         return False
-
-
-def alike(got, wrong):
-    """Whether a case gives the same. What sees nothing is NaN or 0, which have no one gradient."""
-    if not any(x.isnan().any() for x in wrong["values"]):
-        return same_outcome(got, wrong)
-    zeros = [x.masked_fill(x.isnan(), 0) for x in wrong["values"]]
-    replaced = any(x.any() for x in zeros) and same(got["values"], zeros)
-    return replaced or same(got["values"], wrong["values"])
+    zeros = [x.masked_fill(x.isnan(), 0) for x in values]  # what sees nothing is NaN or 0
+    replaced = any(x.any() for x in zeros) and same(got["values"], zeros, error)
+    return replaced or same(got["values"], values, error)
 
 
 def properties(name, pairs):
@@ -101,6 +107,12 @@ def properties(name, pairs):
     own = [pair for pair in pairs if pair[1]["name"] == name]
     if right := [b["label"] for a, b in own if same_outcome(a, b)]:
         yield "It is right for: " + "; ".join(right)
+    if all(same(a["values"], b["values"]) for a, b in own):
+        yield "The values are right: a part is cut off from the gradient (detach, item, no_grad),"
+        yield "or has none, as where NaN is replaced after it has come."
+    for got, expected in own:
+        if "weights" in expected["label"] and got["values"][0].shape == expected["values"][0].shape:
+            yield from read_weights(got["values"][0], expected["values"][0])
     got, expected = [pair for pair in own if not same_outcome(*pair)][-1]
     told = {}  # of the first result that has it
     for result, a, b in zip(numbered(got["values"]), got["values"], expected["values"]):
