@@ -31,14 +31,10 @@ def attention(q, k, v, visible):
 MISTAKES = {
     "the mask is added as a number": {".masked_fill(~visible, -torch.inf)": " + visible"},
     "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
-    "the scores are divided by D, not by √D": {"q.shape[-1] ** 0.5": "q.shape[-1]"},
     "softmax is taken over the queries: rows do not sum to 1": {"dim=-1": "dim=-2"},
     "the mask is after softmax": {".masked_fill(~visible, -torch.inf)": "", "@ v": "* visible @ v"},
     "0 stands for −∞: exp(0) is a weight too": {"-torch.inf": "0.0"},
     "0 times −∞ is NaN": {".masked_fill(~visible, -torch.inf)": " + ~visible * -torch.inf"},
-    "the future is visible": {".masked_fill(~visible, -torch.inf)": ""},
-    "the mask is inverted": {"~visible": "visible"},
-    "a triangle is the mask, and `visible` is not used": {"~visible": "~(visible | True).tril()"},
 }
 WEIGHTS = "weights (values are the identity), B=1, H=2, Tq=4, Tk=7, D=3, Dv=7"
 LONG = "B=1, H=4, Tq=256, Tk=256, D=32, Dv=32"

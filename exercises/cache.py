@@ -16,6 +16,8 @@ in the first call. Gradients flow through what is kept.
 Shazeer 2019, arXiv:1911.02150, section 2.3.1; Beltagy et al. 2020, arXiv:2004.05150.
 """
 
+import inspect
+
 import torch
 
 from exercises.shared.cases import integers
@@ -51,7 +53,6 @@ MISTAKES = {
     "the offset is one too large": {"None]": "None] + 1"},
     "a token sees the one after it": {"(j <= i) & ": "(j <= i + 1) & "},
     "the tokens of one call see each other's future": {"(j <= i) & ": ""},
-    "the window is ignored": {" & (j > i - (self.window or len(j)))": ""},
     "the window is one position too long": {"j > i - ": "j >= i - "},
     "keys are not rotated": {"k = self.rotate(k, j[past:])": ""},
     "rotation begins at position 0 in each call": {
@@ -77,12 +78,13 @@ def cases():
     ]
     for B, calls, W in table:
         for rotate in None, times_cos:
-            sizes = f"B={B}, H={(B + 1) // 2}, T={sum(calls)}, D={6 if B == 2 else 3}"
-            label = f"{'weights (values are the identity), ' if B == 2 else ''}{sizes}, calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
-            inputs = integers(sizes, *["B H T D"] * 3)
+            sizes = f"B={B}, H={(B + 1) // 2}, T={sum(calls)}, D={sum(calls) + 1}"
+            label = f"{sizes}, calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
+            q, k, v = integers(sizes, *["B H T D"] * 3)
             if B == 2:
-                inputs[2] = torch.eye(5, 6).double().expand_as(inputs[2])
-            yield label, in_calls, *inputs, calls, W, rotate
+                label = f"weights (values are the identity), {label}"
+                v = torch.eye(*v.shape[2:]).double().expand_as(v)
+            yield label, in_calls, q, k, v, calls, W, rotate
 
 
 def in_calls(theirs, q, k, v, calls, window, rotate):
@@ -90,13 +92,9 @@ def in_calls(theirs, q, k, v, calls, window, rotate):
     first, *calls = zip(*(x.split(calls, dim=2) for x in (q, k, v)))
     outputs = [cache.attend(*first)]
     other.attend(*(x + 1 for x in first))
-    for name in dir(cache):
-        part = getattr(cache, name)
-        if (
-            isinstance(part, list | dict | torch.Tensor)
-            and part is getattr(other, name)
-            and part is not rotate
-            and "__" not in name
-        ):
+    for name, part in inspect.getmembers(
+        cache, lambda x: isinstance(x, list | dict | torch.Tensor)
+    ):
+        if part is getattr(other, name) and "__" not in name:
             raise ValueError(f"two caches share {name}: it belongs to the class, not to self")
     return torch.cat(outputs + [cache.attend(*call) for call in calls], dim=2)

@@ -37,7 +37,6 @@ MISTAKES = {
         "~real, -torch.inf)": "~(real & torch.ones(scores.shape[-2:]).tril().bool()), -torch.inf)"
     },
     "tanh is missing": {"torch.tanh(s": "(s"},
-    "padding is seen": {".masked_fill(~real, -torch.inf)": ""},
     "the mask is after softmax": {".masked_fill(~real, -torch.inf)": "", ") @ v": ") * real @ v"},
 }
 LARGE = "B=3, H=2, T=6, S=4, D=5", "weights (values are the identity), B=3, H=2, T=6, S=4, D=5"

@@ -40,9 +40,7 @@ MISTAKES = {
     "heads are merged without a transpose": {"y.transpose(1, 2).flatten(2)": "y.reshape(x.shape)"},
     "keys are repeated 0 1 0 1, not 0 0 1 1": {"_interleave(H // G, dim=1)": "(1, H // G, 1, 1)"},
     "k and v are exchanged": {"q, k, v = (x @": "q, v, k = (x @"},
-    "W_qkv is reshaped, not transposed": {"(x @ W_qkv.T)": "(x @ W_qkv.reshape(len(x[0, 0]), -1))"},
     "the scale is missing": {"is_causal=True": "is_causal=True, scale=1"},
-    "W_out is not transposed": {"(2) @ W_out.T": "(2) @ W_out"},
     "W_out is forgotten": {"(2) @ W_out.T": "(2)"},
     "the future is visible": {"is_causal=True": "is_causal=False"},
 }

@@ -23,7 +23,8 @@ def rms_norm(x, weight, eps):
     # float16 has no number above 65504; float64 stays as it is.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     # A mean over the features, with keepdim=True.
-    y = wide / (wide.square().mean(dim=-1, keepdim=True) + eps).sqrt()
+    square = wide.square().mean(dim=-1, keepdim=True)
+    y = wide / (square + eps).sqrt()
     return (y * weight).to(x.dtype)
 
 

@@ -29,7 +29,6 @@ MISTAKES = {
         "scores - shift": "scores.clamp_min(-1e9) - largest.clamp_min(-1e9)"
     },
     "no largest score is subtracted: exp(10000) is infinite": {"scores - shift": "scores"},
-    "it is over the queries: rows do not sum to 1": {"amax(-1": "amax(-2", "sum(-1": "sum(-2"},
     "a row of nothing but −∞ is NaN before it is replaced by 0: its gradient stays NaN": {
         "powers / total.masked_fill(total == 0, 1.0)": "(powers / total).nan_to_num()"
     },

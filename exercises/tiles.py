@@ -36,7 +36,8 @@ def tiled(q, blocks):
 
 MISTAKES = {
     "blocks are averaged, each with its own softmax": {
-        "return y / total": "return sum((q @ k.mT / len(q[0]) ** 0.5).softmax(-1) @ v for k, v in blocks) / len(blocks)"
+        "return y / total": "total = [(q @ k.mT / len(q[0]) ** 0.5).softmax(-1) @ v "
+        "for k, v in blocks]; return sum(total) / len(blocks)"
     },
     "the past is rescaled by exp(new − old)": {
         "(largest - new).exp()": "(new - largest).exp().nan_to_num(0.0, posinf=0.0)"

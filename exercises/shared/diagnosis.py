@@ -1,14 +1,12 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
-import contextlib
-import itertools
-
 import torch
 
-from exercises.shared.cases import called, is_float, leaf, named, outcome, outcomes, tensors
-from exercises.shared.comparison import beside, difference, same, same_outcome, traits
+from exercises.shared.cases import is_float, named, outcomes
+from exercises.shared.causes import causes
+from exercises.shared.comparison import beside, same, same_outcome, traits
 from exercises.shared.definition import module, with_mistakes
-from exercises.shared.probes import changed, changes, evaluated, read_weights
+from exercises.shared.probes import read_weights
 
 
 def expected_outcomes(exercise, *mistakes):
@@ -44,64 +42,6 @@ def numbered(results):
     return [f"result {n}" for n in range(1, len(results) + 1)] if results[1:] else ["result"]
 
 
-def causes(exercise, name, got, expected):
-    """Return what, or which two things, give a function's numbers in all its cases; () if none."""
-    own = [x for x in zip(exercise.cases(), got, expected) if x[1]["name"] == name]
-    label, call, *arguments = own[-1][0]
-    results = [
-        n
-        for _, a, b in own
-        for n, x in enumerate(b["values"])
-        if not same(a["values"][n : n + 1], [x])
-    ]
-    wrong = sorted({*results})[:3]
-    mistakes = [(x, with_mistakes(exercise, *x), None, None) for x in pairs_of(exercise.MISTAKES)]
-    inputs = named(exercise, call, *arguments)
-    probes = [((x,), *change) for x, *change in changes(exercise, label, inputs, wrong)]
-    probes = probes if wrong else []  # else it is the gradient
-    large = any(not same(a["values"], b["values"], 1e-3) for _, a, b in own)
-    error = 1e-5 if large else 1e-12  # beside it, an epsilon of theirs does not count
-    singles = [x for x in mistakes if not x[0][1:]]
-    both = [
-        (said + more, text, *change)
-        for (said, text, *_), (more, _, *change) in itertools.product(singles, probes)
-        if change[0] is not None
-    ]
-    for few in singles + probes, mistakes + both:
-        for case, a, _ in own:
-            few = [
-                some for some in few if gives(exercise, case, a, error if wrong else 0, *some[1:])
-            ]
-        if few:
-            return few[0][0]
-    return ()
-
-
-def pairs_of(names):
-    return [*zip(names), *itertools.combinations(names, 2)]
-
-
-def gives(exercise, case, got, error, text, target, expression):
-    """Whether a case of a text, and with something changed, gives what the learner got."""
-    label, call, *arguments = case
-    try:
-        if not error:
-            return same_outcome(got, outcome(module(text), exercise, *case))
-        inputs = named(exercise, call, *arguments)
-        if isinstance(target, str):
-            with contextlib.suppress(NameError):  # a size that this label has not
-                changed(label, inputs, target, expression)
-        values = tensors(called(call, module(text), map(leaf, inputs.values())))
-        if isinstance(target, int):
-            values[target] = evaluated(label, inputs | {"x": values[target]}, expression)
-        values = tensors(values)
-    except Exception:  # it does not run
-        return False
-    zeros = [x.masked_fill(x.isnan(), 0) for x in values]  # what sees nothing is NaN or 0
-    replaced = any(x.any() for x in zeros) and same(got["values"], zeros, error)
-    return replaced or same(got["values"], values, error)
-
-
 def properties(name, pairs):
     """Yield what one function's wrong numbers have in common, and those of its last case."""
     own = [pair for pair in pairs if pair[1]["name"] == name]
@@ -110,9 +50,9 @@ def properties(name, pairs):
     if all(same(a["values"], b["values"]) for a, b in own):
         yield "The values are right: a part is cut off from the gradient (detach, item, no_grad),"
         yield "or has none, as where NaN is replaced after it has come."
-    for got, expected in own:
-        if "weights" in expected["label"] and got["values"][0].shape == expected["values"][0].shape:
-            yield from read_weights(got["values"][0], expected["values"][0])
+    weights = [pair for pair in own if "weights" in pair[1]["label"] and not same_outcome(*pair)]
+    for results in [[x["values"][0] for x in pair] for pair in weights[:1]]:
+        yield from read_weights(*results) if results[0].shape == results[1].shape else ()
     got, expected = [pair for pair in own if not same_outcome(*pair)][-1]
     told = {}  # of the first result that has it
     for result, a, b in zip(numbered(got["values"]), got["values"], expected["values"]):
