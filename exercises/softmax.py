@@ -25,6 +25,7 @@ def softmax(scores):
 
 
 MISTAKES = {
+    "nothing is divided by the sum": {"powers / total.masked_fill(total == 0, 1.0)": "powers"},
     "a row of nothing but −∞ gets equal weights": {
         "scores - shift": "scores.clamp_min(-1e9) - largest.clamp_min(-1e9)"
     },
