@@ -22,6 +22,7 @@ TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 def factors(sizes):
     """{expression: words} of factors that a scale by mistake has."""
     powers = {"{}": "{}", "1 / {}": "1/{}", "{} ** 0.5": "√{}", "{} ** -0.5": "1/√{}"}
+    powers |= {"{} ** 0.25": "{}^(1/4)", "{} ** -0.25": "1/{}^(1/4)"}
     powers |= {"(D / {}) ** 0.5": "√D/√{0} (√{0} stands for √D)"} if "D" in sizes else {}
     found = {"math.log(2)": "log 2 (2 for e, nats for bits)", "1 / math.log(2)": "1/log 2"}
     for n, (power, words) in itertools.product(sizes, powers.items()):
