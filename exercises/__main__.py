@@ -31,7 +31,8 @@ def show_list(folder):
     for number, name in enumerate(ORDER, 1):
         title = definition.load(name).__doc__.partition("\n")[0]
         print(f"  {number:2} {'✓' if name in solved else '·'} {title}")
-    print(f"\nnext: python -m exercises {left[0]}" if left else "\nall solved")
+    done = f"{len(ORDER) - len(left)} of {len(ORDER)} are right"
+    print(f"\n{done}; next: python -m exercises {left[0]}" if left else f"\n{done}")
 
 
 def try_once(name, path):

@@ -29,16 +29,14 @@ def attention(q, k, v, visible):
 
 
 MISTAKES = {
+    "the mask is added as a number": {".masked_fill(~visible, -torch.inf)": " + visible"},
     "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
-    "the scores are divided by D, not by √D": {"q.shape[-1] ** 0.5": "q.shape[-1]"},
     "softmax is taken over the queries: rows do not sum to 1": {"dim=-1": "dim=-2"},
     "the mask is after softmax": {".masked_fill(~visible, -torch.inf)": "", "@ v": "* visible @ v"},
     "0 stands for −∞: exp(0) is a weight too": {"-torch.inf": "0.0"},
     "0 times −∞ is NaN": {".masked_fill(~visible, -torch.inf)": " + ~visible * -torch.inf"},
-    "the future is visible": {".masked_fill(~visible, -torch.inf)": ""},
-    "the mask is inverted": {"~visible": "visible"},
-    "a triangle is the mask, and `visible` is not used": {"~visible": "~(visible | True).tril()"},
 }
+WEIGHTS = "weights (values are the identity), B=1, H=2, Tq=4, Tk=7, D=3, Dv=7"
 LONG = "B=1, H=4, Tq=256, Tk=256, D=32, Dv=32"
 BESIDE = {
     name: types.SimpleNamespace(attention=lambda q, k, v, visible, path=path: path(q, k, v))
@@ -52,9 +50,10 @@ def cases():
     k = small([1, 0], [2, 0])
     v = small([10, 0], [0, 10])
     past = torch.ones(2, 2).tril().bool()
-    yield "two tokens, D = 2", "attention", q, k, v, past
-    yield "two tokens that look ahead, large scores", "attention", -1e5 * q + 0, k, v, past.T
-    for sizes in "B=1, H=1, Tq=2, Tk=4, D=3, Dv=1", "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
+    yield "two tokens, D=2", "attention", q, k, v, past
+    yield "two tokens that look ahead, large scores, D=2", "attention", -1e5 * q + 0, k, v, past.T
+    for sizes in WEIGHTS, "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
         q, k, v = random(sizes, "B H Tq D", "B H Tk D", "B H Tk Dv")
+        v = torch.eye(7).double().expand_as(v) if sizes == WEIGHTS else v
         Tq, Tk = q.shape[2], k.shape[2]
         yield sizes, "attention", q, k, v, torch.ones(Tq, Tk).tril(Tk - Tq).bool()

@@ -16,6 +16,8 @@ in the first call. Gradients flow through what is kept.
 Shazeer 2019, arXiv:1911.02150, section 2.3.1; Beltagy et al. 2020, arXiv:2004.05150.
 """
 
+import inspect
+
 import torch
 
 from exercises.shared.cases import integers
@@ -31,7 +33,8 @@ class Cache:
         past = 0 if self.k is None else self.k.shape[2]
         j = torch.arange(past + q.shape[2])
         # Keys are turned before they are kept: those of the past are turned already.
-        q, k = (self.rotate(x, j[past:]) for x in (q, k))
+        q = self.rotate(q, j[past:])
+        k = self.rotate(k, j[past:])
         if past:
             k = torch.cat([self.k, k], dim=2)
             v = torch.cat([self.v, v], dim=2)
@@ -44,14 +47,18 @@ class Cache:
 
 
 MISTAKES = {
+    "values are rotated too": {"if past:": "v = self.rotate(v, j[past:])\n        if past:"},
+    "what is new comes before the past": {"self.k, k]": "k, self.k]", "self.v, v]": "v, self.v]"},
     "queries stand at 0, 1, ... in each call": {"j[past:, None]": "j[past:, None] - past"},
     "the offset is one too large": {"None]": "None] + 1"},
     "a token sees the one after it": {"(j <= i) & ": "(j <= i + 1) & "},
     "the tokens of one call see each other's future": {"(j <= i) & ": ""},
-    "the window is ignored": {" & (j > i - (self.window or len(j)))": ""},
     "the window is one position too long": {"j > i - ": "j >= i - "},
-    "keys are not rotated": {"q, k = (self": "q, _ = (self"},
-    "rotation begins at position 0 in each call": {"j[past:])": "j[past:] - past)"},
+    "keys are not rotated": {"k = self.rotate(k, j[past:])": ""},
+    "rotation begins at position 0 in each call": {
+        "self.rotate(q, j[past:])": "self.rotate(q, j[past:] - past)",
+        "self.rotate(k, j[past:])": "self.rotate(k, j[past:] - past)",
+    },
     "cached keys are rotated twice": {"cat([self.k, k]": "cat([self.rotate(self.k, j[:past]), k]"},
 }
 READ_ON = "attention.py: KVCache, whose memory is allocated once"
@@ -64,20 +71,30 @@ def cases():
     table = [  # texts, tokens of the calls, window
         (1, [1, 2], None),
         (1, [2, 1, 1], 2),
-        (1, [2, 2, 1], 3),
+        (2, [2, 2, 1], 3),
         (1, [1, 1, 1], 1),
         (4, [1, 3, 1], 9),
         (4, [5] + [1] * 7, 7),
     ]
     for B, calls, W in table:
         for rotate in None, times_cos:
-            sizes = f"B={B}, H={(B + 1) // 2}, T={sum(calls)}, D=3"
+            sizes = f"B={B}, H={(B + 1) // 2}, T={sum(calls)}, D={sum(calls) + 1}"
             label = f"{sizes}, calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
-            inputs = integers(sizes, *["B H T D"] * 3)
-            yield label, in_calls, *inputs, calls, W, rotate
+            q, k, v = integers(sizes, *["B H T D"] * 3)
+            if B == 2:
+                label = f"weights (values are the identity), {label}"
+                v = torch.eye(*v.shape[2:]).double().expand_as(v)
+            yield label, in_calls, q, k, v, calls, W, rotate
 
 
 def in_calls(theirs, q, k, v, calls, window, rotate):
-    cache = theirs.Cache(window, rotate)
-    parts = [x.split(calls, dim=2) for x in (q, k, v)]
-    return torch.cat([cache.attend(*call) for call in zip(*parts)], dim=2)
+    cache, other = theirs.Cache(window, rotate), theirs.Cache(window, rotate)
+    first, *calls = zip(*(x.split(calls, dim=2) for x in (q, k, v)))
+    outputs = [cache.attend(*first)]
+    other.attend(*(x + 1 for x in first))
+    for name, part in inspect.getmembers(
+        cache, lambda x: isinstance(x, list | dict | torch.Tensor)
+    ):
+        if part is getattr(other, name) and "__" not in name:
+            raise ValueError(f"two caches share {name}: it belongs to the class, not to self")
+    return torch.cat(outputs + [cache.attend(*call) for call in calls], dim=2)

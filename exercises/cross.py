@@ -32,18 +32,23 @@ def cross_attention(q, k, v, real):
 
 
 MISTAKES = {
+    "additive: the context is a plain mean": {"(weights[:, :, None] * h).sum(1)": "h.mean(1)"},
+    "a causal mask hides states: in another sequence there is no future": {
+        "~real, -torch.inf)": "~(real & torch.ones(scores.shape[-2:]).tril().bool()), -torch.inf)"
+    },
     "tanh is missing": {"torch.tanh(s": "(s"},
-    "padding is seen": {".masked_fill(~real, -torch.inf)": ""},
     "the mask is after softmax": {".masked_fill(~real, -torch.inf)": "", ") @ v": ") * real @ v"},
 }
+LARGE = "B=3, H=2, T=6, S=4, D=5", "weights (values are the identity), B=3, H=2, T=6, S=4, D=5"
 READ_ON = "attention.py: Additive and CrossAttention; masks.py: present"
 
 
 def cases():
     for sizes in "B=1, S=2, C=2, A=3", "B=3, S=6, C=5, A=4":
         yield sizes, "additive", *integers(sizes, "B C", "B S C", "C A", "C A", "A")
-    for sizes in "B=2, H=1, T=1, S=4, D=2", "B=1, H=1, T=4, S=4, D=2", "B=3, H=2, T=6, S=4, D=5":
+    for sizes in "B=2, H=1, T=1, S=4, D=2", "B=1, H=1, T=4, S=4, D=2", *LARGE:
         q, k, v = integers(sizes, "B H T D", "B H S D", "B H S D")
+        v = torch.eye(4, 5).double().expand_as(v) if "weights" in sizes else v
         padding = torch.tensor([2, 0, 1])[: len(q), None]
         real = torch.arange(k.shape[2]) < k.shape[2] - padding
         yield sizes, "cross_attention", q, k, v, real

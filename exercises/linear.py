@@ -19,7 +19,7 @@ from exercises.shared.cases import random
 
 def step(q, k, v, state):
     S, z = state
-    q, k = F.elu(q) + 1, F.elu(k) + 1
+    q, k = (F.elu(x) + 1 for x in (q, k))
     # A column (D, 1) times a row (1, Dv). A token sees itself: first add, then read.
     S = S + k[..., :, None] * v[..., None, :]
     z = z + k
@@ -32,7 +32,7 @@ MISTAKES = {
     "the sum of the weights does not divide": {" / (q * z).sum(dim=-1, keepdim=True)": ""},
     "the state is replaced, and not added to": {"S = S + k": "S = k", "z = z + k": "z = k"},
     "a token does not see itself": {"@ S)": "@ state[0])", "q * z": "q * state[1]"},
-    "f is elu without the 1": {"F.elu(q) + 1, F.elu(k) + 1": "F.elu(q), F.elu(k)"},
+    "f is elu without the 1": {"F.elu(x) + 1": "F.elu(x)"},
 }
 READ_ON = "attention.py: linear and linear_step; engine/kernels/linear_attention.py"
 

@@ -19,7 +19,7 @@ from exercises.shared.cases import integers
 
 def sinusoidal(T, C):
     # Positions (T, 1) times the ω of all pairs: the angles (T, pairs).
-    a = torch.arange(T)[:, None] * 10000 ** (-2 * torch.arange(C // 2).double() / C)
+    a = torch.arange(0, T)[:, None] * 10000 ** (-2 * torch.arange(C // 2).double() / C)
     return torch.stack([a.sin(), a.cos()], dim=-1).flatten(1)
 
 
@@ -40,12 +40,12 @@ def rotary(q, k, v):
 
 
 MISTAKES = {
+    "rotary: it turns the other way": {"cos - x2": "cos + x2", "cos + x1": "cos - x1"},
     "sinusoidal: all sines come first": {"dim=-1).flatten(1)": "dim=1).flatten(1)"},
     "rotary: pairs are neighbours (2p, 2p + 1), and not halves (p, p + D/2)": {
         "x.chunk(2, dim=-1)": "x[..., ::2], x[..., 1::2]",
         "torch.cat([y1, y2], dim=-1)": "torch.stack([y1, y2], dim=-1).flatten(-2)",
     },
-    "rotary: the first position is 1, and not 0": {"arange(0, T)": "arange(1, T + 1)"},
     "rotary: values are turned too": {"turn(k), v": "turn(k), turn(v)"},
 }
 READ_ON = "attention.py: sinusoidal, rope_table and rotate"

@@ -43,22 +43,27 @@ def losses(logits, targets, characters):
 MISTAKES = {
     "the logits are multiplied by the temperature": {"(logits / temp": "(logits * temp"},
     "the token that crosses top_p is left out": {"p.cumsum(dim=-1) - p": "p.cumsum(dim=-1)"},
-    "top_k comes after top_p and its renormalization": {
+    "top_p is asked of probabilities before top_k (nothing renormalizes in between)": {
         "rank < top_k": "p.cumsum(dim=-1) - p < top_p",
         "p.cumsum(dim=-1) - p < top_p": "rank < top_k",
     },
     "losses: ignored targets count in the mean": {"(targets >= 0).sum()": "targets.numel()"},
+    "losses: ignored targets count in the mean, and the bits are right": {
+        "(targets >= 0).sum()": "targets.numel()",
+        "nats / math": "mean * (targets >= 0).sum() / math",
+    },
     "losses: nats per character, and not bits": {"nats / math.log(2)": "nats"},
 }
+GRADIENTS = False
 READ_ON = "engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py"
 
 
 def cases():
     p = torch.tensor([[0.5, 0.3, 0.11, 0.09]]).double()
     yield "logits are logarithms of probabilities", "probabilities", p.log(), 1.0, 3, 0.8
-    targets = torch.tensor([[1, 0, -1], [2, -1, -1]])
-    label = "B=2, T=3, V=4, 3 of 6 targets, 7 characters"
-    yield label, "losses", *random(label, "B T V"), targets, 7
+    targets = torch.tensor([[1, 0, 3], [2, 6, -1]])
+    label = "B=2, T=3, V=7, 5 of 6 targets, 11 characters"
+    yield label, "losses", *random(label, "B T V"), targets, 11
     for temperature, top_k, top_p in (2.0, 5, 0.7), (1.0, 7, 0.9):
         label = f"B=3, V=9, temperature={temperature}, top_k={top_k}, top_p={top_p}"
         yield label, "probabilities", *random(label, "B V"), temperature, top_k, top_p

@@ -40,10 +40,21 @@ def beam(log_probs, end, longest, width):
                 texts += [([*text, id], score + p) for id, p in more]
         # By the sum: the mean decides at the end, between texts of all lengths.
         kept = sorted(texts, key=lambda kept: -kept[1])[:width]
-    return max(kept, key=lambda kept: kept[1] / len(kept[0]))
+    best, score = max(kept, key=lambda kept: kept[1] / len(kept[0]))
+    return best, score
 
 
 MISTAKES = {
+    "greedy: the end's log-probability is left out": {
+        "score + more.max()": "score + more.max() * (text[-1] != end)"
+    },
+    "beam: texts that have ended are thrown away": {
+        "texts.append((text, score))": "pass",
+        "[:width]\n": "[:width] or kept\n",
+    },
+    "beam: the score is divided by the number of ids": {
+        "return best, score": "return best, score / len(best)"
+    },
     "greedy: it writes on after the end": {" and text[-1:] != [end]": ""},
     "beam: it writes on after the end": {"text[-1:] == [end]": "False"},
     "beam: texts compete by their mean": {"-kept[1])": "-kept[1] / len(kept[0]))"},
@@ -56,7 +67,7 @@ def cases():
     table = torch.tensor([[0.3, 0.3, 0.4], [0.05, 0.05, 0.9], [0.5, 0.4, 0.1]]).double()
     for width in 1, 2:
         yield f"greedy is not best, width={width}", with_table, table, 4, width
-    for V, seed, width in (4, 5, 2), (5, 39, 3):
+    for V, seed, width in (4, 5, 2), (4, 117, 2), (5, 39, 3):
         generator = torch.Generator().manual_seed(seed)
         table = torch.randn(V, V, dtype=torch.float64, generator=generator).softmax(-1)
         yield f"random table of {V} ids, width={width}", with_table, table, 6, width

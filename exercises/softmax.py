@@ -25,8 +25,11 @@ def softmax(scores):
 
 
 MISTAKES = {
+    "nothing is divided by the sum": {"powers / total.masked_fill(total == 0, 1.0)": "powers"},
+    "a row of nothing but −∞ gets equal weights": {
+        "scores - shift": "scores.clamp_min(-1e9) - largest.clamp_min(-1e9)"
+    },
     "no largest score is subtracted: exp(10000) is infinite": {"scores - shift": "scores"},
-    "it is over the queries: rows do not sum to 1": {"amax(-1": "amax(-2", "sum(-1": "sum(-2"},
     "a row of nothing but −∞ is NaN before it is replaced by 0: its gradient stays NaN": {
         "powers / total.masked_fill(total == 0, 1.0)": "(powers / total).nan_to_num()"
     },
@@ -40,5 +43,5 @@ def cases():
     yield "one row", "softmax", small([1, 2, 3])
     yield "large, 2 heads", "softmax", small([1, 2, hidden], [1e4, 0, hidden]).transpose(1, 2)
     yield "a query that sees no key", "softmax", small([hidden] * 3, [hidden, 0, -12], [-1e4] * 3)
-    sizes = "B=2, H=3, Tq=4, Tk=5"
+    sizes = "weights, B=2, H=3, Tq=4, Tk=5"
     yield sizes, "softmax", *random(sizes, "B H Tq Tk")

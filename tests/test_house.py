@@ -57,7 +57,7 @@ BUDGET = {
     ("variants",): 450,
     ("tools", "benchmarks"): 18_350,
     ("experiments",): 31_500,
-    ("exercises",): 10_300,
+    ("exercises",): 10_400,
     ("tests",): 90_100,
 }
 

@@ -43,17 +43,21 @@ def named(exercise, call, *arguments):
 
 
 def outcomes(theirs, exercise):
-    """Yield what each case gives; ValueError if it changes its arguments."""
-    for label, call, *arguments in exercise.cases():
-        inputs = [leaf(x) for x in arguments]
-        values = tensors(called(call, theirs, inputs))
-        for x, then in zip(inputs, arguments):
-            if torch.is_tensor(x) and not torch.equal(x, then):
-                raise ValueError("it changes its arguments: what calls it may still need them")
-        name = call if isinstance(call, str) else ", ".join(functions(exercise))
-        slopes = gradients(values, [*filter(is_float, inputs)])
-        values = [value.detach() for value in values]
-        yield {"name": name, "label": label, "values": values, "gradients": slopes}
+    return (outcome(theirs, exercise, *case) for case in exercise.cases())
+
+
+def outcome(theirs, exercise, label, call, *arguments):
+    """What a case gives; ValueError if it changes its arguments."""
+    slopes = getattr(exercise, "GRADIENTS", True)
+    inputs = [leaf(x) if slopes else x for x in arguments]
+    values = tensors(called(call, theirs, inputs))
+    for x, then in zip(inputs, arguments):
+        if torch.is_tensor(x) and not torch.equal(x, then):
+            raise ValueError("it changes its arguments: what calls it may still need them")
+    name = call if isinstance(call, str) else ", ".join(functions(exercise))
+    slopes = gradients(values, [*filter(is_float, inputs)] if slopes else [])
+    values = [value.detach() for value in values]
+    return {"name": name, "label": label, "values": values, "gradients": slopes}
 
 
 def leaf(x):

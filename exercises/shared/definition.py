@@ -10,6 +10,7 @@ BESIDE          only if others than the solution are timed too: {name: a module}
 """
 
 import ast
+import functools
 import importlib
 import re
 import types
@@ -20,7 +21,7 @@ from engine.common.errors import choose
 ROOT = Path(__file__).parents[2]
 ORDER = (
     "masks scores softmax attention heads positions cross cache tiles backward linear sampling "
-    "block search yours"
+    "block search norms loss yours"
 ).split()
 
 
@@ -39,17 +40,19 @@ def solution(exercise):
 
 
 def with_mistakes(exercise, *sentences):
-    """Return the solution with these mistakes, as a module; None if they exclude each other."""
-    if not sentences:
-        return exercise
+    """Return the solution's text with these mistakes; None if they exclude each other."""
     pairs = [pair for sentence in sentences for pair in exercise.MISTAKES[sentence].items()]
     wrong = dict(pairs)
-    right = "|".join(map(re.escape, wrong))
+    right = "|".join(map(re.escape, wrong)) or "$^"
     text, count = re.subn(right, lambda found: wrong[found[0]], solution(exercise)[0])
-    if count != len(pairs):
-        return None
+    return text if count == len(pairs) else None
+
+
+@functools.cache
+def module(text):
+    """Return a text as a module: the solution's, and no learner's."""
     module = types.ModuleType("mistaken")
-    exec(compile(text, exercise.__file__, "exec"), vars(module))  # our own text, no learner's
+    exec(compile(text, "a mistaken solution", "exec"), vars(module))
     return module
 
 

@@ -1,22 +1,19 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
-import itertools
-
 import torch
 
 from exercises.shared.cases import is_float, named, outcomes
+from exercises.shared.causes import causes
 from exercises.shared.comparison import beside, same, same_outcome, traits
-from exercises.shared.definition import with_mistakes
+from exercises.shared.definition import module, with_mistakes
+from exercises.shared.probes import read_weights
 
 
 def expected_outcomes(exercise, *mistakes):
-    """What the solution gives, or what one gets with mistakes (None if they do not run)."""
+    """What the solution gives, or what one gets with mistakes."""
     torch.manual_seed(0)
-    try:
-        return [*outcomes(with_mistakes(exercise, *mistakes), exercise)]
-    except (AttributeError, RuntimeError, ValueError, TypeError, LookupError, SyntaxError):
-        if not mistakes:
-            raise
+    theirs = module(with_mistakes(exercise, *mistakes)) if mistakes else exercise
+    return [*outcomes(theirs, exercise)]
 
 
 def diagnose(exercise, got):
@@ -36,7 +33,7 @@ def diagnose(exercise, got):
         lines += beside(inputs, names, a["gradients"], b["gradients"])
     else:
         lines += beside(inputs, numbered(b["values"]), a["values"], b["values"])
-    if known := known_mistakes(exercise, name, got):
+    if known := causes(exercise, name, got, expected):
         return [*lines, "", "These are the numbers that one gets if", "  " + " and\n  ".join(known)]
     return [*lines, "", *properties(name, [*zip(got, expected)])]
 
@@ -45,31 +42,17 @@ def numbered(results):
     return [f"result {n}" for n in range(1, len(results) + 1)] if results[1:] else ["result"]
 
 
-def known_mistakes(exercise, name, got):
-    """Return the known mistake, or two, that give a function's numbers; () if none does."""
-    own = [n for n, case in enumerate(got) if case["name"] == name]
-    for count in 1, 2:
-        for sentences in itertools.combinations(exercise.MISTAKES, count):
-            wrong = expected_outcomes(exercise, *sentences)
-            if wrong and all(alike(got[n], wrong[n]) for n in own):
-                return sentences
-    return ()
-
-
-def alike(got, wrong):
-    """Whether a case gives the same. What sees nothing is NaN or 0, which have no one gradient."""
-    if not any(x.isnan().any() for x in wrong["values"]):
-        return same_outcome(got, wrong)
-    zeros = [x.masked_fill(x.isnan(), 0) for x in wrong["values"]]
-    replaced = any(x.any() for x in zeros) and same(got["values"], zeros)
-    return replaced or same(got["values"], wrong["values"])
-
-
 def properties(name, pairs):
     """Yield what one function's wrong numbers have in common, and those of its last case."""
     own = [pair for pair in pairs if pair[1]["name"] == name]
     if right := [b["label"] for a, b in own if same_outcome(a, b)]:
         yield "It is right for: " + "; ".join(right)
+    if all(same(a["values"], b["values"]) for a, b in own):
+        yield "The values are right: a part is cut off from the gradient (detach, item, no_grad),"
+        yield "or has none, as where NaN is replaced after it has come."
+    weights = [pair for pair in own if "weights" in pair[1]["label"] and not same_outcome(*pair)]
+    for results in [[x["values"][0] for x in pair] for pair in weights[:1]]:
+        yield from read_weights(*results) if results[0].shape == results[1].shape else ()
     got, expected = [pair for pair in own if not same_outcome(*pair)][-1]
     told = {}  # of the first result that has it
     for result, a, b in zip(numbered(got["values"]), got["values"], expected["values"]):

@@ -1,17 +1,19 @@
 """Checks a learner's file: the worker runs it, and what it gives is compared here."""
 
-import os
-import subprocess
-import sys
+import multiprocessing
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 
-from exercises.shared import definition, diagnosis
+from exercises.shared import definition, diagnosis, worker
 
 SECONDS = 30  # from where the learner's file begins
+# A server imports torch once, and stays: each check is a fork of it. Windows has none.
+FORKS = "forkserver" in multiprocessing.get_all_start_methods()
+PROCESSES = multiprocessing.get_context("forkserver" if FORKS else "spawn")
+PROCESSES.set_forkserver_preload([worker.__name__])
 
 
 def check(name, path):
@@ -26,14 +28,11 @@ def check(name, path):
 
 def run_file(name, path):
     """Return what worker.py found, in a process and an empty folder of its own, and printed."""
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
-        to = Path(folder) / "outcomes"
-        here = Path(folder) / "here"
+    with tempfile.TemporaryDirectory() as folder:
+        to, output, here = (Path(folder) / part for part in ("outcomes", "printed", "here"))
         here.mkdir()
-        command = ["-m", "exercises.shared.worker", name, str(path), str(to)]
-        status = run(command, here, output, SECONDS, to)
-        output.seek(0)
-        text = output.read().decode(errors="replace")
+        status = run((name, str(path), to, output, here), SECONDS, to)
+        text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
         if to.exists() and to.stat().st_size:
             return torch.load(to, weights_only=True), text
         if status is None:
@@ -45,19 +44,15 @@ def run_file(name, path):
         return {"error": error}, text
 
 
-def run(command, folder, output, seconds, begun):
-    """Run Python in a folder; return its exit code, or None if it takes longer, once begun."""
-    own = {"PYTHONPATH": str(definition.ROOT), "PYTHONIOENCODING": "utf-8"}
-    own["CUDA_VISIBLE_DEVICES"] = ""  # inputs are on the CPU, and a GPU needs unlimited memory
-    streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
-    command = [sys.executable, *command]
-    process = subprocess.Popen(command, cwd=folder, env=os.environ | own, **streams)
+def run(arguments, seconds, begun):
+    """Run the worker; return its exit code, or None if it takes longer, once begun."""
+    process = PROCESSES.Process(target=worker.main, args=arguments)
+    process.start()
     try:
-        while process.poll() is None and not begun.exists():
-            time.sleep(0.05)  # torch is imported, which may take long
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return None
+        while process.is_alive() and not begun.exists():
+            time.sleep(0.02)  # torch is imported, which may take long
+        process.join(seconds)
+        return process.exitcode
     finally:  # also after Ctrl-C
         process.kill()
-        process.wait()
+        process.join()
