@@ -31,7 +31,6 @@ def attention(q, k, v, visible):
 MISTAKES = {
     "the mask is added as a number": {".masked_fill(~visible, -torch.inf)": " + visible"},
     "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
-    "softmax is taken over the queries: rows do not sum to 1": {"dim=-1": "dim=-2"},
     "the mask is after softmax": {".masked_fill(~visible, -torch.inf)": "", "@ v": "* visible @ v"},
     "0 stands for −∞: exp(0) is a weight too": {"-torch.inf": "0.0"},
     "0 times −∞ is NaN": {".masked_fill(~visible, -torch.inf)": " + ~visible * -torch.inf"},
@@ -50,8 +49,15 @@ def cases():
     k = small([1, 0], [2, 0])
     v = small([10, 0], [0, 10])
     past = torch.ones(2, 2).tril().bool()
-    yield "two tokens, D=2", "attention", q, k, v, past
-    yield "two tokens that look ahead, large scores, D=2", "attention", -1e5 * q + 0, k, v, past.T
+    yield "two tokens, Tq=2, Tk=2, D=2, Dv=2", "attention", q, k, v, past
+    yield (
+        "two tokens that look ahead, large scores, Tq=2, Tk=2, D=2, Dv=2",
+        "attention",
+        -1e5 * q + 0,
+        k,
+        v,
+        past.T,
+    )
     for sizes in WEIGHTS, "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
         q, k, v = random(sizes, "B H Tq D", "B H Tk D", "B H Tk Dv")
         v = torch.eye(7).double().expand_as(v) if sizes == WEIGHTS else v

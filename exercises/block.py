@@ -49,7 +49,6 @@ MISTAKES = {
         "x + attend(norm_1(x))": "norm_1(x + attend(x))",
         "x + mlp(norm_2(x))": "norm_2(x + mlp(x))",
     },
-    "block: attention's residual is missing": {"x + attend": "attend"},
 }
 READ_ON = "model.py: layer_norm, FeedForward, Block, gpt2_std and init_weights"
 

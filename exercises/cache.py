@@ -49,12 +49,6 @@ class Cache:
 MISTAKES = {
     "values are rotated too": {"if past:": "v = self.rotate(v, j[past:])\n        if past:"},
     "what is new comes before the past": {"self.k, k]": "k, self.k]", "self.v, v]": "v, self.v]"},
-    "queries stand at 0, 1, ... in each call": {"j[past:, None]": "j[past:, None] - past"},
-    "the offset is one too large": {"None]": "None] + 1"},
-    "a token sees the one after it": {"(j <= i) & ": "(j <= i + 1) & "},
-    "the tokens of one call see each other's future": {"(j <= i) & ": ""},
-    "the window is one position too long": {"j > i - ": "j >= i - "},
-    "keys are not rotated": {"k = self.rotate(k, j[past:])": ""},
     "rotation begins at position 0 in each call": {
         "self.rotate(q, j[past:])": "self.rotate(q, j[past:] - past)",
         "self.rotate(k, j[past:])": "self.rotate(k, j[past:] - past)",

@@ -32,11 +32,9 @@ def cross_attention(q, k, v, real):
 
 
 MISTAKES = {
-    "additive: the context is a plain mean": {"(weights[:, :, None] * h).sum(1)": "h.mean(1)"},
     "a causal mask hides states: in another sequence there is no future": {
         "~real, -torch.inf)": "~(real & torch.ones(scores.shape[-2:]).tril().bool()), -torch.inf)"
     },
-    "tanh is missing": {"torch.tanh(s": "(s"},
     "the mask is after softmax": {".masked_fill(~real, -torch.inf)": "", ") @ v": ") * real @ v"},
 }
 LARGE = "B=3, H=2, T=6, S=4, D=5", "weights (values are the identity), B=3, H=2, T=6, S=4, D=5"

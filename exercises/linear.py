@@ -29,10 +29,8 @@ def step(q, k, v, state):
 
 
 MISTAKES = {
-    "the sum of the weights does not divide": {" / (q * z).sum(dim=-1, keepdim=True)": ""},
     "the state is replaced, and not added to": {"S = S + k": "S = k", "z = z + k": "z = k"},
     "a token does not see itself": {"@ S)": "@ state[0])", "q * z": "q * state[1]"},
-    "f is elu without the 1": {"F.elu(x) + 1": "F.elu(x)"},
 }
 READ_ON = "attention.py: linear and linear_step; engine/kernels/linear_attention.py"
 

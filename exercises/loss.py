@@ -37,21 +37,13 @@ def causal_loss(logits, ids, learned):
 
 
 MISTAKES = {
-    "shift: targets are the inputs themselves": {"tokens[1 : rows * T + 1]": "inputs"},
     "shift: the last target of a row is its first input (roll)": {
         "tokens[1 : rows * T + 1]": "inputs.view(rows, T).roll(-1, 1)"
-    },
-    "causal_loss: nothing is shifted, so that a token predicts itself": {
-        "logits[:, :-1]": "logits[:, 1:]"
     },
     "causal_loss: logits are shifted, and ids are not": {
         "logits[:, :-1]": "logits[:, 1:]",
         "ids[:, 1:]": "ids[:, :-1]",
     },
-    "causal_loss: `learned` is that of the input, and not of the target": {
-        "learned[:, 1:]": "learned[:, :-1]"
-    },
-    "causal_loss: what is not learned counts in the mean": {"mask.sum()": "mask.numel()"},
     "causal_loss: it is the mean of the texts' means": {
         "(nats * mask).sum() / mask.sum()": "((nats * mask).sum(1) / mask.sum(1)).mean()"
     },

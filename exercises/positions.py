@@ -40,13 +40,10 @@ def rotary(q, k, v):
 
 
 MISTAKES = {
-    "rotary: it turns the other way": {"cos - x2": "cos + x2", "cos + x1": "cos - x1"},
-    "sinusoidal: all sines come first": {"dim=-1).flatten(1)": "dim=1).flatten(1)"},
     "rotary: pairs are neighbours (2p, 2p + 1), and not halves (p, p + D/2)": {
         "x.chunk(2, dim=-1)": "x[..., ::2], x[..., 1::2]",
         "torch.cat([y1, y2], dim=-1)": "torch.stack([y1, y2], dim=-1).flatten(-2)",
-    },
-    "rotary: values are turned too": {"turn(k), v": "turn(k), turn(v)"},
+    }
 }
 READ_ON = "attention.py: sinusoidal, rope_table and rotate"
 

@@ -55,10 +55,7 @@ MISTAKES = {
     "beam: the score is divided by the number of ids": {
         "return best, score": "return best, score / len(best)"
     },
-    "greedy: it writes on after the end": {" and text[-1:] != [end]": ""},
-    "beam: it writes on after the end": {"text[-1:] == [end]": "False"},
     "beam: texts compete by their mean": {"-kept[1])": "-kept[1] / len(kept[0]))"},
-    "beam: the text of the largest score is returned": {"kept[1] / len(kept[0])": "kept[1]"},
 }
 READ_ON = "experiments/shared/translation.py: search, for a batch of sentences at once"
 

@@ -36,19 +36,11 @@ def tiled(q, blocks):
 
 MISTAKES = {
     "blocks are averaged, each with its own softmax": {
-        "return y / total": "total = [(q @ k.mT / len(q[0]) ** 0.5).softmax(-1) @ v "
-        "for k, v in blocks]; return sum(total) / len(blocks)"
+        "return y / total": "total = [(q @ k.mT / len(q[0]) ** 0.5).softmax(-1) @ v for k, v in blocks]; return sum(total) / len(blocks)"
     },
     "the past is rescaled by exp(new − old)": {
         "(largest - new).exp()": "(new - largest).exp().nan_to_num(0.0, posinf=0.0)"
     },
-    "what is subtracted is not the largest score so far: exp overflows": {
-        "torch.maximum(largest, scores.amax(dim=-1, keepdim=True))": "0.0 * scores[:, :1]",
-        "(largest - new).exp()": "1.0",
-    },
-    "total and y are not rescaled when a larger score comes": {"(largest - new).exp()": "1.0"},
-    "y is rescaled, and total is not": {"total * shrink": "total"},
-    "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
 }
 READ_ON = "attention.py: tiled, row_of_tiles"
 

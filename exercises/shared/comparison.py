@@ -38,8 +38,8 @@ def same(got, expected, error=1e-12):
     return len(got) == len(expected) and not any(map(difference, got, expected, [error] * 99))
 
 
-def same_outcome(got, expected):
-    return all(same(got[what], expected[what]) for what in ("values", "gradients"))
+def same_outcome(got, expected, error=1e-12):
+    return all(same(got[what], expected[what], error) for what in ("values", "gradients"))
 
 
 def beside(inputs, names, got, expected):
