@@ -28,13 +28,6 @@ def attention(q, k, v, visible):
     return weights @ v
 
 
-MISTAKES = {
-    "the mask is added as a number": {".masked_fill(~visible, -torch.inf)": " + visible"},
-    "the scale is missing": {" / q.shape[-1] ** 0.5": ""},
-    "the mask is after softmax": {".masked_fill(~visible, -torch.inf)": "", "@ v": "* visible @ v"},
-    "0 stands for −∞: exp(0) is a weight too": {"-torch.inf": "0.0"},
-    "0 times −∞ is NaN": {".masked_fill(~visible, -torch.inf)": " + ~visible * -torch.inf"},
-}
 WEIGHTS = "weights (values are the identity), B=1, H=2, Tq=4, Tk=7, D=3, Dv=7"
 LONG = "B=1, H=4, Tq=256, Tk=256, D=32, Dv=32"
 BESIDE = {

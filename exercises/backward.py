@@ -31,7 +31,6 @@ def backward(q, k, v, dy):
     return dscores @ k * scale, dscores.mT @ q * scale, weights.mT @ dy
 
 
-MISTAKES = {"the scale is missing in dq and dk": {"@ k * scale": "@ k", "@ q * scale": "@ q"}}
 READ_ON = "attention.py: tiled, which computes its weights again in the backward pass"
 
 

@@ -43,13 +43,6 @@ def initial(V, n_layer):
     return math.log(V), 0.02 / math.sqrt(2 * n_layer)
 
 
-MISTAKES = {
-    "layer_norm: the variance is divided by C − 1": {"centered.square().mean(": "x.var("},
-    "block: the norm comes after the sum (post-norm)": {
-        "x + attend(norm_1(x))": "norm_1(x + attend(x))",
-        "x + mlp(norm_2(x))": "norm_2(x + mlp(x))",
-    },
-}
 READ_ON = "model.py: layer_norm, FeedForward, Block, gpt2_std and init_weights"
 
 

@@ -46,15 +46,6 @@ class Cache:
         return scores.softmax(dim=-1) @ v
 
 
-MISTAKES = {
-    "values are rotated too": {"if past:": "v = self.rotate(v, j[past:])\n        if past:"},
-    "what is new comes before the past": {"self.k, k]": "k, self.k]", "self.v, v]": "v, self.v]"},
-    "rotation begins at position 0 in each call": {
-        "self.rotate(q, j[past:])": "self.rotate(q, j[past:] - past)",
-        "self.rotate(k, j[past:])": "self.rotate(k, j[past:] - past)",
-    },
-    "cached keys are rotated twice": {"cat([self.k, k]": "cat([self.rotate(self.k, j[:past]), k]"},
-}
 READ_ON = "attention.py: KVCache, whose memory is allocated once"
 
 

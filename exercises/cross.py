@@ -31,12 +31,6 @@ def cross_attention(q, k, v, real):
     return scores.softmax(dim=-1) @ v
 
 
-MISTAKES = {
-    "a causal mask hides states: in another sequence there is no future": {
-        "~real, -torch.inf)": "~(real & torch.ones(scores.shape[-2:]).tril().bool()), -torch.inf)"
-    },
-    "the mask is after softmax": {".masked_fill(~real, -torch.inf)": "", ") @ v": ") * real @ v"},
-}
 LARGE = "B=3, H=2, T=6, S=4, D=5", "weights (values are the identity), B=3, H=2, T=6, S=4, D=5"
 READ_ON = "attention.py: Additive and CrossAttention; masks.py: present"
 

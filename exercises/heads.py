@@ -29,17 +29,6 @@ def self_attention(x, W_qkv, W_out, H, G):
     return y.transpose(1, 2).flatten(2) @ W_out.T
 
 
-MISTAKES = {
-    "heads are split as (D, H), not (H, D)": {
-        "unflatten(2, (-1, D)).transpose(1, 2)": "unflatten(2, (D, -1)).permute(0, 3, 1, 2)"
-    },
-    "heads are split without a transpose: view mixes tokens": {
-        "unflatten(2, (-1, D)).transpose(1, 2)": "reshape(len(x), -1, x.shape[1], D)"
-    },
-    "heads are merged without a transpose": {"y.transpose(1, 2).flatten(2)": "y.reshape(x.shape)"},
-    "keys are repeated 0 1 0 1, not 0 0 1 1": {"_interleave(H // G, dim=1)": "(1, H // G, 1, 1)"},
-    "the scale is missing": {"is_causal=True": "is_causal=True, scale=1"},
-}
 READ_ON = "attention.py: SelfAttention and share_heads"
 
 

@@ -31,7 +31,6 @@ def same_document(i, j, ids):
     return (j <= i) & (ids[i] == ids[j])
 
 
-MISTAKES = {}
 READ_ON = "masks.py"
 
 

@@ -39,12 +39,6 @@ def rotary(q, k, v):
     return turn(q), turn(k), v
 
 
-MISTAKES = {
-    "rotary: pairs are neighbours (2p, 2p + 1), and not halves (p, p + D/2)": {
-        "x.chunk(2, dim=-1)": "x[..., ::2], x[..., 1::2]",
-        "torch.cat([y1, y2], dim=-1)": "torch.stack([y1, y2], dim=-1).flatten(-2)",
-    }
-}
 READ_ON = "attention.py: sinusoidal, rope_table and rotate"
 
 

@@ -40,7 +40,6 @@ def losses(logits, targets, characters):
     return mean, mean.exp(), nats / math.log(2) / characters
 
 
-MISTAKES = {}
 GRADIENTS = False
 READ_ON = "engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py"
 

@@ -19,7 +19,6 @@ def scaled_dot(q, k):
     return q @ k.mT / q.shape[-1] ** 0.5
 
 
-MISTAKES = {}
 READ_ON = "attention.py: dot and scaled_dot, then General and Additive, which are learned"
 
 

@@ -20,10 +20,11 @@ import torch
 def greedy(log_probs, end, longest):
     text = []
     score = 0.0
-    while len(text) < longest and text[-1:] != [end]:
-        more = log_probs(text)
-        text = [*text, int(more.argmax())]
-        score = score + more.max()
+    for _ in range(longest):
+        if text[-1:] != [end]:
+            more = log_probs(text)
+            text = [*text, int(more.argmax())]
+            score = score + more.max()
     return text, score
 
 
@@ -44,19 +45,6 @@ def beam(log_probs, end, longest, width):
     return best, score
 
 
-MISTAKES = {
-    "greedy: the end's log-probability is left out": {
-        "score + more.max()": "score + more.max() * (text[-1] != end)"
-    },
-    "beam: texts that have ended are thrown away": {
-        "texts.append((text, score))": "pass",
-        "[:width]\n": "[:width] or kept\n",
-    },
-    "beam: the score is divided by the number of ids": {
-        "return best, score": "return best, score / len(best)"
-    },
-    "beam: texts compete by their mean": {"-kept[1])": "-kept[1] / len(kept[0]))"},
-}
 READ_ON = "experiments/shared/translation.py: search, for a batch of sentences at once"
 
 

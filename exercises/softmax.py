@@ -24,14 +24,6 @@ def softmax(scores):
     return powers / total.masked_fill(total == 0, 1.0)
 
 
-MISTAKES = {
-    "a row of nothing but −∞ gets equal weights": {
-        "scores - shift": "scores.clamp_min(-1e9) - largest.clamp_min(-1e9)"
-    },
-    "a row of nothing but −∞ is NaN before it is replaced by 0: its gradient stays NaN": {
-        "powers / total.masked_fill(total == 0, 1.0)": "(powers / total).nan_to_num()"
-    },
-}
 READ_ON = "attention.py: softmax, sparsemax, and the end of attention_weights"
 
 

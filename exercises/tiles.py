@@ -13,7 +13,6 @@ Milakov & Gimelshein 2018, arXiv:1805.02867; Dao et al. 2022 (FlashAttention), a
 
 import torch
 
-from engine.common.hardware import peak_bytes
 from exercises.shared.cases import random, small
 
 
@@ -34,14 +33,6 @@ def tiled(q, blocks):
     return y / total
 
 
-MISTAKES = {
-    "blocks are averaged, each with its own softmax": {
-        "return y / total": "total = [(q @ k.mT / len(q[0]) ** 0.5).softmax(-1) @ v for k, v in blocks]; return sum(total) / len(blocks)"
-    },
-    "the past is rescaled by exp(new − old)": {
-        "(largest - new).exp()": "(new - largest).exp().nan_to_num(0.0, posinf=0.0)"
-    },
-}
 READ_ON = "attention.py: tiled, row_of_tiles"
 
 
@@ -51,18 +42,8 @@ def cases():
     for sizes in "Tq=3, D=2, Dv=2, n=1, m=7", "Tq=6, D=4, Dv=3, n=2, m=1":
         parts = random(sizes, "Tq D", "n D", "m D", "n D", "n Dv", "m Dv", "n Dv")
         yield f"{sizes}, blocks of n, m and n keys", with_blocks, *parts
-    yield "32 blocks of 32 keys", in_little_memory, *random("n=32, D=4", *["n D"] * 3)
     q, *keys = 1000 * torch.stack(random("n=3, D=2", *["n D"] * 4))
     yield "scores of thousands", with_blocks, q, *keys, *keys
-
-
-def in_little_memory(theirs, q, k, v):
-    def run():
-        theirs.tiled(q.detach(), [(k.detach(), v.detach())] * 32)  # no gradient, which keeps all
-
-    if peak_bytes(run, torch.device("cpu")) > 32 * 32 * 32 * 8:
-        raise ValueError("it holds as many numbers as 32 blocks have scores: keep one block's only")
-    return theirs.tiled(q, [(k, v)])
 
 
 def with_blocks(theirs, q, k1, k2, k3, v1, v2, v3):

@@ -29,7 +29,6 @@ def attention(q, k, v):
     return weights.to(v.dtype) @ v
 
 
-MISTAKES = {}
 READ_ON = "docs/hacking.md: train with it; tests/model/test_registries.py then tests it further"
 
 HOLDS = {  # a function attention and q, k, v -> two tensors that must be equal

@@ -1,6 +1,7 @@
 """What gives exactly a learner's numbers: a known mistake, two of them, or an edit."""
 
 import ast
+import contextlib
 import difflib
 import itertools
 import math
@@ -10,7 +11,7 @@ import torch
 
 from exercises.shared.cases import outcome, sizes_in
 from exercises.shared.comparison import same, same_outcome
-from exercises.shared.definition import functions, module, solution, with_mistakes
+from exercises.shared.definition import MISTAKES, functions, with_mistakes
 from exercises.shared.edits import edits
 
 
@@ -19,45 +20,40 @@ def causes(exercise, own):
 
     own: of each of its cases the case, what the learner got, and what is right.
     """
-    own = sorted(own, key=lambda case: same_outcome(*case[1:]))  # what is wrong tells most
+    own = sorted(own, key=lambda triple: same_outcome(*triple[1:]))  # what is wrong tells most
+    right = all(same(a["values"], b["values"]) for _, a, b in own)  # the gradient alone is wrong
+    large = any(not same(a["values"], b["values"], 1e-3) for _, a, b in own)
+    error = 1e-5 if large else 1e-12  # beside it, an epsilon of theirs does not count
+    of = exercise.__name__.rpartition(".")[2]
     for count in 1, 2:
-        for sentences in itertools.combinations(exercise.MISTAKES, count):
-            if gives(exercise, with_mistakes(exercise, *sentences), own):
-                return [" and\n  ".join(sentences)]
-    tree = functions(exercise)
-    name = own[0][2]["name"]
-    for node in [tree[name]] if name in tree else tree.values():
-        source = f"{ast.unparse(node)}\n"
+        for sentences in itertools.combinations(MISTAKES.get(of, ()), count):
+            if gives(exercise, with_mistakes(of, *sentences), own, right, error):
+                return [*sentences]
+    for name, node in functions(exercise).items():
+        if name not in own[0][2]["name"]:
+            continue  # the one that is wrong, or several that a case calls together
+        source = ast.unparse(node) + "\n"
         for new in dict.fromkeys(edits(source, sizes_in(own[0][0][0]))):
-            if gives(exercise, new, own):
+            if gives(exercise, new, own, right, error):
+                new = ast.unparse(ast.parse(new))
                 both = difflib.ndiff(source.splitlines(), new.splitlines())
                 return [line for line in both if line[0] in "+-"]
     return []
 
 
-def gives(exercise, text, own):
-    """Whether a text of functions, in place of the solution's, gives what the learner got."""
-    scope = vars(module(solution(exercise)[0])) | {"math": math}
-    right = all(same(a["values"], b["values"]) for _, a, b in own)  # the gradient alone is wrong
-    large = any(not same(a["values"], b["values"], 1e-3) for _, a, b in own)
-    error = 1e-5 if large else 1e-12  # beside it, an epsilon of theirs does not count
-    try:
+def gives(exercise, text, own, gradients, error):
+    """Whether a text, in place of the solution's functions of these names, gives what is got."""
+    scope = vars(exercise) | {"math": math}
+    with contextlib.suppress(Exception), torch.set_grad_enabled(gradients):  # it may not run
         exec(text, scope)
-        with torch.set_grad_enabled(right):
-            for case, got, _ in own:
-                scope |= sizes_in(case[0])
-                found = outcome(types.SimpleNamespace(**scope), exercise, *case)
-                if not alike(got if right else got | {"gradients": []}, found, error):
-                    return False
-    except Exception:  # it does not run
-        return False
-    return True
-
-
-def alike(a, b, error):
-    zeros = [x.masked_fill(x.isnan(), 0) for x in b["values"]]  # what sees nothing is NaN or 0
-    return (
-        same_outcome(a, b, error)
-        or any(x.any() for x in zeros)
-        and same_outcome(a, b | {"values": zeros}, error)
-    )
+        for case, got, _ in own:
+            scope |= sizes_in(case[0])
+            found = outcome(types.SimpleNamespace(**scope), exercise, *case)
+            zeros = [x.masked_fill(x.isnan(), 0) for x in found["values"]]  # it sees nothing
+            some = [zeros] * any(x.any() for x in zeros) + [found["values"]]
+            if not any(same(got["values"], values, error) for values in some):
+                return False
+            if gradients and not same(got["gradients"], found["gradients"], error):
+                return False
+        return True
+    return False

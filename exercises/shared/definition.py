@@ -2,26 +2,27 @@
 
 its docstring   the task: what to write, with shapes, a picture and the paper
 the solution    the functions that a learner writes; their comments are the hints
-MISTAKES        {sentence: {a text of the solution: what a learner wrote in its place}}
 READ_ON         where lookback's own code is
 cases()         [(label, call, *arguments)], from tiny to random, the last to be timed. label: with
                 sizes, B=2. call: a name, or a function of the learner's module and arguments
 BESIDE          only if others than the solution are timed too: {name: a module}
+
+mistakes.toml has the known mistakes, those that are more than one edit: see edits.py.
 """
 
 import ast
-import functools
 import importlib
 import re
-import types
+import tomllib
 from pathlib import Path
 
 from engine.common.errors import choose
 
 ROOT = Path(__file__).parents[2]
+MISTAKES = tomllib.loads((ROOT / "exercises/mistakes.toml").read_text(encoding="utf-8"))
 ORDER = (
     "masks scores softmax attention heads positions cross cache tiles backward linear sampling "
-    "block search norms loss yours"
+    "block search yours"
 ).split()
 
 
@@ -34,26 +35,18 @@ def load(name):
 
 def solution(exercise):
     """Return the text of the solution, and its comments."""
-    text = Path(exercise.__file__).read_text(encoding="utf-8").partition("\nMISTAKES = ")[0]
+    text = Path(exercise.__file__).read_text(encoding="utf-8").partition("\nREAD_ON = ")[0]
     comment = re.compile("^ +# (.*)\n", re.MULTILINE)
     return comment.sub("", text), comment.findall(text)
 
 
-def with_mistakes(exercise, *sentences):
-    """Return the solution's text with these mistakes; None if they exclude each other."""
-    pairs = [pair for sentence in sentences for pair in exercise.MISTAKES[sentence].items()]
-    wrong = dict(pairs)
-    right = "|".join(map(re.escape, wrong)) or "$^"
-    text, count = re.subn(right, lambda found: wrong[found[0]], solution(exercise)[0])
-    return text if count == len(pairs) else None
-
-
-@functools.cache
-def module(text):
-    """Return a text as a module: the solution's, and no learner's."""
-    module = types.ModuleType("mistaken")
-    exec(compile(text, "a mistaken solution", "exec"), vars(module))
-    return module
+def with_mistakes(name, *sentences):
+    """Return the text of an exercise's solution with these mistakes."""
+    text = solution(load(name))[0]
+    for sentence in sentences:
+        for right, wrong in MISTAKES[name][sentence].items():
+            text = text.replace(right, wrong)
+    return text
 
 
 def functions(exercise):

@@ -94,6 +94,7 @@ SCALES = "x * {0}", "x / {0}", "x * {0} ** 0.5", "x / {0} ** 0.5", "x * (D / {0}
 def edits(source, sizes):
     """Yield what a function's source becomes by one edit; sizes are names, such as D."""
     nodes = [node for node in ast.walk(ast.parse(source)) if hasattr(node, "lineno")]
+    values = [node for node in nodes if isinstance(node, ast.expr)]
     lines = source.splitlines(keepends=True)
     starts = [0, *itertools.accumulate(map(len, lines))]
     inside, whole = INSIDE.splitlines()[1:], WHOLE.splitlines()[1:]
@@ -109,13 +110,13 @@ def edits(source, sizes):
     def done(action, text):
         return re.sub(r"\bx\b", lambda _: text, action)
 
-    stored = [x for x in nodes if isinstance(getattr(x, "ctx", None), ast.Store)]
-    values = [x for x in nodes if isinstance(x, ast.expr) and x not in stored]
     for node in values:  # a part stands for the whole
         parts = [part for part in ast.walk(node) if part in values][1:7]
         yield from (put(f"({source[span(part)]})", span(node)) for part in parts)
-    names = [source[span(x)] for x in nodes if isinstance(x, ast.arg) or x in stored]
-    names = [name for name in dict.fromkeys(names) if name.isidentifier()]
+    stored = {
+        x.id for x in values if isinstance(getattr(x, "ctx", x), ast.Store) and "id" in dir(x)
+    }
+    names = sorted(stored | {x.arg for x in nodes if isinstance(x, ast.arg)} - {"self"})
     for old, *words in [*map(str.split, WORDS.splitlines()[1:]), *([x, *names] for x in names)]:
         old = rf"\b{old}\b" if old.isidentifier() else rf"(?<=[ (=[-]){re.escape(old)}(?=[] ),])"
         places = [slice(*place.span()) for place in re.finditer(old, source)]
