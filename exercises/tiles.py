@@ -42,8 +42,8 @@ def cases():
     for sizes in "Tq=3, D=2, Dv=2, n=1, m=7", "Tq=6, D=4, Dv=3, n=2, m=1":
         parts = random(sizes, "Tq D", "n D", "m D", "n D", "n Dv", "m Dv", "n Dv")
         yield f"{sizes}, blocks of n, m and n keys", with_blocks, *parts
-    q, *keys = 1000 * torch.stack(random("n=3, D=2", *["n D"] * 4))
-    yield "scores of thousands", with_blocks, q, *keys, *keys
+    q, *keys = 1000 * torch.stack(random("n=3, D=2", *["n D"] * 4)).abs()
+    yield "scores of minus thousands", with_blocks, -q, *keys, *keys
 
 
 def with_blocks(theirs, q, k1, k2, k3, v1, v2, v3):

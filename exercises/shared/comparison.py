@@ -1,6 +1,5 @@
 """Two lists of tensors: are they equal, and how do they differ?"""
 
-import numpy as np
 import torch
 
 FEW = 120  # numbers that are printed
@@ -58,12 +57,8 @@ def beside(inputs, names, got, expected):
 
 def line(name, x):
     """A name and a tensor's numbers, or what else x is."""
-    text = getattr(x, "__name__", str(x))
-    if torch.is_tensor(x):
-        numbers = x.detach().numpy()
-        text = np.array2string(numbers, precision=3, suppress_small=True, separator=", ")
-    rows = filter(str.strip, text.splitlines())
-    return f"  {name:10} " + ("\n" + " " * 13).join(rows)
+    text = str(x.detach() if torch.is_tensor(x) else getattr(x, "__name__", x))
+    return f"  {name:10} " + text.replace("\n", "\n" + " " * 13)
 
 
 def traits(a, b):

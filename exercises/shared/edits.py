@@ -108,15 +108,12 @@ def edits(source, sizes):
         return source[: at.start] + new + source[at.stop :]
 
     def done(action, text):
-        return re.sub(r"\bx\b", lambda _: text, action)
+        return re.sub(r"\bx\b", text, action)
 
     for node in values:  # a part stands for the whole
         parts = [part for part in ast.walk(node) if part in values][1:7]
         yield from (put(f"({source[span(part)]})", span(node)) for part in parts)
-    stored = {
-        x.id for x in values if isinstance(getattr(x, "ctx", x), ast.Store) and "id" in dir(x)
-    }
-    names = sorted(stored | {x.arg for x in nodes if isinstance(x, ast.arg)} - {"self"})
+    names = sorted({*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source)} - {"self"})
     for old, *words in [*map(str.split, WORDS.splitlines()[1:]), *([x, *names] for x in names)]:
         old = rf"\b{old}\b" if old.isidentifier() else rf"(?<=[ (=[-]){re.escape(old)}(?=[] ),])"
         places = [slice(*place.span()) for place in re.finditer(old, source)]
@@ -137,13 +134,13 @@ def edits(source, sizes):
                 if isinstance(part, ast.BinOp):
                     a, b, c = (span(x).stop for x in (part.left, part, node))
                     yield source[:a] + source[b:c] + source[a:b] + source[c:]
-        elif isinstance(node, ast.Return):
-            for part in [node.value, *getattr(node.value, "elts", [])]:
-                yield from (put(done(x, f"({source[span(part)]})"), span(part)) for x in whole)
         elif isinstance(node, ast.FunctionDef):
             start = slice(*[starts[node.body[0].lineno - 1]] * 2)
             for argument, action in itertools.product(node.args.args, whole):
                 line = done(f"x = {action}\n", argument.arg)
                 yield put(" " * node.body[0].col_offset + line, start)
-    for node in values:
-        yield from (put(f"({done(x, source[span(node)])})", span(node)) for x in inside)
+    results = [node.value for node in nodes if isinstance(node, ast.Return)]
+    results += [part for value in results for part in getattr(value, "elts", [])]
+    for node in results + values:
+        for action in whole if node in results else inside:
+            yield put(f"({done(action, source[span(node)])})", span(node))

@@ -15,7 +15,7 @@ def broken(theirs, exercise, label, call, *arguments):
     floats = {name: x for name, x in inputs.items() if is_float(x)}
     if sum(x.numel() for x in floats.values()) > 2000:
         return  # too many derivatives
-    point = tuple(x + torch.linspace(1, 9, x.numel()).view_as(x).cos() for x in floats.values())
+    point = tuple(x + torch.randn_like(x) for x in floats.values())
 
     def slopes(module):  # of each result, by each argument
         def run(*values):
