@@ -41,8 +41,15 @@ def cases():
     k = small([1, 0], [2, 0])
     v = small([10, 0], [0, 10])
     past = torch.ones(2, 2).tril().bool()
-    yield "Tq=2, Tk=2, D=2, Dv=2", "attention", q, k, v, past
-    yield "Tq=2, Tk=2, D=2, Dv=2, large scores, ahead", "attention", -1e5 * q + 0, k, v, past.T
+    yield "B=1, H=1, Tq=2, Tk=2, D=2, Dv=2", "attention", q, k, v, past
+    yield (
+        "B=1, H=1, Tq=2, Tk=2, D=2, Dv=2, large scores, ahead",
+        "attention",
+        -1e5 * q + 0,
+        k,
+        v,
+        past.T,
+    )
     for sizes in "B=1, H=1, Tq=2, Tk=4, D=3, Dv=1", "B=2, H=3, Tq=5, Tk=9, D=6, Dv=4", LONG:
         q, k, v = random(sizes, "B H Tq D", "B H Tk D", "B H Tk Dv")
         Tq, Tk = q.shape[2], k.shape[2]

@@ -22,8 +22,8 @@ def causes(exercise, own):
     """
     own = sorted(own, key=lambda triple: same_outcome(*triple[1:]))  # what is wrong tells most
     right = all(same(a["values"], b["values"]) for _, a, b in own)  # the gradient alone is wrong
-    large = any(not same(a["values"], b["values"], 1e-3) for _, a, b in own)
-    error = 1e-5 if large else 1e-12  # beside it, an epsilon of theirs does not count
+    small = all(same(a["values"], b["values"], 1e-3) for _, a, b in own)
+    error = 1e-12 if small else 1e-5  # beside it, an epsilon of theirs does not count
     of = exercise.__name__.rpartition(".")[2]
     for count in 1, 2:
         for sentences in itertools.combinations(MISTAKES.get(of, ()), count):
@@ -43,7 +43,7 @@ def causes(exercise, own):
 
 def gives(exercise, text, own, gradients, error):
     """Whether a text, in place of the solution's functions of these names, gives what is got."""
-    scope = vars(exercise) | dict(math=math, B=1, H=1)
+    scope = vars(exercise) | {"math": math}
     with contextlib.suppress(Exception), torch.set_grad_enabled(gradients):  # it may not run
         exec(text, scope)
         for case, got, _ in own:

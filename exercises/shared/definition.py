@@ -18,8 +18,9 @@ from pathlib import Path
 
 from engine.common.errors import choose
 
-ROOT = Path(__file__).parents[2]
-MISTAKES = tomllib.loads((ROOT / "exercises/mistakes.toml").read_text(encoding="utf-8"))
+MISTAKES = tomllib.loads(
+    Path(__file__).parents[1].joinpath("mistakes.toml").read_text(encoding="utf-8")
+)
 ORDER = (
     "masks scores softmax attention heads positions cross cache tiles backward linear sampling "
     "block search yours"

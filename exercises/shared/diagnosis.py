@@ -44,6 +44,6 @@ def symptoms(own):
         yield "or has none, as where NaN is replaced after it has come."
     _, got, expected = [triple for triple in own if not same_outcome(*triple[1:])][-1]
     for result, a, b in zip(numbered(got["values"]), got["values"], expected["values"]):
-        if a.shape == b.shape and a.dtype == b.dtype:
+        if a.shape == b.shape and not same([a], [b]):
             yield from (f"In {expected['label']}, {result}: {text}." for text in traits(a, b))
     yield from next((a["broken"] for _, a, _ in reversed(own) if a.get("broken")), ())

@@ -30,4 +30,4 @@ def broken(theirs, exercise, label, call, *arguments):
             for verb, where in ("depends", a & ~b), ("does not depend", b & ~a):
                 for at in where.nonzero()[:1].tolist():
                     rank = a.dim() - floats[name].dim()
-                    yield f"result {n} at {at[:rank]} {verb} on {name} at {at[rank:]}"
+                    yield f"In {label}, result {n} at {at[:rank]} {verb} on {name} at {at[rank:]}."

@@ -99,8 +99,7 @@ def main(name, path, to, output, folder):
         else:
             for case, outcome in zip(exercise.cases(), found["outcomes"]):
                 with contextlib.suppress(Exception):  # it may not take other inputs
-                    texts = broken(theirs, exercise, *case)
-                    outcome["broken"] = [f"In {case[0]}, {text}." for text in texts]
+                    outcome["broken"] = [*broken(theirs, exercise, *case)]
     except BaseException as error:  # a learner's file can raise anything
         if "costs" not in found:
             found["error"] = report(error, path) + where

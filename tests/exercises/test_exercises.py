@@ -6,7 +6,9 @@ import os
 import re
 import signal
 import time
+import tomllib
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ EXERCISE = {  # {function: its exercise}; attention is in "yours" too
     for function in definition.functions(definition.load(name))
 }
 NAMED = "These are the numbers that one gets if"
+EDITS = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))
 
 
 def diagnosed(exercise=None, **functions):
@@ -38,9 +41,14 @@ def diagnosed(exercise=None, **functions):
 
 
 def names(lines):
-    if NAMED not in lines:
-        return lines
-    return [line.strip() for line in lines[lines.index(NAMED) + 1].split(" and\n")]
+    return [x.strip() for x in lines[lines.index(NAMED) + 1 :]] if NAMED in lines else lines
+
+
+def wrong(exercise, text):
+    """What the check says of a text in place of the solution's."""
+    scope = dict(vars(exercise))
+    exec(text, scope)
+    return diagnosis.diagnose(exercise, [*cases.outcomes(types.SimpleNamespace(**scope), exercise)])
 
 
 # ---- Each exercise
@@ -54,10 +62,15 @@ def test_each_mistake_has_its_name(name):
     exercise = definition.load(name)
     assert diagnosis.diagnose(exercise, diagnosis.expected_outcomes(exercise)) == []
     text = definition.solution(exercise)[0]
-    for sentence, changes in exercise.MISTAKES.items():
-        assert all(text.count(right) == 1 for right in changes), sentence
-        wrong = diagnosis.expected_outcomes(exercise, sentence)
-        assert names(diagnosis.diagnose(exercise, wrong)) == [sentence]
+    for sentence, changes in definition.MISTAKES.get(name, {}).items():
+        assert all(right in text for right in changes), sentence
+        assert names(wrong(exercise, definition.with_mistakes(name, sentence))) == [sentence]
+    for sentence, changes in EDITS.get(name, {}).items():
+        edited = text
+        for right, left in changes.items():
+            assert edited.count(right) == 1, sentence
+            edited = edited.replace(right, left)
+        assert NAMED in wrong(exercise, edited), sentence
     costs = worker.costs(exercise, exercise)
     others = ATTENTION if name == "attention" else ["the solution"]
     assert [row[""] for row in costs] == ["yours", *others]
@@ -110,7 +123,8 @@ def test_another_solution():
     assert diagnosed(scaled_dot=scores) == diagnosed(softmax=softmax) == []
     assert diagnosed(attention=attention) == diagnosed("yours", attention=plain) == []
     kernel = functools.partial(F.scaled_dot_product_attention, is_causal=True)
-    assert "Tq < Tk" in diagnosed("yours", attention=kernel)[0]
+    with pytest.raises(ValueError, match="it does not keep what the task calls Tq < Tk"):
+        diagnosed("yours", attention=kernel)
 
 
 # ---- What is said of wrong numbers
@@ -118,9 +132,9 @@ def test_another_solution():
 
 def test_two_mistakes_at_once():
     """Catches a second mistake that hides the first."""
-    exercise = definition.load("attention")
     both = ["the scale is missing", "0 stands for −∞: exp(0) is a weight too"]
-    assert names(diagnosis.diagnose(exercise, diagnosis.expected_outcomes(exercise, *both))) == both
+    text = definition.with_mistakes("attention", *both)
+    assert names(wrong(definition.load("attention"), text)) == both
 
 
 def attended(mask):
