@@ -113,7 +113,7 @@ def edits(source, sizes):
     for node in values:  # a part stands for the whole
         parts = [part for part in ast.walk(node) if part in values][1:7]
         yield from (put(f"({source[span(part)]})", span(node)) for part in parts)
-    names = sorted({*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source)} - {"self"})
+    names = sorted({*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source)})
     for old, *words in [*map(str.split, WORDS.splitlines()[1:]), *([x, *names] for x in names)]:
         old = rf"\b{old}\b" if old.isidentifier() else rf"(?<=[ (=[-]){re.escape(old)}(?=[] ),])"
         places = [slice(*place.span()) for place in re.finditer(old, source)]
