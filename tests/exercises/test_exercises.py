@@ -159,7 +159,11 @@ def strict(i, j):
             "return j < i",
         ),
         # Rows that see nothing.
-        (None, dict(attention=lambda q, k, v, see: attention(q, k, v, ~see)), "~visible"),
+        (
+            None,
+            dict(attention=lambda q, k, v, see: attention(q, k, v, ~see)),
+            "masked_fill(visible, ",
+        ),
         (None, dict(attention=attended(lambda s, see: s + ~see * -math.inf)), "0 times −∞ is NaN"),
         (None, dict(softmax=lambda scores: scores.softmax(-1).nan_to_num()), "gradient stays NaN"),
     ],
@@ -354,7 +358,7 @@ def test_interrupted(tmp_path):
 # ---- The command
 
 
-def test_the_command(forks, tmp_path, capsys):
+def test_the_command(tmp_path, capsys):
     """Catches a stub that is not copied, or copied over what was written; a forgotten hint; and an
     unknown name or number that becomes a traceback.
     """
