@@ -29,16 +29,15 @@ def greedy(log_probs, end, longest):
 
 
 def beam(log_probs, end, longest, width):
+    def longer(text, score):
+        # Slices, as text[-1:], are right for an empty text too.
+        if text[-1:] == [end]:
+            return [(text, score)]
+        return [([*text, id], score + p) for id, p in enumerate(log_probs(text))]
+
     kept = [([], 0.0)]
     for _ in range(longest):
-        texts = []
-        for text, score in kept:
-            # Slices, as text[-1:], are right for an empty text too.
-            if text[-1:] == [end]:
-                texts.append((text, score))
-            else:
-                more = enumerate(log_probs(text))
-                texts += [([*text, id], score + p) for id, p in more]
+        texts = [more for text, score in kept for more in longer(text, score)]
         # By the sum: the mean decides at the end, between texts of all lengths.
         kept = sorted(texts, key=lambda kept: -kept[1])[:width]
     best, score = max(kept, key=lambda kept: kept[1] / len(kept[0]))

@@ -3,6 +3,7 @@
 A wrong answer is seldom new. It is the solution with a word or a name in the place of another, with
 a part left out, or with one thing done to an argument, to a result or to what is in between. All of
 these are tried: if one gives the learner's numbers in all cases, it is what the learner wrote.
+Solutions neither append to lists nor use `while`, so that no edit of theirs runs for ever.
 """
 
 import ast
