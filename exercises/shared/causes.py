@@ -16,7 +16,7 @@ from exercises.shared.edits import edits
 
 
 def causes(exercise, own):
-    """Return what gives a function's numbers, as lines; none if nothing does.
+    """Return what gives a function's numbers, as lines; None if nothing does.
 
     own: of each of its cases the case, what the learner got, and what is right.
     """
@@ -39,7 +39,6 @@ def causes(exercise, own):
                 new = ast.unparse(ast.parse(new))
                 both = difflib.ndiff(source.splitlines(), new.splitlines())
                 return [line for line in both if line[0] in "+-"]
-    return []
 
 
 def gives(exercise, text, own, gradients, error):
