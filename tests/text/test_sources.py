@@ -225,7 +225,7 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
     assert not [*tmp_path.glob("x/[!.]*")]
 
 
-@parametrize("name", ["openwebtext"])
+@parametrize("name", ["openwebtext", "fineweb_edu"])
 def test_the_scripts_of_the_hub(name, monkeypatch):
     """Catches a script that does not start, or names no dataset."""
     calls = []
