@@ -12,7 +12,7 @@ MOST_PARAMETERS = 5_000_000
 # The fields of a config of which model.js knows every value, and those of which it knows some. Any
 # other must be off. And the tensors that it knows.
 FREE = """block_size vocab_size n_layer n_head n_kv_head n_embd head_size mlp_size dropout bias
-qkv_bias window window_pattern rope_base rope_stretch rope_trained norm_eps qk_norm tie_weights
+qkv_bias window window_pattern rope_base rope_trained norm_eps qk_norm tie_weights
 init"""
 KNOWN = {
     "attention": "naive masked_fill tiled fused",  # the same function
@@ -21,7 +21,8 @@ KNOWN = {
     "visible": "causal sliding_window local_global strided chunks alibi",
     "position": "learned rope sinusoidal none",
     "norm": "layernorm rmsnorm rmsnorm_scale",
-    "mlp": "gelu_tanh gelu relu relu2 silu swiglu",
+    "rope_stretch": "1.0",
+    "mlp": "gelu_tanh relu relu2 silu swiglu",
     "value_size": "0",
 }
 TENSOR = (
