@@ -317,16 +317,36 @@ def test_the_playground_computes_attention(page):
         for selector in ("#drag-q", "#keys [id^=drag-k]", "#values [id^=drag-v]")
     )
     assert keys[1, 0] == -0.5
-    for mask, first, last, root in ("window", 2, 4, 8), ("everything", 0, 5, 1):
+    for mask, count, first in ("window", 5, 2), ("causal", 3, 0), ("everything", 5, 0):
+        page.choose("#count", count)
         page.choose("#mask", mask)
-        scores = 64 / 2 * keys @ query[0] / root / 2.5
+        last = 4 if mask == "window" else count
         expected = torch.zeros(5)
-        expected[first:last] = scores[first:last].softmax(0)
-        found = page.each("#numbers tbody tr", "+e.dataset.weight")
-        assert found == pytest.approx(expected.tolist(), abs=1e-5)
+        expected[first:last] = (keys @ query[0] / 8 / 2.5)[first:last].softmax(0)
+        found = page.each("#numbers tbody tr:not([hidden])", "+e.dataset.weight")
+        assert found == pytest.approx(expected[:count].tolist(), abs=1e-5)
         [output] = page.each("#output", "[+e.dataset.x, +e.dataset.y]")
         assert output == pytest.approx((expected @ values).tolist(), abs=1e-5)
-        page.run("$('#root').click()")
+
+
+def test_the_vectors_of_a_head_in_the_playground(page):
+    """Catches vectors that give other scores, weights or another output than in the model."""
+    page.choose("#text", "tyger")
+    page.run("view.select({layer: 1, head: 2}); $('#step-play').click()")
+    numbers = numbers_of(page.model, "tyger", 1, 2, 4)
+    found = page.each("#numbers tbody tr", "+e.dataset.weight")
+    assert found == pytest.approx(numbers["weights"].tolist(), abs=1e-3)
+    [output] = page.each("#output", "[+e.dataset.x, +e.dataset.y]")
+    assert output == pytest.approx([numbers["y"].norm().item(), 0], abs=1e-3)
+
+
+def test_independent_features(page):
+    """Catches a spread of q·k that does not grow with √d, or weights that do although divided."""
+    rows = torch.tensor(page.each("#features tbody tr", "[...e.cells].map(c => +c.textContent)"))
+    d, spread, undivided, gradient, divided, kept = rows.T
+    assert torch.allclose(spread, d.sqrt(), rtol=0.15)
+    assert undivided[-1] > 0.9 and gradient[-1] < 0.1
+    assert (divided < 0.5).all() and (kept > 0.15).all()
 
 
 def test_a_finger_drags(page):
@@ -371,10 +391,14 @@ def test_the_page_in_docs(page):
     ]:
         page.choose("#text", text)
         assert page.run(looks, layer, head, noun) > 0.95
-    page.choose("#text", "The zdog, because it")
-    assert page.each("#tokens .unknown", "e.textContent") == ["·zdog"]
+    page.choose("#text", "The red dogs yawning, because it")
+    assert page.each("#tokens .unknown", "e.textContent") == ["red", "yawning"]
     page.click("#note button")
-    assert page.each("#text, #note", "e.value ?? e.textContent") == ["The dog, because it", ""]
+    page.choose("#text", page.run("return $('#text').value.replace('red ', '')"))
+    assert page.each("#text, #note", "e.value ?? e.textContent") == [
+        "The dogs yawned, because it",
+        "",
+    ]
     page.choose("#text", "")
     assert not page.run("return $('#map').offsetHeight")
 
