@@ -22,7 +22,6 @@ KNOWN = {
     "norm": "layernorm rmsnorm rmsnorm_scale",
     "rope_stretch": "1.0",
     "mlp": "gelu_tanh relu relu2 silu swiglu",
-    "value_size": "0",
 }
 TENSOR = (
     r"(lm_head|transformer.(wte|wpe|ln_f|h.\d+.(ln_[12]|attn.(c_attn|c_proj|qk_norm.[qk])|"
