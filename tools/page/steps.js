@@ -77,7 +77,7 @@ const steps = data.live && (() => {
       ["token", label, "sum"],
       ["k", (n) => strip("", k[n], size), ""],
       ["q·k", (n) => digits(products[n]), ""],
-      [scaled && !alibi ? `q·k ÷ ${root}` : "score",
+      [scaled && !alibi ? `score = q·k ÷ ${root}` : "score",
         (n) => (scores[n] > -Infinity ? digits(scores[n]) : mask || plain(n)), ""],
       [`e^(score − ${digits(top)})`, (n) => shares[n].toFixed(3), sum(shares).toFixed(3)],
       ["weight", (n) => weights[n].toFixed(3), sum(weights).toFixed(3)],
