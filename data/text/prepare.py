@@ -125,4 +125,4 @@ if __name__ == "__main__":
     with one_line_errors():
         settings = parse_settings(Settings, sys.argv[1:])
         prepare(settings)
-        print(f"next: python train.py --dataset={settings.name}, which says its epochs")
+        print(f"next: python train.py --dataset={settings.name}")

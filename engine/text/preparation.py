@@ -41,6 +41,7 @@ BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_
 # Lines of this many characters are compared between the splits: by hashes, this many at most.
 LINE = 20
 LINES = 2**20
+DEFAULT_RUN = 900 * 8 * 128  # steps, sequences and context of train.py's own settings, in tokens
 
 
 def read_sections(path, encoding="utf-8", size=-1):
@@ -207,6 +208,10 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
                     f"{source['name']}: there is no text, or too little to split it: give other "
                     "text by --val"
                 )
+            if (
+                names == SPLITS
+            ):  # those of conversations depend on the rows that they are packed into
+                meta["epochs"] = DEFAULT_RUN / meta["train"]["tokens"]
             # An interruption must not leave meta.json beside files that it does not describe.
             remove_path(folder / "meta.json")
         meta["sha256"] = sha256_of_json(meta)
@@ -216,6 +221,8 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
         counts = {name: n for name, n in meta[split].items() if name != "sha256"}
         print(f"  {split}: " + ", ".join(f"{name} {n:,}" for name, n in counts.items()))
     print(f"  {meta['repeated_lines']:.1%} of val's lines of {LINE} characters stand in train too")
+    if "epochs" in meta:
+        print(f"  train.py's own settings make {meta['epochs']:,.2f} epochs")
 
 
 def encode_document(tokenizer, split, text):

@@ -11,19 +11,23 @@ from hypothesis import strategies as st
 
 from engine.common import files
 from engine.text import dataset, preparation, sources
+from train import TrainConfig
 
 FILES = "train.bin", "val.bin", "meta.json"  # in the order in which they appear, but the first two
 
 
 def test_written_and_read_back(tmp_path):
     """Catches lost or reordered text, a split of one's own that is mixed, a separator that single
-    texts do not need, and a meta.json that does not describe the files.
+    texts do not need, a meta.json that does not describe the files, and other epochs than train.py
+    makes.
     """
     text = POEM.replace("\n", " ") * 5 + "the end"
     train, val = text[:500], text[500:]
     preparation.write_dataset(tmp_path, [train], "char", "poem.txt", val=[val])
     data = dataset.load_dataset(tmp_path, 8)
     meta = files.read_json(tmp_path / "meta.json")
+    config = TrainConfig()
+    assert config.gradient_accumulation_steps == 1
     assert meta["dtype"] == "uint16" and meta["vocab_size"] == len(set(text))
     assert meta["source"] == {"name": "poem.txt", "sha256": files.sha256_of([text.encode()])}
     for split, expected in ("train", train), ("val", val):
@@ -34,6 +38,7 @@ def test_written_and_read_back(tmp_path):
             "characters": len(expected),
             "sha256": files.sha256_of_file(tmp_path / f"{split}.bin"),
         }
+    assert meta["epochs"] * len(train) == config.max_iters * config.batch_size * config.block_size
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == sorted(FILES)
 
 
