@@ -61,7 +61,7 @@ def read(settings):
 def prepare(settings):
     """Write the dataset."""
     source = settings.hub or ", ".join(path.name for path in settings.input)
-    texts = conversations.texts_of(itertools.chain(*read(settings)))
+    texts = conversations.texts_of(itertools.chain(*read(settings)), settings.ignore)
     tokenizer = chat_tokenizer(settings.tokenizer, texts)
     folder = preparation.DATA / settings.name
     train, val = read(settings)

@@ -19,7 +19,7 @@ import numpy as np
 
 from engine.text.chat import ChatTemplate
 from engine.text.preparation import BEGINS, LEARNED, MASKS, READ, SPLITS, separator, write_tokens
-from engine.text.sources import as_dict, parse_json, split_of
+from engine.text.sources import as_dict, is_conversation, parse_json, split_of
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 ROLES |= {"human": "user", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant"}
@@ -27,9 +27,9 @@ TURNS = "messages", "conversations", "conversation"
 # Keys of a record, or of a message, that are about it, and so change nothing that is learned.
 NOTES = set(
     """
-    category conversation_hash conversation_id created created_at dataset date hash id idx index
-    lang language license message_id metadata model model_name prompt_id rating score source
-    tags task timestamp title topic turn turns url uuid
+    __index_level_0__ category conversation_hash conversation_id created created_at dataset date
+    hash id idx index lang language license message_id metadata model model_name prompt_id rating
+    score source tags task timestamp title topic turn turns url uuid
     """.split()
 )
 VAL_SHARE = 0.1  # of the conversations, chosen by a hash of each
@@ -86,14 +86,11 @@ def take_turns(record):
     if len(forms) > 1:
         raise ValueError(f"it has both {forms[0]} and {forms[1]}")
     if forms:
-        turns = record.pop(forms[0])
-        turns = parse_json(turns) if isinstance(turns, str) else turns
-        if isinstance(turns, dict) and all(isinstance(part, list) for part in turns.values()):
-            turns = [dict(zip(turns, parts)) for parts in zip(*turns.values(), strict=True)]
+        turns = as_turns(parse_json(record.pop(forms[0])))
     elif {"prompt", "completion"} <= record.keys():
-        asked = as_messages(record.pop("prompt"), "user")
+        asked = as_turns(record.pop("prompt"), "user")
         turns = [{"weight": 0} | turn if isinstance(turn, dict) else turn for turn in asked]
-        turns += as_messages(record.pop("completion"), "assistant")
+        turns += as_turns(record.pop("completion"), "assistant")
     else:
         turns = None
     if not isinstance(turns, list):
@@ -104,9 +101,15 @@ def take_turns(record):
     return turns
 
 
-def as_messages(said, role):
-    """Return what was said, a text or messages, as messages."""
-    return [*said] if isinstance(said, list) else [{"role": role, "content": said}]
+def as_turns(said, role=None):
+    """Return messages, perhaps as JSON or by columns, as a list of them; else a role's one."""
+    if is_conversation(said):
+        said = parse_json(said)
+    if isinstance(said, dict) and all(isinstance(part, list) for part in said.values()):
+        said = [dict(zip(said, parts)) for parts in zip(*said.values(), strict=True)]
+    if role and not isinstance(said, list):
+        said = [{"role": role, "content": said}]
+    return said
 
 
 def read_message(turn, what, ignored=()):
@@ -124,10 +127,12 @@ def read_message(turn, what, ignored=()):
     role = ROLES[role]
     learned = is_learned(turn, role, what)
     text = text_of(take_one(turn, what, "content", "value"), what)
-    if not text.strip() and "tool_calls" not in turn:
+    if not text.strip() and (role != "assistant" or "tool_calls" not in turn):
         raise ValueError(f"{what} has no text")
     if text:
         content = {"content": text}
+    if "tool_calls" in turn:
+        turn["tool_calls"] = parse_json(turn["tool_calls"])
     return {"role": role, **content, **turn}, learned
 
 
@@ -169,12 +174,13 @@ def is_learned(turn, role, what):
     return learned
 
 
-def texts_of(records):
+def texts_of(records, ignored=()):
     """Yield what a tokenizer learns from: the texts of the records that are not damaged."""
     yield "\n".join([*ROLES, ""])  # a template writes some of them
     for _, record in records:
         with contextlib.suppress(ValueError):  # encode_records says it
-            yield from [m.get("content") or "" for m in read_conversation(record).messages]
+            found = read_conversation(record, ignored)
+            yield from [message.get("content") or "" for message in found.messages]
 
 
 def encode_records(records, template, val_share, skipped=None, ignored=()):

@@ -56,8 +56,12 @@ def read_records(*paths, column=None):
     """
     for path in paths:
         if path.is_dir():
-            files = sorted(path.rglob("*"))
-            yield from read_records(*filter(kind_of, files))
+            files = [
+                file for file in sorted(path.rglob("*")) if kind_of(file) or file.suffix == ".json"
+            ]
+            if not files:
+                raise ValueError(f"{path} has no .jsonl, .json or .parquet")
+            yield from read_records(*files)
         elif kind_of(path) == ".parquet":
             rows = enumerate(read_rows(path, column), 1)
             yield from ((f"{path}, row {n}", row) for n, row in rows)
@@ -91,13 +95,14 @@ def read_json_records(path):
         yield from ((f"{path}, line {n}", line) for n, line in lines)
 
 
-def is_conversation(line):
-    """Return whether a line is a list of messages, and not the beginning of an array of records."""
+def is_conversation(value):
+    """Return whether JSON is a list of messages, and not of records, or another value."""
     try:
-        found = parse_json(line)
+        found = parse_json(value)
     except ValueError:
         return False
-    return bool(found) and isinstance(found[0], dict) and not {"role", "from"}.isdisjoint(found[0])
+    first = found[0] if found and isinstance(found, list) else None
+    return isinstance(first, dict) and not {"role", "from"}.isdisjoint(first)
 
 
 def read_lines(path):
@@ -157,9 +162,11 @@ def read_documents(records, column="text"):
             text = record[column]
             if not isinstance(text, str | None):
                 raise ValueError(f"its column {column!r} is a {type(text).__name__}, not text")
+            text = text or ""
+            text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        yield text or ""
+        yield text
 
 
 def read_files(paths, column="text", encoding="utf-8"):

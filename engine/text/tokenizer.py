@@ -285,7 +285,7 @@ def with_special_tokens(tokenizer, texts):
     content = tokenizer.tokenizer_json
     missing = [text for text in texts if text not in tokenizer.special_tokens]
     # Not in the vocabulary of the model, which would find them in a text.
-    further = map(special_token, missing, itertools.count(tokenizer.vocab_size))
+    further = map(added_token, missing, itertools.count(tokenizer.vocab_size))
     added = [*content["added_tokens"], *further]
     end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
     content = content | {"added_tokens": added}
@@ -296,10 +296,12 @@ def with_special_tokens(tokenizer, texts):
     return found
 
 
-def special_token(text, number):
-    """The entry of a special token in a tokenizer.json."""
-    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
-    return {"id": number, "content": text, "special": True, **flags}
+def added_token(token, number, special=True):
+    """The entry in a tokenizer.json of an added token: a text, or an object with it and flags."""
+    token = token if isinstance(token, dict) else {"content": token}
+    flags = dict.fromkeys(["single_word", "lstrip", "rstrip"], False) | {"normalized": not special}
+    flags = {name: token.get(name, flag) for name, flag in flags.items()}
+    return {"id": number, "content": token["content"], "special": special} | flags
 
 
 # ---- The content of tokenizer.json
@@ -350,7 +352,7 @@ def byte_level_json(ranks, special, pattern):
 
 def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None):
     """A tokenizer.json. As in tiktoken, a word in the vocabulary is one token."""
-    added = [special_token(text, vocabulary[text]) for text in special]
+    added = [added_token(text, vocabulary[text]) for text in special]
     model = {"type": "BPE", "vocab": vocabulary, "merges": [*merges], "ignore_merges": True}
     return {
         "version": "1.0",
@@ -489,12 +491,12 @@ KNOWN = {"add_prefix_space", "added_tokens_decoder", "chat_template", *FURTHER}
 KNOWN |= set(
     """
     auto_map backend clean_up_tokenization_spaces device_map errors fix_mistral_regex from_slow
-    init_inputs is_local legacy local_files_only max_length merges_file model_input_names
-    model_max_length name_or_path pad_to_multiple_of pad_token_type_id padding padding_side
-    processor_class response_schema revision sp_model_kwargs spaces_between_special_tokens
-    special_tokens_map_file stride tokenizer_class tokenizer_file transformers_version truncation
-    truncation_side truncation_strategy trust_remote_code use_default_system_prompt use_fast
-    verbose vocab_file
+    init_inputs is_local legacy local_files_only max_len max_length merges_file model_input_names
+    model_max_length model_type name_or_path pad_to_multiple_of pad_token_type_id padding
+    padding_side processor_class response_schema revision sp_model_kwargs
+    spaces_between_special_tokens special_tokens_map_file stride tokenizer_class tokenizer_file
+    transformers_version truncation truncation_side truncation_strategy trust_remote_code
+    use_auth_token use_default_system_prompt use_fast verbose vocab_file vocab_size
     """.split()
 )
 BY_JSON = "PreTrainedTokenizerFast", "TokenizersBackend"  # they do what tokenizer.json says
@@ -506,33 +508,46 @@ def published_tokenizer(folder):
     about = json_in(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in about:  # else transformers does not read the older file
         about |= json_in(folder / "special_tokens_map.json")
-    is_gpt2 = config.get("model_type") == "gpt2"
     content = json_in(folder / "tokenizer.json")
-    if not content and is_gpt2 and not (folder / "vocab.json").exists():
-        return create_tokenizer("gpt2")
-    if not content and is_gpt2:
+    if not content and config.get("model_type") == "gpt2":
+        if not about and not (folder / "vocab.json").exists():
+            return create_tokenizer("gpt2")
         content = gpt2_json(folder)
         about = {"eos_token": END_OF_TEXT} | about
     if not content:
         raise ValueError("it has no tokenizer.json: which ids stand for which text?")
-    names = dict.fromkeys([*SPECIAL, *about])  # those that are new get their ids in this order
-    named = {name: text_of(about.get(name)) for name in names if name.endswith("_token")}
-    special = {name: text for name, text in named.items() if isinstance(text, str)}
-    content = with_added_tokens(content, folder, about, special.values())
+    named, further = special_tokens_in(about)
+    content = with_added_tokens(content, folder, about, [*named.values(), *further])
     ends = []
     for place in config, json_in(folder / "generation_config.json"):
         found = place.get("eos_token_id")
         ends += found if isinstance(found, list) else [found]
     ends = [number for number in ends if number is not None]
-    end_of_text = special.get("eos_token", next(iter(ends), None))
+    end_of_text = text_of(named.get("eos_token")) or next(iter(ends), None)
     template = chat_template_in(folder, about)
-    chat = {"template": template, **special} if template else None
+    chat = {"template": template} | {name: text_of(token) for name, token in named.items()}
     found = tokenizer_from_spec(
-        {"kind": "tokenizers", "content": content, "end_of_text": end_of_text, "chat": chat}
-        | {"further_ends": ends}
+        {"kind": "tokenizers", "content": content, "end_of_text": end_of_text}
+        | {"chat": chat if template else None, "further_ends": ends}
     )
     check_keys(about, found)
     return found
+
+
+def special_tokens_in(about):
+    """Return {name: token} and further tokens of tokenizer_config.json, texts or objects with them.
+
+    Those that are new get their ids in this order.
+    """
+    names = dict.fromkeys([*SPECIAL, *about])
+    named = {name: about[name] for name in names if name.endswith("_token") and about.get(name)}
+    further = []
+    for found in [about.get(name) or [] for name in FURTHER]:
+        if isinstance(found, dict):
+            named |= found
+        else:
+            further += found
+    return {name: token for name, token in named.items() if text_of(token)}, further
 
 
 def check_keys(about, tokenizer):
@@ -550,8 +565,9 @@ def check_keys(about, tokenizer):
 
 
 def text_of(token):
-    """Return the text of a token, which is that or an object with it."""
-    return token.get("content") if isinstance(token, dict) else token
+    """Return the text of a token, which is that or an object with it; None for anything else."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def gpt2_json(folder):
@@ -566,41 +582,42 @@ def gpt2_json(folder):
 def with_added_tokens(content, folder, about, special):
     """Return a tokenizer.json with the tokens that other files of its folder add, as transformers.
 
-    about: the content of tokenizer_config.json. special: texts of special tokens.
+    about: the content of tokenizer_config.json. special: special tokens, texts or objects with it.
     """
     import tokenizers
 
-    for found in [about.get(name) or [] for name in FURTHER]:
-        special = [*special, *map(text_of, found.values() if isinstance(found, dict) else found)]
+    special = {text_of(token): token for token in special}
     added = {token["content"]: token for token in content.get("added_tokens", [])}
     if "added_tokens_decoder" in about:
-        for id, token in about["added_tokens_decoder"].items():
-            added[token["content"]] = token | {"id": int(id)}
+        for number, token in about["added_tokens_decoder"].items():
+            is_special = token.get("special", False)
+            added[token["content"]] = added_token(token, int(number), is_special)
     else:
         for text, number in json_in(folder / "added_tokens.json").items():
-            ordinary = text not in special
-            flags = {"special": not ordinary, "normalized": ordinary}
-            added.setdefault(text, special_token(text, number) | flags)
+            added.setdefault(text, added_token(text, number, text in special))
     content = content | {"added_tokens": sorted(added.values(), key=lambda token: token["id"])}
     new = [text for text in special if text not in added]
     library = tokenizers.Tokenizer.from_str(json.dumps(content))
     library.add_special_tokens(new)
-    content["added_tokens"] += [special_token(text, library.token_to_id(text)) for text in new]
+    content["added_tokens"] += [
+        added_token(special[text], library.token_to_id(text)) for text in new
+    ]
     return content
 
 
 def chat_template_in(folder, about):
     """Return the chat template of a published model, or None; ValueError if it has none to take."""
+    template = about.get("chat_template") or []
+    if isinstance(template, str):
+        template = [{"name": "default", "template": template}]
+    named = {one["name"]: one["template"] for one in template}
+    for path in folder.glob("additional_chat_templates/*.jinja"):
+        named[path.stem] = path.read_text(encoding="utf-8")
     if (folder / "chat_template.jinja").exists():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    template = about.get("chat_template")
-    named = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
-    if isinstance(template, list):
-        named = {one["name"]: one["template"] for one in template}
-        template = named.get("default")
-    if not isinstance(template, str | None) or named and not template:
+        named["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if named and "default" not in named:
         raise ValueError(f"it has no chat template called default: {', '.join(named)}")
-    return template
+    return named.get("default")
 
 
 def padded_vocab_size(vocab_size):

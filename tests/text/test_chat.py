@@ -311,6 +311,15 @@ def test_a_damaged_mask(damage, message, tmp_path):
         dataset.load_dataset(tmp_path / "x", 8)
 
 
+def test_a_folder(tmp_path):
+    """Catches a file of a folder that is left out without a word, and a folder with none."""
+    with refused("in has no .jsonl, .json or .parquet"):
+        (tmp_path / "in").mkdir()
+        [*sources.read_records(tmp_path / "in")]
+    (tmp_path / "in" / "b.json").write_text(json.dumps([GOOD, GOOD]))
+    assert len(prepared(tmp_path, GOOD, val=(tmp_path / "in",)).train) == 3 * 28
+
+
 def test_the_script(tmp_path, capsys):
     """Catches a flag that is not used, a folder that is not searched, and a split that leaks."""
     records = [{"prompt": f"{n}", "completion": f"<{n}>"} for n in range(100)]

@@ -32,6 +32,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+LEAST = {"content": "<extra>"}
 SIZE = 259  # of the vocabulary
 ADDED = {
     "added_tokens_decoder": (
@@ -58,6 +59,19 @@ ADDED = {
         "tokenizer_config.json",
         {"eos_token": "<|im_end|>", "pad_token": "<|im_start|>"},
     ),
+    "eos with flags": (
+        "tokenizer_config.json",
+        {"eos_token": flags("<extra>", lstrip=True, __type="AddedToken"), "pad_token": ""},
+    ),
+    "pad with flags": ("special_tokens_map.json", {"pad_token": flags("<extra>", rstrip=True)}),
+    "names before a list": (
+        "tokenizer_config.json",
+        {
+            "additional_special_tokens": ["<|im_start|>"],
+            "extra_special_tokens": {"image_token": "<|im_end|>"},
+        },
+    ),
+    "without flags": ("tokenizer_config.json", {"added_tokens_decoder": {"260": LEAST}}),
     "special_tokens_map.json": (
         "special_tokens_map.json",
         {"eos_token": flags("<|im_end|>"), "bos_token": "<|im_start|>"},
@@ -175,19 +189,23 @@ BARE = "{% for m in messages %}{{ m.content + 'X' }}{% endfor %}"
 NAMED = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": BARE}]
 
 
-@pytest.mark.parametrize("place", ["list", "jinja", "jinja and a list", "jinja and others"])
+@pytest.mark.parametrize(
+    "place", ["list", "jinja", "jinja and a list", "jinja and others", "one of others"]
+)
 def test_the_template_of_a_model(place, folder):
     """Catches our own template in place of the one that a model was trained with."""
     about = {"chat_template": [*NAMED[:1], {"name": "default", "template": "no"}]}
     if place == "list":
         about = {"chat_template": NAMED}
-    else:
+    elif place != "one of others":
         (folder / "chat_template.jinja").write_text(BARE)
     if place in ("list", "jinja and a list"):
         write(folder, "tokenizer_config.json", about)
-    if place == "jinja and others":
+    if "others" in place:
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text("no")
+    if place == "one of others":
+        (folder / "additional_chat_templates" / "default.jinja").write_text(BARE)
     template = ChatTemplate(chat_tokenizer(str(folder)))
     assert template.render([{"role": "user", "content": "Hi"}]) == "HiX"
 
@@ -196,7 +214,7 @@ def test_the_template_of_a_model(place, folder):
     "about, message",
     [
         ({"chat_template": NAMED[:1]}, "no chat template called default: tool_use"),
-        ({"chat_template": 5}, "no chat template"),
+        ({"chat_template": 5}, "TypeError: 'int' object is not iterable"),
         ({}, "no chat template called default: rag"),
     ],
 )
@@ -208,6 +226,21 @@ def test_no_template_to_take(about, message, folder):
         (folder / "additional_chat_templates" / "rag.jinja").write_text("no")
     with pytest.raises(ValueError, match=message):
         chat_tokenizer(str(folder))
+
+
+def test_names_of_a_template(folder):
+    """Catches a token that a template names, and that renders as nothing."""
+    transformers = pytest.importorskip("transformers")
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>"}
+    about |= {"extra_special_tokens": {"image": "<i>"}, "tool_token": "<t>"}
+    about["chat_template"] = "{{ pad_token + image + tool_token }}" + BARE
+    write(folder, "tokenizer_config.json", about)
+    messages = [{"role": "user", "content": "Hi"}]
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = theirs.apply_chat_template(messages, tokenize=False)
+    assert (
+        ChatTemplate(chat_tokenizer(str(folder))).render(messages) == expected == "<pad><i><t>HiX"
+    )
 
 
 # ---- GPT-2's older files
@@ -229,6 +262,7 @@ def test_vocab_and_merges(folder):
     for text in [*TEXTS, "Hi there.<|endoftext|>Füße 猫"]:
         assert ours.encode(text, allow_special=True).tolist() == theirs(text)["input_ids"], text
     assert ours.end_of_text == SIZE + 1
-    (folder / "merges.txt").unlink()
-    with pytest.raises(ValueError, match="vocab.json and merges.txt cannot be read"):
-        tokenizer_from_folder(folder)
+    for name in "merges.txt", "vocab.json":  # what is left says that it is no OpenAI's
+        (folder / name).unlink()
+        with pytest.raises(ValueError, match="vocab.json and merges.txt cannot be read"):
+            tokenizer_from_folder(folder)

@@ -133,6 +133,7 @@ def test_a_long_text_is_many_documents(tmp_path, monkeypatch):
         ("c.jsonl", b'{"content": "a"}\n', r"line 1: no column 'text': .* --column \(content\)"),
         ("d.jsonl", b'{"text": 5}\n', r"d.jsonl, line 1: its column 'text' is a int, not text"),
         ("e.jsonl", b'{"text": "one"}\n', "texts: there is no text"),
+        ("g.jsonl", b'{"text": "\\ud800"}\n', "g.jsonl, line 1: .* surrogates not allowed"),
         ("f.txt", b"Text \xff" * 9, "f.txt is not UTF-8 text"),
         ("h.jsonl.gz", gzip.compress(LINES)[:-20], "cannot prepare .*h.jsonl.gz"),
         (
