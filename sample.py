@@ -151,7 +151,7 @@ def sample(config):
         return converse(generator, kind)
 
     # The texts: num_samples for each prompt.
-    has_messages = config.prompts and any(line.startswith("{") for line in prompts.values())
+    has_messages = config.prompts and any(p.startswith(("{", "[{")) for p in prompts.values())
     if generator.tokenizer.chat and has_messages:
         texts = answers_to(prompts, generator)
         config.json = True
