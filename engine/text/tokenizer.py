@@ -11,7 +11,6 @@ the library tokenizers all others.
 import contextlib
 import itertools
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -25,19 +24,16 @@ END_OF_TEXT = "<|endoftext|>"
 LEARNED_FROM = 100_000  # documents that bpe:VOCAB learns from, at most
 BYTES = {bytes([n]): n for n in range(256)}
 SPACE = "\u2581"  # as SentencePiece writes it
-DECODERS = "ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip", "WordPiece"
+DECODERS = "ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"
 
 # The words that no token of bpe:VOCAB crosses, as GPT-4's: numbers have at most three digits,
 # lines end with a word. The atomic group (?>...) lets tiktoken's regex library find each word in
-# one go: encoding takes 0.6 of the time. So it does with GPT-2's pattern in that form.
+# one go: encoding takes 0.6 of the time.
 PATTERN = (
     r"(?>'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-FASTER_GPT2_PATTERN = (
-    r"(?> ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
-)
 
 
 class Tokenizer:
@@ -165,11 +161,9 @@ class TiktokenTokenizer(Tokenizer):
         vocabulary = content["model"]["vocab"]
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
         ranks = {to_bytes(token): vocabulary[token] for token in vocabulary.keys() - special}
-        split = content["pre_tokenizer"]["pretokenizers"][0]
-        pattern = split["pattern"]["Regex"]
-        faster = FASTER_GPT2_PATTERN if pattern == GPT2_PATTERN else pattern
+        pattern = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
         self.encoding = tiktoken.Encoding(
-            "bpe", pat_str=faster, mergeable_ranks=ranks, special_tokens=special
+            "bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
         )
         self.vocab_size = self.encoding.n_vocab
         self.end_of_text = special.get(END_OF_TEXT)
@@ -233,9 +227,7 @@ class HubTokenizer(Tokenizer):
                 raise ValueError(f"its decoder {part} is not known here")
         self.by_bytes = "ByteLevel" in decoder
         self.has_spaces = "Metaspace" in decoder or "Replace" in decoder
-        # Its tokens are words, or with a prefix the rest of one.
-        self.by_words = not decoder or "WordPiece" in decoder
-        self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
+        self.by_words = not decoder
         # A BPE drops what is unknown if it has no token for it, and fails if it lacks this token.
         model = content["model"]
         if "merges" in model and not model.get("unk_token"):
@@ -265,8 +257,7 @@ class HubTokenizer(Tokenizer):
         if self.by_bytes:
             return to_bytes(piece) if BYTE_OF.keys() >= set(piece) else piece.encode("utf-8")
         if self.by_words:
-            rest = piece.removeprefix(self.prefix)
-            return (rest if rest != piece else " " + piece).encode("utf-8")
+            return f" {piece}".encode()
         if re.fullmatch("<0x[0-9A-F]{2}>", piece):
             return bytes([int(piece[1:5], 16)])
         return (piece.replace(SPACE, " ") if self.has_spaces else piece).encode("utf-8")
@@ -280,20 +271,15 @@ class HubTokenizer(Tokenizer):
 def with_special_tokens(tokenizer, texts):
     """Return a HubTokenizer that has these special tokens too, with the ids after all others.
 
-    ValueError if it cannot have them.
+    ValueError if its vocabulary has one of them as an ordinary token.
     """
     content = tokenizer.tokenizer_json
     missing = [text for text in texts if text not in tokenizer.special_tokens]
     # Not in the vocabulary of the model, which would find them in a text.
     further = map(added_token, missing, itertools.count(tokenizer.vocab_size))
-    added = [*content["added_tokens"], *further]
+    content = content | {"added_tokens": [*content["added_tokens"], *further]}
     end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
-    content = content | {"added_tokens": added}
-    found = HubTokenizer(content, end, further_ends=tokenizer.further_ends)
-    size = tokenizer.vocab_size + len(missing)
-    if found.vocab_size != size or not found.extends(tokenizer):
-        raise ValueError(f"the tokenizer cannot have {', '.join(missing)} as special tokens")
-    return found
+    return HubTokenizer(content, end, further_ends=tokenizer.further_ends)
 
 
 def added_token(token, number, special=True):
@@ -315,9 +301,9 @@ def decoder_parts(content):
 
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 HIDDEN = [byte for byte in range(256) if byte not in PRINTABLE]  # GPT-2 writes them from U+0100 on
-CHARACTERS = [*map(chr, PRINTABLE), *map(chr, range(256, 256 + len(HIDDEN)))]
-BYTE_OF = dict(zip(CHARACTERS, PRINTABLE + HIDDEN))
-CHARACTER_OF = dict(zip(PRINTABLE + HIDDEN, CHARACTERS))
+CHARACTER_OF = {byte: chr(byte) for byte in PRINTABLE}
+CHARACTER_OF |= {byte: chr(256 + n) for n, byte in enumerate(HIDDEN)}
+BYTE_OF = {character: byte for byte, character in CHARACTER_OF.items()}
 
 
 def to_bytes(token):
@@ -369,18 +355,14 @@ def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None
 
 
 def tiktoken_encoding(name):
-    """Return one of tiktoken's encodings.
-
-    ValueError if there is none of this name or its file cannot be loaded.
-    """
+    """Return one of tiktoken's encodings; ValueError if there is none, or it cannot be loaded."""
     import tiktoken
 
-    names = tiktoken.list_encoding_names()
-    if name not in names:
-        known = ", ".join(["char", "byte", "bpe:VOCAB", *names])
-        raise ValueError(f"unknown tokenizer {name!r}: choose {known}, or a model's folder")
-    remedy = "connect to the internet, or set TIKTOKEN_CACHE_DIR to a folder that has its file"
-    with library_errors(f"tiktoken cannot load its encoding {name!r}", f": {remedy}"):
+    remedy = (
+        ": choose char, byte, bpe:VOCAB, a model's folder, or gpt2 or another of tiktoken, whose "
+        "file is downloaded, or in the folder TIKTOKEN_CACHE_DIR"
+    )
+    with library_errors(f"no tokenizer {name!r}", remedy):
         found = tiktoken.get_encoding(name)
     ranks, special = found._mergeable_ranks, found._special_tokens
     return TiktokenTokenizer(byte_level_json(ranks, special, found._pat_str))
@@ -405,7 +387,7 @@ def learned_bpe(texts, vocab_size):
     whole, by_bytes = learner.pre_tokenizer[0], learner.pre_tokenizer[1]
     learner.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([whole, parts, by_bytes])
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=CHARACTERS, show_progress=False
+        vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=[*BYTE_OF], show_progress=False
     )
     learner.train_from_iterator(itertools.islice(texts, LEARNED_FROM), trainer)
     vocabulary = learner.get_vocab()
@@ -426,22 +408,9 @@ KINDS = {
 
 def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
-    with library_errors("the tokenizer fails"), without_reports():
+    with library_errors("the tokenizer fails"):
         given = dict(spec)
         return KINDS[given.pop("kind")](**given)
-
-
-@contextlib.contextmanager
-def without_reports():
-    """Lose what a library in Rust reports of a panic: it writes to file 2 itself."""
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
 
 
 def create_tokenizer(name, texts=()):
@@ -458,18 +427,13 @@ def create_tokenizer(name, texts=()):
 
 
 def tokenizer_from_folder(folder):
-    """Return the tokenizer of a run, a checkpoint, an export or a published model."""
+    """Return the tokenizer of a run, a checkpoint or a published model."""
     checkpoints = folder.glob("step_*[0-9]/config.json")
     newest = sorted(checkpoints, key=lambda path: (len(str(path)), path))[-1:]
     try:
-        for path in (*newest, folder / "config.json", folder / "lookback.json"):
+        for path in (*newest, folder / "config.json"):
             if spec := json_in(path).get("tokenizer"):
-                found = tokenizer_from_spec(spec)
-                # An export may have got another tokenizer.json since.
-                if path.name == "config.json" or found.tokenizer_json == json_in(
-                    folder / "tokenizer.json"
-                ):
-                    return found
+                return tokenizer_from_spec(spec)
         return published_tokenizer(folder)
     except Exception as error:  # files that others wrote can cause any
         reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
