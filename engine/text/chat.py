@@ -131,8 +131,8 @@ class ChatTemplate:
     def check(self, messages, tools=None):
         """ValueError for a special token in a message, which could end its own turn, or in tools.
 
-        ValueError also for tools, for a message, and for what messages of a role have beside role
-        and content, if the template does not render it.
+        ValueError also for tools, and for anything that a message has beside its role, if the
+        template does not render it.
         """
         places = {f"message {n}": message for n, message in enumerate(messages, 1)}
         for place, content in (places | {"tools": {"tools": tools}}).items():
@@ -141,12 +141,11 @@ class ChatTemplate:
                     raise ValueError(f"{place} spells the special token {token}")
         others = {}  # what a template may leave out -> messages and tools that differ in it
         for n, message in enumerate(messages):
-            role = message["role"]
-            if message.get("content"):
-                other = message | {"content": message["content"] + "x"}
-                others[f"message {n + 1}"] = [*messages[:n], other, *messages[n + 1 :]], tools
-            for key in message.keys() - {"role", "content"}:
-                others[f"{key!r} of {role}"] = without(messages, role, key), tools
+            for key in message.keys() - {"role"}:
+                rest = {name: value for name, value in message.items() if name != key}
+                if message[key] not in (None, ""):  # beside a call, as some write no text
+                    place = f"{key!r} of message {n + 1}"
+                    others[place] = [*messages[:n], rest, *messages[n + 1 :]], tools
         if tools:
             others["'tools'"] = messages, None
         whole = self.render(messages, tools)
@@ -165,12 +164,6 @@ class ChatTemplate:
             return self.template.render(
                 self.tokenizer.chat | given | {"add_generation_prompt": prompt}
             )
-
-
-def without(messages, role, key):
-    """Return messages without a key of those of a role."""
-    kept = [{k: m[k] for k in m if k != key} for m in messages]
-    return [new if old["role"] == role else old for old, new in zip(messages, kept)]
 
 
 def chat_tokenizer(name, texts=()):

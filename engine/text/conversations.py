@@ -121,12 +121,12 @@ def read_message(turn, what, ignored=()):
     # Beside a call of a tool there may be no text: None, "" and nothing are other prompts for some.
     content = {name: value for name, value in turn.items() if name == "content"}
     turn = without_notes(turn, ignored)
-    role = take_one(turn, what, "role", "from")
+    role = turn.pop("role", None) or turn.pop("from", None)
     if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"{what} has the role {role!r}: {', '.join(ROLES)}")
     role = ROLES[role]
     learned = is_learned(turn, role, what)
-    text = text_of(take_one(turn, what, "content", "value"), what)
+    text = text_of(turn.pop("content", None) or turn.pop("value", None), what)
     if not text.strip() and (role != "assistant" or "tool_calls" not in turn):
         raise ValueError(f"{what} has no text")
     if text:
@@ -134,14 +134,6 @@ def read_message(turn, what, ignored=()):
     if "tool_calls" in turn:
         turn["tool_calls"] = parse_json(turn["tool_calls"])
     return {"role": role, **content, **turn}, learned
-
-
-def take_one(turn, what, *names):
-    """Take what is called by one of these names out of a message; None if it has neither."""
-    found = [turn.pop(name) for name in names if name in turn]
-    if len(found) > 1 and ROLES.get(str(found[0]), found[0]) != ROLES.get(str(found[1]), found[1]):
-        raise ValueError(f"{what} has two values for {' and '.join(names)}")
-    return found[0] if found else None
 
 
 def text_of(content, what):

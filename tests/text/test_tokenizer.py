@@ -193,7 +193,10 @@ def template(**special):
         ({"kind": "char", "characters": "\ud800"}, "surrogates not allowed"),
         ({"kind": "bpe", "content": byte_level_json(RANKS, SPECIAL, "(")}, "Parsing error"),
         (spec_with(post_processor=template()), "fails .PanicException: no entry found"),
-        (spec_with(decoder=("BPEDecoder", {"suffix": "x"})), "decoder .*BPED.* is not known"),
+        (
+            spec_with(decoder=("WordPiece", {"prefix": "x", "cleanup": False})),
+            "decoder .*WordP.* is not known",
+        ),
         (
             spec_with(decoder=("Replace", {"pattern": {"String": "_"}, "content": " "})),
             "decoder .*Replace.* is not known",
@@ -201,11 +204,10 @@ def template(**special):
     ],
     ids=itertools.count(),
 )
-def test_specifications_that_cannot_be_used(spec, message, capfd):
-    """Catches a report of a library's insides, and a tokenizer that is silently another one."""
+def test_specifications_that_cannot_be_used(spec, message):
+    """Catches a traceback, and a tokenizer that is silently another one."""
     with refused(message):
         tokenizer_from_spec(spec)
-    assert not capfd.readouterr().err
 
 
 def test_the_oldest_files():
@@ -240,11 +242,6 @@ MODELS, SPLITS = tokenizers.models, tokenizers.pre_tokenizers
     "model, before, decoder",
     [
         (MODELS.WordLevel(unk_token="[UNK]"), SPLITS.Whitespace(), None),
-        (
-            MODELS.WordPiece(unk_token="[UNK]"),
-            SPLITS.BertPreTokenizer(),
-            tokenizers.decoders.WordPiece(cleanup=False),
-        ),
         (MODELS.Unigram(), SPLITS.Metaspace(), tokenizers.decoders.Metaspace()),
     ],
     ids=lambda part: type(part).__name__,
@@ -332,8 +329,8 @@ def test_a_vocabulary_that_cannot_be_learned(monkeypatch):
     """
     for name, message in [
         *((f"bpe:{size}", "VOCAB counts") for size in (0, 256)),
-        ("bpe:x", "unknown tokenizer 'bpe:x': choose char, byte, bpe"),
-        ("gtp2", "unknown tokenizer 'gtp2'"),
+        ("bpe:x", "no tokenizer .bpe:x. .*: choose char, byte, bpe"),
+        ("gtp2", "no tokenizer .gtp2."),
     ]:
         with refused(message):
             create_tokenizer(name, ["text"])
