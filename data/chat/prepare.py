@@ -1,4 +1,4 @@
-"""Conversations to fine-tune a model on: .jsonl, .jsonl.gz, .jsonl.zst and .parquet, or the hub.
+"""Conversations to fine-tune a model on: .jsonl, .jsonl.gz, .json and .parquet, or the hub.
 
     python data/chat/prepare.py --input FILE_OR_FOLDER ... --name mychat --tokenizer FOLDER
     python data/chat/prepare.py --hub OWNER/NAME [--split train] --name mychat ...

@@ -83,7 +83,7 @@ def split_documents(documents):
     """Return (train, val), two lists of texts: about a tenth of the characters is for validation.
 
     Whole documents if there are at least twenty and none is longer than a tenth of all; else the
-    last tenth of each of ten parts, cut at line ends: the end of a text may be unlike the rest.
+    last tenth of each.
     """
     train = []
     val = []
@@ -99,29 +99,14 @@ def split_documents(documents):
     longest = max(map(len, documents), default=0)
     if len(documents) >= 20 and longest <= total / 10:
         return train, val
-    parts = [split_parts(document, max(1, total // 10)) for document in documents]
-    train = [text for text, _ in parts if text]
-    val = [text for _, text in parts if text]
+    halves = []
+    for document in documents:
+        end = len(document) * 9 // 10
+        end = document.find("\n", end, len(document) * 19 // 20) + 1 or end  # of a line, if near
+        halves.append((document[:end], document[end:]))
+    train = [text for text, _ in halves if text]
+    val = [text for _, text in halves if text]
     return train, val
-
-
-def split_parts(document, size):
-    """Cut a text into parts of about size characters, and return (train, val).
-
-    The last tenth of each part is val.
-    """
-
-    def line_end(position):  # the next one, if it is near
-        return document.find("\n", position, position + size // 20) + 1 or position
-
-    starts = [0, *map(line_end, range(size, len(document), size)), len(document)]
-    train = []
-    val = []
-    for start, end in zip(starts, starts[1:]):
-        cut = line_end(end - (end - start) // 10)
-        train.append(document[start:cut])
-        val.append(document[cut:end])
-    return "".join(train), "".join(val)
 
 
 # ---- Writing
@@ -246,7 +231,6 @@ def write_dataset(folder, documents, tokenizer, source, val=None, **about):
         line_end = "\n" if len(train) > 1 or len(val) > 1 else ""  # it separates documents
         tokenizer = create_tokenizer(tokenizer, [*train, *val, line_end])
     digest = sha256_of(document.encode("utf-8") for document in [*train, *val])
-    both = [("train", text) for text in train]
-    both += [("val", text) for text in val]
-    encoded = (encode_document(tokenizer, *document) for document in both)
+    both = {"train": train, "val": val}
+    encoded = (encode_document(tokenizer, split, text) for split in both for text in both[split])
     write_tokens(folder, tokenizer, {"name": source, "sha256": digest} | about, encoded)

@@ -7,7 +7,6 @@ processes.
 import codecs
 import gzip
 import hashlib
-import io
 import itertools
 import json
 import multiprocessing
@@ -45,7 +44,7 @@ LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 
 def kind_of(path):
     """Return .jsonl or .parquet for a file of many documents, perhaps compressed; "" for a text."""
-    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+    name = path.name.lower().removesuffix(".gz")
     return Path(name).suffix if name.endswith((".jsonl", ".parquet")) else ""
 
 
@@ -106,20 +105,9 @@ def is_conversation(value):
 
 
 def read_lines(path):
-    kind = path.suffix.lower()
-    if kind not in (".gz", ".zst"):
-        with open(path, "rb") as file:
-            yield from file
-        return
-    with library_errors(f"cannot prepare {path}"):
-        if kind == ".gz":
-            with gzip.open(path) as file:  # pyarrow stops at zeros that fill a block
-                yield from file
-            return
-        import pyarrow
-
-        with pyarrow.input_stream(str(path), compression="detect") as file:
-            yield from io.BufferedReader(file)
+    read = gzip.open if path.suffix.lower() == ".gz" else open
+    with library_errors(f"cannot prepare {path}"), read(path, "rb") as file:
+        yield from file
 
 
 def read_hub(name, config=None, split="train", streaming=True):
@@ -223,8 +211,7 @@ def download(url, sha256, path):
     """
     if path.exists():
         return
-    script = shell_path(path.parent / "prepare.py")
-    remedy = f": get the file another way, then python {script} --input FILE"
+    remedy = f": get the file another way, as {path}"
     print(f"downloading {url}")
     with (
         library_errors(f"cannot download {url}", remedy),
@@ -236,19 +223,11 @@ def download(url, sha256, path):
     atomic_write(path, content)
 
 
-@dataclass
-class DownloadSettings:
-    input: Path | None = None
-    """The text, if you have it already; otherwise it is downloaded, and its sha256 is checked."""
-
-
 @one_line_errors()
 def prepare_shakespeare(folder, tokenizer_name):
-    """Prepare tiny Shakespeare: [--input FILE]. Its last tenth is for validation, as in nanoGPT."""
-    path = parse_settings(DownloadSettings, sys.argv[1:]).input
-    if path is None:
-        path = folder / "input.txt"
-        download(SHAKESPEARE, SHA256, path)
+    """Prepare tiny Shakespeare, input.txt. Its last tenth is for validation, as in nanoGPT."""
+    path = folder / "input.txt"
+    download(SHAKESPEARE, SHA256, path)
     text = read_text(path)
     end = int(len(text) * 0.9)
     write_dataset(folder, [text[:end]], tokenizer_name, path.name, val=[text[end:]])
