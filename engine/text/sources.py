@@ -80,18 +80,18 @@ def read_rows(path, column):
 
 def read_json_records(path):
     """Yield (where, record) of JSON: a record in each line, or all of them in one array."""
-    lines = ((n, line) for n, line in enumerate(read_lines(path), 1) if line.strip())
-    n, first = next(lines, (1, b""))
-    if first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[") and not is_conversation(first):
-        whole = first + b"".join(line for _, line in lines)
+    first = next(filter(bytes.strip, read_lines(path)), b"").removeprefix(codecs.BOM_UTF8)
+    if first.lstrip().startswith(b"[") and not is_conversation(first):
+        kind = "record"
         try:
-            array = parse_json(whole)
+            records = enumerate(parse_json(b"".join(read_lines(path))), 1)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        yield from ((f"{path}, record {n}", record) for n, record in enumerate(array, 1))
-    elif first:
-        lines = itertools.chain([(n, first)], lines)
-        yield from ((f"{path}, line {n}", line) for n, line in lines)
+    else:
+        kind = "line"
+        lines = enumerate(read_lines(path), 1)
+        records = ((n, line) for n, line in lines if line.strip())
+    yield from ((f"{path}, {kind} {n}", record) for n, record in records)
 
 
 def is_conversation(value):

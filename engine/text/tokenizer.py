@@ -255,9 +255,9 @@ class HubTokenizer(Tokenizer):
         return (piece.replace(SPACE, " ") if self.has_spaces else piece).encode("utf-8")
 
     def spec(self):
-        spec = {"kind": "tokenizers", "content": self.tokenizer_json}
-        spec |= {"end_of_text": self.end_of_text, "chat": self.chat}
-        return spec | {"further_ends": self.further_ends}
+        names = "end_of_text", "chat", "further_ends"
+        about = {name: getattr(self, name) for name in names}
+        return {"kind": "tokenizers", "content": self.tokenizer_json} | about
 
 
 def with_special_tokens(tokenizer, texts):

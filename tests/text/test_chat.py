@@ -232,7 +232,7 @@ def prepared(folder, *records, **flags):
     (folder / "in").mkdir(exist_ok=True)
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     (folder / "in" / "a.jsonl").write_text("".join(lines), encoding="utf-8")
-    given = {"input": () if "hub" in flags else (folder / "in",), "name": "x"}
+    given = {"input": (folder / "in",), "name": "x"}
     prepare(prepare.__globals__["Settings"](**given | flags))
     return dataset.load_dataset(folder / "x", 8)
 
@@ -334,28 +334,11 @@ def test_the_script(tmp_path, capsys):
     assert len(train | val) == 100 and not train & val and len(val) > 3
 
 
-def test_the_hub(tmp_path, monkeypatch):
-    """Catches another split than the one named, and a row that cannot be found again."""
-    datasets = pytest.importorskip("datasets")
-    calls = []
-
-    def load_dataset(*name, **how):
-        calls.append((*name, how))
-        return [GOOD, GOOD, GOOD, {"messages": ONE[:1]}]
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    flags = dict(hub="someone/talk", split="train_sft", val=(tmp_path / "in",))
-    with refused("someone/talk, row 4: the conversation has no answer"):
-        prepared(tmp_path, GOOD, **flags)
-    assert len(prepared(tmp_path, GOOD, **flags, skip_damaged=True).train) == 3 * 28
-    assert calls[0] == ("someone/talk", None, {"split": "train_sft", "streaming": True})
-
-
 @parametrize(
     "flags, message",
     [
         (["--input=/nowhere"], "there is no file or folder /nowhere"),
-        ([], "give --input, files of conversations, or --hub"),
+        ([], "--input is missing: which files"),
         ([f"--input={__file__}", "--name=.."], "--name=.. must be a folder's name"),
     ],
 )
