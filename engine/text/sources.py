@@ -110,15 +110,18 @@ def read_lines(path):
         yield from file
 
 
-def read_hub(name, config=None, split="train", streaming=True):
-    """Yield (where, row) of a dataset on the hub; streaming: its files are not kept."""
+def read_hub(name, config, streaming):
+    """Yield (where, row) of a dataset on the hub, or its variant config.
+
+    streaming: its files are not kept.
+    """
     script = shell_path("data/text/prepare.py")
     remedy = f": connect to the internet, or get its files another way and use {script}"
     with library_errors(f"cannot prepare {name}", remedy):
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-        rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
+        rows = datasets.load_dataset(name, config, split="train", streaming=streaming)
         for n, row in enumerate(rows, 1):
             yield f"{name}, row {n}", row
 
@@ -250,7 +253,7 @@ def prepare_hub(folder, name, config=None):
     settings = parse_settings(HubSettings, sys.argv[1:])
 
     def read():
-        rows = read_hub(name, config, streaming=settings.tokens > 0)
+        rows = read_hub(name, config, settings.tokens > 0)
         return ((VAL_SHARE, text) for text in read_documents(rows))
 
     write_large_dataset(folder, read, settings.tokenizer, name, settings.tokens)

@@ -274,7 +274,6 @@ DAMAGED = [
     (b'{"messages": [{"role": ["user"]}]}', r"has the role \['user'\]"),
     (b'{"prompt": "a", "completion": "\\ud800"}', "surrogates not allowed"),
     (b'{"prompt": "a", "completion": " \\n"}', "message 2 has no text"),
-    (b'{"prompt": "a", "completion": "<|im_end|>"}', "message 2 spells the special token <|im_e"),
 ]
 
 
@@ -291,26 +290,6 @@ def test_damaged_records(line, message, tmp_path):
     skipped = []
     assert len([*conversations.encode_records(records, template, 0, skipped)]) == 2
     assert len(skipped) == 1 and [*conversations.texts_of(records)][1:3] == ["Who?", "I."]
-
-
-@parametrize(
-    "damage, message",
-    [
-        (None, "train.mask.bin"),
-        (lambda good: good[:-1] + b"\1", "train.mask.bin is damaged"),
-        (lambda good: good[:-1] + b"\3", "train.mask.bin has token id 3"),
-    ],
-)
-def test_a_damaged_mask(damage, message, tmp_path):
-    """Catches a run that learns other tokens than those prepared, or all of them."""
-    prepared(tmp_path, GOOD, val=(tmp_path / "in",))
-    path = tmp_path / "x" / "train.mask.bin"
-    good = path.read_bytes()
-    path.unlink()
-    if damage:
-        path.write_bytes(damage(good))
-    with pytest.raises((ValueError, OSError), match=message):
-        dataset.load_dataset(tmp_path / "x", 8)
 
 
 def test_a_folder(tmp_path):

@@ -4,9 +4,7 @@ import datetime
 import gzip
 import io
 import json
-import re
 import runpy
-import signal
 import sys
 
 import numpy as np
@@ -88,14 +86,6 @@ def test_plain_lines_need_no_library(tmp_path, monkeypatch):
     assert [*sources.read_files([path])] == ["right"]
     with refused("a.parquet: it needs the library pyarrow: pip install"):
         [*sources.read_files([tmp_path / "a.parquet"])]
-
-
-def test_an_interruption(monkeypatch):
-    """Catches a Ctrl-C that each of the processes reports."""
-    monkeypatch.setattr(sources.signal, "signal", lambda *what: handled.append(what))
-    handled = []
-    sources.start_process(None)
-    assert handled == [(signal.SIGINT, signal.SIG_IGN)]
 
 
 def test_the_split(tmp_path):
@@ -186,7 +176,7 @@ def test_the_script(tmp_path, monkeypatch):
     assert data.tokenizer.decode(data.train) == "hij " * 400
 
 
-def test_the_hub(tmp_path, monkeypatch, capsys):
+def test_the_hub(tmp_path, monkeypatch):
     """Catches another dataset than its name, and --tokens that reads on."""
     path = jsonl(tmp_path / "a.jsonl", documents(1000))
     really = datasets.load_dataset
@@ -209,21 +199,10 @@ def test_the_hub(tmp_path, monkeypatch, capsys):
     assert 90_000 <= len(part.train) + len(part.val) < len(whole.train) / 1.3
     assert np.array_equal(part.train, whole.train[: len(part.train)])
 
-    def no_route(*_, **__):
-        raise ConnectionError("no route to host\nmore about it")
 
-    monkeypatch.setattr(datasets, "load_dataset", no_route)
-    with pytest.raises(SystemExit):
-        prepare_hub("x")
-    remedy = "cannot prepare someone/something .*no route.*data/text/prepare.py"
-    assert re.search(remedy, capsys.readouterr().err)
-    assert not [*tmp_path.glob("x/[!.]*")]
-
-
-@parametrize("name", ["openwebtext"])
-def test_the_scripts_of_the_hub(name, monkeypatch):
+def test_openwebtext(monkeypatch):
     """Catches a script that does not start, or names no dataset."""
     calls = []
     monkeypatch.setattr(sources, "prepare_hub", lambda *what: calls.append(what))
-    runpy.run_path(str(dataset.DATA / name / "prepare.py"), run_name="__main__")
-    assert calls[0][0] == dataset.DATA / name and "/" in calls[0][1]
+    runpy.run_path(str(dataset.DATA / "openwebtext" / "prepare.py"), run_name="__main__")
+    assert calls == [(dataset.DATA / "openwebtext", "Skylion007/openwebtext")]
