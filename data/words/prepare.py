@@ -55,7 +55,7 @@ def word_tokenizer(sentences):
     vocabulary = {word: n for n, word in enumerate([END, UNKNOWN, *words])}
     content = bpe_json(vocabulary, pre_tokenizer={"type": "WhitespaceSplit"})
     content["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": UNKNOWN}
-    return HubTokenizer(content, END)
+    return HubTokenizer(content, [END])
 
 
 def main():

@@ -41,11 +41,15 @@ class Tokenizer:
     tokenizer_json is the same tokenizer for other libraries: the content of a tokenizer.json.
     """
 
-    end_of_text = None  # the id that separates documents, if there is one
+    ends = ()  # the ids that end a text; the first one separates documents too
     begin = ()  # the ids with which each text begins, if there are any
     chat = None  # the chat template and the special tokens that it names, if any: see chat.py
     known = None  # how many ids the model has, if special tokens of it have none
-    further_ends = ()  # ids that end a text too, such as the one that ends a turn
+
+    @property
+    def end_of_text(self):
+        """The id that separates documents, or None."""
+        return self.ends[0] if self.ends else None
 
     def decode(self, tokens):
         """Return the text of ids; an incomplete character becomes U+FFFD."""
@@ -158,7 +162,7 @@ class TiktokenTokenizer(Tokenizer):
             "bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
         )
         self.vocab_size = self.encoding.n_vocab
-        self.end_of_text = special.get(END_OF_TEXT)
+        self.ends = [special[END_OF_TEXT]] if END_OF_TEXT in special else []
 
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array.
@@ -185,19 +189,18 @@ class TiktokenTokenizer(Tokenizer):
 class HubTokenizer(Tokenizer):
     """A published tokenizer by the library tokenizers. content: its tokenizer.json.
 
-    end_of_text: a token's text, or its id. A text's first token may begin with a space that the
-    text has not, as SentencePiece adds it. chat: {"template": a chat template in Jinja, and tokens
-    that it names, such as "eos_token"}, or None. further_ends: ids that end a text too.
+    ends: the texts or ids of tokens that end a text. A text's first token may begin with a space
+    that the text has not, as SentencePiece adds it. chat: {"template": a chat template in Jinja,
+    and tokens that it names, such as "eos_token"}, or None.
     """
 
-    def __init__(self, content, end_of_text=None, chat=None, further_ends=()):
+    def __init__(self, content, ends=(), chat=None):
         import tokenizers
 
         if content["model"].get("dropout"):
             raise ValueError("its dropout gives a text other ids each time")
         self.tokenizer_json = content
         self.chat = chat
-        self.further_ends = [*further_ends]
         self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
         self.encoding.no_truncation()
         self.encoding.no_padding()
@@ -205,10 +208,9 @@ class HubTokenizer(Tokenizer):
         bare = self.encoding.encode("a", add_special_tokens=False).ids
         self.begin = whole[: whole.index(bare[0])] if bare else []
         self.vocab_size = max(self.encoding.get_vocab().values()) + 1
-        if isinstance(end_of_text, str):
-            end_of_text = self.encoding.token_to_id(end_of_text)
-        known = end_of_text in range(self.vocab_size)  # GPT2Config says 50256, whatever it is
-        self.end_of_text = end_of_text if known else None
+        ids = [self.encoding.token_to_id(end) if isinstance(end, str) else end for end in ends]
+        # GPT2Config says 50256, whatever the size
+        self.ends = [end for end in ids if end in range(self.vocab_size)]
         for token in content.get("added_tokens", []):
             if self.encoding.token_to_id(token["content"]) != token["id"]:
                 raise ValueError(f"its token {token['content']!r} cannot have the id {token['id']}")
@@ -255,8 +257,7 @@ class HubTokenizer(Tokenizer):
         return (piece.replace(SPACE, " ") if self.has_spaces else piece).encode("utf-8")
 
     def spec(self):
-        names = "end_of_text", "chat", "further_ends"
-        about = {name: getattr(self, name) for name in names}
+        about = {"ends": self.ends, "chat": self.chat}
         return {"kind": "tokenizers", "content": self.tokenizer_json} | about
 
 
@@ -270,8 +271,7 @@ def with_special_tokens(tokenizer, texts):
     # Not in the vocabulary of the model, which would find them in a text.
     further = map(added_token, missing, itertools.count(tokenizer.vocab_size))
     content = content | {"added_tokens": [*content["added_tokens"], *further]}
-    end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
-    return HubTokenizer(content, end, further_ends=tokenizer.further_ends)
+    return HubTokenizer(content, tokenizer.ends or [END_OF_TEXT])
 
 
 def added_token(token, number, special=True):
@@ -474,17 +474,15 @@ def published_tokenizer(folder):
         raise ValueError("it has no tokenizer.json: which ids stand for which text?")
     named, further = special_tokens_in(about)
     content = with_added_tokens(content, folder, about, [*named.values(), *further])
-    ends = []
+    ends = [text_of(named.get("eos_token"))]
     for place in config, json_in(folder / "generation_config.json"):
         found = place.get("eos_token_id")
         ends += found if isinstance(found, list) else [found]
-    ends = [number for number in ends if number is not None]
-    end_of_text = text_of(named.get("eos_token")) or next(iter(ends), None)
     template = chat_template_in(folder, about)
     chat = {"template": template} | {name: text_of(token) for name, token in named.items()}
+    chat = chat if template else None
     found = tokenizer_from_spec(
-        {"kind": "tokenizers", "content": content, "end_of_text": end_of_text}
-        | {"chat": chat if template else None, "further_ends": ends}
+        {"kind": "tokenizers", "content": content, "ends": ends, "chat": chat}
     )
     check_keys(about, found)
     return found
