@@ -249,12 +249,15 @@ def test_a_sign_of_sentencepiece(tmp_path):
     assert "b \u2581c<|im_end|>" in data.tokenizer.decode(data.train)
 
 
-def test_every_form(tmp_path):
-    """Catches a form that gives other tokens, or another mask, and a wrong count."""
-    turns = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "I."}]
-    pair = {"prompt": "Who?", "completion": "I."}
-    records = GOOD, pair, {"conversations": turns, "id": 5}
-    data = prepared(tmp_path, *records, val=(tmp_path / "in",))
+def test_a_folder(tmp_path):
+    """Catches a file of a folder that is left out without a word, and a folder with none; other
+    tokens or another mask than a template has, and a wrong count.
+    """
+    with refused("in has no .jsonl, .json or .parquet"):
+        (tmp_path / "in").mkdir()
+        [*sources.read_records(tmp_path / "in")]
+    (tmp_path / "in" / "b.json").write_text(json.dumps([GOOD, GOOD]))
+    data = prepared(tmp_path, GOOD, val=(tmp_path / "in",))
     text = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nI.<|im_end|>\n<|endoftext|>"
     assert data.tokenizer.decode(data.train) == data.tokenizer.decode(data.val) == 3 * text
     assert data.tokenizer.decode(data.train[data.masks["train"] == 1]) == 3 * "I.<|im_end|>"
@@ -290,15 +293,6 @@ def test_damaged_records(line, message, tmp_path):
     skipped = []
     assert len([*conversations.encode_records(records, template, 0, skipped)]) == 2
     assert len(skipped) == 1 and [*conversations.texts_of(records)][1:3] == ["Who?", "I."]
-
-
-def test_a_folder(tmp_path):
-    """Catches a file of a folder that is left out without a word, and a folder with none."""
-    with refused("in has no .jsonl, .json or .parquet"):
-        (tmp_path / "in").mkdir()
-        [*sources.read_records(tmp_path / "in")]
-    (tmp_path / "in" / "b.json").write_text(json.dumps([GOOD, GOOD]))
-    assert len(prepared(tmp_path, GOOD, val=(tmp_path / "in",)).train) == 3 * 28
 
 
 def test_the_script(tmp_path, capsys):

@@ -10,7 +10,15 @@ from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.tokenizer import create_tokenizer, tokenizer_from_folder, tokenizer_from_spec
 
 LETTERS = "Hi, aboutbackklogsGPT \n<|m_startend>ehinr"
-TEXTS = ["<|im_start|>Hi", "Hi<|im_end|>", "a <extra> b", "A GPT looks back", "<|im_start|>", ""]
+TEXTS = [
+    "<|im_start|>Hi",
+    "a<\u00fc>",
+    "Hi<|im_end|>",
+    "a <extra> b",
+    "A GPT looks back",
+    "<|im_start|>",
+    "",
+]
 
 
 def flags(text, **other):
@@ -71,6 +79,10 @@ ADDED = {
             "extra_special_tokens": {"image_token": "<|im_end|>"},
         },
     ),
+    "one with a letter that stands for a byte": (
+        "tokenizer_config.json",
+        {"added_tokens_decoder": {"260": flags("<\u00fc>", special=False)}},
+    ),
     "without flags": ("tokenizer_config.json", {"added_tokens_decoder": {"260": LEAST}}),
     "special_tokens_map.json": (
         "special_tokens_map.json",
@@ -100,6 +112,7 @@ def test_added_tokens(name, folder):
     for text in TEXTS:
         expected = theirs(text, add_special_tokens=False)["input_ids"]
         assert ours.encode(text, allow_special=True).tolist() == expected, text
+        assert ours.decode(expected) == theirs.decode(expected)
     again = tokenizer_from_spec(json.loads(json.dumps(ours.spec())))
     assert again.same_ids(ours) and ours.vocab_size == len(theirs)
     assert ours.special_tokens.keys() <= {"<|im_start|>", "<|im_end|>", "<extra>"}
@@ -132,12 +145,13 @@ def test_what_two_files_say(decoder, folder):
     [
         ({"mood": 1}, "mood=1 of its tokenizer_config.json is not known here"),
         ({"split_special_tokens": True}, "split_special_tokens=True of"),
+        ({"added_tokens_decoder": {"300": flags("<x>")}}, "its token '<x>' cannot have the id 300"),
         ({"add_prefix_space": True}, "add_prefix_space=True: its tokenizer.json does another"),
         ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}, "add_bos_token=True: its"),
     ],
 )
 def test_keys_that_are_refused(about, message, folder):
-    """Catches a key that gives a text other ids, and is not read."""
+    """Catches a key that gives a text other ids, and is not read, or that cannot be done."""
     write(folder, "tokenizer_config.json", about)
     with pytest.raises(ValueError, match=message):
         tokenizer_from_folder(folder)
@@ -152,13 +166,6 @@ def test_the_newest_specification(folder):
     assert tokenizer_from_folder(folder).characters == "01"
 
 
-def test_an_id_that_cannot_be(folder):
-    """Catches an added token that silently gets another id than the model was trained with."""
-    write(folder, "tokenizer_config.json", {"added_tokens_decoder": {"300": flags("<extra>")}})
-    with pytest.raises(ValueError, match="its token '<extra>' cannot have the id 300"):
-        tokenizer_from_folder(folder)
-
-
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
 def test_all_ids_end_a_text(file, folder):
     """Catches an answer that goes on after the id that ends its turn."""
@@ -170,15 +177,6 @@ def test_all_ids_end_a_text(file, folder):
         text.add(int(ours.encode("b")[0]))
         text.add(int(token))
         assert (text.text, text.ended) == ("b", "end_of_text")
-
-
-def test_dropout(folder):
-    """Catches a text that has other ids each time."""
-    content = json.loads((folder / "tokenizer.json").read_text())
-    content["model"]["dropout"] = 0.1
-    write(folder, "tokenizer.json", content)
-    with pytest.raises(ValueError, match="dropout"):
-        tokenizer_from_folder(folder)
 
 
 # ---- Templates

@@ -192,6 +192,7 @@ def template(**special):
         ([], "the tokenizer fails .KeyError: 'kind'"),
         ({"kind": "char", "characters": "\ud800"}, "surrogates not allowed"),
         ({"kind": "bpe", "content": byte_level_json(RANKS, SPECIAL, "(")}, "Parsing error"),
+        (spec_with(model=("BPE", {"dropout": 0.1})), "dropout gives a text other ids"),
         (spec_with(post_processor=template()), "fails .PanicException: no entry found"),
         (
             spec_with(decoder=("WordPiece", {"prefix": "x", "cleanup": False})),
