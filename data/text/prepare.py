@@ -48,10 +48,6 @@ class Settings:
         if not self.input or Path() in self.input:
             raise ValueError("--input is missing: which file or folder holds your text?")
         preparation.check_name(self.name)
-        try:
-            "".encode(self.encoding)
-        except LookupError as error:
-            raise ValueError(f"--encoding: {error}") from None
 
 
 def files_in(path):

@@ -10,7 +10,6 @@ val.mask.bin have a byte for each token: it begins a conversation, is learned, o
 """
 
 import contextlib
-import functools
 import itertools
 import json
 from dataclasses import dataclass
@@ -185,11 +184,7 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
     for where, record in records:
         try:
             found = read_conversation(record, ignored)
-            answers = [
-                m.get("content") or ""
-                for m, learned in zip(found.messages, found.learned)
-                if learned
-            ]
+            answers = [*itertools.compress(found.messages, found.learned)]
             if not answers:
                 raise ValueError("the conversation has no answer to learn")
             ids, learned = template.encode(found.messages, found.tools, found.learned)
@@ -199,7 +194,8 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
             skipped.append(f"{where}: {error}")
             continue
         split = split_of(json.dumps(found.messages), val_share)
-        text = "".join(f"{answer}\n" for answer in answers)  # as what ends a turn is learned too
+        # The end of a turn is learned too.
+        text = "".join((message.get("content") or "") + "\n" for message in answers)
         yield split, np.append(ids, after), text
         mask = np.append(np.where(learned, LEARNED, READ), [READ] * len(after))
         mask[0] = BEGINS
@@ -214,10 +210,10 @@ def write_conversations(folder, tokenizer, train, val, source, skip_damaged=Fals
     """
     template = ChatTemplate(tokenizer)
     skipped = [] if skip_damaged else None
-    encode = functools.partial(encode_records, template=template, skipped=skipped, ignored=ignored)
-    encoded = encode(train, val_share=VAL_SHARE if val is None else 0)
-    if val is not None:
-        encoded = itertools.chain(encoded, encode(val, val_share=1))
+    encoded = itertools.chain(
+        encode_records(train, template, VAL_SHARE if val is None else 0, skipped, ignored),
+        encode_records(val or (), template, 1, skipped, ignored),
+    )
     try:
         write_tokens(folder, tokenizer, {"name": source}, encoded, names=SPLITS + MASKS)
     except ValueError as error:

@@ -53,14 +53,14 @@ def read_sections(path, encoding="utf-8", size=-1):
     with sys.stdin.buffer if str(path) == "-" else open(path, "rb") as file:
         begin = file.peek(3)
         encoding = next((BOMS[bom] for bom in BOMS if begin.startswith(bom)), encoding)
-        text = io.TextIOWrapper(file, encoding, newline="")
         try:
+            text = io.TextIOWrapper(file, encoding, newline="")
             while section := text.read(size):
                 section += text.readline()
                 if "\0" in section:
                     raise ValueError("it has a zero byte")
                 yield section
-        except ValueError as error:  # UnicodeDecodeError is one
+        except (ValueError, LookupError) as error:  # UnicodeDecodeError, and no such encoding
             reason = getattr(error, "reason", error)
             raise ValueError(f"{path} is not {encoding.upper()} text: {reason}") from None
 

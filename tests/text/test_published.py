@@ -9,16 +9,7 @@ from engine.decoding.text import Text
 from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.tokenizer import create_tokenizer, tokenizer_from_folder, tokenizer_from_spec
 
-LETTERS = "Hi, aboutbackklogsGPT \n<|m_startend>ehinr"
-TEXTS = [
-    "<|im_start|>Hi",
-    "a<\u00fc>",
-    "Hi<|im_end|>",
-    "a <extra> b",
-    "A GPT looks back",
-    "<|im_start|>",
-    "",
-]
+TEXTS = ["<|im_start|>Hi", "Hi<|im_end|>", "a <extra> b", "A GPT looks back", "<|im_start|>", ""]
 
 
 def flags(text, **other):
@@ -78,10 +69,6 @@ ADDED = {
             "additional_special_tokens": ["<|im_start|>"],
             "extra_special_tokens": {"image_token": "<|im_end|>"},
         },
-    ),
-    "one with a letter that stands for a byte": (
-        "tokenizer_config.json",
-        {"added_tokens_decoder": {"260": flags("<\u00fc>", special=False)}},
     ),
     "without flags": ("tokenizer_config.json", {"added_tokens_decoder": {"260": LEAST}}),
     "special_tokens_map.json": (
