@@ -112,7 +112,10 @@ def read_prompts(config):
     if not config.prompts:
         return {"--start": text}
     lines = enumerate(text.replace("\r\n", "\n").split("\n"), 1)
-    return {f"--prompts, line {n}": line for n, line in lines if line}
+    prompts = {f"--prompts, line {n}": line for n, line in lines if line}
+    if not prompts:
+        raise ValueError(f"prompts={config.prompts} has no line with a prompt")
+    return prompts
 
 
 # --------------------------------------------------------------------------------------------------
@@ -151,7 +154,9 @@ def sample(config):
         return converse(generator, kind)
 
     # The texts: num_samples for each prompt.
-    has_messages = config.prompts and any(line.startswith("{") for line in prompts.values())
+    has_messages = config.prompts and any(
+        p.lstrip().startswith(("{", "[{")) for p in prompts.values()
+    )
     if generator.tokenizer.chat and has_messages:
         texts = answers_to(prompts, generator)
         config.json = True

@@ -329,7 +329,6 @@ def conversations(rng, _):
 def tokenizers(rng, _):
     """A published folder in which some files are odd, perhaps damaged, or not there."""
     fresh("exported")
-    put(CASE / "exported" / "lookback.json", None)
     put(CASE / "chat" / "a.jsonl", "\n".join([json.dumps({"messages": SAYS})] * 40).encode())
     read = {path.name: json.loads(path.read_bytes()) for path in CASE.glob("exported/*r.json")}
     contents = {}

@@ -66,7 +66,6 @@ def export(config):
     files = {
         "config.json": about,
         "tokenizer.json": tokenizer.tokenizer_json,
-        "lookback.json": {"tokenizer": tokenizer.spec()},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": standard_config.block_size,

@@ -152,7 +152,7 @@ class Pieces(Tokenizer):
     """Tokens of any bytes; 9 ends a text."""
 
     vocab_size = 10
-    end_of_text = 9
+    ends = (9,)
     pieces = [b"a", b"ab", b"b", "é".encode()[:1], "é".encode()[1:], b"xyz"]
 
     def token_bytes(self, token):
