@@ -397,7 +397,7 @@ def pretrained_model(config, data):
     folder = pretrained.folder_of(source)
     known = pretrained.check_tokenizer(folder, model.config.vocab_size, data)
     count = data.tokenizer.vocab_size
-    if config.lora_rank and count > known.vocab_size:
+    if config.lora_rank and count > min(known.vocab_size, model.config.vocab_size):
         raise ValueError(
             f"lora_rank={config.lora_rank} cannot learn the special tokens of dataset {data.name}, "
             f"which {source} lacks: train all of it"
@@ -473,9 +473,10 @@ def settings(argv):
 def settings_to_resume(folder, changes):
     """Return the settings that a checkpoint was saved with, and changes, a dict, to them."""
     print0(f"settings: those of {folder}")
-    before = checkpoint.restore_settings(
-        TrainConfig, checkpoint.load_config(folder)["training"], folder
-    )
+    training = checkpoint.load_config(folder)["training"]
+    if not training:  # of nanoGPT
+        raise ValueError(f"{folder} has no training to resume: tune it by --init_from={folder}")
+    before = checkpoint.restore_settings(TrainConfig, training, folder)
     place = dict(init_from="resume", out_dir=str(folder.parent), checkpoint=folder.name)
     config = replace(before, **changes | place)
     step = checkpoint.step_of(folder)

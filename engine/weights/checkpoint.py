@@ -12,6 +12,7 @@ A checkpoint is written under another name, and renamed once it is complete and 
 
 import contextlib
 import json
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -31,6 +32,7 @@ from engine.common.files import (
 from engine.common.settings import parse_settings
 
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
+FOREIGN = re.compile(r"config\.json|adapter_.*|.*\.(safetensors|bin|pth?|gguf)")
 
 # ---- Saving
 
@@ -145,10 +147,9 @@ def best_checkpoint(out_dir):
 
 def is_ours(folder):
     """Return whether train.py wrote a folder, or may write it: no model of others is in it."""
-    foreign = "config.json adapter_config.json model.safetensors pytorch_model.bin ckpt.pt".split()
     if (folder / "manifest.json").exists() or list_checkpoints(folder):
         return True
-    return folder.is_dir() and not any((folder / name).exists() for name in foreign)
+    return folder.is_dir() and not any(FOREIGN.fullmatch(path.name) for path in folder.iterdir())
 
 
 def find_checkpoint(out_dir, which="latest"):

@@ -173,9 +173,11 @@ def config_from_hugging_face(config):
     else:
         ours |= rope_settings(fields, ours["block_size"])
         ours |= layer_settings(fields, kind, ours["n_layer"])
-    all_full = ["full_attention"] * ours["n_layer"]
+    nothing = [None, False, {}]
+    if not family.layer_fields:  # as with Mistral, which would have windows elsewhere
+        nothing.append(["full_attention"] * ours["n_layer"])
     for name, value in fields.items():
-        if name not in IGNORED and value not in (None, False, {}, all_full):
+        if name not in IGNORED and value not in nothing:
             raise ValueError(f"{name}={value!r}: not known here")
     return ours
 
@@ -185,11 +187,11 @@ def read_settings(fields, family):
     ours = {}
     for field, (name, default) in family.settings.items():
         value = fields.pop(field, default)
-        if value is ... or value is None and default is ...:
+        if value is ...:
             raise ValueError(f"{field} is missing")
-        if value is None:  # our default, such as as many key/value heads as heads
-            continue
-        if value == 0 and value is not False:  # our 0 stands for a default
+        if value is None and (default is None or name == "n_kv_head"):
+            continue  # our default, such as as many key/value heads as heads
+        if value is None or value == 0 and value is not False:  # our 0 stands for a default
             raise ValueError(f"{field}={value!r} is not built here")
         ours[name] = value
     return ours
@@ -220,15 +222,15 @@ def rope_settings(fields, block_size):
         raise ValueError(f"rope_theta has two values, of which one is {base}")
     ours = {"rope_base": float(base)}
     kind = scaling.pop("rope_type", scaling.pop("type", "default"))
-    built = {"partial_rotary_factor": 1}
+    built = {}
     if kind == "llama3":
-        ours["rope_stretch"] = scaling.pop("factor")
+        ours["rope_stretch"] = scaling.pop("factor", None)
         ours["rope_trained"] = scaling.pop("original_max_position_embeddings", block_size)
-        built |= LLAMA_3
+        built = LLAMA_3
     elif kind != "default":
         raise ValueError(f"rope_scaling with rope_type={kind!r} is not built here: llama3 is")
-    for name, value in scaling.items():
-        if value != built.get(name):
+    for name, value in (dict.fromkeys(built) | scaling).items():
+        if value != (built | {"partial_rotary_factor": 1}).get(name):
             raise ValueError(f"rope_scaling with {name}={value!r} is not built here")
     return ours
 
@@ -240,6 +242,8 @@ def layer_settings(fields, kind, n_layer):
     """Take the fields that choose layers out of fields; return our settings of windows."""
     chosen = {name: fields.pop(name) for name in FAMILIES[kind].layer_fields if name in fields}
     window = chosen.get("sliding_window", 4096 if kind == "mistral" else None)
+    if not chosen.get("use_sliding_window", kind == "mistral"):
+        window = None
     layers = chosen.get("layer_types") or []
     if kind == "mistral" and window is not None:
         layers = ["sliding_attention"] * n_layer
@@ -257,7 +261,8 @@ def layer_settings(fields, kind, n_layer):
 
 # ---- Tensors
 
-NO_WEIGHTS = ("attn", "rotary_emb", "self_attn.rotary_emb")  # masks, and tables of angles
+# Masks, and tables of angles.
+NO_WEIGHTS = re.compile(r"(.*\.)?(h\.\d+\.attn\.(masked_)?bias|rotary_emb\.inv_freq)")
 PARTS = re.compile(r"(?:transformer\.|model\.)?(?:(?:h|layers)\.(\d+)\.)?(.*?)\.?(\w*)")
 
 
@@ -292,9 +297,9 @@ def weights_from_hugging_face(tensors, family, tie_weights):
     weights = {}
     incomplete = {}
     for name, tensor in tensors:
-        number, theirs, kind = split_name(name)
-        if theirs in NO_WEIGHTS:
+        if NO_WEIGHTS.fullmatch(name):
             continue
+        number, theirs, kind = split_name(name)
         if theirs not in places:
             raise ValueError(f"it has a tensor {name}, which is not known here")
         module, part, count = places[theirs]

@@ -4,6 +4,7 @@ A layer computes W x + alpha / rank * B A x. W needs no gradient and no optimize
 hold A and B alone, and say where the base is. B is zero at first: training begins at the base.
 """
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,14 +85,14 @@ def load_base(GPT, adapter, folder, given):
     if adapter.relative_base and not given:
         places.insert(0, Path(folder).resolve().parent / adapter.relative_base)
     for place in places:
-        if Path(place).is_dir():
+        with contextlib.suppress(ValueError):  # it is not there, or damaged: the next may be intact
             base = GPT.from_pretrained(place)
             if sha256_of_weights(base) == adapter.sha256:
                 return base
     found = " or ".join(map(str, places))
     raise ValueError(
-        f"{folder} is an adapter, and its base (sha256 {adapter.sha256}) is not {found}: give it "
-        "by --base=FOLDER"
+        f"{folder} is an adapter, and its base (sha256 {adapter.sha256}) is not {found}, or is "
+        "damaged there: give it by --base=FOLDER"
     )
 
 

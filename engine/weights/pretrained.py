@@ -14,12 +14,12 @@ from engine.weights.checkpoint import read_safetensors
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M to 1.5B parameters
 
-OTHERS = {  # what else a folder may hold -> what to do with it
+OTHERS = {  # what else a folder may hold, as a pattern -> what to do with it
     "ckpt.pt": "it is nanoGPT's: make it ours by python -m tools.from_nanogpt",
-    "adapter_config.json": "it is or has an adapter of PEFT: merge it there into its base "
+    "adapter_*": "it is or has an adapter of PEFT: merge it there into its base "
     "(merge_and_unload), and give the folder that save_pretrained writes",
-    "pytorch_model.bin": "pytorch_model.bin is a pickle, which could run any code, and is never "
-    "read: save the model as safetensors by transformers (save_pretrained)",
+    "*.bin*": "pytorch_model.bin is a pickle, which could run any code, and is never read: save it "
+    "as safetensors by transformers (save_pretrained)",
 }
 
 # ---- Finding
@@ -74,9 +74,9 @@ def load_pretrained(folder):
     ValueError, which names the folder, for what cannot be loaded.
     """
     try:
-        for file, remedy in OTHERS.items():
-            has_model = list(folder.glob("model*.safetensors*")) and file != "adapter_config.json"
-            if (folder / file).exists() and not has_model:
+        for pattern, remedy in OTHERS.items():
+            has_model = list(folder.glob("model*.safetensors*")) and pattern != "adapter_*"
+            if list(folder.glob(pattern)) and not has_model:
                 raise ValueError(remedy)
         theirs = read_json(folder / "config.json")
         config = families.config_from_hugging_face(theirs)
@@ -102,7 +102,8 @@ def read_tensors(folder):
     for file in files:
         if Path(file).name != file or not (folder / file).exists():
             raise ValueError(
-                f"it has no {file} (is it of git without git lfs, or an interrupted download?)"
+                f"it has no {file}, and other files of weights are not read (or is it of git "
+                "without git lfs, or an interrupted download?)"
             )
     return itertools.chain.from_iterable(read_safetensors(folder / file) for file in files)
 
@@ -157,7 +158,8 @@ def load_tokenizer(folder, vocab_size):
     them. ValueError if there is no tokenizer, or one with more ids.
     """
     found = tokenizer.tokenizer_from_folder(folder)
-    if not {*range(vocab_size, found.vocab_size)} <= {*found.special_tokens.values()}:
+    further = {*range(vocab_size, found.vocab_size)}
+    if not further <= {*found.special_tokens.values()} - {*found.begin}:
         raise ValueError(
             f"{folder} has {vocab_size:,} token ids, and its tokenizer {found.vocab_size:,}"
         )

@@ -12,7 +12,7 @@ from conftest import complaint, parametrize, refused, run, run_here, tiny
 
 from engine.common.files import read_json
 from engine.decoding.quantization import prepare_for_inference
-from engine.text.tokenizer import create_tokenizer
+from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.weights import families, pretrained
 from engine.weights.families import ACTIVATIONS, FAMILIES, config_from_hugging_face
 from model import GPT, MLP, GPTConfig
@@ -218,6 +218,7 @@ def test_many_files(tmp_path):
         ({name: k[:, 1:].contiguous()}, "Sizes of tensors must match"),
         ({}, "a part of transformer.h.1.attn.c_attn.weight is missing"),
         ({name: k, "model.extra": torch.ones(1)}, "model.extra"),
+        ({name: k, "model.layers.1.attn.weight": torch.ones(1)}, "layers.1.attn.weight"),
         ({name: k, "model.norm.weight": torch.ones(32)}, "twice"),
     ):
         safetensors.torch.save_file(good | changed, path)
@@ -235,9 +236,13 @@ def test_many_files(tmp_path):
     load("is or has an adapter of PEFT: merge it")
     for file, message in (
         ("adapter_config.json", "adapter of PEFT"),
+        ("adapter_model.safetensors", "adapter of PEFT"),
         ("pytorch_model.bin", "pickle"),
+        ("pytorch_model-00001-of-00002.bin", "pickle"),
+        ("ckpt.pt", "it is nanoGPT's"),
+        ("model.gguf", "config.json"),
     ):
-        folder = tmp_path / message
+        folder = tmp_path / f"only {file}"
         folder.mkdir()
         (folder / file).write_text("{}")  # alone
         with refused(message):
@@ -268,17 +273,24 @@ def test_memory_of_loading(tmp_path):
 
 
 def test_a_tokenizer_that_does_not_fit(tmp_path):
-    """Catches ids without an embedding, and a folder whose tokenizer is missing or unreadable."""
+    """Catches ids without an embedding, also one with which each text begins, and a folder whose
+    tokenizer is missing or unreadable.
+    """
     (tmp_path / "config.json").write_text("{}")
-    for content, message in (
-        (None, "has no tokenizer.json"),
-        (create_tokenizer("byte").tokenizer_json, "97 token ids, and its tokenizer 256"),
-        ({"model": {"type": "BPE"}}, "vocab"),
+    whole = create_tokenizer("byte").tokenizer_json
+    begin = ["<s>", 256]
+    begins = with_special_tokens(create_tokenizer("byte"), begin[:1]).tokenizer_json
+    begins |= {"post_processor": {"type": "BertProcessing", "cls": begin, "sep": begin}}
+    for content, rows, message in (
+        (None, 97, "has no tokenizer.json"),
+        (whole, 97, "97 token ids, and its tokenizer 256"),
+        (begins, 256, "256 token ids, and its tokenizer 257"),
+        ({"model": {"type": "BPE"}}, 97, "vocab"),
     ):
         if content:
             (tmp_path / "tokenizer.json").write_text(json.dumps(content))
         with refused(message):
-            pretrained.load_tokenizer(tmp_path, 97)
+            pretrained.load_tokenizer(tmp_path, rows)
 
 
 @torch.no_grad()
