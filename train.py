@@ -25,7 +25,7 @@ import torch
 from attention import ATTENTION
 from engine.common import processes
 from engine.common.errors import at_least, choose, one_line_errors
-from engine.common.files import folder_lock, path_from_here, sha256_of_code
+from engine.common.files import folder_lock, path_from_here
 from engine.common.hardware import pick_device, set_threads
 from engine.common.processes import Signals, print0
 from engine.common.settings import given_settings, leading_presets, preset_settings
@@ -443,10 +443,9 @@ def settings(argv):
     init_from = given.get("init_from", TrainConfig.init_from)
     which = given.get("checkpoint", TrainConfig.checkpoint)
     if init_from in ("resume", "auto"):
-        find = checkpoint.newest_valid_or_none if init_from == "auto" else checkpoint.newest_valid
-        folder = find(given.get("out_dir", TrainConfig.out_dir), which)
-        if folder:
-            return settings_to_resume(folder, given)
+        out_dir = given.get("out_dir", TrainConfig.out_dir)
+        if init_from == "resume" or checkpoint.list_checkpoints(out_dir):
+            return settings_to_resume(checkpoint.newest_valid(out_dir, which), given)
         init_from = "scratch"
         which = "latest"
         given |= dict(init_from=init_from, checkpoint=which)
@@ -508,7 +507,7 @@ def settings_of_all(argv):
         for name in {"device", "dataset", "out_dir", "init_from", "base"} & given.keys():
             own[name] = given.pop(name)
     mine = asdict(TrainConfig()) | given
-    processes.compare(code=sha256_of_code(), PyTorch=torch.__version__, **mine)
+    processes.compare(PyTorch=torch.__version__, **mine)
     with processes.together():
         if processes.rank() == 0:
             config = settings(argv)

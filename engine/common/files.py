@@ -74,20 +74,12 @@ def folder_lock(folder):
     The system releases the lock when the process ends, however it ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        with FileLock(folder / ".lock", timeout=0):
+            yield
     except Timeout:
         remedy = "wait for it, or choose another folder"
         raise ValueError(f"{folder} is in use by another process: {remedy}") from None
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # Windows removes it when it is released
-            path.unlink()
-            folder.rmdir()  # if nothing was written
-        lock.release()
 
 
 def sha256_of(chunks):
@@ -109,13 +101,6 @@ class DamagedFile(ValueError):
 def sha256_of_file(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sha256_of_code():
-    """Return the sha256 of what train.py runs: the top level, engine/ and variants/."""
-    folders = ("*.py", "engine/*/*.py", "variants/*.py")
-    paths = sorted(path for pattern in folders for path in ROOT.glob(pattern))
-    return sha256_of(map(Path.read_bytes, paths))
 
 
 def read_json(path):

@@ -12,7 +12,6 @@ A checkpoint is written under another name, and renamed once it is complete and 
 
 import contextlib
 import json
-import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -32,7 +31,6 @@ from engine.common.files import (
 from engine.common.settings import parse_settings
 
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
-FOREIGN = re.compile(r"config\.json|adapter_.*|.*\.(safetensors|bin|pth?|gguf)")
 
 # ---- Saving
 
@@ -146,10 +144,8 @@ def best_checkpoint(out_dir):
 
 
 def is_ours(folder):
-    """Return whether train.py wrote a folder, or may write it: no model of others is in it."""
-    if (folder / "manifest.json").exists() or list_checkpoints(folder):
-        return True
-    return folder.is_dir() and not any(FOREIGN.fullmatch(path.name) for path in folder.iterdir())
+    """Return whether a folder is a run's, with checkpoints, or one checkpoint."""
+    return (folder / "manifest.json").exists() or bool(list_checkpoints(folder))
 
 
 def find_checkpoint(out_dir, which="latest"):
@@ -161,15 +157,13 @@ def find_checkpoint(out_dir, which="latest"):
     out_dir = Path(out_dir)
     if (out_dir / "manifest.json").exists() and which in ("latest", out_dir.name):
         return out_dir
-    if out_dir.is_dir() and not is_ours(out_dir):
-        raise ValueError(
-            f"{out_dir} holds a model in another layout: give it as "
-            f"--init_from={shell_quote(out_dir)}"
-        )
     folders = list_checkpoints(out_dir)
     if not folders:
         command = f"python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}"
-        raise ValueError(f"there is no checkpoint in {out_dir}: train one with {command}")
+        raise ValueError(
+            f"there is no checkpoint in {out_dir}: train one with {command}, or give a model in "
+            "another layout as --init_from=FOLDER"
+        )
     if which == "latest":
         return folders[-1]
     folder = best_checkpoint(out_dir) if which == "best" else out_dir / which
@@ -224,15 +218,6 @@ def newest_valid(out_dir, which="latest"):
                 raise
             print(f"note: {str(error).partition(':')[0]}: going on from the one before")
     return find_checkpoint(out_dir, which)
-
-
-def newest_valid_or_none(out_dir, which="latest"):
-    """Return newest_valid, or None if out_dir has no checkpoint from which a run could go on."""
-    try:
-        return newest_valid(out_dir, which) if list_checkpoints(out_dir) else None
-    except DamagedFile as error:
-        print(f"note: {error}")
-        return None
 
 
 # ---- Loading

@@ -78,6 +78,8 @@ def load_pretrained(folder):
             has_model = list(folder.glob("model*.safetensors*")) and pattern != "adapter_*"
             if list(folder.glob(pattern)) and not has_model:
                 raise ValueError(remedy)
+        if not (folder / "config.json").exists():
+            raise ValueError("it has neither a checkpoint of train.py nor a config.json")
         theirs = read_json(folder / "config.json")
         config = families.config_from_hugging_face(theirs)
         weights = families.weights_from_hugging_face(
