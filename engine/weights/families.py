@@ -50,8 +50,8 @@ class Family:
     """Our settings that all models of the family have."""
     tensors: dict
     """Our module: theirs, from top to bottom."""
-    layer_fields: tuple = ()
-    """Fields that say which layers have a window."""
+    unused: tuple = ()
+    """Fields that change nothing in this family alone."""
 
 
 ACTIVATIONS = {  # theirs: ours; of several names the first is written
@@ -119,18 +119,18 @@ LLAMA = Family(
 )
 
 
-def relative_of_llama(hf_class, settings, layer_fields, **always):
+def relative_of_llama(hf_class, settings, unused=(), **always):
     """Return a Family that differs from Llama in these settings."""
     return replace(
         LLAMA,
         hf_class=hf_class,
         settings=LLAMA.settings | settings,
         always=LLAMA.always | always,
-        layer_fields=layer_fields,
+        unused=unused,
     )
 
 
-QWEN_LAYERS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+UNUSED = ("sliding_window",)  # where use_sliding_window is false, or missing
 QWEN = {  # where a field is missing
     "max_position_embeddings": ("block_size", 32768),
     "num_key_value_heads": ("n_kv_head", 32),
@@ -143,12 +143,12 @@ FAMILIES = {
         {
             "max_position_embeddings": ("block_size", 131072),
             "num_key_value_heads": ("n_kv_head", 8),
+            "sliding_window": ("window", 4096),
         },
-        ("sliding_window",),
     ),
-    "qwen2": relative_of_llama("Qwen2ForCausalLM", QWEN, QWEN_LAYERS, qkv_bias=True),
+    "qwen2": relative_of_llama("Qwen2ForCausalLM", QWEN, UNUSED, qkv_bias=True),
     "qwen3": relative_of_llama(
-        "Qwen3ForCausalLM", QWEN | {"head_dim": ("head_size", 128)}, QWEN_LAYERS, qk_norm="head"
+        "Qwen3ForCausalLM", QWEN | {"head_dim": ("head_size", 128)}, UNUSED, qk_norm="head"
     ),
 }
 
@@ -172,12 +172,11 @@ def config_from_hugging_face(config):
         ours["mlp"] = ACTIVATIONS[config.get("activation_function", "gelu_new")]
     else:
         ours |= rope_settings(fields, ours["block_size"])
-        ours |= layer_settings(fields, kind, ours["n_layer"])
     nothing = [None, False, {}]
-    if not family.layer_fields:  # as with Mistral, which would have windows elsewhere
+    if kind != "mistral":  # it would have windows elsewhere
         nothing.append(["full_attention"] * ours["n_layer"])
     for name, value in fields.items():
-        if name not in IGNORED and value not in nothing:
+        if name not in IGNORED.union(family.unused) and value not in nothing:
             raise ValueError(f"{name}={value!r}: not known here")
     return ours
 
@@ -189,7 +188,7 @@ def read_settings(fields, family):
         value = fields.pop(field, default)
         if value is ...:
             raise ValueError(f"{field} is missing")
-        if value is None and (default is None or name == "n_kv_head"):
+        if value is None and (default is None or name in ("n_kv_head", "window")):
             continue  # our default, such as as many key/value heads as heads
         if value is None or value == 0 and value is not False:  # our 0 stands for a default
             raise ValueError(f"{field}={value!r} is not built here")
@@ -233,30 +232,6 @@ def rope_settings(fields, block_size):
         if value != (built | {"partial_rotary_factor": 1}).get(name):
             raise ValueError(f"rope_scaling with {name}={value!r} is not built here")
     return ours
-
-
-LETTERS = {"full_attention": "L", "sliding_attention": "S"}  # of window_pattern
-
-
-def layer_settings(fields, kind, n_layer):
-    """Take the fields that choose layers out of fields; return our settings of windows."""
-    chosen = {name: fields.pop(name) for name in FAMILIES[kind].layer_fields if name in fields}
-    window = chosen.get("sliding_window", 4096 if kind == "mistral" else None)
-    if not chosen.get("use_sliding_window", kind == "mistral"):
-        window = None
-    layers = chosen.get("layer_types") or []
-    if kind == "mistral" and window is not None:
-        layers = ["sliding_attention"] * n_layer
-    elif not layers and chosen.get("use_sliding_window"):
-        raise ValueError("use_sliding_window=True without layer_types is not built here")
-    if layers and len(layers) != n_layer or not {*layers} <= LETTERS.keys():
-        raise ValueError(f"layer_types={layers!r} is not built here")
-    pattern = "".join(LETTERS[layer] for layer in layers)
-    if "S" not in pattern:
-        return {}
-    if not window:
-        raise ValueError(f"sliding_window={window!r} is not built here, where layers have one")
-    return {"window": window, "window_pattern": pattern}
 
 
 # ---- Tensors

@@ -43,7 +43,7 @@ def test_finding(tmp_path):
     for folder, which, message in [
         (tmp_path, "step_5", "there are step_000030, "),
         (tmp_path / "elsewhere", "latest", "python .*train.py --out_dir="),
-        (tmp_path / "hub", "latest", "another layout: give it as --init_from="),
+        (tmp_path / "hub", "latest", "a model in another layout as --init_from="),
     ]:
         with refused(message):
             checkpoint.find_checkpoint(folder, which)
@@ -60,7 +60,7 @@ def test_permissions(tmp_path):
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
-    """Catches a missing permission that is called damage: --init_from=auto would start again."""
+    """Catches a missing permission that is called damage: an older checkpoint would be taken."""
 
     def denied(path):
         raise PermissionError(13, "denied", str(path))
@@ -68,7 +68,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
     saved(tmp_path)
     monkeypatch.setattr(checkpoint, "sha256_of_file", denied)
     with pytest.raises(PermissionError, match="denied.*config.json"):
-        checkpoint.newest_valid_or_none(tmp_path)
+        checkpoint.newest_valid(tmp_path)
 
 
 def test_settings_that_do_not_fit():
