@@ -48,7 +48,7 @@ def main(settings):
     config, weights, step, loss = read(path)
     model = GPT.from_weights(config, weights, path)
     tokenizer = find_tokenizer(settings.text, model, loss)
-    folder = save_checkpoint(out_dir, step, model, {}, tokenizer.spec(), {})
+    folder = save_checkpoint(out_dir, step, model, {}, tokenizer=tokenizer.spec())
     print(f"{folder} written")
     return folder
 

@@ -70,20 +70,16 @@ def set_threads(before=None):
 # NVIDIA's data sheets: dense products in bfloat16 or float16, in 1e12 operations per second.
 PEAK = {
     "B200": 2250,
-    "H200 NVL": 835,
     "H200": 989,
-    "H100 PCIe": 756,
-    "H100 NVL": 835,
     "H100": 989,
     "A100": 312,
     "L40S": 362,
-    "L4": 121,
-    "A10": 125,
     "RTX 4090": 165,
     "RTX 3090": 71,
     "V100": 125,
     "T4": 65,
 }
+OTHERS = {"NVL", "PCIe", "Laptop", "MIG"}  # models of them that are slower
 
 
 def peak_flops(device, dtype):
@@ -92,19 +88,13 @@ def peak_flops(device, dtype):
     if device.type == "cuda" and name in ("float16", half_dtype(device)):
         words = set(re.split(r"[\s-]", torch.cuda.get_device_name(device)))
         for model, peak in PEAK.items():
-            if words.issuperset(model.split()) and not words & {"Laptop", "MIG"}:
+            if words.issuperset(model.split()) and not words & OTHERS:
                 return peak * 1e12
-    peak = 0.0
-    for size in (512, 1024) if device.type == "cpu" else (8192,):
-        matrix = torch.full((size, size), 0.5, device=device, dtype=dtype)
-        matrix @ matrix  # the first product also starts the library
-        deadline = time.perf_counter() + 0.05
-        while time.perf_counter() < deadline:
-            seconds = measure_seconds(lambda: matrix @ matrix, device)
-            peak = max(peak, 2 * size**3 / seconds)
-        if peak < 5e9:
-            break  # where half precision is emulated, a large product takes seconds
-    return peak
+    # Where half precision is emulated, a larger product takes seconds.
+    size = 512 if device.type == "cpu" else 8192
+    matrix = torch.full((size, size), 0.5, device=device, dtype=dtype)
+    matrix @ matrix  # the first product also starts the library
+    return 2 * size**3 / min(measure_seconds(lambda: matrix @ matrix, device) for _ in range(5))
 
 
 def half_dtype(device):

@@ -50,7 +50,7 @@ def given_settings(cls, argv):
 def preset_settings(cls, path):
     """Return {key: value} of the settings that a preset gives, as cls has them."""
     words = []
-    for key, value in read_preset(path).items():
+    for key, value in read_toml(path).items():
         several = isinstance(value, list)
         words += [f"--{key}", *map(str, value)] if several else [f"--{key}={value}"]
     try:
@@ -85,15 +85,6 @@ def leading_presets(argv):
 
 
 # ---- Presets
-
-
-def read_preset(path):
-    """The settings in a TOML file, over those of the preset that it names as its base."""
-    settings = read_toml(path)
-    if "base" not in settings:
-        return settings
-    base = Path(path).parent / settings.pop("base")
-    return read_preset(base) | settings
 
 
 def read_toml(path):

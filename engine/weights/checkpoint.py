@@ -35,34 +35,18 @@ FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensor
 # ---- Saving
 
 
-def save_checkpoint(
-    out_dir,
-    step,
-    model,
-    training,
-    tokenizer_spec,
-    trainer_state,
-    data=None,
-    record=None,
-    weights=None,
-):
+def save_checkpoint(out_dir, step, model, trainer_state, weights=None, **about):
     """Write the checkpoint of a step as a whole; return its folder, out_dir/step_<step>.
 
-    training: the settings as a dict. trainer_state: values of JSON, and dicts name -> tensor. data:
-    the hashes of the dataset. record: the newest line of metrics.jsonl, a dict. weights: those of
-    the model, as learned_weights returns them, if it is in shards. OSError if it cannot be written,
-    for example because the disk is full.
+    trainer_state: values of JSON, and dicts name -> tensor. weights: those of the model, as
+    learned_weights returns them, if it is in shards. about: tokenizer, its specification; training,
+    the settings as a dict; data, the hashes of the dataset; record, the newest line of
+    metrics.jsonl. OSError if it cannot be written, for example because the disk is full.
     """
     folder = folder_of(out_dir, step)
-    config = {
-        "step": step,
-        "model": asdict(model.config),
-        "training": training,
-        "tokenizer": tokenizer_spec,
-        "data": data,
-        "record": record or {},
-        "lora": asdict(model.lora) if model.lora else None,
-    }
+    adapter = asdict(model.lora) if model.lora else None
+    config = {"step": step, "model": asdict(model.config), "lora": adapter}
+    config |= {"training": {}, "data": None, "record": {}} | about
     values = {}
     tensors = {}
     for part, content in trainer_state.items():
@@ -114,8 +98,7 @@ def step_of(folder):
 
 def list_checkpoints(out_dir):
     """Return the folders of the complete checkpoints, oldest first."""
-    numbered = [path for path in Path(out_dir).glob("step_*") if path.name[5:].isdecimal()]
-    return sorted(numbered, key=step_of)
+    return sorted(Path(out_dir).glob("step_*[0-9]"), key=step_of)
 
 
 def read_metrics(path):

@@ -166,8 +166,7 @@ def config_from_hugging_face(config):
         raise ValueError(f"model_type={kind!r} is not built here: {', '.join(FAMILIES)} are")
     family = FAMILIES[kind]
     fields = dict(config)
-    ours = read_settings(fields, family) | family.always
-    check_values(fields, family)
+    ours = read_settings(fields, family)
     if kind == "gpt2":
         ours["mlp"] = ACTIVATIONS[config.get("activation_function", "gelu_new")]
     else:
@@ -182,7 +181,7 @@ def config_from_hugging_face(config):
 
 
 def read_settings(fields, family):
-    """Take the fields that are our settings out of fields; return the settings as a dict."""
+    """Take the fields that the family's tables have out of fields; return our settings, a dict."""
     ours = {}
     for field, (name, default) in family.settings.items():
         value = fields.pop(field, default)
@@ -193,16 +192,12 @@ def read_settings(fields, family):
         if value is None or value == 0 and value is not False:  # our 0 stands for a default
             raise ValueError(f"{field}={value!r} is not built here")
         ours[name] = value
-    return ours
-
-
-def check_values(fields, family):
-    """Take the fields out of fields that may have certain values only; ValueError for others."""
     for field, known in family.values.items():
         value = fields.pop(field, known[0])
         if value not in known:
             names = " and ".join(map(repr, known))
             raise ValueError(f"{field}={value!r} is not built here: {names} are")
+    return ours | family.always
 
 
 LLAMA_3 = {"low_freq_factor": 1, "high_freq_factor": 4}  # between these turns rope_table blends

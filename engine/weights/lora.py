@@ -81,9 +81,8 @@ def layers_of(model, kind):
 
 def load_base(GPT, adapter, folder, given):
     """Return the base of the Adapter in a checkpoint's folder: the one with the right weights."""
-    places = [given] if given else [adapter.base]
-    if adapter.relative_base and not given:
-        places.insert(0, Path(folder).resolve().parent / adapter.relative_base)
+    beside = Path(folder).resolve().parent / adapter.relative_base
+    places = [given] if given else [beside, adapter.base]
     for place in places:
         with contextlib.suppress(ValueError):  # it is not there, or damaged: the next may be intact
             base = GPT.from_pretrained(place)
@@ -103,7 +102,7 @@ def load(GPT, folder, base=None, **changes):
     ValueError if it is not there, or has other weights than in training.
     """
     saved = checkpoint.load_config(folder)
-    adapter = checkpoint.restore_settings(Adapter, saved["lora"], folder)
+    adapter = Adapter(**saved["lora"])
     base = load_base(GPT, adapter, folder, base)
     base.crop_block_size(saved["model"]["block_size"])
     model = GPT.from_weights(saved["model"], dict(base.named_parameters()), folder, **changes)

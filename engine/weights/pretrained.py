@@ -4,9 +4,9 @@ import itertools
 import re
 from pathlib import Path
 
-import torch.nn as nn
 from torch.overrides import TorchFunctionMode
 
+from engine.common.errors import library_errors
 from engine.common.files import read_json, sha256_of, shell_path, shell_quote
 from engine.text import tokenizer
 from engine.weights import checkpoint, families
@@ -53,16 +53,12 @@ def folder_in(settings):
 
 def download(name):
     """Return the folder in huggingface_hub's cache with a published model, OWNER/NAME."""
-    from huggingface_hub import snapshot_download  # it comes with tokenizers
+    remedy = ": connect to the internet, or give a folder with config.json and model.safetensors"
+    with library_errors(f"cannot download {name}", remedy):
+        from huggingface_hub import snapshot_download  # it comes with tokenizers
 
-    try:
         patterns = ["*.json", "*.jinja", "merges.txt", "model*.safetensors"]
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
-    except Exception as error:  # no network, a proxy, a full disk: the hub has one for each
-        raise ValueError(
-            f"cannot download {name} ({type(error).__name__}): connect to the internet, or give a "
-            "folder that holds its config.json and model.safetensors"
-        ) from error
 
 
 # ---- Weights
@@ -73,7 +69,7 @@ def load_pretrained(folder):
 
     ValueError, which names the folder, for what cannot be loaded.
     """
-    try:
+    with library_errors(f"{folder} cannot be loaded"):
         for pattern, remedy in OTHERS.items():
             has_model = list(folder.glob("model*.safetensors*")) and pattern != "adapter_*"
             if list(folder.glob(pattern)) and not has_model:
@@ -86,9 +82,6 @@ def load_pretrained(folder):
             read_tensors(folder), theirs["model_type"], config["tie_weights"]
         )
         return config, weights
-    except Exception as error:  # files that others wrote can cause any
-        reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{folder} cannot be loaded: {reason}") from error
 
 
 def read_tensors(folder):
@@ -117,11 +110,9 @@ class WithoutInit(TorchFunctionMode):
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        of_init = getattr(function, "__module__", "") == "torch.nn.init"
-        if of_init and isinstance(kwargs["tensor"], nn.Parameter):
+        if getattr(function, "__module__", "") == "torch.nn.init":
             return kwargs["tensor"]
-        return function(*args, **kwargs)
+        return function(*args, **kwargs or {})
 
 
 def check_weights(parameters, weights, source):

@@ -20,7 +20,8 @@ CUDA = torch.device("cuda")
 @parametrize(
     "name, dtype, capability, peak",
     [
-        ("NVIDIA H200 NVL", torch.bfloat16, (9, 0), 835e12),
+        ("NVIDIA H200", torch.bfloat16, (9, 0), 989e12),
+        ("NVIDIA H200 NVL", torch.bfloat16, (9, 0), None),
         ("NVIDIA L40S", torch.float16, (8, 9), 362e12),
         ("Tesla T4", torch.bfloat16, (7, 5), None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", torch.bfloat16, (8, 9), None),

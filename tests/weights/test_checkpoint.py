@@ -84,4 +84,4 @@ def test_settings_that_do_not_fit():
 
 def saved(out_dir, step=10, **state):
     """Save a model and a trainer's state; return its folder."""
-    return checkpoint.save_checkpoint(out_dir, step, tiny(), {}, {"kind": "byte"}, state)
+    return checkpoint.save_checkpoint(out_dir, step, tiny(), state, tokenizer={"kind": "byte"})

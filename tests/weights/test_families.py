@@ -317,7 +317,7 @@ def test_gpt2_is_the_default(tmp_path):
 def test_a_name_without_a_network():
     """Catches a traceback of the hub's, and a remedy that is not named."""
     line = complaint(run_here("sample.py", "--init_from=gpt2", HF_ENDPOINT="http://127.0.0.1:9"))
-    assert "or give a folder that holds" in line
+    assert "or give a folder with config.json" in line
 
 
 def test_gpt2_as_it_is_published(tmp_path, gpt2_files):

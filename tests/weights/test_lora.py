@@ -41,7 +41,7 @@ def adapted(folder, **settings):
     encoding = create_tokenizer("char", [*map(chr, range(32, 32 + model.config.vocab_size))])
     base = save(folder / "base", model, encoding=encoding)
     about = dict(lora_rank=3, lora_alpha=5.0, lora_targets="c_attn,c_proj,c_fc")
-    about |= dict(base=str(base), sha256=sha256_of_weights(model))
+    about |= dict(base=str(base), relative_base="none", sha256=sha256_of_weights(model))
     lora.attach(model, lora.Adapter(**about))
     for p in model.parameters():
         if p.requires_grad:
