@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import time
-from pathlib import Path
 
 import torch
 
@@ -19,50 +18,24 @@ def pick_device(name):
 
     ValueError for a device that PyTorch does not find.
     """
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    kinds = ["cuda"] * bool(gpus) + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    known = [*kinds, *(f"cuda:{n}" for n in range(gpus))]
+    known = ["mps", "cpu"] if torch.backends.mps.is_available() else ["cpu"]
+    if torch.cuda.is_available():
+        known = ["cuda", *known, *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
     if name not in ["auto", *known]:
         raise ValueError(f"device={name} is not found here: choose auto, {', '.join(known)}")
-    return torch.device(kinds[0] if name == "auto" else name)
-
-
-# ---- Threads
-
-
-def idle_seconds(cores):
-    """Return how long these cores, as cpu0, have been idle since they started: Linux counts it."""
-    ticks = 0
-    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
-        name, *counts = line.split()
-        if name in cores:
-            ticks += int(counts[3]) + int(counts[4])  # idle, and waiting for a disk
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return torch.device(known[0] if name == "auto" else name)
 
 
 def set_threads(before=None):
-    """Compute with a thread for each free core, and at least one; return that in words.
+    """Keep the threads of the run that is resumed, `before`; return how many compute, in words.
 
-    Operations that two threads share end when both do: beside a program that keeps one of two cores
-    busy, two threads are three to five times slower than one. before: the number of the run that is
-    resumed, which stays, since another one may round otherwise. OMP_NUM_THREADS, if it is set, and
-    PyTorch's own number, where the system is not Linux, stay too.
+    Another number may round otherwise. OMP_NUM_THREADS, if it is set, stays.
     """
     threads = torch.get_num_threads()
-    note = ""
-    if "OMP_NUM_THREADS" not in os.environ:
-        if before:
-            threads = min(before, threads)
-        elif sys.platform == "linux":
-            cores = {f"cpu{n}" for n in os.sched_getaffinity(0)}
-            idle = idle_seconds(cores)
-            time.sleep(0.1)
-            free = round((idle_seconds(cores) - idle) / 0.1)
-            if free < threads:
-                threads = max(1, free)
-                note = f" (free cores: {free} of {len(cores)})"
+    if before and "OMP_NUM_THREADS" not in os.environ:
+        threads = min(before, threads)
         torch.set_num_threads(threads)
-    return f"{threads} thread{'s' * (threads > 1)}{note}"
+    return f"{threads} thread{'s' * (threads > 1)}"
 
 
 # ---- Speed of products

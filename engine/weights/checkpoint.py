@@ -214,11 +214,6 @@ def load_config(folder):
     return read_json(verified_file(folder, "config.json"))
 
 
-def load_checkpoint(folder):
-    """Return the config of a checkpoint's model, a dict, and its weights: name -> CPU tensor."""
-    return load_config(folder)["model"], load_tensors(folder, "model.safetensors")
-
-
 def load_tensors(folder, name):
     """Return the tensors of one of a checkpoint's files: name -> CPU tensor."""
     return {key: tensor.clone() for key, tensor in read_safetensors(verified_file(folder, name))}
@@ -273,13 +268,10 @@ def check_model(folder, config, equal_paths):
     """
     before = load_config(folder)
     adapter = before["lora"] or {"lora_rank": 0}
-    settings = before["model"] | {
-        name: value for name, value in adapter.items() if name.startswith("lora_")
-    }
-    for name, saved in settings.items():
+    for name, saved in (before["model"] | adapter).items():
         value = getattr(config, name, saved)
         same_function = name == "attention" and {value, saved} <= equal_paths
-        if value != saved and name != "dropout" and not same_function:
+        if value != saved and name not in ("dropout", "base") and not same_function:
             raise ValueError(
                 f"{name}={value} does not fit {folder}, which has {name}={saved}: leave it out to "
                 "resume, or train from scratch in another out_dir"

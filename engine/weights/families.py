@@ -215,17 +215,16 @@ def rope_settings(fields, block_size):
     if fields.pop("rope_theta", base) != base:
         raise ValueError(f"rope_theta has two values, of which one is {base}")
     ours = {"rope_base": float(base)}
-    kind = scaling.pop("rope_type", scaling.pop("type", "default"))
-    built = {}
-    if kind == "llama3":
+    kind = scaling.pop("type", "default")  # as older versions call it
+    scaling = {"rope_type": kind, "partial_rotary_factor": 1} | scaling
+    built = {"rope_type": "default", "partial_rotary_factor": 1}
+    if scaling["rope_type"] == "llama3":
         ours["rope_stretch"] = scaling.pop("factor", None)
         ours["rope_trained"] = scaling.pop("original_max_position_embeddings", block_size)
-        built = LLAMA_3
-    elif kind != "default":
-        raise ValueError(f"rope_scaling with rope_type={kind!r} is not built here: llama3 is")
-    for name, value in (dict.fromkeys(built) | scaling).items():
-        if value != (built | {"partial_rotary_factor": 1}).get(name):
-            raise ValueError(f"rope_scaling with {name}={value!r} is not built here")
+        built |= {"rope_type": "llama3", **LLAMA_3}
+    for name in scaling | built:
+        if scaling.get(name) != built.get(name):
+            raise ValueError(f"rope_scaling with {name}={scaling.get(name)!r} is not built here")
     return ours
 
 

@@ -43,11 +43,6 @@ class LoRALinear(nn.Module):
     def forward(self, x):
         return self.linear(x) + self.lora_B(self.scale * self.lora_A(x))
 
-    def merged(self):
-        """Return the Linear, whose weight gets what A and B add to it."""
-        self.linear.weight += self.scale * self.lora_B.weight @ self.lora_A.weight
-        return self.linear
-
 
 def attach(model, adapter):
     """Freeze a GPT, and put an Adapter's matrices beside the layers of its blocks that it names."""
@@ -66,7 +61,8 @@ def attach(model, adapter):
 def merge(model):
     """Make a GPT with an adapter one without, that computes the same."""
     for parent, name, layer in list(layers_of(model, LoRALinear)):
-        setattr(parent, name, layer.merged())
+        layer.linear.weight += layer.scale * layer.lora_B.weight @ layer.lora_A.weight
+        setattr(parent, name, layer.linear)
     model.requires_grad_(True)
     model.lora = None
 

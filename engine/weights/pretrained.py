@@ -121,8 +121,10 @@ def check_weights(parameters, weights, source):
     ValueError, which names the source, unless they have the names and shapes of the parameters.
     """
     for name in parameters.keys() | weights.keys():
-        here = shape_of(parameters.get(name))
-        there = shape_of(weights.get(name))
+        here, there = (
+            tuple(found[name].shape) if name in found else "no such tensor"
+            for found in (parameters, weights)
+        )
         if here != there:
             raise ValueError(
                 f"{source} does not fit this model: {name} is {there} there and {here} here"
@@ -134,11 +136,6 @@ def check_weights(parameters, weights, source):
 def sha256_of_weights(model):
     """Return the sha256 of a model's parameters on the CPU, in their order."""
     return sha256_of(p.detach().numpy() for p in model.parameters())
-
-
-def shape_of(tensor):
-    """Return the shape of a tensor, as a tuple, or words if it is none."""
-    return tuple(tensor.shape) if hasattr(tensor, "shape") else "no such tensor"
 
 
 # ---- Tokenizers
