@@ -273,9 +273,9 @@ def weights_from_hugging_face(tensors, family, tie_weights):
             raise ValueError(f"it has a tensor {name}, which is not known here")
         module, part, count = places[theirs]
         ours = join_name("transformer.", "h.", number, module, kind)
-        if ours in weights:
-            raise ValueError(f"it has {ours} twice, the second time as {name}")
         parts = incomplete.setdefault(ours, {})
+        if ours in weights or part in parts:
+            raise ValueError(f"it has {ours} twice, the second time as {name}")
         parts[part] = oriented(tensor, family, module)
         if len(parts) == count:  # the others' memory is released before the next is read
             weights[ours] = torch.cat([parts[n] for n in range(count)]).float()

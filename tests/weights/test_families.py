@@ -218,6 +218,7 @@ def test_many_files(tmp_path):
         ({name: k, "model.extra": torch.ones(1)}, "model.extra"),
         ({name: k, "model.layers.1.attn.weight": torch.ones(1)}, "layers.1.attn.weight"),
         ({name: k, "model.norm.weight": torch.ones(32)}, "twice"),
+        ({name: k, name.removeprefix("model."): k + 1}, "twice"),
     ):
         safetensors.torch.save_file(good | changed, path)
         load(message)
