@@ -45,8 +45,8 @@ class Settings:
 def main(settings):
     """Write the checkpoint, and return its folder."""
     path, out_dir = settings.paths
-    config, weights, step, loss = read(path)
-    model = GPT.from_weights(config, weights, path)
+    args, weights, step, loss = read(path)
+    model = GPT.from_weights(args, weights, path, mlp="gelu")
     tokenizer = find_tokenizer(settings.text, model, loss)
     folder = save_checkpoint(out_dir, step, model, {}, tokenizer=tokenizer.spec())
     print(f"{folder} written")
@@ -69,9 +69,8 @@ def read(path):
             del weights["lm_head.weight"]
         args = saved["model_args"]
         if further := args.keys() - ARGS:
-            raise ValueError(f"model_args has {min(further)}, which it does not know")
-        config = args | {"mlp": "gelu"}
-        return config, weights, int(saved["iter_num"]), float(saved["best_val_loss"])
+            raise ValueError(f"model_args has {further}, which it does not know")
+        return args, weights, int(saved["iter_num"]), float(saved["best_val_loss"])
 
 
 def find_tokenizer(path, model, loss):
@@ -98,11 +97,11 @@ def find_tokenizer(path, model, loss):
 def check_loss(model, ids, known):
     """ValueError if the loss on the end of a text, ids (T,), is larger than that of nanoGPT."""
     size = model.config.block_size
-    ids = ids[int(len(ids) * 0.9) :]
-    loss = float("inf")
-    if len(ids) > size:
-        batch = random_batch(ids, TOKENS // size + 1, size, np.random.default_rng(0))
-        loss = model(*batch, only_loss=True)[1].item()
+    ids = ids[len(ids) * 9 // 10 :]
+    if len(ids) <= size:
+        raise ValueError("--text is too short for what the model was trained on")
+    batch = random_batch(ids, TOKENS // size + 1, size, np.random.default_rng(0))
+    loss = model(*batch, only_loss=True)[1].item()
     print(f"loss on the end of the text: {loss:.2f}; nanoGPT's validation loss: {known:.2f}")
     if not loss < known + MARGIN:
         raise ValueError("--text is not what the model was trained on")

@@ -94,21 +94,17 @@ def sha256_of_json(content):
     return sha256_of([json.dumps(content, sort_keys=True).encode()])
 
 
-class DamagedFile(ValueError):
-    """A file whose content is not as expected."""
-
-
 def sha256_of_file(path):
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path):
-    """The object in a JSON file, as a dict; DamagedFile if the file holds anything else."""
+    """The object in a JSON file, as a dict; ValueError if the file holds anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it is no object")
         return content
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path} is damaged ({error})") from error
+        raise ValueError(f"{path} is damaged ({error})") from error

@@ -117,9 +117,8 @@ def worth_compiling(device, count, least):
 
     count: how often; least: one of the numbers above. A note says that Triton is missing.
     """
-    if device.type != "cuda" or count < least:
-        return False
-    if torch.cuda.get_device_capability(device) < (7, 0):  # too old for Triton
+    on_gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+    if not on_gpu or count < least:
         return False
     if not importlib.util.find_spec("triton"):
         print(

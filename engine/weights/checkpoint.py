@@ -20,14 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from engine.common.files import (
-    DamagedFile,
-    atomic_path,
-    read_json,
-    sha256_of_file,
-    shell_path,
-    shell_quote,
-)
+from engine.common.files import atomic_path, read_json, sha256_of_file, shell_path, shell_quote
 from engine.common.settings import parse_settings
 
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
@@ -169,17 +162,17 @@ def resume_hint(out_dir):
 
 
 def verified_file(folder, name):
-    """Return the path of a checkpoint's file; DamagedFile unless its sha256 is in manifest.json.
+    """Return the path of a checkpoint's file; ValueError unless its sha256 is in manifest.json.
 
     Another OSError for a file that cannot be read, for example on a network drive: it may be
     intact.
     """
     path = folder / name
-    with contextlib.suppress(FileNotFoundError, DamagedFile):
+    with contextlib.suppress(FileNotFoundError, ValueError):
         hashes = read_json(folder / "manifest.json")
         if sha256_of_file(path) == hashes.get(name):
             return path
-    raise DamagedFile(
+    raise ValueError(
         f"{path} is missing or damaged, or the hash in its manifest.json: use another checkpoint, "
         f"or move {folder} away to resume from the one before"
     )
@@ -188,7 +181,7 @@ def verified_file(folder, name):
 def newest_valid(out_dir, which="latest"):
     """Return the folder of find_checkpoint; latest is here the newest that is not damaged.
 
-    Notes name those that are. DamagedFile if all are.
+    Notes name those that are. ValueError if all are.
     """
     folders = list_checkpoints(out_dir) if which == "latest" else []
     for folder in reversed(folders):
@@ -196,7 +189,7 @@ def newest_valid(out_dir, which="latest"):
             for name in FILES:
                 verified_file(folder, name)
             return folder
-        except DamagedFile as error:
+        except ValueError as error:
             if folder == folders[0]:
                 raise
             print(f"note: {str(error).partition(':')[0]}: going on from the one before")
@@ -220,7 +213,7 @@ def load_tensors(folder, name):
 
 
 def read_safetensors(path):
-    """Yield (name, tensor) for each tensor in a file; DamagedFile if it is none of safetensors.
+    """Yield (name, tensor) for each tensor in a file; ValueError if it is none of safetensors.
 
     The tensors are the file's own pages: copy them. The file is mapped into memory again for each
     tensor, so that its pages can be released with it.
@@ -232,7 +225,7 @@ def read_safetensors(path):
             with safe_open(path, "pt") as file:
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
-        raise DamagedFile(f"{path} is damaged ({error})") from None
+        raise ValueError(f"{path} is damaged ({error})") from None
 
 
 def load_trainer(folder):

@@ -171,9 +171,8 @@ def config_from_hugging_face(config):
         ours["mlp"] = ACTIVATIONS[config.get("activation_function", "gelu_new")]
     else:
         ours |= rope_settings(fields, ours["block_size"])
-    nothing = [None, False, {}]
-    if kind != "mistral":  # it would have windows elsewhere
-        nothing.append(["full_attention"] * ours["n_layer"])
+    all_full = "window" not in ours and ["full_attention"] * ours["n_layer"]
+    nothing = [None, False, {}, all_full]
     for name, value in fields.items():
         if name not in IGNORED.union(family.unused) and value not in nothing:
             raise ValueError(f"{name}={value!r}: not known here")
@@ -195,8 +194,7 @@ def read_settings(fields, family):
     for field, known in family.values.items():
         value = fields.pop(field, known[0])
         if value not in known:
-            names = " and ".join(map(repr, known))
-            raise ValueError(f"{field}={value!r} is not built here: {names} are")
+            raise ValueError(f"{field}={value!r} is not built here, but one of {known}")
     return ours | family.always
 
 
@@ -215,9 +213,9 @@ def rope_settings(fields, block_size):
     if fields.pop("rope_theta", base) != base:
         raise ValueError(f"rope_theta has two values, of which one is {base}")
     ours = {"rope_base": float(base)}
-    kind = scaling.pop("type", "default")  # as older versions call it
-    scaling = {"rope_type": kind, "partial_rotary_factor": 1} | scaling
     built = {"rope_type": "default", "partial_rotary_factor": 1}
+    kind = scaling.pop("type", "default")  # as older versions call it
+    scaling = built | {"rope_type": kind} | scaling
     if scaling["rope_type"] == "llama3":
         ours["rope_stretch"] = scaling.pop("factor", None)
         ours["rope_trained"] = scaling.pop("original_max_position_embeddings", block_size)

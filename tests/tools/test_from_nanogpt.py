@@ -60,7 +60,7 @@ def test_the_same_letters():
         ("input.txt", {"loss": 2.0}, "--text is not what the model was trained on"),
         ("bytes.txt", {}, "bytes.txt is no text in UTF-8"),
         ("input.txt", {"head": 1}, "lm_head.weight is .* and no such tensor here"),
-        ("input.txt", {"position": "learned"}, "model_args has position"),
+        ("input.txt", {"position": "learned"}, "model_args has .'position'"),
     ],
 )
 def test_another_text_or_model(text, changes, message):

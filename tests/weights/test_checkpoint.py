@@ -3,7 +3,6 @@
 import json
 import os
 
-import pytest
 import torch
 from conftest import refused, tiny
 
@@ -59,18 +58,6 @@ def test_permissions(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
 
 
-def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
-    """Catches a missing permission that is called damage: an older checkpoint would be taken."""
-
-    def denied(path):
-        raise PermissionError(13, "denied", str(path))
-
-    saved(tmp_path)
-    monkeypatch.setattr(checkpoint, "sha256_of_file", denied)
-    with pytest.raises(PermissionError, match="denied.*config.json"):
-        checkpoint.newest_valid(tmp_path)
-
-
 def test_settings_that_do_not_fit():
     """Catches a setting that is not known here, or impossible, and is ignored."""
     config = tiny().config
@@ -78,8 +65,6 @@ def test_settings_that_do_not_fit():
     assert checkpoint.restore_settings(GPTConfig, settings, "x") == config
     with refused("x does not fit this version .* 'shift'"):
         checkpoint.restore_settings(GPTConfig, settings | {"shift": True}, "x")
-    with refused("n_layer: 'two' is not a whole number"):
-        checkpoint.restore_settings(GPTConfig, settings | {"n_layer": "two"}, "x")
 
 
 def saved(out_dir, step=10, **state):
