@@ -22,7 +22,7 @@ def pick_device(name):
     if torch.cuda.is_available():
         known = ["cuda", *known, *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
     if name not in ["auto", *known]:
-        raise ValueError(f"device={name} is not found here: choose auto, {', '.join(known)}")
+        raise ValueError(f"device={name} is not available: choose auto, {', '.join(known)}")
     return torch.device(known[0] if name == "auto" else name)
 
 
