@@ -552,13 +552,14 @@ class GPT(nn.Module):
 
         merge: one of LoRA has its adapter merged into its weights; False: apart, to train on.
         """
-        if checkpoint.load_config(folder)["lora"]:
+        saved = checkpoint.load_config(folder)
+        if saved["lora"]:
             model = lora.load(cls, folder, base, **changes)
             if merge:
                 lora.merge(model)
             return model
-        config, weights = checkpoint.load_checkpoint(folder)
-        return cls.from_weights(config, weights, folder, **changes)
+        weights = checkpoint.load_tensors(folder, "model.safetensors")
+        return cls.from_weights(saved["model"], weights, folder, **changes)
 
     @classmethod
     def from_weights(cls, config, weights, source, **changes):

@@ -397,7 +397,7 @@ def pretrained_model(config, data):
     folder = pretrained.folder_of(source)
     known = pretrained.check_tokenizer(folder, model.config.vocab_size, data)
     count = data.tokenizer.vocab_size
-    if config.lora_rank and count > known.vocab_size:
+    if config.lora_rank and count > min(known.vocab_size, model.config.vocab_size):
         raise ValueError(
             f"lora_rank={config.lora_rank} cannot learn the special tokens of dataset {data.name}, "
             f"which {source} lacks: train all of it"
@@ -443,10 +443,9 @@ def settings(argv):
     init_from = given.get("init_from", TrainConfig.init_from)
     which = given.get("checkpoint", TrainConfig.checkpoint)
     if init_from in ("resume", "auto"):
-        find = checkpoint.newest_valid_or_none if init_from == "auto" else checkpoint.newest_valid
-        folder = find(given.get("out_dir", TrainConfig.out_dir), which)
-        if folder:
-            return settings_to_resume(folder, given)
+        out_dir = given.get("out_dir", TrainConfig.out_dir)
+        if init_from == "resume" or checkpoint.list_checkpoints(out_dir):
+            return settings_to_resume(checkpoint.newest_valid(out_dir, which), given)
         init_from = "scratch"
         which = "latest"
         given |= dict(init_from=init_from, checkpoint=which)
@@ -473,9 +472,10 @@ def settings(argv):
 def settings_to_resume(folder, changes):
     """Return the settings that a checkpoint was saved with, and changes, a dict, to them."""
     print0(f"settings: those of {folder}")
-    before = checkpoint.restore_settings(
-        TrainConfig, checkpoint.load_config(folder)["training"], folder
-    )
+    training = checkpoint.load_config(folder)["training"]
+    if not training:  # of nanoGPT
+        raise ValueError(f"{folder} has no training to resume: tune it by --init_from={folder}")
+    before = checkpoint.restore_settings(TrainConfig, training, folder)
     place = dict(init_from="resume", out_dir=str(folder.parent), checkpoint=folder.name)
     config = replace(before, **changes | place)
     step = checkpoint.step_of(folder)

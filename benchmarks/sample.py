@@ -179,7 +179,7 @@ def whole_processes(config, model, peer, device):
         return benchmark.run_timed(command, cwd)[0]
 
     with tempfile.TemporaryDirectory() as out:
-        checkpoint.save_checkpoint(out, 0, model, {}, words.spec(), {})
+        checkpoint.save_checkpoint(out, 0, model, {}, tokenizer=words.spec())
         seconds = {"lookback default": run_sample(config.samples, config.length)}
         for kind in WEIGHTS:
             flag = "--quantize=int8" if kind == "int8" else f"--dtype={kind}"

@@ -320,7 +320,7 @@ def weights(out_dir):
 def save(out_dir, model, step=1, encoding=None, **training):
     """Save a checkpoint of a model, whose tokens are bytes if not an encoding's; its folder."""
     spec = encoding.spec() if encoding else {"kind": "byte"}
-    return checkpoint.save_checkpoint(out_dir, step, model, training, spec, {})
+    return checkpoint.save_checkpoint(out_dir, step, model, {}, tokenizer=spec, training=training)
 
 
 def put(path, content):

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from engine.common.errors import at_least
 from engine.common.files import atomic_write, read_json, sha256_of
-from engine.common.settings import read_preset, read_toml
+from engine.common.settings import read_toml
 from engine.text import dataset
 from tools.shared import benchmark
 from tools.shared.settings import run
@@ -105,7 +105,7 @@ def version_of(config):
     rooms = "*.py", "engine/**/*.py", "variants/*.py"
     paths = [path for room in rooms for path in benchmark.ROOT.glob(room)]
     paths += Path(config.preset).parent.glob("*.toml")  # one of them may be its base
-    names = [read_preset(config.preset).get("dataset", "stdlib")]
+    names = [read_toml(config.preset).get("dataset", "stdlib")]
     names += re.findall(r"--dataset[= ](\S+)", config.flags)
     paths += dataset.find_dataset(names[-1]).glob("meta.*")
     return sha256_of(path.read_bytes() for path in sorted(paths))

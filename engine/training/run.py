@@ -92,12 +92,12 @@ class Run:
                 self.out_dir,
                 trainer.step,
                 trainer.model,
-                asdict(self.config),
-                trainer.data.tokenizer.spec(),
                 state,
-                trainer.data.hashes,
-                record,
                 weights,
+                training=asdict(self.config),
+                tokenizer=trainer.data.tokenizer.spec(),
+                data=trainer.data.hashes,
+                record=record,
             )
             prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
         if not self.evaluation_is_due():

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 import types
@@ -17,7 +16,6 @@ import pytest
 import torch
 from conftest import (
     POEM,
-    ROOT,
     complaint,
     configure,
     exit_code,
@@ -246,19 +244,13 @@ def test_the_speed(monkeypatch):
     assert meter.summary() == "first token after 2.00 s, then 2.0 tokens/s"
 
 
-def test_a_closed_pipe_and_ctrl_c(trained, tmp_path):
-    """Catches a traceback when the reader has seen enough, and text that an interrupt loses."""
-    command = [sys.executable, "-u", "sample.py", f"--out_dir={trained}", "--device=cpu"]
+def test_ctrl_c(trained, tmp_path):
+    """Catches a traceback, and text that an interrupt loses."""
+    command = ["sample.py", f"--out_dir={trained}", "--device=cpu"]
     command += ["--max_new_tokens=100000", "--num_samples=2", "--start=Tyger"]
-    pipes = dict(cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with subprocess.Popen(command, **pipes) as process:
-        assert process.stdout.read(20)
-        process.stdout.close()
-        errors = process.stderr.read()
-    assert process.returncode == 0 and "Traceback" not in errors and "BrokenPipe" not in errors
     output = tmp_path / "output"
     with open(output, "w") as file, text_file() as errors:
-        pid = forked(command[2:], file, errors)
+        pid = forked(command, file, errors)
         while len(output.read_text()) < 20:
             time.sleep(0.01)
         os.kill(pid, signal.SIGINT)

@@ -27,8 +27,8 @@ EXPORTABLE = {
     "llama 3": LLAMA | LONG | dict(n_kv_head=2, head_size=10),
     "gpt2, silu": dict(mlp="silu", bias=False, qkv_bias=True),
     "mistral": LLAMA | dict(window=7),
-    "qwen2": LLAMA | dict(qkv_bias=True, window=9, window_pattern="LS"),
-    "qwen3": LLAMA | dict(qk_norm="head", n_kv_head=2, window=9, window_pattern="SL"),
+    "qwen2": LLAMA | dict(qkv_bias=True),
+    "qwen3": LLAMA | dict(qk_norm="head", n_kv_head=2),
     "qwen3, as modern": MODERN | dict(mlp="swiglu"),
 }
 
