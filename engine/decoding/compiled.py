@@ -65,8 +65,7 @@ class CompiledStep:
         return self.cache
 
     def ready(self, session):
-        """Return whether it may read the session's next token: one, for which its cache has room.
-        """
+        """Return whether it may read the session's next token: one, for which its cache has room."""
         one_more = session.n_read == session.length - 1
         return one_more and session.context_starts() == session.starts
 

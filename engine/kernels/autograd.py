@@ -5,28 +5,10 @@ on moving numbers than on multiplying them. Each function computes one line of i
 tests/kernels compares values and gradients with autograd's.
 """
 
-import functools
-
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling
-
-
-def once_differentiable(backward):
-    """Refuse a second derivative, which would be silently wrong.
-
-    torch's own decorator of this name misses torch.autograd.grad.
-    """
-
-    @functools.wraps(backward)
-    def first_only(ctx, *gradients):
-        if torch.is_grad_enabled():
-            raise RuntimeError(
-                f"{backward.__qualname__} has no second derivative: leave out create_graph=True"
-            )
-        return backward(ctx, *gradients)
-
-    return first_only
 
 
 def in_autocast(x):
