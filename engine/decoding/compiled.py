@@ -65,7 +65,7 @@ class CompiledStep:
         return self.cache
 
     def ready(self, session):
-        """Return whether it may read the session's next token: one, for which its cache has room."""
+        """Return whether the session's next token is one for which the cache has room."""
         one_more = session.n_read == session.length - 1
         return one_more and session.context_starts() == session.starts
 

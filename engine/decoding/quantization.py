@@ -9,17 +9,14 @@ bfloat16 two, an int8 one. With ten rows both count.
     int8      7 bits of each weight and a scale for each output.
 
 On a CPU only these products change, and all else is computed in float32. Other devices, and
-bfloat16, convert the whole model; where a CPU would emulate that dtype, it rounds the weights to it
-and computes in float32. Not used in training.
+bfloat16, convert the whole model. Not used in training.
 """
-
-import warnings
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.common.hardware import half_dtype, is_emulated
+from engine.common.hardware import half_dtype
 
 # FBGEMM's products are here: on x86 with AVX2. PyTorch lists it on ARM too, where they are others.
 HAS_FBGEMM = (
@@ -105,20 +102,10 @@ def prepare_for_inference(model, dtype, quantize="none"):
         layer = Int8
     elif dtype == torch.float16 and device.type == "cpu" and HAS_FBGEMM:
         layer = Half
-    elif is_emulated(device, dtype):
-        convert(model, dtype)  # rounds the weights; products are faster in float32
-        dtype = torch.float32
     if layer:
         for name, linear in linears_of(model).items():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # PyTorch plans to replace its quantized dtypes
-                model.set_submodule(name, layer(linear))
+            model.set_submodule(name, layer(linear))
     if not layer or device.type != "cpu":
-        convert(model, dtype)
+        for p in model.parameters():
+            p.data = p.data.to(dtype)
     return model
-
-
-def convert(model, dtype):
-    """Convert all parameters."""
-    for p in model.parameters():
-        p.data = p.data.to(dtype)

@@ -4,10 +4,9 @@ import copy
 
 import torch
 import torch.nn as nn
-from conftest import CPU, parametrize
+from conftest import parametrize
 from mechanisms import ids, new_model, random_model
 
-from engine.common import hardware
 from engine.decoding import quantization
 from engine.decoding.quantization import best_dtype, prepare_for_inference
 from model import MODERN
@@ -75,18 +74,7 @@ def test_a_prepared_model(dtype, quantize, tolerance, fbgemm, monkeypatch):
     # Either all Linears are replaced and the rest stays float32, or the whole model is converted.
     kept = quantization.linears_of(fast)
     assert len(kept) in (0, len(quantization.linears_of(model)))
-    whole = kept and not hardware.is_emulated(CPU, dtype)
-    assert fast.transformer.wte.weight.dtype == (dtype if whole else torch.float32)
-
-
-def test_a_dtype_without_units(monkeypatch):
-    """Catches products that a processor emulates, six times slower; and weights not rounded."""
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: ["avx2"])
-    rounded = new_model().bfloat16().float()
-    fast = prepare_for_inference(new_model(), torch.bfloat16)
-    assert {p.dtype for p in fast.parameters()} == {torch.float32}
-    idx = ids(6, 16)
-    torch.testing.assert_close(fast(idx), rounded(idx))
+    assert fast.transformer.wte.weight.dtype == (dtype if kept else torch.float32)
 
 
 def test_the_dtype_that_suits_a_model(monkeypatch):
