@@ -93,17 +93,6 @@ def best_dtype(device, width):
     return "bfloat16" if has_units and width >= 256 else "float32"
 
 
-UNITS = {  # that multiply in half precision: x86's and ARM's
-    torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
-    torch.float16: {"avx512_fp16", "amx_fp16", "fp16_arith"},
-}
-
-
-def is_emulated(device, dtype):
-    """Return whether a processor has no units for products in this dtype: float32 is faster."""
-    return device.type == "cpu" and dtype in UNITS and UNITS[dtype].isdisjoint(cpu_flags())
-
-
 # When torch.compile pays. On an H200 it took 28 s for 12 layers, of training or of decoding: 2.3 s
 # a layer. It can save the time in which Python launches kernels: 15 ms of a training step of 6
 # layers that is not compiled, 2.5 ms a layer, so that 1,000 passes would make up for it. A token

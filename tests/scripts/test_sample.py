@@ -3,7 +3,6 @@
 import io
 import itertools
 import json
-import math
 import os
 import re
 import shutil
@@ -28,7 +27,6 @@ from conftest import (
     tiny,
 )
 
-import sample as script
 from engine.common.settings import parse_settings
 from engine.decoding import generation
 from engine.decoding.generation import Generator, Meter
@@ -37,7 +35,7 @@ from engine.text import dataset
 from engine.text.tokenizer import Tokenizer
 from engine.weights import pretrained
 from model import GPT
-from sample import SampleConfig, make_generator, sample
+from sample import SampleConfig, sample
 from train import train
 
 LIKELIEST = dict(start="Tyger Tyger, ", temperature=0.0)
@@ -98,16 +96,6 @@ def test_a_text_depends_on_its_prompt_and_seed_alone(written, tmp_path):
         assert together(order, num_samples=2, batch_size=batch_size) == expected
     # No text outgrows the context: prompts of all lengths are one batch.
     assert together(prompts, max_new_tokens=4) == [alone[prompt, 5][:4] for prompt in prompts]
-
-
-@parametrize("settings, steps", [({}, 2 * 70), (dict(interactive=True, num_samples=1), math.inf)])
-def test_how_many_tokens_follow_each_other(settings, steps, trained, monkeypatch):
-    """Catches a dtype for a short job in a long one, of batches or of texts one by one."""
-    found = []
-    monkeypatch.setattr(script, "best_dtype", lambda *given: found.append(given) or "float32")
-    about = dict(out_dir=trained, num_samples=9, batch_size=5, max_new_tokens=70)
-    make_generator(SampleConfig(**about | settings), 9)
-    assert found[0][1] == steps
 
 
 def test_batches():
