@@ -161,10 +161,9 @@ def compare(**facts):
 
 
 def broadcast(tensor):
-    """The values of the first process in a tensor of all of them, in place."""
+    """Give all processes the first one's values of a tensor, in place."""
     if world_size() > 1:
         dist.broadcast(tensor, 0)
-    return tensor
 
 
 def all_reduce_sum(tensor):

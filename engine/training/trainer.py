@@ -62,15 +62,14 @@ class Trainer:
         peak = hardware.peak_flops(device, dtype) * processes.world_size()
         self.speed = Speed(self.tokens_per_step, model.flops_per_token(), peak)
 
-        # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer. A
-        # step calls parallel_model: the model itself, or what exchanges gradients around it.
+        # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer.
         self.compiled = config.compile
         if self.compiled == "auto":
             passes = (self.last_step - self.step) * self.micro_batches
             self.compiled = hardware.worth_compiling(
                 device, passes, hardware.PASSES_WORTH_COMPILING
             )
-        self.parallel_model = sharding.parallelize(model, device, config.parallel, self.compiled)
+        sharding.parallelize(model, device, config.parallel, self.compiled)
         self.optimizer = make_optimizer(model, config)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
         if self.saved:
@@ -103,7 +102,7 @@ class Trainer:
             for n in range(first, first + count)
         ]
         return training_step(
-            self.parallel_model,
+            self.model,
             batches,
             self.optimizer,
             self.scaler,

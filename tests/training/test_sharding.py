@@ -214,13 +214,12 @@ processes.join(1)
 shape = dict(block_size=8, vocab_size=96, n_layer=2, n_head=2, n_embd=24)
 model = GPT(GPTConfig(**shape, tie_weights=False))
 whole = model.num_params()
-trained = sharding.parallelize(model, torch.device("cpu"), "fsdp", compiled=False)
+sharding.parallelize(model, torch.device("cpu"), "fsdp", compiled=False)
 optimizer = make_optimizer(model, TrainConfig(optimizer="adamw"))
 x = torch.arange(8)[None]
 with torch.no_grad():
     model(x, x + 1)  # an evaluation
-with sharding.gradient_sync(trained, last=False):
-    trained(x, x + 1)[1].backward()
+model(x, x + 1)[1].backward()
 grads = [p.grad for p in model.parameters()]
 averages = [state["exp_avg"] for state in optimizer.state.values()]
 for tensors in [*model.parameters()], grads, averages:
