@@ -78,13 +78,11 @@ class Muon:
             p.grad = None
 
     @torch.no_grad()
-    def step(self, finite=None):
+    def step(self, finite):
         """Update all parameters that have a gradient. Overwrites the gradients.
 
         finite: a bool tensor on their device; False: nothing changes, without waiting to know it.
         """
-        if finite is None:
-            finite = torch.tensor(True, device=next(iter(self.state)).device)
         for group in self.param_groups:
             update = self.muon_step if group["kind"] == "muon" else self.adamw_step
             params = [p for p in group["params"] if p.grad is not None]
@@ -119,17 +117,16 @@ class Muon:
                 torch._foreach_add_(targets, updates.unbind(), alpha=-group["lr"] * scale)
 
     def adamw_step(self, group, params, finite):
-        def states(kind):
-            return [local_tensor(self.state[p][kind]) for p in params]
-
+        rows = [(p, p.grad, *self.state[p].values()) for p in params]
+        weights, grads, averages, squares, steps = [[*map(local_tensor, c)] for c in zip(*rows)]
         beta1, beta2 = group["betas"]
         adamw(
-            [local_tensor(p) for p in params],
-            [local_tensor(p.grad) for p in params],
-            states("exp_avg"),
-            states("exp_avg_sq"),
+            weights,
+            grads,
+            averages,
+            squares,
             [],
-            states("step"),
+            steps,
             fused=True,
             found_inf=1.0 - finite.float(),
             amsgrad=False,
