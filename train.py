@@ -370,12 +370,12 @@ def resume_model(config, data):
 def pretrained_model(config, data):
     """Return the model of a folder or a published name, with this run's dropout and context."""
     source = config.init_from
-    attention = config.attention
     if checkpoint.is_ours(Path(source)):
         source = checkpoint.newest_valid(source, config.checkpoint)
-        if attention == TrainConfig.attention:  # the default must not replace another function
-            attention = checkpoint.load_config(source)["model"]["attention"]
-    model = GPT.from_pretrained(source, dropout=config.dropout, attention=attention)
+    changes = dict(dropout=config.dropout)
+    if config.attention != TrainConfig.attention:  # the default must not replace another function
+        changes["attention"] = config.attention
+    model = GPT.from_pretrained(source, **changes)
     folder = pretrained.folder_of(source)
     known = pretrained.check_tokenizer(folder, model.config.vocab_size, data)
     count = data.tokenizer.vocab_size
@@ -391,6 +391,13 @@ def pretrained_model(config, data):
         add_adapter(config, model, folder.resolve())
     if config.block_size < model.config.block_size:
         model.crop_block_size(config.block_size)
+    ignored = [
+        f"{name}={value}"
+        for name, value in asdict(config).items()
+        if value not in (getattr(TrainConfig, name), getattr(model.config, name, value))
+    ]
+    if ignored:
+        print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")
     return model
 
 

@@ -73,8 +73,6 @@ class Trainer:
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
         if self.saved:
             self.optimizer.load_state_dict(self.saved.pop("optimizer", {}))  # its memory is freed
-            if self.saved["scaler"]:  # empty if the run was in another dtype
-                self.scaler.load_state_dict(self.saved["scaler"])
 
     def update(self):
         """Make one step with self.learning_rate; the device may still be busy with it afterwards.
@@ -149,7 +147,6 @@ class Trainer:
             "dtype": self.dtype,
             "threads": torch.get_num_threads(),
             "optimizer": sharding.gather(self.optimizer.state_dict()),
-            "scaler": self.scaler.state_dict(),
         }
 
     def not_finite(self, what, step):
@@ -181,8 +178,7 @@ def dry_run(trainer):
     duration = datetime.timedelta(seconds=round(steps * seconds))
     kinds = ", ".join(f"{kind} {nbytes / 1e6:,.0f}" for kind, nbytes in memory.items())
     processes.print0(
-        f"a step: {trainer.tokens_per_step:,} tokens of {model.flops_per_token():,.0f} FLOP "
-        f"in {seconds:.3f} s\n"
+        f"a step: {trainer.tokens_per_step:,} tokens in {seconds:.3f} s\n"
         f"memory: {sum(memory.values()) / 1e6:,.0f} MB ({kinds})\n"
         f"{steps:,} steps would take about {duration}, without evaluations: nothing was written"
     )
