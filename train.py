@@ -8,8 +8,8 @@
 
 Everything random is a function of (seed, step, micro-batch): the tokens of a micro-batch, and its
 dropout. So an interrupted run that is resumed ends where an uninterrupted one does (bit for bit on
-a CPU; a GPU's kernels may add in a different order each time, and so may three processes). On
-another number of processes it is the same run up to rounding, which grows with the steps.
+a CPU; a GPU's kernels may add in a different order each time). On another number of processes it is
+the same run up to rounding, which grows with the steps.
 """
 
 import os

@@ -89,6 +89,8 @@ def meet(minutes):
     note.start()
     try:
         store = dist.TCPStore(*address, None, serves, limit, wait_for_workers=False)
+        # What an earlier start wrote, before torchrun's --max-restarts, counts no more.
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         store.set(str(rank()), HOST)
         for n in range(world_size()):
             hosts[n] = store.get(str(n)).decode()
