@@ -6,6 +6,7 @@ import signal
 import time
 
 import pytest
+import torch.distributed as dist
 from conftest import (
     POEM,
     SMALL,
@@ -17,6 +18,7 @@ from conftest import (
     parametrize,
     ranks_here,
     read_back,
+    refused,
     run_ranks,
     same_weights,
     start_ranks,
@@ -98,6 +100,19 @@ def test_one_that_never_joins(flags):
         codes = [exit_code(pid) for pid, _ in started]
         assert codes[there] == 2 and time.monotonic() - begun < 20
         assert f"waits for rank {1 - there} at 127.0.0.1" in read_back(started[there][1])
+
+
+def test_an_earlier_start_counts_no_more(monkeypatch):
+    """Catches a run that torchrun starts again, and takes those who joined before for present."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    place = dict(RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=store.port)
+    for name, value in (place | dict(TORCHELASTIC_USE_AGENT_STORE=True)).items():
+        monkeypatch.setenv(name, str(value))
+    dist.PrefixStore("0", store).set("1", "there")
+    processes.meet(0.1)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with refused("waits for rank 1"):
+        processes.meet(0.01)
 
 
 def test_torchrun_of_another_machine_gets_the_signal(monkeypatch):
