@@ -173,6 +173,8 @@ class TrainConfig(GPTConfig):
     def __post_init__(self):
         self.model_config(self.vocab_size or 1)  # ValueError for an impossible model
         choose("lr_schedule", self.lr_schedule, DECAY)
+        if not (self.out_dir and self.init_from and self.dataset):
+            raise ValueError("out_dir, init_from and dataset must not be empty")
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, "muon_steps", most=10**9)
         counts = ("max_iters", "warmup_iters", "lr_decay_iters", "eval_iters")

@@ -147,9 +147,10 @@ def start_run(out_dir, last):
     metrics = out_dir / "metrics.jsonl"
     records = checkpoint.read_metrics(metrics).values()
     kept = [record for record in records if record["step"] <= last]
+    evaluated = [record for record in records if record["step"] > last and "val_loss" in record]
     folders = checkpoint.list_checkpoints(out_dir)
     later = [folder for folder in folders if checkpoint.step_of(folder) > last]
-    if later:
+    if later or evaluated:
         names = (f"previous-{n}" for n in itertools.count(1))
         aside = next(out_dir / name for name in names if not (out_dir / name).exists())
         aside.mkdir()
