@@ -8,8 +8,8 @@
 
 Everything random is a function of (seed, step, micro-batch): the tokens of a micro-batch, and its
 dropout. So an interrupted run that is resumed ends where an uninterrupted one does (bit for bit on
-a CPU; a GPU's kernels may add in a different order each time, and so may three processes). On
-another number of processes it is the same run up to rounding, which grows with the steps.
+a CPU; a GPU's kernels may add in a different order each time). On another number of processes it is
+the same run up to rounding, which grows with the steps.
 """
 
 import os
@@ -69,9 +69,7 @@ class TrainConfig(GPTConfig):
     """Micro-batches in a step, over all processes."""
     # Evaluation and logging
     eval_interval: int = 300
-    """Save a checkpoint and evaluate every N steps, and at the end."""
-    save_interval: int = 0
-    """Save a checkpoint every N steps too; 0: only before an evaluation, and after a signal."""
+    """Save a checkpoint and evaluate every N steps, at the end, and after a signal."""
     eval_iters: int = 50
     """Batches in a validation loss; 0: the whole validation split, each token once."""
     eval_only: bool = False
@@ -130,7 +128,7 @@ class TrainConfig(GPTConfig):
     momentum: float = 0.85
     """muon: decay of the moving average of the gradient."""
     muon_steps: int = 3
-    """muon: iterations of the orthogonalization, at most 5; each costs three matrix products."""
+    """muon: iterations of the orthogonalization, 5 are most; each costs three matrix products."""
     max_iters: int = 900
     """Steps to train in all. The learning rate decays until this step, or until lr_decay_iters."""
     weight_decay: float = 0.1
@@ -178,19 +176,15 @@ class TrainConfig(GPTConfig):
         if not (self.out_dir and self.init_from and self.dataset):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
-        at_least(1, self, *counts, most=10**9)
-        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval", "eval_iters")
+        at_least(1, self, *counts, "muon_steps", most=10**9)
+        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "eval_iters")
         at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
         at_least(0, self, *rates, "weight_decay", "grad_clip", "lora_alpha", "join_minutes")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
-        at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
-        for name in ("lora_alpha", "lora_targets"):
-            if not self.lora_rank and getattr(self, name) != getattr(TrainConfig, name):
-                raise ValueError(f"{name} is of LoRA, which --lora_rank=8 switches on")
         if self.lora_rank and self.init_from == "scratch":
             raise ValueError(
                 f"lora_rank={self.lora_rank} tunes a model that exists: give --init_from=FOLDER"
@@ -237,7 +231,7 @@ def train(config, signals=None):
                 run.log(record)
 
             # Save, before an evaluation, which removes it again if the loss is not finite
-            if evaluate or stop or run.save_is_due():
+            if evaluate or stop:
                 run.save(record)
 
             # Evaluate; after a signal to stop, the resumed run does so
@@ -274,21 +268,14 @@ def make_trainer(config):
             f"gradient_accumulation_steps={steps} cannot be shared by {count} processes: "
             "choose a multiple"
         )
-    first = processes.rank() == 0
-
-    def load_data():  # it prepares a dataset that is missing
-        return dataset.load_dataset(config.dataset, config.block_size, config.data_tokenizer)
-
     model = saved = None
     with processes.together():
         device = processes.own_device(pick_device(config.device))
-        if first:
-            data = load_data()
+        data = dataset.load_dataset(config.dataset, config.block_size, config.data_tokenizer)
+        if processes.rank() == 0:
             model, saved = build_model(config, data)
     model, saved = first_model(model, saved)
     with processes.together():
-        if not first:
-            data = load_data()
         if config.mask_documents or data.masks:
             check_documents(data, model)
         data.pack(model.config.block_size)  # conversations into rows
@@ -388,12 +375,12 @@ def resume_model(config, data):
 def pretrained_model(config, data):
     """Return the model of a folder or a published name, with this run's dropout and context."""
     source = config.init_from
-    attention = config.attention
     if checkpoint.is_ours(Path(source)):
         source = checkpoint.newest_valid(source, config.checkpoint)
-        if attention == TrainConfig.attention:  # the default must not replace another function
-            attention = checkpoint.load_config(source)["model"]["attention"]
-    model = GPT.from_pretrained(source, dropout=config.dropout, attention=attention)
+    changes = dict(dropout=config.dropout)
+    if config.attention != TrainConfig.attention:  # the default must not replace another function
+        changes["attention"] = config.attention
+    model = GPT.from_pretrained(source, **changes)
     folder = pretrained.folder_of(source)
     known = pretrained.check_tokenizer(folder, model.config.vocab_size, data)
     count = data.tokenizer.vocab_size
@@ -409,13 +396,13 @@ def pretrained_model(config, data):
         add_adapter(config, model, folder.resolve())
     if config.block_size < model.config.block_size:
         model.crop_block_size(config.block_size)
-    ignored = []
-    for name in asdict(model.config).keys() - {"init"}:
-        value = getattr(config, name)
-        if value not in (getattr(TrainConfig, name), getattr(model.config, name)):
-            ignored.append(f"{name}={value}")
+    ignored = [
+        f"{name}={value}"
+        for name, value in asdict(config).items()
+        if value not in (getattr(TrainConfig, name), getattr(model.config, name, value))
+    ]
     if ignored:
-        print0(f"the model is that of {config.init_from}; ignored: {', '.join(sorted(ignored))}")
+        print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")
     return model
 
 
@@ -479,12 +466,8 @@ def settings_to_resume(folder, changes):
     place = dict(init_from="resume", out_dir=str(folder.parent), checkpoint=folder.name)
     config = replace(before, **changes | place)
     step = checkpoint.step_of(folder)
-    rate = learning_rate_at(step, config)
-    planned = learning_rate_at(step, before)
     if step >= config.max_iters and not config.eval_only:
         print0(f"note: nothing is left to train: give --max_iters above {step}")
-    elif rate != planned:
-        print0(f"note: the learning rate goes on at {rate:.3g}, where it was to be {planned:.3g}")
     return config
 
 
@@ -495,25 +478,25 @@ def join_minutes(argv):
     return TrainConfig.join_minutes
 
 
+PATHS = {"dataset", "out_dir", "init_from", "base"}  # not compared
+
+
 def settings_of_all(argv):
     """Return the settings of the first process in all of them, once they have been compared.
 
-    Only device and dataset may be a process's own; the first alone reads and writes other paths.
+    A dataset may be elsewhere on each machine. The first alone reads and writes other paths.
     """
-    own = {}
     config = None
     with processes.together():
         given = given_settings(TrainConfig, argv)
-        for name in {"device", "dataset", "out_dir", "init_from", "base"} & given.keys():
-            own[name] = given.pop(name)
-    mine = asdict(TrainConfig()) | given
-    processes.compare(code=sha256_of_code(), PyTorch=torch.__version__, **mine)
+    own = {name: given.pop(name) for name in PATHS & given.keys()}
+    facts = asdict(TrainConfig()) | given
+    processes.compare(code=sha256_of_code(), PyTorch=torch.__version__, **facts)
     with processes.together():
         if processes.rank() == 0:
             config = settings(argv)
     config = processes.all_gather(config)[0]
-    device = own.get("device", config.device)
-    return replace(config, device=device, dataset=own.get("dataset", config.dataset))
+    return replace(config, dataset=own.get("dataset", config.dataset))
 
 
 def main():

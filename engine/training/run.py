@@ -38,12 +38,9 @@ class Run:
         self.wandb = start_wandb(config) if first and config.wandb_log else None
 
         # All processes must know the last line of an earlier part of this run.
-        self.line = {}
-        if self.writes:
-            self.out_dir.mkdir(parents=True, exist_ok=True)
-        if self.writes and any(self.out_dir.glob("[!.]*")):
-            self.line = start_run(self.out_dir, trainer.step if trainer.saved else -1)
-        self.line = processes.all_gather(self.line)[0]
+        last = trainer.step if trainer.saved else -1
+        line = start_run(self.out_dir, last) if self.writes else {}
+        self.line = processes.all_gather(line)[0]
         self.started = started - self.line.get("wall_s", 0.0)
         self.saved_step = trainer.step if trainer.saved else None
         self.evaluated_step = self.line["step"] if "val_loss" in self.line else None
@@ -65,13 +62,7 @@ class Run:
                 prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
         if self.wandb:
             self.wandb.log(record, step=record["step"])
-        self.trainer.speed.restart()
-
-    def save_is_due(self):
-        """Return whether save_interval ends at this step."""
-        step = self.trainer.step
-        interval = self.config.save_interval
-        return interval > 0 and step > 0 and step % interval == 0
+        self.trainer.restart_clock()
 
     def evaluation_is_due(self):
         """Return whether eval_interval or the run ends at this step, and it was not evaluated."""
@@ -99,9 +90,6 @@ class Run:
                 data=trainer.data.hashes,
                 record=record,
             )
-            prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
-        if not self.evaluation_is_due():
-            processes.print0(f"step {trainer.step}: saved")
         self.saved_step = trainer.step
 
     def evaluate(self):
@@ -112,8 +100,6 @@ class Run:
         trainer = self.trainer
         loss = trainer.evaluate()
         if not math.isfinite(loss):
-            if self.writes and trainer.step > trainer.first_step:  # or a resumed run finds the same
-                remove_checkpoint(checkpoint.folder_of(self.out_dir, trainer.step))
             raise trainer.not_finite(f"validation loss {loss}", trainer.step)
         bits = trainer.data.bits_per_character(loss)
         in_bits = f", {bits:.4f} bits per character" if bits else ""
@@ -130,12 +116,8 @@ class Run:
             hint = checkpoint.resume_hint(self.out_dir)
             processes.print0(f"{name}: stopped at step {self.trainer.step}; {hint}")
         elif self.writes:
-            folder = shell_quote(self.out_dir)
-            commands = [f"{shell_path('sample.py')} --out_dir={folder}", f"-m tools.plot {folder}"]
-            if self.trainer.data.masks:  # of conversations
-                commands.append(f"-m tools.answers --out_dir={folder}")
-            hint = ", ".join(f"python {command}" for command in commands)
-            print(f"{record['wall_s']:.0f} s in all; next: {hint}")
+            sample = f"python {shell_path('sample.py')} --out_dir={shell_quote(self.out_dir)}"
+            print(f"{record['wall_s']:.0f} s in all; next: {sample}")
         if self.wandb:
             self.wandb.finish()
 
@@ -159,6 +141,7 @@ def start_run(out_dir, last):
     last: -1 for a new run. What is later belongs to an earlier run, and moves to
     out_dir/previous-N, with a copy of its metrics: nothing is mixed, and nothing destroyed.
     """
+    out_dir.mkdir(parents=True, exist_ok=True)
     for unfinished in out_dir.glob("*.partial"):  # of processes that were killed
         remove_path(unfinished)
     metrics = out_dir / "metrics.jsonl"

@@ -85,7 +85,6 @@ REFUSED = {
     "--batch_size=0": "batch_size=0 must be at least 1",
     "--backend=nccl": "unknown setting 'backend': --help lists all settings",
     "config/train_gpt2.py": "; write nanoGPT's .py as TOML: x = false, not False",
-    "--muon_steps=6": "muon_steps=6 must be at least 1, at most 5",
     "--out_dir=": "must not be empty",
     "n_layer=3": "'n_layer=3' is neither a setting",
     "minute.toml": "there is no preset minute.toml: choose config/",
