@@ -13,7 +13,8 @@ A predicate may carry promises as attributes, so that the attention paths can sk
                        than keys
 
 and a bias, bias(i, j, dtype) -> (H, *common shape of i and j), a function of the distance i - j
-that the paths add to the scores of each head. dtype: that of the scores.
+that the paths add to the scores of each head. dtype: that of the scores. A predicate whose bias is
+learned is a module.
 """
 
 import types
@@ -22,6 +23,7 @@ import torch
 
 from engine.common.errors import parse_spec
 from variants.alibi import alibi
+from variants.t5 import T5
 
 
 def causal(i, j):
@@ -166,6 +168,7 @@ VISIBLE = {  # name -> the predicate for some numbers; all of them causal
     "strided": strided,
     "chunks": chunks,
     "alibi": alibi,
+    "t5": T5,
 }
 
 
@@ -200,6 +203,20 @@ class Derived:
         return self.visible(i, j)
 
 
+class Both:
+    """What both() returns. A copy of it has a copy of what its predicates learn."""
+
+    def __init__(self, a, b):
+        self.a = a
+        self.b = b
+
+    def __call__(self, i, j):
+        return self.a(i, j) & self.b(i, j)
+
+    def sum_of_biases(self, *where):
+        return sum(p.bias(*where) for p in (self.a, self.b) if hasattr(p, "bias"))
+
+
 def both(a, b):
     """Allow only the pairs that predicate a and predicate b both allow.
 
@@ -209,13 +226,9 @@ def both(a, b):
     if not torch.compiler.is_compiling():  # which cannot trace vars()
         check_promises(a, b)
 
-    @Derived
-    def visible(i, j):
-        return a(i, j) & b(i, j)
-
-    biases = [p.bias for p in (a, b) if hasattr(p, "bias")]
-    if biases:
-        visible.bias = lambda *where: sum(bias(*where) for bias in biases)
+    visible = Both(a, b)
+    if hasattr(a, "bias") or hasattr(b, "bias"):
+        visible.bias = visible.sum_of_biases
     windows = [(p.window, getattr(p, "n_global", 0)) for p in (a, b) if hasattr(p, "window")]
     if windows:
         visible.window, visible.n_global = min(windows, key=sum)

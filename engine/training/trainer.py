@@ -117,9 +117,11 @@ class Trainer:
         total = processes.all_reduce_sum(self.newest[1].clone())
         norm = self.newest[2].item()
         tokens_per_s, mfu = self.speed.measure()
+        added = self.model.auxiliary_loss  # of the newest micro-batch of this process
         return {
             "step": self.step,
             "train_loss": (total / processes.world_size()).item(),
+            **({"auxiliary_loss": added.item()} if torch.is_tensor(added) else {}),
             "lr": self.learning_rate,
             "grad_norm": norm if math.isfinite(norm) else None,
             "tokens_per_s": round(tokens_per_s, 1),
