@@ -326,10 +326,9 @@ def bias_of(visible, i, j, q):
         return None
     bias = visible.bias(i, j, torch.promote_types(q.dtype, torch.float32))
     shape = (q.shape[1], *torch.broadcast_tensors(i, j)[0].shape)
-    if bias.shape != shape:
-        raise ValueError(
-            f"the mask's bias is {tuple(bias.shape)}; for n_head={q.shape[1]} it must be {shape}"
-        )
+    found = tuple(getattr(bias, "shape", ()))
+    if found != shape:
+        raise ValueError(f"the mask's bias is {found}; for n_head={q.shape[1]} it must be {shape}")
     return bias.to(q.dtype)
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from engine.common import processes
 from engine.common.errors import library_errors
 from engine.common.files import atomic_write, remove_path, shell_path, shell_quote
+from engine.common.hardware import peak_memory
 from engine.training import sharding
 from engine.weights import checkpoint
 
@@ -36,6 +37,7 @@ class Run:
         self.out_dir = Path(config.out_dir)
         self.writes = first and not config.eval_only
         self.wandb = start_wandb(config) if first and config.wandb_log else None
+        self.tensorboard = start_tensorboard(config) if first and config.tensorboard else None
 
         # All processes must know the last line of an earlier part of this run.
         self.line = {}
@@ -65,6 +67,11 @@ class Run:
                 prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
         if self.wandb:
             self.wandb.log(record, step=record["step"])
+        for name, value in record.items() if self.tensorboard else ():
+            if isinstance(value, str):
+                self.tensorboard.add_text(name, value, record["step"])
+            elif value is not None:
+                self.tensorboard.add_scalar(name, value, record["step"])
         self.trainer.speed.restart()
 
     def save_is_due(self):
@@ -130,14 +137,43 @@ class Run:
             hint = checkpoint.resume_hint(self.out_dir)
             processes.print0(f"{name}: stopped at step {self.trainer.step}; {hint}")
         elif self.writes:
+            self.print_results(record)
             folder = shell_quote(self.out_dir)
             commands = [f"{shell_path('sample.py')} --out_dir={folder}", f"-m tools.plot {folder}"]
             if self.trainer.data.masks:  # of conversations
                 commands.append(f"-m tools.answers --out_dir={folder}")
             hint = ", ".join(f"python {command}" for command in commands)
-            print(f"{record['wall_s']:.0f} s in all; next: {hint}")
+            print(f"next: {hint}")
         if self.wandb:
             self.wandb.finish()
+        if self.tensorboard:
+            self.tensorboard.close()
+
+    def print_results(self, record):
+        """Print the figures of a run that ended, the same lines for every run."""
+        trainer = self.trainer
+        speed = trainer.speed
+        loss = record["val_loss"]
+        results = {
+            "val_loss": f"{loss:.4f}",
+            "bits_per_byte": f"{trainer.data.bits_per_byte(loss):.4f}",
+            "training_seconds": f"{speed.seconds:.1f}",
+            "total_seconds": f"{record['wall_s']:.1f}",
+            "peak_memory_mb": f"{peak_memory(trainer.device) / 1e6:.0f}",
+            "mfu": f"{speed.mfu():.3f}",
+            "tokens": trainer.step * trainer.tokens_per_step,
+            "steps": trainer.step,
+            "parameters": trainer.model.num_params(),
+        }
+        print("\n".join(f"{name + ':':18}{value}" for name, value in results.items()))
+
+
+def start_tensorboard(config):
+    """Return a writer of TensorBoard's files in out_dir; ValueError if it is not installed."""
+    with library_errors("tensorboard cannot begin"):
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(config.out_dir)
 
 
 def start_wandb(config):

@@ -7,7 +7,9 @@ one would, up to rounding.
 
 import datetime
 import math
+import statistics
 import time
+from dataclasses import replace
 
 import torch
 
@@ -180,15 +182,24 @@ class Speed:
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
         self.peak = peak
+        self.seconds = 0.0  # that were measured, and their steps
+        self.measured = 0
         self.restart()
 
     def restart(self):
         self.steps = 0
         self.since = time.perf_counter()
 
+    def mfu(self):
+        """Return the utilization over all that was measured."""
+        tokens = self.measured * self.tokens_per_step
+        return tokens * self.flops_per_token / max(self.seconds, 1e-9) / self.peak
+
     def measure(self):
         """Return tokens per second, and model FLOPs utilization, from 0 to 1."""
         seconds = time.perf_counter() - self.since
+        self.seconds += seconds
+        self.measured += self.steps
         tokens_per_s = self.steps * self.tokens_per_step / seconds
         flops = tokens_per_s * self.flops_per_token
         self.peak = max(self.peak, flops)  # it may have been measured in a busy moment
@@ -196,6 +207,35 @@ class Speed:
 
 
 # ---- The cost of a run
+
+WARMUP = 10  # steps
+
+
+def fit_to_minutes(trainer):
+    """Choose max_iters so that the steps take as many minutes as the settings say.
+
+    The steps that are timed leave no trace: max_iters alone repeats the run. All processes.
+    """
+    config = trainer.config
+    scale = trainer.scaler.state_dict()
+    changing = [*trainer.model.parameters(), *trainer.optimizer.state_dict().values()]
+    before = [local_tensor(tensor).detach().clone() for tensor in changing]
+    times = [
+        hardware.measure_seconds(lambda: trainer.accumulate(trainer.micro_batches), trainer.device)
+        for _ in range(WARMUP)
+    ]
+    with torch.no_grad():
+        for tensor, value in zip(changing, before):
+            local_tensor(tensor).copy_(value)
+    trainer.scaler = torch.amp.GradScaler(trainer.device.type, enabled=bool(scale))
+    steps = max(1, round(60 * config.minutes / statistics.median(times[1:])))
+    trainer.last_step = processes.all_gather(steps)[0]
+    trainer.config = replace(config, max_iters=trainer.last_step, minutes=0.0)
+    processes.print0(
+        f"{config.minutes:g} minutes are {trainer.last_step:,} steps of "
+        f"{60 * config.minutes / trainer.last_step:.3f} s: --max_iters={trainer.last_step} "
+        "repeats the run"
+    )
 
 
 def dry_run(trainer):

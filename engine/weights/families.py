@@ -153,6 +153,40 @@ FAMILIES = {
 }
 
 
+EVERY = {  # values of our settings that all families have
+    "mixer": ["attention"],
+    "visible": ["causal"],
+    "score": ["scaled_dot"],
+    "normalize": ["softmax"],
+    "value_size": [0],
+}
+GPT2_HAS = {
+    "position": ["learned"],
+    "norm": ["layernorm"],
+    "mlp": [*ACTIVATIONS.values()],
+    "qk_norm": [False],
+}
+LLAMA_HAS = {
+    "position": ["rope"],
+    "norm": ["rmsnorm", "rmsnorm_scale"],
+    "mlp": ["swiglu"],
+    "bias": [False],
+}
+
+
+def not_standard(config):
+    """Return name=value of settings of a GPTConfig that the nearest family lacks, as a list."""
+    lacking = [
+        [
+            f"{name}={getattr(config, name)}"
+            for name in has
+            if getattr(config, name) not in has[name]
+        ]
+        for has in (EVERY | GPT2_HAS, EVERY | LLAMA_HAS)
+    ]
+    return min(lacking, key=len)
+
+
 # ---- config.json
 
 

@@ -104,9 +104,9 @@ def test_a_mechanism_in_a_padded_batch(mechanism, window):
             model(plain.ids[row : row + 1, plain.begin[row] : plain.length])[0][0, 0]
             for row in range(3)
         ]
-        assert_same(plain.logits()[:, 0], alone)
+        assert_same(plain.logits()[:, 0], alone, why="it sees the padding, or the future")
         token, logits = next_token(compiled, sampler)
-        assert_same(logits, alone)
+        assert_same(logits, alone, why="in a compiled step")
         plain.append(token[:, None])
     assert step.is_right
 
