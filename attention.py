@@ -46,7 +46,6 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     bias_of,
     both,
     causal,
-    check_promises,
     chunks,
     everything,
     full,
@@ -549,7 +548,6 @@ def check_mechanism(attention, score, normalize, window, visible):
 
 def layer_predicate(seen, window, n_head):
     """A predicate, limited to a window, if any; ValueError for a bias of other heads."""
-    check_promises(seen)
     bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
     if isinstance(seen, nn.Module):
         return both(seen, sliding_window(window) if window else causal)

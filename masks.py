@@ -17,8 +17,6 @@ that the paths add to the scores of each head. dtype: that of the scores. A pred
 learned is a module.
 """
 
-import types
-
 import torch
 
 from engine.common.errors import parse_spec
@@ -204,11 +202,21 @@ class Derived:
 
 
 class Both:
-    """What both() returns. A copy of it has a copy of what its predicates learn."""
+    """Only the pairs that predicate a and predicate b both allow.
+
+    Of their windows the narrower one carries over, and of their biases the sum. It is a class, so
+    that a copy of a model has a copy of what its predicates learn.
+    """
 
     def __init__(self, a, b):
         self.a = a
         self.b = b
+        if hasattr(a, "bias") or hasattr(b, "bias"):
+            self.bias = self.sum_of_biases
+        windows = [(p.window, getattr(p, "n_global", 0)) for p in (a, b) if hasattr(p, "window")]
+        if windows:
+            self.window, self.n_global = min(windows, key=sum)
+        self.across = getattr(a, "across", False) and getattr(b, "across", False)
 
     def __call__(self, i, j):
         return self.a(i, j) & self.b(i, j)
@@ -217,34 +225,7 @@ class Both:
         return sum(p.bias(*where) for p in (self.a, self.b) if hasattr(p, "bias"))
 
 
-def both(a, b):
-    """Allow only the pairs that predicate a and predicate b both allow.
-
-    Of their windows the narrower one carries over, and of their biases the sum. ValueError for an
-    attribute that would be lost.
-    """
-    if not torch.compiler.is_compiling():  # which cannot trace vars()
-        check_promises(a, b)
-
-    visible = Both(a, b)
-    if hasattr(a, "bias") or hasattr(b, "bias"):
-        visible.bias = visible.sum_of_biases
-    windows = [(p.window, getattr(p, "n_global", 0)) for p in (a, b) if hasattr(p, "window")]
-    if windows:
-        visible.window, visible.n_global = min(windows, key=sum)
-    visible.across = getattr(a, "across", False) and getattr(b, "across", False)
-    return visible
-
-
-def check_promises(*predicates):
-    """ValueError for an attribute of a predicate that would be lost when it is combined."""
-    known = {"window", "n_global", "exact", "across", "bias"}
-    for p in predicates:
-        if isinstance(p, types.FunctionType) and (unknown := sorted(vars(p).keys() - known)):
-            raise ValueError(
-                f"both() does not know what becomes of {', '.join(unknown)} "
-                "when predicates are combined"
-            )
+both = Both
 
 
 def after_padding(visible, padding):

@@ -68,10 +68,9 @@ class Run:
         if self.wandb:
             self.wandb.log(record, step=record["step"])
         for name, value in record.items() if self.tensorboard else ():
-            if isinstance(value, str):
-                self.tensorboard.add_text(name, value, record["step"])
-            elif value is not None:
-                self.tensorboard.add_scalar(name, value, record["step"])
+            writer = self.tensorboard
+            add = writer.add_text if isinstance(value, str) else writer.add_scalar
+            add(name, math.nan if value is None else value, record["step"])
         self.trainer.speed.restart()
 
     def save_is_due(self):
@@ -152,20 +151,19 @@ class Run:
     def print_results(self, record):
         """Print the figures of a run that ended, the same lines for every run."""
         trainer = self.trainer
-        speed = trainer.speed
-        loss = record["val_loss"]
         results = {
-            "val_loss": f"{loss:.4f}",
-            "bits_per_byte": f"{trainer.data.bits_per_byte(loss):.4f}",
-            "training_seconds": f"{speed.seconds:.1f}",
-            "total_seconds": f"{record['wall_s']:.1f}",
-            "peak_memory_mb": f"{peak_memory(trainer.device) / 1e6:.0f}",
-            "mfu": f"{speed.mfu():.3f}",
+            "val_loss": record["val_loss"],
+            "bits_per_byte": trainer.data.bits_per_byte(record["val_loss"]),
+            "training_seconds": trainer.speed.seconds,
+            "total_seconds": record["wall_s"],
+            "peak_memory_mb": peak_memory(trainer.device) / 1e6,
+            "mfu": record.get("mfu", 0),
             "tokens": trainer.step * trainer.tokens_per_step,
             "steps": trainer.step,
             "parameters": trainer.model.num_params(),
         }
-        print("\n".join(f"{name + ':':18}{value}" for name, value in results.items()))
+        for name, value in results.items():
+            print(f"{name + ':':18}{round(value, 4)}")
 
 
 def start_tensorboard(config):

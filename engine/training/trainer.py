@@ -74,11 +74,14 @@ class Trainer:
             )
         self.parallel_model = sharding.parallelize(model, device, config.parallel, self.compiled)
         self.optimizer = make_optimizer(model, config)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
+        self.scaler = self.new_scaler()
         if self.saved:
             self.optimizer.load_state_dict(self.saved.pop("optimizer", {}))  # its memory is freed
             if self.saved["scaler"]:  # empty if the run was in another dtype
                 self.scaler.load_state_dict(self.saved["scaler"])
+
+    def new_scaler(self):
+        return torch.amp.GradScaler(self.device.type, enabled=self.dtype == "float16")
 
     def update(self):
         """Make one step with self.learning_rate; the device may still be busy with it afterwards.
@@ -182,24 +185,17 @@ class Speed:
         self.tokens_per_step = tokens_per_step
         self.flops_per_token = flops_per_token
         self.peak = peak
-        self.seconds = 0.0  # that were measured, and their steps
-        self.measured = 0
+        self.seconds = 0.0  # that were measured
         self.restart()
 
     def restart(self):
         self.steps = 0
         self.since = time.perf_counter()
 
-    def mfu(self):
-        """Return the utilization over all that was measured."""
-        tokens = self.measured * self.tokens_per_step
-        return tokens * self.flops_per_token / max(self.seconds, 1e-9) / self.peak
-
     def measure(self):
         """Return tokens per second, and model FLOPs utilization, from 0 to 1."""
         seconds = time.perf_counter() - self.since
         self.seconds += seconds
-        self.measured += self.steps
         tokens_per_s = self.steps * self.tokens_per_step / seconds
         flops = tokens_per_s * self.flops_per_token
         self.peak = max(self.peak, flops)  # it may have been measured in a busy moment
@@ -216,8 +212,7 @@ def fit_to_minutes(trainer):
 
     The steps that are timed leave no trace: max_iters alone repeats the run. All processes.
     """
-    config = trainer.config
-    scale = trainer.scaler.state_dict()
+    seconds = 60 * trainer.config.minutes
     changing = [*trainer.model.parameters(), *trainer.optimizer.state_dict().values()]
     before = [local_tensor(tensor).detach().clone() for tensor in changing]
     times = [
@@ -227,15 +222,11 @@ def fit_to_minutes(trainer):
     with torch.no_grad():
         for tensor, value in zip(changing, before):
             local_tensor(tensor).copy_(value)
-    trainer.scaler = torch.amp.GradScaler(trainer.device.type, enabled=bool(scale))
-    steps = max(1, round(60 * config.minutes / statistics.median(times[1:])))
-    trainer.last_step = processes.all_gather(steps)[0]
-    trainer.config = replace(config, max_iters=trainer.last_step, minutes=0.0)
-    processes.print0(
-        f"{config.minutes:g} minutes are {trainer.last_step:,} steps of "
-        f"{60 * config.minutes / trainer.last_step:.3f} s: --max_iters={trainer.last_step} "
-        "repeats the run"
-    )
+    trainer.scaler = trainer.new_scaler()
+    steps = max(1, round(seconds / statistics.median(times[1:])))
+    steps = trainer.last_step = processes.all_gather(steps)[0]
+    trainer.config = replace(trainer.config, max_iters=steps, minutes=0.0)
+    processes.print0(f"{seconds:g} seconds are {steps} steps: --max_iters={steps} repeats the run")
 
 
 def dry_run(trainer):

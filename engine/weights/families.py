@@ -153,37 +153,24 @@ FAMILIES = {
 }
 
 
-EVERY = {  # values of our settings that all families have
-    "mixer": ["attention"],
-    "visible": ["causal"],
-    "score": ["scaled_dot"],
-    "normalize": ["softmax"],
-    "value_size": [0],
-}
-GPT2_HAS = {
-    "position": ["learned"],
-    "norm": ["layernorm"],
-    "mlp": [*ACTIVATIONS.values()],
-    "qk_norm": [False],
-}
-LLAMA_HAS = {
-    "position": ["rope"],
-    "norm": ["rmsnorm", "rmsnorm_scale"],
-    "mlp": ["swiglu"],
-    "bias": [False],
-}
+EVERYWHERE = "mixer visible score normalize value_size".split()  # our defaults, in all families
 
 
 def not_standard(config):
-    """Return name=value of settings of a GPTConfig that the nearest family lacks, as a list."""
-    lacking = [
-        [
-            f"{name}={getattr(config, name)}"
-            for name in has
-            if getattr(config, name) not in has[name]
-        ]
-        for has in (EVERY | GPT2_HAS, EVERY | LLAMA_HAS)
-    ]
+    """Return name=value of what the nearest family lacks of a GPTConfig, as a list.
+
+    It is a hint: tools.export looks at all settings.
+    """
+    ours = vars(config)
+    norm = "rmsnorm_scale" if config.norm == "rmsnorm" else config.norm  # its scale is one
+    gpt2 = dict(position="learned", norm="layernorm", qk_norm=False)
+    if config.mlp not in ACTIVATIONS.values():
+        gpt2["mlp"] = "gelu_tanh"
+    lacking = []
+    for family in gpt2, LLAMA.always:
+        has = {name: getattr(type(config), name) for name in EVERYWHERE} | family
+        mine = ours | {"norm": norm}
+        lacking.append([f"{name}={ours[name]}" for name in has if mine[name] != has[name]])
     return min(lacking, key=len)
 
 
