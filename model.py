@@ -467,7 +467,7 @@ class GPT(nn.Module):
         self.auxiliary_loss = total.detach()
         for m in modules:
             m.auxiliary_loss = m.auxiliary_loss.detach()  # without its graph, to be copied
-        return loss + total - self.auxiliary_loss
+        return loss + (total - self.auxiliary_loss)  # exactly loss
 
     def hidden(self, idx, cache=None, packed=None):
         """Token ids (B, T) -> the input of the head, (B, T, n_embd).

@@ -153,25 +153,24 @@ FAMILIES = {
 }
 
 
-EVERYWHERE = "mixer visible score normalize value_size".split()  # our defaults, in all families
+EVERY = {  # what is built of our settings in all families, and in those with and without RoPE
+    "mixer": "attention",
+    "visible": "causal",
+    "score": "scaled_dot",
+    "normalize": "softmax",
+    "value_size": "0",
+    "position": "learned rope",
+}
+WITH_ROPE = {"norm": "rmsnorm rmsnorm_scale", "mlp": "swiglu", "bias": "False"}
+WITHOUT = {"norm": "layernorm", "mlp": " ".join(ACTIVATIONS.values()), "qk_norm": "False"}
 
 
 def not_standard(config):
-    """Return name=value of what the nearest family lacks of a GPTConfig, as a list.
-
-    It is a hint: tools.export looks at all settings.
-    """
-    ours = vars(config)
-    norm = "rmsnorm_scale" if config.norm == "rmsnorm" else config.norm  # its scale is one
-    gpt2 = dict(position="learned", norm="layernorm", qk_norm=False)
-    if config.mlp not in ACTIVATIONS.values():
-        gpt2["mlp"] = "gelu_tanh"
-    lacking = []
-    for family in gpt2, LLAMA.always:
-        has = {name: getattr(type(config), name) for name in EVERYWHERE} | family
-        mine = ours | {"norm": norm}
-        lacking.append([f"{name}={ours[name]}" for name in has if mine[name] != has[name]])
-    return min(lacking, key=len)
+    """Return name=value of what no family has of a GPTConfig: a hint, as export looks at all."""
+    has = EVERY | (WITH_ROPE if config.position == "rope" else WITHOUT)
+    return [
+        f"{n}={v}" for n, v in vars(config).items() if n in has and str(v) not in has[n].split()
+    ]
 
 
 # ---- config.json

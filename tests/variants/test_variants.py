@@ -9,7 +9,7 @@ from conftest import fit, losses, parametrize, refused, same_weights
 from mechanisms import MECHANISMS, assert_same, ids, random_model
 
 from attention import attention_weights
-from engine.weights import lora
+from engine.weights import families, lora
 from model import GPT, MIXER, MODERN, GPTConfig
 from tools import census, export
 from tools.shared import live
@@ -65,6 +65,9 @@ def test_what_reads_a_model(mechanism):
         assert_same([weights.sum(-1)], [torch.ones(4, 16)], error=1e-5)
     census.census(model, [idx])
     assert model.flops_per_token() > 0
+    with contextlib.suppress(ValueError):
+        export.standard(model)
+        assert not families.not_standard(model.config), "it can be exported"
     for tool in live.describe_model, export.standard:
         with contextlib.suppress(ValueError):
             tool(model)
@@ -79,6 +82,15 @@ def test_what_reads_a_model(mechanism):
     lora.attach(model, lora.Adapter(lora_rank=2, lora_targets="c_proj"))
     lora.merge(model)
     assert_same([model(idx[None], idx[None])[0]], [logits], error=1e-4)
+
+
+def test_what_cannot_be_exported():
+    """Catches a run that tells of it only once it has been trained."""
+    modern = families.not_standard(GPTConfig(**MODERN))
+    assert modern == ["mlp=relu2"]
+    settings = dict(mixer="gated", mlp="experts", visible="t5:12")
+    want = {f"{name}={value}" for name, value in settings.items()}
+    assert {*families.not_standard(GPTConfig(**settings))} == want
 
 
 def test_layers_without_maps():
