@@ -128,6 +128,19 @@ def test_a_mechanism_learns(mechanism):
     assert losses[-1] < 0.96 * losses[0], "the loss hardly falls: are initial weights off?"
 
 
+@parametrize("window", [0, 5])
+def test_a_copy_is_apart(window):
+    """Catches a copy, as for an average of the weights, that has the original's learned bias."""
+    model = random_model(visible="t5:4", window=window)
+    idx = ids(2, 16)
+    other = copy.deepcopy(model)
+    want = model(idx, idx)[0]
+    for block in other.transformer.h:
+        block.attn.mask.weight.data += torch.arange(32)
+    assert_same([model(idx, idx)[0]], [want])
+    assert (other(idx, idx)[0] - want).abs().max() > 1e-3
+
+
 @parametrize("mixer", MIXER)
 def test_what_a_cache_offers(mixer):
     """Catches a cache that a session cannot use: what it counts, forgets and picks."""
