@@ -31,6 +31,10 @@ class DifferentialAttention(SelfAttention):
         self.path = self.attention
         self.attention = self.difference
 
+    def flops(self, T):
+        D, Dv = self.head_size, self.value_size
+        return super().flops(T) * (D + 2 * Dv) / (D + Dv)
+
     def difference(self, q, k, v, *how):
         """The path: (B, H, Tq, Dv), of which the pairs' outputs are the halves."""
         v = torch.cat(v.chunk(2, dim=1), dim=-1)  # (B, G/2, Tk, 2 Dv)
