@@ -5,15 +5,17 @@ import contextlib
 import pytest
 import torch
 import torch._dynamo
-from conftest import fit, losses, parametrize, refused, same_weights
+from conftest import fit, losses, parametrize, put, refused, same_weights, save
 from mechanisms import MECHANISMS, assert_same, ids, random_model
 
 from attention import attention_weights
-from engine.weights import families, lora
+from engine.common.settings import parse_settings
+from engine.weights import checkpoint, families, lora
 from model import GPT, MIXER, MODERN, GPTConfig
 from tools import census, export
 from tools.shared import live
 from tools.shared.inspection import attention_maps
+from train import TrainConfig
 
 ADDED = [{"mixer": name} for name in MIXER] + [{"mlp": "experts"}, {"visible": "t5:2"}]
 
@@ -82,6 +84,19 @@ def test_what_reads_a_model(mechanism):
     lora.attach(model, lora.Adapter(lora_rank=2, lora_targets="c_proj"))
     lora.merge(model)
     assert_same([model(idx[None], idx[None])[0]], [logits], error=1e-4)
+
+
+def test_settings_of_its_own(tmp_path):
+    """Catches a flag that reaches no module, and a fork's checkpoint that is read as another."""
+    config = parse_settings(TrainConfig, ["--mlp=experts", "--experts=3"])
+    model = GPT(config.model_config(33))
+    assert model.transformer.h[0].mlp.router.out_features == 3
+    folder = save(tmp_path, model)
+    assert GPT.from_checkpoint(folder).config.experts == 3
+    saved = checkpoint.load_config(folder)
+    put(folder / "config.json", saved | {"model": saved["model"] | {"gate_limit": 2.0}})
+    with refused("unknown setting 'gate_limit'"):
+        GPT.from_checkpoint(folder)
 
 
 def test_what_cannot_be_exported():
