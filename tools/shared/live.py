@@ -41,7 +41,7 @@ def describe_model(model):
         raise ValueError(f"a live page has no room for {model.num_params():,} parameters")
     unknown = [name for name, _ in model.named_parameters() if not re.fullmatch(TENSOR, name)]
     for name in config.keys() - FREE.split():
-        known = KNOWN.get(name, str(getattr(GPTConfig, name))).split()
+        known = KNOWN.get(name, str(getattr(GPTConfig, name, False))).split()
         if str(config[name]).split(":")[0] not in known:
             unknown.append(f"{name}={config[name]}")
     if unknown:
