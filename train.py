@@ -29,13 +29,14 @@ from engine.common.files import folder_lock, path_from_here, sha256_of_code
 from engine.common.hardware import pick_device, set_threads
 from engine.common.processes import Signals, print0
 from engine.common.settings import given_settings, leading_presets, preset_settings
+from engine.decoding.text import encode_prompt
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
 from engine.training.batches import check_documents
 from engine.training.optimizer import DECAY, learning_rate_at
 from engine.training.run import Run
-from engine.training.trainer import Trainer, dry_run
-from engine.weights import checkpoint, lora, pretrained
+from engine.training.trainer import Trainer, dry_run, fit_to_minutes
+from engine.weights import checkpoint, families, lora, pretrained
 from model import GPT, MODERN, GPTConfig
 
 
@@ -84,6 +85,10 @@ class TrainConfig(GPTConfig):
     """The project in wandb that the run belongs to."""
     wandb_run_name: str = ""
     """The run's name in wandb; empty: wandb chooses one."""
+    tensorboard: bool = False
+    """Log to TensorBoard too, in out_dir (pip install tensorboard; tensorboard --logdir=out)."""
+    sample_prompt: str = ""
+    """Continue this text at the start and after each evaluation, print it, and log it as sample."""
     # Model: where it is another default than GPTConfig's
     vocab_size: int = 0
     """Number of token ids; 0: the dataset's tokenizer's, a large one rounded up to a multiple of 64
@@ -129,6 +134,9 @@ class TrainConfig(GPTConfig):
     """muon: decay of the moving average of the gradient."""
     muon_steps: int = 3
     """muon: iterations of the orthogonalization, 5 are most; each costs three matrix products."""
+    minutes: float = 0.0
+    """Train for so long, evaluations apart: the first steps, which do not count, tell max_iters; 0:
+    max_iters is given."""
     max_iters: int = 900
     """Steps to train in all. The learning rate decays until this step, or until lr_decay_iters."""
     weight_decay: float = 0.1
@@ -180,11 +188,16 @@ class TrainConfig(GPTConfig):
         counts = ("max_iters", "warmup_iters", "lr_decay_iters", "eval_iters")
         at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
-        at_least(0, self, *rates, "weight_decay", "grad_clip", "lora_alpha", "join_minutes")
+        others = "weight_decay", "grad_clip", "lora_alpha", "join_minutes", "minutes"
+        at_least(0, self, *rates, *others)
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        if self.minutes and self.init_from in ("resume", "auto"):
+            raise ValueError("minutes is for a new run: one that is resumed keeps its max_iters")
+        if self.sample_prompt and self.parallel == "fsdp":
+            raise ValueError("sample_prompt needs a whole model in each process: --parallel=ddp")
         if self.lora_rank and self.init_from == "scratch":
             raise ValueError(
                 f"lora_rank={self.lora_rank} tunes a model that exists: give --init_from=FOLDER"
@@ -211,6 +224,8 @@ def train(config, signals=None):
     run = Run(trainer, started)
     record = run.first_record()
     signals = signals.listen() if signals else Signals()
+    if config.sample_prompt:
+        sample(trainer)
 
     steps = dict(total=trainer.last_step, initial=trainer.step)
     with processes.progress_bar(desc="training", unit="step", **steps) as bar:
@@ -237,6 +252,8 @@ def train(config, signals=None):
             # Evaluate; after a signal to stop, the resumed run does so
             if evaluate and not stop:
                 record["val_loss"] = run.evaluate()
+                if config.sample_prompt:
+                    record["sample"] = sample(trainer)
                 run.log(record)
             if finished or stop:
                 break
@@ -254,6 +271,24 @@ def summary(record):
     """A line of metrics.jsonl, in short for the progress bar."""
     speed = f"{record['tokens_per_s']:,.0f} tokens/s"
     return f"loss {record['train_loss']:.4f}, {speed}, MFU {record['mfu']:.0%}"
+
+
+def sample(trainer):
+    """Print and return a short text that continues sample_prompt, always with the same seed."""
+    config = trainer.config
+    tokenizer = trainer.data.tokenizer
+    prompt = config.sample_prompt, tokenizer.begin, config.block_size, "--sample_prompt"
+    ids = encode_prompt(tokenizer, *prompt).to(trainer.device)
+    generator = torch.Generator().manual_seed(config.seed)
+    model = trainer.model.eval()
+    with trainer.autocast:
+        ids = model.generate(
+            ids[None], 80, 0.8, generator=generator, vocab_size=tokenizer.vocab_size
+        )
+    model.train()
+    text = tokenizer.decode(ids[0].tolist())
+    print0(f"step {trainer.step}: {text!r}")
+    return text
 
 
 # ---- Setting up
@@ -287,6 +322,8 @@ def make_trainer(config):
     config = replace(config, **asdict(model.config), dataset=data.name)
     threads = set_threads(saved and saved.get("threads"))
     trainer = Trainer(config, model, data, device, saved)
+    if config.minutes:
+        fit_to_minutes(trainer)
     describe(trainer, threads)
     return trainer
 
@@ -302,10 +339,12 @@ def describe(trainer, threads):
         print0(f"{split}: {rows.summary()}")
     packed = data.rows and len(data.rows["train"]) * config.block_size
     epochs = trainer.last_step * trainer.tokens_per_step / (packed or len(data.train))
+    lacking = ", ".join(families.not_standard(trainer.model.config))
     print0(
         f"{trainer.model.num_params():,} parameters, {config.n_layer} layers of width "
         f"{config.n_embd}; {len(data.train):,} training tokens of {config.dataset}, "
-        f"vocabulary {data.tokenizer.vocab_size:,}\n"
+        f"vocabulary {data.tokenizer.vocab_size:,}"
+        f"{lacking and f'; cannot be exported to transformers: {lacking}'}\n"
         f"device {trainer.device}, {trainer.dtype}, {compiled}, {shared}, {threads}; "
         f"{max(0, trainer.last_step - trainer.step):,} steps of {config.batch_size} x "
         f"{config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches; "

@@ -187,7 +187,7 @@ def spelled_out(model):
         "attention": "any path" if config.attention in ATTENTION else config.attention,
         "head_size": config.D,
         "n_kv_head": config.n_kv_head or config.n_head,
-        "mlp_size": model.transformer.h[0].mlp.c_proj.in_features,
+        "mlp_size": getattr(model.transformer.h[0].mlp.c_proj, "in_features", config.mlp_size),
         "norm_eps": config.norm_eps or epsilon,
         "norm": "rmsnorm_scale" if config.norm == "rmsnorm" else config.norm,
         "qk_norm": "head" if config.qk_norm is True else config.qk_norm,

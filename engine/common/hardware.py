@@ -156,6 +156,18 @@ def peak_bytes(function, device):
     return max(itertools.accumulate(sizes, initial=0))
 
 
+def peak_memory(device):
+    """Return the most bytes that a GPU, or else this process, has held; 0 where it is not known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
 # ---- The machine
 
 # They decide how fast products are.

@@ -63,6 +63,21 @@ class Dataset:
             return None
         return loss * self.tokens_per_character / math.log(2)
 
+    def bits_per_byte(self, loss):
+        """Convert a loss in nats per token of the validation text; of conversations, of answers."""
+        tokens = self.val
+        if self.masks:
+            tokens = tokens[self.masks["val"] == LEARNED]
+        return loss * len(tokens) / count_bytes(tokens, self.tokenizer) / math.log(2)
+
+
+def count_bytes(tokens, tokenizer):
+    """Return the bytes of a text's tokens; the one that separates texts has none."""
+    sizes = [len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)]
+    if tokenizer.end_of_text is not None:
+        sizes[tokenizer.end_of_text] = 0
+    return int(np.array(sizes)[tokens].sum())
+
 
 def find_dataset(name):
     """Return the folder of a dataset, data/<name> or one elsewhere.

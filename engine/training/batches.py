@@ -72,7 +72,7 @@ def check_documents(data, model):
             f"mask_documents=True: the tokenizer of dataset {data.name} has no end-of-text token: "
             "leave it out, or prepare the text with --tokenizer=gpt2 or bpe:8192"
         )
-    if any(block.attn.feature for block in model.transformer.h):
+    if any(getattr(block.attn, "feature", None) for block in model.transformer.h):
         raise ValueError(
             f"attention={model.config.attention!r} cannot keep documents apart, as "
             "mask_documents=True and conversations need it: choose fused"

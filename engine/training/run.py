@@ -17,6 +17,7 @@ from pathlib import Path
 from engine.common import processes
 from engine.common.errors import library_errors
 from engine.common.files import atomic_write, remove_path, shell_path, shell_quote
+from engine.common.hardware import peak_memory
 from engine.training import sharding
 from engine.weights import checkpoint
 
@@ -36,6 +37,7 @@ class Run:
         self.out_dir = Path(config.out_dir)
         self.writes = first and not config.eval_only
         self.wandb = start_wandb(config) if first and config.wandb_log else None
+        self.tensorboard = start_tensorboard(config) if first and config.tensorboard else None
 
         # All processes must know the last line of an earlier part of this run.
         last = trainer.step if trainer.saved else -1
@@ -62,6 +64,10 @@ class Run:
                 prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
         if self.wandb:
             self.wandb.log(record, step=record["step"])
+        for name, value in record.items() if self.tensorboard else ():
+            writer = self.tensorboard
+            add = writer.add_text if isinstance(value, str) else writer.add_scalar
+            add(name, math.nan if value is None else value, record["step"])
         self.trainer.restart_clock()
 
     def evaluation_is_due(self):
@@ -116,10 +122,42 @@ class Run:
             hint = checkpoint.resume_hint(self.out_dir)
             processes.print0(f"{name}: stopped at step {self.trainer.step}; {hint}")
         elif self.writes:
-            sample = f"python {shell_path('sample.py')} --out_dir={shell_quote(self.out_dir)}"
-            print(f"{record['wall_s']:.0f} s in all; next: {sample}")
+            self.print_results(record)
+            folder = shell_quote(self.out_dir)
+            commands = [f"{shell_path('sample.py')} --out_dir={folder}", f"-m tools.plot {folder}"]
+            if self.trainer.data.masks:  # of conversations
+                commands.append(f"-m tools.answers --out_dir={folder}")
+            hint = ", ".join(f"python {command}" for command in commands)
+            print(f"next: {hint}")
         if self.wandb:
             self.wandb.finish()
+        if self.tensorboard:
+            self.tensorboard.close()
+
+    def print_results(self, record):
+        """Print the figures of a run that ended, the same lines for every run."""
+        trainer = self.trainer
+        results = {
+            "val_loss": record["val_loss"],
+            "bits_per_byte": trainer.data.bits_per_byte(record["val_loss"]),
+            "training_seconds": trainer.seconds,
+            "total_seconds": record["wall_s"],
+            "peak_memory_mb": peak_memory(trainer.device) / 1e6,
+            "mfu": record.get("mfu", 0),
+            "tokens": trainer.step * trainer.tokens_per_step,
+            "steps": trainer.step,
+            "parameters": trainer.model.num_params(),
+        }
+        for name, value in results.items():
+            print(f"{name + ':':18}{round(value, 4)}")
+
+
+def start_tensorboard(config):
+    """Return a writer of TensorBoard's files in out_dir; ValueError if it is not installed."""
+    with library_errors("tensorboard cannot begin"):
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(config.out_dir)
 
 
 def start_wandb(config):

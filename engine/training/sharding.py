@@ -23,6 +23,11 @@ def parallelize(model, device, parallel, compiled):
     parallel: ddp or fsdp, the same for one process. Make the optimizer afterwards, since fsdp
     replaces the parameters.
     """
+    if compiled:
+        from torch._dynamo import config  # here, since it takes seconds
+
+        # Modules may keep an auxiliary loss of a block that is computed again.
+        config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     if world_size() > 1 and parallel == "fsdp":
         apply_fsdp(model, device, compiled)
         return

@@ -7,7 +7,9 @@ one would, up to rounding.
 
 import datetime
 import math
+import statistics
 import time
+from dataclasses import replace
 
 import torch
 
@@ -59,6 +61,7 @@ class Trainer:
         self.tokens_per_step = sequences * config.block_size
         self.flops_per_step = self.tokens_per_step * model.flops_per_token()
         self.peak_flops = hardware.peak_flops(device, dtype) * processes.world_size()
+        self.seconds = 0.0  # that were measured
         self.restart_clock()
 
         # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer.
@@ -70,11 +73,14 @@ class Trainer:
             )
         sharding.parallelize(model, device, config.parallel, self.compiled)
         self.optimizer = make_optimizer(model, config)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
+        self.scaler = self.new_scaler()
         if self.saved:
             self.optimizer.load_state_dict(self.saved.pop("optimizer", {}))  # its memory is freed
             if self.saved["scaler"]:  # empty if the run was in another dtype
                 self.scaler.load_state_dict(self.saved["scaler"])
+
+    def new_scaler(self):
+        return torch.amp.GradScaler(self.device.type, enabled=self.dtype == "float16")
 
     def update(self):
         """Make one step with self.learning_rate; the device may still be busy with it afterwards.
@@ -109,12 +115,16 @@ class Trainer:
         self.check()
         total = processes.all_reduce_sum(self.newest[1].clone())
         norm = self.newest[2].item()
-        steps_per_s = (self.step - self.clock_step) / (time.perf_counter() - self.clock)
+        seconds = time.perf_counter() - self.clock
+        self.seconds += seconds
+        steps_per_s = (self.step - self.clock_step) / seconds
         flops = steps_per_s * self.flops_per_step
         self.peak_flops = max(self.peak_flops, flops)  # it may have been measured in a busy moment
+        added = self.model.auxiliary_loss  # of the newest micro-batch of this process
         return {
             "step": self.step,
             "train_loss": (total / processes.world_size()).item(),
+            **({"auxiliary_loss": added.item()} if torch.is_tensor(added) else {}),
             "lr": self.learning_rate,
             "grad_norm": norm if math.isfinite(norm) else None,
             "tokens_per_s": round(steps_per_s * self.tokens_per_step, 1),
@@ -161,6 +171,29 @@ class Trainer:
 
 
 # ---- The cost of a run
+
+WARMUP = 10  # steps
+
+
+def fit_to_minutes(trainer):
+    """Choose max_iters so that the steps take as many minutes as the settings say.
+
+    The steps that are timed leave no trace: max_iters alone repeats the run. All processes.
+    """
+    seconds = 60 * trainer.config.minutes
+    trainer.learning_rate = 0.0
+    changing = [*trainer.model.parameters(), *trainer.optimizer.state_dict().values()]
+    before = [local_tensor(tensor).detach().clone() for tensor in changing]
+    times = [hardware.measure_seconds(trainer.update, trainer.device) for _ in range(WARMUP)]
+    with torch.no_grad():
+        for tensor, value in zip(changing, before):
+            local_tensor(tensor).copy_(value)
+    trainer.step = trainer.first_step
+    trainer.scaler = trainer.new_scaler()
+    steps = max(1, round(seconds / statistics.median(times[1:])))
+    steps = trainer.last_step = processes.all_gather(steps)[0]
+    trainer.config = replace(trainer.config, max_iters=steps, minutes=0.0)
+    processes.print0(f"{seconds:g} seconds are {steps} steps: --max_iters={steps} repeats the run")
 
 
 def dry_run(trainer):

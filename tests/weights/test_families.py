@@ -109,7 +109,7 @@ def test_an_activation(theirs, ours):
     """Catches a name that stands for another function here."""
     x = torch.linspace(-9, 9, 99, dtype=torch.float64)
     expected = transformers.activations.ACT2FN[theirs](x)
-    torch.testing.assert_close(MLP[ours](GPTConfig()).activation(x), expected)
+    torch.testing.assert_close(MLP[ours](GPTConfig(), 0).activation(x), expected)
 
 
 def published(name, changes):
