@@ -21,10 +21,8 @@ both sides, 0.346 ± 0.004 looking back, 0.409 ± 0.017 the GPT, 0.361 ± 0.012 
 words tell 0.681 ± 0.006.
 """
 
-import copy
 import random
 
-import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -36,14 +34,12 @@ from model import MODERN, GPTConfig, init_weights
 
 LONGEST = 16  # words of a sentence
 TESTED = 300  # sentences in which each word is left out once
-DOCSTRINGS = "docstrings"
 FULL, BACK, NEXT = "sees both sides", "looks back", "looks back, next word"
 KINDS = {  # who may look, learning rate
     FULL: ("full", 0.01),
     BACK: ("causal", 0.01),
     NEXT: ("causal", 0.003),
 }
-RIGHT = "right"
 SHAPE = dict(block_size=LONGEST + 1, n_layer=2, n_head=4, n_embd=64) | MODERN
 
 
@@ -69,11 +65,6 @@ class Encoder(nn.Module):
         real = ids != PAD
         return self.stack(self.wte(ids), cache=packed(real)), real
 
-    def mean_state(self, ids):
-        x, real = self.states(ids)
-        total = (x * real[..., None]).sum(1)
-        return total / real.sum(1, keepdim=True)
-
     def fill(self, ids, places):
         """Return scores (N, V) of the words at one place of each sentence."""
         states = torch.cat([self.states(part)[0] for part in ids.split(256)])
@@ -89,30 +80,24 @@ def loss_of(model, given, words):
     return F.cross_entropy(scores, words[asked])
 
 
-def measure(scores, words):
-    loss = F.cross_entropy(scores, words)
-    return {RIGHT: trials.accuracy(scores, words), "loss": loss.item()}
-
-
 # ---- Runs
 
 
-def run(text, config, texts, seed):
-    """Return {table: {row: numbers}} of one of the texts."""
-    sentences = random.Random(seed).sample(texts[text], len(texts[text]))
-    tested = len(sentences) // 5
-    splits = sentences[tested:], sentences[:tested]
-    vocabulary = labelled.vocabulary_of([splits[:1]])
+def run(config, seed):
+    """Return {who fills blanks: how often it is right, and its loss}."""
+    english = [text for text, _ in grammar.pairs(40_000, 0) if len(text.split()) <= LONGEST]
+    random.Random(seed).shuffle(english)
+    tested = len(english) // 5
+    vocabulary = labelled.vocabulary_of([[english[tested:]]])
     V = len(vocabulary) + 3
-    train, test = (labelled.numbers_of(part, vocabulary) for part in splits)
+    ids = labelled.numbers_of(english, vocabulary)
+    test, train = ids.tensor_split([tested])
     blanks, places, words = masking.without_each(test[:TESTED], V)
     filled = masking.guesses(train, blanks, places, V)
-    readers = {"counts of words": lambda ids: labelled.counts_of(ids, V)}
     for name, (visible, learning_rate) in KINDS.items():
         torch.manual_seed(seed)
         shape = GPTConfig(**SHAPE, vocab_size=V, visible=visible)
         model = Encoder(shape, shifted=name == NEXT)
-        readers.setdefault("untrained", copy.deepcopy(model).mean_state)
 
         def loss(step):
             rows = torch.randint(len(train), (64,))
@@ -123,54 +108,16 @@ def run(text, config, texts, seed):
 
         trials.fit(model, loss, config.steps, learning_rate)
         filled[name] = model.fill(blanks, places)
-        readers[name] = model.mean_state
-    found = {text: {row: measure(scores, words) for row, scores in filled.items()}}
-    if text == DOCSTRINGS:
-        found["topics of docstrings, telling words hidden"] = tell_topics(
-            readers, splits, vocabulary
-        )
-    return found
-
-
-def tell_topics(readers, splits, vocabulary):
-    """Return how often linear probes of what readers make of sentences tell their topics."""
-    from sklearn.linear_model import RidgeClassifierCV
-
-    telling = " ".join(labelled.TOPICS.values()).split()
-    telling = torch.tensor([vocabulary.get(word, UNKNOWN) for word in telling])
-    parts = []
-    for sentences in splits:
-        texts, topics = labelled.about_topics(sentences)
-        ids = labelled.numbers_of(texts, vocabulary)
-        hidden = torch.isin(ids, telling)
-        parts += [ids.masked_fill(hidden, UNKNOWN), topics]
-    train, y, test, right = parts
     found = {}
-    for name, read in readers.items():
-        probe = RidgeClassifierCV(np.logspace(-4, 4, 9))
-        probe.fit(read(train), y)
-        found[name] = {RIGHT: probe.score(read(test), right)}
+    for name, scores in filled.items():
+        loss = F.cross_entropy(scores, words).item()
+        found[name] = {"right": trials.accuracy(scores, words), "loss": loss}
     return found
-
-
-def draw(runs):
-    """Draw how often each is right."""
-    figure, panels = trials.make_figure(12, 2.8, 1, 3)
-    for panel, (title, rows) in zip(panels, runs.items()):
-        trials.draw_means(panel, rows, RIGHT)
-        panel.set_xlim(0)
-        panel.set_title(title)
-    return figure
 
 
 def main(config):
-    english = [text for text, _ in grammar.pairs(40_000, 0) if len(text.split()) <= LONGEST]
-    texts = {"grammar": english, DOCSTRINGS: labelled.docstrings()}
-    runs = {}
-    for found in trials.run_seeds(run, texts, config, texts).values():
-        runs |= trials.by_title(found)
-    tables = trials.make_tables("by", runs)
-    trials.write_result("blanks", config, tables, draw(runs), runs=runs)
+    runs = trials.by_kind(trials.run_together(run, config))
+    trials.write_means("blanks", config, "blanks of a grammar's sentences", "by", runs)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ Chunks of 16 lose nothing here, 2.076 ± 0.006; but a window of 8, which sees as
 """
 
 import torch
+import torch.nn as nn
 
 from attention import SelfAttention, attention_weights
 from experiments.shared import trials
@@ -29,6 +30,7 @@ from tools.shared.inspection import recording
 T = 64  # tokens of a text
 WIDTH = 64
 SHARED = "4 heads, one W_Q and W_K"
+ONE_MATRIX = "4 heads, K = V"
 EQUAL = "4 heads, W_Q and W_K equal at first"
 KINDS = {
     "1 head": {"n_head": 1},
@@ -38,7 +40,18 @@ KINDS = {
     "sparsemax": {"normalize": "sparsemax", "attention": "masked_fill"},
     "chunks of 16": {"visible": "chunks:16"},
     "window of 8": {"visible": "sliding_window:8"},
+    ONE_MATRIX: {"mlp_size": 288},
+    "4 heads, V half as wide": {"value_size": 8, "mlp_size": 288},
+    "4 heads, V twice as wide": {"value_size": 32, "mlp_size": 192},
 }
+
+
+class OneMatrix(nn.Linear):
+    """x -> queries, keys, and the keys again as values."""
+
+    def forward(self, x):
+        q, k = super().forward(x).chunk(2, dim=-1)
+        return torch.cat([q, k, k], dim=-1)
 
 
 def new_model(kind):
@@ -47,6 +60,8 @@ def new_model(kind):
     for block in model.transformer.h:
         if kind == SHARED:  # which is one head whose values are those of four
             block.attn = SelfAttention(WIDTH, 1, head_size=16, value_size=WIDTH)
+        if kind == ONE_MATRIX:
+            block.attn.c_attn = OneMatrix(WIDTH, 2 * WIDTH, bias=False)
     init_weights(model)
     for block in model.transformer.h:
         if kind == EQUAL:

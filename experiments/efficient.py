@@ -34,7 +34,7 @@ import torch
 
 from attention import FEATURE, fused, linear, masked_fill, tiled
 from experiments.shared import trials
-from experiments.shared.chosen import KEYS, chosen
+from experiments.shared.buckets import SIZE, clustered, hashed
 from masks import causal, full, mean_keys, sliding_window, strided
 from model import MODERN
 
@@ -47,10 +47,12 @@ TRAINED = {  # settings of the GPTs
     "softmax": {},
     "window": {"window": WINDOW},
     "strided": {"visible": f"strided:{math.isqrt(SHORT)}"},
-    "chosen": {},  # and a path that GPT does not know
+    "hashed": {},
+    "clustered": {},
     "linear": {"attention": "linear"},
     "performer": {"attention": "performer"},
 }
+BY_CONTENT = {"hashed": hashed, "clustered": clustered}  # paths that a GPT does not know
 TITLES = {"ms": "time of a forward pass of one head (ms)", "MB": "its peak memory (MB)"}
 
 
@@ -99,7 +101,8 @@ def mechanisms(n):
     path = partial(tiled, visible=strides)
     found["strided, as a mask"] = path, mean_keys(strides, n), "strided"
     found["strided, as two heads"] = two_heads, mean_keys(strides, n), None
-    found[f"chosen, {KEYS}"] = chosen, mean_keys(sliding_window(KEYS), n), "chosen"
+    for name, size in ("hashed", SIZE), ("clustered", stride(n)):
+        found[name] = BY_CONTENT[name], 2 * size, name
     for name, make in FEATURE.items():
         feature = make(D)
         features = feature(torch.zeros(1, D)).shape[1]
@@ -140,9 +143,9 @@ def run(name, config, seed):
     """Return the validation loss of a GPT."""
     settings = MODERN | TRAINED[name]
     model = trials.new_gpt(block_size=SHORT, n_head=1, n_embd=D, **settings)
-    if name == "chosen":
+    if name in BY_CONTENT:
         for block in model.transformer.h:
-            block.attn.attention = chosen
+            block.attn.attention = BY_CONTENT[name]
     return trials.fit_text(model, SHORT, config, seed, 3e-3, batch_size=8)
 
 
@@ -177,4 +180,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, steps=200)
+    trials.run_script(main, steps=100)

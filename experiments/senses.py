@@ -40,8 +40,6 @@ WORDS = ["bank", "bat"]
 VERBS = 4  # of a sense
 TRAINED = "trained"
 STAGES = ["embedding", "attention 1", "MLP 1", "attention 2", "MLP 2"]
-KNOWN = "accuracy, known verbs"
-UNSEEN = "accuracy, unseen verb"
 
 
 def examples(number, seed, tested=False):
@@ -99,32 +97,20 @@ def nearest_mean(x, sense, known):
     return trials.accuracy(-distances, sense[~known])
 
 
-def principal(x):
-    """Return states (B, C) in the two directions in which they differ most, (B, 2)."""
-    x = x - x.mean(0)
-    _, _, directions = torch.linalg.svd(x, full_matrices=False)
-    return x @ directions[:2].T
-
-
 def measure(model, examples, numbers):
-    """Return {word: {stage: a dict}} of sentences that the model was not trained with."""
-    found = {}
+    """Return {stage: how often senses are told} in sentences that the model was not trained with.
+
+    By verbs that the means lack: the mean of all verbs and words.
+    """
+    found = {stage: [] for stage in STAGES}
     for word in WORDS:
         own = [example for example in examples if example[1] == word]
         sense, verb = torch.tensor([example[2:] for example in own]).T
-        first_half = torch.arange(len(own)) < len(own) // 2
         ids, _ = encode(own, numbers)
         place = (ids == numbers[word]).int().argmax(1)
-        found[word] = {}
         for stage, x in zip(STAGES, states(model, ids, place)):
-            unseen = [nearest_mean(x, sense, verb != asked) for asked in range(VERBS)]
-            points = principal(x)
-            found[word][stage] = {
-                KNOWN: nearest_mean(x, sense, first_half),
-                UNSEEN: statistics.fmean(unseen),
-                "points": [points[sense == n].numpy() for n in (0, 1)],
-            }
-    return found
+            found[stage] += [nearest_mean(x, sense, verb != asked) for asked in range(VERBS)]
+    return {stage: statistics.fmean(shares) for stage, shares in found.items()}
 
 
 # ---- Runs
@@ -147,40 +133,10 @@ def run(kind, config, seed):
     return measure(model.eval(), test, numbers)
 
 
-def draw(runs):
-    """Draw accuracies by stage, and the states of the first word in the first trained model."""
-    word = WORDS[0]
-    figure, panels = trials.make_figure(15, 3.6, 1, 4)
-    first, *others = panels
-    for n, (kind, found) in enumerate(runs.items()):
-        stages = trials.by_kind([run[word] for run in found])
-        for title, line in ((KNOWN, "o:"), (UNSEEN, "o-")):
-            means, errors = trials.means_of(stages, title)
-            label = f"{title}, {kind}"
-            first.errorbar(STAGES, means, errors, fmt=f"C{n}{line}", label=label)
-    first.axhline(0.5, color="grey", linewidth=0.8)
-    first.set_title(f"senses of {word} told apart (grey: a guess)")
-    first.tick_params("x", rotation=30)
-    first.legend()
-
-    for panel, stage in zip(others, ("embedding", "attention 1", "MLP 2")):
-        for sense, points in enumerate(runs[TRAINED][0][word][stage]["points"]):
-            verb = SENSES[2 * sense][1]
-            panel.plot(*points.T, f"C{2 + sense}.", label=f"{verb}, ...")
-        panel.set_title(f"{word}, {stage}")
-        panel.set(xlim=(-4, 4), ylim=(-4, 4))
-    others[0].legend()
-    return figure
-
-
 def main(config):
     runs = trials.run_seeds(run, (TRAINED, "as it begins"), config)
-    tables = {}
-    for kind, found in runs.items():
-        for word, stages in trials.by_title(found).items():
-            title = f"{word}, {kind} (a guess of the sense: 0.5)"
-            tables[title] = trials.make_table("after", stages)
-    trials.write_result("senses", config, tables, draw(runs))
+    title = "senses told by a verb that the means lack"
+    trials.write_means("senses", config, title, "states of a GPT", runs)
 
 
 if __name__ == "__main__":

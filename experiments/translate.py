@@ -35,11 +35,18 @@ import numpy as np
 import torch.nn.functional as F
 
 from engine.common.errors import at_least, choose
-from experiments.shared import grammar, translation, translators, trials
+from experiments.shared import grammar, labelled, translation, translators, trials
 from experiments.shared.translation import bleu, padded, shifted
 from experiments.shared.translators import MODELS, Shape
 from tools.shared import heatmaps
 
+MOST_TESTED = 500
+TASKS = {
+    "translate": grammar.pairs,
+    "into_english": grammar.into_english,
+    "summarize": grammar.summaries,
+    "docstrings": labelled.first_sentences,
+}
 FACTORS = {"transformer": 2, "transformer2017": 0.86}  # of the steps: both take the same time
 
 
@@ -55,7 +62,8 @@ class Settings(trials.Settings, Shape):
     test_target: str = ""
     """Their translations."""
     task: str = "translate"
-    """Of the grammar's sentences; or summarize: of four in a row, write the one behind a mark."""
+    """Of the grammar's sentences; into_english, from French; summarize: of four in a row, write the
+    one behind a mark; docstrings: of Python's library, write the first sentence after the rest."""
     sentences: int = 8000
     """From the grammar, those of the test included."""
     models: str = ",".join(MODELS)
@@ -87,7 +95,7 @@ class Settings(trials.Settings, Shape):
         Shape.__post_init__(self)
         at_least(100, self, "sentences")
         at_least(1, self, "patience", "batch_tokens", "beam", "bin")
-        choose("task", self.task, grammar.TASKS)
+        choose("task", self.task, TASKS)
         for name in self.models.split(","):
             choose("models", name, MODELS)
         if self.save and Path(self.save).exists():
@@ -95,6 +103,22 @@ class Settings(trials.Settings, Shape):
 
 
 # ---- Runs
+
+
+def load_pairs(config):
+    """Return pairs for training and for the test, from the files of the settings or the grammar."""
+    if config.source or config.target:
+        pairs = translation.read_pairs(config.source, config.target)
+    else:
+        pairs = TASKS[config.task](config.sentences, 0)
+    if config.test_source or config.test_target:
+        return pairs, translation.read_pairs(config.test_source, config.test_target)
+    tested = min(len(pairs) // 10, MOST_TESTED)
+    known = {source for source, _ in pairs[tested:]}
+    test = [(source, target) for source, target in pairs[:tested] if source not in known]
+    if not test:
+        raise ValueError(f"{config.source} has too few sentences to set a tenth aside for the test")
+    return pairs[tested:], test
 
 
 def train_model(model, name, config, pairs, seed):
@@ -164,7 +188,7 @@ def draw(runs):
 
 def main(config):
     bleu(["a"], ["a"])  # before anything is trained
-    train, test = translation.load_pairs(config)
+    train, test = load_pairs(config)
     texts = [text for pair in train for text in pair]
     vocabulary = translation.learn_vocabulary(texts, config.vocab_size)
     numbers = [[vocabulary.encode(text) for text in pair] for pair in train]

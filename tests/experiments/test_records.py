@@ -61,7 +61,8 @@ efficient 0: fused | validation loss is chosen, 32 | validation loss
 efficient 0: linear | validation loss > fused | validation loss
 efficient 0: performer | validation loss > fused | validation loss
 images 0: vision transformer | test accuracy is support vector machine | test accuracy
-images 1: looks at the patches for each word | digit is has one vector, their mean | digit
+images 1: looks at the patches for each word | whole caption
+    is has one vector, their mean | whole caption
 induction 0: 1 | loss, again > 2 | loss, again
 induction 0: 2 | runs with an induction head > 4 > 1 > 1 | runs with an induction head
 parallel 0: GRU | 256 / attention | 256 is 11
@@ -80,6 +81,8 @@ positions 1: alibi | to 8T is alibi | to 2T
 pronouns 0: none | right is additive | right
 pronouns 1: additive | referent > additive | other
 pronouns 1: dot | referent is dot | other
+pronouns 2: transformer | referent, best head is transformer | other, best head
+pronouns 3: transformer | referent, best head > transformer | other, best head
 pronouns 5: additive | subject > 0.5 > additive | object
 questions 0: question and image | all > question and one vector of the image | all > 0.7
 questions 0: 0.55 > image alone | all > 0.45

@@ -31,22 +31,22 @@ def new_model(name):
 def test_agreement():
     """Catches what does not agree, "un" after "ne ... pas", and a vowel without elision."""
     right = {
-        "some funny bees behind this happy man dance": "quelques abeilles drôles derrière"
-        " cet homme heureux dansent",
-        "every pretty cow that a funny neighbour finds does not wait": "chaque jolie vache"
-        " qu'une voisine drôle trouve n'attend pas",
-        "a bird does not like the funny friend": "un oiseau n'aime pas l'amie drôle",
-        "my man that is not green does not look for a neighbour": "mon homme qui n'est pas vert"
-        " ne cherche pas de voisine",
-        "a lion dances or the young hungry singers do not laugh": "un lion danse ou"
-        " les jeunes chanteuses affamées ne rient pas",
+        "some teachers sat on the bed because my friend is blue": "quelques professeurs"
+        " se sont assis sur le lit parce que mon amie est bleue",
+        "a woman sat on the bed": "une femme s'est assise sur le lit",
+        "these wolves are not green": "ces loups ne sont pas verts",
+        "my friend that a green ant watches is not hungry": "mon amie qu'une fourmi verte"
+        " regarde n'est pas affamée",
+        "the wolf follows my singers but this ant dances because my big girl does not know"
+        " a small lion": "le loup suit mes chanteuses mais cette fourmi danse parce que"
+        " ma grande fille ne connaît pas de petit lion",
     }
     assert right.items() <= dict(grammar.pairs(400, 1)).items()
 
 
 def test_train_and_test_are_apart():
     """Catches a test with sentences that were trained."""
-    train, test = translation.load_pairs(translate.Settings(**TINY))
+    train, test = translate.load_pairs(translate.Settings(**TINY))
     assert len(test) == 20 and len(train) == 180 and not dict(train).keys() & dict(test).keys()
 
 
@@ -131,6 +131,24 @@ def test_bahdanau_by_hand():
         s = model.decoder(x[:, None], s[None])[1][0]
         t = model.combine(torch.cat([s, x], 1)).tanh()
         assert torch.allclose(logits[:, i], t @ model.embed.weight.T, atol=1e-12)
+
+
+def test_the_loop_by_hand():
+    """Catches a first state that is not zero, and a query, a key or a value that is the state."""
+    model = new_model("loop").double()
+    source, real = padded([torch.randint(1, 40, (5,))])
+    target = torch.randint(1, 40, (1, 4))
+    logits, _ = model.decode(target, model.encode(source, real))
+    h, _ = model.encoder(model.embed(source))
+    k, v = model.qkv.c_kv(h)[0].chunk(2, 1)
+    s = torch.zeros(1, 32, dtype=torch.float64)
+    for i, word in enumerate(model.embed(target)[0]):
+        weights = (k @ model.qkv.c_q(s)[0] / 32**0.5).softmax(0)
+        c = model.qkv.c_proj(weights @ v)
+        x = torch.cat([word, c])[None]
+        s = model.decoder(x[None], s[None])[1][0]
+        y = model.combine(torch.cat([s, x], 1)).tanh()
+        assert torch.allclose(logits[:, i], y @ model.embed.weight.T, atol=1e-12)
 
 
 @parametrize("norm_first", [False, True])
@@ -257,4 +275,4 @@ def test_bad_files(tmp_path, monkeypatch, source, target, message):
     for name, content in files.items():
         Path(name).write_bytes(content)
     with refused(message):
-        translation.load_pairs(translate.Settings(source=source, target=target))
+        translate.load_pairs(translate.Settings(source=source, target=target))
