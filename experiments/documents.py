@@ -41,7 +41,6 @@ READERS = {  # (whether words make sentences first, whether GRUs read, whether t
 WIDTH = 32  # of all vectors
 DOCUMENTS = 2400  # for training; a quarter as many more are for the test
 ACCURACY = "test accuracy"
-BAYES = "naive Bayes on counts"
 
 
 # ---- The models
@@ -130,19 +129,11 @@ class Reader(nn.Module):
 
 def run(name, config, sentences, seed):
     """Train a model; return its accuracy, and its weights of the test's first document."""
-    from sklearn.naive_bayes import ComplementNB
-
     train, test, long = labelled.compose(sentences, DOCUMENTS, seed)
     vocabulary = labelled.vocabulary_of(train)
     x, y, _ = labelled.tensors_of(train, vocabulary)
     test_x, test_y, place = labelled.tensors_of(test, vocabulary)
-    V = len(vocabulary) + 2
-    if name == BAYES:
-        counts, test_counts = (labelled.counts_of(ids, V)[:, 2:] for ids in (x, test_x))
-        bayes = ComplementNB().fit(counts, y)
-        return {ACCURACY: bayes.score(test_counts, test_y)}
-
-    model = Reader(V, *READERS[name])
+    model = Reader(len(vocabulary) + 2, *READERS[name])
 
     def loss(step):
         rows = torch.randint(len(x), (64,))
@@ -190,7 +181,7 @@ def draw(runs):
 
 
 def main(config):
-    runs = trials.run_seeds(run, [BAYES, *READERS], config, labelled.sentences())
+    runs = trials.run_seeds(run, READERS, config, labelled.sentences())
     title = f"{DOCUMENTS} documents to train on, {DOCUMENTS // 4} to test"
     tables = {title: trials.make_table("model", runs)}
     trials.write_result("documents", config, tables, draw(runs))

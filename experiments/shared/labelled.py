@@ -119,7 +119,7 @@ def compose_document(chance, groups, topic, number):
 
 
 def compose(sentences, number, seed):
-    """Return documents of 20 to 40 sentences for training, a quarter as many for the test, one of 48.
+    """Return documents of 20 to 40 sentences to train on, a quarter as many to test, one of 48.
 
     Training has sentences of its own.
     """
@@ -160,11 +160,6 @@ def numbers_of(sentences, vocabulary):
         rows.append([*words, 0])
     numbers, _ = padded(rows)
     return numbers
-
-
-def counts_of(ids, V):
-    """Return how often each of V numbers occurs in ids (N, ...): (N, V)."""
-    return torch.stack([row.bincount(minlength=V) for row in ids.flatten(1)])
 
 
 def tensors_of(documents, vocabulary):

@@ -89,7 +89,6 @@ distance 0:     attention | 32 > -2 > -7 > tanh RNN | 32
 distance 1:     attention | 32 > -1 > -4 > tanh RNN | 32
 distance 3:     attention | 32 > 0.8 > 0.3 > tanh RNN | 32
 documents 0:    hierarchical attention, GRUs | test accuracy > average of sentences | test accuracy
-documents 0:    hierarchical attention, GRUs | test accuracy > naive Bayes on counts | test accuracy
 documents 0:    hierarchical attention, GRUs | largest weight on the carrying sentence > 0.3
 efficient 0:    masked_fill | MB ~ n^ > 1.9 > 1.3 > linear | MB ~ n^ > tiled | MB ~ n^
 efficient 0:    fused | pairs ~ n^ > 1.9 > strided, as a mask | pairs ~ n^ > 1.3

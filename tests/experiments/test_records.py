@@ -35,6 +35,9 @@ choices 0: 4 heads, W_Q and W_K equal at first | heads differ is 4 heads | heads
 choices 0: sparsemax | validation loss is 4 heads | validation loss
 choices 0: chunks of 16 | validation loss is 4 heads | validation loss
 choices 0: chunks of 16 | validation loss > window of 8 | validation loss
+choices 0: 4 heads, K = V | validation loss - 4 heads | validation loss is 0.11
+choices 0: 4 heads, V half as wide | validation loss is 4 heads | validation loss
+choices 0: 4 heads, V twice as wide | validation loss > 4 heads | validation loss
 choices 0: 4 > sparsemax | keys with a weight
 convolution 0: convolutions | 50 > vision transformer | 50
 convolution 0: convolutions, changed images | 50 > vision transformer, changed images | 50
@@ -123,9 +126,6 @@ translate 0: additive | 41-50 words > 90 > 70 > none | 1-10 words
 translate 0: general | 41-50 words > additive | 41-50 words
 translate 0: general | 41-50 words is bahdanau | 41-50 words
 translate 0: transformer | 41-50 words > transformer2017 | 41-50 words > none | 41-50 words
-values 0: K = V | validation loss > K and V | validation loss
-values 0: V half as wide | validation loss is K and V | validation loss
-values 0: K = V | validation loss - K and V | validation loss is 0.07
 vector 0: 0 | bits lacking - 1 | bits lacking is 4.3
 vector 0: 0 | bits lacking - 4 | bits lacking is 9.9
 vector 0: 0 | bits lacking - 16 | bits lacking is 15.5

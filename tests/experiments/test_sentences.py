@@ -209,14 +209,6 @@ def test_the_lectures_sentences():
 # ---- Senses
 
 
-def test_examples():
-    """Catches a sense or a verb that is more frequent, and a text of the test in training."""
-    train, test = (senses.examples(800, 0, tested) for tested in (False, True))
-    assert {*collections.Counter(example[1:] for example in train).values()} == {50}
-    verbs = [{tuple(text.split()[2:4]) for text, *_ in found} for found in (train, test)]
-    assert not verbs[0] & verbs[1] and len(verbs[1]) > 50
-
-
 @torch.no_grad()
 def test_states():
     """Catches states of another word, and of another stage."""

@@ -114,41 +114,32 @@ def test_searches(name):
     assert torch.allclose(alone, logits[:1], atol=1e-5)
 
 
-def test_bahdanau_by_hand():
-    """Catches a query after the step, and a context that the recurrence or the output lacks."""
-    model = new_model("bahdanau").double()
+@parametrize("name", ["bahdanau", "loop"])
+def test_loops_by_hand(name):
+    """Catches a query after the step, a context that the recurrence or the output lacks, another
+    first state, and in the lectures' loop a query, key or value that is a state.
+    """
+    model = new_model(name).double()
     source, real = padded([torch.randint(1, 40, (n,)) for n in (6, 4)])
     target = torch.randint(1, 40, (2, 5))
-    h, vector, _ = memory = model.encode(source, real)
+    memory = model.encode(source, real)
     logits, _ = model.decode(target, memory)
     words = model.embed(target)
-    s = model.begin(vector).tanh()
+    [s], _ = model.new_past(memory, 0)
+    assert s.any() == (name == "bahdanau")
     for i in range(5):
-        e = torch.tanh((s @ model.score.W1)[:, None] + h[:, 0] @ model.score.W2) @ model.score.v
+        if name == "loop":
+            k, v = memory[0][:, 0], memory[1][:, 0]
+            e = (k @ model.qkv.c_q(s)[..., None])[..., 0] / 32**0.5
+        else:
+            k = v = memory[0][:, 0]
+            e = torch.tanh((s @ model.score.W1)[:, None] + k @ model.score.W2) @ model.score.v
         alpha = e.masked_fill(~real, -torch.inf).softmax(1)
-        c = (alpha[..., None] * h[:, 0]).sum(1)
-        x = torch.cat([words[:, i], c], 1)
+        c = (alpha[..., None] * v).sum(1)
+        x = torch.cat([words[:, i], model.qkv.c_proj(c) if name == "loop" else c], 1)
         s = model.decoder(x[:, None], s[None])[1][0]
         t = model.combine(torch.cat([s, x], 1)).tanh()
         assert torch.allclose(logits[:, i], t @ model.embed.weight.T, atol=1e-12)
-
-
-def test_the_loop_by_hand():
-    """Catches a first state that is not zero, and a query, a key or a value that is the state."""
-    model = new_model("loop").double()
-    source, real = padded([torch.randint(1, 40, (5,))])
-    target = torch.randint(1, 40, (1, 4))
-    logits, _ = model.decode(target, model.encode(source, real))
-    h, _ = model.encoder(model.embed(source))
-    k, v = model.qkv.c_kv(h)[0].chunk(2, 1)
-    s = torch.zeros(1, 32, dtype=torch.float64)
-    for i, word in enumerate(model.embed(target)[0]):
-        weights = (k @ model.qkv.c_q(s)[0] / 32**0.5).softmax(0)
-        c = model.qkv.c_proj(weights @ v)
-        x = torch.cat([word, c])[None]
-        s = model.decoder(x[None], s[None])[1][0]
-        y = model.combine(torch.cat([s, x], 1)).tanh()
-        assert torch.allclose(logits[:, i], y @ model.embed.weight.T, atol=1e-12)
 
 
 @parametrize("norm_first", [False, True])
