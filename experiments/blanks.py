@@ -121,4 +121,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, steps=800)
+    trials.run_script(main, steps=300)

@@ -18,9 +18,9 @@ need not differ at first: heads that begin with equal ones, and may change, come
 0.619 ± 0.023 and 0.609 ± 0.010, and learn as well, 2.072 ± 0.004. sparsemax gives weight to 2.863 ±
 0.067 of 32.5 keys and loses nothing, 2.054 ± 0.014; but all scores are made, so nothing is saved.
 Chunks of 16 lose nothing here, 2.076 ± 0.006; but a window of 8, which sees as many keys, wins,
-1.998 ± 0.008, because no text ends at the border of a chunk. One matrix for keys and values costs 0.11 nats, 2.185
-± 0.005, though the MLP has the parameters that it saves. Values half as wide do as well, 2.070 ±
-0.007, twice as wide worse, 2.219 ± 0.011.
+1.998 ± 0.008, because no text ends at the border of a chunk. One matrix for keys and values costs
+0.11 nats, 2.185 ± 0.005, though the MLP has the parameters that it saves. Values half as wide do as
+well, 2.070 ± 0.007, twice as wide worse, 2.219 ± 0.011.
 """
 
 import torch

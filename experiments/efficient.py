@@ -46,11 +46,9 @@ LENGTHS = [256, 512, 1024, 2048, 4096, 8192, 16384]
 TRAINED = {  # settings of the GPTs
     "softmax": {},
     "window": {"window": WINDOW},
-    "strided": {"visible": f"strided:{math.isqrt(SHORT)}"},
     "hashed": {},
     "clustered": {},
     "linear": {"attention": "linear"},
-    "performer": {"attention": "performer"},
 }
 BY_CONTENT = {"hashed": hashed, "clustered": clustered}  # paths that a GPT does not know
 TITLES = {"ms": "time of a forward pass of one head (ms)", "MB": "its peak memory (MB)"}
@@ -99,14 +97,15 @@ def mechanisms(n):
     path = partial(fused, visible=window)
     found[f"sliding window, {WINDOW}"] = path, mean_keys(window, n), "window"
     path = partial(tiled, visible=strides)
-    found["strided, as a mask"] = path, mean_keys(strides, n), "strided"
+    found["strided, as a mask"] = path, mean_keys(strides, n), None
     found["strided, as two heads"] = two_heads, mean_keys(strides, n), None
     for name, size in ("hashed", SIZE), ("clustered", stride(n)):
         found[name] = BY_CONTENT[name], 2 * size, name
     for name, make in FEATURE.items():
         feature = make(D)
         features = feature(torch.zeros(1, D)).shape[1]
-        found[name] = partial(linear, feature=feature), features, name
+        trained = name if name in TRAINED else None
+        found[name] = partial(linear, feature=feature), features, trained
     found[f"Linformer, {RANK}"] = partial(linformer, E=E, F=F), RANK, None
     return found
 

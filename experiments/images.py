@@ -171,4 +171,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, steps=400)
+    trials.run_script(main, steps=300)
