@@ -104,8 +104,7 @@ def mechanisms(n):
     for name, make in FEATURE.items():
         feature = make(D)
         features = feature(torch.zeros(1, D)).shape[1]
-        trained = name if name in TRAINED else None
-        found[name] = partial(linear, feature=feature), features, trained
+        found[name] = partial(linear, feature=feature), features, name
     found[f"Linformer, {RANK}"] = partial(linformer, E=E, F=F), RANK, None
     return found
 
@@ -172,7 +171,7 @@ def main(config):
             row[f"{what} ~ n^"] = exponent(spent[name])
         for what in TITLES:
             row[f"{what}, n = {LENGTHS[-1]}"] = found[what][name][LENGTHS[-1]]
-        row["validation loss"] = trials.plus_minus(losses[trained]) if trained else None
+        row["validation loss"] = trials.plus_minus(losses[trained]) if trained in losses else None
         rows.append(row)
     tables = {"how cost grows, and what is learned": rows}
     trials.write_result("efficient", config, tables, draw(found), costs=found, losses=losses)

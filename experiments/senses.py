@@ -8,13 +8,12 @@ different senses lie apart.
 
 A GPT learns sentences in which the verb tells which bank it is, and the next word depends on that:
 "robbed the bank for the money", "swam to the bank near the water". The probe takes the state of the
-word, in sentences that were not trained, for the sense whose mean is nearest. To know the verb is
-enough for that; so it is also asked about a verb that its means lack.
+word, in sentences that were not trained, for the sense whose mean is nearest, and is asked about a
+verb that these means lack: to know the verb is not enough.
 
-Found (3 seeds, 200 steps): from embeddings it guesses, 0.500; from the first attention on it is
-right for 1.000 ± 0.000 of the states, for both words, with a verb that the means lack too. Without
-training, known verbs have 0.79 to 0.85, an unseen one 0.33 to 0.55, no more than a guess: attention
-brings the context, but to sort it by sense is learned.
+Found (5 seeds, 200 steps): from embeddings it guesses, 0.500 ± 0.000; from the first attention on
+it is right for 1.000 ± 0.000 of the states. Without training it has 0.483 ± 0.059 at the end, no
+more than a guess: attention brings the context, but to sort it by sense is learned.
 """
 
 import random
@@ -133,10 +132,20 @@ def run(kind, config, seed):
     return measure(model.eval(), test, numbers)
 
 
+def draw(runs):
+    figure, panel = trials.make_figure(6, 3)
+    for kind, found in runs.items():
+        stages = trials.by_kind(found)
+        panel.errorbar(STAGES, *trials.mean_and_error([*stages.values()]), fmt="o-", label=kind)
+    panel.set_title("senses told by a verb that the means lack")
+    panel.legend()
+    return figure
+
+
 def main(config):
     runs = trials.run_seeds(run, (TRAINED, "as it begins"), config)
-    title = "senses told by a verb that the means lack"
-    trials.write_means("senses", config, title, "states of a GPT", runs)
+    tables = {"senses told; a guess: 0.5": trials.make_table("states of a GPT", runs)}
+    trials.write_result("senses", config, tables, draw(runs))
 
 
 if __name__ == "__main__":

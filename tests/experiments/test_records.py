@@ -120,7 +120,8 @@ scores 0: additive | turned and folded > general | turned and folded
 scores 0: general | turned > 0.9 > 0.1 > additive | turned
 scores 0: dot | the same > 0.9 > 0.1 > additive | the same
 scores 0: mlp | turned and folded > 0.5
-senses 0: MLP 2 | accuracy, unseen verb > 0.9 > 0.6 > embedding | accuracy, unseen verb
+senses 0: trained | MLP 2 > 0.99 > 0.6 > trained | embedding
+senses 0: as it begins | MLP 2 is 0.5
 translate 0: none | 1-10 words > none | 11-20 words > none | 21-30 words > none | 31-40 words
 translate 0: additive | 41-50 words > 90 > 70 > none | 1-10 words
 translate 0: general | 41-50 words > additive | 41-50 words
