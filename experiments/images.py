@@ -5,7 +5,9 @@
 Claims: an image cut into patches is a sequence like any other, and a plain transformer, in which
 each patch may see all others, classifies it (Dosovitskiy et al. 2021, arXiv:2010.11929). A decoder
 that looks at an image anew for each word describes it better than one that has a single vector of
-it, and where it looks can be seen (Xu et al. 2015, arXiv:1502.03044).
+it, and where it looks can be seen (Xu et al. 2015, arXiv:1502.03044). A GPT that knows words
+already may learn to look through layers that are put in, each behind a gate, the tanh of a number
+that is 0 at first, so that nothing is lost (Flamingo, Alayrac et al. 2022, arXiv:2204.14198).
 
 Found (5 seeds, scikit-learn's digits, a quarter of them to test): the transformer on 16 patches of
 2 x 2 pixels is right for 0.983 ± 0.002, a support vector machine for 0.989 ± 0.003. Captions: 0.848

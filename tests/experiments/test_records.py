@@ -81,7 +81,7 @@ positions 1: none | up to T=64 - alibi | up to T=64 is 0.17
 positions 1: none | up to T=64 - rope | up to T=64 is 0.14
 positions 1: none | up to T=64 - learned | up to T=64 is 0.015
 positions 1: alibi | to 8T is alibi | to 2T
-pronouns 0: none | right is additive | right
+pronouns 0: none | right > 0.99
 pronouns 1: additive | referent > additive | other
 pronouns 1: dot | referent is dot | other
 pronouns 2: transformer | referent, best head is transformer | other, best head
