@@ -4,12 +4,11 @@
 
 Claim (BERT, Devlin et al. 2018, arXiv:1810.04805): a word is told best from both of its sides. Who
 sees both cannot learn to say the next word, which it sees; so it learns to say words that are
-hidden. It then fills blanks better than who looks back, and its states serve other tasks.
+hidden. It then fills blanks better than who looks back.
 
 The same module is trained on blanks with "full" and with "causal", and as a GPT. In sentences of a
 grammar both sides matter by construction: the noun that follows tells "a" from "some", an object
-what kind of verb stood before. Those of docstrings are real; some are about topics, which a linear
-probe is to tell from the mean of all states, while the words that define the topics are hidden.
+what kind of verb stood before.
 
 Found (3 seeds, 800 steps; learning rates, the best of 0.001, 0.003, 0.01 and 0.03 for another
 seed): in the grammar, to see both sides is right for 0.261 ± 0.002 of the blanks, to look back for
@@ -121,4 +120,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, steps=300)
+    trials.run_script(main, steps=200)

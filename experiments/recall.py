@@ -33,9 +33,7 @@ PAIRS = [4, 16, 64, 256]  # of the sequences of training and test; the last fill
 MECHANISMS = {
     "softmax": {},
     "linear": {"attention": "linear"},
-    "performer": {"attention": "performer"},
     "sliding_window:32": {"visible": "sliding_window:32"},
-    "local_global:16,16": {"visible": "local_global:16,16"},
 }
 
 
@@ -106,9 +104,7 @@ def memory(name, pairs):
         features = attn.feature(torch.zeros(1, D))
         return features.numel() * (D + 1)
     length = 3 * pairs
-    window = getattr(attn.visible, "window", length)
-    reach = window + getattr(attn.visible, "n_global", 0)
-    return 2 * D * min(length, reach)
+    return 2 * D * min(length, getattr(attn.visible, "window", length))
 
 
 def main(config):
@@ -123,4 +119,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, steps=200)
+    trials.run_script(main)

@@ -24,10 +24,6 @@ PRESETS = {  # and where their runs are recorded
 # errors; or what is alike: within two; or, if it is rounded, this number. A cell: row | column.
 VERDICTS = """
 blanks 0: sees both sides | right > fits both neighbours | right > looks back | right
-blanks 1: fits both neighbours | right > looks back, next word | right > sees both sides | right
-blanks 1: sees both sides | right is looks back | right
-blanks 2: counts of words | right > looks back, next word | right
-blanks 2: sees both sides | right is untrained | right
 choices 0: 1 head | validation loss > 4 heads | validation loss > window of 8 | validation loss
 choices 0: 4 heads, one W_Q and W_K | validation loss > 4 heads | validation loss
 choices 0: 4 heads, W_Q and W_K equal at first | validation loss is 4 heads | validation loss
@@ -97,9 +93,9 @@ reading 1: words | weight on the cue > words | on each other noun (cue)
 reading 1: states | right > back | right
 reading 2: words | weight on the subject > words | on each other noun (subject)
 reading 2: words | finds the object > back | finds the object
-recall 0: softmax | 64 > 0.99 > 0.3 > local_global:16,16 | 64 > linear | 64
-recall 0: linear | 64 > sliding_window:32 | 64
-recall 0: performer | 64 is linear | 64
+recall 0: softmax | 256 > 0.99 > 0.1 > linear | 256
+recall 0: 0.1 > sliding_window:32 | 256
+recall 0: sliding_window:32 | 4 > 0.99 > linear | 4
 retrieval 0: contrastive pair | digit of an image > 0.9 > 0.2 > a guess | digit of an image
 routing 0: dense | validation loss > routed | validation loss
 routing 0: routed by random keys | validation loss is routed | validation loss
