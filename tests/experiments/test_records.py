@@ -50,15 +50,16 @@ documents 0: hierarchical attention | test accuracy > average of sentences | tes
 documents 0: hierarchical attention, GRUs | test accuracy
     is attention to words, GRUs | test accuracy
 documents 0: attention to words, GRUs | seconds / hierarchical attention, GRUs | seconds > 1.9
-efficient 0: masked_fill | MB ~ n^ > 1.9 > 1.3 > linear | MB ~ n^ > tiled | MB ~ n^
+efficient 0: masked_fill | MB ~ n^ > 1.9 > 1.4 > linear | MB ~ n^
 efficient 0: strided, as a mask | ms ~ n^ > strided, as two heads | ms ~ n^ > linear | ms ~ n^
-efficient 0: strided, as a mask | ms, n = 16384 > tiled | ms, n = 16384
-efficient 0: chosen, 32 | ms, n = 16384 > fused | ms, n = 16384
-efficient 0: fused | validation loss > strided, as a mask | validation loss
-efficient 0: fused | validation loss is sliding window, 64 | validation loss
-efficient 0: fused | validation loss is chosen, 32 | validation loss
-efficient 0: linear | validation loss > fused | validation loss
-efficient 0: performer | validation loss > fused | validation loss
+efficient 0: strided, as a mask | ms, n = 8192 > tiled | ms, n = 8192
+efficient 0: fused | ms, n = 8192 > clustered | ms, n = 8192 > hashed | ms, n = 8192
+efficient 0: 1.5 > clustered | ms ~ n^
+efficient 0: 1.3 > sliding window, 64 | ms ~ n^
+efficient 0: 1.2 > hashed | ms ~ n^
+efficient 0: fused | validation loss is hashed | validation loss
+efficient 0: fused | validation loss is clustered | validation loss
+efficient 0: fused | validation loss is linear | validation loss
 images 0: vision transformer | test accuracy is support vector machine | test accuracy
 images 1: looks at the patches for each word | whole caption
     is has one vector, their mean | whole caption
