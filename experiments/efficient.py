@@ -6,7 +6,8 @@ Claim: softmax over all pairs takes O(n²) time and memory; FlashAttention O(n²
 (Dao et al. 2022, arXiv:2205.14135); sparse attention O(n·sqrt(n)) (Child et al. 2019,
 arXiv:1904.10509), a window O(n) (Longformer, arXiv:2004.05150), and so do linear attention
 (Katharopoulos et al. 2020, arXiv:2006.16236), Performer (Choromanski et al. 2021, arXiv:2009.14794)
-and Linformer (Wang et al. 2020, arXiv:2006.04768). Keys may be found by content, without scoring all: shared/buckets.py.
+and Linformer (Wang et al. 2020, arXiv:2006.04768). Keys may be found by content, without scoring
+all: shared/buckets.py.
 
 Exponents are slopes of a line through the logarithms of length and cost. A mask of strides goes
 through a path that looks at all pairs and hides most of them; the two heads that Child et al. have
