@@ -83,7 +83,7 @@ blanks 0:       commonest word | loss > 2 > looks back | loss > 0.7 > sees both 
 blanks 0:       fits both neighbours | right > follows the word before | right > 0.5
 choices 0:      4 heads | heads differ > 0.01 > 4 heads, one W_Q and W_K | heads differ
 choices 0:      8.51 > chunks of 16 | keys with a weight > 8.49
-choices 0:      20 > sparsemax | keys with a weight
+choices 0:      25 > sparsemax | keys with a weight
 convolution 0:  convolutions, changed images | 100 > vision transformer, changed images | 100
 distance 0:     attention | 32 > -2 > -7 > tanh RNN | 32
 distance 1:     attention | 32 > -1 > -4 > tanh RNN | 32

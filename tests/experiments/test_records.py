@@ -23,7 +23,9 @@ PRESETS = {  # and where their runs are recorded
 # experiment, number of its table: what is larger > what is smaller, each by more than two standard
 # errors; or what is alike: within two; or, if it is rounded, this number. A cell: row | column.
 VERDICTS = """
-blanks 0: sees both sides | right > fits both neighbours | right > looks back | right
+blanks 0: sees both sides | right > looks back | right
+blanks 0: fits both neighbours | right > follows the word before | right
+blanks 0: sees both sides | right is looks back, next word | right
 choices 0: 1 head | validation loss > 4 heads | validation loss > window of 8 | validation loss
 choices 0: 4 heads, one W_Q and W_K | validation loss > 4 heads | validation loss
 choices 0: 4 heads, W_Q and W_K equal at first | validation loss is 4 heads | validation loss
@@ -60,9 +62,13 @@ efficient 0: 1.2 > hashed | ms ~ n^
 efficient 0: fused | validation loss is hashed | validation loss
 efficient 0: fused | validation loss is clustered | validation loss
 efficient 0: fused | validation loss is linear | validation loss
-images 0: vision transformer | test accuracy is support vector machine | test accuracy
+images 0: support vector machine | test accuracy > vision transformer | test accuracy > 0.9
 images 1: looks at the patches for each word | whole caption
-    is has one vector, their mean | whole caption
+    > has one vector, their mean | whole caption
+images 1: has one vector, their mean | whole caption
+    > a trained GPT looks through gates | whole caption > 0.2
+images 1: a trained GPT looks through gates | loss before it looks
+    is a trained GPT looks through gates | loss without images
 induction 0: 1 | loss, again > 2 | loss, again
 induction 0: 2 | runs with an induction head > 4 > 1 > 1 | runs with an induction head
 parallel 0: GRU | 256 / attention | 256 is 11
