@@ -48,18 +48,19 @@ F_STRING_END = getattr(tokenize, "FSTRING_END", None)
 # variants: what papers of 2017 to 2025 add, a file each.
 # tools: the worked examples of the lectures (worked.py), a translator, whether a machine computes
 # attention right (machine_check.py), the model in the page (live.py), and what only looks and
-# measures: pictures, tables, the machine's report, answers after a training.
+# measures: pictures, tables with their errors, the machine's report, answers after a training.
 # exercises: no library has a check that names a mistake.
 # experiments: the sentences of the lectures that can be tried, each by a script.
-# tests: what others write, in sixty small inputs, and each figure of experiments/ in the docs.
+# tests: what others write, in seventy small inputs, each figure of experiments/ in the docs, and
+# each variant against its definition in plain words.
 READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, F_STRING}
 BUDGET = {
-    (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 51_100,
+    (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 49_050,
     ("variants",): 2_500,
-    ("tools", "benchmarks"): 18_350,
-    ("experiments",): 31_500,
+    ("tools", "benchmarks"): 18_400,
+    ("experiments",): 31_000,
     ("exercises",): 10_300,
-    ("tests",): 90_100,
+    ("tests",): 92_600,
 }
 
 
@@ -210,7 +211,8 @@ def test_density():
     def density(paths):
         return tokens(paths) / sum(len(code_lines(path)) for path in paths)
 
-    assert density([path for path in SOURCES if path not in EXERCISES]) <= 9.5
+    dense = ("exercises", "variants")
+    assert density([path for path in SOURCES if path.parts[0] not in dense]) <= 9.5
     assert density([Path("attention.py")]) <= 12 and density(EXERCISES) <= 12
 
 

@@ -19,7 +19,7 @@ def test_minutes_are_steps_that_can_be_repeated(monkeypatch, capsys):
     """Catches timed steps that leave a trace, a schedule of another length, and a run that begins
     to measure again when it is resumed.
     """
-    monkeypatch.setattr(trainer.hardware, "measure_seconds", lambda step, device: step() and 0.5)
+    monkeypatch.setattr(trainer.hardware, "measure_seconds", lambda step, device: step() or 0.5)
     fit(minutes=0.1, dropout=0.1, eval_interval=5)
     assert "6 seconds are 12 steps: --max_iters=12 repeats" in capsys.readouterr().out
     fit(max_iters=12, dropout=0.1, eval_interval=5, out_dir="again")
