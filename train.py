@@ -136,7 +136,7 @@ class TrainConfig(GPTConfig):
     """muon: iterations of the orthogonalization, 5 are most; each costs three matrix products."""
     minutes: float = 0.0
     """Train for so long, evaluations apart: the first steps, which do not count, tell max_iters; 0:
-    max_iters is given."""
+    max_iters is given. compile=auto goes by max_iters."""
     max_iters: int = 900
     """Steps to train in all. The learning rate decays until this step, or until lr_decay_iters."""
     weight_decay: float = 0.1
@@ -194,7 +194,7 @@ class TrainConfig(GPTConfig):
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
-        if self.minutes and self.init_from in ("resume", "auto"):
+        if self.minutes and self.init_from == "resume":
             raise ValueError("minutes is for a new run: one that is resumed keeps its max_iters")
         if self.sample_prompt and self.parallel == "fsdp":
             raise ValueError("sample_prompt needs a whole model in each process: --parallel=ddp")
@@ -226,6 +226,7 @@ def train(config, signals=None):
     signals = signals.listen() if signals else Signals()
     if config.sample_prompt:
         sample(trainer)
+    trainer.restart_clock()
 
     steps = dict(total=trainer.last_step, initial=trainer.step)
     with processes.progress_bar(desc="training", unit="step", **steps) as bar:
@@ -245,7 +246,7 @@ def train(config, signals=None):
             if log and not evaluate:
                 run.log(record)
 
-            # Save, before an evaluation, which removes it again if the loss is not finite
+            # Save, before an evaluation, which may stop the run
             if evaluate or stop:
                 run.save(record)
 
@@ -322,7 +323,7 @@ def make_trainer(config):
     config = replace(config, **asdict(model.config), dataset=data.name)
     threads = set_threads(saved and saved.get("threads"))
     trainer = Trainer(config, model, data, device, saved)
-    if config.minutes:
+    if config.minutes and not config.eval_only:
         fit_to_minutes(trainer)
     describe(trainer, threads)
     return trainer
@@ -471,6 +472,8 @@ def settings(argv):
     if init_from in ("resume", "auto"):
         out_dir = given.get("out_dir", TrainConfig.out_dir)
         if init_from == "resume" or checkpoint.list_checkpoints(out_dir):
+            if init_from == "auto":
+                given.pop("minutes", None)  # the run has its max_iters
             return settings_to_resume(checkpoint.newest_valid(out_dir, which), given)
         init_from = "scratch"
         which = "latest"

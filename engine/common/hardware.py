@@ -181,15 +181,3 @@ def cpu_flags():
     """Those of CPU_FLAGS that this processor has."""
     found = torch.cpu.get_capabilities()
     return [flag for flag in CPU_FLAGS if found.get(flag)]
-
-
-def memory_bytes(device):
-    """Return the bytes of memory that a device has, or None if the system does not say (Windows).
-
-    A Mac's GPU shares the processor's.
-    """
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    if hasattr(os, "sysconf"):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None

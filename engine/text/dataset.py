@@ -72,10 +72,10 @@ class Dataset:
 
 
 def count_bytes(tokens, tokenizer):
-    """Return the bytes of a text's tokens; the one that separates texts has none."""
+    """Return the bytes of a text's tokens; special ones have none."""
     sizes = [len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)]
-    if tokenizer.end_of_text is not None:
-        sizes[tokenizer.end_of_text] = 0
+    for token in {tokenizer.end_of_text, *tokenizer.special_tokens.values()} - {None}:
+        sizes[token] = 0
     return int(np.array(sizes)[tokens].sum())
 
 

@@ -1,4 +1,4 @@
-"""The record of a run: checkpoints and metrics in its folder, and wandb.
+"""The record of a run: checkpoints and metrics in its folder, wandb and TensorBoard.
 
 out/step_002000/    a checkpoint (engine/weights/checkpoint.py)
     metrics.jsonl   one JSON object a line: step, losses, learning rate, speed
@@ -37,11 +37,12 @@ class Run:
         self.out_dir = Path(config.out_dir)
         self.writes = first and not config.eval_only
         self.wandb = start_wandb(config) if first and config.wandb_log else None
-        self.tensorboard = start_tensorboard(config) if first and config.tensorboard else None
 
         # All processes must know the last line of an earlier part of this run.
         last = trainer.step if trainer.saved else -1
         line = start_run(self.out_dir, last) if self.writes else {}
+        draws = first and config.tensorboard
+        self.tensorboard = start_tensorboard(config, trainer.step) if draws else None
         self.line = processes.all_gather(line)[0]
         self.started = started - self.line.get("wall_s", 0.0)
         self.saved_step = trainer.step if trainer.saved else None
@@ -55,7 +56,7 @@ class Run:
         return {"step": self.trainer.step}
 
     def log(self, record):
-        """Write a line of metrics.jsonl, and the same to wandb."""
+        """Write a line of metrics.jsonl, and the same to wandb and TensorBoard."""
         record["wall_s"] = round(time.perf_counter() - self.started, 3)
         if self.writes:
             with open(self.out_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
@@ -152,12 +153,15 @@ class Run:
             print(f"{name + ':':18}{round(value, 4)}")
 
 
-def start_tensorboard(config):
-    """Return a writer of TensorBoard's files in out_dir; ValueError if it is not installed."""
+def start_tensorboard(config, step):
+    """Return a writer of TensorBoard's files in out_dir, for a run that begins at this step.
+
+    ValueError if it is not installed.
+    """
     with library_errors("tensorboard cannot begin"):
         from torch.utils.tensorboard import SummaryWriter
 
-        return SummaryWriter(config.out_dir)
+        return SummaryWriter(config.out_dir, purge_step=step + 1)
 
 
 def start_wandb(config):
@@ -194,8 +198,9 @@ def start_run(out_dir, last):
         aside.mkdir()
         if metrics.exists():
             shutil.copy(metrics, aside)
-        for folder in later:
-            folder.rename(aside / folder.name)
+        events = out_dir.glob("events.out.tfevents*") if last < 0 else ()
+        for path in (*later, *events):
+            path.rename(aside / path.name)
         moved = "the earlier run" if last < 0 else f"what came after step {last}"
         print(f"moved {moved} in {out_dir} to {aside}")
     atomic_write(metrics, "".join(json.dumps(record) + "\n" for record in kept).encode())

@@ -183,7 +183,7 @@ def fit_to_minutes(trainer):
     seconds = 60 * trainer.config.minutes
     trainer.learning_rate = 0.0
     changing = [*trainer.model.parameters(), *trainer.optimizer.state_dict().values()]
-    before = [local_tensor(tensor).detach().clone() for tensor in changing]
+    before = [local_tensor(tensor).detach().to("cpu", copy=True) for tensor in changing]
     times = [hardware.measure_seconds(trainer.update, trainer.device) for _ in range(WARMUP)]
     with torch.no_grad():
         for tensor, value in zip(changing, before):
@@ -197,7 +197,7 @@ def fit_to_minutes(trainer):
 
 
 def dry_run(trainer):
-    """Print the memory and time that a run will take, from three steps; return the figures.
+    """Print the memory and time that a run will take, from a few steps; return the figures.
 
     Memory is that of one process, in bytes. Activations are the memory of a step beside weights,
     gradients and the optimizer's state.

@@ -55,8 +55,8 @@ def test_tensorboard(monkeypatch):
     logged = {}
 
     class Writer:
-        def __init__(self, folder):
-            assert folder == "out"
+        def __init__(self, folder, purge_step):
+            assert folder == "out" and purge_step == 1
 
         def add_text(self, name, value, step):
             logged[step, name] = value
