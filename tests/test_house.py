@@ -57,7 +57,7 @@ READ = {tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP, F_STRING}
 BUDGET = {
     (*(f"{name}.py" for name in sorted(TOP)), "engine", "data"): 49_050,
     ("variants",): 2_500,
-    ("tools", "benchmarks"): 18_400,
+    ("tools", "benchmarks"): 18_450,
     ("experiments",): 31_000,
     ("exercises",): 10_300,
     ("tests",): 92_600,
