@@ -133,7 +133,7 @@ class TrainConfig(GPTConfig):
     momentum: float = 0.85
     """muon: decay of the moving average of the gradient."""
     muon_steps: int = 3
-    """muon: iterations of the orthogonalization, 5 are most; each costs three matrix products."""
+    """muon: iterations of the orthogonalization, at most 5; each costs three matrix products."""
     minutes: float = 0.0
     """Train for so long, evaluations apart: the first steps, which do not count, tell max_iters; 0:
     max_iters is given. compile=auto goes by max_iters."""
@@ -184,16 +184,20 @@ class TrainConfig(GPTConfig):
         if not (self.out_dir and self.init_from and self.dataset):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
-        at_least(1, self, *counts, "muon_steps", most=10**9)
+        at_least(1, self, *counts, most=10**9)
         counts = ("max_iters", "warmup_iters", "lr_decay_iters", "eval_iters")
         at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
         others = "weight_decay", "grad_clip", "lora_alpha", "join_minutes", "minutes"
         at_least(0, self, *rates, *others)
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
+        at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        for name in ("lora_alpha", "lora_targets"):
+            if not self.lora_rank and getattr(self, name) != getattr(TrainConfig, name):
+                raise ValueError(f"{name} is of LoRA, which --lora_rank=8 switches on")
         if self.minutes and self.init_from == "resume":
             raise ValueError("minutes is for a new run: one that is resumed keeps its max_iters")
         if self.sample_prompt and self.parallel == "fsdp":

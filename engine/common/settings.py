@@ -49,10 +49,11 @@ def given_settings(cls, argv):
 
 def preset_settings(cls, path):
     """Return {key: value} of the settings that a preset gives, as cls has them."""
+    kinds = typing.get_type_hints(cls)
     words = []
     for key, value in read_toml(path).items():
-        several = isinstance(value, list)
-        words += [f"--{key}", *map(str, value)] if several else [f"--{key}={value}"]
+        several = isinstance(value, list) and typing.get_origin(kinds.get(key)) is tuple
+        words += [f"--{key}={item}" for item in (value if several else [value])]
     try:
         return parse_words(cls, words)
     except ValueError as error:

@@ -41,7 +41,7 @@ class Run:
         # All processes must know the last line of an earlier part of this run.
         last = trainer.step if trainer.saved else -1
         line = start_run(self.out_dir, last) if self.writes else {}
-        draws = first and config.tensorboard
+        draws = self.writes and config.tensorboard
         self.tensorboard = start_tensorboard(config, trainer.step) if draws else None
         self.line = processes.all_gather(line)[0]
         self.started = started - self.line.get("wall_s", 0.0)
