@@ -46,12 +46,12 @@ from masks import (  # noqa: F401  (so that these can be imported from here too)
     bias_of,
     both,
     causal,
-    check_promises,
     chunks,
     everything,
     full,
     local_global,
     mask_of,
+    mean_keys,
     positions,
     predicate,
     present,
@@ -443,6 +443,9 @@ FEATURE = {  # name -> the feature for heads of size D
 class KVCache:
     """Keys and values of one layer for up to max_len positions. For inference.
 
+    A cache of your own offers the same: positions(T), visible(predicate), append(k, v), reset, trim
+    and select, its `len`, and `at`, `k` and `v` for a compiled step.
+
     append(k, v) with k (B, G, T, D) and v (B, G, T, Dv) writes them after what is there and returns
     all of it as views (B, G, len, ...): the k and v that a path takes beside the T new queries. The
     memory is allocated once. Rotate before caching.
@@ -543,19 +546,11 @@ def check_mechanism(attention, score, normalize, window, visible):
         )
 
 
-def layer_predicate(visible, window, n_head):
-    """The predicate that a setting names, limited to a window, if any.
-
-    ValueError if it has a bias for another number of heads, or one that is learned, or an unknown
-    promise.
-    """
-    seen = predicate(visible)
-    check_promises(seen)
-    bias = bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
-    if bias is not None and bias.requires_grad:
-        raise ValueError(
-            f"{visible}: its bias is learned: no optimizer and no checkpoint knows of it"
-        )
+def layer_predicate(seen, window, n_head):
+    """A predicate, limited to a window, if any; ValueError for a bias of other heads."""
+    bias_of(seen, *positions(1, 1), torch.empty(1, n_head, 1, 1))
+    if isinstance(seen, nn.Module):
+        return both(seen, sliding_window(window) if window else causal)
     if not window:
         return seen
     if seen is full:
@@ -603,7 +598,8 @@ class SelfAttention(nn.Module):
         self.n_kv_head = n_kv_head or n_head
         self.head_size = head_size or n_embd // n_head
         self.value_size = value_size or self.head_size
-        self.visible = layer_predicate(visible, window, n_head)
+        self.mask = predicate(visible)  # a module, if its bias is learned
+        self.visible = layer_predicate(self.mask, window, n_head)
 
         H, G, D, Dv = n_head, self.n_kv_head, self.head_size, self.value_size
         widths = [H * D, G * D, G * Dv]
@@ -623,6 +619,10 @@ class SelfAttention(nn.Module):
 
         cache: from new_cache; PackedDocuments, which keep the documents of a batch apart; or None.
         """
+        return self.dropout(self.c_proj(self.attend(x, rope, cache)))
+
+    def attend(self, x, rope, cache):
+        """The heads' outputs beside each other, (B, T, H * Dv), before they are projected."""
         H, G, D, Dv = self.n_head, self.n_kv_head, self.head_size, self.value_size
         qk, v = self.c_attn(x).split([(H + G) * D, G * Dv], dim=2)
         qk = qk.unflatten(2, (H + G, D))  # (B, T, heads, D)
@@ -642,8 +642,15 @@ class SelfAttention(nn.Module):
                 visible = cache.visible(visible)
                 k, v = cache.append(k, v)
             y = self.attention(q, k, v, visible, self.score, self.normalize)  # (B, H, T, Dv)
-        y = y.transpose(1, 2).flatten(2)  # (B, T, H * Dv)
-        return self.dropout(self.c_proj(y))
+        return y.transpose(1, 2).flatten(2)  # (B, T, H * Dv)
+
+    def flops(self, T):
+        """Floating-point operations of training on one token of T, beside the matrices' own."""
+        if self.feature:
+            keys = self.feature(torch.zeros(1, self.head_size)).shape[1]
+        else:
+            keys = mean_keys(self.visible, T)
+        return 6 * self.n_head * (self.head_size + self.value_size) * keys
 
     def new_cache(self, batch_size, max_len):
         """An empty memory of this layer: a KVCache or a LinearState; ValueError for an encoder."""

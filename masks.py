@@ -13,15 +13,15 @@ A predicate may carry promises as attributes, so that the attention paths can sk
                        than keys
 
 and a bias, bias(i, j, dtype) -> (H, *common shape of i and j), a function of the distance i - j
-that the paths add to the scores of each head. dtype: that of the scores.
+that the paths add to the scores of each head. dtype: that of the scores. A predicate whose bias is
+learned is a module.
 """
-
-import types
 
 import torch
 
 from engine.common.errors import parse_spec
 from variants.alibi import alibi
+from variants.t5 import T5
 
 
 def causal(i, j):
@@ -166,6 +166,7 @@ VISIBLE = {  # name -> the predicate for some numbers; all of them causal
     "strided": strided,
     "chunks": chunks,
     "alibi": alibi,
+    "t5": T5,
 }
 
 
@@ -200,38 +201,31 @@ class Derived:
         return self.visible(i, j)
 
 
-def both(a, b):
-    """Allow only the pairs that predicate a and predicate b both allow.
+class Both:
+    """Only the pairs that predicate a and predicate b both allow.
 
-    Of their windows the narrower one carries over, and of their biases the sum. ValueError for an
-    attribute that would be lost.
+    Of their windows the narrower one carries over, and of their biases the sum. It is a class, so
+    that a copy of a model has a copy of what its predicates learn.
     """
-    if not torch.compiler.is_compiling():  # which cannot trace vars()
-        check_promises(a, b)
 
-    @Derived
-    def visible(i, j):
-        return a(i, j) & b(i, j)
+    def __init__(self, a, b):
+        self.a = a
+        self.b = b
+        if hasattr(a, "bias") or hasattr(b, "bias"):
+            self.bias = self.sum_of_biases
+        windows = [(p.window, getattr(p, "n_global", 0)) for p in (a, b) if hasattr(p, "window")]
+        if windows:
+            self.window, self.n_global = min(windows, key=sum)
+        self.across = getattr(a, "across", False) and getattr(b, "across", False)
 
-    biases = [p.bias for p in (a, b) if hasattr(p, "bias")]
-    if biases:
-        visible.bias = lambda *where: sum(bias(*where) for bias in biases)
-    windows = [(p.window, getattr(p, "n_global", 0)) for p in (a, b) if hasattr(p, "window")]
-    if windows:
-        visible.window, visible.n_global = min(windows, key=sum)
-    visible.across = getattr(a, "across", False) and getattr(b, "across", False)
-    return visible
+    def __call__(self, i, j):
+        return self.a(i, j) & self.b(i, j)
+
+    def sum_of_biases(self, *where):
+        return sum(p.bias(*where) for p in (self.a, self.b) if hasattr(p, "bias"))
 
 
-def check_promises(*predicates):
-    """ValueError for an attribute of a predicate that would be lost when it is combined."""
-    known = {"window", "n_global", "exact", "across", "bias"}
-    for p in predicates:
-        if isinstance(p, types.FunctionType) and (unknown := sorted(vars(p).keys() - known)):
-            raise ValueError(
-                f"both() does not know what becomes of {', '.join(unknown)} "
-                "when predicates are combined"
-            )
+both = Both
 
 
 def after_padding(visible, padding):
@@ -313,10 +307,9 @@ def bias_of(visible, i, j, q):
         return None
     bias = visible.bias(i, j, torch.promote_types(q.dtype, torch.float32))
     shape = (q.shape[1], *torch.broadcast_tensors(i, j)[0].shape)
-    if bias.shape != shape:
-        raise ValueError(
-            f"the mask's bias is {tuple(bias.shape)}; for n_head={q.shape[1]} it must be {shape}"
-        )
+    found = tuple(getattr(bias, "shape", ()))
+    if found != shape:
+        raise ValueError(f"the mask's bias is {found}; for n_head={q.shape[1]} it must be {shape}")
     return bias.to(q.dtype)
 
 

@@ -26,11 +26,15 @@ from engine.decoding.session import Session
 from engine.kernels.autograd import in_autocast, linear_cross_entropy, relu2, rms_norm
 from engine.weights import checkpoint, lora, pretrained
 from engine.weights.pretrained import WithoutInit, check_weights
-from masks import PackedDocuments, mean_keys, predicate, sees_ahead
+from masks import PackedDocuments, predicate, sees_ahead
+from variants.differential import DifferentialAttention
+from variants.experts import Experts, ExpertsSettings
+from variants.gated import GatedAttention
+from variants.latent import LatentAttention, LatentSettings
 
 
 @dataclass(kw_only=True)
-class GPTConfig:
+class GPTConfig(ExpertsSettings, LatentSettings):
     block_size: int = 1024
     """Context: the most tokens the model looks back over, itself included."""
     vocab_size: int = 50304
@@ -55,6 +59,8 @@ class GPTConfig:
     """Biases in the Linear layers and LayerNorms."""
     qkv_bias: bool = False
     """Biases of queries, keys and values, also where bias is False, as in Qwen 2."""
+    mixer: str = "attention"
+    """What mixes positions, by MIXER: attention, or its variants gated, differential, latent."""
     attention: str = "fused"
     """Path in attention.py: naive, masked_fill, tiled or fused (equal); or another function, linear
     or performer."""
@@ -64,7 +70,7 @@ class GPTConfig:
     """From scores to weights: softmax, or sparsemax (most weights are exactly zero)."""
     visible: str = "causal"
     """Mask, by VISIBLE in masks.py: causal, sliding_window:W, local_global:W,G, strided:S,
-    chunks:S, alibi:H (H is n_head)."""
+    chunks:S, alibi:H, t5:H (H is n_head)."""
     window: int = 0
     """Each token sees only the last `window` positions of what `visible` allows; 0: all of them."""
     window_pattern: str = "S"
@@ -83,7 +89,7 @@ class GPTConfig:
     """Added to a norm's mean square; 0: 1e-5 for layernorm, about 1e-7 for rmsnorm."""
     mlp: str = "gelu_tanh"
     """MLP: gelu_tanh (GPT-2's own), gelu (exact, nanoGPT's), relu, relu2 (squared),
-    silu or swiglu."""
+    silu, swiglu or experts."""
     qk_norm: bool | Literal["head"] = False
     """Give each head's queries and keys unit RMS; head: with a learned scale, as Qwen 3."""
     tie_weights: bool = True
@@ -93,15 +99,16 @@ class GPTConfig:
 
     def __post_init__(self):
         at_least(1, self, "block_size", "vocab_size", "n_layer", "n_head", "n_embd")
-        at_least(1, self, "rope_base", "rope_stretch", "rope_trained")
+        at_least(1, self, "rope_base", "rope_stretch", "rope_trained", "latent_size")
         sizes = "n_kv_head", "window", "head_size", "value_size", "mlp_size", "norm_eps"
-        at_least(0, self, *sizes)
+        at_least(0, self, *sizes, "balance")
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
         if not re.fullmatch("[SL]+", self.window_pattern):
             raise ValueError(f"window_pattern={self.window_pattern!r} must be made of S and L")
         choose("position", self.position, POSITION)
         choose("norm", self.norm, NORM)
+        choose("mixer", self.mixer, MIXER)
         choose("mlp", self.mlp, MLP)
         choose("init", self.init, INIT)
 
@@ -240,7 +247,7 @@ POSITION = {
 }
 
 # --------------------------------------------------------------------------------------------------
-# MLPs: each position by itself
+# MLPs, each position by itself: make(config, n) -> mlp(x), for block n, counted from 0
 
 
 class FeedForward(nn.Module):
@@ -262,7 +269,7 @@ class FeedForward(nn.Module):
 class SwiGLU(FeedForward):
     """silu(gate) times up, two projections of the same x (Shazeer 2020, arXiv:2002.05202)."""
 
-    def __init__(self, config):
+    def __init__(self, config, n):
         super().__init__(config, F.silu, -(-8 * config.n_embd // (3 * 64)) * 64, parts=2)
 
     def forward(self, x):
@@ -271,7 +278,7 @@ class SwiGLU(FeedForward):
 
 
 def feed_forward(activation):
-    return lambda config: FeedForward(config, activation, 4 * config.n_embd)
+    return lambda config, n: FeedForward(config, activation, 4 * config.n_embd)
 
 
 MLP = {
@@ -281,6 +288,43 @@ MLP = {
     "relu2": feed_forward(relu2),
     "silu": feed_forward(F.silu),
     "swiglu": SwiGLU,
+    "experts": Experts,
+}
+
+# --------------------------------------------------------------------------------------------------
+# What mixes positions: make(config, n) -> layer(x, rope, cache), as SelfAttention.forward. It has
+# SelfAttention's new_cache and flops, too.
+
+
+def self_attention(config, n, module=SelfAttention, **own):
+    """SelfAttention of the config, or a module with its arguments and some of its own."""
+    has_window = config.window_pattern[n % len(config.window_pattern)] == "S"
+    return module(
+        config.n_embd,
+        config.n_head,
+        config.n_kv_head,
+        head_size=config.D,
+        value_size=config.value_size,
+        bias=config.bias,
+        qkv_bias=config.qkv_bias,
+        dropout=config.dropout,
+        qk_norm=QK_NORM[config.qk_norm](config),
+        window=config.window if has_window and config.window < config.block_size else None,
+        visible=config.visible,
+        attention=config.attention,
+        score=config.score,
+        normalize=config.normalize,
+        **own,
+    )
+
+
+MIXER = {
+    "attention": self_attention,
+    "gated": functools.partial(self_attention, module=GatedAttention),
+    "differential": lambda config, n: self_attention(config, n, DifferentialAttention, depth=n),
+    "latent": lambda config, n: self_attention(
+        config, n, LatentAttention, latent_size=config.latent_size
+    ),
 }
 
 # --------------------------------------------------------------------------------------------------
@@ -333,30 +377,14 @@ def init_weights(model):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)). n counts blocks from 0."""
+    """x + mixer(norm(x)), then x + mlp(norm(x)). n counts blocks from 0."""
 
     def __init__(self, config, n):
         super().__init__()
-        has_window = config.window_pattern[n % len(config.window_pattern)] == "S"
         self.ln_1 = NORM[config.norm](config)
-        self.attn = SelfAttention(
-            config.n_embd,
-            config.n_head,
-            config.n_kv_head,
-            head_size=config.D,
-            value_size=config.value_size,
-            bias=config.bias,
-            qkv_bias=config.qkv_bias,
-            dropout=config.dropout,
-            qk_norm=QK_NORM[config.qk_norm](config),
-            window=config.window if has_window and config.window < config.block_size else None,
-            visible=config.visible,
-            attention=config.attention,
-            score=config.score,
-            normalize=config.normalize,
-        )
+        self.attn = MIXER[config.mixer](config, n)
         self.ln_2 = NORM[config.norm](config)
-        self.mlp = MLP[config.mlp](config)
+        self.mlp = MLP[config.mlp](config, n)
 
     def forward(self, x, rope=None, cache=None):
         x = x + self.attn(self.ln_1(x), rope, cache)
@@ -381,6 +409,7 @@ class GPT(nn.Module):
         self.activation_checkpointing = False
         # The Adapter of a model that is tuned by LoRA.
         self.lora = None
+        self.auxiliary_loss = 0.0  # of the newest training pass
         self.transformer = nn.ModuleDict(
             {
                 "wte": nn.Embedding(config.vocab_size, config.n_embd),
@@ -402,6 +431,9 @@ class GPT(nn.Module):
     def forward(self, idx, targets=None, cache=None, only_loss=False, positions=None):
         """Token ids (B, T) -> logits and loss.
 
+        In training, the loss's gradient is also that of the `auxiliary_loss` which modules have
+        after their forward pass; self.auxiliary_loss is their sum.
+
         With targets (B, T), ids to predict or -1 to ignore: logits (B, T, vocab_size) and their
         mean cross-entropy in nats, 0 if all are ignored; only_loss: None and the loss, in less
         memory.
@@ -416,12 +448,26 @@ class GPT(nn.Module):
             return self.lm_head(x[:, -1:]), None
         targets = targets.flatten()
         if only_loss:
-            return None, linear_cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets)
+            loss = linear_cross_entropy(x.flatten(0, 1), self.lm_head.weight, targets)
+            return None, self.with_auxiliary(loss)
         logits = self.lm_head(x)  # (B, T, vocab_size)
         # Half precision is too coarse for a loss.
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
         total = F.cross_entropy(wide.flatten(0, 1), targets, ignore_index=-1, reduction="sum")
-        return logits, total / (targets >= 0).sum().clamp_min(1)
+        return logits, self.with_auxiliary(total / (targets >= 0).sum().clamp_min(1))
+
+    def with_auxiliary(self, loss):
+        """loss, whose value stays, with the gradient of what its modules add in training."""
+        if not self.training:
+            return loss
+        modules = [m for m in self.transformer.modules() if hasattr(m, "auxiliary_loss")]
+        if not modules:
+            return loss
+        total = sum(m.auxiliary_loss for m in modules)
+        self.auxiliary_loss = total.detach()
+        for m in modules:
+            m.auxiliary_loss = m.auxiliary_loss.detach()  # without its graph, to be copied
+        return loss + (total - self.auxiliary_loss)  # exactly loss
 
     def hidden(self, idx, cache=None, packed=None):
         """Token ids (B, T) -> the input of the head, (B, T, n_embd).
@@ -456,19 +502,16 @@ class GPT(nn.Module):
         6 for each weight of a matrix product, 2 forward and 4 backward (Kaplan et al. 2020,
         arXiv:2001.08361; 2 less if it is frozen), and 12·n_embd in each block for each key that a
         query sees, on average (Chowdhery et al. 2022, arXiv:2204.02311, appendix B, but without the
-        pairs that causality or a window hides). Linear attention reads its features, not keys.
+        pairs that causality or a window hides). Linear attention reads its features, not keys. A
+        module's `active` is the share of its own matrices that a token meets, if not all.
         """
-        matrices = [self.lm_head.weight]
-        keys = 0.0  # that a query sees, in all blocks
-        for block in self.transformer.h:
-            attn = block.attn
-            matrices += [p for p in block.parameters() if p.dim() >= 2]
-            if attn.feature:
-                keys += attn.feature(torch.zeros(1, attn.head_size)).shape[1]
-            else:
-                keys += mean_keys(attn.visible, self.config.block_size)
-        of_weights = sum((6 if p.requires_grad else 4) * p.numel() for p in matrices)
-        return of_weights + 6 * attn.n_head * (attn.head_size + attn.value_size) * keys
+        total = sum(block.attn.flops(self.config.block_size) for block in self.transformer.h)
+        for module in [*self.transformer.h.modules(), self.lm_head]:
+            for p in module.parameters(recurse=False):
+                if p.dim() >= 2:
+                    of_one = 6 if p.requires_grad else 4
+                    total += of_one * p.numel() * getattr(module, "active", 1)
+        return total
 
     def new_cache(self, batch_size, max_len=None):
         """One empty KVCache or LinearState per layer.
@@ -488,7 +531,8 @@ class GPT(nn.Module):
     def extend_vocab(self, vocab_size):
         """Add token ids to a loaded model, each with the mean of the others' weights."""
         extra = vocab_size - self.config.vocab_size
-        for layer in (self.transformer.wte, self.lm_head):
+        of_ids = [m for m in self.modules() if isinstance(m, nn.Embedding)]
+        for layer in (*of_ids, self.lm_head):
             mean = layer.weight.data.mean(0, keepdim=True)
             layer.weight = nn.Parameter(torch.cat([layer.weight.data, mean.expand(extra, -1)]))
         self.config = replace(self.config, vocab_size=vocab_size)
@@ -552,13 +596,14 @@ class GPT(nn.Module):
 
         merge: one of LoRA has its adapter merged into its weights; False: apart, to train on.
         """
-        if checkpoint.load_config(folder)["lora"]:
+        saved = checkpoint.load_config(folder)
+        if saved["lora"]:
             model = lora.load(cls, folder, base, **changes)
             if merge:
                 lora.merge(model)
             return model
-        config, weights = checkpoint.load_checkpoint(folder)
-        return cls.from_weights(config, weights, folder, **changes)
+        weights = checkpoint.load_tensors(folder, "model.safetensors")
+        return cls.from_weights(saved["model"], weights, folder, **changes)
 
     @classmethod
     def from_weights(cls, config, weights, source, **changes):

@@ -8,7 +8,6 @@ the standard error.
 """
 
 import contextlib
-import math
 import sys
 from dataclasses import dataclass
 from typing import Literal
@@ -75,8 +74,8 @@ class SampleConfig(Sampling):
     """cpu, cuda, cuda:1, mps, or auto: the best there is."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of the weights: float32, bfloat16, float16, or auto: bfloat16 on a GPU, float16 on one
-    without units for it; on an x86 CPU float16 for a model too large for its cache and 128 tokens
-    or more one after another (the arithmetic stays in float32); else float32."""
+    without units for it; on an x86 CPU float16 for a model too large for its cache (the arithmetic
+    stays in float32); else float32."""
     compile: bool | Literal["auto"] = "auto"
     """torch.compile the decoding step, with CUDA graphs; auto: on a GPU, to write 6,000 tokens or
     more one after another, if the checkpoint's attention allows it."""
@@ -112,28 +111,26 @@ def read_prompts(config):
     if not config.prompts:
         return {"--start": text}
     lines = enumerate(text.replace("\r\n", "\n").split("\n"), 1)
-    return {f"--prompts, line {n}": line for n, line in lines if line}
+    prompts = {f"--prompts, line {n}": line for n, line in lines if line}
+    if not prompts:
+        raise ValueError(f"prompts={config.prompts} has no line with a prompt")
+    return prompts
 
 
 # --------------------------------------------------------------------------------------------------
 # The model
 
 
-def make_generator(config, texts):
-    """Return the Generator for this number of texts, and its dtype and device in words."""
+def make_generator(config):
+    """Return the Generator, and its dtype and device in words."""
     device = pick_device(config.device)
     threads = set_threads()
     folder = pretrained.folder_in(config)
     model = GPT.from_pretrained(folder, base=config.base)
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
     model = model.to(device)
-    steps = math.inf  # tokens one after another
-    if not config.interactive:
-        steps = -(-texts // config.batch_size) * config.max_new_tokens
-    dtype = best_dtype(model, steps) if config.dtype == "auto" else config.dtype
-    model = prepare_for_inference(
-        model, getattr(torch, dtype), config.quantize, min(texts, config.batch_size)
-    )
+    dtype = best_dtype(model) if config.dtype == "auto" else config.dtype
+    model = prepare_for_inference(model, getattr(torch, dtype), config.quantize)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     kind = dtype if config.quantize == "none" else config.quantize
     return Generator(model, tokenizer, config, pads), f"{kind}, {device}, {threads}"
@@ -146,12 +143,14 @@ def make_generator(config, texts):
 def sample(config):
     """Print the texts. ValueError for a checkpoint or a prompt that cannot be used."""
     prompts = {} if config.interactive else read_prompts(config)
-    generator, kind = make_generator(config, max(1, len(prompts) * config.num_samples))
+    generator, kind = make_generator(config)
     if config.interactive:
         return converse(generator, kind)
 
     # The texts: num_samples for each prompt.
-    has_messages = config.prompts and any(line.startswith("{") for line in prompts.values())
+    has_messages = config.prompts and any(
+        p.lstrip().startswith(("{", "[{")) for p in prompts.values()
+    )
     if generator.tokenizer.chat and has_messages:
         texts = answers_to(prompts, generator)
         config.json = True

@@ -8,8 +8,8 @@
 
 Everything random is a function of (seed, step, micro-batch): the tokens of a micro-batch, and its
 dropout. So an interrupted run that is resumed ends where an uninterrupted one does (bit for bit on
-a CPU; a GPU's kernels may add in a different order each time, and so may three processes). On
-another number of processes it is the same run up to rounding, which grows with the steps.
+a CPU; a GPU's kernels may add in a different order each time). On another number of processes it is
+the same run up to rounding, which grows with the steps.
 """
 
 import os
@@ -29,13 +29,14 @@ from engine.common.files import folder_lock, path_from_here, sha256_of_code
 from engine.common.hardware import pick_device, set_threads
 from engine.common.processes import Signals, print0
 from engine.common.settings import given_settings, leading_presets, preset_settings
+from engine.decoding.text import encode_prompt
 from engine.text import dataset
 from engine.text.tokenizer import padded_vocab_size
 from engine.training.batches import check_documents
 from engine.training.optimizer import DECAY, learning_rate_at
 from engine.training.run import Run
-from engine.training.trainer import Trainer, dry_run
-from engine.weights import checkpoint, lora, pretrained
+from engine.training.trainer import Trainer, dry_run, fit_to_minutes
+from engine.weights import checkpoint, families, lora, pretrained
 from model import GPT, MODERN, GPTConfig
 
 
@@ -69,9 +70,7 @@ class TrainConfig(GPTConfig):
     """Micro-batches in a step, over all processes."""
     # Evaluation and logging
     eval_interval: int = 300
-    """Save a checkpoint and evaluate every N steps, and at the end."""
-    save_interval: int = 0
-    """Save a checkpoint every N steps too; 0: only before an evaluation, and after a signal."""
+    """Save a checkpoint and evaluate every N steps, at the end, and after a signal."""
     eval_iters: int = 50
     """Batches in a validation loss; 0: the whole validation split, each token once."""
     eval_only: bool = False
@@ -86,6 +85,10 @@ class TrainConfig(GPTConfig):
     """The project in wandb that the run belongs to."""
     wandb_run_name: str = ""
     """The run's name in wandb; empty: wandb chooses one."""
+    tensorboard: bool = False
+    """Log to TensorBoard too, in out_dir (pip install tensorboard; tensorboard --logdir=out)."""
+    sample_prompt: str = ""
+    """Continue this text at the start and after each evaluation, print it, and log it as sample."""
     # Model: where it is another default than GPTConfig's
     vocab_size: int = 0
     """Number of token ids; 0: the dataset's tokenizer's, a large one rounded up to a multiple of 64
@@ -131,6 +134,9 @@ class TrainConfig(GPTConfig):
     """muon: decay of the moving average of the gradient."""
     muon_steps: int = 3
     """muon: iterations of the orthogonalization, at most 5; each costs three matrix products."""
+    minutes: float = 0.0
+    """Train for so long, evaluations apart: the first steps, which do not count, tell max_iters; 0:
+    max_iters is given. compile=auto goes by max_iters."""
     max_iters: int = 900
     """Steps to train in all. The learning rate decays until this step, or until lr_decay_iters."""
     weight_decay: float = 0.1
@@ -179,10 +185,11 @@ class TrainConfig(GPTConfig):
             raise ValueError("out_dir, init_from and dataset must not be empty")
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, most=10**9)
-        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "save_interval", "eval_iters")
+        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "eval_iters")
         at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
-        at_least(0, self, *rates, "weight_decay", "grad_clip", "lora_alpha", "join_minutes")
+        others = "weight_decay", "grad_clip", "lora_alpha", "join_minutes", "minutes"
+        at_least(0, self, *rates, *others)
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
         for name in ("beta1", "beta2", "momentum", "hold"):
@@ -191,6 +198,10 @@ class TrainConfig(GPTConfig):
         for name in ("lora_alpha", "lora_targets"):
             if not self.lora_rank and getattr(self, name) != getattr(TrainConfig, name):
                 raise ValueError(f"{name} is of LoRA, which --lora_rank=8 switches on")
+        if self.minutes and self.init_from == "resume":
+            raise ValueError("minutes is for a new run: one that is resumed keeps its max_iters")
+        if self.sample_prompt and self.parallel == "fsdp":
+            raise ValueError("sample_prompt needs a whole model in each process: --parallel=ddp")
         if self.lora_rank and self.init_from == "scratch":
             raise ValueError(
                 f"lora_rank={self.lora_rank} tunes a model that exists: give --init_from=FOLDER"
@@ -217,6 +228,9 @@ def train(config, signals=None):
     run = Run(trainer, started)
     record = run.first_record()
     signals = signals.listen() if signals else Signals()
+    if config.sample_prompt:
+        sample(trainer)
+    trainer.restart_clock()
 
     steps = dict(total=trainer.last_step, initial=trainer.step)
     with processes.progress_bar(desc="training", unit="step", **steps) as bar:
@@ -236,13 +250,15 @@ def train(config, signals=None):
             if log and not evaluate:
                 run.log(record)
 
-            # Save, before an evaluation, which removes it again if the loss is not finite
-            if evaluate or stop or run.save_is_due():
+            # Save, before an evaluation, which may stop the run
+            if evaluate or stop:
                 run.save(record)
 
             # Evaluate; after a signal to stop, the resumed run does so
             if evaluate and not stop:
                 record["val_loss"] = run.evaluate()
+                if config.sample_prompt:
+                    record["sample"] = sample(trainer)
                 run.log(record)
             if finished or stop:
                 break
@@ -262,6 +278,24 @@ def summary(record):
     return f"loss {record['train_loss']:.4f}, {speed}, MFU {record['mfu']:.0%}"
 
 
+def sample(trainer):
+    """Print and return a short text that continues sample_prompt, always with the same seed."""
+    config = trainer.config
+    tokenizer = trainer.data.tokenizer
+    prompt = config.sample_prompt, tokenizer.begin, config.block_size, "--sample_prompt"
+    ids = encode_prompt(tokenizer, *prompt).to(trainer.device)
+    generator = torch.Generator().manual_seed(config.seed)
+    model = trainer.model.eval()
+    with trainer.autocast:
+        ids = model.generate(
+            ids[None], 80, 0.8, generator=generator, vocab_size=tokenizer.vocab_size
+        )
+    model.train()
+    text = tokenizer.decode(ids[0].tolist())
+    print0(f"step {trainer.step}: {text!r}")
+    return text
+
+
 # ---- Setting up
 
 
@@ -274,21 +308,14 @@ def make_trainer(config):
             f"gradient_accumulation_steps={steps} cannot be shared by {count} processes: "
             "choose a multiple"
         )
-    first = processes.rank() == 0
-
-    def load_data():  # it prepares a dataset that is missing
-        return dataset.load_dataset(config.dataset, config.block_size, config.data_tokenizer)
-
     model = saved = None
     with processes.together():
         device = processes.own_device(pick_device(config.device))
-        if first:
-            data = load_data()
+        data = dataset.load_dataset(config.dataset, config.block_size, config.data_tokenizer)
+        if processes.rank() == 0:
             model, saved = build_model(config, data)
     model, saved = first_model(model, saved)
     with processes.together():
-        if not first:
-            data = load_data()
         if config.mask_documents or data.masks:
             check_documents(data, model)
         data.pack(model.config.block_size)  # conversations into rows
@@ -300,6 +327,8 @@ def make_trainer(config):
     config = replace(config, **asdict(model.config), dataset=data.name)
     threads = set_threads(saved and saved.get("threads"))
     trainer = Trainer(config, model, data, device, saved)
+    if config.minutes and not config.eval_only:
+        fit_to_minutes(trainer)
     describe(trainer, threads)
     return trainer
 
@@ -315,10 +344,12 @@ def describe(trainer, threads):
         print0(f"{split}: {rows.summary()}")
     packed = data.rows and len(data.rows["train"]) * config.block_size
     epochs = trainer.last_step * trainer.tokens_per_step / (packed or len(data.train))
+    lacking = ", ".join(families.not_standard(trainer.model.config))
     print0(
         f"{trainer.model.num_params():,} parameters, {config.n_layer} layers of width "
         f"{config.n_embd}; {len(data.train):,} training tokens of {config.dataset}, "
-        f"vocabulary {data.tokenizer.vocab_size:,}\n"
+        f"vocabulary {data.tokenizer.vocab_size:,}"
+        f"{lacking and f'; cannot be exported to transformers: {lacking}'}\n"
         f"device {trainer.device}, {trainer.dtype}, {compiled}, {shared}, {threads}; "
         f"{max(0, trainer.last_step - trainer.step):,} steps of {config.batch_size} x "
         f"{config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches; "
@@ -388,16 +419,16 @@ def resume_model(config, data):
 def pretrained_model(config, data):
     """Return the model of a folder or a published name, with this run's dropout and context."""
     source = config.init_from
-    attention = config.attention
     if checkpoint.is_ours(Path(source)):
         source = checkpoint.newest_valid(source, config.checkpoint)
-        if attention == TrainConfig.attention:  # the default must not replace another function
-            attention = checkpoint.load_config(source)["model"]["attention"]
-    model = GPT.from_pretrained(source, dropout=config.dropout, attention=attention)
+    changes = dict(dropout=config.dropout)
+    if config.attention != TrainConfig.attention:  # the default must not replace another function
+        changes["attention"] = config.attention
+    model = GPT.from_pretrained(source, **changes)
     folder = pretrained.folder_of(source)
     known = pretrained.check_tokenizer(folder, model.config.vocab_size, data)
     count = data.tokenizer.vocab_size
-    if config.lora_rank and count > known.vocab_size:
+    if config.lora_rank and count > min(known.vocab_size, model.config.vocab_size):
         raise ValueError(
             f"lora_rank={config.lora_rank} cannot learn the special tokens of dataset {data.name}, "
             f"which {source} lacks: train all of it"
@@ -409,13 +440,13 @@ def pretrained_model(config, data):
         add_adapter(config, model, folder.resolve())
     if config.block_size < model.config.block_size:
         model.crop_block_size(config.block_size)
-    ignored = []
-    for name in asdict(model.config).keys() - {"init"}:
-        value = getattr(config, name)
-        if value not in (getattr(TrainConfig, name), getattr(model.config, name)):
-            ignored.append(f"{name}={value}")
+    ignored = [
+        f"{name}={value}"
+        for name, value in asdict(config).items()
+        if value not in (getattr(TrainConfig, name), getattr(model.config, name, value))
+    ]
     if ignored:
-        print0(f"the model is that of {config.init_from}; ignored: {', '.join(sorted(ignored))}")
+        print0(f"the model is that of {config.init_from}; ignored: {', '.join(ignored)}")
     return model
 
 
@@ -443,10 +474,11 @@ def settings(argv):
     init_from = given.get("init_from", TrainConfig.init_from)
     which = given.get("checkpoint", TrainConfig.checkpoint)
     if init_from in ("resume", "auto"):
-        find = checkpoint.newest_valid_or_none if init_from == "auto" else checkpoint.newest_valid
-        folder = find(given.get("out_dir", TrainConfig.out_dir), which)
-        if folder:
-            return settings_to_resume(folder, given)
+        out_dir = given.get("out_dir", TrainConfig.out_dir)
+        if init_from == "resume" or checkpoint.list_checkpoints(out_dir):
+            if init_from == "auto":
+                given.pop("minutes", None)  # the run has its max_iters
+            return settings_to_resume(checkpoint.newest_valid(out_dir, which), given)
         init_from = "scratch"
         which = "latest"
         given |= dict(init_from=init_from, checkpoint=which)
@@ -473,18 +505,15 @@ def settings(argv):
 def settings_to_resume(folder, changes):
     """Return the settings that a checkpoint was saved with, and changes, a dict, to them."""
     print0(f"settings: those of {folder}")
-    before = checkpoint.restore_settings(
-        TrainConfig, checkpoint.load_config(folder)["training"], folder
-    )
+    training = checkpoint.load_config(folder)["training"]
+    if not training:  # of nanoGPT
+        raise ValueError(f"{folder} has no training to resume: tune it by --init_from={folder}")
+    before = checkpoint.restore_settings(TrainConfig, training, folder)
     place = dict(init_from="resume", out_dir=str(folder.parent), checkpoint=folder.name)
     config = replace(before, **changes | place)
     step = checkpoint.step_of(folder)
-    rate = learning_rate_at(step, config)
-    planned = learning_rate_at(step, before)
     if step >= config.max_iters and not config.eval_only:
         print0(f"note: nothing is left to train: give --max_iters above {step}")
-    elif rate != planned:
-        print0(f"note: the learning rate goes on at {rate:.3g}, where it was to be {planned:.3g}")
     return config
 
 
@@ -495,25 +524,25 @@ def join_minutes(argv):
     return TrainConfig.join_minutes
 
 
+PATHS = {"dataset", "out_dir", "init_from", "base"}  # not compared
+
+
 def settings_of_all(argv):
     """Return the settings of the first process in all of them, once they have been compared.
 
-    Only device and dataset may be a process's own; the first alone reads and writes other paths.
+    A dataset may be elsewhere on each machine. The first alone reads and writes other paths.
     """
-    own = {}
     config = None
     with processes.together():
         given = given_settings(TrainConfig, argv)
-        for name in {"device", "dataset", "out_dir", "init_from", "base"} & given.keys():
-            own[name] = given.pop(name)
-    mine = asdict(TrainConfig()) | given
-    processes.compare(code=sha256_of_code(), PyTorch=torch.__version__, **mine)
+    own = {name: given.pop(name) for name in PATHS & given.keys()}
+    facts = asdict(TrainConfig()) | given
+    processes.compare(code=sha256_of_code(), PyTorch=torch.__version__, **facts)
     with processes.together():
         if processes.rank() == 0:
             config = settings(argv)
     config = processes.all_gather(config)[0]
-    device = own.get("device", config.device)
-    return replace(config, device=device, dataset=own.get("dataset", config.dataset))
+    return replace(config, dataset=own.get("dataset", config.dataset))
 
 
 def main():

@@ -7,6 +7,7 @@ Leaves attention_<device>.json and .png in out_dir. Ratios are medians over inte
 
 import functools
 import math
+import os
 import statistics
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from attention import ATTENTION, FEATURE, fused, linear
 from engine.common.errors import at_least
-from engine.common.hardware import measure_seconds, memory_bytes, peak_bytes
+from engine.common.hardware import measure_seconds, peak_bytes
 from masks import VISIBLE, sliding_window
 from tools.shared import benchmark
 from tools.shared.settings import run
@@ -62,6 +63,18 @@ def call_of(path, config, device, T):
     inputs = dict(device=device, dtype=getattr(torch, config.dtype), requires_grad=True)
     q, k, v = (torch.randn(B, H, T, D, **inputs) for _ in range(3))
     return lambda: torch.autograd.grad(path(q, k, v), (q, k, v), q.detach())
+
+
+def memory_bytes(device):
+    """Return the bytes of memory that a device has, or None if the system does not say (Windows).
+
+    A Mac's GPU shares the processor's.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if hasattr(os, "sysconf"):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 def measure_paths(config, device):

@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 
 from engine.common.errors import at_least, choose
-from engine.common.hardware import half_dtype, is_emulated, synchronize
+from engine.common.hardware import half_dtype, synchronize
 from engine.decoding.compiled import CompiledStep
 from engine.decoding.generation import stream
 from engine.decoding.quantization import prepare_for_inference
@@ -132,8 +132,6 @@ def write_texts(config, model, peer, texts, gb_per_s):
 def bytes_of_step(model, weights):
     """The bytes of weights that a step reads: all but embeddings, of which a token has a row."""
     dtype = getattr(torch, weights)
-    if weights == "bfloat16" and is_emulated(model.transformer.wte.weight.device, dtype):
-        dtype = torch.float32  # of the rounded weights
     parts = model.transformer.h, model.transformer.ln_f, model.lm_head
     return sum(p.numel() * dtype.itemsize for part in parts for p in part.parameters())
 
@@ -179,7 +177,7 @@ def whole_processes(config, model, peer, device):
         return benchmark.run_timed(command, cwd)[0]
 
     with tempfile.TemporaryDirectory() as out:
-        checkpoint.save_checkpoint(out, 0, model, {}, words.spec(), {})
+        checkpoint.save_checkpoint(out, 0, model, {}, tokenizer=words.spec())
         seconds = {"lookback default": run_sample(config.samples, config.length)}
         for kind in WEIGHTS:
             flag = "--quantize=int8" if kind == "int8" else f"--dtype={kind}"

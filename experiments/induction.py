@@ -181,4 +181,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, seeds=5)
+    trials.run_script(main)

@@ -29,7 +29,6 @@ other words, which have looked at it. Looking back, "it" and verbs are right in 
 
 import itertools
 import random
-from dataclasses import dataclass
 
 import torch
 import torch.nn as nn
@@ -89,12 +88,6 @@ the cat saw the bank/asked and the dog saw the river
 """,
     "verb": "the old king _/asked the small poem",
 }
-
-
-@dataclass
-class Settings(trials.Settings):
-    seeds: int = 5
-    steps: int = 600
 
 
 # ---- Sentences: the role of a word stands behind it, as in animal/referent
@@ -292,4 +285,4 @@ def main(config):
 
 
 if __name__ == "__main__":
-    trials.run_script(main, Settings)
+    trials.run_script(main, steps=600)

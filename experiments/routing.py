@@ -79,7 +79,7 @@ class Routed(nn.Module):
         self.keys = nn.Parameter(random, requires_grad=keys == "learned")
         # Together, the chosen experts are as large as a dense MLP.
         expert = replace(config, mlp_size=config.mlp_size // CHOSEN)
-        self.experts = nn.ModuleList(MLP[config.mlp](expert) for _ in range(EXPERTS))
+        self.experts = nn.ModuleList(MLP[config.mlp](expert, 0) for _ in range(EXPERTS))
 
     def forward(self, x):
         keys = self.keys.expand(len(x), 1, -1, -1)

@@ -8,13 +8,12 @@ different senses lie apart.
 
 A GPT learns sentences in which the verb tells which bank it is, and the next word depends on that:
 "robbed the bank for the money", "swam to the bank near the water". The probe takes the state of the
-word, in sentences that were not trained, for the sense whose mean is nearest. To know the verb is
-enough for that; so it is also asked about a verb that its means lack.
+word, in sentences that were not trained, for the sense whose mean is nearest, and is asked about a
+verb that these means lack: to know the verb is not enough.
 
-Found (3 seeds, 200 steps): from embeddings it guesses, 0.500; from the first attention on it is
-right for 1.000 ± 0.000 of the states, for both words, with a verb that the means lack too. Without
-training, known verbs have 0.79 to 0.85, an unseen one 0.33 to 0.55, no more than a guess: attention
-brings the context, but to sort it by sense is learned.
+Found (5 seeds, 200 steps): from embeddings it guesses, 0.500 ± 0.000; from the first attention on
+it is right for 1.000 ± 0.000 of the states. Without training it has 0.483 ± 0.059 at the end, no
+more than a guess: attention brings the context, but to sort it by sense is learned.
 """
 
 import random
@@ -40,8 +39,6 @@ WORDS = ["bank", "bat"]
 VERBS = 4  # of a sense
 TRAINED = "trained"
 STAGES = ["embedding", "attention 1", "MLP 1", "attention 2", "MLP 2"]
-KNOWN = "accuracy, known verbs"
-UNSEEN = "accuracy, unseen verb"
 
 
 def examples(number, seed, tested=False):
@@ -99,32 +96,20 @@ def nearest_mean(x, sense, known):
     return trials.accuracy(-distances, sense[~known])
 
 
-def principal(x):
-    """Return states (B, C) in the two directions in which they differ most, (B, 2)."""
-    x = x - x.mean(0)
-    _, _, directions = torch.linalg.svd(x, full_matrices=False)
-    return x @ directions[:2].T
-
-
 def measure(model, examples, numbers):
-    """Return {word: {stage: a dict}} of sentences that the model was not trained with."""
-    found = {}
+    """Return {stage: how often senses are told} in sentences that the model was not trained with.
+
+    By verbs that the means lack: the mean of all verbs and words.
+    """
+    found = {stage: [] for stage in STAGES}
     for word in WORDS:
         own = [example for example in examples if example[1] == word]
         sense, verb = torch.tensor([example[2:] for example in own]).T
-        first_half = torch.arange(len(own)) < len(own) // 2
         ids, _ = encode(own, numbers)
         place = (ids == numbers[word]).int().argmax(1)
-        found[word] = {}
         for stage, x in zip(STAGES, states(model, ids, place)):
-            unseen = [nearest_mean(x, sense, verb != asked) for asked in range(VERBS)]
-            points = principal(x)
-            found[word][stage] = {
-                KNOWN: nearest_mean(x, sense, first_half),
-                UNSEEN: statistics.fmean(unseen),
-                "points": [points[sense == n].numpy() for n in (0, 1)],
-            }
-    return found
+            found[stage] += [nearest_mean(x, sense, verb != asked) for asked in range(VERBS)]
+    return {stage: statistics.fmean(shares) for stage, shares in found.items()}
 
 
 # ---- Runs
@@ -148,38 +133,18 @@ def run(kind, config, seed):
 
 
 def draw(runs):
-    """Draw accuracies by stage, and the states of the first word in the first trained model."""
-    word = WORDS[0]
-    figure, panels = trials.make_figure(15, 3.6, 1, 4)
-    first, *others = panels
-    for n, (kind, found) in enumerate(runs.items()):
-        stages = trials.by_kind([run[word] for run in found])
-        for title, line in ((KNOWN, "o:"), (UNSEEN, "o-")):
-            means, errors = trials.means_of(stages, title)
-            label = f"{title}, {kind}"
-            first.errorbar(STAGES, means, errors, fmt=f"C{n}{line}", label=label)
-    first.axhline(0.5, color="grey", linewidth=0.8)
-    first.set_title(f"senses of {word} told apart (grey: a guess)")
-    first.tick_params("x", rotation=30)
-    first.legend()
-
-    for panel, stage in zip(others, ("embedding", "attention 1", "MLP 2")):
-        for sense, points in enumerate(runs[TRAINED][0][word][stage]["points"]):
-            verb = SENSES[2 * sense][1]
-            panel.plot(*points.T, f"C{2 + sense}.", label=f"{verb}, ...")
-        panel.set_title(f"{word}, {stage}")
-        panel.set(xlim=(-4, 4), ylim=(-4, 4))
-    others[0].legend()
+    figure, panel = trials.make_figure(6, 3)
+    for kind, found in runs.items():
+        stages = trials.by_kind(found)
+        panel.errorbar(STAGES, *trials.mean_and_error([*stages.values()]), fmt="o-", label=kind)
+    panel.set_title("senses told by a verb that the means lack")
+    panel.legend()
     return figure
 
 
 def main(config):
     runs = trials.run_seeds(run, (TRAINED, "as it begins"), config)
-    tables = {}
-    for kind, found in runs.items():
-        for word, stages in trials.by_title(found).items():
-            title = f"{word}, {kind} (a guess of the sense: 0.5)"
-            tables[title] = trials.make_table("after", stages)
+    tables = {"senses told; a guess: 0.5": trials.make_table("states of a GPT", runs)}
     trials.write_result("senses", config, tables, draw(runs))
 
 

@@ -1,6 +1,7 @@
 """Helpers of several tests: small models and datasets, scripts in forks, and the real datasets."""
 
 import contextlib
+import ctypes
 import functools
 import gc
 import json
@@ -156,6 +157,9 @@ def fork(command, environment):
     try:
         os.environ.clear()
         os.environ |= environment
+        if "NETWORK" in environment:
+            with open(f"/run/netns/{environment['NETWORK']}") as network:
+                ctypes.CDLL(None).setns(network.fileno(), 0)
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
         sys.stdin = open(0, encoding="utf-8", closefd=False)
@@ -225,26 +229,53 @@ def import_for_ranks():
     import torch.distributed.fsdp  # noqa: F401
 
 
-def start_ranks(processes, *command, own=()):
+@pytest.fixture(scope="session")
+def networks():
+    """Names of the network namespaces of two machines, where we may make them (root, Linux)."""
+    names = [f"lookback-{os.getpid()}-{n}" for n in (1, 2)]
+    a, b = names
+    lines = [f"netns add {name}" for name in names]
+    lines += [f"link add eth0 netns {a} type veth peer name eth0 netns {b}"]
+    for n, name in enumerate(names, 1):
+        lines += [f"-n {name} address add 10.9.8.{n}/24 dev eth0"]
+        lines += [f"-n {name} link set {device} up" for device in ("lo", "eth0")]
+    try:
+        for line in lines:
+            subprocess.run(["ip", *line.split()], check=True, capture_output=True)
+        yield names
+    except (OSError, subprocess.CalledProcessError):
+        yield []
+    finally:
+        for name in names if shutil.which("ip") else []:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def start_ranks(processes, *command, own=(), networks=()):
     """[(process id, file of output and errors)] of a script in forks, as torchrun starts it.
 
-    own: for each process, settings that it has beside the command.
+    own: for each process, settings that it has beside the command. networks: of two machines, of
+    which the first has one process.
     """
     ask_server(import_for_ranks)  # or each fork would take two seconds for it
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
-    outputs = [text_file() for _ in range(processes)]
-    return [
-        (forked((*command, *more), file, file, RANK=str(n), LOCAL_RANK=str(n), **place), file)
-        for n, (file, more) in enumerate(zip(outputs, own or [()] * processes))
-    ]
+    if networks:
+        place |= {"MASTER_ADDR": "10.9.8.1", "GLOO_SOCKET_IFNAME": "eth0"}
+    started = []
+    for n, more in enumerate(own or [()] * processes):
+        if networks:
+            place["NETWORK"] = networks[min(n, 1)]
+        file = text_file()
+        pid = forked((*command, *more), file, file, RANK=str(n), LOCAL_RANK=str(n), **place)
+        started.append((pid, file))
+    return started
 
 
-def ranks_here(processes, *command, own=()):
+def ranks_here(processes, *command, **where):
     """[(exit code, output and errors)] of a script in several processes."""
-    started = start_ranks(processes, *command, own=own)
+    started = start_ranks(processes, *command, **where)
     return [(exit_code(pid), read_back(file)) for pid, file in started]
 
 
@@ -320,7 +351,7 @@ def weights(out_dir):
 def save(out_dir, model, step=1, encoding=None, **training):
     """Save a checkpoint of a model, whose tokens are bytes if not an encoding's; its folder."""
     spec = encoding.spec() if encoding else {"kind": "byte"}
-    return checkpoint.save_checkpoint(out_dir, step, model, training, spec, {})
+    return checkpoint.save_checkpoint(out_dir, step, model, {}, tokenizer=spec, training=training)
 
 
 def put(path, content):

@@ -22,7 +22,7 @@ from masks import (
     sliding_window,
     strided,
 )
-from model import GPT, INIT, MLP, NORM, POSITION, GPTConfig
+from model import GPT, INIT, MIXER, MLP, NORM, POSITION, GPTConfig
 
 
 def predicates(*numbers):
@@ -49,6 +49,7 @@ def mechanisms():
     found += [{"position": name} for name in POSITION]
     found += [{"norm": name} for name in NORM]
     found += [{"mlp": name} for name in MLP]
+    found += [{"mixer": name} for name in MIXER]
     found += [{"init": name} for name in INIT]
     return found + [
         {"qk_norm": True},
@@ -56,6 +57,10 @@ def mechanisms():
         {"head_size": 12, "mlp": "swiglu", "mlp_size": 40, "qkv_bias": True, "bias": False},
         {"value_size": 6, "attention": "tiled"},
         {"position": "rope", "rope_stretch": 4.0, "rope_trained": 32},
+        {"mixer": "latent", "position": "rope", "qk_norm": True, "value_size": 6},
+        {"mixer": "differential", "position": "rope", "value_size": 6, "visible": "alibi:4"},
+        {"mixer": "gated", "attention": "linear"},
+        {"mlp": "experts", "experts": 3, "experts_per_token": 3, "mlp_size": 12},
     ]
 
 
@@ -152,12 +157,14 @@ class NoWaiting(TorchDispatchMode):
         return y
 
 
-def value_and_gradients(path, q, k, v, *how):
-    """[y, dq, dk, dv] of a path, for a gradient of y that differs everywhere."""
+def value_and_gradients(path, q, k, v, *how, learned=()):
+    """[y, dq, dk, dv] of a path, for a gradient of y that differs everywhere; and of what it has
+    learned.
+    """
     inputs = [x.detach().clone().requires_grad_() for x in (q, k, v)]
     y = path(*inputs, *how)
     dy = torch.linspace(-1, 1, y.numel(), dtype=y.dtype, device=y.device).view_as(y)
-    return [y, *torch.autograd.grad((y * dy).sum(), inputs)]
+    return [y, *torch.autograd.grad((y * dy).sum(), [*inputs, *learned])]
 
 
 def assert_same(got, want, error=1e-12, why=""):

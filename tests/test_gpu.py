@@ -206,7 +206,6 @@ def test_a_decoding_step_is_one_cuda_graph(case, monkeypatch):
         ids, logits = continuation(model, prompts, count)
         compiled_ids, compiled_logits = continuation(model, prompts, count, step)
         # Rounding may change a token, and all that follow.
-        assert step.is_right
         same = (ids == compiled_ids).all(dim=1).tolist()
         first = [*same, False].index(False)
         assert first > count // 2

@@ -63,7 +63,7 @@ ENDS = collections.Counter()
 TRAIN = """train.py --out_dir=WORK/case/out --dataset=WORK/whole/mine --init_from=auto
     --block_size=8 --n_layer=2 --n_head=2 --n_embd=8 --norm=rmsnorm_scale --mlp=swiglu
     --qk_norm=False --dropout=0.1 --device=cpu --batch_size=4 --max_iters=12 --lr_decay_iters=99
-    --save_interval=1 --eval_interval=4 --eval_iters=1 --log_interval=1 --keep_checkpoints=3"""
+    --eval_interval=1 --eval_iters=1 --log_interval=1 --keep_checkpoints=3"""
 RESUME = TRAIN + " --init_from=resume --max_iters=16 --dataset=WORK/case/mine"
 SAMPLE = "sample.py --out_dir=WORK/case/out --max_new_tokens=20"
 PROGRAMS = {  # what a program makes: its command
@@ -329,7 +329,6 @@ def conversations(rng, _):
 def tokenizers(rng, _):
     """A published folder in which some files are odd, perhaps damaged, or not there."""
     fresh("exported")
-    put(CASE / "exported" / "lookback.json", None)
     put(CASE / "chat" / "a.jsonl", "\n".join([json.dumps({"messages": SAYS})] * 40).encode())
     read = {path.name: json.loads(path.read_bytes()) for path in CASE.glob("exported/*r.json")}
     contents = {}

@@ -1,23 +1,29 @@
 """Is a change to the settings better? The same training with and without it, for several seeds.
 
     python -m tools.compare [config/x.toml] --change="--qk_norm=False" --change="--mlp=gelu"
-    python -m tools.compare config/speedrun_cpu.toml --changes=benchmarks/ablations.toml --seeds=3
+    python -m tools.compare config/minute.toml --changes=benchmarks/variants.toml
+    python -m tools.compare config/minute.toml --change="--n_layer=4" --flags="--minutes=1"
+
+All runs take as many steps, or with --minutes as much time.
 
 The table has the mean validation loss; the difference from the baseline, seed by seed, its standard
 error, and half of its two-sided 95% interval (Student's t). Better or worse: the interval excludes
-0, as it will by chance for one change in 20, or runs diverged that did not in the baseline. Seconds
-are the median of whole processes.
+0, as it will by chance for one change in 20, or runs diverged or crashed that did not in the
+baseline. Seconds are the median of whole processes.
 
-Leaves <name>.json and .png in out_dir, and the result of each run in out_dir/runs: a comparison
+Leaves <name>.json and .png in out_dir, adds the table to its <name>.md, with commit, command and
+machine, and keeps the result of each run in out_dir/runs: a comparison
 that was stopped goes on where it was, and one more change or seed costs only its own runs, as long
 as code, presets, data and flags are the same.
 """
 
+import contextlib
 import json
 import math
 import re
 import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -27,9 +33,10 @@ from tqdm import tqdm
 
 from engine.common.errors import at_least
 from engine.common.files import atomic_write, read_json, sha256_of
-from engine.common.settings import read_preset, read_toml
+from engine.common.settings import read_toml
 from engine.text import dataset
 from tools.shared import benchmark
+from tools.shared.report import format_table, machine_line
 from tools.shared.settings import run
 
 BASELINE = "baseline"
@@ -75,14 +82,31 @@ def main(config):
             raise ValueError("the code, a preset or the data has changed: start again")
         path = result_path(config, version, changes[name], seed)
         if not path.exists():
-            result = train(config, changes[name], seed)
+            try:
+                result = train(config, changes[name], seed)
+            except ValueError as error:  # it crashed or diverged, which is a result too
+                tqdm.write(f"{name}, seed {seed}: {error}", file=sys.stderr)
+                result = {"val_loss": None, "seconds": None}
             atomic_write(path, json.dumps(result).encode())
         runs.append({"change": name, "seed": seed, **read_json(path)})
 
     rows = [summarize(name, flags, runs) for name, flags in changes.items()]
     rows.sort(key=lambda row: -math.inf if row["difference"] is None else -row["difference"])
     report |= {"rows": rows, "runs": runs}
+    report["commit"] = commit()
+    with open(Path(config.out_dir, f"{config.name}.md"), "a", encoding="utf-8") as file:
+        about = f"{machine_line(report)}; commit {report['commit']}"
+        file.write(f"{about}\n\n{format_table(rows)}\n\n")
     benchmark.write_report(report, config, [rows])
+
+
+def commit():
+    """The commit of the code, with -dirty after a change to it; nothing without git."""
+    command = ["git", "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError):
+        return subprocess.run(
+            command, cwd=benchmark.ROOT, capture_output=True, encoding="utf-8"
+        ).stdout.strip()
 
 
 def read_changes(config):
@@ -105,7 +129,7 @@ def version_of(config):
     rooms = "*.py", "engine/**/*.py", "variants/*.py"
     paths = [path for room in rooms for path in benchmark.ROOT.glob(room)]
     paths += Path(config.preset).parent.glob("*.toml")  # one of them may be its base
-    names = [read_preset(config.preset).get("dataset", "stdlib")]
+    names = [read_toml(config.preset).get("dataset", "stdlib")]
     names += re.findall(r"--dataset[= ](\S+)", config.flags)
     paths += dataset.find_dataset(names[-1]).glob("meta.*")
     return sha256_of(path.read_bytes() for path in sorted(paths))
@@ -119,17 +143,11 @@ def result_path(config, version, flags, seed):
 
 
 def train(config, flags, seed):
-    """Run train.py once: its last validation loss (None if it diverged) and seconds."""
+    """Run train.py once: its last validation loss and seconds; ValueError if it fails."""
     words = [config.preset, *shlex.split(f"{config.flags} {flags}")]
     words += [f"--device={config.device}", f"--seed={seed}"]
-    last = {}
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            last, _ = benchmark.run_train(words, folder)
-        except ValueError as error:
-            if ": stopped, " not in str(error):
-                raise
-            tqdm.write(str(error), file=sys.stderr)  # it diverged, which is a result too
+        last, _ = benchmark.run_train(words, folder)
     return {name: last.get(name) for name in ("val_loss", "seconds")}
 
 

@@ -64,10 +64,14 @@ def read_tokens(config, folder, tokenizer):
     if config.text:
         text = preparation.read_text(config.text)
         tokens = np.array([*tokenizer.begin, *tokenizer.encode(text)], np.int64)
-        first = 0 if tokenizer.begin else count_bytes(tokens[:1], tokenizer)
+        first = 0 if tokenizer.begin else dataset.count_bytes(tokens[:1], tokenizer)
         return tokens, len(text.encode()) - first, config.text
     data = config.load_dataset(folder, tokenizer)
-    return data.val, count_bytes(data.val[1:], tokenizer), f"the validation split of {data.name}"
+    return (
+        data.val,
+        dataset.count_bytes(data.val[1:], tokenizer),
+        f"the validation split of {data.name}",
+    )
 
 
 @torch.no_grad()
@@ -83,14 +87,6 @@ def evaluate(model, tokens, stride=0, batch_size=8):
         _, loss = model(x.to(device), y.to(device), only_loss=True)
         total += loss.item() * int((y >= 0).sum())
     return total, len(tokens) - 1
-
-
-def count_bytes(tokens, tokenizer):
-    """The bytes of a text; the token that separates texts has none."""
-    sizes = [len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)]
-    if tokenizer.end_of_text is not None:
-        sizes[tokenizer.end_of_text] = 0
-    return int(np.array(sizes)[tokens].sum())
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from engine.common.files import atomic_path, shell_path
 from engine.text.chat import ChatTemplate
 from engine.weights import checkpoint, families
 from engine.weights.checkpoint import write_safetensors
-from engine.weights.pretrained import WithoutInit
 from model import GPT, GPTConfig
 from tools.shared import hugging_face
 from tools.shared.settings import ModelSettings, run
@@ -66,7 +65,6 @@ def export(config):
     files = {
         "config.json": about,
         "tokenizer.json": tokenizer.tokenizer_json,
-        "lookback.json": {"tokenizer": tokenizer.spec()},
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": standard_config.block_size,
@@ -189,7 +187,7 @@ def spelled_out(model):
         "attention": "any path" if config.attention in ATTENTION else config.attention,
         "head_size": config.D,
         "n_kv_head": config.n_kv_head or config.n_head,
-        "mlp_size": model.transformer.h[0].mlp.c_proj.in_features,
+        "mlp_size": getattr(model.transformer.h[0].mlp.c_proj, "in_features", config.mlp_size),
         "norm_eps": config.norm_eps or epsilon,
         "norm": "rmsnorm_scale" if config.norm == "rmsnorm" else config.norm,
         "qk_norm": "head" if config.qk_norm is True else config.qk_norm,
@@ -209,7 +207,7 @@ def spelled_out(model):
 
 def without_values(config):
     """Return a GPT that has shapes only, and takes no memory."""
-    with torch.device("meta"), WithoutInit():
+    with torch.device("meta"):
         return GPT(config)
 
 

@@ -1,7 +1,6 @@
-"""Conversations to fine-tune a model on: .jsonl, .jsonl.gz, .jsonl.zst and .parquet, or the hub.
+"""Conversations to fine-tune a model on: .jsonl, .jsonl.gz, .json and .parquet.
 
     python data/chat/prepare.py --input FILE_OR_FOLDER ... --name mychat --tokenizer FOLDER
-    python data/chat/prepare.py --hub OWNER/NAME [--split train] --name mychat ...
     python train.py --init_from=FOLDER --dataset=mychat
 
 A record is {"messages": [{"role": "user", "content": "Hi"}, ...]}, {"prompt", "completion"}, or
@@ -9,7 +8,6 @@ ShareGPT's {"conversations": [{"from": "human", "value": "Hi"}, ...]}. What the 
 learned, all else is only read.
 """
 
-import itertools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +24,6 @@ from engine.text.chat import chat_tokenizer
 class Settings:
     input: tuple[Path, ...] = ()
     """Files of conversations, or folders of them."""
-    hub: str = ""
-    """A dataset of Hugging Face's hub, OWNER/NAME, in place of files."""
-    split: str = "train"
-    """Its split."""
     val: tuple[Path, ...] = ()
     """Files or folders for validation; without any, a tenth of the conversations."""
     name: str = "mychat"
@@ -42,33 +36,28 @@ class Settings:
     """Keys of records or messages that change nothing; others that are not known are refused."""
 
     def __post_init__(self):
-        if bool(self.hub) == bool(self.input):
-            raise ValueError("give --input, files of conversations, or --hub, one of the two")
+        if not self.input:
+            raise ValueError("--input is missing: which files or folders hold the conversations?")
         for path in (*self.input, *self.val):
             if not path.exists():
                 raise ValueError(f"there is no file or folder {path}")
         preparation.check_name(self.name)
 
 
-def read(settings):
-    """Return the records for training and those for validation, from the beginning."""
-    train = sources.read_records(*settings.input)
-    if settings.hub:
-        train = sources.read_hub(settings.hub, split=settings.split)
-    return train, sources.read_records(*settings.val)
-
-
 def prepare(settings):
     """Write the dataset."""
-    source = settings.hub or ", ".join(path.name for path in settings.input)
-    texts = conversations.texts_of(itertools.chain(*read(settings)))
-    tokenizer = chat_tokenizer(settings.tokenizer, texts)
-    folder = preparation.DATA / settings.name
-    train, val = read(settings)
-    if not settings.val:
-        val = None
-    how = settings.skip_damaged, settings.ignore
-    conversations.write_conversations(folder, tokenizer, train, val, source, *how)
+    source = ", ".join(path.name for path in settings.input)
+    records = sources.read_records(*settings.input, *settings.val)
+    tokenizer = chat_tokenizer(settings.tokenizer, conversations.texts_of(records, settings.ignore))
+    conversations.write_conversations(
+        preparation.DATA / settings.name,
+        tokenizer,
+        sources.read_records(*settings.input),
+        sources.read_records(*settings.val) if settings.val else None,
+        source,
+        settings.skip_damaged,
+        settings.ignore,
+    )
 
 
 if __name__ == "__main__":

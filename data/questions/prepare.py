@@ -22,7 +22,6 @@ from engine.text import sources
 from engine.text.chat import chat_tokenizer
 from engine.text.conversations import texts_of, write_conversations
 
-TOKENIZER = "bpe:2048"
 LONGEST = 100  # characters of an answer
 UNFINISHED = "e.g.", "eg.", "i.e.", "etc.", ":."  # a sentence does not end so
 LEFT_OUT = {"idlelib", "lib2to3", "turtledemo", "ntpath"}  # programs; os.path is posixpath here
@@ -56,11 +55,15 @@ def things():
             if does := first_sentence(node):
                 name = f"{module}.{node.name}"
                 first, _, rest = does.partition(" ")
-                returns = rest if first in ("Return", "Returns") else ""
-                is_class = isinstance(node, ast.ClassDef)  # its base may say how it is called
-                call = "" if is_class else f"{name}({ast.unparse(node.args)})"
-                thing = {"name": name, "short": node.name, "module": module}
-                yield thing | {"does": does, "call": call, "returns": returns}
+                yield {
+                    "name": name,
+                    "short": node.name,
+                    "module": module,
+                    "does": does,
+                    # How a class is called, its base may say.
+                    "call": f"{name}({ast.unparse(node.args)})" if hasattr(node, "args") else "",
+                    "returns": rest if first in ("Return", "Returns") else "",
+                }
 
 
 def pairs():
@@ -68,17 +71,14 @@ def pairs():
     found = {"train": [], "val": [], "wordings": []}
     answers = collections.defaultdict(set)
     for thing in things():
-        package = thing["module"].partition(".")[0]
+        split = sources.split_of(thing["module"].partition(".")[0], 0.1)
         for kind, wordings in WORDINGS.items():
-            if not 0 < len(thing[kind]) <= LONGEST:
-                continue
-            for wording in wordings:
-                split = sources.split_of(package, 0.1)
-                if split == "train" and wording == wordings[-1]:
-                    split = "wordings"
-                pair = {"prompt": wording.format(**thing), "completion": thing[kind]}
-                answers[pair["prompt"]].add(thing[kind])
-                found[split].append((thing["name"], pair))
+            if 0 < len(thing[kind]) <= LONGEST:
+                for wording in wordings:
+                    pair = {"prompt": wording.format(**thing), "completion": thing[kind]}
+                    answers[pair["prompt"]].add(thing[kind])
+                    unseen = split == "train" and wording == wordings[-1]
+                    found["wordings" if unseen else split].append((thing["name"], pair))
     for split, those in found.items():  # without questions that have more than one answer
         found[split] = [pair for pair in those if len(answers[pair[1]["prompt"]]) == 1]
     return found
@@ -86,8 +86,7 @@ def pairs():
 
 def prepare():
     found = pairs()
-    print(", ".join(f"{len(those):,} pairs for {split}" for split, those in found.items()))
-    tokenizer = chat_tokenizer(TOKENIZER, texts_of(found["train"]))
+    tokenizer = chat_tokenizer("bpe:2048", texts_of(found["train"]))
     source = f"docstrings of Python {platform.python_version()}"
     folder = Path(__file__).parent
     # The folder itself comes last: it is prepared again if it is not complete.

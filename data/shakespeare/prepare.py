@@ -1,6 +1,8 @@
 """Tiny Shakespeare in GPT-2's tokens, as nanoGPT prepares it: 301,966 to train, 36,059 to validate.
 
-python data/shakespeare/prepare.py [--input FILE]
+python data/shakespeare/prepare.py
+
+A file input.txt beside it is not downloaded.
 """
 
 import sys

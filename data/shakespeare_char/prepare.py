@@ -1,7 +1,9 @@
 """Tiny Shakespeare by characters, token for token as nanoGPT prepares it: 1,003,854 to train,
 111,540 to validate.
 
-python data/shakespeare_char/prepare.py [--input FILE]
+python data/shakespeare_char/prepare.py
+
+A file input.txt beside it is not downloaded.
 """
 
 import sys

@@ -1,5 +1,4 @@
-"""Your own text, in any language: files and folders; also .jsonl, .jsonl.gz, .jsonl.zst and
-.parquet.
+"""Your own text, in any language: files and folders; also .jsonl, .jsonl.gz and .parquet.
 
     python data/text/prepare.py --input FILE_OR_FOLDER ... --name mine
                                 [--tokenizer char|byte|gpt2|bpe:8192]
@@ -7,10 +6,10 @@
 
 A folder means all text files in it, at any depth, but hidden ones. What is not UTF-8 text in it is
 left out and named. Of a git repository: --input $(git ls-files "*.py"). About a tenth of the
-characters, taken from all parts of the text, is for validation, unless --val names files for it.
+characters is for validation: whole files of many, else the end of each; or what --val names.
 
-Files of many documents, and texts of 256 MB or more, may be of any size (compressed and parquet
-files need pip install -e ".[data]"). A hash of each document decides whether it is for validation;
+Files of many documents, and texts of 256 MB or more, may be of any size (parquet files need
+pip install -e ".[data]"). A hash of each document decides whether it is for validation;
 a long text is cut into documents.
 """
 
@@ -49,10 +48,6 @@ class Settings:
         if not self.input or Path() in self.input:
             raise ValueError("--input is missing: which file or folder holds your text?")
         preparation.check_name(self.name)
-        try:
-            "".encode(self.encoding)
-        except LookupError as error:
-            raise ValueError(f"--encoding: {error}") from None
 
 
 def files_in(path):
@@ -125,4 +120,4 @@ if __name__ == "__main__":
     with one_line_errors():
         settings = parse_settings(Settings, sys.argv[1:])
         prepare(settings)
-        print(f"next: python train.py --dataset={settings.name}, which says its epochs")
+        print(f"next: python train.py --dataset={settings.name}")

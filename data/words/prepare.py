@@ -24,7 +24,6 @@ END = "."  # between two sentences
 UNKNOWN = "?"  # in place of a word that the grammar lacks
 ROLES = "subject", "object"
 WORDS = tomllib.loads(Path(__file__).with_name("scenes.toml").read_text(encoding="utf-8"))
-SCENES = [{role: words.split() for role, words in scene.items()} for scene in WORDS["scenes"]]
 
 
 def agree(word, many):
@@ -32,29 +31,22 @@ def agree(word, many):
     return WORDS["many"].get(word, word + "s") if many else word
 
 
-def own(words, scene, role, noun):
-    """Return the two of these words that go with a noun, the subject or the object of a scene."""
-    place = scene[role].index(noun)
-    return words[place % len(words)], words[(place + 1) % len(words)]
-
-
 def sentence(rng):
     """Return one sentence."""
-    scene = SCENES[rng.randrange(len(SCENES))]
-    nouns = {role: rng.choice(scene[role]) for role in ROLES}
+    scene = WORDS["scenes"][rng.randrange(len(WORDS["scenes"]))]
+    nouns = {role: rng.choice(scene[role].split()) for role in ROLES}
     many = {role: rng.random() < 0.5 for role in ROLES}
     said = {role: agree(noun, many[role]) for role, noun in nouns.items()}
-    said |= {"verb": rng.choice(scene["verb"]), "doesn't": agree("doesn't", many["subject"])}
+    said |= {"verb": rng.choice(scene["verb"].split())}
+    said |= {"doesn't": agree("doesn't", many["subject"])}
     meant = rng.choice(ROLES)
-    pronoun = agree("it", many[meant])
-    if rng.random() < 0.5:
-        adjectives = own(scene[f"of the {meant}"], scene, meant, nouns[meant])
-        be = agree(" ".join(scene["trait"]), many[meant])
-        reason = f"{be} {rng.choice(adjectives)}"
-    else:
-        reason = rng.choice(own(scene[f"the {meant}"], scene, meant, nouns[meant]))
-    fact = " ".join(scene["fact"]).format(**said)
-    return f"{fact} because {pronoun} {reason}"
+    be = rng.random() < 0.5
+    words = scene[f"of the {meant}" if be else f"the {meant}"].split()
+    place = scene[meant].split().index(nouns[meant])  # two of these words are its own
+    reason = rng.choice([words[place % len(words)], words[(place + 1) % len(words)]])
+    if be:
+        reason = f"{agree(scene['trait'], many[meant])} {reason}"
+    return f"{scene['fact'].format(**said)} because {agree('it', many[meant])} {reason}"
 
 
 def word_tokenizer(sentences):
@@ -63,7 +55,7 @@ def word_tokenizer(sentences):
     vocabulary = {word: n for n, word in enumerate([END, UNKNOWN, *words])}
     content = bpe_json(vocabulary, pre_tokenizer={"type": "WhitespaceSplit"})
     content["model"] = {"type": "WordLevel", "vocab": vocabulary, "unk_token": UNKNOWN}
-    return HubTokenizer(content, END)
+    return HubTokenizer(content, [END])
 
 
 def main():

@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import math
-import os
 import re
 import sys
 from pathlib import Path
@@ -30,8 +29,6 @@ def one_line_errors():
         yield
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:  # as of `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except Exception as error:
         line = one_line_message(error)
         if sys.flags.dev_mode or line is None:
@@ -53,8 +50,10 @@ def library_errors(what, remedy=""):
         need = f"it needs the library {error.name}: pip install {error.name}"
         raise ValueError(f"{what}: {need}") from error
     except BaseException as error:  # a panic, of a library in Rust, is no Exception
-        reason = " ".join(str(error).split())[:200] or "is it damaged?"
-        raise ValueError(f"{what} ({type(error).__name__}: {reason}){remedy}") from error
+        reason = " ".join(str(error).split())[:1000] or "is it damaged?"
+        if not isinstance(error, ValueError):  # which says it by itself
+            reason = f"{type(error).__name__}: {reason}"
+        raise ValueError(f"{what} ({reason}){remedy}") from error
 
 
 def one_line_message(error):
@@ -139,9 +138,10 @@ def check_shapes(q, k, v, visible):
     if not same_rank or q.shape[::3] != k.shape[::3] or q.shape[1] % k.shape[1]:
         form = "q (B, H, Tq, D), k (B, G, Tk, D) and v (B, G, Tk, Dv), where G divides H"
         raise ValueError(f"attention needs {form}, not {shapes}")
-    if q.shape[2] > k.shape[2] and not getattr(visible, "across", False):
+    Tq, Tk = q.shape[2], k.shape[2]
+    if Tq > Tk and not getattr(visible, "across", False):
         raise ValueError(f"queries are the last of the keys, so Tq must not exceed Tk: {shapes}")
-    return q.shape[2], k.shape[2]
+    return Tq, Tk
 
 
 def check_room(memory, T):

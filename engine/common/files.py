@@ -74,20 +74,12 @@ def folder_lock(folder):
     The system releases the lock when the process ends, however it ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ".lock"
-    lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        with FileLock(folder / ".lock", timeout=0):
+            yield
     except Timeout:
         remedy = "wait for it, or choose another folder"
         raise ValueError(f"{folder} is in use by another process: {remedy}") from None
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # Windows removes it when it is released
-            path.unlink()
-            folder.rmdir()  # if nothing was written
-        lock.release()
 
 
 def sha256_of(chunks):
@@ -100,10 +92,6 @@ def sha256_of(chunks):
 def sha256_of_json(content):
     """The sha256 of an object as JSON. Another character in it is another object."""
     return sha256_of([json.dumps(content, sort_keys=True).encode()])
-
-
-class DamagedFile(ValueError):
-    """A file whose content is not as expected."""
 
 
 def sha256_of_file(path):
@@ -119,11 +107,11 @@ def sha256_of_code():
 
 
 def read_json(path):
-    """The object in a JSON file, as a dict; DamagedFile if the file holds anything else."""
+    """The object in a JSON file, as a dict; ValueError if the file holds anything else."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it is no object")
         return content
     except (ValueError, RecursionError) as error:
-        raise DamagedFile(f"{path} is damaged ({error})") from error
+        raise ValueError(f"{path} is damaged ({error})") from error

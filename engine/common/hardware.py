@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import time
-from pathlib import Path
 
 import torch
 
@@ -17,65 +16,26 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 def pick_device(name):
     """Return the torch.device of a name; auto: the best of cuda, mps and cpu.
 
-    ValueError for another name, and for a device that PyTorch does not find.
+    ValueError for a device that PyTorch does not find.
     """
-    found = {
-        "cuda": torch.cuda.device_count() if torch.cuda.is_available() else 0,
-        "mps": int(torch.backends.mps.is_available()),
-        "cpu": 1,
-    }
-    if name == "auto":
-        name = next(kind for kind, count in found.items() if count)
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(
-            f"device={name} is unknown: choose auto, cpu, cuda, cuda:1 or mps"
-        ) from None
-    count = found.get(device.type, 0)
-    if (device.index or 0) >= count:
-        raise ValueError(
-            f"device={name} is not available ({count} of that kind found): try --device=auto"
-        )
-    return device
-
-
-# ---- Threads
-
-
-def idle_seconds(cores):
-    """Return how long these cores, as cpu0, have been idle since they started: Linux counts it."""
-    ticks = 0
-    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
-        name, *counts = line.split()
-        if name in cores:
-            ticks += int(counts[3]) + int(counts[4])  # idle, and waiting for a disk
-    return ticks / os.sysconf("SC_CLK_TCK")
+    known = ["mps", "cpu"] if torch.backends.mps.is_available() else ["cpu"]
+    if torch.cuda.is_available():
+        known = ["cuda", *known, *(f"cuda:{n}" for n in range(torch.cuda.device_count()))]
+    if name not in ["auto", *known]:
+        raise ValueError(f"device={name} is not available: choose auto, {', '.join(known)}")
+    return torch.device(known[0] if name == "auto" else name)
 
 
 def set_threads(before=None):
-    """Compute with a thread for each free core, and at least one; return that in words.
+    """Keep the threads of the run that is resumed, `before`; return how many compute, in words.
 
-    Operations that two threads share end when both do: beside a program that keeps one of two cores
-    busy, two threads are three to five times slower than one. before: the number of the run that is
-    resumed, which stays, since another one may round otherwise. OMP_NUM_THREADS, if it is set, and
-    PyTorch's own number, where the system is not Linux, stay too.
+    Another number may round otherwise. OMP_NUM_THREADS, if it is set, stays.
     """
     threads = torch.get_num_threads()
-    note = ""
-    if "OMP_NUM_THREADS" not in os.environ:
-        if before:
-            threads = min(before, threads)
-        elif sys.platform == "linux":
-            cores = {f"cpu{n}" for n in os.sched_getaffinity(0)}
-            idle = idle_seconds(cores)
-            time.sleep(0.1)
-            free = round((idle_seconds(cores) - idle) / 0.1)
-            if free < threads:
-                threads = max(1, free)
-                note = f" (free cores: {free} of {len(cores)})"
+    if before and "OMP_NUM_THREADS" not in os.environ:
+        threads = min(before, threads)
         torch.set_num_threads(threads)
-    return f"{threads} thread{'s' * (threads > 1)}{note}"
+    return f"{threads} thread{'s' * (threads > 1)}"
 
 
 # ---- Speed of products
@@ -83,20 +43,16 @@ def set_threads(before=None):
 # NVIDIA's data sheets: dense products in bfloat16 or float16, in 1e12 operations per second.
 PEAK = {
     "B200": 2250,
-    "H200 NVL": 835,
     "H200": 989,
-    "H100 PCIe": 756,
-    "H100 NVL": 835,
     "H100": 989,
     "A100": 312,
     "L40S": 362,
-    "L4": 121,
-    "A10": 125,
     "RTX 4090": 165,
     "RTX 3090": 71,
     "V100": 125,
     "T4": 65,
 }
+OTHERS = {"NVL", "PCIe", "Laptop", "MIG"}  # models of them that are slower
 
 
 def peak_flops(device, dtype):
@@ -105,19 +61,13 @@ def peak_flops(device, dtype):
     if device.type == "cuda" and name in ("float16", half_dtype(device)):
         words = set(re.split(r"[\s-]", torch.cuda.get_device_name(device)))
         for model, peak in PEAK.items():
-            if words.issuperset(model.split()) and not words & {"Laptop", "MIG"}:
+            if words.issuperset(model.split()) and not words & OTHERS:
                 return peak * 1e12
-    peak = 0.0
-    for size in (512, 1024) if device.type == "cpu" else (8192,):
-        matrix = torch.full((size, size), 0.5, device=device, dtype=dtype)
-        matrix @ matrix  # the first product also starts the library
-        deadline = time.perf_counter() + 0.05
-        while time.perf_counter() < deadline:
-            seconds = measure_seconds(lambda: matrix @ matrix, device)
-            peak = max(peak, 2 * size**3 / seconds)
-        if peak < 5e9:
-            break  # where half precision is emulated, a large product takes seconds
-    return peak
+    # Where half precision is emulated, a larger product takes seconds.
+    size = 512 if device.type == "cpu" else 8192
+    matrix = torch.full((size, size), 0.5, device=device, dtype=dtype)
+    matrix @ matrix  # the first product also starts the library
+    return 2 * size**3 / min(measure_seconds(lambda: matrix @ matrix, device) for _ in range(5))
 
 
 def half_dtype(device):
@@ -143,17 +93,6 @@ def best_dtype(device, width):
     return "bfloat16" if has_units and width >= 256 else "float32"
 
 
-UNITS = {  # that multiply in half precision: x86's and ARM's
-    torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"},
-    torch.float16: {"avx512_fp16", "amx_fp16", "fp16_arith"},
-}
-
-
-def is_emulated(device, dtype):
-    """Return whether a processor has no units for products in this dtype: float32 is faster."""
-    return device.type == "cpu" and dtype in UNITS and UNITS[dtype].isdisjoint(cpu_flags())
-
-
 # When torch.compile pays. On an H200 it took 28 s for 12 layers, of training or of decoding: 2.3 s
 # a layer. It can save the time in which Python launches kernels: 15 ms of a training step of 6
 # layers that is not compiled, 2.5 ms a layer, so that 1,000 passes would make up for it. A token
@@ -167,9 +106,8 @@ def worth_compiling(device, count, least):
 
     count: how often; least: one of the numbers above. A note says that Triton is missing.
     """
-    if device.type != "cuda" or count < least:
-        return False
-    if torch.cuda.get_device_capability(device) < (7, 0):  # too old for Triton
+    on_gpu = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (7, 0)
+    if not on_gpu or count < least:
         return False
     if not importlib.util.find_spec("triton"):
         print(
@@ -218,6 +156,18 @@ def peak_bytes(function, device):
     return max(itertools.accumulate(sizes, initial=0))
 
 
+def peak_memory(device):
+    """Return the most bytes that a GPU, or else this process, has held; 0 where it is not known."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return 0
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most
+
+
 # ---- The machine
 
 # They decide how fast products are.
@@ -231,15 +181,3 @@ def cpu_flags():
     """Those of CPU_FLAGS that this processor has."""
     found = torch.cpu.get_capabilities()
     return [flag for flag in CPU_FLAGS if found.get(flag)]
-
-
-def memory_bytes(device):
-    """Return the bytes of memory that a device has, or None if the system does not say (Windows).
-
-    A Mac's GPU shares the processor's.
-    """
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).total_memory
-    if hasattr(os, "sysconf"):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from engine.common.errors import one_line_message
+from engine.common.hardware import pick_device
 
 # Processes that have joined wait this long for one that prepares data or saves, and for a network
 # that is lost. One that ends is noticed at once.
@@ -75,47 +77,35 @@ def join(minutes):
 
 def meet(minutes):
     """Return the store in which all processes have written their hosts; errors as join."""
-    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     serves = rank() == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    begun = time.monotonic()
-    limit = 60 * minutes
-    patience = min(10, limit)  # seconds until a process says for whom it waits
-    store = None
-    hosts = {rank(): HOST}
-    while True:
-        with contextlib.suppress(dist.DistError):  # nobody answers there yet
-            timeout = datetime.timedelta(seconds=patience)
-            store = store or dist.TCPStore(*place, None, serves, timeout, wait_for_workers=False)
-            store.set(str(rank()), HOST)
-            for n in range(world_size()):
-                if n not in hosts and store.check([str(n)]):
-                    hosts[n] = store.get(str(n)).decode()
-        if len(hosts) == world_size():
-            return store
-        missing = [n for n in range(world_size()) if n not in hosts]
-        text = f"{HOST} waits for rank {missing} at {place[0]}:{place[1]}; joined: {hosts}"
-        waited = time.monotonic() - begun
-        if waited >= limit:
-            raise ValueError(f"{text}, --join_minutes={minutes:g}")
-        if waited >= patience:
-            print(text, file=sys.stderr)
-            patience = limit
-        time.sleep(0.1)
+    limit = datetime.timedelta(minutes=minutes)
+    hosts = {}
+
+    def waits():
+        return f"{HOST} waits for rank {len(hosts)} at {address[0]}:{address[1]}; joined: {hosts}"
+
+    note = threading.Timer(10, lambda: print(waits(), file=sys.stderr))
+    note.start()
+    try:
+        store = dist.TCPStore(*address, None, serves, limit, wait_for_workers=False)
+        # What an earlier start wrote, before torchrun's --max-restarts, counts no more.
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        store.set(str(rank()), HOST)
+        for n in range(world_size()):
+            hosts[n] = store.get(str(n)).decode()
+    except dist.DistError:
+        raise ValueError(f"{waits()}, --join_minutes={minutes:g}") from None
+    finally:
+        note.cancel()
+    return store
 
 
 def own_device(device):
     """Return the device of this process, of the kind of a device; ValueError without one."""
     if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", device.index or 0)))
-        count = torch.cuda.device_count()
-        if device.index >= count:
-            raise ValueError(
-                f"process {rank()} needs a GPU of its own, and this machine has {count}: give "
-                f"torchrun --nproc_per_node={count}, or train.py --device=cpu"
-            )
+        device = pick_device(f"cuda:{os.environ.get('LOCAL_RANK', device.index or 0)}")
         torch.cuda.set_device(device)
-    if world_size() > 1 and device.type == "mps":
-        raise ValueError("device=mps is for one process: give --device=cpu, or leave torchrun out")
     return device
 
 
@@ -161,10 +151,9 @@ def compare(**facts):
 
 
 def broadcast(tensor):
-    """The values of the first process in a tensor of all of them, in place."""
+    """Give all processes the first one's values of a tensor, in place."""
     if world_size() > 1:
         dist.broadcast(tensor, 0)
-    return tensor
 
 
 def all_reduce_sum(tensor):

@@ -6,14 +6,12 @@ docstrings below the fields are the help, and the comments between them its head
 """
 
 import argparse
-import ast
 import contextlib
 import difflib
 import functools
 import inspect
 import itertools
 import re
-import textwrap
 import tomllib
 import types
 import typing
@@ -52,14 +50,11 @@ def given_settings(cls, argv):
 def preset_settings(cls, path):
     """Return {key: value} of the settings that a preset gives, as cls has them."""
     kinds = typing.get_type_hints(cls)
-    settings = read_preset(path)
     words = []
+    for key, value in read_toml(path).items():
+        several = isinstance(value, list) and typing.get_origin(kinds.get(key)) is tuple
+        words += [f"--{key}={item}" for item in (value if several else [value])]
     try:
-        for key, value in settings.items():
-            if isinstance(value, list) and typing.get_origin(kinds.get(key)) is tuple:
-                words += [f"--{key}={item}" for item in value]
-            else:
-                words.append(f"--{key}={value}")
         return parse_words(cls, words)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
@@ -91,18 +86,6 @@ def leading_presets(argv):
 
 
 # ---- Presets
-
-
-def read_preset(path):
-    """The settings in a TOML file, over those of the preset that it names as its base."""
-    settings = read_toml(path)
-    if "base" not in settings:
-        return settings
-    base = Path(path).parent / str(settings.pop("base"))
-    try:
-        return read_preset(base) | settings
-    except RecursionError:
-        raise ValueError(f"{path}: its base leads back to it") from None
 
 
 def read_toml(path):
@@ -142,38 +125,38 @@ def make_parser(cls):
 
 def argument_options(kind):
     """Return add_argument's options for a type: its words, their number, and how each is read."""
-    origin = typing.get_origin(kind)
-    kinds = [kind]
-    if origin is tuple:
-        kinds = typing.get_args(kind)[:1]
-    elif origin in (typing.Union, types.UnionType):
-        kinds = typing.get_args(kind)
-    names = " or ".join(type_name(kind) for kind in kinds if kind is not types.NoneType)
-    options = {"type": functools.partial(read_word, kinds, names), "metavar": f"<{names}>"}
-    if origin is tuple:
+    known = choices(kind)
+    names = " or ".join(PLAIN.get(choice, choice or "empty") for choice in known)
+
+    def read(word):
+        for choice in known:
+            if choice == word:
+                return word
+            if choice is bool and word.lower() in ("true", "false"):
+                return word.lower() == "true"
+            if choice in (int, float, str, Path):
+                with contextlib.suppress(ValueError):
+                    return choice(word)
+        raise argparse.ArgumentTypeError(f"{word!r} is not {names}")
+
+    options = {"type": read, "metavar": f"<{names}>"}
+    if typing.get_origin(kind) is tuple:
         options |= {"nargs": "+", "action": "extend"}
-    elif bool in kinds:
+    elif bool in known:
         options |= {"nargs": "?", "const": True}  # --key alone
     return options
 
 
-def type_name(kind):
-    """Return a type in plain words, such as a whole number."""
-    choices = [value or "empty" for value in typing.get_args(kind)]
-    return " or ".join(choices) or PLAIN[kind]
+def choices(kind):
+    """Return the types and values that a setting may have, in the order in which they are tried."""
+    if typing.get_origin(kind) is typing.Literal:
+        return [*typing.get_args(kind)]
+    parts = [part for part in typing.get_args(kind) if part not in (types.NoneType, ...)]
+    return [choice for part in parts for choice in choices(part)] or [kind]
 
 
-def read_word(kinds, names, word):
-    """Return the value of a word as the first of these types that it fits."""
-    for kind in kinds:
-        if kind is bool and word.lower() in ("true", "false"):
-            return word.lower() == "true"
-        if word in typing.get_args(kind):  # of a Literal
-            return word
-        if kind in (int, float, str, Path):
-            with contextlib.suppress(ValueError):
-                return kind(word)
-    raise argparse.ArgumentTypeError(f"{word!r} is not {names}")
+# A comment that is a heading; or a field, and its docstring.
+FIELD = re.compile(r'^ +(?:# (.*)|(\w+): .*(?:\n +"""([^"]*)""")?)', re.MULTILINE)
 
 
 def field_help(cls):
@@ -181,17 +164,10 @@ def field_help(cls):
     headings = {}
     texts = {}
     for owner in filter(is_dataclass, cls.__mro__):
-        source = textwrap.dedent(inspect.getsource(owner))
-        lines = source.splitlines()
         heading = owner.__name__
-        name = None  # of the field before; the class's own docstring has none
-        for node in ast.parse(source).body[0].body:
-            if isinstance(node, ast.AnnAssign):
-                name = node.target.id
-                above = lines[node.lineno - 2].strip()
-                if above.startswith("# "):
-                    heading = above[2:]
-                headings.setdefault(name, heading)
-            elif isinstance(node, ast.Expr):
-                texts.setdefault(name, node.value.value)
+        for comment, name, text in FIELD.findall(inspect.getsource(owner)):
+            heading = comment or heading
+            headings.setdefault(name, heading)
+            if text:
+                texts.setdefault(name, text)
     return headings, texts

@@ -23,7 +23,7 @@ def decode_one_token(model, token, cache):
 def next_token(session, sampler):
     """Add a token to each text. Returns their ids (B,) and the logits (B, V) of all."""
     inputs = sampler.inputs(session)
-    if session.compiled and session.compiled.ready(session, *inputs):
+    if session.compiled and session.compiled.ready(session):
         ids, logits = session.compiled(session, *inputs)
     else:
         logits = session.logits()[:, -1]
@@ -67,7 +67,6 @@ class Session:
             row[:] = prompt[0]
             row[begin : self.length] = prompt
         self.cache = None
-        self.is_compared = False  # the compiled step with the plain one, with this cache
         self.forget()
 
     def append(self, tokens):
@@ -79,12 +78,6 @@ class Session:
             self.forget()  # the cache must grow too
         self.ids[:, self.length : self.length + T] = tokens
         self.length += T
-
-    def read_again(self):
-        """Let the cache forget the last column: it is read again next time."""
-        for layer in self.cache:
-            layer.trim(len(layer) - 1)
-        self.n_read -= 1
 
     def forget(self):
         """Read all texts again next time."""
@@ -134,7 +127,6 @@ class Session:
             logits = logits[rows]
             cache = [layer.select(rows) for layer in cache]
         self.cache = cache
-        self.is_compared = False
         return logits
 
     def empty_cache(self, batch_size):

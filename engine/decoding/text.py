@@ -58,8 +58,7 @@ class Text:
         """Append a token, unless the text has ended."""
         if self.ended:
             return
-        ends = self.end_token, self.tokenizer.end_of_text, *self.tokenizer.further_ends
-        if token in ends:
+        if token in (self.end_token, *self.tokenizer.ends):
             return self.end("end_of_text")
         self.tokens.append(token)
         self.logprobs.append(logprob)

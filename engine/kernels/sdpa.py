@@ -1,6 +1,6 @@
 """The kernels of attention.fused, one for each device and kind of mask.
 
-    CPU       F.scaled_dot_product_attention; one query by itself; a window in blocks
+    CPU       F.scaled_dot_product_attention; a window in blocks
     GPU       FlashAttention without a mask, also for windows; the memory-efficient kernel with one
     compiled  on a GPU: one query in three generated kernels
 
@@ -24,10 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 def attend(q, k, v, mask=None, causal=False):
     """F.scaled_dot_product_attention with shared heads, by the best kernel of the device."""
-    is_one_query = q.shape[2] == 1
-    if is_one_query and q.device.type == "cpu" and q.itemsize >= 4:
-        return one_query(q, k, v, mask)
-    if is_one_query and q.is_cuda and is_compiling():
+    if q.shape[2] == 1 and q.is_cuda and is_compiling() and mask is not None:
         return one_query_compiled(q, k, v, mask)
     if q.is_cuda:
         return attend_on_gpu(q, k, v, mask, causal)
@@ -50,19 +47,6 @@ def has_flash(q, v):
 # One query: a token that is decoded.
 
 
-def one_query(q, k, v, mask):
-    """Attention of q (B, H, 1, D), fast on a CPU, and the same bits in any number of threads.
-
-    PyTorch's kernel divides the keys of a single query among its threads.
-    """
-    B, H, _, D = q.shape
-    G, Tk = k.shape[1:3]
-    q = q.reshape(B, G, H // G, D) / math.sqrt(D)
-    weights = softmax_of_seen((q @ k.mT).view(B, H, 1, Tk), mask)
-    y = weights.view(B, G, H // G, Tk) @ v
-    return y.view(B, H, 1, -1)
-
-
 def one_query_compiled(q, k, v, mask):
     """Attention of q (B, H, 1, D), as sums that torch.compile makes three kernels of.
 
@@ -78,25 +62,14 @@ def one_query_compiled(q, k, v, mask):
     values = v.to(wide)[:, :, None]
     scores = (queries * keys).sum(-1)  # (B, G, H / G, Tk)
     scores = scores.view(B, H, 1, -1) / math.sqrt(D)
-    weights = softmax_of_seen(scores, mask)
+    if mask.dtype != torch.bool:
+        scores = scores + mask
+        mask = mask > float("-inf")
+    # Softmax of a row of nothing but -inf is NaN: the second fill makes it zeros.
+    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1).masked_fill(~mask, 0.0)
     weights = weights.view(B, G, H // G, -1, 1)
     y = (weights * values).sum(-2)  # (B, G, H / G, Dv)
     return y.view(B, H, 1, -1).to(q.dtype)
-
-
-def softmax_of_seen(scores, mask):
-    """Weights (B, H, Tq, Tk) of scores; mask: bool, or numbers to add, or None."""
-    if mask is None:
-        return scores.softmax(-1)
-    if mask.dtype == torch.bool:
-        hidden = ~mask
-    else:
-        hidden = mask == float("-inf")
-        scores = scores + mask
-    # Softmax of a row of nothing but -inf is NaN. The second fill makes it zeros, and the first
-    # one its gradient.
-    scores = scores.masked_fill(hidden, float("-inf"))
-    return scores.softmax(-1).masked_fill(hidden, 0.0)
 
 
 # --------------------------------------------------------------------------------------------------

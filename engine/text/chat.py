@@ -131,8 +131,8 @@ class ChatTemplate:
     def check(self, messages, tools=None):
         """ValueError for a special token in a message, which could end its own turn, or in tools.
 
-        ValueError also for tools, for a message of the system or a tool, and for what a message has
-        beside role and content, if the template does not render it.
+        ValueError also for tools, and for anything that a message has beside its role, if the
+        template does not render it.
         """
         places = {f"message {n}": message for n, message in enumerate(messages, 1)}
         for place, content in (places | {"tools": {"tools": tools}}).items():
@@ -141,11 +141,11 @@ class ChatTemplate:
                     raise ValueError(f"{place} spells the special token {token}")
         others = {}  # what a template may leave out -> messages and tools that differ in it
         for n, message in enumerate(messages):
-            if message["role"] in ("system", "tool"):
-                other = message | {"content": message["content"] + "x"}
-                others[f"message {n + 1}"] = [*messages[:n], other, *messages[n + 1 :]], tools
-            for key in message.keys() - {"role", "content"}:
-                others[repr(key)] = [{k: m[k] for k in m if k != key} for m in messages], tools
+            for key in message.keys() - {"role"}:
+                rest = {name: value for name, value in message.items() if name != key}
+                if message[key] not in (None, ""):  # beside a call, as some write no text
+                    place = f"{key!r} of message {n + 1}"
+                    others[place] = [*messages[:n], rest, *messages[n + 1 :]], tools
         if tools:
             others["'tools'"] = messages, None
         whole = self.render(messages, tools)

@@ -10,7 +10,6 @@ val.mask.bin have a byte for each token: it begins a conversation, is learned, o
 """
 
 import contextlib
-import functools
 import itertools
 import json
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ import numpy as np
 
 from engine.text.chat import ChatTemplate
 from engine.text.preparation import BEGINS, LEARNED, MASKS, READ, SPLITS, separator, write_tokens
-from engine.text.sources import as_dict, parse_json, split_of
+from engine.text.sources import as_dict, is_conversation, parse_json, split_of
 
 ROLES = {"system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 ROLES |= {"human": "user", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant"}
@@ -27,9 +26,9 @@ TURNS = "messages", "conversations", "conversation"
 # Keys of a record, or of a message, that are about it, and so change nothing that is learned.
 NOTES = set(
     """
-    category conversation_hash conversation_id created created_at dataset date hash id idx index
-    lang language license message_id metadata model model_name prompt_id rating score source
-    tags task timestamp title topic turn turns url uuid
+    __index_level_0__ category conversation_hash conversation_id created created_at dataset date
+    hash id idx index lang language license message_id metadata model model_name prompt_id rating
+    score source tags task timestamp title topic turn turns url uuid
     """.split()
 )
 VAL_SHARE = 0.1  # of the conversations, chosen by a hash of each
@@ -86,14 +85,11 @@ def take_turns(record):
     if len(forms) > 1:
         raise ValueError(f"it has both {forms[0]} and {forms[1]}")
     if forms:
-        turns = record.pop(forms[0])
-        turns = parse_json(turns) if isinstance(turns, str) else turns
-        if isinstance(turns, dict) and all(isinstance(part, list) for part in turns.values()):
-            turns = [dict(zip(turns, parts)) for parts in zip(*turns.values(), strict=True)]
+        turns = as_turns(parse_json(record.pop(forms[0])))
     elif {"prompt", "completion"} <= record.keys():
-        asked = as_messages(record.pop("prompt"), "user")
+        asked = as_turns(record.pop("prompt"), "user")
         turns = [{"weight": 0} | turn if isinstance(turn, dict) else turn for turn in asked]
-        turns += as_messages(record.pop("completion"), "assistant")
+        turns += as_turns(record.pop("completion"), "assistant")
     else:
         turns = None
     if not isinstance(turns, list):
@@ -104,9 +100,15 @@ def take_turns(record):
     return turns
 
 
-def as_messages(said, role):
-    """Return what was said, a text or messages, as messages."""
-    return [*said] if isinstance(said, list) else [{"role": role, "content": said}]
+def as_turns(said, role=None):
+    """Return messages, perhaps as JSON or by columns, as a list of them; else a role's one."""
+    if is_conversation(said):
+        said = parse_json(said)
+    if isinstance(said, dict) and all(isinstance(part, list) for part in said.values()):
+        said = [dict(zip(said, parts)) for parts in zip(*said.values(), strict=True)]
+    if role and not isinstance(said, list):
+        said = [{"role": role, "content": said}]
+    return said
 
 
 def read_message(turn, what, ignored=()):
@@ -118,25 +120,19 @@ def read_message(turn, what, ignored=()):
     # Beside a call of a tool there may be no text: None, "" and nothing are other prompts for some.
     content = {name: value for name, value in turn.items() if name == "content"}
     turn = without_notes(turn, ignored)
-    role = take_one(turn, what, "role", "from")
+    role = turn.pop("role", None) or turn.pop("from", None)
     if not isinstance(role, str) or role not in ROLES:
         raise ValueError(f"{what} has the role {role!r}: {', '.join(ROLES)}")
     role = ROLES[role]
     learned = is_learned(turn, role, what)
-    text = text_of(take_one(turn, what, "content", "value"), what)
-    if not text.strip() and "tool_calls" not in turn:
+    text = text_of(turn.pop("content", None) or turn.pop("value", None), what)
+    if not text.strip() and (role != "assistant" or "tool_calls" not in turn):
         raise ValueError(f"{what} has no text")
     if text:
         content = {"content": text}
+    if "tool_calls" in turn:
+        turn["tool_calls"] = parse_json(turn["tool_calls"])
     return {"role": role, **content, **turn}, learned
-
-
-def take_one(turn, what, *names):
-    """Take what is called by one of these names out of a message; None if it has neither."""
-    found = [turn.pop(name) for name in names if name in turn]
-    if len(found) > 1 and ROLES.get(str(found[0]), found[0]) != ROLES.get(str(found[1]), found[1]):
-        raise ValueError(f"{what} has two values for {' and '.join(names)}")
-    return found[0] if found else None
 
 
 def text_of(content, what):
@@ -169,12 +165,13 @@ def is_learned(turn, role, what):
     return learned
 
 
-def texts_of(records):
+def texts_of(records, ignored=()):
     """Yield what a tokenizer learns from: the texts of the records that are not damaged."""
     yield "\n".join([*ROLES, ""])  # a template writes some of them
     for _, record in records:
         with contextlib.suppress(ValueError):  # encode_records says it
-            yield from [m.get("content") or "" for m in read_conversation(record).messages]
+            found = read_conversation(record, ignored)
+            yield from [message.get("content") or "" for message in found.messages]
 
 
 def encode_records(records, template, val_share, skipped=None, ignored=()):
@@ -187,11 +184,7 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
     for where, record in records:
         try:
             found = read_conversation(record, ignored)
-            answers = [
-                m.get("content") or ""
-                for m, learned in zip(found.messages, found.learned)
-                if learned
-            ]
+            answers = [*itertools.compress(found.messages, found.learned)]
             if not answers:
                 raise ValueError("the conversation has no answer to learn")
             ids, learned = template.encode(found.messages, found.tools, found.learned)
@@ -201,7 +194,8 @@ def encode_records(records, template, val_share, skipped=None, ignored=()):
             skipped.append(f"{where}: {error}")
             continue
         split = split_of(json.dumps(found.messages), val_share)
-        text = "".join(f"{answer}\n" for answer in answers)  # as what ends a turn is learned too
+        # The end of a turn is learned too.
+        text = "".join((message.get("content") or "") + "\n" for message in answers)
         yield split, np.append(ids, after), text
         mask = np.append(np.where(learned, LEARNED, READ), [READ] * len(after))
         mask[0] = BEGINS
@@ -216,10 +210,10 @@ def write_conversations(folder, tokenizer, train, val, source, skip_damaged=Fals
     """
     template = ChatTemplate(tokenizer)
     skipped = [] if skip_damaged else None
-    encode = functools.partial(encode_records, template=template, skipped=skipped, ignored=ignored)
-    encoded = encode(train, val_share=VAL_SHARE if val is None else 0)
-    if val is not None:
-        encoded = itertools.chain(encoded, encode(val, val_share=1))
+    encoded = itertools.chain(
+        encode_records(train, template, VAL_SHARE if val is None else 0, skipped, ignored),
+        encode_records(val or (), template, 1, skipped, ignored),
+    )
     try:
         write_tokens(folder, tokenizer, {"name": source}, encoded, names=SPLITS + MASKS)
     except ValueError as error:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from engine.common.files import read_json, sha256_of_file, sha256_of_json, shell_path, shell_quote
+from engine.common.files import read_json, sha256_of_file, sha256_of_json, shell_path
 from engine.text.preparation import (
     BEGINS,
     DATA,
@@ -63,6 +63,21 @@ class Dataset:
             return None
         return loss * self.tokens_per_character / math.log(2)
 
+    def bits_per_byte(self, loss):
+        """Convert a loss in nats per token of the validation text; of conversations, of answers."""
+        tokens = self.val
+        if self.masks:
+            tokens = tokens[self.masks["val"] == LEARNED]
+        return loss * len(tokens) / count_bytes(tokens, self.tokenizer) / math.log(2)
+
+
+def count_bytes(tokens, tokenizer):
+    """Return the bytes of a text's tokens; special ones have none."""
+    sizes = [len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)]
+    for token in {tokenizer.end_of_text, *tokenizer.special_tokens.values()} - {None}:
+        sizes[token] = 0
+    return int(np.array(sizes)[tokens].sum())
+
 
 def find_dataset(name):
     """Return the folder of a dataset, data/<name> or one elsewhere.
@@ -77,7 +92,7 @@ def find_dataset(name):
             if not (folder / "meta.json").exists():
                 prepare(name, folder)
     elif not all((folder / f"{split}.bin").is_file() for split in SPLITS):
-        raise ValueError(not_prepared(name, folder))
+        raise ValueError(not_prepared(name))
     return folder
 
 
@@ -89,17 +104,12 @@ def prepare(name, folder):
         sys.exit(status)
 
 
-def not_prepared(name, folder):
+def not_prepared(name):
     """Return the message for a dataset without train.bin and val.bin."""
-    for script in folder / "prepare.py", folder.parent / "prepare.py":
-        if script.is_relative_to(DATA) and script.exists():
-            return f"dataset {name} is not prepared yet: python {shell_path(script)}"
     known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
-    script = shell_path(DATA / "text" / "prepare.py")
-    if Path(name).exists():  # a text, or a folder of texts
-        script = f"{script} --input {shell_quote(name)} --name mine"
     return (
-        f"dataset {name!r} has no train.bin and val.bin: prepare it with {script}, or choose "
+        f"dataset {name!r} has no train.bin and val.bin: run its prepare.py, or make it of a text "
+        f"by {shell_path('data/text/prepare.py')} --input FILE --name NAME, or choose "
         f"{', '.join(known)}"
     )
 

@@ -41,6 +41,7 @@ BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_
 # Lines of this many characters are compared between the splits: by hashes, this many at most.
 LINE = 20
 LINES = 2**20
+DEFAULT_RUN = 900 * 8 * 128  # steps, sequences and context of train.py's own settings, in tokens
 
 
 def read_sections(path, encoding="utf-8", size=-1):
@@ -52,14 +53,14 @@ def read_sections(path, encoding="utf-8", size=-1):
     with sys.stdin.buffer if str(path) == "-" else open(path, "rb") as file:
         begin = file.peek(3)
         encoding = next((BOMS[bom] for bom in BOMS if begin.startswith(bom)), encoding)
-        text = io.TextIOWrapper(file, encoding, newline="")
         try:
+            text = io.TextIOWrapper(file, encoding, newline="")
             while section := text.read(size):
                 section += text.readline()
                 if "\0" in section:
                     raise ValueError("it has a zero byte")
                 yield section
-        except ValueError as error:  # UnicodeDecodeError is one
+        except (ValueError, LookupError) as error:  # UnicodeDecodeError, and no such encoding
             reason = getattr(error, "reason", error)
             raise ValueError(f"{path} is not {encoding.upper()} text: {reason}") from None
 
@@ -82,7 +83,7 @@ def split_documents(documents):
     """Return (train, val), two lists of texts: about a tenth of the characters is for validation.
 
     Whole documents if there are at least twenty and none is longer than a tenth of all; else the
-    last tenth of each of ten parts, cut at line ends: the end of a text may be unlike the rest.
+    last tenth of each.
     """
     train = []
     val = []
@@ -98,29 +99,14 @@ def split_documents(documents):
     longest = max(map(len, documents), default=0)
     if len(documents) >= 20 and longest <= total / 10:
         return train, val
-    parts = [split_parts(document, max(1, total // 10)) for document in documents]
-    train = [text for text, _ in parts if text]
-    val = [text for _, text in parts if text]
+    halves = []
+    for document in documents:
+        end = len(document) * 9 // 10
+        end = document.find("\n", end, len(document) * 19 // 20) + 1 or end  # of a line, if near
+        halves.append((document[:end], document[end:]))
+    train = [text for text, _ in halves if text]
+    val = [text for _, text in halves if text]
     return train, val
-
-
-def split_parts(document, size):
-    """Cut a text into parts of about size characters, and return (train, val).
-
-    The last tenth of each part is val.
-    """
-
-    def line_end(position):  # the next one, if it is near
-        return document.find("\n", position, position + size // 20) + 1 or position
-
-    starts = [0, *map(line_end, range(size, len(document), size)), len(document)]
-    train = []
-    val = []
-    for start, end in zip(starts, starts[1:]):
-        cut = line_end(end - (end - start) // 10)
-        train.append(document[start:cut])
-        val.append(document[cut:end])
-    return "".join(train), "".join(val)
 
 
 # ---- Writing
@@ -207,6 +193,8 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
                     f"{source['name']}: there is no text, or too little to split it: give other "
                     "text by --val"
                 )
+            if names == SPLITS:  # conversations are packed into rows first
+                meta["epochs"] = DEFAULT_RUN / meta["train"]["tokens"]
             # An interruption must not leave meta.json beside files that it does not describe.
             remove_path(folder / "meta.json")
         meta["sha256"] = sha256_of_json(meta)
@@ -216,6 +204,8 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
         counts = {name: n for name, n in meta[split].items() if name != "sha256"}
         print(f"  {split}: " + ", ".join(f"{name} {n:,}" for name, n in counts.items()))
     print(f"  {meta['repeated_lines']:.1%} of val's lines of {LINE} characters stand in train too")
+    if "epochs" in meta:
+        print(f"  train.py's own settings make {meta['epochs']:,.2f} epochs")
 
 
 def encode_document(tokenizer, split, text):
@@ -239,7 +229,6 @@ def write_dataset(folder, documents, tokenizer, source, val=None, **about):
         line_end = "\n" if len(train) > 1 or len(val) > 1 else ""  # it separates documents
         tokenizer = create_tokenizer(tokenizer, [*train, *val, line_end])
     digest = sha256_of(document.encode("utf-8") for document in [*train, *val])
-    both = [("train", text) for text in train]
-    both += [("val", text) for text in val]
-    encoded = (encode_document(tokenizer, *document) for document in both)
+    both = {"train": train, "val": val}
+    encoded = (encode_document(tokenizer, split, text) for split in both for text in both[split])
     write_tokens(folder, tokenizer, {"name": source, "sha256": digest} | about, encoded)

@@ -7,7 +7,6 @@ processes.
 import codecs
 import gzip
 import hashlib
-import io
 import itertools
 import json
 import multiprocessing
@@ -45,7 +44,7 @@ LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__p
 
 def kind_of(path):
     """Return .jsonl or .parquet for a file of many documents, perhaps compressed; "" for a text."""
-    name = path.name.lower().removesuffix(".gz").removesuffix(".zst")
+    name = path.name.lower().removesuffix(".gz")
     return Path(name).suffix if name.endswith((".jsonl", ".parquet")) else ""
 
 
@@ -56,8 +55,12 @@ def read_records(*paths, column=None):
     """
     for path in paths:
         if path.is_dir():
-            files = sorted(path.rglob("*"))
-            yield from read_records(*filter(kind_of, files))
+            files = [
+                file for file in sorted(path.rglob("*")) if kind_of(file) or file.suffix == ".json"
+            ]
+            if not files:
+                raise ValueError(f"{path} has no .jsonl, .json or .parquet")
+            yield from read_records(*files)
         elif kind_of(path) == ".parquet":
             rows = enumerate(read_rows(path, column), 1)
             yield from ((f"{path}, row {n}", row) for n, row in rows)
@@ -77,55 +80,48 @@ def read_rows(path, column):
 
 def read_json_records(path):
     """Yield (where, record) of JSON: a record in each line, or all of them in one array."""
-    lines = ((n, line) for n, line in enumerate(read_lines(path), 1) if line.strip())
-    n, first = next(lines, (1, b""))
-    if first.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"[") and not is_conversation(first):
-        whole = first + b"".join(line for _, line in lines)
+    first = next(filter(bytes.strip, read_lines(path)), b"").removeprefix(codecs.BOM_UTF8)
+    if first.lstrip().startswith(b"[") and not is_conversation(first):
+        kind = "record"
         try:
-            array = parse_json(whole)
+            records = enumerate(parse_json(b"".join(read_lines(path))), 1)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-        yield from ((f"{path}, record {n}", record) for n, record in enumerate(array, 1))
-    elif first:
-        lines = itertools.chain([(n, first)], lines)
-        yield from ((f"{path}, line {n}", line) for n, line in lines)
+    else:
+        kind = "line"
+        lines = enumerate(read_lines(path), 1)
+        records = ((n, line) for n, line in lines if line.strip())
+    yield from ((f"{path}, {kind} {n}", record) for n, record in records)
 
 
-def is_conversation(line):
-    """Return whether a line is a list of messages, and not the beginning of an array of records."""
+def is_conversation(value):
+    """Return whether JSON is a list of messages, and not of records, or another value."""
     try:
-        found = parse_json(line)
+        found = parse_json(value)
     except ValueError:
         return False
-    return bool(found) and isinstance(found[0], dict) and not {"role", "from"}.isdisjoint(found[0])
+    first = found[0] if found and isinstance(found, list) else None
+    return isinstance(first, dict) and not {"role", "from"}.isdisjoint(first)
 
 
 def read_lines(path):
-    kind = path.suffix.lower()
-    if kind not in (".gz", ".zst"):
-        with open(path, "rb") as file:
-            yield from file
-        return
-    with library_errors(f"cannot prepare {path}"):
-        if kind == ".gz":
-            with gzip.open(path) as file:  # pyarrow stops at zeros that fill a block
-                yield from file
-            return
-        import pyarrow
-
-        with pyarrow.input_stream(str(path), compression="detect") as file:
-            yield from io.BufferedReader(file)
+    read = gzip.open if path.suffix.lower() == ".gz" else open
+    with library_errors(f"cannot prepare {path}"), read(path, "rb") as file:
+        yield from file
 
 
-def read_hub(name, config=None, split="train", streaming=True):
-    """Yield (where, row) of a dataset on the hub; streaming: its files are not kept."""
+def read_hub(name, config, streaming):
+    """Yield (where, row) of a dataset on the hub, or its variant config.
+
+    streaming: its files are not kept.
+    """
     script = shell_path("data/text/prepare.py")
     remedy = f": connect to the internet, or get its files another way and use {script}"
     with library_errors(f"cannot prepare {name}", remedy):
         import datasets
 
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-        rows = datasets.load_dataset(name, config, split=split, streaming=streaming)
+        rows = datasets.load_dataset(name, config, split="train", streaming=streaming)
         for n, row in enumerate(rows, 1):
             yield f"{name}, row {n}", row
 
@@ -157,9 +153,11 @@ def read_documents(records, column="text"):
             text = record[column]
             if not isinstance(text, str | None):
                 raise ValueError(f"its column {column!r} is a {type(text).__name__}, not text")
+            text = text or ""
+            text.encode()  # UnicodeEncodeError, a ValueError, for half a character
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
-        yield text or ""
+        yield text
 
 
 def read_files(paths, column="text", encoding="utf-8"):
@@ -216,8 +214,7 @@ def download(url, sha256, path):
     """
     if path.exists():
         return
-    script = shell_path(path.parent / "prepare.py")
-    remedy = f": get the file another way, then python {script} --input FILE"
+    remedy = f": get the file another way, as {path}"
     print(f"downloading {url}")
     with (
         library_errors(f"cannot download {url}", remedy),
@@ -229,19 +226,11 @@ def download(url, sha256, path):
     atomic_write(path, content)
 
 
-@dataclass
-class DownloadSettings:
-    input: Path | None = None
-    """The text, if you have it already; otherwise it is downloaded, and its sha256 is checked."""
-
-
 @one_line_errors()
 def prepare_shakespeare(folder, tokenizer_name):
-    """Prepare tiny Shakespeare: [--input FILE]. Its last tenth is for validation, as in nanoGPT."""
-    path = parse_settings(DownloadSettings, sys.argv[1:]).input
-    if path is None:
-        path = folder / "input.txt"
-        download(SHAKESPEARE, SHA256, path)
+    """Prepare tiny Shakespeare, input.txt. Its last tenth is for validation, as in nanoGPT."""
+    path = folder / "input.txt"
+    download(SHAKESPEARE, SHA256, path)
     text = read_text(path)
     end = int(len(text) * 0.9)
     write_dataset(folder, [text[:end]], tokenizer_name, path.name, val=[text[end:]])
@@ -264,7 +253,7 @@ def prepare_hub(folder, name, config=None):
     settings = parse_settings(HubSettings, sys.argv[1:])
 
     def read():
-        rows = read_hub(name, config, streaming=settings.tokens > 0)
+        rows = read_hub(name, config, settings.tokens > 0)
         return ((VAL_SHARE, text) for text in read_documents(rows))
 
     write_large_dataset(folder, read, settings.tokenizer, name, settings.tokens)

@@ -8,10 +8,8 @@ tokenizer.json as its specification. tiktoken encodes what is learned here or pu
 the library tokenizers all others.
 """
 
-import contextlib
 import itertools
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -25,19 +23,16 @@ END_OF_TEXT = "<|endoftext|>"
 LEARNED_FROM = 100_000  # documents that bpe:VOCAB learns from, at most
 BYTES = {bytes([n]): n for n in range(256)}
 SPACE = "\u2581"  # as SentencePiece writes it
-DECODERS = "ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip", "WordPiece"
+DECODERS = "ByteLevel", "Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"
 
 # The words that no token of bpe:VOCAB crosses, as GPT-4's: numbers have at most three digits,
 # lines end with a word. The atomic group (?>...) lets tiktoken's regex library find each word in
-# one go: encoding takes 0.6 of the time. So it does with GPT-2's pattern in that form.
+# one go: encoding takes 0.6 of the time.
 PATTERN = (
     r"(?>'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*)"
     r"|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 )
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-FASTER_GPT2_PATTERN = (
-    r"(?> ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s++$|\s+(?!\S)|\s"
-)
 
 
 class Tokenizer:
@@ -46,11 +41,15 @@ class Tokenizer:
     tokenizer_json is the same tokenizer for other libraries: the content of a tokenizer.json.
     """
 
-    end_of_text = None  # the id that separates documents, if there is one
+    ends = ()  # the ids that end a text; the first one separates documents too
     begin = ()  # the ids with which each text begins, if there are any
     chat = None  # the chat template and the special tokens that it names, if any: see chat.py
     known = None  # how many ids the model has, if special tokens of it have none
-    further_ends = ()  # ids that end a text too, such as the one that ends a turn
+
+    @property
+    def end_of_text(self):
+        """The id that separates documents, or None."""
+        return self.ends[0] if self.ends else None
 
     def decode(self, tokens):
         """Return the text of ids; an incomplete character becomes U+FFFD."""
@@ -69,22 +68,15 @@ class Tokenizer:
         size = other.vocab_size
         further = {*range(size, self.vocab_size)}
         special = {*self.special_tokens.values()}
-        ordinary = [n for n in range(size) if n not in special]
-        some = range(0, len(ordinary), max(20, size // 500))
+        some = [n for n in range(size) if n not in special][:: 1 + size // 10_000]
+        text = other.decode(some).replace("\ufffd", "")
         return (
             self.vocab_size >= size
             and further <= special
             and self.end_of_text in {other.end_of_text, *further}
             and all(self.token_bytes(n) == other.token_bytes(n) for n in range(size))
-            and all(self.same_cuts(other, ordinary[n : n + 20]) for n in some)
+            and self.encode(text).tolist() == other.encode(text).tolist()
         )
-
-    def same_cuts(self, other, tokens):
-        """Return whether the text of some tokens has the same ids in another tokenizer."""
-        text = other.decode(tokens).replace("\ufffd", "")
-        with contextlib.suppress(ValueError):  # for one of its characters
-            return self.encode(text).tolist() == other.encode(text).tolist()
-        return True
 
     @property
     def special_tokens(self):
@@ -165,14 +157,12 @@ class TiktokenTokenizer(Tokenizer):
         vocabulary = content["model"]["vocab"]
         special = {token["content"]: token["id"] for token in content["added_tokens"]}
         ranks = {to_bytes(token): vocabulary[token] for token in vocabulary.keys() - special}
-        split = content["pre_tokenizer"]["pretokenizers"][0]
-        pattern = split["pattern"]["Regex"]
-        faster = FASTER_GPT2_PATTERN if pattern == GPT2_PATTERN else pattern
+        pattern = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
         self.encoding = tiktoken.Encoding(
-            "bpe", pat_str=faster, mergeable_ranks=ranks, special_tokens=special
+            "bpe", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special
         )
         self.vocab_size = self.encoding.n_vocab
-        self.end_of_text = special.get(END_OF_TEXT)
+        self.ends = [special[END_OF_TEXT]] if END_OF_TEXT in special else []
 
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint32 array.
@@ -199,19 +189,18 @@ class TiktokenTokenizer(Tokenizer):
 class HubTokenizer(Tokenizer):
     """A published tokenizer by the library tokenizers. content: its tokenizer.json.
 
-    end_of_text: a token's text, or its id. A text's first token may begin with a space that the
-    text has not, as SentencePiece adds it. chat: {"template": a chat template in Jinja, and tokens
-    that it names, such as "eos_token"}, or None. further_ends: ids that end a text too.
+    ends: the texts or ids of tokens that end a text. A text's first token may begin with a space
+    that the text has not, as SentencePiece adds it. chat: {"template": a chat template in Jinja,
+    and tokens that it names, such as "eos_token"}, or None.
     """
 
-    def __init__(self, content, end_of_text=None, chat=None, further_ends=()):
+    def __init__(self, content, ends=(), chat=None):
         import tokenizers
 
         if content["model"].get("dropout"):
             raise ValueError("its dropout gives a text other ids each time")
         self.tokenizer_json = content
         self.chat = chat
-        self.further_ends = [*further_ends]
         self.encoding = tokenizers.Tokenizer.from_str(json.dumps(content))
         self.encoding.no_truncation()
         self.encoding.no_padding()
@@ -219,10 +208,9 @@ class HubTokenizer(Tokenizer):
         bare = self.encoding.encode("a", add_special_tokens=False).ids
         self.begin = whole[: whole.index(bare[0])] if bare else []
         self.vocab_size = max(self.encoding.get_vocab().values()) + 1
-        if isinstance(end_of_text, str):
-            end_of_text = self.encoding.token_to_id(end_of_text)
-        known = end_of_text in range(self.vocab_size)  # GPT2Config says 50256, whatever it is
-        self.end_of_text = end_of_text if known else None
+        ids = [self.encoding.token_to_id(end) if isinstance(end, str) else end for end in ends]
+        # GPT2Config says 50256, whatever the size
+        self.ends = [end for end in ids if end in range(self.vocab_size)]
         for token in content.get("added_tokens", []):
             if self.encoding.token_to_id(token["content"]) != token["id"]:
                 raise ValueError(f"its token {token['content']!r} cannot have the id {token['id']}")
@@ -233,9 +221,7 @@ class HubTokenizer(Tokenizer):
                 raise ValueError(f"its decoder {part} is not known here")
         self.by_bytes = "ByteLevel" in decoder
         self.has_spaces = "Metaspace" in decoder or "Replace" in decoder
-        # Its tokens are words, or with a prefix the rest of one.
-        self.by_words = not decoder or "WordPiece" in decoder
-        self.prefix = decoder.get("WordPiece", {}).get("prefix") or ""
+        self.by_words = not decoder
         # A BPE drops what is unknown if it has no token for it, and fails if it lacks this token.
         model = content["model"]
         if "merges" in model and not model.get("unk_token"):
@@ -265,41 +251,35 @@ class HubTokenizer(Tokenizer):
         if self.by_bytes:
             return to_bytes(piece) if BYTE_OF.keys() >= set(piece) else piece.encode("utf-8")
         if self.by_words:
-            rest = piece.removeprefix(self.prefix)
-            return (rest if rest != piece else " " + piece).encode("utf-8")
+            return f" {piece}".encode()
         if re.fullmatch("<0x[0-9A-F]{2}>", piece):
             return bytes([int(piece[1:5], 16)])
         return (piece.replace(SPACE, " ") if self.has_spaces else piece).encode("utf-8")
 
     def spec(self):
-        spec = {"kind": "tokenizers", "content": self.tokenizer_json}
-        spec |= {"end_of_text": self.end_of_text, "chat": self.chat}
-        return spec | {"further_ends": self.further_ends}
+        about = {"ends": self.ends, "chat": self.chat}
+        return {"kind": "tokenizers", "content": self.tokenizer_json} | about
 
 
 def with_special_tokens(tokenizer, texts):
     """Return a HubTokenizer that has these special tokens too, with the ids after all others.
 
-    ValueError if it cannot have them.
+    ValueError if its vocabulary has one of them as an ordinary token.
     """
     content = tokenizer.tokenizer_json
     missing = [text for text in texts if text not in tokenizer.special_tokens]
     # Not in the vocabulary of the model, which would find them in a text.
-    further = map(special_token, missing, itertools.count(tokenizer.vocab_size))
-    added = [*content["added_tokens"], *further]
-    end = END_OF_TEXT if tokenizer.end_of_text is None else tokenizer.end_of_text
-    content = content | {"added_tokens": added}
-    found = HubTokenizer(content, end, further_ends=tokenizer.further_ends)
-    size = tokenizer.vocab_size + len(missing)
-    if found.vocab_size != size or not found.extends(tokenizer):
-        raise ValueError(f"the tokenizer cannot have {', '.join(missing)} as special tokens")
-    return found
+    further = map(added_token, missing, itertools.count(tokenizer.vocab_size))
+    content = content | {"added_tokens": [*content["added_tokens"], *further]}
+    return HubTokenizer(content, tokenizer.ends or [END_OF_TEXT])
 
 
-def special_token(text, number):
-    """The entry of a special token in a tokenizer.json."""
-    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False)
-    return {"id": number, "content": text, "special": True, **flags}
+def added_token(token, number, special=True):
+    """The entry in a tokenizer.json of an added token: a text, or an object with it and flags."""
+    token = token if isinstance(token, dict) else {"content": token}
+    flags = dict.fromkeys(["single_word", "lstrip", "rstrip"], False) | {"normalized": not special}
+    flags = {name: token.get(name, flag) for name, flag in flags.items()}
+    return {"id": number, "content": token["content"], "special": special} | flags
 
 
 # ---- The content of tokenizer.json
@@ -313,9 +293,9 @@ def decoder_parts(content):
 
 PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 HIDDEN = [byte for byte in range(256) if byte not in PRINTABLE]  # GPT-2 writes them from U+0100 on
-CHARACTERS = [*map(chr, PRINTABLE), *map(chr, range(256, 256 + len(HIDDEN)))]
-BYTE_OF = dict(zip(CHARACTERS, PRINTABLE + HIDDEN))
-CHARACTER_OF = dict(zip(PRINTABLE + HIDDEN, CHARACTERS))
+CHARACTER_OF = {byte: chr(byte) for byte in PRINTABLE}
+CHARACTER_OF |= {byte: chr(256 + n) for n, byte in enumerate(HIDDEN)}
+BYTE_OF = {character: byte for byte, character in CHARACTER_OF.items()}
 
 
 def to_bytes(token):
@@ -350,7 +330,7 @@ def byte_level_json(ranks, special, pattern):
 
 def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None):
     """A tokenizer.json. As in tiktoken, a word in the vocabulary is one token."""
-    added = [special_token(text, vocabulary[text]) for text in special]
+    added = [added_token(text, vocabulary[text]) for text in special]
     model = {"type": "BPE", "vocab": vocabulary, "merges": [*merges], "ignore_merges": True}
     return {
         "version": "1.0",
@@ -367,18 +347,14 @@ def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None
 
 
 def tiktoken_encoding(name):
-    """Return one of tiktoken's encodings.
-
-    ValueError if there is none of this name or its file cannot be loaded.
-    """
+    """Return one of tiktoken's encodings; ValueError if there is none, or it cannot be loaded."""
     import tiktoken
 
-    names = tiktoken.list_encoding_names()
-    if name not in names:
-        known = ", ".join(["char", "byte", "bpe:VOCAB", *names])
-        raise ValueError(f"unknown tokenizer {name!r}: choose {known}, or a model's folder")
-    remedy = "connect to the internet, or set TIKTOKEN_CACHE_DIR to a folder that has its file"
-    with library_errors(f"tiktoken cannot load its encoding {name!r}", f": {remedy}"):
+    remedy = (
+        ": choose char, byte, bpe:VOCAB, a model's folder, or gpt2 or another of tiktoken, whose "
+        "file is downloaded, or in the folder TIKTOKEN_CACHE_DIR"
+    )
+    with library_errors(f"no tokenizer {name!r}", remedy):
         found = tiktoken.get_encoding(name)
     ranks, special = found._mergeable_ranks, found._special_tokens
     return TiktokenTokenizer(byte_level_json(ranks, special, found._pat_str))
@@ -403,7 +379,7 @@ def learned_bpe(texts, vocab_size):
     whole, by_bytes = learner.pre_tokenizer[0], learner.pre_tokenizer[1]
     learner.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([whole, parts, by_bytes])
     trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=CHARACTERS, show_progress=False
+        vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=[*BYTE_OF], show_progress=False
     )
     learner.train_from_iterator(itertools.islice(texts, LEARNED_FROM), trainer)
     vocabulary = learner.get_vocab()
@@ -424,22 +400,9 @@ KINDS = {
 
 def tokenizer_from_spec(spec):
     """Return the tokenizer that a specification describes; ValueError if it describes none."""
-    with library_errors("the tokenizer fails"), without_reports():
+    with library_errors("the tokenizer fails"):
         given = dict(spec)
         return KINDS[given.pop("kind")](**given)
-
-
-@contextlib.contextmanager
-def without_reports():
-    """Lose what a library in Rust reports of a panic: it writes to file 2 itself."""
-    stderr = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nothing:
-            os.dup2(nothing.fileno(), 2)
-        yield
-    finally:
-        os.dup2(stderr, 2)
-        os.close(stderr)
 
 
 def create_tokenizer(name, texts=()):
@@ -456,18 +419,13 @@ def create_tokenizer(name, texts=()):
 
 
 def tokenizer_from_folder(folder):
-    """Return the tokenizer of a run, a checkpoint, an export or a published model."""
+    """Return the tokenizer of a run, a checkpoint or a published model."""
     checkpoints = folder.glob("step_*[0-9]/config.json")
     newest = sorted(checkpoints, key=lambda path: (len(str(path)), path))[-1:]
     try:
-        for path in (*newest, folder / "config.json", folder / "lookback.json"):
+        for path in (*newest, folder / "config.json"):
             if spec := json_in(path).get("tokenizer"):
-                found = tokenizer_from_spec(spec)
-                # An export may have got another tokenizer.json since.
-                if path.name == "config.json" or found.tokenizer_json == json_in(
-                    folder / "tokenizer.json"
-                ):
-                    return found
+                return tokenizer_from_spec(spec)
         return published_tokenizer(folder)
     except Exception as error:  # files that others wrote can cause any
         reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
@@ -489,12 +447,12 @@ KNOWN = {"add_prefix_space", "added_tokens_decoder", "chat_template", *FURTHER}
 KNOWN |= set(
     """
     auto_map backend clean_up_tokenization_spaces device_map errors fix_mistral_regex from_slow
-    init_inputs is_local legacy local_files_only max_length merges_file model_input_names
-    model_max_length name_or_path pad_to_multiple_of pad_token_type_id padding padding_side
-    processor_class response_schema revision sp_model_kwargs spaces_between_special_tokens
-    special_tokens_map_file stride tokenizer_class tokenizer_file transformers_version truncation
-    truncation_side truncation_strategy trust_remote_code use_default_system_prompt use_fast
-    verbose vocab_file
+    init_inputs is_local legacy local_files_only max_len max_length merges_file model_input_names
+    model_max_length model_type name_or_path pad_to_multiple_of pad_token_type_id padding
+    padding_side processor_class response_schema revision sp_model_kwargs
+    spaces_between_special_tokens special_tokens_map_file stride tokenizer_class tokenizer_file
+    transformers_version truncation truncation_side truncation_strategy trust_remote_code
+    use_auth_token use_default_system_prompt use_fast verbose vocab_file vocab_size
     """.split()
 )
 BY_JSON = "PreTrainedTokenizerFast", "TokenizersBackend"  # they do what tokenizer.json says
@@ -506,33 +464,44 @@ def published_tokenizer(folder):
     about = json_in(folder / "tokenizer_config.json")
     if "added_tokens_decoder" not in about:  # else transformers does not read the older file
         about |= json_in(folder / "special_tokens_map.json")
-    is_gpt2 = config.get("model_type") == "gpt2"
     content = json_in(folder / "tokenizer.json")
-    if not content and is_gpt2 and not (folder / "vocab.json").exists():
-        return create_tokenizer("gpt2")
-    if not content and is_gpt2:
+    if not content and config.get("model_type") == "gpt2":
+        if not about and not (folder / "vocab.json").exists():
+            return create_tokenizer("gpt2")
         content = gpt2_json(folder)
         about = {"eos_token": END_OF_TEXT} | about
     if not content:
         raise ValueError("it has no tokenizer.json: which ids stand for which text?")
-    names = dict.fromkeys([*SPECIAL, *about])  # those that are new get their ids in this order
-    named = {name: text_of(about.get(name)) for name in names if name.endswith("_token")}
-    special = {name: text for name, text in named.items() if isinstance(text, str)}
-    content = with_added_tokens(content, folder, about, special.values())
-    ends = []
+    named, further = special_tokens_in(about)
+    content = with_added_tokens(content, folder, about, [*named.values(), *further])
+    ends = [text_of(named.get("eos_token"))]
     for place in config, json_in(folder / "generation_config.json"):
         found = place.get("eos_token_id")
         ends += found if isinstance(found, list) else [found]
-    ends = [number for number in ends if number is not None]
-    end_of_text = special.get("eos_token", next(iter(ends), None))
     template = chat_template_in(folder, about)
-    chat = {"template": template, **special} if template else None
+    chat = {"template": template} | {name: text_of(token) for name, token in named.items()}
+    chat = chat if template else None
     found = tokenizer_from_spec(
-        {"kind": "tokenizers", "content": content, "end_of_text": end_of_text, "chat": chat}
-        | {"further_ends": ends}
+        {"kind": "tokenizers", "content": content, "ends": ends, "chat": chat}
     )
     check_keys(about, found)
     return found
+
+
+def special_tokens_in(about):
+    """Return {name: token} and further tokens of tokenizer_config.json, texts or objects with them.
+
+    Those that are new get their ids in this order.
+    """
+    names = dict.fromkeys([*SPECIAL, *about])
+    named = {name: about[name] for name in names if name.endswith("_token") and about.get(name)}
+    further = []
+    for found in [about.get(name) or [] for name in FURTHER]:
+        if isinstance(found, dict):
+            named |= found
+        else:
+            further += found
+    return {name: token for name, token in named.items() if text_of(token)}, further
 
 
 def check_keys(about, tokenizer):
@@ -550,8 +519,9 @@ def check_keys(about, tokenizer):
 
 
 def text_of(token):
-    """Return the text of a token, which is that or an object with it."""
-    return token.get("content") if isinstance(token, dict) else token
+    """Return the text of a token, which is that or an object with it; None for anything else."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
 
 
 def gpt2_json(folder):
@@ -566,41 +536,42 @@ def gpt2_json(folder):
 def with_added_tokens(content, folder, about, special):
     """Return a tokenizer.json with the tokens that other files of its folder add, as transformers.
 
-    about: the content of tokenizer_config.json. special: texts of special tokens.
+    about: the content of tokenizer_config.json. special: special tokens, texts or objects with it.
     """
     import tokenizers
 
-    for found in [about.get(name) or [] for name in FURTHER]:
-        special = [*special, *map(text_of, found.values() if isinstance(found, dict) else found)]
+    special = {text_of(token): token for token in special}
     added = {token["content"]: token for token in content.get("added_tokens", [])}
     if "added_tokens_decoder" in about:
-        for id, token in about["added_tokens_decoder"].items():
-            added[token["content"]] = token | {"id": int(id)}
+        for number, token in about["added_tokens_decoder"].items():
+            is_special = token.get("special", False)
+            added[token["content"]] = added_token(token, int(number), is_special)
     else:
         for text, number in json_in(folder / "added_tokens.json").items():
-            ordinary = text not in special
-            flags = {"special": not ordinary, "normalized": ordinary}
-            added.setdefault(text, special_token(text, number) | flags)
+            added.setdefault(text, added_token(text, number, text in special))
     content = content | {"added_tokens": sorted(added.values(), key=lambda token: token["id"])}
     new = [text for text in special if text not in added]
     library = tokenizers.Tokenizer.from_str(json.dumps(content))
     library.add_special_tokens(new)
-    content["added_tokens"] += [special_token(text, library.token_to_id(text)) for text in new]
+    content["added_tokens"] += [
+        added_token(special[text], library.token_to_id(text)) for text in new
+    ]
     return content
 
 
 def chat_template_in(folder, about):
     """Return the chat template of a published model, or None; ValueError if it has none to take."""
+    template = about.get("chat_template") or []
+    if isinstance(template, str):
+        template = [{"name": "default", "template": template}]
+    named = {one["name"]: one["template"] for one in template}
+    for path in folder.glob("additional_chat_templates/*.jinja"):
+        named[path.stem] = path.read_text(encoding="utf-8")
     if (folder / "chat_template.jinja").exists():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
-    template = about.get("chat_template")
-    named = {path.stem: path for path in folder.glob("additional_chat_templates/*.jinja")}
-    if isinstance(template, list):
-        named = {one["name"]: one["template"] for one in template}
-        template = named.get("default")
-    if not isinstance(template, str | None) or named and not template:
+        named["default"] = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if named and "default" not in named:
         raise ValueError(f"it has no chat template called default: {', '.join(named)}")
-    return template
+    return named.get("default")
 
 
 def padded_vocab_size(vocab_size):

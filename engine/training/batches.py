@@ -72,7 +72,7 @@ def check_documents(data, model):
             f"mask_documents=True: the tokenizer of dataset {data.name} has no end-of-text token: "
             "leave it out, or prepare the text with --tokenizer=gpt2 or bpe:8192"
         )
-    if any(block.attn.feature for block in model.transformer.h):
+    if any(getattr(block.attn, "feature", None) for block in model.transformer.h):
         raise ValueError(
             f"attention={model.config.attention!r} cannot keep documents apart, as "
             "mask_documents=True and conversations need it: choose fused"
@@ -80,48 +80,40 @@ def check_documents(data, model):
 
 
 def validation_batches(data, config):
-    """Return the number of batches in a validation loss, and the batches, the same every time.
+    """Yield the batches of a validation loss, the same every time.
 
     A batch is inputs, targets, and positions or None.
     """
     size = config.batch_size
+    count = config.eval_iters
     if data.masks:
         rows = data.rows["val"]
         order = np.random.default_rng((config.seed, VAL)).permutation(len(rows))
-        parts = [order[n : n + size] for n in range(0, len(rows), size)]
-        parts = parts[: config.eval_iters or None]
-        return len(parts), (rows.batch(part, size) for part in parts)
-    if config.eval_iters == 0:
-        count = -(-(len(data.val) - 1) // (size * config.block_size))
-        batches = dataset.sequential_batches(data.val, size, config.block_size)
-    else:
-        count = config.eval_iters
+        for first in range(0, len(rows), size)[: count or None]:
+            yield rows.batch(order[first : first + size], size)
+        return
+    batches = dataset.sequential_batches(data.val, size, config.block_size)
+    if count:
         rngs = (np.random.default_rng((config.seed, VAL, n)) for n in range(count))
         batches = (dataset.random_batch(data.val, size, config.block_size, rng) for rng in rngs)
-    return count, (with_positions(batch, data, config) for batch in batches)
+    for batch in batches:
+        yield with_positions(batch, data, config)
 
 
 @torch.no_grad()
 def validation_loss(model, data, config, device, autocast):
     """Return the mean loss of the validation split, or of eval_iters batches, in nats per token.
 
-    Processes take turns. All make as many passes, as fsdp needs: what is left over at the end is
-    computed by all, and counted once.
+    Each process computes all of it, so that it does not depend on their number.
     """
-    rank = processes.rank()
-    count, batches = validation_batches(data, config)
     losses = []
     tokens = []
     model.eval()
-    for n, batch in enumerate(processes.progress_bar(batches, "evaluating", count, delay=2)):
-        turn = n % processes.world_size()
-        if turn == rank or turn < rank and n == count - 1:
-            x, y, positions = to_device(batch, device)
-            with autocast:
-                losses.append(model(x, y, only_loss=True, positions=positions)[1])
-            tokens.append(int((batch[1] >= 0).sum()) if turn == rank else 0)
+    for batch in processes.progress_bar(validation_batches(data, config), "evaluating", delay=2):
+        x, y, positions = to_device(batch, device)
+        with autocast:
+            losses.append(model(x, y, only_loss=True, positions=positions)[1])
+        tokens.append(int((batch[1] >= 0).sum()))
     model.train()
     weights = torch.tensor(tokens, dtype=torch.float64)
-    total = torch.stack([torch.stack(losses).cpu().double() @ weights, weights.sum()])
-    total = processes.all_reduce_sum(total)
-    return (total[0] / total[1]).item()
+    return (torch.stack(losses).cpu().double() @ weights / weights.sum()).item()

@@ -78,13 +78,11 @@ class Muon:
             p.grad = None
 
     @torch.no_grad()
-    def step(self, finite=None):
+    def step(self, finite):
         """Update all parameters that have a gradient. Overwrites the gradients.
 
         finite: a bool tensor on their device; False: nothing changes, without waiting to know it.
         """
-        if finite is None:
-            finite = torch.tensor(True, device=next(iter(self.state)).device)
         for group in self.param_groups:
             update = self.muon_step if group["kind"] == "muon" else self.adamw_step
             params = [p for p in group["params"] if p.grad is not None]
@@ -119,17 +117,16 @@ class Muon:
                 torch._foreach_add_(targets, updates.unbind(), alpha=-group["lr"] * scale)
 
     def adamw_step(self, group, params, finite):
-        def states(kind):
-            return [local_tensor(self.state[p][kind]) for p in params]
-
+        rows = [(p, p.grad, *self.state[p].values()) for p in params]
+        weights, grads, averages, squares, steps = [[*map(local_tensor, c)] for c in zip(*rows)]
         beta1, beta2 = group["betas"]
         adamw(
-            [local_tensor(p) for p in params],
-            [local_tensor(p.grad) for p in params],
-            states("exp_avg"),
-            states("exp_avg_sq"),
+            weights,
+            grads,
+            averages,
+            squares,
             [],
-            states("step"),
+            steps,
             fused=True,
             found_inf=1.0 - finite.float(),
             amsgrad=False,
@@ -241,7 +238,7 @@ def parts_of_step(targets):
     """
     counts = torch.stack([(y >= 0).sum() for y in targets])
     total = processes.all_reduce_sum(counts.sum()).clamp_min(1)
-    return total / (counts * processes.world_size())  # ddp and fsdp take the mean of gradients
+    return total / (counts * processes.world_size())  # gradients are averaged over them
 
 
 def training_step(model, batches, optimizer, scaler, autocast, grad_clip=0.0):
@@ -251,24 +248,23 @@ def training_step(model, batches, optimizer, scaler, autocast, grad_clip=0.0):
     process's micro-batches before the update, the norm before grad_clip, and whether the losses and
     gradients of all processes are finite. If not, nothing is updated. The mean is over all targets
     of the step, in all processes: however conversations fall into micro-batches, each token weighs
-    the same. model: a GPT, or what sharding.parallelize made of it. batches: (x, y, seed of dropout
-    or None, positions or None). scaler: a GradScaler, for float16, which skips steps whose gradient
-    overflows.
+    the same. model: a GPT. batches: (x, y, seed of dropout or None, positions or None). scaler: a
+    GradScaler, for float16, which skips steps whose gradient overflows.
     """
     losses = []
     parts = parts_of_step([y for _, y, _, _ in batches])
-    for n, (x, y, seed, positions) in enumerate(batches, 1):
+    for part, (x, y, seed, positions) in zip(parts, batches):
         if seed is not None:
             torch.manual_seed(seed)
-        with sharding.gradient_sync(model, n == len(batches)):  # once a step
-            with autocast:
-                micro_loss = model(x, y, only_loss=True, positions=positions)[1] / parts[n - 1]
-            scaler.scale(micro_loss).backward()
+        with autocast:
+            micro_loss = model(x, y, only_loss=True, positions=positions)[1] / part
+        scaler.scale(micro_loss).backward()
         losses.append(micro_loss.detach())
     loss = torch.stack(losses).sum()
 
-    scaler.unscale_(optimizer)
     parameters = [p for p in optimizer.state if p.grad is not None]
+    sharding.average_gradients(parameters)
+    scaler.unscale_(optimizer)
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
     if grad_clip:
         torch.nn.utils.clip_grads_with_norm_(parameters, grad_clip, norm)

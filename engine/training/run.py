@@ -1,4 +1,4 @@
-"""The record of a run: checkpoints and metrics in its folder, and wandb.
+"""The record of a run: checkpoints and metrics in its folder, wandb and TensorBoard.
 
 out/step_002000/    a checkpoint (engine/weights/checkpoint.py)
     metrics.jsonl   one JSON object a line: step, losses, learning rate, speed
@@ -17,6 +17,7 @@ from pathlib import Path
 from engine.common import processes
 from engine.common.errors import library_errors
 from engine.common.files import atomic_write, remove_path, shell_path, shell_quote
+from engine.common.hardware import peak_memory
 from engine.training import sharding
 from engine.weights import checkpoint
 
@@ -38,12 +39,11 @@ class Run:
         self.wandb = start_wandb(config) if first and config.wandb_log else None
 
         # All processes must know the last line of an earlier part of this run.
-        self.line = {}
-        if self.writes:
-            self.out_dir.mkdir(parents=True, exist_ok=True)
-        if self.writes and any(self.out_dir.glob("[!.]*")):
-            self.line = start_run(self.out_dir, trainer.step if trainer.saved else -1)
-        self.line = processes.all_gather(self.line)[0]
+        last = trainer.step if trainer.saved else -1
+        line = start_run(self.out_dir, last) if self.writes else {}
+        draws = self.writes and config.tensorboard
+        self.tensorboard = start_tensorboard(config, trainer.step) if draws else None
+        self.line = processes.all_gather(line)[0]
         self.started = started - self.line.get("wall_s", 0.0)
         self.saved_step = trainer.step if trainer.saved else None
         self.evaluated_step = self.line["step"] if "val_loss" in self.line else None
@@ -56,7 +56,7 @@ class Run:
         return {"step": self.trainer.step}
 
     def log(self, record):
-        """Write a line of metrics.jsonl, and the same to wandb."""
+        """Write a line of metrics.jsonl, and the same to wandb and TensorBoard."""
         record["wall_s"] = round(time.perf_counter() - self.started, 3)
         if self.writes:
             with open(self.out_dir / "metrics.jsonl", "a", encoding="utf-8") as file:
@@ -65,13 +65,11 @@ class Run:
                 prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
         if self.wandb:
             self.wandb.log(record, step=record["step"])
-        self.trainer.speed.restart()
-
-    def save_is_due(self):
-        """Return whether save_interval ends at this step."""
-        step = self.trainer.step
-        interval = self.config.save_interval
-        return interval > 0 and step > 0 and step % interval == 0
+        for name, value in record.items() if self.tensorboard else ():
+            writer = self.tensorboard
+            add = writer.add_text if isinstance(value, str) else writer.add_scalar
+            add(name, math.nan if value is None else value, record["step"])
+        self.trainer.restart_clock()
 
     def evaluation_is_due(self):
         """Return whether eval_interval or the run ends at this step, and it was not evaluated."""
@@ -92,16 +90,13 @@ class Run:
                 self.out_dir,
                 trainer.step,
                 trainer.model,
-                asdict(self.config),
-                trainer.data.tokenizer.spec(),
                 state,
-                trainer.data.hashes,
-                record,
                 weights,
+                training=asdict(self.config),
+                tokenizer=trainer.data.tokenizer.spec(),
+                data=trainer.data.hashes,
+                record=record,
             )
-            prune_checkpoints(self.out_dir, self.config.keep_checkpoints)
-        if not self.evaluation_is_due():
-            processes.print0(f"step {trainer.step}: saved")
         self.saved_step = trainer.step
 
     def evaluate(self):
@@ -112,8 +107,6 @@ class Run:
         trainer = self.trainer
         loss = trainer.evaluate()
         if not math.isfinite(loss):
-            if self.writes and trainer.step > trainer.first_step:  # or a resumed run finds the same
-                remove_checkpoint(checkpoint.folder_of(self.out_dir, trainer.step))
             raise trainer.not_finite(f"validation loss {loss}", trainer.step)
         bits = trainer.data.bits_per_character(loss)
         in_bits = f", {bits:.4f} bits per character" if bits else ""
@@ -130,14 +123,45 @@ class Run:
             hint = checkpoint.resume_hint(self.out_dir)
             processes.print0(f"{name}: stopped at step {self.trainer.step}; {hint}")
         elif self.writes:
+            self.print_results(record)
             folder = shell_quote(self.out_dir)
             commands = [f"{shell_path('sample.py')} --out_dir={folder}", f"-m tools.plot {folder}"]
             if self.trainer.data.masks:  # of conversations
                 commands.append(f"-m tools.answers --out_dir={folder}")
             hint = ", ".join(f"python {command}" for command in commands)
-            print(f"{record['wall_s']:.0f} s in all; next: {hint}")
+            print(f"next: {hint}")
         if self.wandb:
             self.wandb.finish()
+        if self.tensorboard:
+            self.tensorboard.close()
+
+    def print_results(self, record):
+        """Print the figures of a run that ended, the same lines for every run."""
+        trainer = self.trainer
+        results = {
+            "val_loss": record["val_loss"],
+            "bits_per_byte": trainer.data.bits_per_byte(record["val_loss"]),
+            "training_seconds": trainer.seconds,
+            "total_seconds": record["wall_s"],
+            "peak_memory_mb": peak_memory(trainer.device) / 1e6,
+            "mfu": record.get("mfu", 0),
+            "tokens": trainer.step * trainer.tokens_per_step,
+            "steps": trainer.step,
+            "parameters": trainer.model.num_params(),
+        }
+        for name, value in results.items():
+            print(f"{name + ':':18}{round(value, 4)}")
+
+
+def start_tensorboard(config, step):
+    """Return a writer of TensorBoard's files in out_dir, for a run that begins at this step.
+
+    ValueError if it is not installed.
+    """
+    with library_errors("tensorboard cannot begin"):
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(config.out_dir, purge_step=step + 1)
 
 
 def start_wandb(config):
@@ -159,6 +183,7 @@ def start_run(out_dir, last):
     last: -1 for a new run. What is later belongs to an earlier run, and moves to
     out_dir/previous-N, with a copy of its metrics: nothing is mixed, and nothing destroyed.
     """
+    out_dir.mkdir(parents=True, exist_ok=True)
     for unfinished in out_dir.glob("*.partial"):  # of processes that were killed
         remove_path(unfinished)
     metrics = out_dir / "metrics.jsonl"
@@ -173,8 +198,9 @@ def start_run(out_dir, last):
         aside.mkdir()
         if metrics.exists():
             shutil.copy(metrics, aside)
-        for folder in later:
-            folder.rename(aside / folder.name)
+        events = out_dir.glob("events.out.tfevents*") if last < 0 else ()
+        for path in (*later, *events):
+            path.rename(aside / path.name)
         moved = "the earlier run" if last < 0 else f"what came after step {last}"
         print(f"moved {moved} in {out_dir} to {aside}")
     atomic_write(metrics, "".join(json.dumps(record) + "\n" for record in kept).encode())

@@ -1,6 +1,8 @@
 """A model that several processes train: whole in each of them (ddp), or in shards (fsdp).
 
-ddp: each process holds all of the model, and they exchange gradients. fsdp: each holds some rows of
+ddp: each process holds all of the model, and they average gradients once a step. PyTorch's class
+DistributedDataParallel does so too, but adds in another order in its first step, so that a resumed
+run of three processes would not be the undisturbed one bit for bit. fsdp: each holds some rows of
 every parameter, of its gradient and of the optimizer's state, and has the others' rows of a block
 only while it computes that block (Zhao et al. 2023, arXiv:2304.11277). Such a tensor is PyTorch's
 DTensor. It is known here by its methods, because importing the class takes a second.
@@ -9,9 +11,6 @@ Skip this file at a first reading. Where a docstring ends with "All processes", 
 make the call, or the others wait.
 """
 
-import contextlib
-import warnings
-
 import torch
 import torch.distributed as dist
 
@@ -19,27 +18,26 @@ from engine.common.processes import broadcast, rank, world_size
 
 
 def parallelize(model, device, parallel, compiled):
-    """Bring a GPT to this process's device; return what is to be called in a training step.
+    """Bring a GPT, with the weights of the first process, to this process's device. All processes.
 
-    All have the weights of the first process then, and the gradient is the mean over all. It is the
-    model itself, or ddp's wrapper around it. parallel: ddp or fsdp, the same for one process. Make
-    the optimizer afterwards, since fsdp replaces the parameters.
+    parallel: ddp or fsdp, the same for one process. Make the optimizer afterwards, since fsdp
+    replaces the parameters.
     """
+    if compiled:
+        from torch._dynamo import config  # here, since it takes seconds
+
+        # Modules may keep an auxiliary loss of a block that is computed again.
+        config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
     if world_size() > 1 and parallel == "fsdp":
-        return apply_fsdp(model, device, compiled)
-    model.to(device)
+        apply_fsdp(model, device, compiled)
+        return
+    broadcast_weights(model, device)
     if compiled:
         model.compile()
-    if world_size() == 1:
-        return model
-    with warnings.catch_warnings():  # PyTorch 2.13 renames an argument that older ones need
-        warnings.simplefilter("ignore", FutureWarning)
-        ddp = torch.nn.parallel.DistributedDataParallel
-        return ddp(model, broadcast_buffers=False, gradient_as_bucket_view=True)
 
 
 def apply_fsdp(model, device, compiled):
-    """Return the model, of which this process keeps its own rows, on its device. All processes."""
+    """Keep this process's own rows of a model, on its device. All processes."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard  # here, since it takes a second
 
@@ -51,7 +49,7 @@ def apply_fsdp(model, device, compiled):
         fully_shard(block, mesh=mesh)
     broadcast_weights(model, device)
     # Embeddings and head are shards again after a forward pass too, for example an evaluation's.
-    return fully_shard(model, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
 
 
 def broadcast_weights(module, device):
@@ -101,12 +99,19 @@ def gather(tensors):
 # ---- A step of several processes
 
 
-def gradient_sync(model, last):
-    """Return a context for a micro-batch; ddp exchanges gradients only after the last of a step.
+def average_gradients(params):
+    """Give parameters the mean of their gradients over all processes, once a step. All processes.
 
-    fsdp exchanges them after each, since a process that waited would hold those of the whole model.
+    Those in shards have it: fsdp averages after each micro-batch, since a process that waited would
+    hold the gradients of the whole model.
     """
-    return contextlib.nullcontext() if last or not hasattr(model, "no_sync") else model.no_sync()
+    if world_size() == 1 or hasattr(params[0], "to_local"):
+        return
+    grads = [p.grad for p in params]
+    works = [dist.all_reduce(grad, async_op=True) for grad in grads]
+    for work in works:
+        work.wait()
+    torch._foreach_div_(grads, world_size())
 
 
 def matrix_owners(params):
@@ -124,20 +129,15 @@ def matrix_owners(params):
     in_shards = hasattr(params[0], "to_local")
     many = world_size() if in_shards else len(by_size)
     for first in range(0, len(by_size), many):
-        targets = []
-        mine = []
-        for n, p in enumerate(by_size[first : first + many]):
-            gradient = full_tensor(p.grad)
-            targets.append(torch.zeros_like(gradient) if in_shards else p)
-            if n % world_size() == rank():
-                mine.append((p, targets[n], gradient))
-        yield mine
+        some = by_size[first : first + many]
+        gradients = [full_tensor(p.grad) for p in some]
+        targets = [torch.zeros_like(gradient) for gradient in gradients] if in_shards else some
+        yield [*zip(some, targets, gradients)][rank() :: world_size()]
         works = [
-            dist.broadcast(target, n % world_size(), async_op=True)
+            dist.broadcast(target.detach(), n % world_size(), async_op=True)
             for n, target in enumerate(targets)
         ]
-        for n, work in enumerate(works):
+        for p, target, work in zip(some, targets, works):
             work.wait()
             if in_shards:
-                p = by_size[first + n]
-                local_tensor(p).add_(shard_of(p, targets[n]))
+                local_tensor(p).add_(shard_of(p, target))

@@ -7,7 +7,9 @@ one would, up to rounding.
 
 import datetime
 import math
+import statistics
 import time
+from dataclasses import replace
 
 import torch
 
@@ -17,8 +19,6 @@ from engine.training.batches import micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
 from engine.training.sharding import local_tensor
 from engine.weights.checkpoint import resume_hint
-
-SMALLEST_SCALE = 2.0**-10  # of float16's loss: below it, no gradient is finite
 
 
 class Trainer:
@@ -49,9 +49,9 @@ class Trainer:
         if self.dtype == "auto":
             self.dtype = self.saved.get("dtype") or hardware.best_dtype(device, config.n_embd)
         dtype = getattr(torch, self.dtype)
-        processes.compare(
-            device=device.type, dtype=self.dtype, data=data.hashes, tokens=len(data.train)
-        )
+        some = data.train[:: len(data.train) // 10_000 + 1]  # the hash may not be known
+        facts = dict(data=data.hashes, tokens=len(data.train), sum=int(some.sum()))
+        processes.compare(device=device.type, dtype=self.dtype, **facts)
         self.autocast = torch.autocast(device.type, dtype, enabled=self.dtype != "float32")
 
         # Micro-batches are numbered over all processes; each process has the same number of them.
@@ -59,24 +59,28 @@ class Trainer:
         self.first_micro_batch = processes.rank() * self.micro_batches
         sequences = config.gradient_accumulation_steps * config.batch_size
         self.tokens_per_step = sequences * config.block_size
-        peak = hardware.peak_flops(device, dtype) * processes.world_size()
-        self.speed = Speed(self.tokens_per_step, model.flops_per_token(), peak)
+        self.flops_per_step = self.tokens_per_step * model.flops_per_token()
+        self.peak_flops = hardware.peak_flops(device, dtype) * processes.world_size()
+        self.seconds = 0.0  # that were measured
+        self.restart_clock()
 
-        # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer. A
-        # step calls parallel_model: the model itself, or what exchanges gradients around it.
+        # The model on its device, perhaps compiled, perhaps in shards, and then its optimizer.
         self.compiled = config.compile
         if self.compiled == "auto":
             passes = (self.last_step - self.step) * self.micro_batches
             self.compiled = hardware.worth_compiling(
                 device, passes, hardware.PASSES_WORTH_COMPILING
             )
-        self.parallel_model = sharding.parallelize(model, device, config.parallel, self.compiled)
+        sharding.parallelize(model, device, config.parallel, self.compiled)
         self.optimizer = make_optimizer(model, config)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
+        self.scaler = self.new_scaler()
         if self.saved:
             self.optimizer.load_state_dict(self.saved.pop("optimizer", {}))  # its memory is freed
             if self.saved["scaler"]:  # empty if the run was in another dtype
                 self.scaler.load_state_dict(self.saved["scaler"])
+
+    def new_scaler(self):
+        return torch.amp.GradScaler(self.device.type, enabled=self.dtype == "float16")
 
     def update(self):
         """Make one step with self.learning_rate; the device may still be busy with it afterwards.
@@ -86,44 +90,45 @@ class Trainer:
         peak = self.config.learning_rate or 1
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * self.learning_rate / peak
-        loss, norm, finite = self.accumulate(self.micro_batches)
+        first = self.first_micro_batch
+        batches = [
+            micro_batch(self.data, self.config, self.step, n, self.device)
+            for n in range(first, first + self.micro_batches)
+        ]
+        loss, norm, finite = training_step(
+            self.model, batches, self.optimizer, self.scaler, self.autocast, self.config.grad_clip
+        )
         newest = torch.stack([torch.full_like(loss, self.step), loss, norm])
         self.newest = torch.where(self.finite, newest, self.newest)
         self.finite = self.finite & finite
         self.step += 1
-        self.speed.steps += 1
         if self.compiled and self.step == self.first_step + 1:  # it waited for the compiler
-            self.speed.restart()
+            self.restart_clock()
 
-    def accumulate(self, count):
-        """Update the weights from `count` micro-batches of this process, as training_step does."""
-        first = self.first_micro_batch
-        batches = [
-            micro_batch(self.data, self.config, self.step, n, self.device)
-            for n in range(first, first + count)
-        ]
-        return training_step(
-            self.parallel_model,
-            batches,
-            self.optimizer,
-            self.scaler,
-            self.autocast,
-            self.config.grad_clip,
-        )
+    def restart_clock(self):
+        """Measure the speed from here on."""
+        self.clock_step = self.step
+        self.clock = time.perf_counter()
 
     def measure(self):
         """Return the newest step as a dict, one line of metrics.jsonl; errors as in check."""
         self.check()
         total = processes.all_reduce_sum(self.newest[1].clone())
         norm = self.newest[2].item()
-        tokens_per_s, mfu = self.speed.measure()
+        seconds = time.perf_counter() - self.clock
+        self.seconds += seconds
+        steps_per_s = (self.step - self.clock_step) / seconds
+        flops = steps_per_s * self.flops_per_step
+        self.peak_flops = max(self.peak_flops, flops)  # it may have been measured in a busy moment
+        added = self.model.auxiliary_loss  # of the newest micro-batch of this process
         return {
             "step": self.step,
             "train_loss": (total / processes.world_size()).item(),
+            **({"auxiliary_loss": added.item()} if torch.is_tensor(added) else {}),
             "lr": self.learning_rate,
             "grad_norm": norm if math.isfinite(norm) else None,
-            "tokens_per_s": round(tokens_per_s, 1),
-            "mfu": round(mfu, 4),
+            "tokens_per_s": round(steps_per_s * self.tokens_per_step, 1),
+            "mfu": round(flops / self.peak_flops, 4),  # the part of the machine's peak
         }
 
     def check(self):
@@ -131,9 +136,6 @@ class Trainer:
         if not self.finite:  # waits for the device
             step, loss, norm = self.newest.tolist()
             raise self.not_finite(f"loss {loss:.4g} and gradient norm {norm:.4g}", int(step))
-        if self.scaler.is_enabled() and self.scaler.get_scale() < SMALLEST_SCALE:
-            what = "gradients that are not finite in float16, at any scale,"
-            raise self.not_finite(what, self.step)
 
     def evaluate(self, model=None):
         """Return the loss on the validation split, in nats per token.
@@ -168,70 +170,55 @@ class Trainer:
         )
 
 
-class Speed:
-    """Tokens per second since restart(), and their share of the machine's peak (MFU).
-
-    peak: FLOP/s of all processes together.
-    """
-
-    def __init__(self, tokens_per_step, flops_per_token, peak):
-        self.tokens_per_step = tokens_per_step
-        self.flops_per_token = flops_per_token
-        self.peak = peak
-        self.restart()
-
-    def restart(self):
-        self.steps = 0
-        self.since = time.perf_counter()
-
-    def measure(self):
-        """Return tokens per second, and model FLOPs utilization, from 0 to 1."""
-        seconds = time.perf_counter() - self.since
-        tokens_per_s = self.steps * self.tokens_per_step / seconds
-        flops = tokens_per_s * self.flops_per_token
-        self.peak = max(self.peak, flops)  # it may have been measured in a busy moment
-        return tokens_per_s, flops / self.peak
-
-
 # ---- The cost of a run
+
+WARMUP = 10  # steps
+
+
+def fit_to_minutes(trainer):
+    """Choose max_iters so that the steps take as many minutes as the settings say.
+
+    The steps that are timed leave no trace: max_iters alone repeats the run. All processes.
+    """
+    seconds = 60 * trainer.config.minutes
+    trainer.learning_rate = 0.0
+    changing = [*trainer.model.parameters(), *trainer.optimizer.state_dict().values()]
+    before = [local_tensor(tensor).detach().to("cpu", copy=True) for tensor in changing]
+    times = [hardware.measure_seconds(trainer.update, trainer.device) for _ in range(WARMUP)]
+    with torch.no_grad():
+        for tensor, value in zip(changing, before):
+            local_tensor(tensor).copy_(value)
+    trainer.step = trainer.first_step
+    trainer.scaler = trainer.new_scaler()
+    steps = max(1, round(seconds / statistics.median(times[1:])))
+    steps = trainer.last_step = processes.all_gather(steps)[0]
+    trainer.config = replace(trainer.config, max_iters=steps, minutes=0.0)
+    processes.print0(f"{seconds:g} seconds are {steps} steps: --max_iters={steps} repeats the run")
 
 
 def dry_run(trainer):
-    """Print the memory and time that a run will take, from a few of its steps; return the figures.
+    """Print the memory and time that a run will take, from a few steps; return the figures.
 
     Memory is that of one process, in bytes. Activations are the memory of a step beside weights,
     gradients and the optimizer's state.
     """
     model = trainer.model
-    device = trainer.device
+    trainer.learning_rate = 0.0
     gradients = size(p for p in model.parameters() if p.requires_grad)
     memory = dict(weights=size(model.parameters()), gradients=gradients)
     memory["optimizer"] = size(trainer.optimizer.state_dict().values())
-    # Before a step, which may not fit.
-    processes.print0(f"without activations: {megabytes(memory, device)}")
-    trainer.accumulate(1)  # allocates what stays
-    memory["activations"] = hardware.peak_bytes(lambda: trainer.accumulate(1), device) - gradients
-    seconds = min(
-        hardware.measure_seconds(lambda: trainer.accumulate(trainer.micro_batches), device)
-        for _ in range(2)
-    )
+    trainer.update()  # allocates what stays
+    memory["activations"] = hardware.peak_bytes(trainer.update, trainer.device) - gradients
+    seconds = hardware.measure_seconds(trainer.update, trainer.device)
     steps = trainer.last_step - trainer.first_step
     duration = datetime.timedelta(seconds=round(steps * seconds))
+    kinds = ", ".join(f"{kind} {nbytes / 1e6:,.0f}" for kind, nbytes in memory.items())
     processes.print0(
-        f"a step: {trainer.tokens_per_step:,} tokens of {model.flops_per_token():,.0f} FLOP "
-        f"in {seconds:.3f} s\n"
-        f"memory: {megabytes(memory, device)}\n"
+        f"a step: {trainer.tokens_per_step:,} tokens in {seconds:.3f} s\n"
+        f"memory: {sum(memory.values()) / 1e6:,.0f} MB ({kinds})\n"
         f"{steps:,} steps would take about {duration}, without evaluations: nothing was written"
     )
     return memory | {"seconds_per_step": seconds}
-
-
-def megabytes(memory, device):
-    """Return bytes by kind, a dict, in words: their sum, and of how much the device has, first."""
-    kinds = ", ".join(f"{kind} {nbytes / 1e6:,.0f}" for kind, nbytes in memory.items())
-    most = hardware.memory_bytes(device)
-    bound = f" of {most / 1e6:,.0f}" if most else ""
-    return f"{sum(memory.values()) / 1e6:,.0f}{bound} MB ({kinds})"
 
 
 def size(tensors):

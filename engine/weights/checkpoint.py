@@ -20,14 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from engine.common.files import (
-    DamagedFile,
-    atomic_path,
-    read_json,
-    sha256_of_file,
-    shell_path,
-    shell_quote,
-)
+from engine.common.files import atomic_path, read_json, sha256_of_file, shell_path, shell_quote
 from engine.common.settings import parse_settings
 
 FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensors")
@@ -35,34 +28,18 @@ FILES = ("config.json", "model.safetensors", "trainer.json", "trainer.safetensor
 # ---- Saving
 
 
-def save_checkpoint(
-    out_dir,
-    step,
-    model,
-    training,
-    tokenizer_spec,
-    trainer_state,
-    data=None,
-    record=None,
-    weights=None,
-):
+def save_checkpoint(out_dir, step, model, trainer_state, weights=None, **about):
     """Write the checkpoint of a step as a whole; return its folder, out_dir/step_<step>.
 
-    training: the settings as a dict. trainer_state: values of JSON, and dicts name -> tensor. data:
-    the hashes of the dataset. record: the newest line of metrics.jsonl, a dict. weights: those of
-    the model, as learned_weights returns them, if it is in shards. OSError if it cannot be written,
-    for example because the disk is full.
+    trainer_state: values of JSON, and dicts name -> tensor. weights: those of the model, as
+    learned_weights returns them, if it is in shards. about: tokenizer, its specification; training,
+    the settings as a dict; data, the hashes of the dataset; record, the newest line of
+    metrics.jsonl. OSError if it cannot be written, for example because the disk is full.
     """
     folder = folder_of(out_dir, step)
-    config = {
-        "step": step,
-        "model": asdict(model.config),
-        "training": training,
-        "tokenizer": tokenizer_spec,
-        "data": data,
-        "record": record or {},
-        "lora": asdict(model.lora) if model.lora else None,
-    }
+    adapter = asdict(model.lora) if model.lora else None
+    config = {"step": step, "model": asdict(model.config), "lora": adapter}
+    config |= {"training": {}, "data": None, "record": {}} | about
     values = {}
     tensors = {}
     for part, content in trainer_state.items():
@@ -114,8 +91,7 @@ def step_of(folder):
 
 def list_checkpoints(out_dir):
     """Return the folders of the complete checkpoints, oldest first."""
-    numbered = [path for path in Path(out_dir).glob("step_*") if path.name[5:].isdecimal()]
-    return sorted(numbered, key=step_of)
+    return sorted(Path(out_dir).glob("step_*[0-9]"), key=step_of)
 
 
 def read_metrics(path):
@@ -144,11 +120,8 @@ def best_checkpoint(out_dir):
 
 
 def is_ours(folder):
-    """Return whether train.py wrote a folder, or may write it: no model of others is in it."""
-    foreign = "config.json adapter_config.json model.safetensors pytorch_model.bin ckpt.pt".split()
-    if (folder / "manifest.json").exists() or list_checkpoints(folder):
-        return True
-    return folder.is_dir() and not any((folder / name).exists() for name in foreign)
+    """Return whether a folder is a run's, with checkpoints, or one checkpoint."""
+    return (folder / "manifest.json").exists() or bool(list_checkpoints(folder))
 
 
 def find_checkpoint(out_dir, which="latest"):
@@ -160,15 +133,13 @@ def find_checkpoint(out_dir, which="latest"):
     out_dir = Path(out_dir)
     if (out_dir / "manifest.json").exists() and which in ("latest", out_dir.name):
         return out_dir
-    if out_dir.is_dir() and not is_ours(out_dir):
-        raise ValueError(
-            f"{out_dir} holds a model in another layout: give it as "
-            f"--init_from={shell_quote(out_dir)}"
-        )
     folders = list_checkpoints(out_dir)
     if not folders:
         command = f"python {shell_path('train.py')} --out_dir={shell_quote(out_dir)}"
-        raise ValueError(f"there is no checkpoint in {out_dir}: train one with {command}")
+        raise ValueError(
+            f"there is no checkpoint in {out_dir}: train one with {command}, or give a model in "
+            "another layout as --init_from=FOLDER"
+        )
     if which == "latest":
         return folders[-1]
     folder = best_checkpoint(out_dir) if which == "best" else out_dir / which
@@ -191,17 +162,17 @@ def resume_hint(out_dir):
 
 
 def verified_file(folder, name):
-    """Return the path of a checkpoint's file; DamagedFile unless its sha256 is in manifest.json.
+    """Return the path of a checkpoint's file; ValueError unless its sha256 is in manifest.json.
 
     Another OSError for a file that cannot be read, for example on a network drive: it may be
     intact.
     """
     path = folder / name
-    with contextlib.suppress(FileNotFoundError, DamagedFile):
+    with contextlib.suppress(FileNotFoundError, ValueError):
         hashes = read_json(folder / "manifest.json")
         if sha256_of_file(path) == hashes.get(name):
             return path
-    raise DamagedFile(
+    raise ValueError(
         f"{path} is missing or damaged, or the hash in its manifest.json: use another checkpoint, "
         f"or move {folder} away to resume from the one before"
     )
@@ -210,7 +181,7 @@ def verified_file(folder, name):
 def newest_valid(out_dir, which="latest"):
     """Return the folder of find_checkpoint; latest is here the newest that is not damaged.
 
-    Notes name those that are. DamagedFile if all are.
+    Notes name those that are. ValueError if all are.
     """
     folders = list_checkpoints(out_dir) if which == "latest" else []
     for folder in reversed(folders):
@@ -218,20 +189,11 @@ def newest_valid(out_dir, which="latest"):
             for name in FILES:
                 verified_file(folder, name)
             return folder
-        except DamagedFile as error:
+        except ValueError as error:
             if folder == folders[0]:
                 raise
             print(f"note: {str(error).partition(':')[0]}: going on from the one before")
     return find_checkpoint(out_dir, which)
-
-
-def newest_valid_or_none(out_dir, which="latest"):
-    """Return newest_valid, or None if out_dir has no checkpoint from which a run could go on."""
-    try:
-        return newest_valid(out_dir, which) if list_checkpoints(out_dir) else None
-    except DamagedFile as error:
-        print(f"note: {error}")
-        return None
 
 
 # ---- Loading
@@ -245,18 +207,13 @@ def load_config(folder):
     return read_json(verified_file(folder, "config.json"))
 
 
-def load_checkpoint(folder):
-    """Return the config of a checkpoint's model, a dict, and its weights: name -> CPU tensor."""
-    return load_config(folder)["model"], load_tensors(folder, "model.safetensors")
-
-
 def load_tensors(folder, name):
     """Return the tensors of one of a checkpoint's files: name -> CPU tensor."""
     return {key: tensor.clone() for key, tensor in read_safetensors(verified_file(folder, name))}
 
 
 def read_safetensors(path):
-    """Yield (name, tensor) for each tensor in a file; DamagedFile if it is none of safetensors.
+    """Yield (name, tensor) for each tensor in a file; ValueError if it is none of safetensors.
 
     The tensors are the file's own pages: copy them. The file is mapped into memory again for each
     tensor, so that its pages can be released with it.
@@ -268,7 +225,7 @@ def read_safetensors(path):
             with safe_open(path, "pt") as file:
                 yield name, file.get_tensor(name)
     except SafetensorError as error:
-        raise DamagedFile(f"{path} is damaged ({error})") from None
+        raise ValueError(f"{path} is damaged ({error})") from None
 
 
 def load_trainer(folder):
@@ -304,13 +261,10 @@ def check_model(folder, config, equal_paths):
     """
     before = load_config(folder)
     adapter = before["lora"] or {"lora_rank": 0}
-    settings = before["model"] | {
-        name: value for name, value in adapter.items() if name.startswith("lora_")
-    }
-    for name, saved in settings.items():
+    for name, saved in (before["model"] | adapter).items():
         value = getattr(config, name, saved)
         same_function = name == "attention" and {value, saved} <= equal_paths
-        if value != saved and name != "dropout" and not same_function:
+        if value != saved and name not in ("dropout", "base") and not same_function:
             raise ValueError(
                 f"{name}={value} does not fit {folder}, which has {name}={saved}: leave it out to "
                 "resume, or train from scratch in another out_dir"

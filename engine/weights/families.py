@@ -50,8 +50,8 @@ class Family:
     """Our settings that all models of the family have."""
     tensors: dict
     """Our module: theirs, from top to bottom."""
-    layer_fields: tuple = ()
-    """Fields that say which layers have a window."""
+    unused: tuple = ()
+    """Fields that change nothing in this family alone."""
 
 
 ACTIVATIONS = {  # theirs: ours; of several names the first is written
@@ -119,18 +119,18 @@ LLAMA = Family(
 )
 
 
-def relative_of_llama(hf_class, settings, layer_fields, **always):
+def relative_of_llama(hf_class, settings, unused=(), **always):
     """Return a Family that differs from Llama in these settings."""
     return replace(
         LLAMA,
         hf_class=hf_class,
         settings=LLAMA.settings | settings,
         always=LLAMA.always | always,
-        layer_fields=layer_fields,
+        unused=unused,
     )
 
 
-QWEN_LAYERS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
+UNUSED = ("sliding_window",)  # where use_sliding_window is false, or missing
 QWEN = {  # where a field is missing
     "max_position_embeddings": ("block_size", 32768),
     "num_key_value_heads": ("n_kv_head", 32),
@@ -143,14 +143,34 @@ FAMILIES = {
         {
             "max_position_embeddings": ("block_size", 131072),
             "num_key_value_heads": ("n_kv_head", 8),
+            "sliding_window": ("window", 4096),
         },
-        ("sliding_window",),
     ),
-    "qwen2": relative_of_llama("Qwen2ForCausalLM", QWEN, QWEN_LAYERS, qkv_bias=True),
+    "qwen2": relative_of_llama("Qwen2ForCausalLM", QWEN, UNUSED, qkv_bias=True),
     "qwen3": relative_of_llama(
-        "Qwen3ForCausalLM", QWEN | {"head_dim": ("head_size", 128)}, QWEN_LAYERS, qk_norm="head"
+        "Qwen3ForCausalLM", QWEN | {"head_dim": ("head_size", 128)}, UNUSED, qk_norm="head"
     ),
 }
+
+
+EVERY = {  # what is built of our settings in all families, and in those with and without RoPE
+    "mixer": "attention",
+    "visible": "causal",
+    "score": "scaled_dot",
+    "normalize": "softmax",
+    "value_size": "0",
+    "position": "learned rope",
+}
+WITH_ROPE = {"norm": "rmsnorm rmsnorm_scale", "mlp": "swiglu", "bias": "False"}
+WITHOUT = {"norm": "layernorm", "mlp": " ".join(ACTIVATIONS.values()), "qk_norm": "False"}
+
+
+def not_standard(config):
+    """Return name=value of what no family has of a GPTConfig: a hint, as export looks at all."""
+    has = EVERY | (WITH_ROPE if config.position == "rope" else WITHOUT)
+    return [
+        f"{n}={v}" for n, v in vars(config).items() if n in has and str(v) not in has[n].split()
+    ]
 
 
 # ---- config.json
@@ -166,42 +186,36 @@ def config_from_hugging_face(config):
         raise ValueError(f"model_type={kind!r} is not built here: {', '.join(FAMILIES)} are")
     family = FAMILIES[kind]
     fields = dict(config)
-    ours = read_settings(fields, family) | family.always
-    check_values(fields, family)
+    ours = read_settings(fields, family)
     if kind == "gpt2":
         ours["mlp"] = ACTIVATIONS[config.get("activation_function", "gelu_new")]
     else:
         ours |= rope_settings(fields, ours["block_size"])
-        ours |= layer_settings(fields, kind, ours["n_layer"])
-    all_full = ["full_attention"] * ours["n_layer"]
+    all_full = "window" not in ours and ["full_attention"] * ours["n_layer"]
+    nothing = [None, False, {}, all_full]
     for name, value in fields.items():
-        if name not in IGNORED and value not in (None, False, {}, all_full):
+        if name not in IGNORED.union(family.unused) and value not in nothing:
             raise ValueError(f"{name}={value!r}: not known here")
     return ours
 
 
 def read_settings(fields, family):
-    """Take the fields that are our settings out of fields; return the settings as a dict."""
+    """Take the fields that the family's tables have out of fields; return our settings, a dict."""
     ours = {}
     for field, (name, default) in family.settings.items():
         value = fields.pop(field, default)
-        if value is ... or value is None and default is ...:
+        if value is ...:
             raise ValueError(f"{field} is missing")
-        if value is None:  # our default, such as as many key/value heads as heads
-            continue
-        if value == 0 and value is not False:  # our 0 stands for a default
+        if value is None and (default is None or name in ("n_kv_head", "window")):
+            continue  # our default, such as as many key/value heads as heads
+        if value is None or value == 0 and value is not False:  # our 0 stands for a default
             raise ValueError(f"{field}={value!r} is not built here")
         ours[name] = value
-    return ours
-
-
-def check_values(fields, family):
-    """Take the fields out of fields that may have certain values only; ValueError for others."""
     for field, known in family.values.items():
         value = fields.pop(field, known[0])
         if value not in known:
-            names = " and ".join(map(repr, known))
-            raise ValueError(f"{field}={value!r} is not built here: {names} are")
+            raise ValueError(f"{field}={value!r} is not built here, but one of {known}")
+    return ours | family.always
 
 
 LLAMA_3 = {"low_freq_factor": 1, "high_freq_factor": 4}  # between these turns rope_table blends
@@ -219,45 +233,23 @@ def rope_settings(fields, block_size):
     if fields.pop("rope_theta", base) != base:
         raise ValueError(f"rope_theta has two values, of which one is {base}")
     ours = {"rope_base": float(base)}
-    kind = scaling.pop("rope_type", scaling.pop("type", "default"))
-    built = {"partial_rotary_factor": 1}
-    if kind == "llama3":
-        ours["rope_stretch"] = scaling.pop("factor")
+    built = {"rope_type": "default", "partial_rotary_factor": 1}
+    kind = scaling.pop("type", "default")  # as older versions call it
+    scaling = built | {"rope_type": kind} | scaling
+    if scaling["rope_type"] == "llama3":
+        ours["rope_stretch"] = scaling.pop("factor", None)
         ours["rope_trained"] = scaling.pop("original_max_position_embeddings", block_size)
-        built |= LLAMA_3
-    elif kind != "default":
-        raise ValueError(f"rope_scaling with rope_type={kind!r} is not built here: llama3 is")
-    for name, value in scaling.items():
-        if value != built.get(name):
-            raise ValueError(f"rope_scaling with {name}={value!r} is not built here")
+        built |= {"rope_type": "llama3", **LLAMA_3}
+    for name in scaling | built:
+        if scaling.get(name) != built.get(name):
+            raise ValueError(f"rope_scaling with {name}={scaling.get(name)!r} is not built here")
     return ours
-
-
-LETTERS = {"full_attention": "L", "sliding_attention": "S"}  # of window_pattern
-
-
-def layer_settings(fields, kind, n_layer):
-    """Take the fields that choose layers out of fields; return our settings of windows."""
-    chosen = {name: fields.pop(name) for name in FAMILIES[kind].layer_fields if name in fields}
-    window = chosen.get("sliding_window", 4096 if kind == "mistral" else None)
-    layers = chosen.get("layer_types") or []
-    if kind == "mistral" and window is not None:
-        layers = ["sliding_attention"] * n_layer
-    elif not layers and chosen.get("use_sliding_window"):
-        raise ValueError("use_sliding_window=True without layer_types is not built here")
-    if layers and len(layers) != n_layer or not {*layers} <= LETTERS.keys():
-        raise ValueError(f"layer_types={layers!r} is not built here")
-    pattern = "".join(LETTERS[layer] for layer in layers)
-    if "S" not in pattern:
-        return {}
-    if not window:
-        raise ValueError(f"sliding_window={window!r} is not built here, where layers have one")
-    return {"window": window, "window_pattern": pattern}
 
 
 # ---- Tensors
 
-NO_WEIGHTS = ("attn", "rotary_emb", "self_attn.rotary_emb")  # masks, and tables of angles
+# Masks, and tables of angles.
+NO_WEIGHTS = re.compile(r"(.*\.)?(h\.\d+\.attn\.(masked_)?bias|rotary_emb\.inv_freq)")
 PARTS = re.compile(r"(?:transformer\.|model\.)?(?:(?:h|layers)\.(\d+)\.)?(.*?)\.?(\w*)")
 
 
@@ -292,16 +284,16 @@ def weights_from_hugging_face(tensors, family, tie_weights):
     weights = {}
     incomplete = {}
     for name, tensor in tensors:
-        number, theirs, kind = split_name(name)
-        if theirs in NO_WEIGHTS:
+        if NO_WEIGHTS.fullmatch(name):
             continue
+        number, theirs, kind = split_name(name)
         if theirs not in places:
             raise ValueError(f"it has a tensor {name}, which is not known here")
         module, part, count = places[theirs]
         ours = join_name("transformer.", "h.", number, module, kind)
-        if ours in weights:
-            raise ValueError(f"it has {ours} twice, the second time as {name}")
         parts = incomplete.setdefault(ours, {})
+        if ours in weights or part in parts:
+            raise ValueError(f"it has {ours} twice, the second time as {name}")
         parts[part] = oriented(tensor, family, module)
         if len(parts) == count:  # the others' memory is released before the next is read
             weights[ours] = torch.cat([parts[n] for n in range(count)]).float()

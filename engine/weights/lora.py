@@ -4,6 +4,7 @@ A layer computes W x + alpha / rank * B A x. W needs no gradient and no optimize
 hold A and B alone, and say where the base is. B is zero at first: training begins at the base.
 """
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,11 +43,6 @@ class LoRALinear(nn.Module):
     def forward(self, x):
         return self.linear(x) + self.lora_B(self.scale * self.lora_A(x))
 
-    def merged(self):
-        """Return the Linear, whose weight gets what A and B add to it."""
-        self.linear.weight += self.scale * self.lora_B.weight @ self.lora_A.weight
-        return self.linear
-
 
 def attach(model, adapter):
     """Freeze a GPT, and put an Adapter's matrices beside the layers of its blocks that it names."""
@@ -65,7 +61,8 @@ def attach(model, adapter):
 def merge(model):
     """Make a GPT with an adapter one without, that computes the same."""
     for parent, name, layer in list(layers_of(model, LoRALinear)):
-        setattr(parent, name, layer.merged())
+        layer.linear.weight += layer.scale * layer.lora_B.weight @ layer.lora_A.weight
+        setattr(parent, name, layer.linear)
     model.requires_grad_(True)
     model.lora = None
 
@@ -80,18 +77,17 @@ def layers_of(model, kind):
 
 def load_base(GPT, adapter, folder, given):
     """Return the base of the Adapter in a checkpoint's folder: the one with the right weights."""
-    places = [given] if given else [adapter.base]
-    if adapter.relative_base and not given:
-        places.insert(0, Path(folder).resolve().parent / adapter.relative_base)
+    beside = Path(folder).resolve().parent / adapter.relative_base
+    places = [given] if given else [beside, adapter.base]
     for place in places:
-        if Path(place).is_dir():
+        with contextlib.suppress(ValueError):  # it is not there, or damaged: the next may be intact
             base = GPT.from_pretrained(place)
             if sha256_of_weights(base) == adapter.sha256:
                 return base
     found = " or ".join(map(str, places))
     raise ValueError(
-        f"{folder} is an adapter, and its base (sha256 {adapter.sha256}) is not {found}: give it "
-        "by --base=FOLDER"
+        f"{folder} is an adapter, and its base (sha256 {adapter.sha256}) is not {found}, or is "
+        "damaged there: give it by --base=FOLDER"
     )
 
 
@@ -102,7 +98,7 @@ def load(GPT, folder, base=None, **changes):
     ValueError if it is not there, or has other weights than in training.
     """
     saved = checkpoint.load_config(folder)
-    adapter = checkpoint.restore_settings(Adapter, saved["lora"], folder)
+    adapter = Adapter(**saved["lora"])
     base = load_base(GPT, adapter, folder, base)
     base.crop_block_size(saved["model"]["block_size"])
     model = GPT.from_weights(saved["model"], dict(base.named_parameters()), folder, **changes)

@@ -4,9 +4,9 @@ import itertools
 import re
 from pathlib import Path
 
-import torch.nn as nn
 from torch.overrides import TorchFunctionMode
 
+from engine.common.errors import library_errors
 from engine.common.files import read_json, sha256_of, shell_path, shell_quote
 from engine.text import tokenizer
 from engine.weights import checkpoint, families
@@ -14,12 +14,12 @@ from engine.weights.checkpoint import read_safetensors
 
 GPT2_NAMES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # 124M to 1.5B parameters
 
-OTHERS = {  # what else a folder may hold -> what to do with it
+OTHERS = {  # what else a folder may hold, as a pattern -> what to do with it
     "ckpt.pt": "it is nanoGPT's: make it ours by python -m tools.from_nanogpt",
-    "adapter_config.json": "it is or has an adapter of PEFT: merge it there into its base "
+    "adapter_*": "it is or has an adapter of PEFT: merge it there into its base "
     "(merge_and_unload), and give the folder that save_pretrained writes",
-    "pytorch_model.bin": "pytorch_model.bin is a pickle, which could run any code, and is never "
-    "read: save the model as safetensors by transformers (save_pretrained)",
+    "*.bin*": "pytorch_model.bin is a pickle, which could run any code, and is never read: save it "
+    "as safetensors by transformers (save_pretrained)",
 }
 
 # ---- Finding
@@ -53,16 +53,12 @@ def folder_in(settings):
 
 def download(name):
     """Return the folder in huggingface_hub's cache with a published model, OWNER/NAME."""
-    from huggingface_hub import snapshot_download  # it comes with tokenizers
+    remedy = ": connect to the internet, or give a folder with config.json and model.safetensors"
+    with library_errors(f"cannot download {name}", remedy):
+        from huggingface_hub import snapshot_download  # it comes with tokenizers
 
-    try:
         patterns = ["*.json", "*.jinja", "merges.txt", "model*.safetensors"]
         return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
-    except Exception as error:  # no network, a proxy, a full disk: the hub has one for each
-        raise ValueError(
-            f"cannot download {name} ({type(error).__name__}): connect to the internet, or give a "
-            "folder that holds its config.json and model.safetensors"
-        ) from error
 
 
 # ---- Weights
@@ -73,20 +69,19 @@ def load_pretrained(folder):
 
     ValueError, which names the folder, for what cannot be loaded.
     """
-    try:
-        for file, remedy in OTHERS.items():
-            has_model = list(folder.glob("model*.safetensors*")) and file != "adapter_config.json"
-            if (folder / file).exists() and not has_model:
+    with library_errors(f"{folder} cannot be loaded"):
+        for pattern, remedy in OTHERS.items():
+            has_model = list(folder.glob("model*.safetensors*")) and pattern != "adapter_*"
+            if list(folder.glob(pattern)) and not has_model:
                 raise ValueError(remedy)
+        if not (folder / "config.json").exists():
+            raise ValueError("it has neither a checkpoint of train.py nor a config.json")
         theirs = read_json(folder / "config.json")
         config = families.config_from_hugging_face(theirs)
         weights = families.weights_from_hugging_face(
             read_tensors(folder), theirs["model_type"], config["tie_weights"]
         )
         return config, weights
-    except Exception as error:  # files that others wrote can cause any
-        reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{folder} cannot be loaded: {reason}") from error
 
 
 def read_tensors(folder):
@@ -102,7 +97,8 @@ def read_tensors(folder):
     for file in files:
         if Path(file).name != file or not (folder / file).exists():
             raise ValueError(
-                f"it has no {file} (is it of git without git lfs, or an interrupted download?)"
+                f"it has no {file}, and other files of weights are not read (or is it of git "
+                "without git lfs, or an interrupted download?)"
             )
     return itertools.chain.from_iterable(read_safetensors(folder / file) for file in files)
 
@@ -114,11 +110,9 @@ class WithoutInit(TorchFunctionMode):
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        of_init = getattr(function, "__module__", "") == "torch.nn.init"
-        if of_init and isinstance(kwargs["tensor"], nn.Parameter):
+        if getattr(function, "__module__", "") == "torch.nn.init":
             return kwargs["tensor"]
-        return function(*args, **kwargs)
+        return function(*args, **kwargs or {})
 
 
 def check_weights(parameters, weights, source):
@@ -127,8 +121,10 @@ def check_weights(parameters, weights, source):
     ValueError, which names the source, unless they have the names and shapes of the parameters.
     """
     for name in parameters.keys() | weights.keys():
-        here = shape_of(parameters.get(name))
-        there = shape_of(weights.get(name))
+        here, there = (
+            tuple(found[name].shape) if name in found else "no such tensor"
+            for found in (parameters, weights)
+        )
         if here != there:
             raise ValueError(
                 f"{source} does not fit this model: {name} is {there} there and {here} here"
@@ -142,11 +138,6 @@ def sha256_of_weights(model):
     return sha256_of(p.detach().numpy() for p in model.parameters())
 
 
-def shape_of(tensor):
-    """Return the shape of a tensor, as a tuple, or words if it is none."""
-    return tuple(tensor.shape) if hasattr(tensor, "shape") else "no such tensor"
-
-
 # ---- Tokenizers
 
 
@@ -157,7 +148,8 @@ def load_tokenizer(folder, vocab_size):
     them. ValueError if there is no tokenizer, or one with more ids.
     """
     found = tokenizer.tokenizer_from_folder(folder)
-    if not {*range(vocab_size, found.vocab_size)} <= {*found.special_tokens.values()}:
+    further = {*range(vocab_size, found.vocab_size)}
+    if not further <= {*found.special_tokens.values()} - {*found.begin}:
         raise ValueError(
             f"{folder} has {vocab_size:,} token ids, and its tokenizer {found.vocab_size:,}"
         )

@@ -95,6 +95,12 @@ PLACES = table("""
     in_front_of     devant
     without         sans
 """)
+SAT = ["s'est assis", "s'est assise", "se sont assis", "se sont assises"]
+SEATS = table("""
+    mat     le_tapis
+    bed     le_lit
+    chair   la_chaise
+""")
 CONJUNCTIONS = table("""
     and         et
     but         mais
@@ -150,6 +156,9 @@ def predicate(rng, nouns, form):
     denied = rng.random() < 0.25
     kind = rng.random()
     rest = "", ""
+    if kind > 0.95:  # sat on the mat
+        english, french = rng.choice(SEATS)
+        return f"sat on the {english}", f"{SAT[form]} sur {french}"
     if kind < 0.2:  # is happy, is not happy
         verb = ["is", "are", "est", "sont"]
         english_denied = f"{verb[many]} not"
@@ -239,4 +248,6 @@ def summaries(number, seed):
     return [*found.items()]
 
 
-TASKS = {"translate": pairs, "summarize": summaries}
+def into_english(number, seed):
+    """Return pairs the other way round."""
+    return [(french, english) for english, french in pairs(number, seed)]

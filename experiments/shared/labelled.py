@@ -16,7 +16,7 @@ import torch
 from experiments.shared.translation import padded
 
 WORDS = 16  # of the longest sentence
-SENTENCES = 40  # of the longest document
+SENTENCES = 60  # of the longest document
 # A sentence with words of only one topic is about that topic. Models are not told these words.
 TOPICS = {
     "windows": "widget window menu button canvas mouse scrollbar listbox cursor",
@@ -46,20 +46,36 @@ def sentences_of(text):
 
 
 def docstrings():
-    """Return the sentences of 6 to WORDS words in the docstrings of Python's library, each once."""
+    """Yield the sentences of each docstring of Python's library."""
     library = Path(sysconfig.get_path("stdlib"))
-    found = {}
     for path in sorted(library.rglob("*.py")):
         if NOT_READ.intersection(path.relative_to(library).parts):
             continue
         for node in ast.walk(ast.parse(path.read_bytes())):
-            if not isinstance(node, DOCUMENTED):
-                continue
-            for sentence in sentences_of(ast.get_docstring(node) or ""):
-                words = tuple(words_of(sentence))
-                if 6 <= len(words) <= WORDS and ">>>" not in sentence:
-                    found.setdefault(words, sentence)
+            if isinstance(node, DOCUMENTED):
+                yield sentences_of(ast.get_docstring(node) or "")
+
+
+def sentences():
+    """Return the sentences of 6 to WORDS words in docstrings, each once."""
+    found = {}
+    for sentence in itertools.chain(*docstrings()):
+        words = tuple(words_of(sentence))
+        if 6 <= len(words) <= WORDS and ">>>" not in sentence:
+            found.setdefault(words, sentence)
     return [*found.values()]
+
+
+def first_sentences(number, seed):
+    """Return pairs of texts: what follows the first sentence of a docstring, and that sentence."""
+    found = {}
+    for first, *others in filter(None, docstrings()):
+        summary = words_of(first)
+        body = words_of(" ".join(others))[: 2 * WORDS]
+        if 4 <= len(summary) <= WORDS <= len(body):
+            found[" ".join(body)] = " ".join(summary)
+    pairs = random.Random(seed).sample([*found.items()], len(found))
+    return pairs[:number]
 
 
 # ---- Documents
@@ -82,9 +98,11 @@ def group_by_topic(sentences):
     return groups
 
 
-def compose_document(chance, groups, topic):
-    """Return 20 to 40 sentences, of which one says what is returned, and is about the topic."""
-    number = chance.randint(19, 39)
+def compose_document(chance, groups, topic, number):
+    """Return a document in which one sentence says what is returned, and is about the topic.
+
+    number: of other sentences.
+    """
     sentences = chance.sample(groups[None, False], number)
     # Half of these, in place of others.
     keys = [(None, True)]
@@ -100,9 +118,9 @@ def compose_document(chance, groups, topic):
 
 
 def compose(sentences, number, seed):
-    """Return documents for training, and a quarter as many for the test.
+    """Return documents of 20 to 40 sentences to train on, a quarter as many to test, one of 51.
 
-    Both have sentences of their own.
+    Training has sentences of its own.
     """
     chance = random.Random(seed)
     groups = group_by_topic(sentences)
@@ -114,17 +132,10 @@ def compose(sentences, number, seed):
     for first, size in enumerate((number, number // 4)):
         own = {key: group[first::2] for key, group in groups.items()}
         topics = itertools.islice(itertools.cycle(TOPICS), size)
-        splits.append([compose_document(chance, own, topic) for topic in topics])
-    return splits
-
-
-def about_topics(sentences):
-    """Return the sentences that are about a topic, and their topics."""
-    found = []
-    for (topic, _), group in group_by_topic(sentences).items():
-        if topic:
-            found += [(sentence, topic) for sentence in group]
-    return zip(*found)
+        splits.append(
+            [compose_document(chance, own, topic, chance.randint(19, 39)) for topic in topics]
+        )
+    return *splits, compose_document(chance, own, next(iter(TOPICS)), 50)
 
 
 # ---- As numbers: 0 is padding, 1 a word that the vocabulary lacks
@@ -148,11 +159,6 @@ def numbers_of(sentences, vocabulary):
         rows.append([*words, 0])
     numbers, _ = padded(rows)
     return numbers
-
-
-def counts_of(ids, V):
-    """Return how often each of V numbers occurs in ids (N, ...): (N, V)."""
-    return torch.stack([row.bincount(minlength=V) for row in ids.flatten(1)])
 
 
 def tensors_of(documents, vocabulary):

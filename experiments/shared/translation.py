@@ -13,11 +13,9 @@ from attention import attention_weights
 from engine.common.errors import library_errors
 from engine.decoding.sampling import sample_next_token
 from engine.text import tokenizer
-from experiments.shared import grammar
 from tools.shared.inspection import recording
 
 END = 0  # of a sentence. It also begins its translation, and is the padding
-MOST_TESTED = 500
 
 
 # ---- Sentences
@@ -41,22 +39,6 @@ def read_pairs(source, target):
         counts = f"{source} has {len(sentences):,} lines, {target} {len(translations):,}"
         raise ValueError(f"{counts}: each line of one must be the translation of the other's")
     return [pair for pair in zip(sentences, translations) if all(map(str.strip, pair))]
-
-
-def load_pairs(config):
-    """Return pairs for training and for the test, from the files of the settings or the grammar."""
-    if config.source or config.target:
-        pairs = read_pairs(config.source, config.target)
-    else:
-        pairs = grammar.TASKS[config.task](config.sentences, 0)
-    if config.test_source or config.test_target:
-        return pairs, read_pairs(config.test_source, config.test_target)
-    tested = min(len(pairs) // 10, MOST_TESTED)
-    known = {source for source, _ in pairs[tested:]}
-    test = [(source, target) for source, target in pairs[:tested] if source not in known]
-    if not test:
-        raise ValueError(f"{config.source} has too few sentences to set a tenth aside for the test")
-    return pairs[tested:], test
 
 
 def learn_vocabulary(texts, size):

@@ -13,7 +13,7 @@ import torch
 import torch.nn as nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from attention import Additive, General, dot, masked_fill, present, sinusoidal
+from attention import Additive, CrossAttention, General, dot, masked_fill, present, sinusoidal
 from engine.common.errors import library_errors
 from engine.common.files import atomic_path, read_json, shell_quote
 from engine.text.tokenizer import tokenizer_from_spec
@@ -162,6 +162,31 @@ class Bahdanau(Luong):
         return torch.cat(states, 1), torch.cat(read, 1)
 
 
+class Loop(Bahdanau):
+    """The loop as lectures write it: a query from the last state, keys and values of the reader's.
+
+    The state and so the first query are zeros at first. Scores are scaled dot products.
+    """
+
+    def __init__(self, vocab_size, shape):
+        super().__init__(vocab_size, shape)
+        del self.score, self.begin
+        self.qkv = CrossAttention(shape.n_embd, 1)
+
+    def encode(self, source, real):
+        states, vector, real = super().encode(source, real)
+        k, v = self.qkv.project(states[:, 0])
+        return k, v, vector, real
+
+    def new_past(self, memory, longest):
+        *_, vector, _ = memory
+        return torch.zeros_like(vector)[None], 0
+
+    def look(self, states, memory):
+        k, v, _, real = memory
+        return self.qkv(states, [k, v], present(real))
+
+
 # ---- Transformers
 
 
@@ -221,6 +246,7 @@ MODELS = {
     "general": functools.partial(Luong, score=General),
     "dot": functools.partial(Luong, score=lambda C: dot),
     "bahdanau": Bahdanau,
+    "loop": Loop,
     "transformer": functools.partial(Transformer, n_layer=1, mlp_factor=2, norm_first=True),
     "transformer2017": Transformer,
 }

@@ -24,19 +24,13 @@ def parse(*argv):
 
 
 def test_later_settings_win(tmp_path):
-    """Catches a wrong order of defaults, presets and command line; and a base that wins over its
-    preset, is sought in another folder, or is its own base.
-    """
-    base, x, y = (tmp_path / f"{name}.toml" for name in ("base", "x", "y"))
-    base.write_text("n_layer = 7\nn_head = 8\nlearning_rate = 1e-3\n")
-    x.write_text('base = "base.toml"\nn_layer = 5\neval_iters = 0\n')
+    """Catches a wrong order of defaults, presets and command line."""
+    x, y = (tmp_path / f"{name}.toml" for name in ("x", "y"))
+    x.write_text("n_layer = 5\nn_head = 8\nlearning_rate = 1e-3\neval_iters = 0\n")
     y.write_text("eval_iters = 3\ncompile = false\nwandb_log = true\n")
     given = dict(n_layer=5, learning_rate=1e-3, eval_iters=3, compile=False, wandb_log=True)
     want = TrainConfig(**given, n_head=2, dropout=0.5)
     assert parse(x, y, "--n_head=2", "--dropout", "0.5") == want
-    base.write_text('base = "x.toml"')
-    with refused("base.toml: its base leads back to it"):
-        parse(base)
 
 
 def test_settings_of_a_plain_run():
@@ -80,6 +74,14 @@ class Kinds:
 def test_each_type(words, given):
     """Catches a type that is read as another, and a list of which only the last word stays."""
     assert parse_settings(Kinds, words.split()) == Kinds(**given)
+
+
+def test_lists_in_a_preset(tmp_path):
+    """Catches an item of a list that is taken for a flag, since it begins with a dash."""
+    preset = tmp_path / "x.toml"
+    preset.write_text('paths = ["-x", "a b"]\nsizes = [-1, 2]\n')
+    want = Kinds(paths=(Path("-x"), Path("a b")), sizes=(-1, 2))
+    assert parse_settings(Kinds, [str(preset)]) == want
 
 
 REFUSED = {

@@ -136,39 +136,7 @@ def test_steps_whose_shapes_never_change(change):
         plain = write(model, prompts, count, sampling=penalty)
         found = write(model, prompts, count, sampling=penalty, compiled=step)
         close(found, plain)
-        assert graphs.frame_count == compiled and step.is_right
-
-
-@parametrize("row", [0, 2])
-def test_a_compiled_step_that_is_wrong(row, capsys):
-    """Catches a wrong compiler's text, one wrong row beside right ones, and a note each time."""
-
-    def wrong(*inputs):
-        _, logits = decode_and_sample(*inputs)
-        inputs[2][0].k.zero_()  # in the cache too
-        logits[row] += torch.linspace(0, 1, 33)
-        return (logits + 3).argmax(-1), logits
-
-    model = random_model()
-    step = CompiledStep(wrong)
-    for lengths in (3, 7, 3), (4, 4, 4):
-        prompts = random_prompts(*lengths)
-        close(write(model, prompts, 40, compiled=step), write(model, prompts, 40))
-    assert capsys.readouterr().err.count("not compiled") == 1
-
-
-def test_a_compiled_step_that_only_rounds(capsys):
-    """Catches a right step that is refused for its rounding, or for a constant in its logits."""
-    calls = []
-
-    def rounded(*inputs):
-        ids, logits = decode_and_sample(*inputs)
-        calls.append(ids)
-        return ids, logits.bfloat16().to(logits.dtype) + 7
-
-    write(random_model(torch.float32), random_prompts(3, 5), 9, compiled=CompiledStep(rounded))
-    assert len(calls) == 8 + 3  # the tokens after the prompts, and those that are compared
-    assert not capsys.readouterr().err
+        assert graphs.frame_count == compiled
 
 
 # ---- Sampling

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from experiments import convolution
+from experiments import convolution, images
 from experiments.shared import digits, trials
 from experiments.shared.digits import QUESTIONS
-from experiments.shared.eye import Eye
+from experiments.shared.eye import SHAPE, Eye
 from experiments.shared.pair import contrastive_loss
 
 
@@ -60,6 +60,14 @@ def test_answers_by_hand():
     assert seven == ["does it lean right", *larger, "is it odd", "is it thin"]
     odd = ["is it odd", "does it lean left", "is it smaller than seven"]
     assert five == ["is it thick", *larger[:2], *odd]
+
+
+def test_a_closed_gate():
+    """Catches a trained GPT that is changed as soon as it may look."""
+    block = images.GatedBlock(SHAPE, 0)
+    torch.nn.init.normal_(block.look.c_proj.weight)
+    x, memory = torch.randn(2, 3, 5, SHAPE.n_embd)
+    assert torch.equal(block(x, memory=memory), block(x))
 
 
 def test_contrastive_loss():

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from attention import full, masked_fill
-from experiments import efficient, parallel, routing
-from experiments.shared.chosen import chosen
+from experiments import choices, efficient, parallel, routing
+from experiments.shared.buckets import within_chunks
 from masks import sliding_window
 
 
@@ -28,14 +28,21 @@ def test_paths_written_out_here():
     torch.testing.assert_close(mixed, masked_fill(q, k, v, full))
 
 
-def test_the_best_keys_are_chosen(monkeypatch):
-    """Catches the worst keys, those of the future, scores of other pairs, rows in another order."""
-    q, k, v = inputs(300)
-    monkeypatch.setattr(torch, "randn", lambda *shape, generator: torch.eye(8))
-    scores = (q @ k.mT).masked_fill(torch.ones(300, 300).triu(1) > 0, -torch.inf)
-    best = scores >= scores.topk(5).values[..., -1:]
-    right = torch.softmax((scores / 8**0.5).masked_fill(~best, -torch.inf), -1) @ v
-    torch.testing.assert_close(chosen(q, k, v, keys=5), right)
+def test_within_chunks():
+    """Catches rows in another order, a token that sees itself or the future, other chunks."""
+    q, _, v = inputs(96)
+    buckets = torch.randint(5, (2, 2, 96))
+    chunk = (96 * buckets + torch.arange(96)).argsort(-1).argsort(-1) // 8
+    away = (chunk[..., None] - chunk[..., None, :]) % 12
+    seen = (away <= 1).tril(-1)
+    scores = (q @ q.mT / 8**0.5).masked_fill(~seen, -torch.inf)
+    right = scores.softmax(-1).nan_to_num() @ v
+    torch.testing.assert_close(within_chunks(q, v, buckets, 8), right)
+
+
+def test_models_of_equal_size():
+    """Catches attention that is better because it has more parameters."""
+    assert len({choices.new_model(kind).num_params() for kind in choices.KINDS}) == 1
 
 
 @pytest.mark.parametrize("name", parallel.LAYERS)

@@ -23,11 +23,9 @@ PRESETS = {  # and where their runs are recorded
 # experiment, number of its table: what is larger > what is smaller, each by more than two standard
 # errors; or what is alike: within two; or, if it is rounded, this number. A cell: row | column.
 VERDICTS = """
-blanks 0: sees both sides | right > fits both neighbours | right > looks back | right
-blanks 1: fits both neighbours | right > looks back, next word | right > sees both sides | right
-blanks 1: sees both sides | right is looks back | right
-blanks 2: counts of words | right > looks back, next word | right
-blanks 2: sees both sides | right is untrained | right
+blanks 0: sees both sides | right > looks back | right
+blanks 0: fits both neighbours | right > follows the word before | right
+blanks 0: sees both sides | right is looks back, next word | right
 choices 0: 1 head | validation loss > 4 heads | validation loss > window of 8 | validation loss
 choices 0: 4 heads, one W_Q and W_K | validation loss > 4 heads | validation loss
 choices 0: 4 heads, W_Q and W_K equal at first | validation loss is 4 heads | validation loss
@@ -35,6 +33,9 @@ choices 0: 4 heads, W_Q and W_K equal at first | heads differ is 4 heads | heads
 choices 0: sparsemax | validation loss is 4 heads | validation loss
 choices 0: chunks of 16 | validation loss is 4 heads | validation loss
 choices 0: chunks of 16 | validation loss > window of 8 | validation loss
+choices 0: 4 heads, K = V | validation loss - 4 heads | validation loss is 0.11
+choices 0: 4 heads, V half as wide | validation loss is 4 heads | validation loss
+choices 0: 4 heads, V twice as wide | validation loss > 4 heads | validation loss
 choices 0: 4 > sparsemax | keys with a weight
 convolution 0: convolutions | 50 > vision transformer | 50
 convolution 0: convolutions, changed images | 50 > vision transformer, changed images | 50
@@ -51,17 +52,23 @@ documents 0: hierarchical attention | test accuracy > average of sentences | tes
 documents 0: hierarchical attention, GRUs | test accuracy
     is attention to words, GRUs | test accuracy
 documents 0: attention to words, GRUs | seconds / hierarchical attention, GRUs | seconds > 1.9
-efficient 0: masked_fill | MB ~ n^ > 1.9 > 1.3 > linear | MB ~ n^ > tiled | MB ~ n^
+efficient 0: masked_fill | MB ~ n^ > 1.9 > 1.4 > linear | MB ~ n^
 efficient 0: strided, as a mask | ms ~ n^ > strided, as two heads | ms ~ n^ > linear | ms ~ n^
-efficient 0: strided, as a mask | ms, n = 16384 > tiled | ms, n = 16384
-efficient 0: chosen, 32 | ms, n = 16384 > fused | ms, n = 16384
-efficient 0: fused | validation loss > strided, as a mask | validation loss
-efficient 0: fused | validation loss is sliding window, 64 | validation loss
-efficient 0: fused | validation loss is chosen, 32 | validation loss
-efficient 0: linear | validation loss > fused | validation loss
-efficient 0: performer | validation loss > fused | validation loss
-images 0: vision transformer | test accuracy is support vector machine | test accuracy
-images 1: looks at the patches for each word | digit is has one vector, their mean | digit
+efficient 0: strided, as a mask | ms, n = 8192 > tiled | ms, n = 8192
+efficient 0: fused | ms, n = 8192 > clustered | ms, n = 8192 > hashed | ms, n = 8192
+efficient 0: 1.5 > clustered | ms ~ n^
+efficient 0: 1.3 > sliding window, 64 | ms ~ n^
+efficient 0: 1.2 > hashed | ms ~ n^
+efficient 0: fused | validation loss is hashed | validation loss
+efficient 0: fused | validation loss is clustered | validation loss
+efficient 0: fused | validation loss is linear | validation loss
+images 0: support vector machine | test accuracy > vision transformer | test accuracy > 0.9
+images 1: looks at the patches for each word | whole caption
+    > has one vector, their mean | whole caption
+images 1: has one vector, their mean | whole caption
+    > a trained GPT looks through gates | whole caption > 0.2
+images 1: a trained GPT looks through gates | loss before it looks
+    is a trained GPT looks through gates | loss without images
 induction 0: 1 | loss, again > 2 | loss, again
 induction 0: 2 | runs with an induction head > 4 > 1 > 1 | runs with an induction head
 parallel 0: GRU | 256 / attention | 256 is 11
@@ -77,9 +84,11 @@ positions 1: none | up to T=64 - alibi | up to T=64 is 0.17
 positions 1: none | up to T=64 - rope | up to T=64 is 0.14
 positions 1: none | up to T=64 - learned | up to T=64 is 0.015
 positions 1: alibi | to 8T is alibi | to 2T
-pronouns 0: none | right is additive | right
+pronouns 0: none | right > 0.99
 pronouns 1: additive | referent > additive | other
 pronouns 1: dot | referent is dot | other
+pronouns 2: transformer | referent, best head is transformer | other, best head
+pronouns 3: transformer | referent, best head > transformer | other, best head
 pronouns 5: additive | subject > 0.5 > additive | object
 questions 0: question and image | all > question and one vector of the image | all > 0.7
 questions 0: 0.55 > image alone | all > 0.45
@@ -91,9 +100,9 @@ reading 1: words | weight on the cue > words | on each other noun (cue)
 reading 1: states | right > back | right
 reading 2: words | weight on the subject > words | on each other noun (subject)
 reading 2: words | finds the object > back | finds the object
-recall 0: softmax | 64 > 0.99 > 0.3 > local_global:16,16 | 64 > linear | 64
-recall 0: linear | 64 > sliding_window:32 | 64
-recall 0: performer | 64 is linear | 64
+recall 0: softmax | 256 > 0.99 > 0.1 > linear | 256
+recall 0: 0.1 > sliding_window:32 | 256
+recall 0: sliding_window:32 | 4 > 0.99 > linear | 4
 retrieval 0: contrastive pair | digit of an image > 0.9 > 0.2 > a guess | digit of an image
 routing 0: dense | validation loss > routed | validation loss
 routing 0: routed by random keys | validation loss is routed | validation loss
@@ -114,15 +123,13 @@ scores 0: additive | turned and folded > general | turned and folded
 scores 0: general | turned > 0.9 > 0.1 > additive | turned
 scores 0: dot | the same > 0.9 > 0.1 > additive | the same
 scores 0: mlp | turned and folded > 0.5
-senses 0: MLP 2 | accuracy, unseen verb > 0.9 > 0.6 > embedding | accuracy, unseen verb
+senses 0: trained | MLP 2 > 0.99 > 0.6 > trained | embedding
+senses 0: as it begins | MLP 2 is 0.5
 translate 0: none | 1-10 words > none | 11-20 words > none | 21-30 words > none | 31-40 words
 translate 0: additive | 41-50 words > 90 > 70 > none | 1-10 words
 translate 0: general | 41-50 words > additive | 41-50 words
 translate 0: general | 41-50 words is bahdanau | 41-50 words
 translate 0: transformer | 41-50 words > transformer2017 | 41-50 words > none | 41-50 words
-values 0: K = V | validation loss > K and V | validation loss
-values 0: V half as wide | validation loss is K and V | validation loss
-values 0: K = V | validation loss - K and V | validation loss is 0.07
 vector 0: 0 | bits lacking - 1 | bits lacking is 4.3
 vector 0: 0 | bits lacking - 4 | bits lacking is 9.9
 vector 0: 0 | bits lacking - 16 | bits lacking is 15.5

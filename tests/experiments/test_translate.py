@@ -31,22 +31,22 @@ def new_model(name):
 def test_agreement():
     """Catches what does not agree, "un" after "ne ... pas", and a vowel without elision."""
     right = {
-        "some funny bees behind this happy man dance": "quelques abeilles drôles derrière"
-        " cet homme heureux dansent",
-        "every pretty cow that a funny neighbour finds does not wait": "chaque jolie vache"
-        " qu'une voisine drôle trouve n'attend pas",
-        "a bird does not like the funny friend": "un oiseau n'aime pas l'amie drôle",
-        "my man that is not green does not look for a neighbour": "mon homme qui n'est pas vert"
-        " ne cherche pas de voisine",
-        "a lion dances or the young hungry singers do not laugh": "un lion danse ou"
-        " les jeunes chanteuses affamées ne rient pas",
+        "some teachers sat on the bed because my friend is blue": "quelques professeurs"
+        " se sont assis sur le lit parce que mon amie est bleue",
+        "a woman sat on the bed": "une femme s'est assise sur le lit",
+        "these wolves are not green": "ces loups ne sont pas verts",
+        "my friend that a green ant watches is not hungry": "mon amie qu'une fourmi verte"
+        " regarde n'est pas affamée",
+        "the wolf follows my singers but this ant dances because my big girl does not know"
+        " a small lion": "le loup suit mes chanteuses mais cette fourmi danse parce que"
+        " ma grande fille ne connaît pas de petit lion",
     }
     assert right.items() <= dict(grammar.pairs(400, 1)).items()
 
 
 def test_train_and_test_are_apart():
     """Catches a test with sentences that were trained."""
-    train, test = translation.load_pairs(translate.Settings(**TINY))
+    train, test = translate.load_pairs(translate.Settings(**TINY))
     assert len(test) == 20 and len(train) == 180 and not dict(train).keys() & dict(test).keys()
 
 
@@ -114,20 +114,29 @@ def test_searches(name):
     assert torch.allclose(alone, logits[:1], atol=1e-5)
 
 
-def test_bahdanau_by_hand():
-    """Catches a query after the step, and a context that the recurrence or the output lacks."""
-    model = new_model("bahdanau").double()
+@parametrize("name", ["bahdanau", "loop"])
+def test_loops_by_hand(name):
+    """Catches a query after the step, a context that the recurrence or the output lacks, another
+    first state, and in the lectures' loop a query, key or value that is a state.
+    """
+    model = new_model(name).double()
     source, real = padded([torch.randint(1, 40, (n,)) for n in (6, 4)])
     target = torch.randint(1, 40, (2, 5))
-    h, vector, _ = memory = model.encode(source, real)
+    memory = model.encode(source, real)
     logits, _ = model.decode(target, memory)
     words = model.embed(target)
-    s = model.begin(vector).tanh()
+    [s], _ = model.new_past(memory, 0)
+    assert s.any() == (name == "bahdanau")
     for i in range(5):
-        e = torch.tanh((s @ model.score.W1)[:, None] + h[:, 0] @ model.score.W2) @ model.score.v
+        if name == "loop":
+            k, v = memory[0][:, 0], memory[1][:, 0]
+            e = (k @ model.qkv.c_q(s)[..., None])[..., 0] / 32**0.5
+        else:
+            k = v = memory[0][:, 0]
+            e = torch.tanh((s @ model.score.W1)[:, None] + k @ model.score.W2) @ model.score.v
         alpha = e.masked_fill(~real, -torch.inf).softmax(1)
-        c = (alpha[..., None] * h[:, 0]).sum(1)
-        x = torch.cat([words[:, i], c], 1)
+        c = (alpha[..., None] * v).sum(1)
+        x = torch.cat([words[:, i], model.qkv.c_proj(c) if name == "loop" else c], 1)
         s = model.decoder(x[:, None], s[None])[1][0]
         t = model.combine(torch.cat([s, x], 1)).tanh()
         assert torch.allclose(logits[:, i], t @ model.embed.weight.T, atol=1e-12)
@@ -257,4 +266,4 @@ def test_bad_files(tmp_path, monkeypatch, source, target, message):
     for name, content in files.items():
         Path(name).write_bytes(content)
     with refused(message):
-        translation.load_pairs(translate.Settings(source=source, target=target))
+        translate.load_pairs(translate.Settings(source=source, target=target))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import parametrize, refused
+from conftest import parametrize
 
 from masks import (
     after_padding,
@@ -77,14 +77,3 @@ def test_alibi_is_its_definition():
             assert row == pytest.approx([slope * (j - i) for j in range(5)], 1e-15)
     two = both(sliding_window(2), both(alibi(12), alibi(12)))
     assert torch.equal(two.bias(*where), 2 * bias) and two.window == 2
-
-
-def test_promises_that_both_does_not_know():
-    """Catches a promise of a new predicate that is lost in silence when it is combined."""
-
-    def visible(i, j):
-        return j <= i
-
-    visible.sinks = 3
-    with refused("sinks"):
-        both(causal, visible)

@@ -111,5 +111,8 @@ def test_lines_of_messages(model, tmp_path):
     command = ["sample.py", f"--out_dir={model.folder}", "--prompts=-"]
     line = complaint(run_here(*command, typed=f"{lines[0]}\n{unasked}"))
     assert "--prompts, line 2: the last message is not a user's" in line
+    assert "prompts=- has no line with a prompt" in complaint(run_here(*command, typed="\n"))
+    found, _ = talked(model, " " + json.dumps([question]), prompts="-", interactive=False)
+    assert json.loads(found[0])["prompt"] == [question]
     texts, _ = talked(model, "a text", "that goes on", interactive=False, prompts="-")
     assert texts[0].startswith("a text") and "---" in texts[1]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import (
-    CPU,
     POEM,
     SMALL,
     as_flags,
@@ -161,15 +160,12 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(extra):
 
 
 def test_resuming_needs_no_settings(flags, tmp_path):
-    """Catches a resumed run that falls back to the defaults, ignores a change, or whose learning
-    rate jumps without a word.
-    """
+    """Catches a resumed run that falls back to the defaults, or ignores a change."""
     out = f"--out_dir={tmp_path / 'out'}"
     output_of("train.py", *flags, "--max_iters=5")
-    printed = output_of("train.py", out, "--init_from=resume", "--max_iters=8", "--dropout=0.2")
+    output_of("train.py", out, "--init_from=resume", "--max_iters=8", "--dropout=0.2")
     config = checkpoint.load_config(newest("out"))
     assert (config["step"], config["model"]["n_embd"], config["model"]["dropout"]) == (8, 16, 0.2)
-    assert "learning rate goes on at 0.015, where it was to be 0\n" in printed
     assert "nothing is left" in output_of("train.py", out, "--init_from=resume")
 
 
@@ -203,7 +199,9 @@ def test_a_checkpoint_of_another_shape():
 
 
 def test_init_from_auto(flags):
-    """Catches auto that fails where there is nothing yet, or begins again where there is."""
+    """Catches auto that fails where there is nothing yet, or begins again where there is, if only
+    damaged checkpoints.
+    """
     flags += ["--eval_interval=5", "--init_from=auto"]
     for expected, count in ("scratch", 5), ("resume", 10):
         config = settings([*flags, f"--max_iters={count}"])
@@ -212,7 +210,8 @@ def test_init_from_auto(flags):
     assert [line["step"] for line in metrics("out")] == [5, 10]
     for folder in checkpoint.list_checkpoints("out"):
         (folder / "trainer.json").unlink()
-    assert settings(flags).init_from == "scratch"
+    with refused("trainer.json is missing or damaged"):
+        settings(flags)
 
 
 def test_a_damaged_latest_checkpoint(capsys):
@@ -255,20 +254,20 @@ def test_a_run_killed_before_an_evaluation(monkeypatch, evaluations, step):
 
 def test_what_a_run_writes():
     """Catches missing metrics, checkpoints that pile up, and a loss that does not fall."""
-    last = fit(max_iters=60, eval_interval=20, eval_iters=0, save_interval=3)
+    last = fit(max_iters=60, eval_interval=10, eval_iters=0)
     lines = metrics("out")
     assert [line["step"] for line in lines] == [*range(5, 61, 5)] and lines[-1] == last
     evaluated = {}
     for line in lines:
         names = {"step", "train_loss", "lr", "grad_norm", "tokens_per_s", "mfu", "wall_s"}
-        if line["step"] % 20 == 0:
+        if line["step"] % 10 == 0:
             evaluated[line["val_loss"]] = line["step"]
             names.add("val_loss")
         assert line.keys() == names
     assert last["val_loss"] < lines[3]["val_loss"] < math.log(50)
     best = evaluated[min(evaluated)]
     assert checkpoint.step_of(checkpoint.best_checkpoint("out")) == best
-    assert {*steps("out")} == {57, 60, best}
+    assert {*steps("out")} == {50, 60, best}
 
 
 def test_validation_is_on_the_validation_split_without_dropout(tmp_path, monkeypatch):
@@ -325,9 +324,7 @@ def test_a_dry_run(tmp_path, capsys, monkeypatch):
     fit(max_iters=60, dry_run=True)
     printed = capsys.readouterr().out
     assert "in 120.000 s" in printed and "60 steps would take about 2:00:00," in printed
-    whole = hardware.memory_bytes(CPU)
-    for part in "without activations", "memory":  # the first is said before a step
-        assert f"{part}: 0 of {whole / 1e6:,.0f} MB (weights 0" in printed
+    assert "memory: 0 MB (weights 0, gradients 0" in printed
 
 
 def test_few_lines_in_a_log(flags):
@@ -427,30 +424,12 @@ def test_a_loss_that_is_not_finite_does_no_harm(monkeypatch):
     assert losses("out") == whole
 
 
-def test_gradients_that_float16_never_holds(monkeypatch):
-    """Catches a float16 run that skips all its steps, and says nothing."""
-
-    def steep(x, weight, y):
-        return linear_cross_entropy(x, weight, y) + (x - x.detach()).abs().sqrt().sum()  # 1/0
-
-    monkeypatch.setattr(model, "linear_cross_entropy", steep)
-    with pytest.raises(FloatingPointError, match="in float16, at any scale, at step 30"):
-        fit(dtype="float16", max_iters=40, eval_interval=40)
-
-
-def test_a_validation_loss_that_is_not_finite(tmp_path, monkeypatch):
-    """Catches a run that goes on with NaN weights, saves what a resumed run fails with again, or
-    deletes the checkpoint of an earlier run.
-    """
-    for init_from, saved in ("scratch", "nothing was"), ("resume", "step_000005 is the last good"):
-        config = configure(max_iters=5, init_from=init_from)
-        with monkeypatch.context() as patch, pytest.raises(FloatingPointError, match=saved):
-            patch.setattr(trainer, "validation_loss", lambda *_: math.nan)
-            train(config)
-        assert bool(steps("out")) == (init_from == "resume")
-        train(config)
-        (tmp_path / "out" / "metrics.jsonl").unlink()  # the evaluation is due again
-    assert newest("out").name == "step_000005"
+def test_a_validation_loss_that_is_not_finite(monkeypatch):
+    """Catches a run that goes on, and NaN in metrics.jsonl, where it is no JSON."""
+    with monkeypatch.context() as patch, pytest.raises(FloatingPointError, match="step_000005"):
+        patch.setattr(trainer, "validation_loss", lambda *_: math.nan)
+        fit(max_iters=8, eval_interval=5)
+    assert not metrics("out")
 
 
 def test_a_step_that_ruins_the_weights():

@@ -173,7 +173,9 @@ def test_templates_of_others(family, tmp_path):
         expected = "".join(pattern.format(m["content"]) for m in CONVERSATION[2::2])
         assert learned(CONVERSATION) == expected
     else:  # it renders an earlier turn in another way than the last
-        with refused("renders message 3 in another way .*is ambiguous|not render message 1"):
+        with refused(
+            "renders message 3 in another way .*is ambiguous|not render 'content' of message 1"
+        ):
             ours.encode(CONVERSATION)
     before = {"qwen 3": "<think>\n\n</think>\n\n", "mistral": " "}.get(family, "")
     assert learned(ONE) == f"{before}I.{eos}"
@@ -230,7 +232,7 @@ def prepared(folder, *records, **flags):
     (folder / "in").mkdir(exist_ok=True)
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     (folder / "in" / "a.jsonl").write_text("".join(lines), encoding="utf-8")
-    given = {"input": () if "hub" in flags else (folder / "in",), "name": "x"}
+    given = {"input": (folder / "in",), "name": "x"}
     prepare(prepare.__globals__["Settings"](**given | flags))
     return dataset.load_dataset(folder / "x", 8)
 
@@ -247,12 +249,15 @@ def test_a_sign_of_sentencepiece(tmp_path):
     assert "b \u2581c<|im_end|>" in data.tokenizer.decode(data.train)
 
 
-def test_every_form(tmp_path):
-    """Catches a form that gives other tokens, or another mask, and a wrong count."""
-    turns = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "I."}]
-    pair = {"prompt": "Who?", "completion": "I."}
-    records = GOOD, pair, {"conversations": turns, "id": 5}
-    data = prepared(tmp_path, *records, val=(tmp_path / "in",))
+def test_a_folder(tmp_path):
+    """Catches a file of a folder that is left out without a word, and a folder with none; other
+    tokens or another mask than a template has, and a wrong count.
+    """
+    with refused("in has no .jsonl, .json or .parquet"):
+        (tmp_path / "in").mkdir()
+        [*sources.read_records(tmp_path / "in")]
+    (tmp_path / "in" / "b.json").write_text(json.dumps([GOOD, GOOD]))
+    data = prepared(tmp_path, GOOD, val=(tmp_path / "in",))
     text = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nI.<|im_end|>\n<|endoftext|>"
     assert data.tokenizer.decode(data.train) == data.tokenizer.decode(data.val) == 3 * text
     assert data.tokenizer.decode(data.train[data.masks["train"] == 1]) == 3 * "I.<|im_end|>"
@@ -272,7 +277,6 @@ DAMAGED = [
     (b'{"messages": [{"role": ["user"]}]}', r"has the role \['user'\]"),
     (b'{"prompt": "a", "completion": "\\ud800"}', "surrogates not allowed"),
     (b'{"prompt": "a", "completion": " \\n"}', "message 2 has no text"),
-    (b'{"prompt": "a", "completion": "<|im_end|>"}', "message 2 spells the special token <|im_e"),
 ]
 
 
@@ -291,26 +295,6 @@ def test_damaged_records(line, message, tmp_path):
     assert len(skipped) == 1 and [*conversations.texts_of(records)][1:3] == ["Who?", "I."]
 
 
-@parametrize(
-    "damage, message",
-    [
-        (None, "train.mask.bin"),
-        (lambda good: good[:-1] + b"\1", "train.mask.bin is damaged"),
-        (lambda good: good[:-1] + b"\3", "train.mask.bin has token id 3"),
-    ],
-)
-def test_a_damaged_mask(damage, message, tmp_path):
-    """Catches a run that learns other tokens than those prepared, or all of them."""
-    prepared(tmp_path, GOOD, val=(tmp_path / "in",))
-    path = tmp_path / "x" / "train.mask.bin"
-    good = path.read_bytes()
-    path.unlink()
-    if damage:
-        path.write_bytes(damage(good))
-    with pytest.raises((ValueError, OSError), match=message):
-        dataset.load_dataset(tmp_path / "x", 8)
-
-
 def test_the_script(tmp_path, capsys):
     """Catches a flag that is not used, a folder that is not searched, and a split that leaks."""
     records = [{"prompt": f"{n}", "completion": f"<{n}>"} for n in range(100)]
@@ -323,28 +307,11 @@ def test_the_script(tmp_path, capsys):
     assert len(train | val) == 100 and not train & val and len(val) > 3
 
 
-def test_the_hub(tmp_path, monkeypatch):
-    """Catches another split than the one named, and a row that cannot be found again."""
-    datasets = pytest.importorskip("datasets")
-    calls = []
-
-    def load_dataset(*name, **how):
-        calls.append((*name, how))
-        return [GOOD, GOOD, GOOD, {"messages": ONE[:1]}]
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    flags = dict(hub="someone/talk", split="train_sft", val=(tmp_path / "in",))
-    with refused("someone/talk, row 4: the conversation has no answer"):
-        prepared(tmp_path, GOOD, **flags)
-    assert len(prepared(tmp_path, GOOD, **flags, skip_damaged=True).train) == 3 * 28
-    assert calls[0] == ("someone/talk", None, {"split": "train_sft", "streaming": True})
-
-
 @parametrize(
     "flags, message",
     [
         (["--input=/nowhere"], "there is no file or folder /nowhere"),
-        ([], "give --input, files of conversations, or --hub"),
+        ([], "--input is missing: which files"),
         ([f"--input={__file__}", "--name=.."], "--name=.. must be a folder's name"),
     ],
 )

@@ -65,7 +65,7 @@ def test_nanogpts_folder_loads_as_it_is(tmp_path, gpt2_files):
             dataset.load_dataset(tmp_path, 8, *data_tokenizer)
 
     (tmp_path / "prepare.py").write_text("raise SystemExit('it ran')")
-    load("has no train.bin.*prepare.py --input .* --name mine")
+    load("has no train.bin.*prepare.py --input FILE")
     for split in dataset.SPLITS:
         np.arange(40, dtype="<u2").tofile(tmp_path / f"{split}.bin")
     load("prepare it again; or .*--data_tokenizer=gpt2")
@@ -126,7 +126,7 @@ def test_names_that_are_not_there(poem):
     for name in "shakespeare_chr", str(files.ROOT / "README.md"):
         with refused("text/prepare.py.*, or choose .*shakespeare_char"):
             dataset.load_dataset(name, 8)
-    with refused("not prepared yet: python .*openwebtext/prepare.py"):
+    with refused("'openwebtext' has no train.bin and val.bin: run its prepare.py"):
         dataset.load_dataset("openwebtext", 8)
     with refused("block_size=5000 needs at least 5,001"):
         dataset.load_dataset(poem, 5000)

@@ -13,6 +13,7 @@ PIRATE = {"system": "Be a pirate"}
 HI = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ahoy"}]
 ASK = {"role": "user", "content": "Hi"}
 SAY = {"role": "assistant", "content": "Ahoy"}
+BOTH = {"prompt": ASK, "completion": SAY}
 PLAIN = "user: Hi assistant: [Ahoy] "
 # A template that renders all that a message may have.
 FULL = """
@@ -73,12 +74,24 @@ READ = {
         "user: Hi assistant: Ahoy " + PLAIN,
     ),
     "a prompt and a list": ({"prompt": "Hi", "completion": [SAY]}, PLAIN),
+    "prompt and completion as JSON": (
+        {"prompt": json.dumps([ASK]), "completion": json.dumps([SAY])},
+        PLAIN,
+    ),
+    "prompt and completion by columns": (
+        {name: {key: [turn[key]] for key in turn} for name, turn in BOTH.items()},
+        PLAIN,
+    ),
+    "an index of pandas": ({"prompt": "Hi", "completion": "Ahoy", "__index_level_0__": 7}, PLAIN),
+    "a prompt that is no message": (
+        {"prompt": '["user", 5]', "completion": '{"role": "user"}'},
+        'user: ["user", 5] assistant: [{"role": "user"}] ',
+    ),
     "columns without a value": (
         lines({**ASK, "from": None, "weight": None}, {**SAY, "tool_calls": None}, system=None),
         PLAIN,
     ),
     "role without a value": ({"messages": [{"role": None, **turn} for turn in HI]}, PLAIN),
-    "both names of one role": (lines({"from": "human", **ASK}, {"from": "gpt", **SAY}), PLAIN),
     "bot": (lines({"from": "user", "value": "Hi"}, {"from": "bot", "value": "Ahoy"}), PLAIN),
     "chatgpt": (
         lines({"from": "human", "value": "Hi"}, {"from": "chatgpt", "value": "Ahoy"}),
@@ -115,6 +128,10 @@ READ = {
         ),
         "user: Hi assistant: [call f ] tool: f= 5 assistant: [Ahoy] ",
     ),
+    "calls as JSON": (
+        lines(ASK, {"role": "assistant", "tool_calls": '[{"name": "f"}]'}),
+        "user: Hi assistant: [call f ] ",
+    ),
 }
 
 
@@ -135,8 +152,8 @@ REFUSED = {
         PIRATE | lines({"role": "system", "content": "x"}, ASK, SAY),
         "a system text beside a system message",
     ),
-    "two contents": (lines(ASK | {"value": "Ho"}, SAY), "message 1 has two values for content"),
-    "two roles": (lines(ASK | {"from": "gpt"}, SAY), "message 1 has two values for role and from"),
+    "two contents": (lines(ASK | {"value": "Ho"}, SAY), "does not render 'value' of message 1"),
+    "two roles": (lines(ASK | {"from": "gpt"}, SAY), "does not render 'from' of message 1"),
     "a role": (lines(ASK, SAY | {"role": "developer"}), "message 2 has the role 'developer'"),
     "half a weight": (lines(ASK, SAY | {"weight": 0.5}), "message 2 has weight=0.5"),
     "a negative weight": (lines(ASK, SAY | {"weight": -1}), "message 2 has weight=-1"),
@@ -150,6 +167,15 @@ REFUSED = {
     "a text with more": (
         lines(ASK | {"content": [{"type": "text", "text": "a", "style": "b"}]}, SAY),
         "message 1 has a part of type 'text'",
+    ),
+    "calls that are no JSON": (lines(ASK, SAY | {"tool_calls": "f"}), "no JSON"),
+    "a call of the user": (
+        lines({"role": "user", "tool_calls": [{"name": "f"}]}, SAY),
+        "message 1 has no text",
+    ),
+    "a tool without a text": (
+        lines(ASK, {"role": "tool", "tool_calls": [1]}, SAY),
+        "message 2 has",
     ),
     "a number": (lines(ASK | {"content": 5}, SAY), "message 1 has no text"),
     "no answer": (lines(ASK), "no answer to learn"),
@@ -178,12 +204,13 @@ def test_what_is_not_read_is_refused(name):
     assert not [*conversations.encode_records([("x", record)], template, 0, skipped)] and skipped
 
 
+@pytest.mark.parametrize("role, number", [("system", 1), ("user", 2)])
 @pytest.mark.parametrize("text", ["Be a pirate", "Hi"])
-def test_a_system_text_that_is_not_rendered(text):
-    """Catches a system text that a template leaves out, also one that stands elsewhere too."""
-    rest = "{% if m.role != 'system' %}{{ m.content + '<|im_end|>' }}{% endif %}"
+def test_a_text_that_is_not_rendered(text, role, number):
+    """Catches a message that a template leaves out, also one whose text stands elsewhere too."""
+    rest = "{% if m.role != '" + role + "' %}{{ m.content + '<|im_end|>' }}{% endif %}"
     template = template_of("{% for m in messages %}" + rest + "{% endfor %}")
-    with pytest.raises(ValueError, match="the chat template does not render message 1"):
+    with pytest.raises(ValueError, match=f"does not render 'content' of message {number}$"):
         shown({"system": text, "conversations": HI}, template)
 
 
@@ -202,6 +229,16 @@ def test_what_a_template_leaves_out(record, key):
         shown(record, template_of())
 
 
+def test_a_name_that_is_rendered_for_another_role():
+    """Catches a name that is lost, as the template renders that of a tool."""
+    tool = {"role": "tool", "content": "5", "name": "f"}
+    names = "{% for m in messages %}{% if m.role == 'tool' %}{{ m.name }}{% endif %}"
+    template = template_of(names + "{{ m.content + '<|im_end|>' }}{% endfor %}")
+    assert shown(lines(ASK, tool, SAY), template) == "Hi f5 [Ahoy] "
+    with pytest.raises(ValueError, match="does not render 'name' of message 1$"):
+        shown(lines(ASK | {"name": "Bob"}, tool, SAY), template)
+
+
 @pytest.mark.parametrize("said", [{}, {"content": None}, {"content": ""}])
 def test_a_call_without_a_text(said):
     """Catches null, an empty text and none taken for each other: a template may tell them apart."""
@@ -210,6 +247,7 @@ def test_a_call_without_a_text(said):
 
 
 def test_keys_that_the_user_knows():
-    """Catches --ignore that is not heard in a record or in a message."""
+    """Catches --ignore that is not heard in a record, in a message, or where a tokenizer learns."""
     record = lines(ASK | {"mood": 1}, SAY, mood="sad")
     assert shown(record, ignored=["mood"]) == PLAIN
+    assert [*conversations.texts_of([("x", record)], ["mood"])][1:] == ["Hi", "Ahoy"]

@@ -1,6 +1,7 @@
 """Documents to token files: nothing is lost, and an interruption leaves no mixture."""
 
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +12,23 @@ from hypothesis import strategies as st
 
 from engine.common import files
 from engine.text import dataset, preparation, sources
+from train import TrainConfig
 
 FILES = "train.bin", "val.bin", "meta.json"  # in the order in which they appear, but the first two
 
 
 def test_written_and_read_back(tmp_path):
     """Catches lost or reordered text, a split of one's own that is mixed, a separator that single
-    texts do not need, and a meta.json that does not describe the files.
+    texts do not need, a meta.json that does not describe the files, and other epochs than train.py
+    makes.
     """
     text = POEM.replace("\n", " ") * 5 + "the end"
     train, val = text[:500], text[500:]
     preparation.write_dataset(tmp_path, [train], "char", "poem.txt", val=[val])
     data = dataset.load_dataset(tmp_path, 8)
     meta = files.read_json(tmp_path / "meta.json")
+    config = TrainConfig()
+    assert config.gradient_accumulation_steps == 1
     assert meta["dtype"] == "uint16" and meta["vocab_size"] == len(set(text))
     assert meta["source"] == {"name": "poem.txt", "sha256": files.sha256_of([text.encode()])}
     for split, expected in ("train", train), ("val", val):
@@ -34,6 +39,7 @@ def test_written_and_read_back(tmp_path):
             "characters": len(expected),
             "sha256": files.sha256_of_file(tmp_path / f"{split}.bin"),
         }
+    assert meta["epochs"] * len(train) == config.max_iters * config.batch_size * config.block_size
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == sorted(FILES)
 
 
@@ -75,26 +81,24 @@ def test_a_tenth_of_any_documents(lengths, seed):
         assert sorted(train + val) == sorted(documents)
 
 
-def test_validation_is_spread_over_the_text():
-    """Catches a validation split with nothing but the end of a sorted text, or without its longest
-    document.
-    """
-    words = "".join(f"{chr(97 + n // 100)}word{n}\n" for n in range(2600))
-    (train,), (val,) = preparation.split_documents([words])
-    assert len({line[0] for line in val.splitlines()}) >= 10
-    assert sorted((train + val).splitlines()) == sorted(words.splitlines())
+def test_the_end_of_each_document_validates():
+    """Catches a cut in a word, and a validation split without the longest document."""
+    lines = "".join(f"line {n}\n" for n in range(2600))
+    train, val = preparation.split_documents([lines, "end"])
+    assert [*map("".join, zip(train, val))] == [lines, "end"] and train[0].endswith("\n")
     long = "LONG\n" * 12_000
     train, val = preparation.split_documents([*["short\n" * 300] * 40, long])
     assert 0.3 < "".join(val).count("LONG") / 1200 < 3
 
 
-def test_nanogpts_tokens(tmp_path, gpt2_files, monkeypatch):
+def test_nanogpts_tokens(tmp_path, gpt2_files):
     """Catches other tokens than those nanoGPT writes for tiny Shakespeare."""
     text = SHARED / "tinyshakespeare" / "input.txt"
     if not text.exists():
         pytest.skip("needs ../shared/data/tinyshakespeare/input.txt")
-    monkeypatch.setattr("sys.argv", ["prepare.py", f"--input={text}"])
     for name, counts in ("char", (1_003_854, 111_540)), ("gpt2", (301_966, 36_059)):
+        (tmp_path / name).mkdir()
+        shutil.copy(text, tmp_path / name)
         sources.prepare_shakespeare(tmp_path / name, name)
         data = dataset.load_dataset(tmp_path / name, 8)
         assert (len(data.train), len(data.val)) == counts
@@ -130,7 +134,7 @@ def test_download_without_network_or_with_another_file(tmp_path):
     with refused("not the expected file"):
         sources.download(good.as_uri(), "0" * 64, path)
     assert not path.exists()
-    with refused("prepare.py --input FILE"):
+    with refused("get the file another way, as .*input.txt"):
         sources.download("http://127.0.0.1:9/none", "0" * 64, path)
     sources.download(good.as_uri(), files.sha256_of([b"good"]), path)
     assert path.read_text() == "good"

@@ -74,7 +74,7 @@ def test_own_text_that_cannot_be_used(tmp_path):
         ([f"--input={tmp_path / 'no'}", bad], "No such file or directory"),
         ([f"--input={tmp_path / 'folder'}", bad], "found no text in "),
         ([bad], "--input is missing"),
-        ([f"--input={latin}", bad, "--encoding=cp99"], "--encoding: unknown encoding: cp99"),
+        ([f"--input={latin}", bad, "--encoding=cp99"], "is not CP99 text: unknown encoding: cp99"),
         ([f"--input={latin}", "--name=stdlib"], "--name=stdlib must be a folder's name"),
         ([f"--input={latin}", "--name=.."], "--name=.."),
     ]:

@@ -9,7 +9,6 @@ from engine.decoding.text import Text
 from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.tokenizer import create_tokenizer, tokenizer_from_folder, tokenizer_from_spec
 
-LETTERS = "Hi, aboutbackklogsGPT \n<|m_startend>ehinr"
 TEXTS = ["<|im_start|>Hi", "Hi<|im_end|>", "a <extra> b", "A GPT looks back", "<|im_start|>", ""]
 
 
@@ -32,6 +31,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+LEAST = {"content": "<extra>"}
 SIZE = 259  # of the vocabulary
 ADDED = {
     "added_tokens_decoder": (
@@ -58,6 +58,19 @@ ADDED = {
         "tokenizer_config.json",
         {"eos_token": "<|im_end|>", "pad_token": "<|im_start|>"},
     ),
+    "eos with flags": (
+        "tokenizer_config.json",
+        {"eos_token": flags("<extra>", lstrip=True, __type="AddedToken"), "pad_token": ""},
+    ),
+    "pad with flags": ("special_tokens_map.json", {"pad_token": flags("<extra>", rstrip=True)}),
+    "names before a list": (
+        "tokenizer_config.json",
+        {
+            "additional_special_tokens": ["<|im_start|>"],
+            "extra_special_tokens": {"image_token": "<|im_end|>"},
+        },
+    ),
+    "without flags": ("tokenizer_config.json", {"added_tokens_decoder": {"260": LEAST}}),
     "special_tokens_map.json": (
         "special_tokens_map.json",
         {"eos_token": flags("<|im_end|>"), "bos_token": "<|im_start|>"},
@@ -86,6 +99,7 @@ def test_added_tokens(name, folder):
     for text in TEXTS:
         expected = theirs(text, add_special_tokens=False)["input_ids"]
         assert ours.encode(text, allow_special=True).tolist() == expected, text
+        assert ours.decode(expected) == theirs.decode(expected)
     again = tokenizer_from_spec(json.loads(json.dumps(ours.spec())))
     assert again.same_ids(ours) and ours.vocab_size == len(theirs)
     assert ours.special_tokens.keys() <= {"<|im_start|>", "<|im_end|>", "<extra>"}
@@ -118,33 +132,25 @@ def test_what_two_files_say(decoder, folder):
     [
         ({"mood": 1}, "mood=1 of its tokenizer_config.json is not known here"),
         ({"split_special_tokens": True}, "split_special_tokens=True of"),
+        ({"added_tokens_decoder": {"300": flags("<x>")}}, "its token '<x>' cannot have the id 300"),
         ({"add_prefix_space": True}, "add_prefix_space=True: its tokenizer.json does another"),
         ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": True}, "add_bos_token=True: its"),
     ],
 )
 def test_keys_that_are_refused(about, message, folder):
-    """Catches a key that gives a text other ids, and is not read."""
+    """Catches a key that gives a text other ids, and is not read, or that cannot be done."""
     write(folder, "tokenizer_config.json", about)
     with pytest.raises(ValueError, match=message):
         tokenizer_from_folder(folder)
 
 
 def test_the_newest_specification(folder):
-    """Catches the tokenizer of an older checkpoint, or that of an export that was changed since."""
-    for name, kind in ("lookback.json", "byte"), ("step_000010/config.json", "char"):
-        (folder / name).parent.mkdir(exist_ok=True)
-        assert tokenizer_from_folder(folder).vocab_size == SIZE + 1
-        write(folder, name, {"tokenizer": create_tokenizer(kind, "ab").spec()})
-    (folder / "step_000009").mkdir()
-    write(folder, "step_000009/config.json", {"tokenizer": {"kind": "byte"}})
-    assert tokenizer_from_folder(folder).vocab_size == 2
-
-
-def test_an_id_that_cannot_be(folder):
-    """Catches an added token that silently gets another id than the model was trained with."""
-    write(folder, "tokenizer_config.json", {"added_tokens_decoder": {"300": flags("<extra>")}})
-    with pytest.raises(ValueError, match="its token '<extra>' cannot have the id 300"):
-        tokenizer_from_folder(folder)
+    """Catches the tokenizer of an older checkpoint."""
+    for step in "000009", "100000", "99999":
+        (folder / f"step_{step}").mkdir()
+        spec = create_tokenizer("char", step).spec()
+        write(folder, f"step_{step}/config.json", {"tokenizer": spec})
+    assert tokenizer_from_folder(folder).characters == "01"
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
@@ -160,34 +166,29 @@ def test_all_ids_end_a_text(file, folder):
         assert (text.text, text.ended) == ("b", "end_of_text")
 
 
-def test_dropout(folder):
-    """Catches a text that has other ids each time."""
-    content = json.loads((folder / "tokenizer.json").read_text())
-    content["model"]["dropout"] = 0.1
-    write(folder, "tokenizer.json", content)
-    with pytest.raises(ValueError, match="dropout"):
-        tokenizer_from_folder(folder)
-
-
 # ---- Templates
 
 BARE = "{% for m in messages %}{{ m.content + 'X' }}{% endfor %}"
 NAMED = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": BARE}]
 
 
-@pytest.mark.parametrize("place", ["list", "jinja", "jinja and a list", "jinja and others"])
+@pytest.mark.parametrize(
+    "place", ["list", "jinja", "jinja and a list", "jinja and others", "one of others"]
+)
 def test_the_template_of_a_model(place, folder):
     """Catches our own template in place of the one that a model was trained with."""
     about = {"chat_template": [*NAMED[:1], {"name": "default", "template": "no"}]}
     if place == "list":
         about = {"chat_template": NAMED}
-    else:
+    elif place != "one of others":
         (folder / "chat_template.jinja").write_text(BARE)
     if place in ("list", "jinja and a list"):
         write(folder, "tokenizer_config.json", about)
-    if place == "jinja and others":
+    if "others" in place:
         (folder / "additional_chat_templates").mkdir()
         (folder / "additional_chat_templates" / "tool_use.jinja").write_text("no")
+    if place == "one of others":
+        (folder / "additional_chat_templates" / "default.jinja").write_text(BARE)
     template = ChatTemplate(chat_tokenizer(str(folder)))
     assert template.render([{"role": "user", "content": "Hi"}]) == "HiX"
 
@@ -196,7 +197,7 @@ def test_the_template_of_a_model(place, folder):
     "about, message",
     [
         ({"chat_template": NAMED[:1]}, "no chat template called default: tool_use"),
-        ({"chat_template": 5}, "no chat template"),
+        ({"chat_template": 5}, "TypeError: 'int' object is not iterable"),
         ({}, "no chat template called default: rag"),
     ],
 )
@@ -208,6 +209,21 @@ def test_no_template_to_take(about, message, folder):
         (folder / "additional_chat_templates" / "rag.jinja").write_text("no")
     with pytest.raises(ValueError, match=message):
         chat_tokenizer(str(folder))
+
+
+def test_names_of_a_template(folder):
+    """Catches a token that a template names, and that renders as nothing."""
+    transformers = pytest.importorskip("transformers")
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>"}
+    about |= {"extra_special_tokens": {"image": "<i>"}, "tool_token": "<t>"}
+    about["chat_template"] = "{{ pad_token + image + tool_token }}" + BARE
+    write(folder, "tokenizer_config.json", about)
+    messages = [{"role": "user", "content": "Hi"}]
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = theirs.apply_chat_template(messages, tokenize=False)
+    assert (
+        ChatTemplate(chat_tokenizer(str(folder))).render(messages) == expected == "<pad><i><t>HiX"
+    )
 
 
 # ---- GPT-2's older files
@@ -229,6 +245,7 @@ def test_vocab_and_merges(folder):
     for text in [*TEXTS, "Hi there.<|endoftext|>Füße 猫"]:
         assert ours.encode(text, allow_special=True).tolist() == theirs(text)["input_ids"], text
     assert ours.end_of_text == SIZE + 1
-    (folder / "merges.txt").unlink()
-    with pytest.raises(ValueError, match="vocab.json and merges.txt cannot be read"):
-        tokenizer_from_folder(folder)
+    for name in "merges.txt", "vocab.json":  # what is left says that it is no OpenAI's
+        (folder / name).unlink()
+        with pytest.raises(ValueError, match="vocab.json and merges.txt cannot be read"):
+            tokenizer_from_folder(folder)

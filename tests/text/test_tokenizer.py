@@ -46,7 +46,7 @@ SOME_TEXT = [*((ROOT / name).read_text(encoding="utf-8") for name in FILES), SCR
 LEARNED = create_tokenizer("bpe:1000", SOME_TEXT)
 
 
-LEARNED_ELSEWHERE = HubTokenizer(LEARNED.tokenizer_json, "<|endoftext|>")
+LEARNED_ELSEWHERE = HubTokenizer(LEARNED.tokenizer_json, ["<|endoftext|>"])
 
 
 def trained(pre_tokenizer, decoder, **trainer):
@@ -66,7 +66,7 @@ def trained(pre_tokenizer, decoder, **trainer):
     content = json.loads(found.to_str())
     added = content["added_tokens"]
     content["added_tokens"] = [token for token in added if not token["content"].startswith("<0x")]
-    return HubTokenizer(content, "</s>")
+    return HubTokenizer(content, ["</s>"])
 
 
 def like_llama_3():
@@ -101,9 +101,9 @@ def test_the_same_by_json_and_by_the_library(name):
     ours = ALL[name]
     text = TEXT * 2 + " the the<s></s>\n\n  \t cat<|endoftext|>" * (name != "char")
     spec = json.loads(json.dumps(ours.spec()))
-    end = None if ours.end_of_text is None else ours.decode([ours.end_of_text])
+    ends = [ours.decode([end]) for end in ours.ends]
     again = tokenizer_from_spec(spec)
-    library = HubTokenizer(json.loads(json.dumps(ours.tokenizer_json)), end)
+    library = HubTokenizer(json.loads(json.dumps(ours.tokenizer_json)), ends)
     assert again.spec() == spec and not ours.same_ids(create_tokenizer("char", "other"))
     for other in again, library, pickle.loads(pickle.dumps(ours)):
         assert ours.same_ids(other) and other.end_of_text == ours.end_of_text
@@ -192,8 +192,12 @@ def template(**special):
         ([], "the tokenizer fails .KeyError: 'kind'"),
         ({"kind": "char", "characters": "\ud800"}, "surrogates not allowed"),
         ({"kind": "bpe", "content": byte_level_json(RANKS, SPECIAL, "(")}, "Parsing error"),
+        (spec_with(model=("BPE", {"dropout": 0.1})), "dropout gives a text other ids"),
         (spec_with(post_processor=template()), "fails .PanicException: no entry found"),
-        (spec_with(decoder=("BPEDecoder", {"suffix": "x"})), "decoder .*BPED.* is not known"),
+        (
+            spec_with(decoder=("WordPiece", {"prefix": "x", "cleanup": False})),
+            "decoder .*WordP.* is not known",
+        ),
         (
             spec_with(decoder=("Replace", {"pattern": {"String": "_"}, "content": " "})),
             "decoder .*Replace.* is not known",
@@ -201,18 +205,17 @@ def template(**special):
     ],
     ids=itertools.count(),
 )
-def test_specifications_that_cannot_be_used(spec, message, capfd):
-    """Catches a report of a library's insides, and a tokenizer that is silently another one."""
+def test_specifications_that_cannot_be_used(spec, message):
+    """Catches a traceback, and a tokenizer that is silently another one."""
     with refused(message):
         tokenizer_from_spec(spec)
-    assert not capfd.readouterr().err
 
 
 def test_the_oldest_files():
     """Catches a published tokenizer that is refused without need."""
     spec = spec_with(post_processor=template(s=2))
     del spec["content"]["model"]["type"]
-    found = tokenizer_from_spec(spec | {"end_of_text": 50256})  # GPT2Config's, whatever the size
+    found = tokenizer_from_spec(spec | {"ends": [50256]})  # GPT2Config's, whatever the size
     assert found.begin == [2] and found.encode("b").tolist() == [1] and found.end_of_text is None
 
 
@@ -225,11 +228,11 @@ def test_vocabularies_of_one_size():
     assert not ab.same_ids(create_tokenizer("char", "ac"))
     chat = with_special_tokens(ab, ["<|x|>"])
     assert chat.extends(ab) and not chat.same_ids(ab) and not ab.extends(chat)
-    ends = HubTokenizer(ab.tokenizer_json, "b")  # the same ids, but b ends a text
+    ends = HubTokenizer(ab.tokenizer_json, ["b"])  # the same ids, but b ends a text
     assert not ends.same_ids(ab)
     content = LEARNED.tokenizer_json
     merges = {"merges": content["model"]["merges"][::-1]}
-    other = HubTokenizer(content | {"model": content["model"] | merges}, "<|endoftext|>")
+    other = HubTokenizer(content | {"model": content["model"] | merges}, ["<|endoftext|>"])
     assert LEARNED.same_ids(LEARNED_ELSEWHERE) and not LEARNED.same_ids(other)
 
 
@@ -240,11 +243,6 @@ MODELS, SPLITS = tokenizers.models, tokenizers.pre_tokenizers
     "model, before, decoder",
     [
         (MODELS.WordLevel(unk_token="[UNK]"), SPLITS.Whitespace(), None),
-        (
-            MODELS.WordPiece(unk_token="[UNK]"),
-            SPLITS.BertPreTokenizer(),
-            tokenizers.decoders.WordPiece(cleanup=False),
-        ),
         (MODELS.Unigram(), SPLITS.Metaspace(), tokenizers.decoders.Metaspace()),
     ],
     ids=lambda part: type(part).__name__,
@@ -332,8 +330,8 @@ def test_a_vocabulary_that_cannot_be_learned(monkeypatch):
     """
     for name, message in [
         *((f"bpe:{size}", "VOCAB counts") for size in (0, 256)),
-        ("bpe:x", "unknown tokenizer 'bpe:x': choose char, byte, bpe"),
-        ("gtp2", "unknown tokenizer 'gtp2'"),
+        ("bpe:x", "no tokenizer .bpe:x. .*: choose char, byte, bpe"),
+        ("gtp2", "no tokenizer .gtp2."),
     ]:
         with refused(message):
             create_tokenizer(name, ["text"])

@@ -40,9 +40,8 @@ def test_verdicts(losses, baseline, verdict):
 
 @pytest.fixture(autouse=True)
 def presets(poem_here):
-    """A tiny run, built on another preset."""
-    Path("base.toml").write_text(TINY)
-    Path("tiny.toml").write_text('base = "base.toml"\ndataset = "poem"\n')
+    """A tiny run."""
+    Path("tiny.toml").write_text('dataset = "poem"\n' + TINY)
 
 
 def arguments(*more):
@@ -76,6 +75,7 @@ def new_runs(monkeypatch):
     monkeypatch.setattr(compare.benchmark, "run_train", run_train)
     monkeypatch.setattr(compare.benchmark, "write_report", keep)
     monkeypatch.setattr(compare.benchmark, "machine_report", lambda device: {})
+    monkeypatch.setattr(compare, "machine_line", lambda report: "a machine")
     return new_runs
 
 
@@ -119,8 +119,8 @@ def train_here(command):
 
 
 def test_runs_of_train(monkeypatch):
-    """Catches flags that never reach train.py, a divergence that is taken for a failure, and a
-    mistake that is taken for a divergence.
+    """Catches flags that never reach train.py, a divergence that ends the comparison, and a mistake
+    that is taken for a divergence.
     """
     monkeypatch.setattr(compare.benchmark, "run_timed", train_here)
     with refused("did you mean n_head"):
@@ -128,6 +128,8 @@ def test_runs_of_train(monkeypatch):
     change = "--learning_rate=1e9 --grad_clip=0"
     main(arguments(f"--change={change}", "--flags=--log_interval=1"))
     report = json.loads(Path("out/compare.json").read_text())
+    table = Path("out/compare.md").read_text()
+    assert f"; commit {report['commit']}\n\n| change" in table and "| worse " in table
     assert [(row["setting"], row["diverged"]) for row in report["rows"]] == [(change, 2), ("", 0)]
     losses = {run["val_loss"] for run in report["runs"]}
     assert len(losses) == 3 and None in losses  # two seeds, and those that diverged

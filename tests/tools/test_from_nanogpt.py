@@ -2,15 +2,17 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import output_of, parametrize, refused
 
 from engine.text.tokenizer import tokenizer_from_folder
 from model import GPT, GPTConfig
-from tools.from_nanogpt import Settings, main
+from tools.from_nanogpt import Settings, check_loss, main
+from train import settings
 
-TEXT = "\ufeffabcdefgh ij\r\n" * 9  # for nanoGPT 13 characters: a mark, and no \r
+TEXT = "\ufeffabcdefgh ij\r\n" * 30  # for nanoGPT 13 characters: a mark, and no \r
 SHAPE = dict(block_size=16, vocab_size=13, n_layer=2, n_head=2, n_embd=16, bias=True)
 
 
@@ -56,24 +58,42 @@ def test_the_same_letters():
         (None, {}, "has 13 token ids, and --text 0 characters: give the text that"),
         ("few.txt", {}, "has 13 token ids, and --text 4 characters"),
         ("input.txt", {"loss": 2.0}, "--text is not what the model was trained on"),
+        ("bytes.txt", {}, "bytes.txt is no text in UTF-8"),
         ("input.txt", {"head": 1}, "lm_head.weight is .* and no such tensor here"),
+        ("input.txt", {"position": "learned"}, "model_args has .'position'"),
     ],
 )
 def test_another_text_or_model(text, changes, message):
     """Catches characters that are taken for others, as many, and a head that is dropped."""
     Path("few.txt").write_text("abc\n")
+    Path("bytes.txt").write_bytes(b"\xff")
     write_nanogpt(**changes)
     with refused(message):
         convert(text)
     assert not Path("out").exists()
 
 
+def test_where_the_loss_is_measured():
+    """Catches a text with other ids for rare letters that passes, as the rest was learned well."""
+
+    def model(x, y, only_loss):
+        return None, x.float().mean()
+
+    model.config = GPTConfig(block_size=16)
+    learned = np.repeat([0.0, 1.0], [900, 100])  # the loss of each letter
+    check_loss(model, learned[::-1], 0.5)
+    with refused("not what the model was trained on"):
+        check_loss(model, learned, 0.5)
+
+
 def test_from_nanogpt_to_a_text(tmp_path):
-    """Catches a model that cannot be sampled."""
+    """Catches a model that cannot be sampled, and a traceback for one that cannot be resumed."""
     write_nanogpt()
     out, ckpt, text = tmp_path / "out", tmp_path / "ckpt.pt", tmp_path / "input.txt"
     output_of("-m", "tools.from_nanogpt", ckpt, out, f"--text={text}")
     assert output_of("sample.py", f"--out_dir={out}", "--start=abc").startswith("abc")
+    with refused("has no training to resume: tune it by --init_from"):
+        settings(["--init_from=resume", f"--out_dir={out}"])
 
 
 def test_gpt2s_tokens(gpt2_files):

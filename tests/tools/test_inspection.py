@@ -19,7 +19,7 @@ def model_of(**changes):
 @parametrize(
     "changes",
     [
-        *(m for m in MECHANISMS if m.keys() & {"visible", "attention"}),
+        *(m for m in MECHANISMS if m.keys() & {"visible", "attention"} and "mixer" not in m),
         dict(n_kv_head=1, attention="linear"),
         dict(n_kv_head=2, window=3, window_pattern="SL"),
     ],

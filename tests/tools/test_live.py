@@ -27,7 +27,7 @@ def run(chromium):
 SHAPES = [
     *mechanisms(),
     dict(n_kv_head=2, window=5, window_pattern="SL", score="dot", attention="masked_fill"),
-    dict(n_kv_head=2, rope_base=100.0, rope_stretch=4.0, rope_trained=16, qk_norm="head"),
+    dict(n_kv_head=2, rope_base=100.0, qk_norm="head"),
     dict(n_kv_head=1, visible="alibi:4", tie_weights=False, bias=False, mlp="swiglu"),
 ]
 

@@ -158,7 +158,7 @@ def test_muon_is_its_definition():
             for target, part in zip(expected[n].split(heights), ahead.split(heights)):
                 scale = max(1, len(part) / p.shape[1]) ** 0.5
                 target -= 0.1 * scale * orthogonalize(part, 2)
-        optimizer.step()
+        optimizer.step(torch.tensor(True))
     assert_same(params, expected, error=1e-5)
 
 
@@ -211,7 +211,7 @@ def test_a_step_that_is_not_finite_changes_nothing():
         return [x.detach().clone() for x in (*params, *optimizer.state_dict().values())]
 
     set_grads(params, 0)
-    optimizer.step()
+    optimizer.step(torch.tensor(True))
     before = everything()
     set_grads(params, 1)
     for p in params:

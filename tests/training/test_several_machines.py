@@ -6,21 +6,29 @@ import signal
 import time
 
 import pytest
+import torch.distributed as dist
 from conftest import (
     POEM,
     SMALL,
     as_flags,
-    assert_the_same_run,
+    configure,
     exit_code,
-    output_of,
+    losses,
+    newest,
     parametrize,
     ranks_here,
     read_back,
+    refused,
+    run_ranks,
+    same_weights,
     start_ranks,
+    steps,
 )
 
+from engine.common import processes
 from engine.common.processes import Signals
 from engine.text import dataset
+from train import make_trainer
 
 
 @pytest.fixture
@@ -29,45 +37,61 @@ def flags(poem):
 
 
 @parametrize("parallel", ["ddp", "fsdp"])
-def test_only_the_first_has_a_checkpoint(flags, tmp_path, parallel):
-    """Catches a machine that begins at step 0, beside one that goes on at 8, and says nothing."""
-    outs = [f"--out_dir={tmp_path / name}" for name in "ab"]
-    more = ["--init_from=auto", "--max_iters=12", "--lr_decay_iters=8"]
-    for out in outs:
-        output_of("train.py", *flags, out)
-    shutil.move(tmp_path / "b", tmp_path / "one")
-    output_of("train.py", *more, f"--out_dir={tmp_path / 'one'}")
-    own = [[out] for out in outs]
-    results = ranks_here(2, "train.py", *more, f"--parallel={parallel}", own=own)
-    assert [status for status, _ in results] == [0, 0], results
-    assert not (tmp_path / "b").exists()
-    assert_the_same_run(tmp_path / "one", tmp_path / "a")
+def test_only_the_first_has_a_checkpoint(flags, tmp_path, networks, parallel):
+    """Catches a machine that begins at step 0, beside one that goes on at 4, and says nothing; and
+    three processes that add in another order once they are resumed.
+    """
+    whole, a, b = (tmp_path / name for name in ("whole", "a", "b"))
+    flags += ["--gradient_accumulation_steps=3", "--eval_interval=4", f"--parallel={parallel}"]
+    run_ranks(3, "train.py", *flags, f"--out_dir={whole}")
+    shutil.copytree(whole, a)
+    shutil.rmtree(newest(a))
+    own = [[f"--out_dir={out}"] for out in (a, b, b)]
+    results = ranks_here(3, "train.py", "--init_from=auto", own=own, networks=networks)
+    assert [status for status, _ in results] == [0, 0, 0], results
+    assert not b.exists() and steps(a) == [4, 8]
+    assert same_weights(whole, a) and losses(whole) == losses(a)
 
 
 @parametrize(
     "own, words",
     [
-        (["--seed=1", "--n_embd=32"], ["seed is 1337 on", ", 1 on", "n_embd is 16 on"]),
+        (
+            ["--seed=1", "--learning_rate=1", "--eval_interval=3", "--n_embd=32"],
+            ["seed is 1337 on", ", 1 on", "rate is 0.02", "interval is 300", "n_embd is 16"],
+        ),
         (["--learning_rat=1"], ["unknown setting 'learning_rat'"]),
         (["--dataset=pome"], ["'pome' has no train.bin"]),
         (["--dataset={other}"], ["data is {"]),
         (["--init_from={other}"], []),
-        (["--device=cuda"], ["device=cuda is not available"]),
+        (["--device=auto"], ["device is cpu on", ", auto on"]),
     ],
     ids=lambda value: "".join(value[:1]).split("=")[0],
 )
-def test_what_differs_ends_all(flags, tmp_path, own, words):
+def test_what_differs_ends_all(flags, tmp_path, networks, own, words):
     """Catches processes that train a mixture, or of which one ends and the others wait for it."""
     dataset.write_dataset(tmp_path / "other", [POEM * 31], "char", "a poem")
     own = [word.format(other=tmp_path / "other") for word in own]
     out = f"--out_dir={tmp_path / 'out'}"
-    results = ranks_here(2, "train.py", *flags, out, own=([], own))
+    begun = time.monotonic()
+    results = ranks_here(2, "train.py", *flags, out, own=([], own), networks=networks)
+    assert time.monotonic() - begun < 30
     for status, output in results:
         *_, line = ["", *output.splitlines()]
         assert status == (2 if words else 0) and all(word in line for word in words), results
 
 
-def test_one_that_never_joins(flags, tmp_path):
+def test_data_whose_hash_is_not_known(poem_here, monkeypatch):
+    """Catches another train.bin on one machine, in nanoGPT's layout, that nobody notices."""
+    dataset.write_dataset("other", [POEM[::-1] * 30], "char", "a poem")
+    known = []
+    monkeypatch.setattr(processes, "compare", lambda **facts: known.append(facts | {"data": None}))
+    for name in "poem", "other", "poem":
+        make_trainer(configure(dataset=name))
+    assert known[0] == known[2] != known[1]
+
+
+def test_one_that_never_joins(flags):
     """Catches processes that wait for an hour, and do not say for whom."""
     for there in 0, 1:
         begun = time.monotonic()
@@ -75,7 +99,20 @@ def test_one_that_never_joins(flags, tmp_path):
         os.kill(started[1 - there][0], signal.SIGKILL)
         codes = [exit_code(pid) for pid, _ in started]
         assert codes[there] == 2 and time.monotonic() - begun < 20
-        assert f"waits for rank [{1 - there}] at 127.0.0.1" in read_back(started[there][1])
+        assert f"waits for rank {1 - there} at 127.0.0.1" in read_back(started[there][1])
+
+
+def test_an_earlier_start_counts_no_more(monkeypatch):
+    """Catches a run that torchrun starts again, and takes those who joined before for present."""
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    place = dict(RANK=0, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=store.port)
+    for name, value in (place | dict(TORCHELASTIC_USE_AGENT_STORE=True)).items():
+        monkeypatch.setenv(name, str(value))
+    dist.PrefixStore("0", store).set("1", "there")
+    processes.meet(0.1)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    with refused("waits for rank 1"):
+        processes.meet(0.01)
 
 
 def test_torchrun_of_another_machine_gets_the_signal(monkeypatch):

@@ -116,17 +116,6 @@ def test_a_second_ctrl_c_ends_at_once():
         signals.note(signal.SIGINT, None)
 
 
-def test_a_save_interval_of_its_own():
-    """Catches checkpoints that come only with evaluations, or evaluations that come with them."""
-    settings = SETTINGS | dict(eval_interval=10, keep_checkpoints=0, max_iters=12)
-    fit(**settings, save_interval=4)
-    assert steps("out") == [4, 8, 10, 12]
-    undisturbed = losses("out")
-    assert [line["step"] for line in undisturbed if "val_loss" in line] == [10, 12]
-    fit(**settings, init_from="resume", checkpoint="step_000008")
-    assert losses("out") == undisturbed
-
-
 def test_two_runs_in_one_folder(poem, tmp_path):
     """Catches a second run that moves the checkpoints of the first one away, under its feet."""
     out = f"--out_dir={tmp_path / 'out'}"

@@ -12,7 +12,7 @@ from conftest import complaint, parametrize, refused, run, run_here, tiny
 
 from engine.common.files import read_json
 from engine.decoding.quantization import prepare_for_inference
-from engine.text.tokenizer import create_tokenizer
+from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.weights import families, pretrained
 from engine.weights.families import ACTIVATIONS, FAMILIES, config_from_hugging_face
 from model import GPT, MLP, GPTConfig
@@ -47,17 +47,15 @@ def random_config(kind, seed):
             n_head=H,
             n_inner=rng.choice([None, 50]),
             activation_function=rng.choice([*ACTIVATIONS]),
-            layer_norm_epsilon=rng.choice([1e-5, 1e-6]),
+            layer_norm_epsilon=rng.choice([1e-2, 1e-6]),
             **common,
         )
     own = {
         "llama": {"head_dim": rng.choice([None, odd])},
         "mistral": {"head_dim": rng.choice([None, odd]), "sliding_window": [None, 7, 20][seed % 3]},
-        "qwen2": {"max_window_layers": rng.choice([0, 1])},
-        "qwen3": {"max_window_layers": 1, "head_dim": odd},
+        "qwen2": {"sliding_window": 9},
+        "qwen3": {"head_dim": odd},
     }[kind]
-    if kind in ("qwen2", "qwen3"):
-        own |= {"sliding_window": 9, "use_sliding_window": seed % 2 == 0}
     return config_class(kind)(
         hidden_size=width,
         intermediate_size=rng.choice([40, 88]),
@@ -66,7 +64,7 @@ def random_config(kind, seed):
         num_key_value_heads=rng.choice([1, 2, H]),
         max_position_embeddings=256,
         tie_word_embeddings=rng.random() < 0.5,
-        rms_norm_eps=rng.choice([1e-5, 1e-6]),
+        rms_norm_eps=rng.choice([1e-2, 1e-6]),
         rope_parameters=PUBLISHED["ropes"][seed] | {"rope_theta": rng.choice([1e4, 5e5])},
         **common,
         **own,
@@ -81,24 +79,6 @@ def transformers_model(config, seed=0):
         for p in model.parameters():
             p.add_(torch.randn_like(p) * (0.3 if p.dim() == 1 else 0.1))
     return model
-
-
-def in_float64(model, ours):
-    """Both in float64, also RMSNorm and RoPE's tables, which transformers computes in float32."""
-
-    def rms_norm(self, x):
-        return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
-
-    def tables(x, position_ids):
-        cos, sin = ours.transformer.wpe.rope(position_ids)
-        return torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)
-
-    for name, module in model.named_modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = rms_norm.__get__(module)
-        elif name.endswith("rotary_emb"):
-            module.forward = tables
-    return model.double(), ours.double()
 
 
 def assert_same_logits(model, ours, idx, tolerance):
@@ -122,7 +102,6 @@ def test_a_family_computes_the_same(kind, seed, tmp_path):
         fast = GPT.from_pretrained(tmp_path)
         fast = prepare_for_inference(fast, getattr(torch, dtype), quantize)
         assert_same_logits(model, fast, idx, tolerance)
-    assert_same_logits(*in_float64(model, ours), idx, 1e-10)
 
 
 @parametrize("theirs, ours", ACTIVATIONS.items())
@@ -130,7 +109,7 @@ def test_an_activation(theirs, ours):
     """Catches a name that stands for another function here."""
     x = torch.linspace(-9, 9, 99, dtype=torch.float64)
     expected = transformers.activations.ACT2FN[theirs](x)
-    torch.testing.assert_close(MLP[ours](GPTConfig()).activation(x), expected)
+    torch.testing.assert_close(MLP[ours](GPTConfig(), 0).activation(x), expected)
 
 
 def published(name, changes):
@@ -150,7 +129,7 @@ def test_fields_that_change_nothing(name):
     """Catches a folder that is refused for what some version of transformers wrote beside it."""
     config = published(name, {})
     expected = config_from_hugging_face(config)
-    if name in ("llama", "llama3"):
+    if name != "mistral":
         config |= {"max_window_layers": 28, "layer_types": ["full_attention"] * 4}
     for seed in range(25):
         fields = PUBLISHED["harmless"].items()
@@ -161,7 +140,7 @@ def test_fields_that_change_nothing(name):
 def known_fields(kind):
     family = FAMILIES[kind]
     rope = [] if kind == "gpt2" else ["rope_theta", "rope_scaling", "rope_parameters"]
-    return {*family.settings, *family.values, *family.layer_fields, *rope}
+    return {*family.settings, *family.values, *family.unused, *rope, "layer_types"}
 
 
 @parametrize("kind", FAMILIES)
@@ -218,7 +197,9 @@ def test_many_files(tmp_path):
         ({name: k[:, 1:].contiguous()}, "Sizes of tensors must match"),
         ({}, "a part of transformer.h.1.attn.c_attn.weight is missing"),
         ({name: k, "model.extra": torch.ones(1)}, "model.extra"),
+        ({name: k, "model.layers.1.attn.weight": torch.ones(1)}, "layers.1.attn.weight"),
         ({name: k, "model.norm.weight": torch.ones(32)}, "twice"),
+        ({name: k, name.removeprefix("model."): k + 1}, "twice"),
     ):
         safetensors.torch.save_file(good | changed, path)
         load(message)
@@ -235,9 +216,13 @@ def test_many_files(tmp_path):
     load("is or has an adapter of PEFT: merge it")
     for file, message in (
         ("adapter_config.json", "adapter of PEFT"),
+        ("adapter_model.safetensors", "adapter of PEFT"),
         ("pytorch_model.bin", "pickle"),
+        ("pytorch_model-00001-of-00002.bin", "pickle"),
+        ("ckpt.pt", "it is nanoGPT's"),
+        ("model.gguf", "config.json"),
     ):
-        folder = tmp_path / message
+        folder = tmp_path / f"only {file}"
         folder.mkdir()
         (folder / file).write_text("{}")  # alone
         with refused(message):
@@ -268,17 +253,24 @@ def test_memory_of_loading(tmp_path):
 
 
 def test_a_tokenizer_that_does_not_fit(tmp_path):
-    """Catches ids without an embedding, and a folder whose tokenizer is missing or unreadable."""
+    """Catches ids without an embedding, also one with which each text begins, and a folder whose
+    tokenizer is missing or unreadable.
+    """
     (tmp_path / "config.json").write_text("{}")
-    for content, message in (
-        (None, "has no tokenizer.json"),
-        (create_tokenizer("byte").tokenizer_json, "97 token ids, and its tokenizer 256"),
-        ({"model": {"type": "BPE"}}, "vocab"),
+    whole = create_tokenizer("byte").tokenizer_json
+    begin = ["<s>", 256]
+    begins = with_special_tokens(create_tokenizer("byte"), begin[:1]).tokenizer_json
+    begins |= {"post_processor": {"type": "BertProcessing", "cls": begin, "sep": begin}}
+    for content, rows, message in (
+        (None, 97, "has no tokenizer.json"),
+        (whole, 97, "97 token ids, and its tokenizer 256"),
+        (begins, 256, "256 token ids, and its tokenizer 257"),
+        ({"model": {"type": "BPE"}}, 97, "vocab"),
     ):
         if content:
             (tmp_path / "tokenizer.json").write_text(json.dumps(content))
         with refused(message):
-            pretrained.load_tokenizer(tmp_path, 97)
+            pretrained.load_tokenizer(tmp_path, rows)
 
 
 @torch.no_grad()
@@ -307,7 +299,7 @@ def test_gpt2_is_the_default(tmp_path):
 def test_a_name_without_a_network():
     """Catches a traceback of the hub's, and a remedy that is not named."""
     line = complaint(run_here("sample.py", "--init_from=gpt2", HF_ENDPOINT="http://127.0.0.1:9"))
-    assert "or give a folder that holds" in line
+    assert "or give a folder with config.json" in line
 
 
 def test_gpt2_as_it_is_published(tmp_path, gpt2_files):

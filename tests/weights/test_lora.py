@@ -1,15 +1,19 @@
 """LoRA: an adapter that is trained beside a frozen base, saved, resumed, merged and exported."""
 
+import shutil
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import (
+    POEM,
     as_flags,
     assert_the_same_run,
     fit,
     newest,
     parametrize,
+    put,
     refused,
     run_ranks,
     save,
@@ -18,10 +22,12 @@ from conftest import (
 )
 from torch.utils.flop_counter import FlopCounterMode
 
-from engine.text.tokenizer import create_tokenizer
+from engine.text import dataset
+from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.weights import checkpoint, lora
 from engine.weights.pretrained import sha256_of_weights
 from model import GPT
+from tools.evaluate import EvaluateConfig
 from tools.export import ExportConfig, export
 from train import TrainConfig
 
@@ -35,7 +41,7 @@ def adapted(folder, **settings):
     encoding = create_tokenizer("char", [*map(chr, range(32, 32 + model.config.vocab_size))])
     base = save(folder / "base", model, encoding=encoding)
     about = dict(lora_rank=3, lora_alpha=5.0, lora_targets="c_attn,c_proj,c_fc")
-    about |= dict(base=str(base), sha256=sha256_of_weights(model))
+    about |= dict(base=str(base), relative_base="none", sha256=sha256_of_weights(model))
     lora.attach(model, lora.Adapter(**about))
     for p in model.parameters():
         if p.requires_grad:
@@ -143,8 +149,8 @@ def test_merged_and_exported(tmp_path, monkeypatch, shape):
         (dict(lora_targets="c_attn,lm_head"), "'lm_head' is unknown; choose from c_attn, c_proj"),
         (dict(lora_targets=""), "choose from c_attn, c_proj, c_fc"),
         (dict(lora_alpha=float("nan")), "lora_alpha=nan must be at least 0"),
-        (dict(init_from="scratch"), "lora_rank=4 tunes a model that exists: give --init_from"),
         (dict(lora_rank=0, lora_alpha=3.0), "lora_alpha is of LoRA"),
+        (dict(init_from="scratch"), "lora_rank=4 tunes a model that exists: give --init_from"),
         (dict(out_dir="base"), "holds the base, .*base/step_000002: give another folder"),
         (dict(init_from="adapter"), "is a LoRA adapter itself: export it"),
     ],
@@ -158,6 +164,34 @@ def test_settings_that_are_refused(tune, changes, message):
         tune(**changes)
 
 
+def test_a_token_that_the_base_has_no_row_for(poem_here):
+    """Catches an adapter of a base that has grown, which is not found again, and a traceback."""
+    encoding = with_special_tokens(create_tokenizer("byte"), ["<|endoftext|>"])
+    save("base", tiny(vocab_size=256), encoding=encoding)
+    dataset.write_dataset(Path("ends"), [POEM * 9] * 3, "base", "poems")
+    with refused("cannot learn the special tokens"):
+        fit(init_from="base", dataset="ends", lora_rank=2)
+    config = EvaluateConfig(out_dir="base", dataset="ends")
+    folder, _, tokenizer = config.load()
+    with refused("dataset ends has special tokens that the model in .* lacks"):
+        config.load_dataset(folder, tokenizer)
+
+
+def test_a_base_that_was_moved(tune):
+    """Catches an adapter whose base is not found beside it, or not where it was before as the one
+    beside it is damaged.
+    """
+    tune(max_iters=1)
+    for name in "base", "out":
+        shutil.copytree(name, f"copy/{name}")
+    put(newest("copy/base") / "model.safetensors", b"damaged")
+    expected = weights("copy/out")
+    shutil.move("base", "moved/base")
+    shutil.move("out", "moved/out")
+    found = weights("moved/out")
+    assert all(torch.equal(p, expected[name]) for name, p in found.items())
+
+
 def test_what_does_not_fit(tmp_path):
     """Catches an adapter on another base than its own, or with other settings than before."""
     folder = tmp_path / "out" / "step_000001"
@@ -168,6 +202,7 @@ def test_what_does_not_fit(tmp_path):
     (tmp_path / "base").rename(tmp_path / "moved")
     with refused("is not .*base/.*: give it by --base=FOLDER"):
         GPT.from_pretrained(folder)
+    GPT.from_pretrained(folder, base=tmp_path / "moved")
     other = tiny()
     other.lm_head.weight.data[0, 0] += 1
     save(tmp_path / "base", other)

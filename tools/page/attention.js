@@ -4,6 +4,7 @@
 const view = (() => {
   const { layers: L, heads: H } = data;
   const MOST_LABELS = 24; // beside the map
+  const MOST_LOOKS = 8; // heads of which is said where a token looks
   const ROLLOUT = H; // in place of the number of a head
   const state = { token: 0, layer: 0, head: 0 };
   const box = $("#tokens"), canvas = $("#map canvas"), grid = $("#heads");
@@ -67,6 +68,21 @@ const view = (() => {
       `After it, the model expects “${isolated(label)}” (${number(p)}).`;
   }
 
+  // Where the token looks in each head; of many heads, in those in which it looks most clearly.
+  function paintLooks() {
+    const rows = thumbnails.map(({ layer, head }) => reading.map(layer, head)[state.token]);
+    const clear = best(rows.map((row) => Math.max(...row)), MOST_LOOKS);
+    $("#looks-who").textContent = `${quoted(state.token)} looks most at`;
+    thumbnails.forEach(({ layer, head, button, look }, n) => {
+      const [most] = best(rows[n], 1), weight = rows[n][most];
+      const at = most === state.token ? "itself" : isolated(reading.labels[most]);
+      look.lastChild.textContent = weight ? `${at} ${number(weight)}` : "nothing";
+      look.hidden = !clear.includes(n);
+      for (const one of [button, look])
+        one.setAttribute("aria-pressed", layer === state.layer && head === state.head);
+    });
+  }
+
   function paintNext() {
     const came = reading.came(state.token);
     const rows = reading.next(state.token).map(([label, p, id, was], n) => {
@@ -127,7 +143,7 @@ const view = (() => {
   for (const type of ["pointermove", "click"]) canvas.addEventListener(type, point);
 
   // ---- All heads, small, drawn one after the other so that the page stays alive
-  const thumbnails = []; // {layer, head, button}
+  const thumbnails = []; // {layer, head, button, look}
 
   function makeGrid() {
     grid.style.setProperty("--heads", H);
@@ -137,12 +153,16 @@ const view = (() => {
       side.append(`layer ${layer + 1}${window}`);
       const group = grid.appendChild(make("div", { class: "layer" }, side));
       for (const head of count(H)) {
-        const button = make("button", { "aria-label": `layer ${layer + 1}, head ${head + 1}` },
+        const name = `layer ${layer + 1}, head ${head + 1}`;
+        const button = make("button", { "aria-label": name },
           make("span", {}, `head ${head + 1}`), make("canvas"),
           make("small"), make("small"), make("small"));
-        button.addEventListener("click", () => select({ layer, head }));
+        const look = make("button", {}, make("small", {}, name), make("span"));
+        for (const one of [button, look])
+          one.addEventListener("click", () => select({ layer, head }));
         group.append(make("div", { "data-head": `${layer}.${head}` }, button));
-        thumbnails.push({ layer, head, button });
+        $("#looks").append(look);
+        thumbnails.push({ layer, head, button, look });
       }
     }
   }
@@ -172,11 +192,10 @@ const view = (() => {
     const map = chosen(), weights = map[state.token];
     paintTokens(weights);
     paintSentence(weights);
+    paintLooks();
     paintNext();
     paintMap(map);
     [layerBox.value, headBox.value] = [state.layer, state.head];
-    for (const { layer, head, button } of thumbnails)
-      button.setAttribute("aria-pressed", layer === state.layer && head === state.head);
     dispatchEvent(new Event("chosen"));
   }
 

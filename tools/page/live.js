@@ -39,17 +39,16 @@ if (data.live) {
     box.setAttribute("aria-invalid", wrong);
   }
 
-  // Each word that the model lacks, with a button that puts the nearest in its place.
+  // Each word that the model lacks, and a button that puts the word that was meant in its place.
   function sayUnknown(words) {
-    const known = words.flatMap((word) => {
-      const near = nearest(word), button = make("button", {}, near);
+    const unknown = words.flatMap((word, n) => {
+      const near = tokenizer.nearest(word), button = make("button", {}, near);
       const inText = new RegExp(`(?<![\\p{L}'])${word}(?![\\p{L}'])`, "giu");
       button.addEventListener("click", () => setText(box.value.replace(inText, near)));
-      return [make("b", {}, word), " (nearest: ", button, ") "];
+      return [n ? ", " : "", make("b", {}, word), ...(near ? [" (", button, "?)"] : [])];
     });
-    say(words.length ? ["The model knows only its own words, and not ", ...known] : "");
+    say(words.length ? ["Not among the words that the model knows: ", ...unknown] : "");
   }
-  const nearest = once((word) => tokenizer.nearest(word));
 
   function setText(text, choice) {
     box.value = text;
@@ -126,7 +125,7 @@ if (data.live) {
   }
 
   const rises = ({ rise, error }) =>
-    `${rise < 0 ? "falls" : "rises"} by ${Math.abs(rise).toFixed(2)} ± ${error.toFixed(2)}`;
+    `${rise < 0 ? "falls" : "rises"} by ${digits(Math.abs(rise))}\u00a0±\u00a0${digits(error)}`;
 
   async function paintVerdict() {
     const { loss, intact } = view.reading, shown = view.reading;
@@ -206,7 +205,7 @@ if (data.live) {
   examples.parentElement.hidden = !data.examples.length;
   examples.addEventListener("change", () => {
     if (examples.value) setText(examples.value);
-    const token = view.reading.labels.findLastIndex((label) => /^·(it|they|he|she)$/.test(label));
+    const token = view.reading.labels.findLastIndex((label) => /^·?(it|they|he|she)$/.test(label));
     if (token >= 0) view.select({ token, ...view.clearest(view.reading, token) }); // the pronoun
     examples.value = "";
   });

@@ -53,18 +53,9 @@ function layerNorm(x, eps, weight, bias) {
 
 const RMS_EPS = 2 ** -23; // what float32 adds to a mean square if the config says 0
 
-// The error function, to 1.2e-7 (Abramowitz & Stegun 1964, 7.1.26).
-function erf(x) {
-  const t = 1 / (1 + 0.3275911 * Math.abs(x));
-  const powers = [0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429];
-  const sum = powers.reduceRight((rest, factor) => (rest + factor) * t, 0);
-  return Math.sign(x) * (1 - sum * Math.exp(-x * x));
-}
-
 const sigmoid = (x) => 1 / (1 + Math.exp(-x));
 const ACTIVATION = {
   gelu_tanh: (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3))),
-  gelu: (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
   relu: (x) => Math.max(0, x),
   relu2: (x) => Math.max(0, x) ** 2,
   silu: (x) => x * sigmoid(x),
@@ -113,15 +104,6 @@ function fromHalf(halves) {
   });
 }
 
-// What each of the D / 2 pairs turns by from one token to the next: that of rope_table.
-function frequencies({ rope_base, rope_stretch, rope_trained }, D) {
-  return Array.from({ length: Math.floor(D / 2) }, (_, p) => {
-    const angle = rope_base ** ((-2 * p) / D), turns = (rope_trained * angle) / (2 * Math.PI);
-    const keep = Math.min(1, Math.max(0, (turns - 1) / 3));
-    return angle * (keep + (1 - keep) / rope_stretch);
-  });
-}
-
 class GPT {
   // config: that of model.py. shapes: [[name, shape of its weights]]; weights: all of them, one
   // after the other, as base64 of float16.
@@ -137,8 +119,10 @@ class GPT {
     this.weights = {};
     for (const [name, [rows, size]] of shapes)
       this.weights[name] = size ? matrix(rows, size) : next(rows);
-    this.turns = once((position) => frequencies(config, this.D).map((angle) =>
-      [Math.cos, Math.sin].map((side) => side(position * angle))));
+    const angles = Array.from({ length: Math.floor(this.D / 2) }, (_, p) =>
+      config.rope_base ** ((-2 * p) / this.D));
+    this.turns = once((position) =>
+      angles.map((angle) => [Math.cos(position * angle), Math.sin(position * angle)]));
     this.layers = Array.from({ length: config.n_layer }, (_, n) => this.layer(n));
   }
 
@@ -208,7 +192,6 @@ class GPT {
   attention(x, layer, { k, v, maps }, changes, note) {
     const { H, G, D } = this, name = `${layer.name}.attn`, from = k.length;
     const queries = this.linear(x, `${name}.c_attn`).map((row, n) => {
-      note("projected", row);
       const q = this.qkNorm(row.subarray(0, H * D), `${name}.qk_norm.q`);
       const newK = this.qkNorm(row.subarray(H * D, (H + G) * D), `${name}.qk_norm.k`);
       if (this.config.position === "rope")

@@ -105,24 +105,17 @@ const character = once((own) => {
 
 // A label for each token, given as its bytes; those of half a character say which half.
 function labelsOf(pieces) {
-  const owners = []; // the character of each byte
-  for (const { 0: own, index: at } of pieces.join("").matchAll(UTF8)) {
-    const text = character(own), owner = text && { text, at, size: own.length };
-    for (const _ of own) owners.push(owner);
-  }
-  let end = 0;
-  return pieces.map((piece) => {
-    const start = end;
-    let label = "";
-    end += piece.length;
-    for (let k = start, from = start; k < end; from = k) {
-      const owner = owners[k];
-      while (k < end && owners[k] === owner) k++;
-      if (owner) label += seen(owner.text) + share(from - owner.at + 1, k - owner.at, owner.size);
-      else label += `⟨${[...piece.slice(from - start, k - start)].map(hex).join(" ")}⟩`;
+  const labels = pieces.map(() => "");
+  const owner = pieces.flatMap((piece, n) => Array(piece.length).fill(n)); // of each byte
+  for (const { 0: own, index } of pieces.join("").matchAll(UTF8)) {
+    const text = character(own), tokens = owner.slice(index, index + own.length);
+    for (const n of new Set(tokens)) {
+      const first = tokens.indexOf(n), end = tokens.lastIndexOf(n) + 1;
+      labels[n] += text ? seen(text) + share(first + 1, end, own.length)
+        : `⟨${[...own.slice(first, end)].map(hex).join(" ")}⟩`;
     }
-    return label || "⟨⟩";
-  });
+  }
+  return labels.map((label) => label.replaceAll("⟩⟨", " ") || "⟨⟩");
 }
 
 const hex = (character) => character.charCodeAt(0).toString(16).padStart(2, "0");

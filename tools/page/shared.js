@@ -7,7 +7,7 @@ const data = JSON.parse($("#data").textContent);
 
 // An element with attributes and children; text goes in as text, never as HTML.
 function make(name, attributes = {}, ...children) {
-  const svg = ["svg", "g", "circle", "line", "text", "rect", "image"].includes(name);
+  const svg = ["g", "circle", "text"].includes(name);
   const space = svg ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
   const element = document.createElementNS(space, name);
   for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);

@@ -16,7 +16,6 @@ const steps = data.live && (() => {
     return {
       ...here, i, layer, config, token, q, k, v, ln_f: notes[config.n_layer].ln_f,
       position: notes[0].x.map((x, c) => x - token[c]), embedding: notes[0].x,
-      plainQ: part(here.projected, head), plainK: part(here.projected, H + group),
       products: k.map((key) => dot(q, key)), scores: here[`scores.${head}`],
       weights: result.layers[layer].maps[head][i], y: part(here.joined, head),
       logits: result.logits[i],
@@ -26,8 +25,8 @@ const steps = data.live && (() => {
   // What the words say of them, and which of the words are said.
   function words({ i, layer, config, q, products, scores }) {
     const hidden = scores.map((score) => score === -Infinity);
-    const seen = (all) => all.map((x, n) => (hidden[n] ? -Infinity : x));
-    const most = (all) => number(Math.max(...softmax(seen(all))));
+    const seen = (all) => softmax(all.map((x, n) => (hidden[n] ? -Infinity : x)));
+    const most = (all) => number(Math.max(...seen(all)));
     return {
       text: label(i), place: i + 1, layer, heads: config.n_head, width: config.n_embd,
       head: view.state.head + 1, later: view.reading.ids.length - 1 - i, hidden: sum(hidden),
@@ -68,7 +67,8 @@ const steps = data.live && (() => {
     make("table", {}, line("th", head), ...rows.map((row) => line("td", row))));
 
   // What the query makes of each key: the first columns of a table, as far as a step needs them.
-  const comparison = (columns, mask = "−∞") => ({ q, k, products, scores, weights, dot }) => {
+  const comparison = (columns, mask = "−∞") => (found) => {
+    const { q, k, products, scores, weights, dot, scaled, alibi, root } = found;
     const rows = best(weights, MOST).sort((a, b) => a - b), top = Math.max(...scores);
     const size = largest(k.flatMap((key) => [...key])), others = k.length - rows.length;
     const shares = scores.map((score) => Math.exp(score - top));
@@ -77,7 +77,8 @@ const steps = data.live && (() => {
       ["token", label, "sum"],
       ["k", (n) => strip("", k[n], size), ""],
       ["q·k", (n) => digits(products[n]), ""],
-      ["score", (n) => (scores[n] > -Infinity ? digits(scores[n]) : mask || plain(n)), ""],
+      [scaled && !alibi ? `score = q·k ÷ ${root}` : "score",
+        (n) => (scores[n] > -Infinity ? digits(scores[n]) : mask || plain(n)), ""],
       [`e^(score − ${digits(top)})`, (n) => shares[n].toFixed(3), sum(shares).toFixed(3)],
       ["weight", (n) => weights[n].toFixed(3), sum(weights).toFixed(3)],
     ].slice(0, columns);
@@ -105,8 +106,7 @@ const steps = data.live && (() => {
     (t) => strips(["token", t.token], ["position", t.position], ["x", t.embedding],
       [`x, layer ${t.layer}`, t.x]).filter((_, n) => [true, t.learned, t.learned, t.layer][n]),
     (t) => strips(["x", t.x], ["ln_1(x)", t.ln_1]),
-    (t) => strips(["before turn", t.plainQ], ["before turn", t.plainK], ["q", t.q], ["k", t.k[t.i]],
-      ["v", t.v[t.i]]).slice(t.rope ? 0 : 2),
+    (t) => strips(["q", t.q], ["k", t.k[t.i]], ["v", t.v[t.i]]),
     comparison(3), comparison(4, ""), comparison(4), comparison(6), mixture,
     (t) => strips(["y of all heads", t.joined], ["W_O y", t.attn]),
     (t) => strips(["x before", t.x], ["+ attention", t.attn], ["x", t.between]),
@@ -132,6 +132,7 @@ const steps = data.live && (() => {
       item.lastElementChild.replaceChildren(...(drawn ? FIGURES[n]({ ...found, ...said }) : []));
       buttons[n].setAttribute("aria-pressed", all.checked || n === now);
     });
+    $("#step-play").disabled = !isHead;
     $("#step-next").disabled = all.checked || now === items.length - 1;
   }
 
@@ -149,6 +150,7 @@ const steps = data.live && (() => {
   $("#step-names").append(...buttons);
   $("#step-next").addEventListener("click", () => go(now + 1));
   all.addEventListener("input", paint);
+  $("#step-play").addEventListener("click", () => playground.fill(trace(), label));
   addEventListener("chosen", async () => { // typing need not wait
     const mine = asked = {};
     await rest();

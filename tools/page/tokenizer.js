@@ -15,7 +15,8 @@ class Tokenizer {
   constructor(content) {
     Object.assign(this, content);
     this.pattern = this.pattern && new RegExp(javascript(this.pattern), "gu");
-    this.known = this.tokens.map((token) => token.trim()).filter((word) => /\w/.test(word)).sort();
+    if (this.kind === "words") this.tokens = this.tokens.map((token) => token.trimStart());
+    this.known = this.tokens.filter((word) => /\w/.test(word)).sort();
     this.ids = new Map(this.tokens.map((token, id) => [token, id]));
     const inBytes = (pair) => Array.from(pair, (own) => BYTES.get(own) ?? BETWEEN).join("");
     this.ranks = new Map(this.merges?.map((pair, rank) => [inBytes(pair), rank]));
@@ -36,7 +37,7 @@ class Tokenizer {
     if (this.kind === "byte") return [...new TextEncoder().encode(text)];
     if (this.kind === "char") return Array.from(text, (character) => this.lookUp(character));
     if (this.kind === "words")
-      return text.split(/\s+/).filter(Boolean).map((word) => this.lookUp(word, " "));
+      return text.split(/\s+/).filter(Boolean).map((word) => this.lookUp(word));
     const words = text.match(this.pattern) ?? [];
     return words.flatMap((word) => this.words(word));
   }
@@ -50,12 +51,12 @@ class Tokenizer {
     const parts = whole.replace(/[’‘]/g, "'")
       .match(/[\p{L}\p{N}]+(['-][\p{L}\p{N}]+)*|[^\s\p{L}\p{N}]/gu) ?? [];
     const words = parts.flatMap((part) => this.spelled(part));
-    const ids = words.map((word) => this.lookUp(word, " "));
+    const ids = words.map((word) => this.lookUp(word));
     return { ids, typed: words.map((word, n) => (ids[n] === this.unknown ? word : undefined)) };
   }
 
   knows(word) {
-    return this.ids.has(toBytes(` ${word}`)) && this.ids.get(toBytes(` ${word}`)) !== this.unknown;
+    return this.ids.has(toBytes(word)) && this.ids.get(toBytes(word)) !== this.unknown;
   }
 
   // A word or a mark as the model's words: without its capitals, a short form in full.
@@ -66,14 +67,19 @@ class Tokenizer {
     return full === word ? [word] : full.split(" ").flatMap((part) => this.spelled(part));
   }
 
-  // The known word that is written most like this one.
+  // The known word that differs in its ending alone, if any: yawned, for yawning.
   nearest(word) {
-    const near = this.known.map((own) => -changesBetween(word.toLowerCase(), own));
-    return this.known[best(near, 1)[0]];
+    const alike = this.known.map((own) => {
+      let same = 0;
+      while (same < own.length && own[same] === word[same]?.toLowerCase()) same++;
+      return same > 3 && Math.max(word.length, own.length) - same < 4 ? same : 0;
+    });
+    const [near] = best(alike, 1);
+    return alike[near] ? this.known[near] : undefined;
   }
 
-  lookUp(text, before = "") {
-    const id = this.ids.get(toBytes(before + text)) ?? this.unknown;
+  lookUp(text) {
+    const id = this.ids.get(toBytes(text)) ?? this.unknown;
     if (id == null) throw new Error(`The model does not know “${text}”.`);
     return id;
   }
@@ -99,12 +105,12 @@ class Tokenizer {
 
   // The bytes of each token of a text, typed as read gives it.
   pieces(ids, typed = []) {
-    return ids.map((id, n) => (typed[n] ? toBytes(` ${typed[n]}`) : this.bytes(id)));
+    return ids.map((id, n) => (typed[n] ? toBytes(typed[n]) : this.bytes(id)));
   }
 
   decode(ids, typed) {
-    const text = new TextDecoder().decode(fromBytes(this.pieces(ids, typed).join("")));
-    return this.kind === "words" ? text.trimStart() : text;
+    const between = this.kind === "words" ? " " : "";
+    return new TextDecoder().decode(fromBytes(this.pieces(ids, typed).join(between)));
   }
 }
 
@@ -118,17 +124,3 @@ const FULL = [
   [/^can't$/i, "can not"], [/^won't$/i, "will not"], [/n't$/i, " not"], [/'re$/i, " are"],
   [/^(it|he|she|that|there|what|who)'s$/i, "$1 is"], [/-/g, " "],
 ];
-
-// How many letters of a must be changed, added or left out to get b (Levenshtein); where they begin
-// alike, fewer.
-function changesBetween(a, b) {
-  let row = [...b, ""].map((_, n) => n), same = 0;
-  while (same < a.length && a[same] === b[same]) same++;
-  for (const [n, letter] of [...a].entries()) {
-    const next = [n + 1];
-    for (let k = 0; k < b.length; k++)
-      next.push(Math.min(row[k] + (letter !== b[k]), row[k + 1] + 1, next[k] + 1));
-    row = next;
-  }
-  return row[b.length] - same / 2;
-}

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from engine.common.errors import at_least, choose
 from engine.common.files import atomic_write, shell_quote
 from engine.common.hardware import measure_seconds, pick_device
-from engine.common.settings import read_preset
+from engine.common.settings import read_toml
 from engine.weights.families import LLAMA
 from model import MODERN, GPTConfig
 from tools.shared.report import format_table, machine_line, machine_report
@@ -31,7 +31,7 @@ NANOGPT = {  # nanoGPT's shapes: its command for a CPU, its shakespeare_char, GP
 # Llama 2's smallest.
 SIZES_7B = dict(block_size=2048, n_layer=32, n_head=32, n_embd=4096, vocab_size=32000)
 SHAPES = {name: dict(mlp="gelu", **sizes) for name, sizes in NANOGPT.items()} | {
-    "modern_124m": MODERN | dict(optimizer="muon") | read_preset(f"{ROOT}/config/modern_124m.toml"),
+    "modern_124m": MODERN | dict(optimizer="muon") | read_toml(f"{ROOT}/config/modern_124m.toml"),
     "llama_7b": LLAMA.always | SIZES_7B | dict(mlp_size=11008, tie_weights=False),
 }
 

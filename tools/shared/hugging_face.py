@@ -25,14 +25,9 @@ def config_json(kind, ours):
             "original_max_position_embeddings": ours["rope_trained"],
             **LLAMA_3,
         }
-    letters = {"L": "full_attention", "S": "sliding_attention"}
-    fields = {
-        "sliding_window": ours["window"] or None,
-        "use_sliding_window": bool(ours["window"]),
-        "max_window_layers": len(ours["window_pattern"].partition("S")[0]),
-        "layer_types": [letters[letter] for letter in ours["window_pattern"]],
-    }
-    return theirs | {name: fields[name] for name in family.layer_fields}
+    if kind == "mistral":
+        theirs["sliding_window"] = ours["window"] or None
+    return theirs
 
 
 def to_hugging_face(weights, family, query_rows):

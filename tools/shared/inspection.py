@@ -62,6 +62,11 @@ def attention_maps(model, idx, attention_weights):
     """
     with recording(model.eval(), attention_weights) as maps:
         logits, _ = model(idx[None], idx[None])  # with targets, documents stay apart as in training
+    if len(maps) != len(model.transformer.h):
+        raise ValueError(
+            f"mixer={model.config.mixer} computed {len(maps)} attention maps in "
+            f"{len(model.transformer.h)} layers: there must be one in each"
+        )
     return [weights[0] for weights in maps], logits[0]
 
 

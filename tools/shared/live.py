@@ -7,22 +7,23 @@ import re
 import torch
 
 from engine.text import tokenizer as tokenizers
+from model import GPTConfig
 
 MOST_PARAMETERS = 5_000_000
 # The fields of a config of which model.js knows every value, and those of which it knows some. Any
-# other must be off. And the tensors that it knows.
+# other must be the default. And the tensors that it knows.
 FREE = """block_size vocab_size n_layer n_head n_kv_head n_embd head_size mlp_size dropout bias
-qkv_bias window window_pattern rope_base rope_stretch rope_trained norm_eps qk_norm tie_weights
-init"""
+qkv_bias window window_pattern rope_base rope_trained norm_eps qk_norm tie_weights init"""
 KNOWN = {
+    "mixer": "attention",
     "attention": "naive masked_fill tiled fused",  # the same function
     "score": "scaled_dot dot",
     "normalize": "softmax",
     "visible": "causal sliding_window local_global strided chunks alibi",
     "position": "learned rope sinusoidal none",
     "norm": "layernorm rmsnorm rmsnorm_scale",
-    "mlp": "gelu_tanh gelu relu relu2 silu swiglu",
-    "value_size": "0",
+    "rope_stretch": "1.0",
+    "mlp": "gelu_tanh relu relu2 silu swiglu",
 }
 TENSOR = (
     r"(lm_head|transformer.(wte|wpe|ln_f|h.\d+.(ln_[12]|attn.(c_attn|c_proj|qk_norm.[qk])|"
@@ -40,7 +41,8 @@ def describe_model(model):
         raise ValueError(f"a live page has no room for {model.num_params():,} parameters")
     unknown = [name for name, _ in model.named_parameters() if not re.fullmatch(TENSOR, name)]
     for name in config.keys() - FREE.split():
-        if str(config[name]).split(":")[0] not in KNOWN.get(name, "0 0.0 False").split():
+        known = KNOWN.get(name, str(getattr(GPTConfig, name, False))).split()
+        if str(config[name]).split(":")[0] not in known:
             unknown.append(f"{name}={config[name]}")
     if unknown:
         raise ValueError(f"a live page has no {', '.join(unknown)}")
@@ -65,8 +67,8 @@ def as_characters(content):
 def describe_tokenizer(tokenizer):
     """Its kind, each token's bytes, and how it cuts a text; ValueError as in describe_model."""
     spec = tokenizer.spec()
-    found = {"kind": spec["kind"], "begin": [*tokenizer.begin]}
-    found["tokens"] = [as_characters(tokenizer.token_bytes(n)) for n in range(tokenizer.vocab_size)]
+    pieces = [as_characters(tokenizer.token_bytes(n)) for n in range(tokenizer.vocab_size)]
+    found = {"kind": spec["kind"], "begin": [*tokenizer.begin], "tokens": pieces}
     content = spec.get("content")
     if not content:
         return found

@@ -64,4 +64,6 @@ class DatasetSettings(ModelSettings):
                 f"dataset {name} has other tokens than {folder}: prepare it with "
                 f"--tokenizer={folder}"
             )
+        if data.val.max() >= tokenizer.known:
+            raise ValueError(f"dataset {name} has special tokens that the model in {folder} lacks")
         return data
