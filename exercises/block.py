@@ -34,8 +34,8 @@ def mlp(x, W_fc, W_proj):
 
 def block(x, norm_1, attend, norm_2, mlp):
     # Each adds to x what it makes of a normed x.
-    x = x + attend(norm_1(x))
-    return x + mlp(norm_2(x))
+    y = x + attend(norm_1(x))
+    return y + mlp(norm_2(y))
 
 
 def initial(V, n_layer):
@@ -49,7 +49,7 @@ READ_ON = "model.py: layer_norm, FeedForward, Block, gpt2_std and init_weights"
 def cases():
     x = small([1, 2, 3, 6], [5, 5, 5, 5])[0]
     yield "two tokens, C = 4", "layer_norm", x, *small([1] * 4, [0] * 4)[0, 0], 1e-5
-    yield "65 tokens, 4 blocks", "initial", 65, 4
+    yield "65 tokens, 5 blocks", "initial", 65, 5
     sizes = "B=2, T=3, C=5, 4C=20"
     x, weight, bias, *matrices = random(sizes, "B T C", "C", "C", "4C C", "C 4C")
     yield sizes, "layer_norm", x, weight, bias, 0.1

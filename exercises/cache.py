@@ -25,22 +25,25 @@ class Cache:
     def __init__(self, window=None, rotate=None):
         self.window = window
         self.rotate = rotate or (lambda x, positions: x)
+        self.past = 0
         self.k = self.v = None
 
     def attend(self, q, k, v):
-        past = 0 if self.k is None else self.k.shape[2]
-        j = torch.arange(past + q.shape[2])
+        T, D = q.shape[2:]
+        # The queries are the last T of all positions j.
+        i = torch.arange(T) + self.past
         # Keys are turned before they are kept: those of the past are turned already.
-        q = self.rotate(q, j[past:])
-        k = self.rotate(k, j[past:])
-        if past:
+        q = self.rotate(q, i)
+        k = self.rotate(k, i)
+        if self.past:
             k = torch.cat([self.k, k], dim=2)
             v = torch.cat([self.v, v], dim=2)
         self.k, self.v = k, v
-        # The queries are the last T of all positions j (Tk).
-        i = j[past:, None]
+        self.past += T
+        i = i[:, None]
+        j = torch.arange(k.shape[2])
         see = (j <= i) & (j > i - (self.window or len(j)))
-        scores = (q @ k.mT / q.shape[3] ** 0.5).masked_fill(~see, -torch.inf)
+        scores = (q @ k.mT / D**0.5).masked_fill(~see, -torch.inf)
         return scores.softmax(dim=-1) @ v
 
 

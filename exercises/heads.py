@@ -19,14 +19,17 @@ from exercises.shared.cases import integers
 
 
 def self_attention(x, W_qkv, W_out, H, G):
-    D = x.shape[-1] // H
+    B, T, C = x.shape
+    D = C // H
     # split([8, 4, 4], dim=-1) cuts 16 features of a token into 8, 4 and 4.
     q, k, v = (x @ W_qkv.T).split([H * D, G * D, G * D], dim=-1)
     # unflatten: (B, T, heads, D), transpose: (B, heads, T, D), repeat_interleave: heads 0 0 1 1.
     q, k, v = (part.unflatten(2, (-1, D)).transpose(1, 2) for part in (q, k, v))
     k, v = (part.repeat_interleave(H // G, dim=1) for part in (k, v))
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-    return y.transpose(1, 2).flatten(2) @ W_out.T
+    future = torch.ones(T, T).triu(1).bool()
+    weights = (q @ k.mT / D**0.5).masked_fill(future, -torch.inf).softmax(dim=-1)
+    y = (weights @ v).transpose(1, 2).flatten(2)
+    return y @ W_out.T
 
 
 READ_ON = "attention.py: SelfAttention and share_heads"
@@ -37,7 +40,7 @@ def cases():
         x = torch.arange(T * C).square().view(1, T, C).double()
         one = torch.eye(C).double()
         only_v = F.pad(one[: 2 * C // H], (0, 0, C + 2 * C // H, 0))
-        yield f"q = k = 0, H={H}, G=2", "self_attention", x, only_v, one.roll(1, 0), H, 2
+        yield f"B=1, T={T}, C={C}, H={H}, G=2, q = k = 0", "self_attention", x, only_v, one.roll(1, 0), H, 2
     for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (6, 2, "B=3, T=5, C=12, rows=20"):
         inputs = integers(sizes, "B T C", "rows C", "C C")
         yield f"{sizes} of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

@@ -16,5 +16,6 @@ def test_exercise(name, request):
     path = folder / f"{name}.py"
     if not path.exists():
         pytest.skip(f"{path} is missing")
-    if lines := check(name, path)[0]:
+    right, lines = check(name, path)
+    if not right:
         pytest.fail("\n".join(lines), pytrace=False)

@@ -54,7 +54,7 @@ def outcome(theirs, exercise, label, call, *arguments):
     for x, then in zip(inputs, arguments):
         if torch.is_tensor(x) and not torch.equal(x, then):
             raise ValueError("it changes its arguments: what calls it may still need them")
-    name = call if isinstance(call, str) else ", ".join(functions(exercise))
+    name = call if isinstance(call, str) else ", ".join(functions(exercise.__name__.split(".")[1]))
     slopes = gradients(values, [*filter(is_float, inputs)] if slopes else [])
     values = [value.detach() for value in values]
     return {"name": name, "label": label, "values": values, "gradients": slopes}
@@ -80,5 +80,9 @@ def tensors(result):
 def gradients(values, leaves):
     """The gradients of the arguments, for a gradient of the values that differs everywhere."""
     ends = [x for x in values if x.requires_grad]
+    if not ends:
+        return [*map(torch.zeros_like, leaves)]
     slopes = [torch.linspace(-1, 1, x.numel()).view_as(x) * x.isfinite() for x in ends]
-    return [*torch.autograd.grad(ends, leaves, slopes, materialize_grads=True)] if leaves else []
+    # A sum, since PyTorch imports sympy for each other gradient that it is given.
+    total = sum((x * slope).sum() for x, slope in zip(ends, slopes))
+    return [*torch.autograd.grad(total, leaves, materialize_grads=True)] if leaves else []

@@ -3,7 +3,9 @@
 import ast
 import contextlib
 import difflib
+import functools
 import itertools
+import time
 import types
 import warnings
 
@@ -12,11 +14,13 @@ import torch
 from exercises.shared.cases import outcome, sizes_in
 from exercises.shared.comparison import same, same_outcome
 from exercises.shared.definition import MISTAKES, functions, with_mistakes
-from exercises.shared.edits import edits
+from exercises.shared.edits import Edits
+
+SECONDS = 2.5  # of the search: the likely edits come first
 
 
 def causes(exercise, own):
-    """Return what gives a function's numbers, as lines; None if nothing does.
+    """Return what gives a function's numbers, as lines; None if nothing does, or it takes long.
 
     own: of each of its cases the case, what the learner got, and what is right.
     """
@@ -24,21 +28,38 @@ def causes(exercise, own):
     right = all(same(a["values"], b["values"]) for _, a, b in own)  # the gradient alone is wrong
     small = all(same(a["values"], b["values"], 1e-3) for _, a, b in own)
     error = 1e-12 if small else 1e-5  # beside it, an epsilon of theirs does not count
-    of = exercise.__name__.rpartition(".")[2]
+    name = exercise.__name__.split(".")[1]
+    wrong = own[0][2]["name"]  # of the function, or of several that a case calls together
+    end = time.monotonic() + SECONDS
     warnings.simplefilter("ignore")  # of edits that make no sense
+    for text, lines in itertools.chain(known(name), edited(name, wrong, sizes_in(own[0][0][0]))):
+        if gives(exercise, text, own, right, error):
+            return lines()
+        if time.monotonic() > end:
+            return None
+
+
+def known(name):
+    """Yield the solution with one or two known mistakes, and what returns their names."""
     for count in 1, 2:
-        for sentences in itertools.combinations(MISTAKES.get(of, ()), count):
-            if gives(exercise, with_mistakes(of, *sentences), own, right, error):
-                return [*sentences]
-    for name, node in functions(exercise).items():
-        if name not in own[0][2]["name"]:
-            continue  # the one that is wrong, or several that a case calls together
-        source = ast.unparse(node) + "\n"
-        for new in dict.fromkeys(edits(source, sizes_in(own[0][0][0]))):
-            if gives(exercise, new, own, right, error):
-                new = ast.unparse(ast.parse(new))
-                both = difflib.ndiff(source.splitlines(), new.splitlines())
-                return [line for line in both if line[0] in "+-"]
+        for sentences in itertools.combinations(MISTAKES.get(name, ()), count):
+            yield with_mistakes(name, *sentences), functools.partial(list, sentences)
+
+
+def edited(name, wrong, sizes):
+    """Yield functions of the solution with an edit, and what returns its lines."""
+    for function, node in functions(name).items():
+        if function in wrong:
+            source = ast.unparse(node) + "\n"
+            for new in dict.fromkeys(Edits(source, sizes)):
+                yield new, functools.partial(changed_lines, source, new)
+
+
+def changed_lines(source, new):
+    """Return a source's lines that are others in a new one (−), and these (+)."""
+    new = ast.unparse(ast.parse(new))
+    both = difflib.ndiff(source.splitlines(), new.splitlines())
+    return [line for line in both if line[0] in "+-"]
 
 
 def gives(exercise, text, own, gradients, error):

@@ -11,6 +11,7 @@ mistakes.toml has the known mistakes, those that are more than one edit: see edi
 """
 
 import ast
+import functools
 import importlib
 import re
 import tomllib
@@ -18,48 +19,58 @@ from pathlib import Path
 
 from engine.common.errors import choose
 
-MISTAKES = tomllib.loads(
-    Path(__file__).parents[1].joinpath("mistakes.toml").read_text(encoding="utf-8")
-)
+FOLDER = Path(__file__).parents[1]
+MISTAKES = tomllib.loads((FOLDER / "mistakes.toml").read_text(encoding="utf-8"))
 ORDER = (
     "masks scores softmax attention heads positions cross cache tiles backward linear sampling "
     "block search yours"
 ).split()
 
 
-def load(name):
-    """Return the module of an exercise, by its name or its number from 1; ValueError if unknown."""
+def known(name):
+    """Return the name of an exercise, for its name or its number from 1; ValueError if unknown."""
     numbers = {str(number): name for number, name in enumerate(ORDER, 1)}
-    name = choose("exercise", name, numbers | dict(zip(ORDER, ORDER)))
-    return importlib.import_module(f"exercises.{name}")
+    return choose("exercise", name, numbers | dict(zip(ORDER, ORDER)))
 
 
-def solution(exercise):
+def load(name):
+    """Return the module of an exercise. It imports torch; nothing else here does."""
+    return importlib.import_module(f"exercises.{known(name)}")
+
+
+@functools.cache
+def solution(name):
     """Return the text of the solution, and its comments."""
-    text = Path(exercise.__file__).read_text(encoding="utf-8").partition("\nREAD_ON = ")[0]
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("\nREAD_ON = ")[0]
     comment = re.compile("^ +# (.*)\n", re.MULTILINE)
     return comment.sub("", text), comment.findall(text)
 
 
+def task(name):
+    """Return the docstring of an exercise."""
+    return ast.get_docstring(ast.parse(solution(name)[0]), clean=False)
+
+
 def with_mistakes(name, *sentences):
     """Return the text of an exercise's solution with these mistakes."""
-    text = solution(load(name))[0]
+    text = solution(name)[0]
     for sentence in sentences:
         for right, wrong in MISTAKES[name][sentence].items():
             text = text.replace(right, wrong)
     return text
 
 
-def functions(exercise):
+@functools.cache
+def functions(name):
     """Return {name: node of its syntax tree} of the functions and classes that a learner writes."""
-    nodes = ast.parse(solution(exercise)[0]).body
+    nodes = ast.parse(solution(name)[0]).body
     return {node.name: node for node in nodes if hasattr(node, "name")}
 
 
-def stub(exercise):
+def stub(name):
     """Return what a learner begins with: the solution without what its functions do."""
-    tree = ast.Module([*functions(exercise).values()], [])
+    tree = ast.parse("\n".join(map(ast.unparse, functions(name).values())))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
             node.body = ast.parse("raise NotImplementedError").body
-    return f'"""{exercise.__doc__}"""\n\nimport math\n\nimport torch\n\n{ast.unparse(tree)}\n'
+    return f'"""{task(name)}"""\n\nimport math\n\nimport torch\n\n{ast.unparse(tree)}\n'

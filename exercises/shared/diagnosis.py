@@ -1,10 +1,15 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
+import contextlib
+
 import torch
 
 from exercises.shared.cases import is_float, named, outcomes
 from exercises.shared.causes import causes
 from exercises.shared.comparison import beside, same, same_outcome, traits
+from exercises.shared.properties import broken
+
+MOST = 4  # lines of one kind
 
 
 def expected_outcomes(exercise):
@@ -12,23 +17,31 @@ def expected_outcomes(exercise):
     return [*outcomes(exercise, exercise)]
 
 
-def diagnose(exercise, got):
-    """Return what is wrong with a learner's outcomes, as lines; none if all is right."""
-    triples = [*zip(exercise.cases(), got, expected_outcomes(exercise))]
-    wrong = [triple for triple in triples if not same_outcome(*triple[1:])]
-    if not wrong:
-        return []
-    case, a, b = wrong[0]
+def first_wrong(triples):
+    """Return the first case that is wrong, what was got there and what is right; None if none is.
+
+    triples: such three, for all cases.
+    """
+    return next((triple for triple in triples if not same_outcome(*triple[1:])), None)
+
+
+def differences(exercise, case, a, b):
+    """Return how a case's outcomes a and b differ, as lines."""
     inputs = named(exercise, *case[1:])
     what, names = "values", numbered(b["values"])
     if same(a["values"], b["values"]):
         floats = [name for name, x in inputs.items() if is_float(x)]
         what, names = "gradients", [f"the values are right, the gradient of {x}" for x in floats]
-    lines = [f"{b['name']}, {b['label']}:", "", *beside(inputs, names, a[what], b[what]), ""]
-    own = [triple for triple in triples if triple[2]["name"] == b["name"]]
+    return [f"{b['name']}, {b['label']}:", "", *beside(inputs, names, a[what], b[what]), ""]
+
+
+def reasons(theirs, exercise, triples):
+    """Return what is known of the wrong numbers of the first function that has some, as lines."""
+    name = first_wrong(triples)[2]["name"]
+    own = [triple for triple in triples if triple[2]["name"] == name]
     if known := causes(exercise, own):
-        return [*lines, "These are the numbers that one gets if", *(f"  {x}" for x in known)]
-    return [*lines, *symptoms(own)]
+        return ["These are the numbers that one gets if", *(f"  {x}" for x in known)]
+    return [*symptoms(own), *dependence(theirs, exercise, own)]
 
 
 def numbered(results):
@@ -46,4 +59,12 @@ def symptoms(own):
     for result, a, b in zip(numbered(got["values"]), got["values"], expected["values"]):
         if a.shape == b.shape and not same([a], [b]):
             yield from (f"In {expected['label']}, {result}: {text}." for text in traits(a, b))
-    yield from next((a["broken"] for _, a, _ in reversed(own) if a.get("broken")), ())
+
+
+def dependence(theirs, exercise, own):
+    """Return what results depend on and may not, of the last case that has some."""
+    for case, *_ in reversed(own):
+        with contextlib.suppress(Exception):  # theirs may not take other inputs
+            if lines := [*broken(theirs, exercise, *case)]:
+                return lines[:MOST]
+    return []

@@ -1,29 +1,26 @@
-"""Checks a learner's file: the worker runs it, and what it gives is compared here."""
+"""Checks a learner's file, in a process with limits of time and memory: worker.py."""
 
+import json
 import multiprocessing
 import tempfile
 import time
 from pathlib import Path
 
-import torch
-
-from exercises.shared import definition, diagnosis, worker
+from exercises.shared import definition
 
 SECONDS = 30  # from where the learner's file begins
 # A server imports torch once, and stays: each check is a fork of it. Windows has none.
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()
 PROCESSES = multiprocessing.get_context("forkserver" if FORKS else "spawn")
-PROCESSES.set_forkserver_preload([worker.__name__])
+PROCESSES.set_forkserver_preload(["exercises.shared.worker"])
 
 
 def check(name, path):
-    """Return what is wrong with a learner's file, as lines, and what it costs if nothing is."""
-    found, printed = run_file(name, path.resolve())
-    lines = [f"it prints: {printed.strip()[:1000]}", ""] if printed.strip() else []
-    if "error" in found:
-        return [*lines, found["error"].replace(str(path.resolve()), str(path))], []
-    wrong = diagnosis.diagnose(definition.load(name), found["outcomes"])
-    return (lines + wrong if wrong else []), found.get("costs", [])
+    """Return whether a learner's file is right, and what there is to say, as lines."""
+    (right, lines), printed = run_file(name, path.resolve())
+    if printed.strip() and not right:
+        lines = [f"it prints: {printed.strip()[:1000]}", "", *lines]
+    return right, [line.replace(str(path.resolve()), str(path)) for line in lines]
 
 
 def run_file(name, path):
@@ -34,19 +31,25 @@ def run_file(name, path):
         status = run((name, str(path), to, output, here), SECONDS, to)
         text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
         if to.exists() and to.stat().st_size:
-            return torch.load(to, weights_only=True), text
+            return json.loads(to.read_bytes()), text
         if status is None:
             error = f"it takes more than {SECONDS} seconds: is there an endless loop?"
         elif to.exists():
             error = f"its process ends with {status} (below 0: a signal): os._exit, or memory?"
         else:
             error = f"the check fails, not your file: {(text.splitlines() or [status])[-1]}"
-        return {"error": error}, text
+        return [False, [error]], text
+
+
+def work(*arguments):
+    from exercises.shared import worker  # it imports torch, and this process need not
+
+    worker.main(*arguments)
 
 
 def run(arguments, seconds, begun):
     """Run the worker; return its exit code, or None if it takes longer, once begun."""
-    process = PROCESSES.Process(target=worker.main, args=arguments)
+    process = PROCESSES.Process(target=work, args=arguments)
     process.start()
     try:
         while process.is_alive() and not begun.exists():

@@ -1,7 +1,8 @@
-"""Runs a learner's file, and writes {"outcomes": [...]}, with "costs" or "error", to another."""
+"""Runs a learner's file, and writes what is found, [right, lines], to another."""
 
 import contextlib
 import functools
+import json
 import os
 import re
 import runpy
@@ -13,13 +14,13 @@ from pathlib import Path
 
 import torch
 
+from engine.common.files import atomic_write
 from engine.common.hardware import peak_bytes
 from exercises.shared import definition
 from exercises.shared.cases import called, outcomes
-from exercises.shared.comparison import same_outcome
-from exercises.shared.diagnosis import expected_outcomes
-from exercises.shared.properties import broken
+from exercises.shared.diagnosis import differences, expected_outcomes, first_wrong, reasons
 from tools.shared.benchmark import time_rounds
+from tools.shared.report import format_table
 
 GIGABYTES = 4  # beyond what the process has when it begins
 MEGABYTES = 16  # that it may print
@@ -81,26 +82,29 @@ def main(name, path, to, output, folder):
     exercise = definition.load(name)
     limit_memory()
     expected = expected_outcomes(exercise)  # what fails up to here is not the learner's
+    said = []
+
+    def keep(right, *lines):  # what follows may not come back
+        said.extend(lines)
+        atomic_write(to, json.dumps([right, said]).encode())
+
     to.touch()  # here the clock starts
-    found = {"outcomes": []}
     where = ""
     try:
         theirs = types.SimpleNamespace(**runpy.run_path(path))
-        if missing := definition.functions(exercise).keys() - vars(theirs).keys():
+        if missing := definition.functions(name).keys() - vars(theirs).keys():
             raise NameError(f"{path} has no {', '.join(sorted(missing))}")
         got = outcomes(theirs, exercise)
-        for case in expected:
-            where = f"\n(in the case: {case['name']}, {case['label']})"
-            found["outcomes"].append(next(got))
-        if all(map(same_outcome, found["outcomes"], expected)):
-            found["costs"] = [{"": "not measured"}]
-            torch.save(found, to)  # it is right, even if it does not come back from measuring
-            found["costs"] = costs(theirs, exercise)
+        triples = []
+        for case, right in zip(exercise.cases(), expected):
+            where = f"(in the case: {right['name']}, {right['label']})"
+            triples.append((case, next(got), right))
+        if wrong := first_wrong(triples):
+            keep(False, *differences(exercise, *wrong))
+            keep(False, *reasons(theirs, exercise, triples))
         else:
-            for case, outcome in zip(exercise.cases(), found["outcomes"]):
-                with contextlib.suppress(Exception):  # it may not take other inputs
-                    outcome["broken"] = [*broken(theirs, exercise, *case)]
+            keep(True, f"Right, in all {len(expected)} cases. Read on: {exercise.READ_ON}")
+            keep(True, "", format_table(costs(theirs, exercise)))
     except BaseException as error:  # a learner's file can raise anything
-        if "costs" not in found:
-            found["error"] = report(error, path) + where
-    torch.save(found, to)
+        if not said:
+            keep(False, report(error, path), where)
