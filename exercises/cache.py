@@ -42,7 +42,7 @@ class Cache:
         self.past += T
         i = i[:, None]
         j = torch.arange(k.shape[2])
-        see = (j <= i) & (j > i - (self.window or len(j)))
+        see = (j <= i) & (j > i - (self.window or self.past))
         scores = (q @ k.mT / D**0.5).masked_fill(~see, -torch.inf)
         return scores.softmax(dim=-1) @ v
 

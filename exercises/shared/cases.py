@@ -49,7 +49,7 @@ def outcomes(theirs, exercise):
 def outcome(theirs, exercise, label, call, *arguments):
     """What a case gives; ValueError if it changes its arguments."""
     slopes = getattr(exercise, "GRADIENTS", True) and torch.is_grad_enabled()
-    inputs = [leaf(x) if slopes else x for x in arguments]
+    inputs = [copy(x, slopes) for x in arguments]
     values = tensors(called(call, theirs, inputs))
     for x, then in zip(inputs, arguments):
         if torch.is_tensor(x) and not torch.equal(x, then):
@@ -60,9 +60,9 @@ def outcome(theirs, exercise, label, call, *arguments):
     return {"name": name, "label": label, "values": values, "gradients": slopes}
 
 
-def leaf(x):
-    """A copy of a tensor, which takes a gradient if it has floats; anything else as it is."""
-    return x.clone().requires_grad_(is_float(x)) if torch.is_tensor(x) else x
+def copy(x, slopes):
+    """A copy of a tensor, which takes a gradient if it can and is to; anything else as it is."""
+    return x.clone().requires_grad_(slopes and is_float(x)) if torch.is_tensor(x) else x
 
 
 def is_float(x):

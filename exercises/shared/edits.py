@@ -19,7 +19,7 @@ softmax sigmoid log_softmax; exp exp2 sigmoid
 """  # a word, and what is taken for it
 INSIDE = """
 x.exp(); -x; x + 1; x - 1; x * x; x ** 0.5; x.mT; x[:1]; x.abs(); x.tril(); x.softmax(-1);
-x.softmax(0); x.softmax(1); x.softmax(-2); x.flatten(-2).softmax(-1).view_as(x); x.roll(1, -1);
+x.relu(); x.softmax(0); x.softmax(1); x.softmax(-2); x.flatten(-2).softmax(-1).view_as(x); x.roll(1, -1);
 x.mT.reshape(x.shape); x.swapaxes(1, 2).reshape(x.shape); x.mean(-1, keepdim=True);
 x - x.mean(-1, keepdim=True); x / x.sum(-1, keepdim=True); x / x.norm(dim=-1, keepdim=True);
 F.gelu(x, approximate='tanh'); x * (1.702 * x).sigmoid(); turn(x); f(x)
@@ -35,103 +35,102 @@ x.unflatten(-1, (-1, 2)).mT.flatten(-2); x.unflatten(-1, (2, -1)).mT.flatten(-2)
 SCALES = "x * {0}", "x / {0}", "x * {0} ** 0.5", "x / {0} ** 0.5"
 
 
-class Edits:
-    """What a function's source becomes by one edit; sizes are names, such as D."""
+def edits(source, sizes):
+    """Yield what a function's source becomes by one edit; sizes are names, such as D."""
+    lines = source.splitlines(keepends=True)
+    starts = [0, *itertools.accumulate(map(len, lines))]
+    nodes = [node for node in ast.walk(ast.parse(source)) if hasattr(node, "lineno")]
+    names = sorted({*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source)})
+    for node in nodes:
+        first = starts[node.lineno - 1] + node.col_offset
+        node.at = slice(first, starts[node.end_lineno - 1] + node.end_col_offset)
+        node.text = source[node.at]
+    scales = [scale.format(size) for size in sizes for scale in SCALES]
+    for at, new in itertools.chain(
+        words(source),
+        missing(nodes),
+        exchanged(nodes, source),
+        others(nodes, [*names, *sizes], source),
+        done(nodes, [*INSIDE.split(";"), *WHOLE.split(";"), *scales]),
+        done(nodes, INSIDE.split(";"), ast.expr),
+        renamed(nodes, names),
+    ):
+        yield source[: at.start] + new + source[at.stop :]
 
-    def __init__(self, source, sizes):
-        self.source = source
-        self.lines = source.splitlines(keepends=True)
-        self.starts = [0, *itertools.accumulate(map(len, self.lines))]
-        self.nodes = [node for node in ast.walk(ast.parse(source)) if hasattr(node, "lineno")]
-        self.values = [node for node in self.nodes if isinstance(node, ast.expr)]
-        self.sizes = [*sizes]
-        self.names = sorted({*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source)})
-        self.inside = INSIDE.split(";")
-        self.whole = [*WHOLE.split(";"), *self.inside]
-        self.whole += [scale.format(size) for size in sizes for scale in SCALES]
 
-    def __iter__(self):
-        return itertools.chain(
-            self.words(), self.missing(), self.exchanged(), self.others(), self.done()
-        )
+def words(source):
+    """A word stands for another, everywhere or once."""
+    for old, *new in map(str.split, WORDS.split(";")):
+        old = rf"\b{old}\b" if old.isidentifier() else rf"(?<=[ (=[-]){re.escape(old)}(?=[] ),])"
+        for word in new:
+            yield slice(0, len(source)), re.sub(old, word, source)
+            yield from ((slice(*place.span()), word) for place in re.finditer(old, source))
 
-    def at(self, node):
-        first = self.starts[node.lineno - 1] + node.col_offset
-        return slice(first, self.starts[node.end_lineno - 1] + node.end_col_offset)
 
-    def text(self, node):
-        return self.source[self.at(node)]
+def missing(nodes):
+    """A statement is missing, or a part stands for the whole."""
+    for node in nodes:
+        if isinstance(node, ast.stmt):
+            yield node.at, "pass"
+        elif isinstance(node, ast.expr):
+            parts = [part for part in ast.walk(node) if isinstance(part, ast.expr)]
+            yield from ((node.at, f"({part.text})") for part in parts[1:7])
 
-    def put(self, new, at):
-        return self.source[: at.start] + new + self.source[at.stop :]
 
-    def words(self):
-        """A word stands for another, everywhere or once."""
-        for old, *words in map(str.split, WORDS.split(";")):
-            word = rf"\b{old}\b" if old.isidentifier() else rf"(?<=[ (=[-]){re.escape(old)}(?=[] ),])"
-            places = [slice(*place.span()) for place in re.finditer(word, self.source)]
-            for new in words:
-                yield re.sub(word, new, self.source)
-                yield from (self.put(new, place) for place in places)
-
-    def missing(self):
-        """A part stands for the whole; a statement is missing."""
-        for node in self.values:
-            parts = [part for part in ast.walk(node) if part in self.values][1:7]
-            yield from (self.put(f"({self.text(part)})", self.at(node)) for part in parts)
-        yield from (self.put("pass", self.at(x)) for x in self.nodes if isinstance(x, ast.stmt))
-
-    def exchanged(self):
-        """Two parts stand for each other: names, operands, arguments, lines."""
-        n = len(self.lines)
-        for a, b in itertools.combinations(self.names, 2):
-            for first, end in [(0, n), *((n, n + 1) for n in range(n))]:
-                at = slice(self.starts[first], self.starts[end])
-                swap = {a: b, b: a}
-                yield self.put(re.sub(rf"\b({a}|{b})\b", lambda x: swap[x[0]], self.source[at]), at)
-        for node in self.nodes:
-            parts = getattr(node, "elts", getattr(node, "args", []))
-            parts = [node.left, node.right] if isinstance(node, ast.BinOp) else parts
+def exchanged(nodes, source):
+    """Two operands, arguments or statements stand for each other."""
+    for node in nodes:
+        parts = [node.left, node.right] if isinstance(node, ast.BinOp) else []
+        for parts in parts, *(getattr(node, name, []) for name in ("elts", "args", "body")):
             for a, b in itertools.combinations(parts if isinstance(parts, list) else [], 2):
-                first, second = self.at(a), self.at(b)
-                between = self.source[first.stop : second.start]
-                new = f"({self.text(b)}){between}({self.text(a)})"
-                yield self.put(new, slice(first.start, second.stop))
-        for n in range(1, n):
-            lines = self.lines[:n] + self.lines[n : n + 2][::-1] + self.lines[n + 2 :]
-            yield "".join(lines)
-
-    def others(self):
-        """A name stands for another value; a parenthesis ends too early."""
-        for node in self.values:
-            for name in self.names + self.sizes:
-                yield self.put(name, self.at(node))
-            if isinstance(node, ast.Call):
-                for part in ast.walk(node):
-                    if isinstance(part, ast.BinOp):
-                        a, b, c = (self.at(x).stop for x in (part.left, part, node))
-                        source = self.source
-                        yield source[:a] + source[b:c] + source[a:b] + source[c:]
-
-    def done(self):
-        """Something is done to an argument, to a result, to any value, or instead of a call."""
-        for node in self.nodes:
-            if isinstance(node, ast.FunctionDef):
-                start = self.at(node.body[0]).start
-                space = "\n" + " " * node.body[0].col_offset
-                for x in node.args.args:
-                    for new in actions(self.whole, x.arg):
-                        yield self.put(f"{x.arg} = {new}{space}", slice(start, start))
-        results = [node.value for node in self.nodes if isinstance(node, ast.Return)]
-        results += [part for value in results for part in getattr(value, "elts", [])]
-        for node in results + self.values:
-            for new in actions(self.whole if node in results else self.inside, self.text(node)):
-                yield self.put(new, self.at(node))
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                for x in [node.func.value, *node.args[:1]]:
-                    yield from (self.put(y, self.at(node)) for y in actions(self.inside, self.text(x)))
+                between = source[a.at.stop : b.at.start]
+                form = "{}" if isinstance(a, ast.stmt) else "({})"
+                new = form.format(b.text) + between + form.format(a.text)
+                yield slice(a.at.start, b.at.stop), new
 
 
-def actions(templates, x):
+def renamed(nodes, names):
+    """Two names in a statement stand for each other."""
+    for node in nodes:
+        for a, b in itertools.combinations(names, 2) if isinstance(node, ast.stmt) else ():
+            swap = {a: b, b: a}
+            yield node.at, re.sub(rf"\b({a}|{b})\b", lambda x: swap[x[0]], node.text)
+
+
+def others(nodes, names, source):
+    """A name stands for another value; a parenthesis ends too early."""
+    for node in nodes:
+        if isinstance(node, ast.expr):
+            yield from ((node.at, name) for name in names)
+        if isinstance(node, ast.Call):
+            for part in ast.walk(node):
+                if isinstance(part, ast.BinOp):
+                    a, b = part.left.at.stop, part.at.stop
+                    end = source[b : node.at.stop] + source[a:b]
+                    yield node.at, f"({source[node.at.start : a]}{end})"
+
+
+def done(nodes, actions, kind=ast.Return):
+    """Something is done to an argument and a result, or to any value, or instead of a call."""
+    inputs = [node for node in nodes if isinstance(node, ast.arg)]
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and kind == ast.Return:
+            start = node.body[0].at.start
+            space = "\n" + " " * node.body[0].col_offset
+            for x, action in itertools.product(node.args.args, actions):
+                yield slice(start, start), f"{x.arg} = {of(x.arg, action)}{space}"
+        if not isinstance(node, kind):
+            continue
+        parts = [(node, node)]
+        if kind == ast.Return:
+            parts = [(x, x) for x in [node.value, *getattr(node.value, "elts", [])]]
+            parts += [(node.value, x) for x in inputs]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            parts += [(node, node.func.value), *((node, x) for x in node.args[:1])]
+        for (whole, x), action in itertools.product(parts, actions):
+            yield whole.at, of(x.text, action)
+
+
+def of(x, action):
     """Return what is done to x, the text of a value."""
-    return [re.sub(r"\bx\b", lambda _: x, f"({action.strip()})") for action in templates]
+    return re.sub(r"\bx\b", lambda _: x, f"({action.strip()})")
