@@ -36,7 +36,7 @@ def show_list(folder):
 
 def try_once(name, path):
     """Check a file, say what came out, and return the exit code: 1 if it is wrong."""
-    print("checked, and measured if it is right: some seconds ...\n", flush=True)
+    print("checked: some seconds ...\n", flush=True)
     right, lines = check(name, path)
     if right:
         note(path.parent, "solved", name, True)

@@ -13,7 +13,6 @@ Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv
 """
 
 import torch
-import torch.nn.functional as F
 
 from exercises.shared.cases import integers
 
@@ -36,11 +35,6 @@ READ_ON = "attention.py: SelfAttention and share_heads"
 
 
 def cases():
-    for T, C, H in (2, 4, 2), (1, 6, 6):  # v is x, or its first features
-        x = torch.arange(T * C).square().view(1, T, C).double()
-        one = torch.eye(C).double()
-        only_v = F.pad(one[: 2 * C // H], (0, 0, C + 2 * C // H, 0))
-        yield f"B=1, T={T}, C={C}, H={H}, G=2, q = k = 0", "self_attention", x, only_v, one.roll(1, 0), H, 2
     for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (6, 2, "B=3, T=5, C=12, rows=20"):
         inputs = integers(sizes, "B T C", "rows C", "C C")
         yield f"{sizes} of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

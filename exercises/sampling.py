@@ -7,9 +7,10 @@ Write probabilities(logits, temperature, top_k, top_p), from which the next toke
        renormalized                               0.56 0.33 0.11 0
     3  of them the most likely that together      0.56 0.33 0    0       the one that crosses
        reach top_p, 0.8: as few as possible       0.63 0.37 0    0       top_p is in; renormalized
-Write losses(logits, targets, characters): of logits (B, T, V), at targets (B, T), −1 to be ignored,
-    the mean cross-entropy in nats, the perplexity, and the bits per character of a text that has
-    so many characters: all bits of its tokens, divided by its characters
+Write losses(logits, ids, characters): of a causal model that read ids (B, T), and gave logits
+    (B, T, V). Those at t foretell the id at t + 1; there is none after the last. −1 is padding,
+    which is not foretold. Return the mean cross-entropy in nats, the perplexity, and the bits per
+    character of a text of so many characters: all bits of its tokens, divided by its characters
 Holtzman et al. 2019, arXiv:1904.09751; Shannon 1951.
 """
 
@@ -34,8 +35,10 @@ def probabilities(logits, temperature, top_k, top_p):
     return torch.zeros_like(p).scatter(1, ids, p)
 
 
-def losses(logits, targets, characters):
-    nats = F.cross_entropy(logits.mT, targets, ignore_index=-1, reduction="sum")
+def losses(logits, ids, characters):
+    # The first id is no target, and the last logits have none.
+    targets = ids[:, 1:]
+    nats = F.cross_entropy(logits[:, :-1].mT, targets, ignore_index=-1, reduction="sum")
     mean = nats / (targets >= 0).sum()
     return mean, mean.exp(), nats / math.log(2) / characters
 
@@ -47,9 +50,9 @@ READ_ON = "engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py
 def cases():
     p = torch.tensor([[0.5, 0.3, 0.11, 0.09]]).double()
     yield "logits are logarithms of probabilities", "probabilities", p.log(), 1.0, 3, 0.8
-    targets = torch.tensor([[1, 0, 3], [2, 6, -1]])
-    label = "B=2, T=3, V=7, 5 of 6 targets, 11 characters"
-    yield label, "losses", *random(label, "B T V"), targets, 11
+    ids = torch.tensor([[1, 0, 3, 3], [2, 6, 4, -1]])
+    label = "B=2, T=4, V=7, 5 targets, 11 characters"
+    yield label, "losses", *random(label, "B T V"), ids, 11
     for temperature, top_k, top_p in (2.0, 5, 0.7), (1.0, 7, 0.9):
         label = f"B=3, V=9, temperature={temperature}, top_k={top_k}, top_p={top_p}"
         yield label, "probabilities", *random(label, "B V"), temperature, top_k, top_p

@@ -3,9 +3,8 @@
 its docstring   the task: what to write, with shapes, a picture and the paper
 the solution    the functions that a learner writes; their comments are the hints
 READ_ON         where lookback's own code is
-cases()         [(label, call, *arguments)], from tiny to random, the last to be timed. label: with
+cases()         [(label, call, *arguments)], from tiny to random. label: with
                 sizes, B=2. call: a name, or a function of the learner's module and arguments
-BESIDE          only if others than the solution are timed too: {name: a module}
 
 mistakes.toml has the known mistakes, those that are more than one edit: see edits.py.
 """

@@ -1,9 +1,9 @@
 """What learners write: the solution with one edit.
 
-A wrong answer is seldom new. It is the solution with a word or a name in the place of another, with
-a part left out or two exchanged, or with one thing done to an argument, to a result or to what is in
-between. All of these are tried, the likely ones first: if one gives the learner's numbers in all
-cases, it is what the learner wrote, or does the same.
+A wrong answer is seldom new. It is the solution with a part left out, a word or a name in the place
+of another, two parts exchanged, or with one thing done to an argument, to a result or to what is in
+between. All of these are tried in this order: if one gives the learner's numbers in all cases, it
+is what the learner wrote, or does the same.
 """
 
 import ast
@@ -19,7 +19,8 @@ softmax sigmoid log_softmax; exp exp2 sigmoid
 """  # a word, and what is taken for it
 INSIDE = """
 x.exp(); -x; x + 1; x - 1; x * x; x ** 0.5; x.mT; x[:1]; x.abs(); x.tril(); x.softmax(-1);
-x.relu(); x.softmax(0); x.softmax(1); x.softmax(-2); x.flatten(-2).softmax(-1).view_as(x); x.roll(1, -1);
+x.relu(); x.softmax(0); x.softmax(1); x.softmax(-2); x.flatten(-2).softmax(-1).view_as(x);
+x.roll(1, -1);
 x.mT.reshape(x.shape); x.swapaxes(1, 2).reshape(x.shape); x.mean(-1, keepdim=True);
 x - x.mean(-1, keepdim=True); x / x.sum(-1, keepdim=True); x / x.norm(dim=-1, keepdim=True);
 F.gelu(x, approximate='tanh'); x * (1.702 * x).sigmoid(); turn(x); f(x)
@@ -47,24 +48,14 @@ def edits(source, sizes):
         node.text = source[node.at]
     scales = [scale.format(size) for size in sizes for scale in SCALES]
     for at, new in itertools.chain(
-        words(source),
         missing(nodes),
+        words(source),
         exchanged(nodes, source),
-        others(nodes, [*names, *sizes], source),
+        others(nodes, [*names, *sizes]),
         done(nodes, [*INSIDE.split(";"), *WHOLE.split(";"), *scales]),
         done(nodes, INSIDE.split(";"), ast.expr),
-        renamed(nodes, names),
     ):
         yield source[: at.start] + new + source[at.stop :]
-
-
-def words(source):
-    """A word stands for another, everywhere or once."""
-    for old, *new in map(str.split, WORDS.split(";")):
-        old = rf"\b{old}\b" if old.isidentifier() else rf"(?<=[ (=[-]){re.escape(old)}(?=[] ),])"
-        for word in new:
-            yield slice(0, len(source)), re.sub(old, word, source)
-            yield from ((slice(*place.span()), word) for place in re.finditer(old, source))
 
 
 def missing(nodes):
@@ -77,37 +68,29 @@ def missing(nodes):
             yield from ((node.at, f"({part.text})") for part in parts[1:7])
 
 
+def words(source):
+    """A word stands for another, everywhere or once."""
+    for old, *new in map(str.split, WORDS.split(";")):
+        old = rf"\b{old}\b" if old.isidentifier() else rf"(?<=[ (=[-]){re.escape(old)}(?=[] ),])"
+        for word in new:
+            yield slice(0, len(source)), re.sub(old, word, source)
+            yield from ((slice(*place.span()), word) for place in re.finditer(old, source))
+
+
 def exchanged(nodes, source):
-    """Two operands, arguments or statements stand for each other."""
+    """Two operands or arguments stand for each other."""
     for node in nodes:
-        parts = [node.left, node.right] if isinstance(node, ast.BinOp) else []
-        for parts in parts, *(getattr(node, name, []) for name in ("elts", "args", "body")):
-            for a, b in itertools.combinations(parts if isinstance(parts, list) else [], 2):
-                between = source[a.at.stop : b.at.start]
-                form = "{}" if isinstance(a, ast.stmt) else "({})"
-                new = form.format(b.text) + between + form.format(a.text)
-                yield slice(a.at.start, b.at.stop), new
+        parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
+        for a, b in itertools.combinations(parts, 2):
+            between = source[a.at.stop : b.at.start]
+            yield slice(a.at.start, b.at.stop), f"({b.text}){between}({a.text})"
 
 
-def renamed(nodes, names):
-    """Two names in a statement stand for each other."""
-    for node in nodes:
-        for a, b in itertools.combinations(names, 2) if isinstance(node, ast.stmt) else ():
-            swap = {a: b, b: a}
-            yield node.at, re.sub(rf"\b({a}|{b})\b", lambda x: swap[x[0]], node.text)
-
-
-def others(nodes, names, source):
-    """A name stands for another value; a parenthesis ends too early."""
+def others(nodes, names):
+    """A name stands for another value."""
     for node in nodes:
         if isinstance(node, ast.expr):
             yield from ((node.at, name) for name in names)
-        if isinstance(node, ast.Call):
-            for part in ast.walk(node):
-                if isinstance(part, ast.BinOp):
-                    a, b = part.left.at.stop, part.at.stop
-                    end = source[b : node.at.stop] + source[a:b]
-                    yield node.at, f"({source[node.at.start : a]}{end})"
 
 
 def done(nodes, actions, kind=ast.Return):
@@ -133,4 +116,4 @@ def done(nodes, actions, kind=ast.Return):
 
 def of(x, action):
     """Return what is done to x, the text of a value."""
-    return re.sub(r"\bx\b", lambda _: x, f"({action.strip()})")
+    return re.sub(r"\bx\b", lambda _: x, f"({action})")

@@ -6,8 +6,6 @@ import tempfile
 import time
 from pathlib import Path
 
-from exercises.shared import definition
-
 SECONDS = 30  # from where the learner's file begins
 # A server imports torch once, and stays: each check is a fork of it. Windows has none.
 FORKS = "forkserver" in multiprocessing.get_all_start_methods()

@@ -1,7 +1,6 @@
 """Runs a learner's file, and writes what is found, [right, lines], to another."""
 
 import contextlib
-import functools
 import json
 import os
 import re
@@ -15,12 +14,9 @@ from pathlib import Path
 import torch
 
 from engine.common.files import atomic_write
-from engine.common.hardware import peak_bytes
 from exercises.shared import definition
-from exercises.shared.cases import called, outcomes
+from exercises.shared.cases import outcomes
 from exercises.shared.diagnosis import differences, expected_outcomes, first_wrong, reasons
-from tools.shared.benchmark import time_rounds
-from tools.shared.report import format_table
 
 GIGABYTES = 4  # beyond what the process has when it begins
 MEGABYTES = 16  # that it may print
@@ -52,21 +48,6 @@ def report(error, path):
             where = f"{path}, line {frame.lineno}, in {frame.name}: {frame.line}\n"
     text = f"{type(error).__name__}: {str(error)[:500]}"
     return where + next((words for part, words in IN_WORDS.items() if re.search(part, text)), text)
-
-
-def costs(theirs, exercise):
-    """Return the time and the memory of the last case, a row for each who does it."""
-    _, call, *arguments = [*exercise.cases()][-1]
-    modules = {"yours": theirs} | getattr(exercise, "BESIDE", {"the solution": exercise})
-    runs = [functools.partial(called, call, module, arguments) for module in modules.values()]
-    device = torch.device("cpu")
-    rows = []
-    _, times = time_rounds(runs, 3, device)
-    for name, run, seconds in zip(modules, runs, times):
-        time = 1000 * min(seconds)
-        size = peak_bytes(run, device) / 1000
-        rows.append({"": name, "time": f"{time:.2f} ms", "memory": f"{size:,.0f} kB"})
-    return rows
 
 
 def main(name, path, to, output, folder):
@@ -104,7 +85,6 @@ def main(name, path, to, output, folder):
             keep(False, *reasons(theirs, exercise, triples))
         else:
             keep(True, f"Right, in all {len(expected)} cases. Read on: {exercise.READ_ON}")
-            keep(True, "", format_table(costs(theirs, exercise)))
     except BaseException as error:  # a learner's file can raise anything
         if not said:
             keep(False, report(error, path), where)
