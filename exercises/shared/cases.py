@@ -74,7 +74,8 @@ def tensors(result):
     parts = result if isinstance(result, tuple | list) else [result]
     if not all(torch.is_tensor(part) or isinstance(part, int | float) for part in parts):
         raise TypeError(f"it returns {type(result).__name__}, and not a tensor")
-    return [x if torch.is_tensor(x) else torch.tensor(x, dtype=torch.float64) for x in parts]
+    parts = map(torch.as_tensor, parts)
+    return [x.double() if x.dim() == 0 else x for x in parts]
 
 
 def gradients(values, leaves):

@@ -15,16 +15,13 @@ import torch
 import torch.nn.functional as F
 from conftest import complaint, exit_code, forked, parametrize, read_back, run_here, text_file
 
-from attention import ATTENTION
 from exercises.__main__ import main
-from exercises.shared import cases, definition, diagnosis, properties, runner, worker
+from exercises.shared import cases, causes, definition, diagnosis, properties, runner
 from exercises.shared.definition import ORDER
 from exercises.test_implementation import test_exercise as exercise_of_a_course
 
 EXERCISE = {  # {function: its exercise}; attention is in "yours" too
-    function: name
-    for name in reversed(ORDER)
-    for function in definition.functions(definition.load(name))
+    function: name for name in reversed(ORDER) for function in definition.functions(name)
 }
 NAMED = "These are the numbers that one gets if"
 EDITS = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))
@@ -34,10 +31,14 @@ def diagnosed(exercise=None, **functions):
     """What the check says of these functions; the solution stands for the others."""
     exercise = definition.load(exercise or EXERCISE[next(iter(functions))])
     theirs = types.SimpleNamespace(**vars(exercise) | functions)
-    got = [*cases.outcomes(theirs, exercise)]
-    for case, outcome in zip(exercise.cases(), got):
-        outcome["broken"] = [*properties.broken(theirs, exercise, *case)]
-    return diagnosis.diagnose(exercise, got)
+    triples = zip(
+        exercise.cases(), [*cases.outcomes(theirs, exercise)], diagnosis.expected_outcomes(exercise)
+    )
+    triples = [*triples]
+    if first := diagnosis.first_wrong(triples):
+        lines = diagnosis.differences(exercise, *first)
+        return [*lines, *diagnosis.reasons(theirs, exercise, triples)]
+    return []
 
 
 def names(lines):
@@ -48,20 +49,19 @@ def wrong(exercise, text):
     """What the check says of a text in place of the solution's."""
     scope = dict(vars(exercise))
     exec(text, scope)
-    return diagnosis.diagnose(exercise, [*cases.outcomes(types.SimpleNamespace(**scope), exercise)])
+    return diagnosed(exercise.__name__.split(".")[1], **scope)
 
 
 # ---- Each exercise
 
 
 @parametrize("name", ORDER)
-def test_each_mistake_has_its_name(name):
-    """Catches a solution that fails, a mistake that passes or is taken for another, and a success
-    that is not measured beside the solution, or lookback's four paths.
-    """
+def test_each_mistake_has_its_name(name, monkeypatch):
+    """Catches a solution that fails, and a mistake that passes or is taken for another."""
+    monkeypatch.setattr(causes, "SECONDS", 60)
     exercise = definition.load(name)
-    assert diagnosis.diagnose(exercise, diagnosis.expected_outcomes(exercise)) == []
-    text = definition.solution(exercise)[0]
+    assert diagnosed(name) == []
+    text = definition.solution(name)[0]
     for sentence, changes in definition.MISTAKES.get(name, {}).items():
         assert all(right in text for right in changes), sentence
         assert names(wrong(exercise, definition.with_mistakes(name, sentence))) == [sentence]
@@ -71,22 +71,19 @@ def test_each_mistake_has_its_name(name):
             assert edited.count(right) == 1, sentence
             edited = edited.replace(right, left)
         assert NAMED in wrong(exercise, edited), sentence
-    costs = worker.costs(exercise, exercise)
-    others = ATTENTION if name == "attention" else ["the solution"]
-    assert [row[""] for row in costs] == ["yours", *others]
 
 
 @parametrize("name", ORDER)
 def test_what_a_learner_begins_with(name):
     """Catches a stub that does not run without this repository, or that tells all."""
     exercise = definition.load(name)
-    text = definition.stub(exercise)
+    text = definition.stub(name)
     assert re.findall("import (.+)", text) == ["math", "torch"]
     assert "return" not in text.split('"""')[2]
     found = {}
     exec(text, found)
     assert found["__doc__"] == exercise.__doc__
-    assert found.keys() > definition.functions(exercise).keys()
+    assert found.keys() > definition.functions(name).keys()
     with pytest.raises(NotImplementedError):
         [*cases.outcomes(types.SimpleNamespace(**found), exercise)]
 
@@ -230,7 +227,7 @@ def test_a_property_that_is_kept(name):
     def halved(function):
         return lambda *inputs: [x / 2 for x in cases.tensors(function(*inputs))]
 
-    functions = {name: halved(vars(exercise)[name]) for name in definition.functions(exercise)}
+    functions = {part: halved(vars(exercise)[part]) for part in definition.functions(name)}
     for case in exercise.cases():
         assert not [*properties.broken(types.SimpleNamespace(**functions), exercise, *case)]
 
@@ -240,7 +237,7 @@ HARD = [  # an exercise, a text of its solution, and what learners wrote there
     ("masks", "ids[i] == ids", "ids[i] <= ids"),
     ("softmax", "scores.amax(-1, ", "scores.amax((1, 3), "),
     ("attention", "-torch.inf", "-1e4"),
-    ("cache", "(self.window or len(j))", "(2 if self.window else len(j))"),
+    ("cache", "(self.window or self.past)", "(2 if self.window else self.past)"),
     ("cache", "(j <= i) & ", "((j <= i) | (not self.window)) & "),
 ]
 
@@ -249,7 +246,7 @@ HARD = [  # an exercise, a text of its solution, and what learners wrote there
 def test_mistakes_that_easy_inputs_do_not_show(name, right, left):
     """Catches cases in which queries are the last ones, windows are 2, or scores are small."""
     exercise = definition.load(name)
-    text = definition.solution(exercise)[0]
+    text = definition.solution(name)[0]
     assert right in text and wrong(exercise, text.replace(right, left))
 
 
@@ -288,9 +285,9 @@ def test_a_hostile_file(body, tmp_path, monkeypatch):
     """Catches a file that takes the shell, the machine, or that gets a traceback of this one."""
     monkeypatch.setattr(runner, "SECONDS", 1 if "1 seconds" in BODIES[body] else 60)
     path = learners_file(tmp_path, body)
-    lines, costs = runner.check("scores", path)
+    right, lines = runner.check("scores", path)
     report = "\n".join(lines[-5:] if "prints more" in BODIES[body] else lines)
-    assert BODIES[body] in report and not costs
+    assert BODIES[body] in report and not right
     assert len(report) < 1500 and "Traceback" not in report and "worker.py" not in report
     if "still to be" in report or "in helper" in report:
         assert f"{path}, line " in report
@@ -298,22 +295,22 @@ def test_a_hostile_file(body, tmp_path, monkeypatch):
 
 def test_a_check_that_fails(tmp_path, monkeypatch):
     """Catches a machine's failure of which the learner's file is accused, or without a cause."""
-    lines = runner.check("no_such", learners_file(tmp_path, "return q"))[0]
+    lines = runner.check("no_such", learners_file(tmp_path, "return q"))[1]
     assert "the check fails, not your file: ValueError: exercise='no_such' is u" in lines[-1]
     monkeypatch.setattr(torch, "linspace", None)
     with pytest.raises(TypeError):
         diagnosis.expected_outcomes(definition.load("scores"))
 
 
-@parametrize("end", ["sys.exit(0)", "os._exit(0)", "time.sleep(99)"])
-def test_costs_that_cannot_be_measured(end, tmp_path, monkeypatch):
-    """Catches a right file that is called wrong because it fails, or is slow, when measured."""
-    monkeypatch.setattr(runner, "SECONDS", 1 if "sleep" in end else 60)
+@parametrize("end", ["os._exit(0)", "time.sleep(99)"])
+def test_a_search_that_does_not_come_back(end, tmp_path, monkeypatch):
+    """Catches a check that says nothing if the search for a cause never ends, or ends all."""
+    monkeypatch.setattr(runner, "SECONDS", 3 if "sleep" in end else 60)
     body = f"""calls = vars(helper)["calls"] = vars(helper).get("calls", 0) + 1
     calls == 4 and {end}
-    return q @ k.mT / q.shape[-1] ** 0.5"""
-    lines, (costs,) = runner.check("scores", learners_file(tmp_path, body))
-    assert not lines and "not measured" in costs[""]
+    return q @ k.mT + q.mean()"""
+    right, lines = runner.check("scores", learners_file(tmp_path, body))
+    assert not right and any("numbers differ" in line for line in lines)
 
 
 def test_the_current_folder(tmp_path, monkeypatch):
@@ -326,8 +323,8 @@ def test_the_current_folder(tmp_path, monkeypatch):
     os.remove("new")
     return q @ k.mT / q.shape[-1] ** 0.5"""
     learners_file(tmp_path, body)
-    lines, costs = runner.check("scores", (tmp_path / "scores.py").relative_to(tmp_path))
-    assert not lines and [row[""] for row in costs] == ["yours", "the solution"]
+    right, lines = runner.check("scores", (tmp_path / "scores.py").relative_to(tmp_path))
+    assert right, lines
     assert [path.name for path in tmp_path.iterdir()] == ["scores.py"]
 
 
@@ -367,7 +364,7 @@ def test_the_command(tmp_path, capsys):
     assert len(listed.splitlines()) == len(ORDER) + 2 and "exercises 1\n" in listed
     _, first = command("scores")
     assert "how alike are a query and a key" in first and "it is still to be written" in first
-    assert (my / "scores.py").read_text() == definition.stub(definition.load("scores"))
+    assert (my / "scores.py").read_text() == definition.stub("scores")
     status, wrong = command("2", body="q @ k.mT / q.shape[-1]")
     assert status == 1 and "  q          tensor([[[[1., 0.]" in wrong
     assert "+     return q @ k.mT / q.shape[-1]\n" in wrong
@@ -376,7 +373,7 @@ def test_the_command(tmp_path, capsys):
     assert hints == [1, 2, 2]
     status, solved = command("2", body="q @ k.mT / q.shape[-1] ** 0.5")
     assert status == 0 and "Right, in all 3 cases." in solved
-    assert "| yours " in solved and "Read on: " in solved
+    assert "Read on: attention.py" in solved
     assert "] depends on q at [" in command("2", body="q @ k.mT + q.mean()")[1]
     assert "✓ Scores" in command()[1], "solved once, it stays solved"
     line = complaint(run_here("-m", "exercises", "99"))
