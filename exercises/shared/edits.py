@@ -10,30 +10,7 @@ import ast
 import itertools
 import re
 
-WORDS = """
-True False; - +; + -; * / +; / *; & |; and or; < <= > >=; <= < >= >; > >= < <=; == <= != >=;
--1 -2 0 (0,1) (0,1,2,3); 0 1 -1; 1 0 2; 2 1 4 3; 0.5 1 0.25 -0.5; 10000 1000 100; sin cos;
-cos sin; mean sum amax; sum mean amax; amax mean sum; maximum minimum; log log2 log10;
-gelu relu silu tanh sigmoid; elu relu softplus sigmoid silu; tanh sigmoid relu sin;
-softmax sigmoid log_softmax; exp exp2 sigmoid
-"""  # a word, and what is taken for it
-INSIDE = """
-x.exp(); -x; x + 1; x - 1; x * x; x ** 0.5; x.mT; x[:1]; x.abs(); x.tril(); x.softmax(-1);
-x.relu(); x.softmax(0); x.softmax(1); x.softmax(-2); x.flatten(-2).softmax(-1).view_as(x);
-x.roll(1, -1);
-x.mT.reshape(x.shape); x.swapaxes(1, 2).reshape(x.shape); x.mean(-1, keepdim=True);
-x - x.mean(-1, keepdim=True); x / x.sum(-1, keepdim=True); x / x.norm(dim=-1, keepdim=True);
-F.gelu(x, approximate='tanh'); x * (1.702 * x).sigmoid(); turn(x); f(x)
-"""  # what may be done to any x
-WHOLE = """
-x[::-1]; x[1], x[0], *x[2:]; ~x; 0 * x; 0 * x + 1; 1 / x; x | True; (x | True).tril();
-x.log(); 2 ** x.log(); x * math.log(2); x / math.log(2); x.flip(-1); x.flip(-2); x.roll(-1, -1);
-x.roll(1, -2); x.roll(-1, -2); x.swapaxes(0, 1); x.reshape(x.mT.shape).mT;
-x.sum(1, keepdim=True).expand_as(x); x.sort(-1, descending=True)[0];
-x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2);
-x.unflatten(-1, (-1, 2)).mT.flatten(-2); x.unflatten(-1, (2, -1)).mT.flatten(-2)
-"""  # what may be done to an argument or a result x, too
-SCALES = "x * {0}", "x / {0}", "x * {0} ** 0.5", "x / {0} ** 0.5"
+from exercises.shared.words import INSIDE, SCALES, WHOLE, WORDS
 
 
 def edits(source, sizes):
@@ -52,8 +29,8 @@ def edits(source, sizes):
         words(source),
         exchanged(nodes, source),
         others(nodes, [*names, *sizes]),
-        done(nodes, [*INSIDE.split(";"), *WHOLE.split(";"), *scales]),
-        done(nodes, INSIDE.split(";"), ast.expr),
+        at_the_ends(nodes, [*INSIDE.split(";"), *WHOLE.split(";"), *scales]),
+        inside(nodes, INSIDE.split(";")),
     ):
         yield source[: at.start] + new + source[at.stop :]
 
@@ -93,25 +70,30 @@ def others(nodes, names):
             yield from ((node.at, name) for name in names)
 
 
-def done(nodes, actions, kind=ast.Return):
-    """Something is done to an argument and a result, or to any value, or instead of a call."""
+def at_the_ends(nodes, actions):
+    """Something is done to an argument or a result, or to an argument and is the result."""
     inputs = [node for node in nodes if isinstance(node, ast.arg)]
     for node in nodes:
-        if isinstance(node, ast.FunctionDef) and kind == ast.Return:
+        if isinstance(node, ast.FunctionDef):
             start = node.body[0].at.start
             space = "\n" + " " * node.body[0].col_offset
             for x, action in itertools.product(node.args.args, actions):
                 yield slice(start, start), f"{x.arg} = {of(x.arg, action)}{space}"
-        if not isinstance(node, kind):
-            continue
-        parts = [(node, node)]
-        if kind == ast.Return:
-            parts = [(x, x) for x in [node.value, *getattr(node.value, "elts", [])]]
-            parts += [(node.value, x) for x in inputs]
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            parts += [(node, node.func.value), *((node, x) for x in node.args[:1])]
-        for (whole, x), action in itertools.product(parts, actions):
-            yield whole.at, of(x.text, action)
+        elif isinstance(node, ast.Return):
+            for x, action in itertools.product([node.value, *inputs], actions):
+                yield node.value.at, of(x.text, action)
+            for x, action in itertools.product(getattr(node.value, "elts", []), actions):
+                yield x.at, of(x.text, action)
+
+
+def inside(nodes, actions):
+    """Something is done to any value, or to what a call is given, and instead of the call."""
+    for node in nodes:
+        parts = [node] if isinstance(node, ast.expr) else []
+        if isinstance(node, ast.Call):
+            parts += [getattr(node.func, "value", node), *node.args[:1]]
+        for x, action in itertools.product(parts, actions):
+            yield node.at, of(x.text, action)
 
 
 def of(x, action):
