@@ -35,13 +35,13 @@ def show_list(folder):
 
 
 def try_once(name, path):
-    """Check a file, say what came out, and return the exit code: 1 if it is wrong."""
+    """Check a file, say what came out, and return the exit code: whether it is wrong."""
     print("checked: some seconds ...\n", flush=True)
     right, lines = check(name, path)
     if right:
         note(path.parent, "solved", name, True)
     print("\n".join(lines))
-    return int(not right)
+    return not right
 
 
 def hint(name, folder):

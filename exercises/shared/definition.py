@@ -3,8 +3,8 @@
 its docstring   the task: what to write, with shapes, a picture and the paper
 the solution    the functions that a learner writes; their comments are the hints
 READ_ON         where lookback's own code is
-cases()         [(label, call, *arguments)], from tiny to random. label: with
-                sizes, B=2. call: a name, or a function of the learner's module and arguments
+cases()         [(label, call, *arguments)], from tiny to random. label: with sizes, B=2. call: a
+                name, or a function of the learner's module and arguments
 
 mistakes.toml has the known mistakes, those that are more than one edit: see edits.py.
 """

@@ -250,6 +250,23 @@ def test_mistakes_that_easy_inputs_do_not_show(name, right, left):
     assert right in text and wrong(exercise, text.replace(right, left))
 
 
+def test_a_search_takes_seconds(monkeypatch):
+    """Catches a learner who waits for all edits of a long solution."""
+    monkeypatch.setattr(causes, "SECONDS", 0)
+    lines = diagnosed(scaled_dot=lambda q, k: q @ k.mT)
+    assert NAMED not in lines
+
+
+def test_an_edit_that_changes_arguments(monkeypatch):
+    """Catches an edit whose numbers are not known again, since one before it spoiled the inputs."""
+    monkeypatch.setattr(causes, "MISTAKES", {})
+    monkeypatch.setattr(
+        causes, "edits", lambda *_: [spoils, "def scaled_dot(q, k): return q @ k.mT"]
+    )
+    spoils = "def scaled_dot(q, k): return q.mul_(2) @ k.mT"
+    assert NAMED in diagnosed(scaled_dot=lambda q, k: q @ k.mT)
+
+
 def test_changed_arguments():
     """Catches a function that spoils what its caller still needs."""
     with pytest.raises(ValueError, match="it changes its arguments"):
