@@ -16,7 +16,7 @@ from exercises.shared.comparison import same, same_outcome
 from exercises.shared.definition import MISTAKES, functions, with_mistakes
 from exercises.shared.edits import edits
 
-SECONDS = 2.5  # of the search: the likely edits come first
+SECONDS = 2  # of a processor, for the search: the likely edits come first
 
 
 def causes(exercise, own):
