@@ -621,19 +621,22 @@ class SelfAttention(nn.Module):
         """
         return self.dropout(self.c_proj(self.attend(x, rope, cache)))
 
-    def attend(self, x, rope, cache):
-        """The heads' outputs beside each other, (B, T, H * Dv), before they are projected."""
+    def heads(self, x, rope):
+        """Queries, keys and values of x: (B, H, T, D), (B, G, T, D) and (B, G, T, Dv)."""
         H, G, D, Dv = self.n_head, self.n_kv_head, self.head_size, self.value_size
         qk, v = self.c_attn(x).split([(H + G) * D, G * Dv], dim=2)
         qk = qk.unflatten(2, (H + G, D))  # (B, T, heads, D)
-        v = v.unflatten(2, (G, Dv))  # (B, T, heads, Dv)
         if self.qk_norm:
             qk = self.qk_norm(qk)
         if rope is not None:
             cos, sin = rope
             qk = rotate(qk, cos[..., None, :], sin[..., None, :])
-        q, k = qk.split([H, G], dim=2)
-        q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # (B, heads, T, D or Dv)
+        q, k = qk.transpose(1, 2).split([H, G], dim=1)
+        return q, k, v.unflatten(2, (G, Dv)).transpose(1, 2)
+
+    def attend(self, x, rope, cache):
+        """The heads' outputs beside each other, (B, T, H * Dv), before they are projected."""
+        q, k, v = self.heads(x, rope)
         if self.feature:
             y = linear(q, k, v, self.feature, cache)
         else:

@@ -457,16 +457,14 @@ class GPT(nn.Module):
         return logits, self.with_auxiliary(total / (targets >= 0).sum().clamp_min(1))
 
     def with_auxiliary(self, loss):
-        """loss, whose value stays, with the gradient of what its modules add in training."""
-        if not self.training:
-            return loss
+        """loss, whose value stays, with the gradient of what modules added in this pass."""
         modules = [m for m in self.transformer.modules() if hasattr(m, "auxiliary_loss")]
         if not modules:
             return loss
         total = sum(m.auxiliary_loss for m in modules)
         self.auxiliary_loss = total.detach()
         for m in modules:
-            m.auxiliary_loss = m.auxiliary_loss.detach()  # without its graph, to be copied
+            del m.auxiliary_loss  # of this pass alone, and its graph
         return loss + (total - self.auxiliary_loss)  # exactly loss
 
     def hidden(self, idx, cache=None, packed=None):

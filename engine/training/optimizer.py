@@ -7,6 +7,7 @@ takes what does not map activations to activations: embeddings, head, biases, no
 """
 
 import math
+import re
 
 import torch
 from torch.optim.adamw import adamw
@@ -190,8 +191,8 @@ def make_optimizer(model, config):
         groups = [group([*matrices.values()], rate, decay), group(vectors, rate)]
     else:
         muon = dict(kind="muon", momentum=config.momentum, steps=config.muon_steps)
-        blocks = take(matrices, "transformer.h.")
-        head = take(matrices, "lm_head.")
+        blocks = take(matrices, r"transformer\.h\.(?!.*\bwte\.)")  # a wte has rows, not inputs
+        head = take(matrices, "lm_head")
         groups = [
             group(blocks, rate, decay, **muon),
             group([*matrices.values()], config.embedding_lr),
@@ -202,9 +203,9 @@ def make_optimizer(model, config):
     return Muon(groups, parts, {p: name for name, p in named.items()})
 
 
-def take(tensors, prefix):
-    """Remove those whose names have this prefix from {name: tensor}; return them as a list."""
-    return [tensors.pop(name) for name in [*tensors] if name.startswith(prefix)]
+def take(tensors, pattern):
+    """Remove those whose names begin like this from {name: tensor}; return them as a list."""
+    return [tensors.pop(name) for name in [*tensors] if re.match(pattern, name)]
 
 
 DECAY = {  # name -> the share of the rate that is left, from 1 at progress 0 to 0 at progress 1

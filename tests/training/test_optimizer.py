@@ -72,6 +72,7 @@ def test_muon_takes_the_matrices_of_the_blocks():
     model = GPT(GPTConfig(**shape, tie_weights=False))
     block = model.transformer.h[0]
     block.scale = torch.nn.Parameter(torch.ones(2, 1, 1))
+    block.wte = torch.nn.Embedding(3, 2)
     rates = dict(learning_rate=0.5, embedding_lr=0.4, head_lr=0.3, vector_lr=0.2)
     optimizer = make_optimizer(model, TrainConfig(optimizer="muon", muon_steps=4, **rates))
     assert optimizer.param_groups[0]["steps"] == 4
@@ -82,7 +83,7 @@ def test_muon_takes_the_matrices_of_the_blocks():
             block.mlp.c_fc.weight,
             block.mlp.c_proj.weight,
         },
-        0.4: {model.transformer.wte.weight, model.transformer.wpe.weight},
+        0.4: {model.transformer.wte.weight, model.transformer.wpe.weight, block.wte.weight},
         0.3: {model.lm_head.weight},
     }
     expected[0.2] = {*model.parameters()}.difference(*expected.values())
