@@ -60,7 +60,7 @@ def watch(name, path):
         now = path.stat().st_mtime_ns if path.exists() else seen  # an editor may replace it
         if now != seen:
             seen = now
-            print(time.strftime("\n%H:%M:%S"))
+            print()
             try_once(name, path)
         time.sleep(0.3)
 
