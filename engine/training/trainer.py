@@ -196,8 +196,9 @@ def largest_divisor(number, most):
 def fit_to_memory(trainer):
     """Choose how many micro-batches are computed at once: as many as the GPU's memory holds.
 
-    Two passes of one micro-batch, the second beside the gradients of the first, tell what it takes
-    at most: not compiled, and part of it does not grow with the tokens. All processes.
+    Two passes of one micro-batch, the second beside the gradients of the first, tell what each
+    takes at most, since some of it does not grow with the tokens. They are not compiled, as their
+    shape may never come again. All processes.
     """
     config = trainer.config
     room = ROOM * hardware.free_bytes(trainer.device)
