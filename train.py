@@ -35,7 +35,7 @@ from engine.text.tokenizer import padded_vocab_size
 from engine.training.batches import check_documents
 from engine.training.optimizer import DECAY, learning_rate_at
 from engine.training.run import Run
-from engine.training.trainer import Trainer, dry_run, fit_to_minutes
+from engine.training.trainer import Trainer, fit_to_memory, fit_to_minutes
 from engine.weights import checkpoint, families, lora, pretrained
 from model import GPT, MODERN, GPTConfig
 
@@ -68,6 +68,9 @@ class TrainConfig(GPTConfig):
     """Sequences in a micro-batch."""
     gradient_accumulation_steps: int = 1
     """Micro-batches in a step, over all processes."""
+    micro_batches_at_once: int = 1
+    """Compute so many micro-batches as one, which is faster and takes more memory; 0: on cuda as
+    many as its memory holds. The step stays the same up to rounding, apart from dropout."""
     # Evaluation and logging
     eval_interval: int = 300
     """Save a checkpoint and evaluate every N steps, at the end, and after a signal."""
@@ -75,8 +78,6 @@ class TrainConfig(GPTConfig):
     """Batches in a validation loss; 0: the whole validation split, each token once."""
     eval_only: bool = False
     """Evaluate, and stop."""
-    dry_run: bool = False
-    """Print the memory and time that the run would take, and stop."""
     log_interval: int = 10
     """Write a line to metrics.jsonl every N steps."""
     wandb_log: bool = False
@@ -186,7 +187,8 @@ class TrainConfig(GPTConfig):
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, most=10**9)
         counts = ("max_iters", "warmup_iters", "lr_decay_iters", "eval_iters")
-        at_least(0, self, *counts, "keep_checkpoints", "lora_rank", most=10**9)
+        counts += "keep_checkpoints", "lora_rank", "micro_batches_at_once"
+        at_least(0, self, *counts, most=10**9)
         rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
         others = "weight_decay", "grad_clip", "lora_alpha", "join_minutes", "minutes"
         at_least(0, self, *rates, *others)
@@ -214,7 +216,7 @@ class TrainConfig(GPTConfig):
 
 
 def train(config, signals=None):
-    """Train with the settings in a TrainConfig; return the newest record (or dry_run's) as a dict.
+    """Train with the settings in a TrainConfig; return the newest record as a dict.
 
     signals: Signals that can stop the run after any step; None: no signal is caught. ValueError for
     settings or data that cannot be used; FloatingPointError for a loss that is not finite.
@@ -223,8 +225,6 @@ def train(config, signals=None):
     # The trainer has the model and makes a step; the run writes, and moves an earlier one aside.
     trainer = make_trainer(config)
     config = trainer.config  # completed by what the data and a saved model determine
-    if config.dry_run:
-        return dry_run(trainer)
     run = Run(trainer, started)
     record = run.first_record()
     signals = signals.listen() if signals else Signals()
@@ -327,6 +327,8 @@ def make_trainer(config):
     config = replace(config, **asdict(model.config), dataset=data.name)
     threads = set_threads(saved and saved.get("threads"))
     trainer = Trainer(config, model, data, device, saved)
+    if not (config.micro_batches_at_once or config.eval_only):
+        fit_to_memory(trainer)
     if config.minutes and not config.eval_only:
         fit_to_minutes(trainer)
     describe(trainer, threads)
@@ -551,7 +553,7 @@ def main():
     signals = Signals()
     processes.join(join_minutes(argv))
     config = settings_of_all(argv)
-    writes = processes.rank() == 0 and not (config.eval_only or config.dry_run)
+    writes = processes.rank() == 0 and not config.eval_only
     try:
         with folder_lock(Path(config.out_dir)) if writes else nullcontext():
             train(config, signals)

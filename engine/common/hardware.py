@@ -156,6 +156,14 @@ def peak_bytes(function, device):
     return max(itertools.accumulate(sizes, initial=0))
 
 
+def free_bytes(device):
+    """Return the bytes of a CUDA device's memory that nobody holds; 0 for another device."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
 def peak_memory(device):
     """Return the most bytes that a GPU, or else this process, has held; 0 where it is not known."""
     if device.type == "cuda":

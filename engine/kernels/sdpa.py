@@ -79,32 +79,18 @@ NOT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 
 def attend_on_gpu(q, k, v, mask, causal):
-    """Attention by FlashAttention, or else by the memory-efficient kernel.
+    """Attention by FlashAttention, or else by the memory-efficient kernel, which shares no heads.
 
-    PyTorch's slow path, which computes all scores, remains for float64, and for bfloat16 before
-    Ampere. The memory-efficient kernel knows neither shared heads nor head sizes that are no
-    multiple of 8.
+    PyTorch's slow path, which computes all scores, remains for float64, for bfloat16 before Ampere,
+    and for a mask and heads of a size that is no multiple of 8.
     """
-    B, H, Tq, D = q.shape
-    G, Tk, Dv = v.shape[1:]
     if mask is not None or not has_flash(q, v):
-        if Tq == 1:
-            # The heads that share keys become queries, instead of H / G copies of all keys.
-            q = q.reshape(B, G, H // G, D)
-            if mask is not None and mask.shape[-3] == H:
-                mask = mask.reshape(*mask.shape[:-3], G, H // G, Tk)
-        else:
-            k, v = repeat_heads(k, H), repeat_heads(v, H)
-        if D % 8 or Dv % 8:
-            q, k, v = (F.pad(x, (0, -x.shape[-1] % 8)) for x in (q, k, v))
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     # cuDNN's kernel, PyTorch's first choice from Hopper on, is planned anew for each shape. So it
     # may only do training, whose shape does not change.
     is_training = causal and torch.is_grad_enabled()
     with nullcontext() if is_training else sdpa_kernel(NOT_CUDNN):
-        y = F.scaled_dot_product_attention(
-            q, k, v, mask, is_causal=causal, scale=1 / math.sqrt(D), enable_gqa=True
-        )
-    return y[..., :Dv].reshape(B, H, Tq, Dv)
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, enable_gqa=True)
 
 
 def repeat_heads(x, H):

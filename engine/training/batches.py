@@ -34,6 +34,13 @@ def micro_batch(data, config, step, micro, device):
     return x, y, seed, positions
 
 
+def merge(batches):
+    """Return some micro-batches as one, with the first one's seed of dropout."""
+    x, y, seeds, positions = zip(*batches)
+    positions = None if positions[0] is None else torch.cat(positions)
+    return torch.cat(x), torch.cat(y), seeds[0], positions
+
+
 def to_device(batch, device):
     """Return the tensors of a batch, and what is None, on a device."""
     at_once = device.type == "cuda"  # without waiting for the copy

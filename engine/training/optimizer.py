@@ -242,7 +242,7 @@ def parts_of_step(targets):
     return total / (counts * processes.world_size())  # gradients are averaged over them
 
 
-def training_step(model, batches, optimizer, scaler, autocast, grad_clip=0.0):
+def training_step(model, batches, optimizer, scaler, autocast, grad_clip=0.0, dry=False):
     """Update the weights from a list of micro-batches; return (loss, gradient norm, finite).
 
     All are tensors on the device, so that the program need not wait for it: the mean loss of this
@@ -250,7 +250,8 @@ def training_step(model, batches, optimizer, scaler, autocast, grad_clip=0.0):
     gradients of all processes are finite. If not, nothing is updated. The mean is over all targets
     of the step, in all processes: however conversations fall into micro-batches, each token weighs
     the same. model: a GPT. batches: (x, y, seed of dropout or None, positions or None). scaler: a
-    GradScaler, for float16, which skips steps whose gradient overflows.
+    GradScaler, for float16, which skips steps whose gradient overflows. dry: all is computed, and
+    nothing changes.
     """
     losses = []
     parts = parts_of_step([y for _, y, _, _ in batches])
@@ -272,7 +273,7 @@ def training_step(model, batches, optimizer, scaler, autocast, grad_clip=0.0):
     norm = sharding.full_tensor(norm)
     size = loss.clone() if scaler.is_enabled() else loss + norm
     finite = processes.all_reduce_sum(size).isfinite()
-    scaler.step(optimizer, finite)
+    scaler.step(optimizer, finite & (not dry))
     scaler.update()
     optimizer.zero_grad()
     return loss, norm, finite

@@ -28,6 +28,8 @@ def parallelize(model, device, parallel, compiled):
 
         # Modules may keep an auxiliary loss of a block that is computed again.
         config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
+        # Else the second shape, an evaluation's, would be compiled for any, and slower.
+        config.automatic_dynamic_shapes = False
     if world_size() > 1 and parallel == "fsdp":
         apply_fsdp(model, device, compiled)
         return

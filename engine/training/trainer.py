@@ -5,7 +5,6 @@ from a checkpoint continues exactly where the one before stopped, and several pr
 one would, up to rounding.
 """
 
-import datetime
 import math
 import statistics
 import time
@@ -15,7 +14,7 @@ import torch
 
 from engine.common import hardware, processes
 from engine.training import sharding
-from engine.training.batches import micro_batch, validation_loss
+from engine.training.batches import merge, micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
 from engine.training.sharding import local_tensor
 from engine.weights.checkpoint import resume_hint
@@ -57,6 +56,7 @@ class Trainer:
         # Micro-batches are numbered over all processes; each process has the same number of them.
         self.micro_batches = config.gradient_accumulation_steps // processes.world_size()
         self.first_micro_batch = processes.rank() * self.micro_batches
+        self.at_once = largest_divisor(self.micro_batches, config.micro_batches_at_once)
         sequences = config.gradient_accumulation_steps * config.batch_size
         self.tokens_per_step = sequences * config.block_size
         self.flops_per_step = self.tokens_per_step * model.flops_per_token()
@@ -90,20 +90,31 @@ class Trainer:
         peak = self.config.learning_rate or 1
         for group in self.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * self.learning_rate / peak
-        first = self.first_micro_batch
-        batches = [
-            micro_batch(self.data, self.config, self.step, n, self.device)
-            for n in range(first, first + self.micro_batches)
-        ]
-        loss, norm, finite = training_step(
-            self.model, batches, self.optimizer, self.scaler, self.autocast, self.config.grad_clip
-        )
+        loss, norm, finite = self.make_step(self.scaler)
         newest = torch.stack([torch.full_like(loss, self.step), loss, norm])
         self.newest = torch.where(self.finite, newest, self.newest)
         self.finite = self.finite & finite
         self.step += 1
         if self.compiled and self.step == self.first_step + 1:  # it waited for the compiler
             self.restart_clock()
+
+    def make_step(self, scaler, passes=None, dry=False):
+        """Return what training_step does of this step, or of its first passes through the model."""
+        first = self.first_micro_batch
+        batches = [
+            micro_batch(self.data, self.config, self.step, n, self.device)
+            for n in range(first, first + self.micro_batches)
+        ]
+        size = self.at_once
+        merged = [merge(batches[n : n + size]) for n in range(0, len(batches), size)]
+        clip = self.config.grad_clip
+        return training_step(
+            self.model, merged[:passes], self.optimizer, scaler, self.autocast, clip, dry
+        )
+
+    def try_step(self, passes=None):
+        """Make a step, or its first passes, that leaves no trace: to see what it costs."""
+        self.make_step(self.new_scaler(), passes, dry=True)
 
     def restart_clock(self):
         """Measure the speed from here on."""
@@ -173,6 +184,33 @@ class Trainer:
 # ---- The cost of a run
 
 WARMUP = 10  # steps
+ROOM = 0.9  # of a GPU's free memory: some of it is lost between tensors
+MOST_TOKENS = 2**16  # at a time; more are hardly faster
+
+
+def largest_divisor(number, most):
+    """Return the largest divisor of a number that is at most `most`, or 1."""
+    return max(n for n in range(1, number + 1) if number % n == 0 and n <= max(1, most))
+
+
+def fit_to_memory(trainer):
+    """Choose how many micro-batches are computed at once: as many as the GPU's memory holds.
+
+    Two passes of one micro-batch, the second beside the gradients of the first, tell what each
+    takes at most, since some of it does not grow with the tokens. They are not compiled, as their
+    shape may never come again. All processes.
+    """
+    config = trainer.config
+    room = ROOM * hardware.free_bytes(trainer.device)
+    if not room:
+        return
+    with torch.compiler.set_stance("force_eager"):
+        taken = hardware.peak_bytes(lambda: trainer.try_step(passes=2), trainer.device)
+    most = min(room / taken, MOST_TOKENS / (config.batch_size * config.block_size))
+    fits = largest_divisor(trainer.micro_batches, most)
+    trainer.at_once = min(processes.all_gather(fits))
+    trainer.config = replace(config, micro_batches_at_once=trainer.at_once)
+    processes.print0(f"{trainer.at_once} micro-batches at once fit into the memory")
 
 
 def fit_to_minutes(trainer):
@@ -181,46 +219,8 @@ def fit_to_minutes(trainer):
     The steps that are timed leave no trace: max_iters alone repeats the run. All processes.
     """
     seconds = 60 * trainer.config.minutes
-    trainer.learning_rate = 0.0
-    changing = [*trainer.model.parameters(), *trainer.optimizer.state_dict().values()]
-    before = [local_tensor(tensor).detach().to("cpu", copy=True) for tensor in changing]
-    times = [hardware.measure_seconds(trainer.update, trainer.device) for _ in range(WARMUP)]
-    with torch.no_grad():
-        for tensor, value in zip(changing, before):
-            local_tensor(tensor).copy_(value)
-    trainer.step = trainer.first_step
-    trainer.scaler = trainer.new_scaler()
+    times = [hardware.measure_seconds(trainer.try_step, trainer.device) for _ in range(WARMUP)]
     steps = max(1, round(seconds / statistics.median(times[1:])))
     steps = trainer.last_step = processes.all_gather(steps)[0]
     trainer.config = replace(trainer.config, max_iters=steps, minutes=0.0)
     processes.print0(f"{seconds:g} seconds are {steps} steps: --max_iters={steps} repeats the run")
-
-
-def dry_run(trainer):
-    """Print the memory and time that a run will take, from a few steps; return the figures.
-
-    Memory is that of one process, in bytes. Activations are the memory of a step beside weights,
-    gradients and the optimizer's state.
-    """
-    model = trainer.model
-    trainer.learning_rate = 0.0
-    gradients = size(p for p in model.parameters() if p.requires_grad)
-    memory = dict(weights=size(model.parameters()), gradients=gradients)
-    memory["optimizer"] = size(trainer.optimizer.state_dict().values())
-    trainer.update()  # allocates what stays
-    memory["activations"] = hardware.peak_bytes(trainer.update, trainer.device) - gradients
-    seconds = hardware.measure_seconds(trainer.update, trainer.device)
-    steps = trainer.last_step - trainer.first_step
-    duration = datetime.timedelta(seconds=round(steps * seconds))
-    kinds = ", ".join(f"{kind} {nbytes / 1e6:,.0f}" for kind, nbytes in memory.items())
-    processes.print0(
-        f"a step: {trainer.tokens_per_step:,} tokens in {seconds:.3f} s\n"
-        f"memory: {sum(memory.values()) / 1e6:,.0f} MB ({kinds})\n"
-        f"{steps:,} steps would take about {duration}, without evaluations: nothing was written"
-    )
-    return memory | {"seconds_per_step": seconds}
-
-
-def size(tensors):
-    """Return the bytes of tensors in this process."""
-    return sum(local_tensor(tensor).nbytes for tensor in tensors)

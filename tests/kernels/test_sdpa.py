@@ -23,8 +23,8 @@ def mask_for(q, k, visible):
 
 @given(cases(), st.booleans())
 def test_attention_on_a_gpu(case, has_flash):
-    """Catches a head repeated for the wrong queries, also of a token that is decoded, a padded head
-    that loses its scale, and NaN where nothing is seen.
+    """Catches a head repeated for the wrong queries, also of a token that is decoded, and NaN where
+    nothing is seen.
     """
     q, k, v, visible = case
     is_causal = visible is causal and q.shape[2] == k.shape[2]

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import (
+    CPU,
     POEM,
     SMALL,
     as_flags,
+    assert_the_same_run,
     configure,
     fit,
     losses,
@@ -129,9 +131,12 @@ def test_mixed_precision_trains(dtype):
 
 def test_activation_checkpointing():
     """Catches a setting that saves no memory; that it changes no gradient, test_model.py has."""
-    shape = dict(n_layer=4, n_embd=32, batch_size=16, dry_run=True)
-    kept, again = (fit(**shape, activation_checkpointing=recompute) for recompute in (False, True))
-    assert again["activations"] < 0.6 * kept["activations"]
+    taken = []
+    for recompute in False, True:
+        shape = dict(n_layer=4, n_embd=32, batch_size=16, activation_checkpointing=recompute)
+        made = make_trainer(configure(**shape))
+        taken.append(hardware.peak_bytes(made.try_step, CPU))
+    assert taken[1] < 0.8 * taken[0]
 
 
 # ---- the same run, cut or shared
@@ -157,6 +162,26 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(extra):
     torch.manual_seed(99)
     fit(**extra | dict(max_iters=40, init_from="resume"))
     assert same_weights("whole", "out") and losses("whole") == losses("out")
+
+
+def test_micro_batches_at_once(monkeypatch, capsys):
+    """Catches more at once than the memory holds, or than divide a step; other tokens; trials that
+    leave a trace; and a resumed run that chooses again.
+    """
+    monkeypatch.setattr(hardware, "peak_bytes", lambda step, device: step() or 200)
+    extra = dict(batch_size=2, gradient_accumulation_steps=6, max_iters=6, eval_interval=3)
+    fit(**extra, out_dir="one")
+    sizes = set()
+    merge = trainer.merge
+    monkeypatch.setattr(trainer, "merge", lambda some: sizes.add(len(some)) or merge(some))
+    fit(**extra, micro_batches_at_once=5, out_dir="five")
+    assert_the_same_run("one", "five")
+    monkeypatch.setattr(hardware, "free_bytes", lambda device: 1000)
+    fit(**extra | dict(max_iters=3, lr_decay_iters=6), micro_batches_at_once=0)
+    assert "3 micro-batches at once fit" in capsys.readouterr().out
+    monkeypatch.setattr(hardware, "free_bytes", None)
+    train(settings(["--init_from=resume", "--max_iters=6"]))
+    assert sizes == {1, 3} and same_weights("five", "out") and losses("five") == losses("out")
 
 
 def test_resuming_needs_no_settings(flags, tmp_path):
@@ -312,19 +337,6 @@ def test_a_run_without_wandb(tmp_path, monkeypatch):
     with refused("pip install wandb"):
         fit(max_iters=1, wandb_log=True)
     assert not [*tmp_path.glob("out/previous-*")]
-
-
-def test_a_dry_run(tmp_path, capsys, monkeypatch):
-    """Catches a dry run that writes something, or figures that are not those of the run."""
-    costs = fit(max_iters=60, dry_run=True)
-    assert costs["weights"] == costs["gradients"] == 4 * 6976
-    assert 4 * 6976 <= costs["optimizer"] <= 8 * 6976 + 100 and costs["activations"] > 0
-    assert 0 < costs["seconds_per_step"] < 5 and not (tmp_path / "out").exists()
-    monkeypatch.setattr(hardware, "measure_seconds", lambda function, device: 120.0)
-    fit(max_iters=60, dry_run=True)
-    printed = capsys.readouterr().out
-    assert "in 120.000 s" in printed and "60 steps would take about 2:00:00," in printed
-    assert "memory: 0 MB (weights 0, gradients 0" in printed
 
 
 def test_few_lines_in_a_log(flags):

@@ -87,11 +87,8 @@ def test_only_the_adapter_learns(tune):
         assert name in learns or torch.equal(p, base[name.replace(".linear.", ".")])
 
 
-def test_the_cost_of_a_step(tune):
-    """Catches memory or arithmetic of the base's gradients, which there are not."""
-    costs = tune(dry_run=True, optimizer="adamw", lora_targets="c_fc")
-    assert costs["gradients"] == 4 * 2 * 4 * (16 + 64) < costs["weights"] / 10
-    assert costs["optimizer"] == pytest.approx(2 * costs["gradients"], rel=0.02)
+def test_the_cost_of_a_step():
+    """Catches arithmetic of the base's gradients, which there are not."""
     model = tiny(block_size=4, attention="naive")
     lora.attach(model, lora.Adapter(lora_rank=1, lora_targets="c_proj"))
     with FlopCounterMode(display=False) as counter:
