@@ -23,9 +23,9 @@ PRESETS = {  # and where their runs are recorded
 # experiment, number of its table: what is larger > what is smaller, each by more than two standard
 # errors; or what is alike: within two; or, if it is rounded, this number. A cell: row | column.
 VERDICTS = """
-blanks 0: sees both sides | right > looks back | right
-blanks 0: fits both neighbours | right > follows the word before | right
-blanks 0: sees both sides | right is looks back, next word | right
+blanks 0: sees both sides | right > fits both neighbours | right > looks back, next word | right
+blanks 0: looks back, next word | right > looks back | right
+blanks 0: looks back | right is follows the word before | right
 choices 0: 1 head | validation loss > 4 heads | validation loss > window of 8 | validation loss
 choices 0: 4 heads, one W_Q and W_K | validation loss > 4 heads | validation loss
 choices 0: 4 heads, W_Q and W_K equal at first | validation loss is 4 heads | validation loss
