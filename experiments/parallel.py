@@ -21,6 +21,7 @@ MB.
 """
 
 import itertools
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -47,9 +48,9 @@ def new_layer(name):
     return Block(GPTConfig(n_embd=WIDTH, n_head=4, mlp_size=WIDTH), 0)
 
 
-def training_step(name, n):
+def training_step(name, n, texts=1):
     layer = new_layer(name)
-    x = torch.randn(1, n, WIDTH)
+    x = torch.randn(texts, n, WIDTH)
 
     def step():
         y = layer(x)
@@ -86,6 +87,7 @@ def scoring(name, n):
 
 MEASURED = {
     "a training step (ms)": (training_step, milliseconds, LAYERS),
+    "a training step of 16 texts (ms)": (partial(training_step, texts=16), milliseconds, LAYERS),
     "a training step (MB)": (training_step, megabytes, LAYERS),
     "a decoding step (ms)": (decoding_step, milliseconds, LAYERS),
     "a head with these scores (ms)": (scoring, milliseconds, SCORES),
@@ -109,7 +111,7 @@ def main(config):
         rounds += trials.run_jobs(costs, [()])  # alone
     curves = trials.by_title(rounds)
     tables = trials.make_tables("length", curves)
-    figure, panels = trials.draw_curves(17, "length", curves)
+    figure, panels = trials.draw_curves(20, "length", curves)
     for panel in panels:
         panel.set_yscale("log")
         panel.legend()

@@ -63,10 +63,7 @@ SMALL = {  # settings; what is replaced
     "reading": ({"steps": 300}, {"reading.KINDS": ["words", "back"]}),
     "recall": ({"steps": 70}, {"recall.PAIRS": [4, 8, 16], "recall.KEYS": 32}),
     "retrieval": ({"steps": 80}, {}),
-    "routing": (
-        {"steps": 40},
-        {"routing.time_rounds": lambda steps, *_: ([], [[1.0]] * len(steps))},
-    ),
+    "routing": ({"steps": 40}, {}),
     "scaling": ({"steps": 2}, {"scaling.SIZES": (128,)}),
     "scores": ({"steps": 60}, {}),
     "senses": ({"steps": 100}, {}),
