@@ -21,8 +21,11 @@ def recording(model, weights=attention_weights):
     paths need not know of it. weights: as attention_weights.
     """
     maps = []
-    layers = [module for module in model.modules() if hasattr(module, "attention")]
-    before = [(attn, attn.attention, getattr(attn, "feature", None)) for attn in layers]
+    before = [
+        (attn, attn.attention, getattr(attn, "feature", None))
+        for attn in model.modules()
+        if hasattr(attn, "attention")
+    ]
 
     def recorder(path):
         def record(q, k, v, *how):
