@@ -93,7 +93,6 @@ def run(kind, config, seed):
 
 
 def main(config):
-    trials.load_text()  # before several processes make it
     runs = trials.run_seeds(run, KINDS, config)
     trials.write_means("choices", config, "the same GPT", "attention", runs)
 

@@ -165,7 +165,6 @@ def draw(runs):
 
 
 def main(config):
-    trials.load_text()  # before several processes make it
     runs = trials.run_seeds(run, KINDS, config)
     rows = trials.make_table("MLP", runs)
     rows = [row | costs(row["MLP"]) for row in rows]

@@ -95,7 +95,6 @@ def main(config):
     numbers = [measure_softmax(D) for D in RANDOM_SIZES]
 
     # The same GPT with and without the scale.
-    trials.load_text()  # before several processes make it
     kinds = [*itertools.product(SIZES, ("zero_out", "gpt2"), SCORES)]
     runs = trials.run_seeds(run, kinds, config)
     losses = trials.make_table("D, init, score", runs)

@@ -95,6 +95,7 @@ documents 0:    hierarchical attention, GRUs | largest weight on the carrying se
 efficient 0:    masked_fill | MB ~ n^ > 1.9 > 1.3 > linear | MB ~ n^ > tiled | MB ~ n^
 efficient 0:    fused | pairs ~ n^ > 1.9 > strided, as a mask | pairs ~ n^ > 1.3
 efficient 0:    1.1 > sliding window, 64 | pairs ~ n^ > 0.9
+heads 0:        English | previous token > 0.1 > English | first token
 images 0:       support vector machine | test accuracy > 0.97 > vision transformer | test accuracy
 images 1:       has one vector, their mean | left or right > 0.7
 induction 0:    1 | loss, again > 1.5 > 2 | loss, again

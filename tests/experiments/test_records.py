@@ -64,6 +64,15 @@ efficient 0: 1.2 > hashed | ms ~ n^
 efficient 0: fused | validation loss is hashed | validation loss
 efficient 0: fused | validation loss is clustered | validation loss
 efficient 0: fused | validation loss is linear | validation loss
+heads 0: English | previous token > 0.3 > English | first token
+heads 0: French | previous token > 0.3 > French | first token
+heads 0: Python | previous token > 0.3 > Python | first token
+heads 0: English | a separator > 0.2 > English | same token earlier
+heads 0: French | a separator > 0.2 > French | same token earlier
+heads 0: Python | a separator > 0.2 > Python | same token earlier > French | same token earlier
+heads 0: 0.02 > English | induction, shuffled text
+heads 0: 0.02 > French | induction, shuffled text
+heads 0: 0.02 > Python | induction, shuffled text
 images 0: support vector machine | test accuracy > vision transformer | test accuracy > 0.9
 images 1: looks at the patches for each word | whole caption
     > has one vector, their mean | whole caption
@@ -73,12 +82,17 @@ images 1: a trained GPT looks through gates | loss before it looks
     is a trained GPT looks through gates | loss without images
 induction 0: 1 | loss, again > 2 | loss, again
 induction 0: 2 | runs with an induction head > 4 > 1 > 1 | runs with an induction head
-parallel 0: GRU | 256 / attention | 256 is 11
-parallel 0: 11 > GRU | 1024 / attention | 1024 > GRU | 4096 / attention | 4096 > 1
-parallel 2: attention | 4096 / GRU | 4096 is 6.5
+parallel 0: GRU | 256 / attention | 256 is 12
+parallel 0: 13 > GRU | 256 / attention | 256 > GRU | 1024 / attention | 1024 > 5
+parallel 0: 5 > GRU | 4096 / attention | 4096 > 4
+parallel 2: attention | 4096 / GRU | 4096 is 13
 parallel 2: attention | 16 / GRU | 16 is 4
-parallel 3: additive | 512 / dot | 512 is 18
+parallel 3: additive | 512 / dot | 512 is 23
 parallel 4: additive | 512 / dot | 512 > 50
+parallel 5: GRU | 64 / attention | 64 is 2.1
+parallel 5: 2.1 > GRU | 16 / attention | 16 > GRU | 256 / attention | 256 > 1.6
+parallel 5: attention | 1024 is GRU | 1024
+parallel 5: attention | 4096 / GRU | 4096 is 2.4
 positions 1: none | up to T=64 > learned | up to T=64 > sinusoidal | up to T=64
 positions 1: sinusoidal | up to T=64 > rope | up to T=64 > alibi | up to T=64
 positions 1: sinusoidal | to 8T > rope | to 8T > none | to 8T > alibi | to 8T
