@@ -11,8 +11,7 @@ from conftest import ROOT, open_page, save, tiny, wait_for
 
 from engine.text.chat import chat_tokenizer
 from tools import visualize
-from tools.census import FOLLOWS_A_COPY, keys_that_count
-from tools.shared.inspection import attention_maps, entropy
+from tools.shared.inspection import FOLLOWS_A_COPY, attention_maps, entropy, keys_that_count
 from tools.visualize import VisualizeConfig, main
 
 Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
