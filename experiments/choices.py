@@ -26,7 +26,7 @@ well, 2.070 ± 0.007, twice as wide worse, 2.219 ± 0.011.
 import torch
 import torch.nn as nn
 
-from attention import SelfAttention, attention_weights
+from attention import SelfAttention
 from experiments.shared import trials
 from model import init_weights
 from tools.shared.inspection import recording
@@ -82,7 +82,7 @@ def run(kind, config, seed):
     model = new_model(kind)
     loss = trials.fit_text(model, T, config, seed, 4e-3)
     x, _ = trials.random_batch(trials.load_text().val, 16, T, seed)
-    with recording(model, attention_weights) as maps:
+    with recording(model) as maps:
         model(x)
     maps = torch.stack(maps)  # (layers, B, H, T, T)
     keys = (maps > 0).sum(-1).double().mean()
@@ -93,7 +93,6 @@ def run(kind, config, seed):
 
 
 def main(config):
-    trials.load_text()  # before several processes make it
     runs = trials.run_seeds(run, KINDS, config)
     trials.write_means("choices", config, "the same GPT", "attention", runs)
 

@@ -161,7 +161,6 @@ def draw(found):
 
 def main(config):
     [found] = trials.run_jobs(costs, [()])  # before the other cores are busy
-    trials.load_text()  # before several processes make it
     losses = trials.run_seeds(run, TRAINED, config)
 
     rows = []

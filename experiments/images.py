@@ -31,7 +31,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import attention_weights
 from experiments.shared import digits, trials
 from experiments.shared.blocks import LookingBlock, Stack
 from experiments.shared.digits import LENGTH, WORDS
@@ -143,7 +142,7 @@ def caption(name, eye, train, test, steps):
         found["loss without images"] = loss(x, y, images=False).item()
     fit(model, loss, *train, steps)
     said = model.describe(x)
-    with recording(model.stack.h[0].look, attention_weights) as maps:
+    with recording(model.stack.h[0].look) as maps:
         model(x[:SHOWN], said[:SHOWN, :-1])
     right = (said == digits.captions(x, y)).float()
     means = right.mean(0).tolist()

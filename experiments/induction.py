@@ -28,7 +28,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from attention import attention_weights
 from experiments.shared import trials
 from masks import positions
 from tools.shared import heatmaps, inspection
@@ -57,7 +56,7 @@ def measure(model, ids, period):
     time, and to the previous token. Maps are (n_layer, B, H, T, T).
     """
     targets = ids[:, 1:]
-    with inspection.recording(model, attention_weights) as maps, torch.no_grad():
+    with inspection.recording(model) as maps, torch.no_grad():
         logits, _ = model(ids[:, :-1], targets)
     losses = F.cross_entropy(logits.mT, targets, reduction="none")
     weights = torch.stack(maps)

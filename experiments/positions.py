@@ -95,7 +95,6 @@ def main(config):
         masks.append(row)
 
     # Texts that are longer than those of training.
-    trials.load_text()  # before several processes make it
     runs = trials.run_seeds(run, KINDS, config)
     losses = trials.make_table("position", runs)
     tables = {"16 tokens in another order": masks, "validation loss by position": losses}

@@ -34,7 +34,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from attention import CrossAttention, attention_weights, causal
+from attention import CrossAttention, causal
 from experiments.shared import trials
 from experiments.shared.ambiguity import read_scenes
 from experiments.shared.grammar import NOUNS, table
@@ -182,7 +182,7 @@ def encode(examples, numbers):
 def look(model, ids, asked):
     """Return the scores (B, V) of the words asked (B,), and their weights (B, heads, T)."""
     rows = torch.arange(len(ids))
-    with recording(model, attention_weights) as maps:
+    with recording(model) as maps:
         scores = model(ids)[rows, asked]
     return scores, torch.cat(maps, 1)[rows, :, asked]
 

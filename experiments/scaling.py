@@ -69,7 +69,7 @@ def run(kind, config, seed):
         attention="masked_fill",
     )
     x, _ = trials.random_batch(data.val, 1, T, seed)
-    maps, _ = inspection.attention_maps(model, x[0], attention_weights)
+    maps, _ = inspection.attention_maps(model, x[0])
     of_last_token = inspection.entropy(maps[0])[:, -1]  # it sees all
     return {
         "validation loss": trials.fit_text(model, T, config, seed, 2e-3),
@@ -95,7 +95,6 @@ def main(config):
     numbers = [measure_softmax(D) for D in RANDOM_SIZES]
 
     # The same GPT with and without the scale.
-    trials.load_text()  # before several processes make it
     kinds = [*itertools.product(SIZES, ("zero_out", "gpt2"), SCORES)]
     runs = trials.run_seeds(run, kinds, config)
     losses = trials.make_table("D, init, score", runs)

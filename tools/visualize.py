@@ -51,7 +51,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from attention import attention_weights
 from engine.common.files import atomic_write, read_json
 from engine.decoding.text import encode_prompt
 from engine.text.preparation import read_text
@@ -99,7 +98,7 @@ def main(config):
     ids = encode_prompt(tokenizer, text, tokenizer.begin, model.config.block_size, "--text")
     if config.live:  # as the page has it
         model.load_state_dict({name: p.half() for name, p in model.state_dict().items()})
-    maps, logits = attention_maps(model, ids, attention_weights)
+    maps, logits = attention_maps(model, ids)
     attentions = [block.attn for block in model.transformer.h]
     implied = ": the weights that linear attention implies" if attentions[0].feature else ""
     data = {

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from attention import attention_weights
 from engine.common.errors import library_errors
 from engine.decoding.sampling import sample_next_token
 from engine.text import tokenizer
@@ -197,7 +196,7 @@ def alignment(model, vocabulary, text, beam):
     memory = model.encode(source, real)
     past = model.new_past(memory, length)
     weights = []
-    with recording(model, attention_weights) as maps:
+    with recording(model) as maps:
         for piece in shifted(target).split(1, dim=1):
             _, past = model.decode(piece, memory, past)
             weights += maps[-1:]

@@ -216,9 +216,9 @@ def random_batch(tokens, batch_size, T, *seed):
     return dataset.random_batch(tokens, batch_size, T, generator)
 
 
-def fit_text(model, T, config, seed, learning_rate, batch_size=16):
+def fit_text(model, T, config, seed, learning_rate, batch_size=16, data=None):
     """Train a GPT on windows of T tokens, as fit() does; return its loss in others."""
-    data = load_text()
+    data = data or load_text()
 
     def loss(step):
         x, y = random_batch(data.train, batch_size, T, seed, step)

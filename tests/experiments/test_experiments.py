@@ -26,57 +26,59 @@ def made_sentences():
 
 
 TOPICS = {"windows": "widget", "network": "socket"}
-SMALL = {  # settings; what is replaced
-    "blanks": ({"steps": 100}, {"shared.grammar.pairs": lambda *_: [(s, "") for s in 3 * TOLD]}),
-    "choices": ({"steps": 4}, {}),
-    "convolution": ({"steps": 30}, {"convolution.SIZES": [50, 100]}),
-    "distance": (
-        {"steps": 60},
-        {
-            "distance.DISTANCES": [1, 32],
-            "distance.TRAINED_ALONE": [32],
-            "distance.NAMES": ["tanh RNN", "attention"],
-        },
-    ),
-    "documents": (
-        {"steps": 60},
-        {
-            "documents.DOCUMENTS": 400,
-            "shared.labelled.sentences": made_sentences,
-            "shared.labelled.TOPICS": TOPICS,
-        },
-    ),
-    "efficient": (
-        {"steps": 1},
-        {
-            "efficient.LENGTHS": [256, 512, 1024, 2048, 4096],
-            "shared.trials.milliseconds": lambda call: 1.0,  # no test can rely on time
-            "shared.trials.text_loss": lambda *_: 2.5,
-        },
-    ),
-    "images": ({"steps": 60}, {}),
-    "induction": ({"steps": 270}, {}),
-    "parallel": ({}, {"parallel.LENGTHS": {("GRU", "attention"): [8], ("additive", "dot"): [64]}}),
-    "positions": ({"steps": 80}, {"positions.T": 16}),
-    "pronouns": ({"steps": 300}, {}),
-    "questions": ({"steps": 80}, {}),
-    "reading": ({"steps": 300}, {"reading.KINDS": ["words", "back"]}),
-    "recall": ({"steps": 70}, {"recall.PAIRS": [4, 8, 16], "recall.KEYS": 32}),
-    "retrieval": ({"steps": 80}, {}),
-    "routing": (
-        {"steps": 40},
-        {"routing.time_rounds": lambda steps, *_: ([], [[1.0]] * len(steps))},
-    ),
-    "scaling": ({"steps": 2}, {"scaling.SIZES": (128,)}),
-    "scores": ({"steps": 60}, {}),
-    "senses": ({"steps": 100}, {}),
-    "vector": ({"steps": 60}, {}),
+STEPS = {
+    "blanks": 100,
+    "choices": 4,
+    "convolution": 30,
+    "distance": 60,
+    "documents": 60,
+    "efficient": 1,
+    "heads": 250,
+    "images": 60,
+    "induction": 270,
+    "parallel": 1,
+    "positions": 80,
+    "pronouns": 300,
+    "questions": 80,
+    "reading": 300,
+    "recall": 70,
+    "retrieval": 80,
+    "routing": 40,
+    "scaling": 2,
+    "scores": 60,
+    "senses": 100,
+    "vector": 60,
+}
+REPLACED = {
+    "blanks": {"shared.grammar.pairs": lambda *_: [(s, "") for s in 3 * TOLD]},
+    "convolution": {"convolution.SIZES": [50, 100]},
+    "distance": {
+        "distance.DISTANCES": [1, 32],
+        "distance.TRAINED_ALONE": [32],
+        "distance.NAMES": ["tanh RNN", "attention"],
+    },
+    "documents": {
+        "documents.DOCUMENTS": 400,
+        "shared.labelled.sentences": made_sentences,
+        "shared.labelled.TOPICS": TOPICS,
+    },
+    "efficient": {
+        "efficient.LENGTHS": [256, 512, 1024, 2048, 4096],
+        "shared.trials.milliseconds": lambda call: 1.0,  # no test can rely on time
+        "shared.trials.text_loss": lambda *_: 2.5,
+    },
+    "heads": {"heads.LANGUAGES": ["English"]},
+    "parallel": {"parallel.LENGTHS": {("GRU", "attention"): [8], ("additive", "dot"): [64]}},
+    "positions": {"positions.T": 16},
+    "reading": {"reading.KINDS": ["words", "back"]},
+    "recall": {"recall.PAIRS": [4, 8, 16], "recall.KEYS": 32},
+    "scaling": {"scaling.SIZES": (128,)},
 }
 SLOW = """
-blanks choices convolution documents efficient images induction positions pronouns questions
-reading recall retrieval routing vector
+blanks choices convolution documents efficient heads images induction positions pronouns
+questions reading recall retrieval routing vector
 """.split()
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in STEPS]
 # experiment, number of its table: what is larger > what is smaller. A cell is: row | column.
 CLAIMS = """
 blanks 0:       commonest word | loss > 2 > looks back | loss > 0.7 > sees both sides | loss
@@ -93,6 +95,7 @@ documents 0:    hierarchical attention, GRUs | largest weight on the carrying se
 efficient 0:    masked_fill | MB ~ n^ > 1.9 > 1.3 > linear | MB ~ n^ > tiled | MB ~ n^
 efficient 0:    fused | pairs ~ n^ > 1.9 > strided, as a mask | pairs ~ n^ > 1.3
 efficient 0:    1.1 > sliding window, 64 | pairs ~ n^ > 0.9
+heads 0:        English | previous token > 0.1 > English | first token
 images 0:       support vector machine | test accuracy > 0.97 > vision transformer | test accuracy
 images 1:       has one vector, their mean | left or right > 0.7
 induction 0:    1 | loss, again > 1.5 > 2 | loss, again
@@ -154,10 +157,9 @@ def test_claims(name, small_experiment, monkeypatch):
     record of an older version, in which other things were measured.
     """
     pytest.importorskip("sklearn")
-    settings, replaced = SMALL[name]
-    for target, value in replaced.items():
+    for target, value in REPLACED.get(name, {}).items():
         monkeypatch.setattr(f"experiments.{target}", value)
-    report = small_experiment(importlib.import_module(f"experiments.{name}"), **settings)
+    report = small_experiment(importlib.import_module(f"experiments.{name}"), steps=STEPS[name])
     recorded = json.loads((ROOT / f"experiments/{name}.json").read_bytes())
     assert columns(report) == columns(recorded)
     tables = [*report["tables"].values()]

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attention import full, masked_fill
-from experiments import choices, efficient, parallel, routing
+from experiments import choices, efficient, heads, parallel, routing
 from experiments.shared.buckets import within_chunks
 from masks import sliding_window
 
@@ -38,6 +38,12 @@ def test_within_chunks():
     scores = (q @ q.mT / 8**0.5).masked_fill(~seen, -torch.inf)
     right = scores.softmax(-1).nan_to_num() @ v
     torch.testing.assert_close(within_chunks(q, v, buckets, 8), right)
+
+
+def test_separators():
+    """Catches a letter with an accent among them, and one that comes later."""
+    found = heads.keys(torch.tensor([*"é a".encode("latin")]))["a separator"]
+    assert found.nonzero().tolist() == [[1, 1], [2, 1]]
 
 
 def test_models_of_equal_size():

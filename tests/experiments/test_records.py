@@ -19,13 +19,14 @@ PRESETS = {  # and where their runs are recorded
     "chat": "questions",
     "shakespeare_char": "shakespeare_char_seeds",
     "speedrun_cpu": "train_cpu",
+    "words": "words_seeds",
 }
 # experiment, number of its table: what is larger > what is smaller, each by more than two standard
 # errors; or what is alike: within two; or, if it is rounded, this number. A cell: row | column.
 VERDICTS = """
-blanks 0: sees both sides | right > looks back | right
-blanks 0: fits both neighbours | right > follows the word before | right
-blanks 0: sees both sides | right is looks back, next word | right
+blanks 0: sees both sides | right > fits both neighbours | right > looks back, next word | right
+blanks 0: looks back, next word | right > looks back | right
+blanks 0: looks back | right is follows the word before | right
 choices 0: 1 head | validation loss > 4 heads | validation loss > window of 8 | validation loss
 choices 0: 4 heads, one W_Q and W_K | validation loss > 4 heads | validation loss
 choices 0: 4 heads, W_Q and W_K equal at first | validation loss is 4 heads | validation loss
@@ -49,9 +50,10 @@ distance 3: convolutions | 64 > 0.9 > 0.2 > LSTM | 16
 distance 3: attention | 128 > 0.9 > 0.2 > convolutions | 128
 documents 0: hierarchical attention | test accuracy > attention to words | test accuracy
 documents 0: hierarchical attention | test accuracy > average of sentences | test accuracy
-documents 0: hierarchical attention, GRUs | test accuracy
-    is attention to words, GRUs | test accuracy
-documents 0: attention to words, GRUs | seconds / hierarchical attention, GRUs | seconds > 1.9
+documents 0: attention to words, GRUs | test accuracy
+    > hierarchical attention, GRUs | test accuracy
+documents 0: attention to words, GRUs | seconds / hierarchical attention, GRUs | seconds is 2.5
+documents 0: hierarchical attention, GRUs | largest weight on the carrying sentence > 0.7
 efficient 0: masked_fill | MB ~ n^ > 1.9 > 1.4 > linear | MB ~ n^
 efficient 0: strided, as a mask | ms ~ n^ > strided, as two heads | ms ~ n^ > linear | ms ~ n^
 efficient 0: strided, as a mask | ms, n = 8192 > tiled | ms, n = 8192
@@ -62,6 +64,15 @@ efficient 0: 1.2 > hashed | ms ~ n^
 efficient 0: fused | validation loss is hashed | validation loss
 efficient 0: fused | validation loss is clustered | validation loss
 efficient 0: fused | validation loss is linear | validation loss
+heads 0: English | previous token > 0.3 > English | first token
+heads 0: French | previous token > 0.3 > French | first token
+heads 0: Python | previous token > 0.3 > Python | first token
+heads 0: English | a separator > 0.2 > English | same token earlier
+heads 0: French | a separator > 0.2 > French | same token earlier
+heads 0: Python | a separator > 0.2 > Python | same token earlier > French | same token earlier
+heads 0: 0.02 > English | induction, shuffled text
+heads 0: 0.02 > French | induction, shuffled text
+heads 0: 0.02 > Python | induction, shuffled text
 images 0: support vector machine | test accuracy > vision transformer | test accuracy > 0.9
 images 1: looks at the patches for each word | whole caption
     > has one vector, their mean | whole caption
@@ -71,12 +82,17 @@ images 1: a trained GPT looks through gates | loss before it looks
     is a trained GPT looks through gates | loss without images
 induction 0: 1 | loss, again > 2 | loss, again
 induction 0: 2 | runs with an induction head > 4 > 1 > 1 | runs with an induction head
-parallel 0: GRU | 256 / attention | 256 is 11
-parallel 0: 11 > GRU | 1024 / attention | 1024 > GRU | 4096 / attention | 4096 > 1
-parallel 2: attention | 4096 / GRU | 4096 is 6.5
+parallel 0: GRU | 256 / attention | 256 is 12
+parallel 0: 13 > GRU | 256 / attention | 256 > GRU | 1024 / attention | 1024 > 5
+parallel 0: 5 > GRU | 4096 / attention | 4096 > 4
+parallel 2: attention | 4096 / GRU | 4096 is 13
 parallel 2: attention | 16 / GRU | 16 is 4
-parallel 3: additive | 512 / dot | 512 is 18
+parallel 3: additive | 512 / dot | 512 is 23
 parallel 4: additive | 512 / dot | 512 > 50
+parallel 5: GRU | 64 / attention | 64 is 2.1
+parallel 5: 2.1 > GRU | 16 / attention | 16 > GRU | 256 / attention | 256 > 1.6
+parallel 5: attention | 1024 is GRU | 1024
+parallel 5: attention | 4096 / GRU | 4096 is 2.4
 positions 1: none | up to T=64 > learned | up to T=64 > sinusoidal | up to T=64
 positions 1: sinusoidal | up to T=64 > rope | up to T=64 > alibi | up to T=64
 positions 1: sinusoidal | to 8T > rope | to 8T > none | to 8T > alibi | to 8T
@@ -129,6 +145,8 @@ translate 0: none | 1-10 words > none | 11-20 words > none | 21-30 words > none 
 translate 0: additive | 41-50 words > 90 > 70 > none | 1-10 words
 translate 0: general | 41-50 words > additive | 41-50 words
 translate 0: general | 41-50 words is bahdanau | 41-50 words
+translate 0: bahdanau | seconds is transformer | seconds
+translate 0: bahdanau | seconds > additive | seconds
 translate 0: transformer | 41-50 words > transformer2017 | 41-50 words > none | 41-50 words
 vector 0: 0 | bits lacking - 1 | bits lacking is 4.3
 vector 0: 0 | bits lacking - 4 | bits lacking is 9.9

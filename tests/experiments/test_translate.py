@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import parametrize, refused
+from conftest import ROOT, parametrize, refused
 
 from experiments import translate
 from experiments.shared import grammar, translation, trials
@@ -205,6 +205,15 @@ def test_bleu():
 
 
 # ---- The experiment
+
+
+def test_what_a_translator_looks_at():
+    """Catches a record in which "does" does not look at "ne", or "sat" not at "s'est"."""
+    found = json.loads((ROOT / "benchmarks/translate_into_english.json").read_text())
+    for run in found["runs"]["loop"]:
+        source, target, weights = run["alignment"]
+        seen = {word: source[np.argmax(row)] for word, row in zip(target, weights)}
+        assert seen["does"] == "ne" and seen["sat"] in "s'est"
 
 
 def test_attention_frees_from_one_vector():

@@ -5,11 +5,10 @@ import itertools
 import torch
 from conftest import save, tiny
 
-from attention import attention_weights
 from engine.text import dataset
-from tools import census as tool
-from tools.census import FAR, INDUCTION, census, gain, main
-from tools.shared.inspection import attention_maps
+from tools.census import main
+from tools.shared import inspection
+from tools.shared.inspection import FAR, INDUCTION, attention_maps, census, gain
 from tools.shared.settings import DatasetSettings
 
 T = 20
@@ -38,7 +37,7 @@ def test_scores_and_chance_levels_by_hand():
     for kind, (layer, reach) in itertools.product(counts, enumerate([4, T])):
         both = []  # the share of each query, and that by chance
         for ids in texts_of():
-            weights = attention_maps(model, ids, attention_weights)[0][layer][1]
+            weights = attention_maps(model, ids)[0][layer][1]
             for i in range(T):
                 keys = [j for j in range(i + 1) if counts[kind](i, j, ids)]
                 visible = [j for j in keys if j > i - reach]
@@ -52,13 +51,13 @@ def test_scores_and_chance_levels_by_hand():
 def test_an_induction_head(monkeypatch):
     """Catches an induction head that is not found, and a previous-token head taken for one."""
 
-    def maps(model, ids, attention_weights):
+    def maps(model, ids):
         """Layer 1 looks at the token before, layer 2 at what followed the copy."""
         n = len(ids)
         before = torch.eye(n).roll(1, 0)
         return [before.expand(2, n, n), before.roll(n // 2 - 2, 0).expand(2, n, n)], None
 
-    monkeypatch.setattr(tool, "attention_maps", maps)
+    monkeypatch.setattr(inspection, "attention_maps", maps)
     scores, chances = census(model_of(window=0), texts_of())[INDUCTION]
     assert scores[1].tolist() == [1, 1] and 0 < chances[1, 0] < 1 / 4
     assert (gain(scores, chances)[0] < FAR).all()

@@ -5,7 +5,6 @@ import torch
 from conftest import parametrize, tiny
 from mechanisms import MECHANISMS
 
-from attention import attention_weights
 from tools.shared.inspection import attention_maps, entropy, recording
 
 H, T = 4, 24
@@ -32,7 +31,7 @@ def test_the_weights_are_those_that_made_the_output(changes):
     calls = []
     for block in model.transformer.h:
         block.attn.register_forward_hook(lambda *call: calls.append(call))
-    maps, found = attention_maps(model, idx, attention_weights)
+    maps, found = attention_maps(model, idx)
     for weights, (attn, (x, *_), output) in zip(maps, calls, strict=True):
         G = attn.n_kv_head
         v = attn.c_attn(x[0])[:, -G * attn.value_size :].unflatten(1, (G, -1)).transpose(0, 1)
@@ -47,7 +46,7 @@ def test_the_model_is_as_it_was(attention):
     model = model_of(attention=attention)
     attn = model.transformer.h[1].attn
     before = {**vars(attn)}
-    with pytest.raises(KeyError), recording(model, attention_weights):
+    with pytest.raises(KeyError), recording(model):
         assert vars(attn) != before
         raise KeyError
     assert vars(attn) == before

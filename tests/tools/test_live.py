@@ -7,7 +7,6 @@ import torch
 from conftest import POEM, ROOT, open_page, parametrize, tiny
 from mechanisms import mechanisms
 
-from attention import attention_weights
 from data.words.prepare import word_tokenizer
 from engine.text.tokenizer import create_tokenizer
 from tools.shared import live
@@ -51,7 +50,7 @@ def test_the_model_in_the_page_is_model_py(run):
             continue
         V = model.config.vocab_size
         ids = torch.randint(V, (14,))
-        maps, logits = attention_maps(model, ids, attention_weights)
+        maps, logits = attention_maps(model, ids)
         found, flat_maps = run(script, json.dumps(content), ids.tolist())
         assert torch.allclose(torch.tensor(found).view(-1, V), logits, atol=1e-3, rtol=0), shape
         i, j = torch.tril_indices(14, 14)

@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as F
 from conftest import ROOT, open_page, save, tiny, wait_for
 
-from attention import attention_weights
 from engine.text.chat import chat_tokenizer
 from tools import visualize
-from tools.census import FOLLOWS_A_COPY, keys_that_count
-from tools.shared.inspection import attention_maps, entropy
+from tools.shared.inspection import FOLLOWS_A_COPY, attention_maps, entropy, keys_that_count
 from tools.visualize import VisualizeConfig, main
 
 Keys = pytest.importorskip("selenium.webdriver.common.keys").Keys
@@ -79,7 +77,7 @@ def ids_of(text):
 
 def read(model, text):
     """The weights (L, H, T, T) and the logits (T, 256) of a text."""
-    maps, logits = attention_maps(model, ids_of(text), attention_weights)
+    maps, logits = attention_maps(model, ids_of(text))
     return torch.stack(maps), logits
 
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from conftest import POEM, ROOT, parametrize, save, tiny
 
-from attention import attention_weights
 from engine.decoding.text import encode_prompt
 from engine.text.tokenizer import create_tokenizer
 from tools import visualize
@@ -58,7 +57,7 @@ def test_what_is_read_and_what_may_come(capsys):
 def test_the_picture():
     """Catches a picture with the heads in another place, or with the columns as rows."""
     pytest.importorskip("matplotlib")
-    maps, _ = attention_maps(saved(), torch.arange(9), attention_weights)
+    maps, _ = attention_maps(saved(), torch.arange(9))
     panels = draw(maps, [*"Tyger and"], "").axes
     for panel, weights in zip(panels, torch.cat(maps)):
         assert np.allclose(panel.images[0].get_array().filled(0) ** 2, weights)

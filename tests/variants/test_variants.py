@@ -8,7 +8,6 @@ import torch._dynamo
 from conftest import fit, losses, parametrize, put, refused, same_weights, save
 from mechanisms import MECHANISMS, assert_same, ids, random_model
 
-from attention import attention_weights
 from engine.common.settings import parse_settings
 from engine.weights import checkpoint, families, lora
 from model import GPT, MIXER, MODERN, GPTConfig
@@ -62,7 +61,7 @@ def test_what_reads_a_model(mechanism):
     """Catches a tool that ends in a traceback, or computes another model, for what is added."""
     model = random_model(torch.float32, **mechanism)
     idx = ids(16)
-    maps, want = attention_maps(model, idx, attention_weights)
+    maps, want = attention_maps(model, idx)
     for weights in maps:
         assert_same([weights.sum(-1)], [torch.ones(4, 16)], error=1e-5)
     census.census(model, [idx])
@@ -114,7 +113,7 @@ def test_layers_without_maps():
     model.transformer.h[1].attn = torch.nn.Identity()
     model.transformer.h[1].attn.forward = lambda x, rope, cache: x
     with refused("computed 1 attention maps in 2 layers"):
-        attention_maps(model, ids(16), attention_weights)
+        attention_maps(model, ids(16))
 
 
 @pytest.mark.slow

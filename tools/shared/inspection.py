@@ -1,25 +1,35 @@
-"""The attention weights of every head for a text, and their entropy."""
+"""The attention weights of every head for a text, their entropy, and a census of what they do."""
 
 import contextlib
+from collections import defaultdict
 
 import torch
 
+from attention import attention_weights
+from masks import mask_of, positions
+
+FAR = 0.25
+FOLLOWS_A_COPY = "after an earlier copy"
+INDUCTION = "induction, shuffled text"
+
 
 @contextlib.contextmanager
-def recording(model, attention_weights):
+def recording(model, weights=attention_weights):
     """Yield a list to which each pass of the model appends (B, H, Tq, Tk) for each of its layers.
 
     A recorder replaces the path of each module that has one (its `attention`), so that model and
-    paths need not know of it. attention_weights is attention.py's, since nothing in engine/
-    imports a file above it.
+    paths need not know of it. weights: as attention_weights.
     """
     maps = []
-    layers = [module for module in model.modules() if hasattr(module, "attention")]
-    before = [(attn, attn.attention, getattr(attn, "feature", None)) for attn in layers]
+    before = [
+        (attn, attn.attention, getattr(attn, "feature", None))
+        for attn in model.modules()
+        if hasattr(attn, "attention")
+    ]
 
     def recorder(path):
         def record(q, k, v, *how):
-            maps.append(attention_weights(q, k, *how))
+            maps.append(weights(q, k, *how))
             return path(q, k, v, *how)
 
         return record
@@ -31,7 +41,7 @@ def recording(model, attention_weights):
             return feature(q) @ feature(k).mT
 
         def record(q, k, v, visible, *_):
-            maps.append(attention_weights(q, k, visible, score, shares))
+            maps.append(weights(q, k, visible, score, shares))
             return maps[-1] @ v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
 
         return record
@@ -54,13 +64,13 @@ def shares(scores):
 
 
 @torch.no_grad()
-def attention_maps(model, idx, attention_weights):
+def attention_maps(model, idx):
     """Read token ids idx (T,).
 
     Returns the weights of each layer, a list of (H, T, T), and the logits (T, vocab_size) of the
     same pass. The model is in evaluation mode afterwards.
     """
-    with recording(model.eval(), attention_weights) as maps:
+    with recording(model.eval()) as maps:
         logits, _ = model(idx[None], idx[None])  # with targets, documents stay apart as in training
     if len(maps) != len(model.transformer.h):
         raise ValueError(
@@ -76,3 +86,61 @@ def entropy(weights):
     0: it looks at one key; log2(n): at n keys alike.
     """
     return -torch.special.xlogy(weights, weights).sum(-1) / torch.log(torch.tensor(2.0))
+
+
+# ---- The census
+
+
+def keys_that_count(ids):
+    """Return {kind: bool (T, T)}: the keys (columns) that count for each query of ids (T,)."""
+    i, j = positions(len(ids), len(ids))
+    before = ids[(j - 1).clamp_min(0)]
+    return {
+        "previous token": j == i - 1,
+        "first token": (j == 0) & (i > 0),
+        "same token earlier": (ids[j] == ids[i]) & (j < i),
+        FOLLOWS_A_COPY: (before == ids[i]) & (j > 0) & (j < i),
+    }
+
+
+def census(model, texts, keys_of=keys_that_count):
+    """Return {kind: (scores (L, H), chance levels (L, 1))} over texts, a list of ids (T,)."""
+    generator = torch.Generator().manual_seed(0)
+    parts = defaultdict(list)
+
+    def look(ids, keys_by_kind):
+        """Sum over the queries of a text, for all heads, and count the queries that have keys."""
+        maps, _ = attention_maps(model, ids)
+        reach = reach_of(model, len(ids))
+        for kind, keys in keys_by_kind.items():
+            attended = (torch.stack(maps) * keys).sum((2, 3))
+            chance = (keys & reach).sum(-1) / reach.sum(-1)
+            parts[kind].append((attended, chance.sum(1, keepdim=True), keys.any(-1).sum()))
+
+    for ids in texts:
+        look(ids, keys_of(ids))
+
+        # Half of the tokens in random order, twice.
+        half = len(ids) // 2
+        twice = ids[torch.randperm(len(ids), generator=generator)[:half]].repeat(2)
+        keys = keys_that_count(twice)[FOLLOWS_A_COPY]
+        keys[:half] = False
+        look(twice, {INDUCTION: keys})
+
+    found = {}
+    for kind, sums in parts.items():
+        scores, chances, queries = map(sum, zip(*sums))
+        queries = queries.clamp_min(1)  # scores of 0 where there was none
+        found[kind] = scores / queries, chances / queries
+    return found
+
+
+def reach_of(model, T):
+    """The keys that each query may see, bool (L, T, T)."""
+    i, j = positions(T, T)
+    return torch.stack([mask_of(block.attn.visible, i, j)[0] for block in model.transformer.h])
+
+
+def gain(score, chance):
+    """How far a score goes from chance, 0, to all, 1."""
+    return (score - chance) / (1 - chance).clamp_min(1e-6)

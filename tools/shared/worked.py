@@ -150,20 +150,23 @@ def scale():
 
 
 def traffic():
-    """Millions of numbers between a GPU's memory and its cores, forward, causal, D = 64.
+    """Millions of numbers between a GPU's memory and its cores, causal, D = 64.
 
-    All scores and weights are written and read; those of a tile never are (FlashAttention,
-    arXiv:2205.14135).
+    All scores and weights are written and read, and backward their gradients; those of a tile never
+    are, but made again (FlashAttention, arXiv:2205.14135, algorithms 1 and 4).
     """
     T = torch.tensor([1024, 4096, 16384])
     ends = 2 * T * 64 / 1e6  # q is read and the output written, once
-    tiles = T / TILE
+    pairs = T**2 / 1e6
+    tiles = ends * (T / TILE + 1) / 2
     return {
         "T": T,
         "masked_fill: q, k, v, y": 2 * ends,
-        "masked_fill: scores and weights": 4 * T**2 / 1e6,
+        "masked_fill: scores and weights": 4 * pairs,
+        "... backward, and gradients": 7 * pairs,
         "tiled: q, y": ends,
-        "tiled: k and v of each tile": ends * (tiles + 1) / 2,
+        "tiled: k and v of each tile": tiles,
+        "... backward: q, y, gradients": 2.5 * tiles,  # five for two: q's are written, too
     }
 
 

@@ -1,0 +1,71 @@
+"""What heads look at, in three languages: do they specialise alike in all models?
+
+    python -m experiments.heads [--seeds=5]
+
+Claim (Clark et al. 2019, arXiv:1906.04341; Voita et al. 2019, arXiv:1905.09418): heads specialise
+without being told, in the same things in every model: the token before, separators, copies.
+
+GPTs learn English or French sentences of shared/grammar.py, or Python, by characters. What their
+heads look at is measured as tools/census.py does. Separators are all but letters and digits.
+
+Found (5 seeds, 400 steps, two layers of four heads): in each language the best head goes 0.377 ±
+0.022 to 0.431 ± 0.050 of the way from chance to all of its attention for the previous character,
+and 0.258 ± 0.011 to 0.418 ± 0.081 for separators. Copies have 0.112 ± 0.006 in Python and nothing
+in the other two; in none is the first character looked at more than by chance, and no head is an
+induction head, which takes longer (config/induction.toml). So heads do specialise by themselves,
+and alike in three languages, but not in all that other models have.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from experiments.shared import grammar, trials
+from tools.shared.inspection import census, gain, keys_that_count
+
+T = 128
+LANGUAGES = "English", "French", "Python"
+
+
+def load(language):
+    """Return a text as a dataset of bytes."""
+    if language == "Python":
+        return trials.load_text()
+    texts = [pair[LANGUAGES.index(language)] for pair in grammar.pairs(8000, 0)]
+    ids = np.frombuffer("\n".join(texts).encode("latin"), np.uint8)
+    return SimpleNamespace(train=ids, val=ids)
+
+
+def keys(ids):
+    """Return the keys of the census that count for each query, and separators up to it."""
+    separators = torch.tensor([not chr(n).isalnum() for n in ids])
+    return keys_that_count(ids) | {"a separator": separators.expand(len(ids), -1).tril()}
+
+
+def run(language, config, seed):
+    """Train a GPT; return how far its best head goes from chance to all attention."""
+    data = load(language)
+    model = trials.new_gpt(block_size=T, n_head=4, n_embd=64, position="rope")
+    trials.fit_text(model, T, config, seed, 3e-3, data=data)
+    texts, _ = trials.random_batch(data.val, 20, T, seed)
+    found = census(model, texts, keys)
+    return {kind: gain(*scores).max().item() for kind, scores in found.items()}
+
+
+def main(config):
+    runs = trials.run_seeds(run, LANGUAGES, config)
+    title = "the best of eight heads, from chance (0) to all its attention (1)"
+    figure, panel = trials.make_figure(8, 3)
+    for language, found in runs.items():
+        kinds = trials.by_kind(found)
+        means, errors = trials.mean_and_error([*kinds.values()])
+        panel.errorbar(means, [*kinds], xerr=errors, fmt="o", label=language)
+    panel.set_title(title)
+    panel.legend()
+    tables = {title: trials.make_table("language", runs)}
+    trials.write_result("heads", config, tables, figure)
+
+
+if __name__ == "__main__":
+    trials.run_script(main)
