@@ -17,6 +17,7 @@ SHARED = "experiments/shared/*.py"  # has the sizes of data
 NUMBER = r"(?<![\w.:/-])\d[\d,]*(?:\.\d+)?(?![\w/]|[.,]\d)"
 PRESETS = {  # and where their runs are recorded
     "chat": "questions",
+    "minute": "variants",
     "shakespeare_char": "shakespeare_char_seeds",
     "speedrun_cpu": "train_cpu",
     "words": "words_seeds",
