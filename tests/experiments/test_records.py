@@ -143,11 +143,10 @@ scores 0: mlp | turned and folded > 0.5
 senses 0: trained | MLP 2 > 0.99 > 0.6 > trained | embedding
 senses 0: as it begins | MLP 2 is 0.5
 translate 0: none | 1-10 words > none | 11-20 words > none | 21-30 words > none | 31-40 words
-translate 0: additive | 41-50 words > 90 > 70 > none | 1-10 words
-translate 0: general | 41-50 words > additive | 41-50 words
-translate 0: general | 41-50 words is bahdanau | 41-50 words
-translate 0: bahdanau | seconds is transformer | seconds
-translate 0: bahdanau | seconds > additive | seconds
+translate 0: additive | 41-50 words > 90 > 75 > none | 1-10 words
+translate 0: general | 41-50 words is additive | 41-50 words
+translate 0: bahdanau | 41-50 words > general | 41-50 words > dot | 41-50 words
+translate 0: bahdanau | seconds > transformer | seconds > additive | seconds
 translate 0: transformer | 41-50 words > transformer2017 | 41-50 words > none | 41-50 words
 vector 0: 0 | bits lacking - 1 | bits lacking is 4.3
 vector 0: 0 | bits lacking - 4 | bits lacking is 9.9
