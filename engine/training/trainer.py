@@ -185,7 +185,7 @@ class Trainer:
 
 WARMUP = 10  # steps
 ROOM = 0.9  # of a GPU's free memory: some of it is lost between tensors
-MOST_TOKENS = 2**16  # at a time; more are hardly faster
+MOST_TOKENS = 2**16  # at a time: more were not tried
 
 
 def largest_divisor(number, most):

@@ -3,7 +3,7 @@
 import json
 import random
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import conftest
 import pytest
@@ -138,14 +138,17 @@ def test_the_mean_over_the_whole_step(talks):
 
 
 def test_accumulation_and_processes(talks, tmp_path):
-    """Catches a loss or weights that depend on how a step's conversations are shared out."""
+    """Catches a loss or weights that depend on how a step's conversations are shared out, or on how
+    many micro-batches are computed as one: positions that are lost, a mean of means.
+    """
     train(configure(batch_size=8, max_iters=3, out_dir="one"))
     config = configure(batch_size=2, gradient_accumulation_steps=4, max_iters=3, out_dir="four")
     train(config)
+    train(replace(config, micro_batches_at_once=2, out_dir="pairs"))
     for kind in "ddp", "fsdp":
         paths = dict(dataset=tmp_path / "talk", out_dir=tmp_path / kind, parallel=kind)
         run_ranks(2, "train.py", *as_flags(vars(config) | paths))
-    for name in "four", "ddp", "fsdp":
+    for name in "four", "pairs", "ddp", "fsdp":
         assert_the_same_run("one", name)
 
 
