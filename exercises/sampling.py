@@ -38,9 +38,9 @@ def probabilities(logits, temperature, top_k, top_p):
 def losses(logits, ids, characters):
     # The first id is no target, and the last logits have none.
     targets = ids[:, 1:]
-    nats = F.cross_entropy(logits[:, :-1].mT, targets, ignore_index=-1, reduction="sum")
-    mean = nats / (targets >= 0).sum()
-    return mean, mean.exp(), nats / math.log(2) / characters
+    mean = F.cross_entropy(logits[:, :-1].mT, targets, ignore_index=-1)
+    bits = mean / math.log(2) * (targets >= 0).sum()
+    return mean, mean.exp(), bits / characters
 
 
 GRADIENTS = False
