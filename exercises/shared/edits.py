@@ -105,4 +105,4 @@ def inside(nodes, actions):
 
 def of(x, action):
     """Return what is done to x, the text of a value."""
-    return re.sub(r"\bx\b", lambda _: x, f"({action})")
+    return re.sub(r"\bx\b", lambda _: f"({x})", f"({action})")

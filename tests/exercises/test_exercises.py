@@ -186,7 +186,7 @@ def test_a_known_mistake(exercise, functions, mistake):
         (
             "softmax",
             lambda scores: softmax(scores) * 1.7,
-            "Tk=5, result: every number is 1.7 times what it should be.",
+            "Tk=5, result: the rows do not sum to 1.",
         ),
         (
             "softmax",
