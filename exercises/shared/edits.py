@@ -73,9 +73,9 @@ def exchanged(nodes, source):
 
 
 def others(nodes, names):
-    """A name stands for another value."""
+    """A name stands for another value, but not where one is assigned."""
     for node in nodes:
-        if isinstance(node, ast.expr):
+        if isinstance(getattr(node, "ctx", node), ast.Load | ast.expr):
             yield from ((node.at, name) for name in names)
 
 

@@ -8,8 +8,8 @@ gelu relu silu tanh sigmoid; elu relu softplus sigmoid silu; tanh sigmoid relu s
 softmax sigmoid log_softmax; exp exp2 sigmoid; -torch.inf 0.0 -1.0 -10.0 -100.0
 """.split(";")  # a word, and what is taken for it
 INSIDE = """
-x.exp(); -x; x + 1; x - 1; 2 * x; x / 2; x * x; x ** 0.5; x.mT; x[:1]; x.abs(); x.tril();
-x.softmax(-1); x.relu(); x.softmax(0); x.softmax(1); x.softmax(-2);
+x.exp(); -x; x + 1; x - 1; 1 - x; 2 * x; x / 2; x * x; x ** 0.5; x.mT; x[:1]; x.abs();
+x.tril(); x.softmax(-1); x.relu(); x.softmax(0); x.softmax(1); x.softmax(-2);
 x.flatten(-2).softmax(-1).view_as(x); x.roll(1, -1);
 x.mT.reshape(x.shape); x.swapaxes(1, 2).reshape(x.shape); x.mean(-1, keepdim=True);
 x - x.mean(-1, keepdim=True); x / x.sum(-1, keepdim=True); x / x.norm(dim=-1, keepdim=True);
