@@ -26,7 +26,7 @@ def probabilities(logits, temperature, top_k, top_p):
     def renormalized(p):
         return p / p.sum(dim=-1, keepdim=True)
 
-    p, ids = (logits / temperature).softmax(dim=-1).sort(dim=-1, descending=True)
+    p, ids = (logits / temperature).softmax(dim=-1).sort(descending=True)
     # In this order the first top_k are the most likely; scatter brings them back.
     rank = torch.arange(p.shape[-1])
     p = renormalized(p * (rank < top_k))

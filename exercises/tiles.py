@@ -54,6 +54,5 @@ def with_blocks(theirs, q, k1, k2, k3, v1, v2, v3):
 
 
 def hold(x):
-    """Look at what is kept for a gradient."""
-    if x.numel() == 27:  # 3 queries and all 9 keys
+    if x.numel() == 27:  # what is kept for a gradient has 3 queries and all 9 keys
         raise ValueError("it holds the scores of all blocks at once")

@@ -2,8 +2,6 @@
 
 import torch
 
-FEW = 120  # numbers that are printed
-
 
 def close(a, b, error=1e-12):
     """Where two tensors of one shape are equal; the error is relative to the largest of b, or 1."""
@@ -47,7 +45,7 @@ def beside(inputs, names, got, expected):
     if len(got) != len(expected):
         return [f"  it returns {len(got)} results, and should return {len(expected)}"]
     numbers = [x.numel() for x in [*inputs.values(), *expected] if torch.is_tensor(x)]
-    few = sum(numbers) <= FEW
+    few = sum(numbers) <= 120
     lines = [line(name, x) for name, x in inputs.items()] if few else []
     for name, a, b in zip(names, got, expected):
         if not equal(a, b):

@@ -59,6 +59,7 @@ def main(name, path, to, output, folder):
         os.dup2(file, stream.fileno())
     os.chdir(folder)
     warnings.simplefilter("ignore")  # torch's, of deprecated calls: none of ours
+    torch.manual_seed(0)
     torch.set_num_threads(1)  # tensors are tiny, and threads would wait for each other
     exercise = definition.load(name)
     limit_memory()
