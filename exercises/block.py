@@ -25,9 +25,10 @@ from exercises.shared.cases import random, small
 
 
 def layer_norm(x, weight, bias, eps):
-    centered = x - x.mean(dim=-1, keepdim=True)
-    variance = centered.square().mean(dim=-1, keepdim=True)
-    return centered / (variance + eps).sqrt() * weight + bias
+    mean = x.mean(dim=-1, keepdim=True)
+    variance = x.var(dim=-1, keepdim=True, correction=0)
+    normed = (x - mean) / (variance + eps).sqrt()
+    return weight * normed + bias
 
 
 def rms_norm(x, weight, eps):

@@ -22,11 +22,13 @@ def step(q, k, v, state):
         return F.elu(x) + 1
 
     S, z = state
+    q = f(q)
+    k = f(k)
     # A column (D, 1) times a row (1, Dv). A token sees itself: first add, then read.
-    S = S + f(k)[..., :, None] * v[..., None, :]
-    z = z + f(k)
+    S = S + k[..., :, None] * v[..., None, :]
+    z = z + k
     # f(q) as a row (1, D) times S (D, Dv).
-    y = (f(q)[..., None, :] @ S)[..., 0, :] / (f(q) * z).sum(dim=-1, keepdim=True)
+    y = (q[..., None, :] @ S)[..., 0, :] / (q * z).sum(dim=-1, keepdim=True)
     return y, (S, z)
 
 

@@ -26,7 +26,7 @@ def probabilities(logits, temperature, top_k, top_p):
     def renormalized(p):
         return p / p.sum(dim=-1, keepdim=True)
 
-    p, ids = (logits / temperature).softmax(dim=-1).sort(dim=-1, descending=True)
+    p, ids = (logits / temperature).softmax(dim=-1).sort(descending=True)
     # In this order the first top_k are the most likely; scatter brings them back.
     rank = torch.arange(p.shape[-1])
     p = renormalized(p * (rank < top_k))
@@ -38,9 +38,9 @@ def probabilities(logits, temperature, top_k, top_p):
 def losses(logits, ids, characters):
     # The first id is no target, and the last logits have none.
     targets = ids[:, 1:]
-    nats = F.cross_entropy(logits[:, :-1].mT, targets, ignore_index=-1, reduction="sum")
-    mean = nats / (targets >= 0).sum()
-    return mean, mean.exp(), nats / math.log(2) / characters
+    mean = F.cross_entropy(logits[:, :-1].mT, targets, ignore_index=-1)
+    bits = mean / math.log(2) * (targets >= 0).sum()
+    return mean, mean.exp(), bits / characters
 
 
 GRADIENTS = False

@@ -27,10 +27,11 @@ def edits(source, sizes):
     for at, new in itertools.chain(
         missing(nodes),
         words(source),
+        regrouped(nodes, source),
         exchanged(nodes, source),
         others(nodes, [*names, *sizes]),
-        at_the_ends(nodes, [*INSIDE.split(";"), *WHOLE.split(";"), *scales]),
-        inside(nodes, INSIDE.split(";")),
+        at_the_ends(nodes, [*INSIDE, *WHOLE, *scales]),
+        inside(nodes, INSIDE),
     ):
         yield source[: at.start] + new + source[at.stop :]
 
@@ -47,11 +48,19 @@ def missing(nodes):
 
 def words(source):
     """A word stands for another, everywhere or once."""
-    for old, *new in map(str.split, WORDS.split(";")):
+    for old, *new in map(str.split, WORDS):
         old = rf"\b{old}\b" if old.isidentifier() else rf"(?<=[ (=[-]){re.escape(old)}(?=[] ),])"
         for word in new:
             yield slice(0, len(source)), re.sub(old, word, source)
             yield from ((slice(*place.span()), word) for place in re.finditer(old, source))
+
+
+def regrouped(nodes, source):
+    """What comes second is done first: a * (b + c) is a * b + c."""
+    for node in nodes:
+        if isinstance(getattr(node, "left", None), ast.BinOp):
+            at = slice(node.left.right.at.start, node.at.stop)
+            yield at, f"({source[at]})"
 
 
 def exchanged(nodes, source):
@@ -64,15 +73,14 @@ def exchanged(nodes, source):
 
 
 def others(nodes, names):
-    """A name stands for another value."""
+    """A name stands for another value, but not where one is assigned."""
     for node in nodes:
-        if isinstance(node, ast.expr):
+        if isinstance(getattr(node, "ctx", node), ast.Load | ast.expr):
             yield from ((node.at, name) for name in names)
 
 
 def at_the_ends(nodes, actions):
-    """Something is done to an argument or a result, or to an argument and is the result."""
-    inputs = [node for node in nodes if isinstance(node, ast.arg)]
+    """Something is done to an argument or a result."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
             start = node.body[0].at.start
@@ -80,9 +88,8 @@ def at_the_ends(nodes, actions):
             for x, action in itertools.product(node.args.args, actions):
                 yield slice(start, start), f"{x.arg} = {of(x.arg, action)}{space}"
         elif isinstance(node, ast.Return):
-            for x, action in itertools.product([node.value, *inputs], actions):
-                yield node.value.at, of(x.text, action)
-            for x, action in itertools.product(getattr(node.value, "elts", []), actions):
+            results = [node.value, *getattr(node.value, "elts", [])]
+            for x, action in itertools.product(results, actions):
                 yield x.at, of(x.text, action)
 
 
@@ -98,4 +105,4 @@ def inside(nodes, actions):
 
 def of(x, action):
     """Return what is done to x, the text of a value."""
-    return re.sub(r"\bx\b", lambda _: x, f"({action})")
+    return re.sub(r"\bx\b", lambda _: f"({x})", f"({action})")
