@@ -568,7 +568,7 @@ class SelfAttention(nn.Module):
         one of the features in FEATURE.
     visible: a predicate in VISIBLE, full or two_sided. window, if any: it sees the last `window`
         positions only.
-    qk_norm: a function of all queries and keys (B, T, heads, D), such as rms_norm, which bounds the
+    qk_norm: a function of all queries and keys (B, T, heads, D), such as RMSNorm, which bounds the
         scores at high learning rates (Henry et al. 2020, arXiv:2010.04245).
     dropout: acts on the output.
     """

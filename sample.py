@@ -8,6 +8,7 @@ the standard error.
 """
 
 import contextlib
+import math
 import sys
 from dataclasses import dataclass
 from typing import Literal
@@ -226,26 +227,28 @@ def converse(generator, kind):
             for _ in generator.extend([answer]):
                 printer.show()
         except KeyboardInterrupt:
-            generator.session.forget()
             printer.interrupt()
     print_speed(generator, kind)
 
 
 def plain_turns(generator):
-    """Yield a Text to be written after each line; the session keeps all of them."""
+    """Yield a Text to be written after each line; it continues all that was said."""
+    config = generator.config
     tokenizer = generator.tokenizer
-    if generator.config.system:
+    if config.system:
         raise ValueError("system: this model has no chat template; leave it out")
+    said = ""
     for line in typed_lines():
-        begin = () if generator.session else tokenizer.begin
-        most = generator.model.config.block_size
+        prompt = f"{said}{line}\n"
         try:
-            ids = encode_prompt(tokenizer, line + "\n", begin, most, "what you typed")
+            ids = encode_prompt(tokenizer, prompt, tokenizer.begin, math.inf, "what you typed")
         except ValueError as error:
             print(error, file=sys.stderr)
             continue
-        generator.add(ids)
-        yield Text(tokenizer, generator.config.stop)
+        generator.start([ids], [config.seed], config.max_new_tokens)
+        answer = Text(tokenizer, config.stop)
+        yield answer
+        said = prompt + answer.text
 
 
 def chat_turns(generator):

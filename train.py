@@ -12,7 +12,6 @@ a CPU; a GPU's kernels may add in a different order each time). On another numbe
 the same run up to rounding, which grows with the steps.
 """
 
-import os
 import sys
 import time
 from contextlib import nullcontext, suppress
@@ -22,7 +21,7 @@ from typing import Literal
 
 import torch
 
-from attention import ATTENTION
+from attention import ATTENTION, attention_weights
 from engine.common import processes
 from engine.common.errors import at_least, choose, one_line_errors
 from engine.common.files import folder_lock, path_from_here, sha256_of_code
@@ -87,7 +86,8 @@ class TrainConfig(GPTConfig):
     wandb_run_name: str = ""
     """The run's name in wandb; empty: wandb chooses one."""
     tensorboard: bool = False
-    """Log to TensorBoard too, in out_dir (pip install tensorboard; tensorboard --logdir=out)."""
+    """Log to TensorBoard too, in out_dir (pip install tensorboard; tensorboard --logdir=out), also
+    an attention map of sample_prompt."""
     sample_prompt: str = ""
     """Continue this text at the start and after each evaluation, print it, and log it as sample."""
     # Model: where it is another default than GPTConfig's
@@ -229,7 +229,7 @@ def train(config, signals=None):
     record = run.first_record()
     signals = signals.listen() if signals else Signals()
     if config.sample_prompt:
-        sample(trainer)
+        sample(trainer, run.tensorboard)
     trainer.restart_clock()
 
     steps = dict(total=trainer.last_step, initial=trainer.step)
@@ -258,7 +258,7 @@ def train(config, signals=None):
             if evaluate and not stop:
                 record["val_loss"] = run.evaluate()
                 if config.sample_prompt:
-                    record["sample"] = sample(trainer)
+                    record["sample"] = sample(trainer, run.tensorboard)
                 run.log(record)
             if finished or stop:
                 break
@@ -278,8 +278,11 @@ def summary(record):
     return f"loss {record['train_loss']:.4f}, {speed}, MFU {record['mfu']:.0%}"
 
 
-def sample(trainer):
-    """Print and return a short text that continues sample_prompt, always with the same seed."""
+def sample(trainer, tensorboard):
+    """Print and return a short text that continues sample_prompt, always with the same seed.
+
+    tensorboard: a writer, which gets an attention map of sample_prompt; or None.
+    """
     config = trainer.config
     tokenizer = trainer.data.tokenizer
     prompt = config.sample_prompt, tokenizer.begin, config.block_size, "--sample_prompt"
@@ -287,6 +290,9 @@ def sample(trainer):
     generator = torch.Generator().manual_seed(config.seed)
     model = trainer.model.eval()
     with trainer.autocast:
+        if tensorboard and config.attention in ATTENTION and config.mixer == "attention":
+            image = attention_map(model, ids)
+            tensorboard.add_image("attention", image, trainer.step, dataformats="HW")
         ids = model.generate(
             ids[None], 80, 0.8, generator=generator, vocab_size=tokenizer.vocab_size
         )
@@ -294,6 +300,19 @@ def sample(trainer):
     text = tokenizer.decode(ids[0].tolist())
     print0(f"step {trainer.step}: {text!r}")
     return text
+
+
+@torch.no_grad()
+def attention_map(model, ids):
+    """Return who looks at whom in ids (T,), by the last layer's first head: (T, T)."""
+    layer = model.transformer.h[-1].attn
+    given = []
+    hook = layer.register_forward_pre_hook(lambda layer, inputs: given.extend(inputs))
+    model.hidden(ids[None])
+    hook.remove()
+    x, rope, _ = given
+    q, k, _ = layer.heads(x, rope)
+    return attention_weights(q, k, layer.visible, layer.score, layer.normalize)[0, 0].float()
 
 
 # ---- Setting up
@@ -462,9 +481,7 @@ def add_adapter(config, model, base):
     sha256 = pretrained.sha256_of_weights(model)
     print0(f"note: the adapter needs {base}: a run that goes on there may remove it")
     torch.manual_seed(config.seed)
-    relative = os.path.relpath(base, Path(config.out_dir).resolve())
-    place = dict(base=str(base), relative_base=relative, sha256=sha256)
-    lora.attach(model, lora.Adapter(**settings, **place))
+    lora.attach(model, lora.Adapter(**settings, base=str(base), sha256=sha256))
 
 
 # ---- The command line

@@ -7,9 +7,9 @@ import math
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 from attention import SelfAttention
-from engine.kernels.autograd import rms_norm
 
 
 class DifferentialAttention(SelfAttention):
@@ -41,5 +41,6 @@ class DifferentialAttention(SelfAttention):
         y = self.path(q, k, torch.cat([v, v], dim=1), *how)  # (B, H, Tq, 2 Dv)
         plus, minus = self.share.prod(1).sum(-1).exp()
         one, other = y.chunk(2, dim=1)
-        y = rms_norm(one - (plus - minus + self.first_share).to(y.dtype) * other)
+        y = one - (plus - minus + self.first_share).to(y.dtype) * other
+        y = F.rms_norm(y, y.shape[-1:])
         return torch.cat(((1 - self.first_share) * y).chunk(2, dim=-1), dim=1)

@@ -1,6 +1,5 @@
 """Generating texts: one token after another, many texts a batch at a time, or a conversation."""
 
-import math
 import time
 from dataclasses import dataclass
 
@@ -78,13 +77,6 @@ class Generator:
             self.session = None  # never two in memory
             self.start([text.ids for text in batch], [text.seed for text in batch], most)
             yield from self.extend(batch)
-
-    def add(self, ids):
-        """Add ids (T,) to the conversation, which the session keeps."""
-        if self.session:
-            self.session.append(ids[None])
-        else:
-            self.start([ids], [self.config.seed], math.inf)
 
     def answer(self, template, messages, seed, tools=None):
         """Return the Text that is to answer messages, by a ChatTemplate, which may render tools.

@@ -6,7 +6,6 @@ hold A and B alone, and say where the base is. B is zero at first: training begi
 
 import contextlib
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.nn as nn
@@ -24,8 +23,6 @@ class Adapter:
     lora_alpha: float = 1.0
     lora_targets: str = ""
     base: str = ""
-    relative_base: str = ""
-    """The same, as seen from the run's folder: both may have moved together."""
     sha256: str = ""
 
 
@@ -76,17 +73,14 @@ def layers_of(model, kind):
 
 
 def load_base(GPT, adapter, folder, given):
-    """Return the base of the Adapter in a checkpoint's folder: the one with the right weights."""
-    beside = Path(folder).resolve().parent / adapter.relative_base
-    places = [given] if given else [beside, adapter.base]
-    for place in places:
-        with contextlib.suppress(ValueError):  # it is not there, or damaged: the next may be intact
-            base = GPT.from_pretrained(place)
-            if sha256_of_weights(base) == adapter.sha256:
-                return base
-    found = " or ".join(map(str, places))
+    """Return the base of the Adapter in a checkpoint's folder; given: where it is now, if moved."""
+    place = given or adapter.base
+    with contextlib.suppress(ValueError):  # it is not there, or damaged
+        base = GPT.from_pretrained(place)
+        if sha256_of_weights(base) == adapter.sha256:
+            return base
     raise ValueError(
-        f"{folder} is an adapter, and its base (sha256 {adapter.sha256}) is not {found}, or is "
+        f"{folder} is an adapter, and its base (sha256 {adapter.sha256}) is not {place}, or is "
         "damaged there: give it by --base=FOLDER"
     )
 
@@ -94,7 +88,7 @@ def load_base(GPT, adapter, folder, given):
 def load(GPT, folder, base=None, **changes):
     """Return the GPT of a checkpoint that is an adapter, on its base; changes: to its config.
 
-    base: the base's folder; None: where it was in training, as seen from the run or the root.
+    base: the base's folder; None: where it was in training.
     ValueError if it is not there, or has other weights than in training.
     """
     saved = checkpoint.load_config(folder)

@@ -6,7 +6,7 @@ from mechanisms import qkv
 
 from attention import FEATURE, CausalSelfAttention, elu1, linear, linear_step
 from engine.common.hardware import peak_bytes
-from engine.kernels.autograd import rms_norm
+from model import RMSNorm
 from variants.performer import positive_random_features
 
 
@@ -46,7 +46,7 @@ def test_linear_attention_refuses_what_does_not_fit():
 def test_long_texts_in_half_precision(attention, dtype, autocast):
     """Catches running sums in half precision: they overflow, or stop to grow."""
     torch.manual_seed(0)
-    layer = CausalSelfAttention(32, 2, attention=attention, qk_norm=rms_norm)
+    layer = CausalSelfAttention(32, 2, attention=attention, qk_norm=RMSNorm())
     x = torch.randn(1, 3000, 32)
     want = layer(x)[:, 2995:]
     if not autocast:

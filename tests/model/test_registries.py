@@ -2,6 +2,8 @@
 
 import copy
 import math
+import re
+from pathlib import Path
 
 import torch
 from conftest import parametrize, refused, save
@@ -16,6 +18,9 @@ from mechanisms import (
     value_and_gradients,
 )
 
+import attention
+import masks
+import model
 from attention import ATTENTION, FEATURE, NORMALIZE, SCORE, attention_weights, masked_fill, naive
 from engine.decoding.compiled import CompiledStep, decode_and_sample
 from engine.decoding.quantization import prepare_for_inference
@@ -61,6 +66,43 @@ def test_a_mechanism_in_a_model(mechanism, tmp_path):
         assert again.config == model.config
         logits, _ = again(idx[:, :T], idx[:, :T])
         assert_same([logits.double()], [whole[:, :T]], error=1e-2)
+
+
+IN_THE_DOCS = [
+    {"score": "cosine", "attention": "masked_fill"},
+    {"visible": "dilated:4"},
+    {"mlp": "geglu"},
+    {"mixer": "value_gate"},
+    {"mixer": "growing", "window": 3},
+    {"mixer": "values"},
+    {"position": "slope"},
+]
+
+
+def test_the_examples_of_the_docs(monkeypatch, tmp_path_factory):
+    """Catches an example in docs/hacking.md that does not run, sees the future or is not cached."""
+    known = {masks: ["VISIBLE"], attention: ["SCORE"], model: ["MLP", "MIXER", "POSITION"]}
+    for module, registries in known.items():
+        for registry in registries:
+            monkeypatch.setattr(module, registry, {**getattr(module, registry)})
+    namespace = vars(attention) | vars(masks) | vars(model)
+    text = Path("docs/hacking.md").read_text(encoding="utf-8")
+    for code in re.findall(r"```python\n((?:def|class|MIXER).*?)```", text, re.DOTALL):
+        exec(code, namespace)
+    hidden = GPT.hidden
+
+    def hidden_with_ids(self, idx, *rest):
+        for block in self.transformer.h:
+            block.attn.ids = idx
+        return hidden(self, idx, *rest)
+
+    monkeypatch.setattr(GPT, "hidden", hidden_with_ids)
+    monkeypatch.setattr(GPTConfig, "streams", 3, raising=False)
+    for mechanism in [*IN_THE_DOCS, {}]:
+        if not mechanism:
+            monkeypatch.setattr(model, "Block", namespace["HyperBlock"])
+        test_a_mechanism_in_a_model(mechanism, tmp_path_factory.mktemp("saved"))
+        test_a_mechanism_learns(mechanism)
 
 
 @each()

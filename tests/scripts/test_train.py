@@ -30,7 +30,7 @@ from mechanisms import NoWaiting
 
 import model
 from engine.common import hardware
-from engine.kernels.autograd import linear_cross_entropy
+from engine.kernels.loss import linear_cross_entropy
 from engine.text import dataset
 from engine.training import sharding, trainer
 from engine.training.batches import TRAIN, micro_batch, validation_loss

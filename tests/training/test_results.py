@@ -5,6 +5,7 @@ import sys
 import types
 
 import pytest
+import torch
 from conftest import fit, losses, metrics, refused, same_weights
 
 from engine.training import trainer
@@ -63,6 +64,11 @@ def test_tensorboard(monkeypatch):
 
         add_scalar = add_text
 
+        def add_image(self, name, image, step, dataformats):
+            assert image.shape == (5, 5) and (image.sum(1) - 1).abs().max() < 1e-6
+            assert not image.triu(1).any() and len(dataformats) == 2
+            logged[step, name] = image
+
         def close(self):
             logged["closed"] = True
 
@@ -70,7 +76,8 @@ def test_tensorboard(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
     fit(max_iters=10, tensorboard=True, sample_prompt="Tyger")
     want = {(line["step"], name): line[name] for line in metrics("out") for name in line}
-    assert logged == want | {"closed": True}
+    first, last = (logged.pop((step, "attention")) for step in (0, 10))
+    assert logged == want | {"closed": True} and not torch.equal(first, last)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with refused("tensorboard cannot begin"):
         fit(max_iters=1, tensorboard=True)

@@ -1,4 +1,4 @@
-"""Backward passes by hand against autograd: the same values and gradients, in any dtype."""
+"""The chunked loss against the plain one: the same values and gradients, in any dtype."""
 
 import functools
 
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mechanisms import assert_same
 
 from engine.common.hardware import peak_bytes
-from engine.kernels import autograd
-from engine.kernels.autograd import linear_cross_entropy, relu2, rms_norm
+from engine.kernels import loss
+from engine.kernels.loss import linear_cross_entropy
 
 
 def loss_and_gradients(function, x, weight, targets):
@@ -22,32 +22,11 @@ def loss_and_gradients(function, x, weight, targets):
     return [loss.detach(), *torch.autograd.grad(65536 * loss, (x, weight))]
 
 
-@given(
-    shape=st.lists(st.integers(1, 7), min_size=1, max_size=4),
-    size=st.sampled_from([1e-6, 1.0, 1e4]),
-    seed=st.integers(0, 99),
-)
-def test_rms_norm_and_relu2_are_what_they_say(shape, size, seed):
-    """Catches a wrong derivative, and one that is right for contiguous tensors alone."""
-    torch.manual_seed(seed)
-    x = (size * torch.randn(*shape, 2, dtype=torch.float64))[..., 0].requires_grad_()  # strided
-    dy = torch.randn(*shape, dtype=torch.float64)
-    for ours, plain in (
-        (rms_norm, lambda x: F.rms_norm(x, x.shape[-1:])),
-        (relu2, lambda x: F.relu(x) ** 2),
-    ):
-        y, z = ours(x), plain(x)
-        torch.testing.assert_close(y, z, rtol=1e-12, atol=1e-12)
-        slopes = (torch.autograd.grad(y, x, dy), torch.autograd.grad(z, x, dy))
-        torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-12 * max(size, 1 / size))
-
-
-@parametrize("function", [rms_norm, relu2])
-def test_a_second_derivative_is_refused(function):
-    """Catches a Hessian that silently leaves out the curvature of these functions."""
-    x = torch.randn(3, 4, requires_grad=True)
+def test_a_second_derivative_is_refused():
+    """Catches a Hessian that silently leaves out the curvature of the loss."""
+    inputs = torch.randn(3, 4, requires_grad=True), torch.randn(5, 4), torch.arange(3)
     with pytest.raises(RuntimeError, match="no second derivative"):
-        torch.autograd.grad(function(x).sum(), x, create_graph=True)
+        torch.autograd.grad(linear_cross_entropy(*inputs), inputs[0], create_graph=True)
 
 
 @given(
@@ -68,9 +47,9 @@ def test_the_chunked_loss_is_the_plain_one(N, V, chunk, ignored, kept):
         return F.cross_entropy(x @ weight.T, targets, ignore_index=-1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(autograd, "MAX_LOGITS_CPU", chunk)
+        patch.setattr(loss, "MAX_LOGITS_CPU", chunk)
         # Compiled, or on a GPU, the rows of ignored targets are computed too.
-        patch.setattr(autograd, "is_compiling", lambda: kept)
+        patch.setattr(loss, "is_compiling", lambda: kept)
         ours = loss_and_gradients(linear_cross_entropy, x, weight, targets)
     assert_same(ours, loss_and_gradients(plain, x, weight, targets), error=1e-8)
 
@@ -96,7 +75,7 @@ def test_the_chunked_loss_under_autocast(dtype, error):
 
 def test_the_memory_of_a_large_vocabulary(monkeypatch):
     """Catches all logits in memory at once: N x V of them, where a chunk is a tenth."""
-    monkeypatch.setattr(autograd, "MAX_LOGITS_CPU", 200_000)
+    monkeypatch.setattr(loss, "MAX_LOGITS_CPU", 200_000)
     inputs = torch.randn(1000, 8), torch.randn(2000, 8), torch.randint(2000, (1000,))
     call = functools.partial(loss_and_gradients, linear_cross_entropy, *inputs)
     # All logits in float32 alone are 8 MB.
