@@ -422,14 +422,11 @@ def tokenizer_from_folder(folder):
     """Return the tokenizer of a run, a checkpoint or a published model."""
     checkpoints = folder.glob("step_*[0-9]/config.json")
     newest = sorted(checkpoints, key=lambda path: (len(str(path)), path))[-1:]
-    try:
+    with library_errors(f"{folder}: its tokenizer cannot be used"):
         for path in (*newest, folder / "config.json"):
             if spec := json_in(path).get("tokenizer"):
                 return tokenizer_from_spec(spec)
         return published_tokenizer(folder)
-    except Exception as error:  # files that others wrote can cause any
-        reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{folder}: {reason}") from error
 
 
 def json_in(path):
@@ -479,11 +476,10 @@ def published_tokenizer(folder):
         found = place.get("eos_token_id")
         ends += found if isinstance(found, list) else [found]
     template = chat_template_in(folder, about)
-    chat = {"template": template} | {name: text_of(token) for name, token in named.items()}
-    chat = chat if template else None
-    found = tokenizer_from_spec(
-        {"kind": "tokenizers", "content": content, "ends": ends, "chat": chat}
-    )
+    chat = None
+    if template:
+        chat = {"template": template} | {name: text_of(token) for name, token in named.items()}
+    found = HubTokenizer(content, ends, chat)
     check_keys(about, found)
     return found
 
@@ -494,7 +490,7 @@ def special_tokens_in(about):
     Those that are new get their ids in this order.
     """
     names = dict.fromkeys([*SPECIAL, *about])
-    named = {name: about[name] for name in names if name.endswith("_token") and about.get(name)}
+    named = {name: about.get(name) for name in names if name.endswith("_token")}
     further = []
     for found in [about.get(name) or [] for name in FURTHER]:
         if isinstance(found, dict):
@@ -562,9 +558,9 @@ def with_added_tokens(content, folder, about, special):
 def chat_template_in(folder, about):
     """Return the chat template of a published model, or None; ValueError if it has none to take."""
     template = about.get("chat_template") or []
-    if isinstance(template, str):
-        template = [{"name": "default", "template": template}]
-    named = {one["name"]: one["template"] for one in template}
+    named = {"default": template}
+    if not isinstance(template, str):
+        named = {one["name"]: one["template"] for one in template}
     for path in folder.glob("additional_chat_templates/*.jinja"):
         named[path.stem] = path.read_text(encoding="utf-8")
     if (folder / "chat_template.jinja").exists():
