@@ -96,16 +96,15 @@ def split_documents(documents):
             chosen += len(document)
         else:
             train.append(document)
-    longest = max(map(len, documents), default=0)
-    if len(documents) >= 20 and longest <= total / 10:
+    if len(documents) >= 20 and max(map(len, documents)) <= total / 10:
         return train, val
-    halves = []
+    train = []
+    val = []
     for document in documents:
         end = len(document) * 9 // 10
         end = document.find("\n", end, len(document) * 19 // 20) + 1 or end  # of a line, if near
-        halves.append((document[:end], document[end:]))
-    train = [text for text, _ in halves if text]
-    val = [text for _, text in halves if text]
+        train.append(document[:end])
+        val.append(document[end:])
     return train, val
 
 
@@ -208,27 +207,22 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
         print(f"  train.py's own settings make {meta['epochs']:,.2f} epochs")
 
 
-def encode_document(tokenizer, split, text):
-    """Return what write_tokens takes of a document: (split, ids, text, begins)."""
-    ids = tokenizer.encode(text).astype(token_dtype(tokenizer))
-    return split, ids, text, bool(text)
-
-
-def write_dataset(folder, documents, tokenizer, source, val=None, **about):
+def write_dataset(folder, documents, tokenizer, source, val=(), **about):
     """Tokenize documents, an iterable of str that fit into memory, into a dataset.
 
     tokenizer: one, or a name for create_tokenizer. source: the name of where they come from. val:
-    documents for validation; None: about a tenth of documents. about: more on the source, for
-    meta.json. ValueError if there is no text.
+    documents for validation; without any, about a tenth of documents. about: more on the source,
+    for meta.json. ValueError if there is no text.
     """
-    train = [document for document in documents if document]
-    val = [document for document in val or () if document]
+    train, val = [*documents], [*val]
     if not val:
         train, val = split_documents(train)
     if isinstance(tokenizer, str):
         line_end = "\n" if len(train) > 1 or len(val) > 1 else ""  # it separates documents
         tokenizer = create_tokenizer(tokenizer, [*train, *val, line_end])
-    digest = sha256_of(document.encode("utf-8") for document in [*train, *val])
+    digest = sha256_of(map(str.encode, [*train, *val]))
     both = {"train": train, "val": val}
-    encoded = (encode_document(tokenizer, split, text) for split in both for text in both[split])
+    encoded = (
+        (split, tokenizer.encode(text), text, bool(text)) for split in both for text in both[split]
+    )
     write_tokens(folder, tokenizer, {"name": source, "sha256": digest} | about, encoded)

@@ -6,7 +6,6 @@ processes.
 
 import codecs
 import gzip
-import hashlib
 import itertools
 import json
 import multiprocessing
@@ -21,13 +20,7 @@ from pathlib import Path
 from engine.common.errors import library_errors, one_line_errors
 from engine.common.files import atomic_write, sha256_of, shell_path
 from engine.common.settings import parse_settings
-from engine.text.preparation import (
-    encode_document,
-    read_sections,
-    read_text,
-    write_dataset,
-    write_tokens,
-)
+from engine.text.preparation import read_sections, read_text, write_dataset, write_tokens
 from engine.text.tokenizer import create_tokenizer
 
 SECTION = 2**18  # characters of a long text that are one document
@@ -174,7 +167,7 @@ def read_files(paths, column="text", encoding="utf-8"):
 
 def split_of(text, val_share):
     """Return train or val, by the hash of a document: all of its copies are in the same split."""
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    digest = sha256_of([text.encode()])
     return "val" if int(digest[:16], 16) < val_share * 2**64 else "train"
 
 
@@ -187,7 +180,7 @@ def start_process(tokenizer):
 def encode_in_process(document):
     """Return what write_tokens takes of a (val_share, text), in a process that was started."""
     val_share, text = document
-    return encode_document(process_tokenizer, split_of(text, val_share), text)
+    return split_of(text, val_share), process_tokenizer.encode(text), text, bool(text)
 
 
 def write_large_dataset(folder, read, tokenizer_name, source, limit=0, **about):
