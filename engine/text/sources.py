@@ -12,7 +12,6 @@ import multiprocessing
 import signal
 import sys
 import sysconfig
-import tokenize
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,16 +74,14 @@ def read_json_records(path):
     """Yield (where, record) of JSON: a record in each line, or all of them in one array."""
     first = next(filter(bytes.strip, read_lines(path)), b"").removeprefix(codecs.BOM_UTF8)
     if first.lstrip().startswith(b"[") and not is_conversation(first):
-        kind = "record"
-        try:
-            records = enumerate(parse_json(b"".join(read_lines(path))), 1)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-    else:
-        kind = "line"
-        lines = enumerate(read_lines(path), 1)
-        records = ((n, line) for n, line in lines if line.strip())
-    yield from ((f"{path}, {kind} {n}", record) for n, record in records)
+        with library_errors(f"{path} is no JSON"):
+            records = json.loads(b"".join(read_lines(path)))
+        for n, record in enumerate(records, 1):
+            yield f"{path}, record {n}", record
+        return
+    for n, line in enumerate(read_lines(path), 1):
+        if line.strip():
+            yield f"{path}, line {n}", line
 
 
 def is_conversation(value):
@@ -121,10 +118,8 @@ def read_hub(name, config, streaming):
 
 def parse_json(value):
     """Return a value, parsed if it is JSON in bytes or a string; ValueError if it is none."""
-    try:
+    with library_errors("no JSON"):
         return json.loads(value) if isinstance(value, bytes | str) else value
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error})") from None
 
 
 def as_dict(record):
@@ -259,8 +254,3 @@ def library_files():
     """Return the source files of the standard library, ordered by their names."""
     names = sorted(path.relative_to(LIBRARY).as_posix() for path in LIBRARY.rglob("*.py"))
     return [LIBRARY / name for name in names if LEFT_OUT.isdisjoint(name.split("/"))]
-
-
-def read_source(path):
-    with tokenize.open(path) as file:  # honours the file's own declaration of its encoding
-        return file.read()
