@@ -154,11 +154,6 @@ def separator(tokenizer):
     return tokenizer.encode("\n") if end_of_text is None else np.array([end_of_text])
 
 
-def token_dtype(tokenizer):
-    """The dtype of a dataset's files: two bytes for a token if they are enough."""
-    return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-
-
 def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
     """Write train.bin and val.bin, which appear when they are complete, and last meta.json.
 
@@ -168,8 +163,9 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
     ValueError if a split is empty.
     """
     folder = Path(folder)
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     meta = {
-        "dtype": token_dtype(tokenizer),
+        "dtype": dtype,
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.spec(),
         "source": source,
@@ -179,8 +175,7 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
             writers = {}
             for name in names:
                 path = files.enter_context(atomic_path(folder / f"{name}.bin"))
-                dtype = "uint8" if name in MASKS else token_dtype(tokenizer)
-                writers[name] = SplitWriter(path, tokenizer, dtype)
+                writers[name] = SplitWriter(path, tokenizer, "uint8" if name in MASKS else dtype)
             for name, *piece in tqdm(encoded, "writing", leave=False, delay=1):
                 writers[name].append(*piece)
                 if limit and sum(writers[split].count["tokens"] for split in SPLITS) >= limit:
@@ -200,8 +195,8 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
         atomic_write(folder / "meta.json", json.dumps(meta, indent=1).encode())
     print(f"{folder.name}: {source['name']}, vocabulary {tokenizer.vocab_size:,}")
     for split in SPLITS:
-        counts = {name: n for name, n in meta[split].items() if name != "sha256"}
-        print(f"  {split}: " + ", ".join(f"{name} {n:,}" for name, n in counts.items()))
+        counts = writers[split].count.items()
+        print(f"  {split}: " + ", ".join(f"{name} {n:,}" for name, n in counts))
     print(f"  {meta['repeated_lines']:.1%} of val's lines of {LINE} characters stand in train too")
     if "epochs" in meta:
         print(f"  train.py's own settings make {meta['epochs']:,.2f} epochs")

@@ -155,7 +155,7 @@ class TiktokenTokenizer(Tokenizer):
     def __init__(self, content):
         self.tokenizer_json = content
         vocabulary = content["model"]["vocab"]
-        special = {token["content"]: token["id"] for token in content["added_tokens"]}
+        special = self.special_tokens
         ranks = {to_bytes(token): vocabulary[token] for token in vocabulary.keys() - special}
         pattern = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
         self.encoding = tiktoken.Encoding(
@@ -321,26 +321,32 @@ def byte_level_json(ranks, special, pattern):
             if token[:n] in ranks and token[n:] in ranks:
                 merges.append(f"{to_characters(token[:n])} {to_characters(token[n:])}")
     vocabulary = {to_characters(token): rank for token, rank in ranks.items()}
-    split = {"type": "Split", "pattern": {"Regex": pattern}}
-    split |= {"behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False}
-    byte_level |= {"trim_offsets": False, "use_regex": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
     sequence = {"type": "Sequence", "pretokenizers": [split, byte_level]}
     return bpe_json(vocabulary | special, merges, special, sequence, byte_level)
 
 
 def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None):
     """A tokenizer.json. As in tiktoken, a word in the vocabulary is one token."""
-    added = [added_token(text, vocabulary[text]) for text in special]
-    model = {"type": "BPE", "vocab": vocabulary, "merges": [*merges], "ignore_merges": True}
     return {
         "version": "1.0",
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
         "decoder": decoder,
-        "added_tokens": added,
-        "model": model,
+        "added_tokens": [added_token(text, vocabulary[text]) for text in special],
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [*merges], "ignore_merges": True},
     }
 
 
