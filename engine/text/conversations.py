@@ -136,8 +136,9 @@ def text_of(content, what):
         if isinstance(part, dict):
             part = {key: value for key, value in part.items() if value is not None}
             if part.keys() != {"type", "text"} or part["type"] != "text":
-                kind = part.get("type")
-                raise ValueError(f"{what} has a part of type {kind!r}: only texts are read")
+                raise ValueError(
+                    f"{what} has a part of type {part.get('type')!r}: only texts are read"
+                )
             part = part["text"]
         if not isinstance(part, str | None):
             raise ValueError(f"{what} has no text")

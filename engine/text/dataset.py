@@ -88,7 +88,7 @@ def find_dataset(name):
     An included one is prepared if it is not yet.
     """
     folder = DATA / name
-    if not folder.is_dir() and Path(name).is_dir():
+    if not folder.is_dir():
         folder = Path(name)
     if name in INCLUDED and not (folder / "meta.json").exists():
         with FileLock(folder / ".preparing"):  # another process may be at it

@@ -361,8 +361,9 @@ def tiktoken_encoding(name):
     )
     with library_errors(f"no tokenizer {name!r}", remedy):
         found = tiktoken.get_encoding(name)
-    ranks, special = found._mergeable_ranks, found._special_tokens
-    return TiktokenTokenizer(byte_level_json(ranks, special, found._pat_str))
+    return TiktokenTokenizer(
+        byte_level_json(found._mergeable_ranks, found._special_tokens, found._pat_str)
+    )
 
 
 def learned_bpe(texts, vocab_size):
@@ -471,35 +472,35 @@ def published_tokenizer(folder):
         about = {"eos_token": END_OF_TEXT} | about
     if not content:
         raise ValueError("it has no tokenizer.json: which ids stand for which text?")
-    named, further = special_tokens_in(about)
-    content = with_added_tokens(content, folder, about, [*named.values(), *further])
-    ends = [text_of(named.get("eos_token"))]
+    named, special = special_tokens_in(about)
+    content = with_added_tokens(content, folder, about, special)
+    ends = [named.get("eos_token")]
     for place in config, json_in(folder / "generation_config.json"):
         found = place.get("eos_token_id")
         ends += found if isinstance(found, list) else [found]
     template = chat_template_in(folder, about)
-    chat = None
-    if template:
-        chat = {"template": template} | {name: text_of(token) for name, token in named.items()}
+    chat = {"template": template} | named if template else None
     found = HubTokenizer(content, ends, chat)
     check_keys(about, found)
     return found
 
 
 def special_tokens_in(about):
-    """Return {name: token} and further tokens of tokenizer_config.json, texts or objects with them.
+    """Return {name: text} and {text: token} of the special tokens of tokenizer_config.json.
 
-    Those that are new get their ids in this order.
+    A token is a text, or an object with it. Those that are new get their ids in this order.
     """
     names = dict.fromkeys([*SPECIAL, *about])
-    named = {name: about.get(name) for name in names if name.endswith("_token")}
+    tokens = {name: about.get(name) for name in names if name.endswith("_token")}
     further = []
     for found in [about.get(name) or [] for name in FURTHER]:
         if isinstance(found, dict):
-            named |= found
+            tokens |= found
         else:
             further += found
-    return {name: token for name, token in named.items() if text_of(token)}, further
+    named = {name: text_of(token) for name, token in tokens.items() if text_of(token)}
+    special = {text_of(token): token for token in [*tokens.values(), *further] if text_of(token)}
+    return named, special
 
 
 def check_keys(about, tokenizer):
@@ -532,9 +533,8 @@ def gpt2_json(folder):
 def with_added_tokens(content, folder, about, special):
     """Return a tokenizer.json with the tokens that other files of its folder add, as transformers.
 
-    about: the content of tokenizer_config.json. special: special tokens, texts or objects with it.
+    about: the content of tokenizer_config.json. special: as from special_tokens_in.
     """
-    special = {text_of(token): token for token in special}
     added = {token["content"]: token for token in content.get("added_tokens", [])}
     if "added_tokens_decoder" in about:
         for number, token in about["added_tokens_decoder"].items():
