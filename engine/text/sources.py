@@ -54,8 +54,8 @@ def read_records(*paths, column=None):
                 raise ValueError(f"{path} has no .jsonl, .json or .parquet")
             yield from read_records(*files)
         elif kind_of(path) == ".parquet":
-            rows = enumerate(read_rows(path, column), 1)
-            yield from ((f"{path}, row {n}", row) for n, row in rows)
+            for n, row in enumerate(read_rows(path, column), 1):
+                yield f"{path}, row {n}", row
         else:
             yield from read_json_records(path)
 
@@ -252,5 +252,5 @@ def prepare_hub(folder, name, config=None):
 
 def library_files():
     """Return the source files of the standard library, ordered by their names."""
-    names = sorted(path.relative_to(LIBRARY).as_posix() for path in LIBRARY.rglob("*.py"))
-    return [LIBRARY / name for name in names if LEFT_OUT.isdisjoint(name.split("/"))]
+    paths = sorted(LIBRARY.rglob("*.py"), key=Path.as_posix)
+    return [path for path in paths if LEFT_OUT.isdisjoint(path.relative_to(LIBRARY).parts)]
