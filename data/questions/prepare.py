@@ -49,7 +49,7 @@ def things():
         parts = module.split(".")
         if parts[0] in LEFT_OUT or any(part.startswith("_") for part in parts):
             continue
-        for node in ast.parse(sources.read_source(path)).body:
+        for node in ast.parse(path.read_bytes()).body:
             if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
                 continue
             if does := first_sentence(node):

@@ -9,6 +9,7 @@ files, is for validation. The text differs a little between Python versions, and
 
 import platform
 import sys
+from importlib.util import decode_source
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -18,7 +19,8 @@ from engine.text import preparation, sources
 
 if __name__ == "__main__":
     with one_line_errors():
-        documents = [sources.read_source(path) for path in sources.library_files()]
+        # Each file may declare its encoding.
+        documents = [decode_source(path.read_bytes()) for path in sources.library_files()]
         preparation.write_dataset(
             Path(__file__).parent,
             documents,

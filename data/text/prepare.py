@@ -14,6 +14,7 @@ a long text is cut into documents.
 """
 
 import collections
+import functools
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +104,10 @@ def prepare(settings):
     about = {"files": [*map(str, files)], "left_out": left_out | more}
     small = sum(path.stat().st_size for path in files) < preparation.SMALL
     if small and not any(map(sources.kind_of, files)):
-        texts = [preparation.read_text(path, settings.encoding) for path in files]
-        both = texts[: len(train)], settings.tokenizer, source, texts[len(train) :]
-        return preparation.write_dataset(folder, *both, **about)
+        text_of = functools.partial(preparation.read_text, encoding=settings.encoding)
+        return preparation.write_dataset(
+            folder, map(text_of, train), settings.tokenizer, source, map(text_of, val), **about
+        )
     val_share = 0 if val else 0.1 if small else sources.VAL_SHARE
 
     def read():

@@ -58,14 +58,10 @@ def word_tokenizer(sentences):
     return HubTokenizer(content, [END])
 
 
-def main():
-    rng = random.Random(0)
-    sentences = [sentence(rng) for _ in range(SENTENCES)]
-    tokenizer = word_tokenizer(sentences)
-    source = "a grammar of pronouns"
-    preparation.write_dataset(Path(__file__).parent, sentences, tokenizer, source)
-
-
 if __name__ == "__main__":
     with one_line_errors():
-        main()
+        rng = random.Random(0)
+        sentences = [sentence(rng) for _ in range(SENTENCES)]
+        tokenizer = word_tokenizer(sentences)
+        source = "a grammar of pronouns"
+        preparation.write_dataset(Path(__file__).parent, sentences, tokenizer, source)

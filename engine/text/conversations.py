@@ -62,7 +62,7 @@ def read_conversation(record, ignored=()):
     tools = parse_json(record.pop("tools", None))
     if record:
         key = min(record)
-        raise ValueError(f"its {key!r} is not known: if it changes nothing, give --ignore={key}")
+        raise ValueError(f"its {key!r} is not read: if it changes nothing, give --ignore={key}")
     read = [read_message(turn, f"message {n}", ignored) for n, turn in enumerate(turns, 1)]
     messages = [message for message, _ in read]
     if has_system and any(message["role"] == "system" for message in messages[1:]):
@@ -82,32 +82,26 @@ def without_notes(content, ignored):
 def take_turns(record):
     """Take what was said out of a record; return it as a list of dicts."""
     forms = [name for name in TURNS if name in record]
-    if len(forms) > 1:
-        raise ValueError(f"it has both {forms[0]} and {forms[1]}")
-    if forms:
-        turns = as_turns(parse_json(record.pop(forms[0])))
-    elif {"prompt", "completion"} <= record.keys():
+    if not forms and {"prompt", "completion"} <= record.keys():
         asked = as_turns(record.pop("prompt"), "user")
-        turns = [{"weight": 0} | turn if isinstance(turn, dict) else turn for turn in asked]
-        turns += as_turns(record.pop("completion"), "assistant")
-    else:
-        turns = None
-    if not isinstance(turns, list):
-        raise ValueError("it has no messages, a list of objects, and no prompt and completion")
-    said = [turn.get("content", turn.get("value")) for turn in turns if isinstance(turn, dict)]
-    if "prompt" in record and record["prompt"] in said:  # some repeat the question
-        del record["prompt"]
+        answers = as_turns(record.pop("completion"), "assistant")
+        return [{"weight": 0} | turn for turn in asked] + answers
+    turns = as_turns(parse_json(record.pop(forms[0]) if forms else None))
+    if record.get("prompt") in [turn.get("content", turn.get("value")) for turn in turns]:
+        record.pop("prompt", None)  # some repeat the question
     return turns
 
 
 def as_turns(said, role=None):
-    """Return messages, perhaps as JSON or by columns, as a list of them; else a role's one."""
+    """Return messages, perhaps as JSON or by columns, as a list of dicts; else a role's one."""
     if is_conversation(said):
         said = parse_json(said)
     if isinstance(said, dict) and all(isinstance(part, list) for part in said.values()):
         said = [dict(zip(said, parts)) for parts in zip(*said.values(), strict=True)]
     if role and not isinstance(said, list):
         said = [{"role": role, "content": said}]
+    if not isinstance(said, list) or not all(isinstance(turn, dict) for turn in said):
+        raise ValueError("it has no messages, a list of objects, and no prompt and completion")
     return said
 
 
@@ -116,7 +110,6 @@ def read_message(turn, what, ignored=()):
 
     ValueError says what is wrong with it.
     """
-    turn = turn if isinstance(turn, dict) else {}
     # Beside a call of a tool there may be no text: None, "" and nothing are other prompts for some.
     content = {name: value for name, value in turn.items() if name == "content"}
     turn = without_notes(turn, ignored)
@@ -143,8 +136,9 @@ def text_of(content, what):
         if isinstance(part, dict):
             part = {key: value for key, value in part.items() if value is not None}
             if part.keys() != {"type", "text"} or part["type"] != "text":
-                kind = part.get("type")
-                raise ValueError(f"{what} has a part of type {kind!r}: only texts are read")
+                raise ValueError(
+                    f"{what} has a part of type {part.get('type')!r}: only texts are read"
+                )
             part = part["text"]
         if not isinstance(part, str | None):
             raise ValueError(f"{what} has no text")
@@ -216,14 +210,6 @@ def write_conversations(folder, tokenizer, train, val, source, skip_damaged=Fals
     )
     try:
         write_tokens(folder, tokenizer, {"name": source}, encoded, names=SPLITS + MASKS)
-    except ValueError as error:
-        raise ValueError(f"{error}{left_out(skipped)}") from None
-    if skipped:
-        print(f"{source}{left_out(skipped)}")
-
-
-def left_out(skipped):
-    """Return in words how many records were left out, and why the first ones."""
-    if not skipped:
-        return ""
-    return f"; left out {len(skipped):,} damaged records: {'; '.join(skipped[:3])}"
+    finally:
+        if skipped:
+            print(f"left out {len(skipped):,} damaged records: {'; '.join(skipped[:3])}")

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
+from engine.common.errors import library_errors
 from engine.common.files import read_json, sha256_of_file, sha256_of_json, shell_path
 from engine.text.preparation import (
     BEGINS,
@@ -42,9 +43,9 @@ class Dataset:
     tokenizer: Tokenizer
     hashes: dict
     """sha256 of train and val (None if unknown): losses compare only if they are the same."""
-    tokens_per_character: float | None
-    """In the validation text; None where the characters were not counted."""
-    masks: dict = field(default_factory=dict)
+    characters: int | None
+    """Of the validation text, or of its answers; None where they were not counted."""
+    masks: dict
     """Of conversations: what each token of train and val is (READ, LEARNED or BEGINS)."""
     rows: dict = field(default_factory=dict)
     """Of conversations: the PackedRows of train and val, as pack makes them."""
@@ -54,20 +55,22 @@ class Dataset:
         for split, mask in self.masks.items():
             self.rows[split] = PackedRows(getattr(self, split), mask, block_size)
 
+    def validated(self):
+        """Return the tokens that a validation loss is of: all of val, or of its answers."""
+        return self.val[self.masks["val"] == LEARNED] if self.masks else self.val
+
     def bits_per_character(self, loss):
-        """Convert a loss in nats per token, to compare tokenizers.
+        """Convert a validation loss in nats per token, to compare tokenizers.
 
         None where the characters were not counted.
         """
-        if self.tokens_per_character is None:
+        if self.characters is None:
             return None
-        return loss * self.tokens_per_character / math.log(2)
+        return loss * len(self.validated()) / self.characters / math.log(2)
 
     def bits_per_byte(self, loss):
-        """Convert a loss in nats per token of the validation text; of conversations, of answers."""
-        tokens = self.val
-        if self.masks:
-            tokens = tokens[self.masks["val"] == LEARNED]
+        """Convert a validation loss in nats per token."""
+        tokens = self.validated()
         return loss * len(tokens) / count_bytes(tokens, self.tokenizer) / math.log(2)
 
 
@@ -85,14 +88,19 @@ def find_dataset(name):
     An included one is prepared if it is not yet.
     """
     folder = DATA / name
-    if not folder.is_dir() and Path(name).is_dir():
+    if not folder.is_dir():
         folder = Path(name)
     if name in INCLUDED and not (folder / "meta.json").exists():
         with FileLock(folder / ".preparing"):  # another process may be at it
             if not (folder / "meta.json").exists():
                 prepare(name, folder)
     elif not all((folder / f"{split}.bin").is_file() for split in SPLITS):
-        raise ValueError(not_prepared(name))
+        known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
+        raise ValueError(
+            f"dataset {name!r} has no train.bin and val.bin: run its prepare.py, or make it of a "
+            f"text by {shell_path('data/text/prepare.py')} --input FILE --name NAME, or choose "
+            f"{', '.join(known)}"
+        )
     return folder
 
 
@@ -104,16 +112,6 @@ def prepare(name, folder):
         sys.exit(status)
 
 
-def not_prepared(name):
-    """Return the message for a dataset without train.bin and val.bin."""
-    known = sorted({*INCLUDED, *(path.parent.name for path in DATA.glob("*/meta.json"))})
-    return (
-        f"dataset {name!r} has no train.bin and val.bin: run its prepare.py, or make it of a text "
-        f"by {shell_path('data/text/prepare.py')} --input FILE --name NAME, or choose "
-        f"{', '.join(known)}"
-    )
-
-
 def load_dataset(name, block_size, data_tokenizer=""):
     """Return the Dataset called name; ValueError if it is damaged, missing or too short.
 
@@ -122,55 +120,42 @@ def load_dataset(name, block_size, data_tokenizer=""):
     folder = find_dataset(name)
     path = folder / "meta.json"
     meta = read_meta(path) if path.exists() else nanogpt_meta(folder, data_tokenizer)
-    tokenizer = meta["tokenizer"]
+    tokens = meta["dtype"], meta["tokenizer"].vocab_size
+    kinds = dict.fromkeys(SPLITS, tokens) | dict.fromkeys(MASKS, (np.dtype("u1"), BEGINS + 1))
     files = {
-        split: map_tokens(folder, split, meta, meta["dtype"], tokenizer.vocab_size)
-        for split in SPLITS
+        file: map_tokens(folder / f"{file}.bin", meta[file], *kind)
+        for file, kind in kinds.items()
+        if file in meta
     }
     inside = folder.resolve().is_relative_to(DATA.resolve())
     data = Dataset(
         name=name if inside else str(folder.resolve()),
-        **files,
-        tokenizer=tokenizer,
-        hashes={split: meta[split]["sha256"] for split in SPLITS},
-        tokens_per_character=meta["tokens_per_character"],
+        train=files["train"],
+        val=files["val"],
+        tokenizer=meta["tokenizer"],
+        hashes={file: meta[file]["sha256"] for file in files},
+        characters=meta["val"].get("characters"),
+        masks={split: files[mask] for split, mask in zip(SPLITS, MASKS) if mask in files},
     )
-    if MASKS[0] in meta:
-        return with_masks(data, folder, meta)
-    for split, tokens in files.items():
-        if len(tokens) <= block_size:
+    for split in SPLITS:
+        if len(files[split]) <= block_size and not data.masks:
             raise ValueError(
-                f"{folder / split}.bin has {len(tokens):,} tokens, but block_size={block_size} "
-                f"needs at least {block_size + 1:,}: use more text or a smaller block_size"
+                f"{folder / split}.bin has {len(files[split]):,} tokens, but "
+                f"block_size={block_size} needs at least {block_size + 1:,}: use more text or a "
+                "smaller block_size"
             )
     return data
 
 
-def with_masks(data, folder, meta):
-    """Return a Dataset of conversations with its masks; ValueError if they are damaged."""
-    for split, name in zip(SPLITS, MASKS):
-        data.masks[split] = map_tokens(folder, name, meta, np.dtype(np.uint8), BEGINS + 1)
-        data.hashes[name] = meta[name]["sha256"]
-    learned = (data.masks["val"] == LEARNED).sum()
-    data.tokens_per_character = learned / meta["val"]["characters"]
-    return data
-
-
 def read_meta(path):
-    """Return meta.json with its dtype and its tokenizer as objects, and tokens_per_character.
-
-    ValueError if damaged.
-    """
-    try:
+    """Return meta.json with its dtype and its tokenizer as objects; ValueError if damaged."""
+    with library_errors(f"{path} is damaged", ": prepare the dataset again"):
         meta = read_json(path)
         if meta.pop("sha256", None) != sha256_of_json(meta):
             raise ValueError("its sha256 is not its own")
         meta["dtype"] = np.dtype(meta["dtype"]).newbyteorder("<")
         meta["tokenizer"] = tokenizer_from_spec(meta["tokenizer"])
-        meta["tokens_per_character"] = meta["val"]["tokens"] / meta["val"]["characters"]
         return meta
-    except (ValueError, LookupError, TypeError, ArithmeticError) as error:
-        raise ValueError(f"{path} is damaged ({error!r}): prepare the dataset again") from None
 
 
 def nanogpt_meta(folder, data_tokenizer):
@@ -189,21 +174,19 @@ def nanogpt_meta(folder, data_tokenizer):
     return {
         "dtype": np.dtype("<u2"),
         "tokenizer": create_tokenizer("gpt2"),
-        "tokens_per_character": None,
         "train": {"tokens": train.stat().st_size // 2, "sha256": None},
         "val": {"tokens": val.stat().st_size // 2, "sha256": sha256_of_file(val)},
     }
 
 
-def map_tokens(folder, name, meta, dtype, vocab_size):
-    """Map the token ids of <name>.bin.
+def map_tokens(path, entry, dtype, vocab_size):
+    """Map the token ids of a file with this entry in meta.json.
 
-    ValueError for another size than meta says, and for an id outside the vocabulary in the first
-    256 MB. A file smaller than that must have meta's sha256 too.
+    ValueError for another size than that says, and for an id outside the vocabulary in the first
+    256 MB. A file smaller than that must have the entry's sha256 too.
     """
-    path = folder / f"{name}.bin"
     size = path.stat().st_size
-    count = meta[name]["tokens"]
+    count = entry["tokens"]
     if size != count * dtype.itemsize:
         raise ValueError(
             f"{path} has {size:,} bytes, not {dtype.itemsize} for each of {count:,} tokens: "
@@ -215,7 +198,7 @@ def map_tokens(folder, name, meta, dtype, vocab_size):
         raise ValueError(
             f"{path} has token id {largest}; the vocabulary has {vocab_size}: prepare it again"
         )
-    if size < SMALL and meta[name]["sha256"] not in (None, sha256_of_file(path)):
+    if size < SMALL and entry["sha256"] not in (None, sha256_of_file(path)):
         raise ValueError(
             f"{path} is damaged (its sha256 is not the one in meta.json): prepare it again"
         )

@@ -96,16 +96,15 @@ def split_documents(documents):
             chosen += len(document)
         else:
             train.append(document)
-    longest = max(map(len, documents), default=0)
-    if len(documents) >= 20 and longest <= total / 10:
+    if len(documents) >= 20 and max(map(len, documents)) <= total / 10:
         return train, val
-    halves = []
+    train = []
+    val = []
     for document in documents:
         end = len(document) * 9 // 10
         end = document.find("\n", end, len(document) * 19 // 20) + 1 or end  # of a line, if near
-        halves.append((document[:end], document[end:]))
-    train = [text for text, _ in halves if text]
-    val = [text for _, text in halves if text]
+        train.append(document[:end])
+        val.append(document[end:])
     return train, val
 
 
@@ -155,11 +154,6 @@ def separator(tokenizer):
     return tokenizer.encode("\n") if end_of_text is None else np.array([end_of_text])
 
 
-def token_dtype(tokenizer):
-    """The dtype of a dataset's files: two bytes for a token if they are enough."""
-    return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
-
-
 def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
     """Write train.bin and val.bin, which appear when they are complete, and last meta.json.
 
@@ -169,8 +163,9 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
     ValueError if a split is empty.
     """
     folder = Path(folder)
+    dtype = "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
     meta = {
-        "dtype": token_dtype(tokenizer),
+        "dtype": dtype,
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.spec(),
         "source": source,
@@ -180,8 +175,7 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
             writers = {}
             for name in names:
                 path = files.enter_context(atomic_path(folder / f"{name}.bin"))
-                dtype = "uint8" if name in MASKS else token_dtype(tokenizer)
-                writers[name] = SplitWriter(path, tokenizer, dtype)
+                writers[name] = SplitWriter(path, tokenizer, "uint8" if name in MASKS else dtype)
             for name, *piece in tqdm(encoded, "writing", leave=False, delay=1):
                 writers[name].append(*piece)
                 if limit and sum(writers[split].count["tokens"] for split in SPLITS) >= limit:
@@ -201,34 +195,29 @@ def write_tokens(folder, tokenizer, source, encoded, limit=0, names=SPLITS):
         atomic_write(folder / "meta.json", json.dumps(meta, indent=1).encode())
     print(f"{folder.name}: {source['name']}, vocabulary {tokenizer.vocab_size:,}")
     for split in SPLITS:
-        counts = {name: n for name, n in meta[split].items() if name != "sha256"}
-        print(f"  {split}: " + ", ".join(f"{name} {n:,}" for name, n in counts.items()))
+        counts = writers[split].count.items()
+        print(f"  {split}: " + ", ".join(f"{name} {n:,}" for name, n in counts))
     print(f"  {meta['repeated_lines']:.1%} of val's lines of {LINE} characters stand in train too")
     if "epochs" in meta:
         print(f"  train.py's own settings make {meta['epochs']:,.2f} epochs")
 
 
-def encode_document(tokenizer, split, text):
-    """Return what write_tokens takes of a document: (split, ids, text, begins)."""
-    ids = tokenizer.encode(text).astype(token_dtype(tokenizer))
-    return split, ids, text, bool(text)
-
-
-def write_dataset(folder, documents, tokenizer, source, val=None, **about):
+def write_dataset(folder, documents, tokenizer, source, val=(), **about):
     """Tokenize documents, an iterable of str that fit into memory, into a dataset.
 
     tokenizer: one, or a name for create_tokenizer. source: the name of where they come from. val:
-    documents for validation; None: about a tenth of documents. about: more on the source, for
-    meta.json. ValueError if there is no text.
+    documents for validation; without any, about a tenth of documents. about: more on the source,
+    for meta.json. ValueError if there is no text.
     """
-    train = [document for document in documents if document]
-    val = [document for document in val or () if document]
+    train, val = [*documents], [*val]
     if not val:
         train, val = split_documents(train)
     if isinstance(tokenizer, str):
         line_end = "\n" if len(train) > 1 or len(val) > 1 else ""  # it separates documents
         tokenizer = create_tokenizer(tokenizer, [*train, *val, line_end])
-    digest = sha256_of(document.encode("utf-8") for document in [*train, *val])
+    digest = sha256_of(map(str.encode, [*train, *val]))
     both = {"train": train, "val": val}
-    encoded = (encode_document(tokenizer, split, text) for split in both for text in both[split])
+    encoded = (
+        (split, tokenizer.encode(text), text, bool(text)) for split in both for text in both[split]
+    )
     write_tokens(folder, tokenizer, {"name": source, "sha256": digest} | about, encoded)

@@ -6,14 +6,12 @@ processes.
 
 import codecs
 import gzip
-import hashlib
 import itertools
 import json
 import multiprocessing
 import signal
 import sys
 import sysconfig
-import tokenize
 import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +19,7 @@ from pathlib import Path
 from engine.common.errors import library_errors, one_line_errors
 from engine.common.files import atomic_write, sha256_of, shell_path
 from engine.common.settings import parse_settings
-from engine.text.preparation import (
-    encode_document,
-    read_sections,
-    read_text,
-    write_dataset,
-    write_tokens,
-)
+from engine.text.preparation import read_sections, read_text, write_dataset, write_tokens
 from engine.text.tokenizer import create_tokenizer
 
 SECTION = 2**18  # characters of a long text that are one document
@@ -62,8 +54,8 @@ def read_records(*paths, column=None):
                 raise ValueError(f"{path} has no .jsonl, .json or .parquet")
             yield from read_records(*files)
         elif kind_of(path) == ".parquet":
-            rows = enumerate(read_rows(path, column), 1)
-            yield from ((f"{path}, row {n}", row) for n, row in rows)
+            for n, row in enumerate(read_rows(path, column), 1):
+                yield f"{path}, row {n}", row
         else:
             yield from read_json_records(path)
 
@@ -82,16 +74,14 @@ def read_json_records(path):
     """Yield (where, record) of JSON: a record in each line, or all of them in one array."""
     first = next(filter(bytes.strip, read_lines(path)), b"").removeprefix(codecs.BOM_UTF8)
     if first.lstrip().startswith(b"[") and not is_conversation(first):
-        kind = "record"
-        try:
-            records = enumerate(parse_json(b"".join(read_lines(path))), 1)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-    else:
-        kind = "line"
-        lines = enumerate(read_lines(path), 1)
-        records = ((n, line) for n, line in lines if line.strip())
-    yield from ((f"{path}, {kind} {n}", record) for n, record in records)
+        with library_errors(f"{path} is no JSON"):
+            records = json.loads(b"".join(read_lines(path)))
+        for n, record in enumerate(records, 1):
+            yield f"{path}, record {n}", record
+        return
+    for n, line in enumerate(read_lines(path), 1):
+        if line.strip():
+            yield f"{path}, line {n}", line
 
 
 def is_conversation(value):
@@ -128,10 +118,8 @@ def read_hub(name, config, streaming):
 
 def parse_json(value):
     """Return a value, parsed if it is JSON in bytes or a string; ValueError if it is none."""
-    try:
+    with library_errors("no JSON"):
         return json.loads(value) if isinstance(value, bytes | str) else value
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"no JSON ({error})") from None
 
 
 def as_dict(record):
@@ -174,7 +162,7 @@ def read_files(paths, column="text", encoding="utf-8"):
 
 def split_of(text, val_share):
     """Return train or val, by the hash of a document: all of its copies are in the same split."""
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    digest = sha256_of([text.encode()])
     return "val" if int(digest[:16], 16) < val_share * 2**64 else "train"
 
 
@@ -187,7 +175,7 @@ def start_process(tokenizer):
 def encode_in_process(document):
     """Return what write_tokens takes of a (val_share, text), in a process that was started."""
     val_share, text = document
-    return encode_document(process_tokenizer, split_of(text, val_share), text)
+    return split_of(text, val_share), process_tokenizer.encode(text), text, bool(text)
 
 
 def write_large_dataset(folder, read, tokenizer_name, source, limit=0, **about):
@@ -264,10 +252,5 @@ def prepare_hub(folder, name, config=None):
 
 def library_files():
     """Return the source files of the standard library, ordered by their names."""
-    names = sorted(path.relative_to(LIBRARY).as_posix() for path in LIBRARY.rglob("*.py"))
-    return [LIBRARY / name for name in names if LEFT_OUT.isdisjoint(name.split("/"))]
-
-
-def read_source(path):
-    with tokenize.open(path) as file:  # honours the file's own declaration of its encoding
-        return file.read()
+    paths = sorted(LIBRARY.rglob("*.py"), key=Path.as_posix)
+    return [path for path in paths if LEFT_OUT.isdisjoint(path.relative_to(LIBRARY).parts)]

@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import tiktoken
+import tokenizers
 
 from engine.common.errors import library_errors
 from engine.common.files import read_json
@@ -92,7 +94,7 @@ class ByteTokenizer(Tokenizer):
 
     def encode(self, text, allow_special=False):
         """Return the ids of text, a uint8 array."""
-        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+        return np.frombuffer(text.encode(), dtype=np.uint8)
 
     def token_bytes(self, token):
         return bytes([token])
@@ -131,7 +133,7 @@ class CharTokenizer(Tokenizer):
         return ids
 
     def token_bytes(self, token):
-        return self.characters[token].encode("utf-8")
+        return self.characters[token].encode()
 
     def spec(self):
         return {"kind": "char", "characters": self.characters}
@@ -151,11 +153,9 @@ class TiktokenTokenizer(Tokenizer):
     """Byte-level byte-pair encoding by tiktoken. content: from byte_level_json."""
 
     def __init__(self, content):
-        import tiktoken
-
         self.tokenizer_json = content
         vocabulary = content["model"]["vocab"]
-        special = {token["content"]: token["id"] for token in content["added_tokens"]}
+        special = self.special_tokens
         ranks = {to_bytes(token): vocabulary[token] for token in vocabulary.keys() - special}
         pattern = content["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
         self.encoding = tiktoken.Encoding(
@@ -195,9 +195,8 @@ class HubTokenizer(Tokenizer):
     """
 
     def __init__(self, content, ends=(), chat=None):
-        import tokenizers
-
-        if content["model"].get("dropout"):
+        model = content["model"]
+        if model.get("dropout"):
             raise ValueError("its dropout gives a text other ids each time")
         self.tokenizer_json = content
         self.chat = chat
@@ -214,16 +213,12 @@ class HubTokenizer(Tokenizer):
         for token in content.get("added_tokens", []):
             if self.encoding.token_to_id(token["content"]) != token["id"]:
                 raise ValueError(f"its token {token['content']!r} cannot have the id {token['id']}")
-        decoder = decoder_parts(content)
-        for kind, part in decoder.items():
+        self.decoders = decoder_parts(content)
+        for kind, part in self.decoders.items():
             space = part.get("pattern", part.get("replacement", SPACE))
             if kind not in DECODERS or space not in (SPACE, {"String": SPACE}):
                 raise ValueError(f"its decoder {part} is not known here")
-        self.by_bytes = "ByteLevel" in decoder
-        self.has_spaces = "Metaspace" in decoder or "Replace" in decoder
-        self.by_words = not decoder
         # A BPE drops what is unknown if it has no token for it, and fails if it lacks this token.
-        model = content["model"]
         if "merges" in model and not model.get("unk_token"):
             self.encoding.model.unk_token = "for one of its characters"
             self.encoding.model._clear_cache()  # of what it has dropped
@@ -248,17 +243,23 @@ class HubTokenizer(Tokenizer):
 
     def token_bytes(self, token):
         piece = self.encoding.id_to_token(token) or ""
-        if self.by_bytes:
-            return to_bytes(piece) if BYTE_OF.keys() >= set(piece) else piece.encode("utf-8")
-        if self.by_words:
+        if "ByteLevel" in self.decoders:
+            return to_bytes(piece) if BYTE_OF.keys() >= set(piece) else piece.encode()
+        if not self.decoders:  # a token is a word
             return f" {piece}".encode()
         if re.fullmatch("<0x[0-9A-F]{2}>", piece):
             return bytes([int(piece[1:5], 16)])
-        return (piece.replace(SPACE, " ") if self.has_spaces else piece).encode("utf-8")
+        if "Metaspace" in self.decoders or "Replace" in self.decoders:
+            piece = piece.replace(SPACE, " ")
+        return piece.encode()
 
     def spec(self):
-        about = {"ends": self.ends, "chat": self.chat}
-        return {"kind": "tokenizers", "content": self.tokenizer_json} | about
+        return {
+            "kind": "tokenizers",
+            "content": self.tokenizer_json,
+            "ends": self.ends,
+            "chat": self.chat,
+        }
 
 
 def with_special_tokens(tokenizer, texts):
@@ -320,26 +321,32 @@ def byte_level_json(ranks, special, pattern):
             if token[:n] in ranks and token[n:] in ranks:
                 merges.append(f"{to_characters(token[:n])} {to_characters(token[n:])}")
     vocabulary = {to_characters(token): rank for token, rank in ranks.items()}
-    split = {"type": "Split", "pattern": {"Regex": pattern}}
-    split |= {"behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False}
-    byte_level |= {"trim_offsets": False, "use_regex": False}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": False,
+        "use_regex": False,
+    }
     sequence = {"type": "Sequence", "pretokenizers": [split, byte_level]}
     return bpe_json(vocabulary | special, merges, special, sequence, byte_level)
 
 
 def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None):
     """A tokenizer.json. As in tiktoken, a word in the vocabulary is one token."""
-    added = [added_token(text, vocabulary[text]) for text in special]
-    model = {"type": "BPE", "vocab": vocabulary, "merges": [*merges], "ignore_merges": True}
     return {
         "version": "1.0",
         "normalizer": None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
         "decoder": decoder,
-        "added_tokens": added,
-        "model": model,
+        "added_tokens": [added_token(text, vocabulary[text]) for text in special],
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [*merges], "ignore_merges": True},
     }
 
 
@@ -348,16 +355,15 @@ def bpe_json(vocabulary, merges=(), special=(), pre_tokenizer=None, decoder=None
 
 def tiktoken_encoding(name):
     """Return one of tiktoken's encodings; ValueError if there is none, or it cannot be loaded."""
-    import tiktoken
-
     remedy = (
         ": choose char, byte, bpe:VOCAB, a model's folder, or gpt2 or another of tiktoken, whose "
         "file is downloaded, or in the folder TIKTOKEN_CACHE_DIR"
     )
     with library_errors(f"no tokenizer {name!r}", remedy):
         found = tiktoken.get_encoding(name)
-    ranks, special = found._mergeable_ranks, found._special_tokens
-    return TiktokenTokenizer(byte_level_json(ranks, special, found._pat_str))
+    return TiktokenTokenizer(
+        byte_level_json(found._mergeable_ranks, found._special_tokens, found._pat_str)
+    )
 
 
 def learned_bpe(texts, vocab_size):
@@ -365,19 +371,16 @@ def learned_bpe(texts, vocab_size):
 
     ValueError for an impossible vocab_size.
     """
-    import tokenizers
-
     if vocab_size < 257:
         raise ValueError(
             f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
             "at least 257"
         )
     content = byte_level_json(BYTES, {}, PATTERN)
-    learner = tokenizers.Tokenizer.from_str(json.dumps(content))
     # The time that learning takes grows with the square of a word's length.
-    parts = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]{1,500}"), "isolated")
-    whole, by_bytes = learner.pre_tokenizer[0], learner.pre_tokenizer[1]
-    learner.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([whole, parts, by_bytes])
+    cuts = content["pre_tokenizer"]["pretokenizers"]
+    cuts.insert(1, cuts[0] | {"pattern": {"Regex": r"[\s\S]{1,500}"}})
+    learner = tokenizers.Tokenizer.from_str(json.dumps(content))
     trainer = tokenizers.trainers.BpeTrainer(
         vocab_size=vocab_size - 1, min_frequency=2, initial_alphabet=[*BYTE_OF], show_progress=False
     )
@@ -422,14 +425,11 @@ def tokenizer_from_folder(folder):
     """Return the tokenizer of a run, a checkpoint or a published model."""
     checkpoints = folder.glob("step_*[0-9]/config.json")
     newest = sorted(checkpoints, key=lambda path: (len(str(path)), path))[-1:]
-    try:
+    with library_errors(f"{folder}: its tokenizer cannot be used"):
         for path in (*newest, folder / "config.json"):
             if spec := json_in(path).get("tokenizer"):
                 return tokenizer_from_spec(spec)
         return published_tokenizer(folder)
-    except Exception as error:  # files that others wrote can cause any
-        reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        raise ValueError(f"{folder}: {reason}") from error
 
 
 def json_in(path):
@@ -472,36 +472,35 @@ def published_tokenizer(folder):
         about = {"eos_token": END_OF_TEXT} | about
     if not content:
         raise ValueError("it has no tokenizer.json: which ids stand for which text?")
-    named, further = special_tokens_in(about)
-    content = with_added_tokens(content, folder, about, [*named.values(), *further])
-    ends = [text_of(named.get("eos_token"))]
+    named, special = special_tokens_in(about)
+    content = with_added_tokens(content, folder, about, special)
+    ends = [named.get("eos_token")]
     for place in config, json_in(folder / "generation_config.json"):
         found = place.get("eos_token_id")
         ends += found if isinstance(found, list) else [found]
     template = chat_template_in(folder, about)
-    chat = {"template": template} | {name: text_of(token) for name, token in named.items()}
-    chat = chat if template else None
-    found = tokenizer_from_spec(
-        {"kind": "tokenizers", "content": content, "ends": ends, "chat": chat}
-    )
+    chat = {"template": template} | named if template else None
+    found = HubTokenizer(content, ends, chat)
     check_keys(about, found)
     return found
 
 
 def special_tokens_in(about):
-    """Return {name: token} and further tokens of tokenizer_config.json, texts or objects with them.
+    """Return {name: text} and {text: token} of the special tokens of tokenizer_config.json.
 
-    Those that are new get their ids in this order.
+    A token is a text, or an object with it. Those that are new get their ids in this order.
     """
     names = dict.fromkeys([*SPECIAL, *about])
-    named = {name: about[name] for name in names if name.endswith("_token") and about.get(name)}
+    tokens = {name: about.get(name) for name in names if name.endswith("_token")}
     further = []
     for found in [about.get(name) or [] for name in FURTHER]:
         if isinstance(found, dict):
-            named |= found
+            tokens |= found
         else:
             further += found
-    return {name: token for name, token in named.items() if text_of(token)}, further
+    named = {name: text_of(token) for name, token in tokens.items() if text_of(token)}
+    special = {text_of(token): token for token in [*tokens.values(), *further] if text_of(token)}
+    return named, special
 
 
 def check_keys(about, tokenizer):
@@ -526,8 +525,6 @@ def text_of(token):
 
 def gpt2_json(folder):
     """Return the content of a tokenizer.json for GPT-2's older files, vocab.json and merges.txt."""
-    import tokenizers
-
     files = str(folder / "vocab.json"), str(folder / "merges.txt")
     with library_errors("vocab.json and merges.txt cannot be read"):
         return json.loads(tokenizers.ByteLevelBPETokenizer.from_file(*files).to_str())
@@ -536,16 +533,12 @@ def gpt2_json(folder):
 def with_added_tokens(content, folder, about, special):
     """Return a tokenizer.json with the tokens that other files of its folder add, as transformers.
 
-    about: the content of tokenizer_config.json. special: special tokens, texts or objects with it.
+    about: the content of tokenizer_config.json. special: as from special_tokens_in.
     """
-    import tokenizers
-
-    special = {text_of(token): token for token in special}
     added = {token["content"]: token for token in content.get("added_tokens", [])}
     if "added_tokens_decoder" in about:
         for number, token in about["added_tokens_decoder"].items():
-            is_special = token.get("special", False)
-            added[token["content"]] = added_token(token, int(number), is_special)
+            added[token["content"]] = added_token(token, int(number), token.get("special", False))
     else:
         for text, number in json_in(folder / "added_tokens.json").items():
             added.setdefault(text, added_token(text, number, text in special))
@@ -562,9 +555,9 @@ def with_added_tokens(content, folder, about, special):
 def chat_template_in(folder, about):
     """Return the chat template of a published model, or None; ValueError if it has none to take."""
     template = about.get("chat_template") or []
-    if isinstance(template, str):
-        template = [{"name": "default", "template": template}]
-    named = {one["name"]: one["template"] for one in template}
+    named = {"default": template}
+    if not isinstance(template, str):
+        named = {one["name"]: one["template"] for one in template}
     for path in folder.glob("additional_chat_templates/*.jinja"):
         named[path.stem] = path.read_text(encoding="utf-8")
     if (folder / "chat_template.jinja").exists():

@@ -273,7 +273,7 @@ DAMAGED = [
     (b"{}", "it has no messages, a list of objects, and no prompt and completion"),
     (b'{"prompt": "a"}', "it has no messages"),
     (b'{"messages": {"role": "user"}}', "it has no messages"),
-    (b'{"messages": ["a"]}', "message 1 has the role None"),
+    (b'{"messages": ["a"]}', "it has no messages"),
     (b'{"messages": [{"role": ["user"]}]}', r"has the role \['user'\]"),
     (b'{"prompt": "a", "completion": "\\ud800"}', "surrogates not allowed"),
     (b'{"prompt": "a", "completion": " \\n"}', "message 2 has no text"),

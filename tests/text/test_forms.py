@@ -143,11 +143,11 @@ def test_what_a_record_says_is_read(name):
 
 
 REFUSED = {
-    "an unknown key": (lines(ASK, SAY, mood="sad"), "its 'mood' is not known: .*--ignore=mood"),
+    "an unknown key": (lines(ASK, SAY, mood="sad"), "its 'mood' is not read: .*--ignore=mood"),
     "of a message": (lines(ASK | {"mood": 1}, SAY), "the chat template does not render 'mood'"),
-    "two forms": (lines(ASK, SAY, conversations=HI), "both messages and conversations"),
-    "another prompt": (lines(ASK, SAY, prompt="Ho"), "its 'prompt' is not known"),
-    "a completion too": (lines(ASK, SAY, completion="Ho"), "its 'completion' is not known"),
+    "two forms": (lines(ASK, SAY, conversations=HI), "its 'conversations' is not read"),
+    "another prompt": (lines(ASK, SAY, prompt="Ho"), "its 'prompt' is not read"),
+    "a completion too": (lines(ASK, SAY, completion="Ho"), "its 'completion' is not read"),
     "two system texts": (
         PIRATE | lines({"role": "system", "content": "x"}, ASK, SAY),
         "a system text beside a system message",

@@ -94,7 +94,7 @@ def test_the_split(tmp_path):
     paths = [jsonl(tmp_path / "a.jsonl", texts[:150]), jsonl(tmp_path / "b.jsonl", texts[150:])]
     first = prepared(tmp_path / "x", paths)
     again = prepared(tmp_path / "y", paths)
-    assert first.hashes == again.hashes and first.tokens_per_character == again.tokens_per_character
+    assert first.hashes == again.hashes and first.characters == again.characters
     other = prepared(tmp_path / "z", paths[::-1])
     ours, theirs = (data.tokenizer.decode(data.val) for data in (first, other))
     assert sorted(ours.split("\n")) == sorted(theirs.split("\n"))

@@ -175,7 +175,7 @@ def test_validation_is_of_what_is_learned(talks):
         characters += sum(len(m["content"]) + 1 for m in messages[1::2])
     loss = validation_loss(model, data, config, CPU, nullcontext())
     assert loss == pytest.approx(total / count, rel=1e-6)
-    assert data.tokens_per_character == count / characters
+    assert data.characters == characters
     some = configure(batch_size=1, eval_iters=2, block_size=256)
     assert validation_loss(model, data, some, CPU, nullcontext()) != pytest.approx(loss)
 
