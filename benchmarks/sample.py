@@ -27,7 +27,7 @@ from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.text import tokenizer
 from engine.weights import checkpoint
-from model import GPT
+from model import GPT, Block
 from tools.shared import benchmark
 from tools.shared.settings import run
 
@@ -58,6 +58,12 @@ class SampleBench(benchmark.ShapeSettings):
         for kind in benchmark.words(self.weights):
             kind = kind.removesuffix(":compiled").removesuffix(":regions")
             choose("weights", kind, dict.fromkeys(WEIGHTS))
+
+
+class Region(Block):
+    """A Block that torch.compile compiles once for all of a kind."""
+
+    forward = torch.compiler.nested_compile_region(Block.forward)
 
 
 def main(config):
@@ -103,7 +109,8 @@ def write_texts(config, model, peer, texts, gb_per_s):
         weights, _, compiled = kind.partition(":")
         prepared = prepare(copy.deepcopy(model), weights)
         if compiled == "regions":
-            benchmark.with_regions(prepared)
+            for block in prepared.transformer.h:
+                block.__class__ = Region
         compiled = CompiledStep() if compiled else None
         who = f"lookback {kind}"
         steps[who] = bytes_of_step(model, weights), []

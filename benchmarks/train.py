@@ -55,7 +55,6 @@ def compile_blocks(model):
 COMPILE = {  # a way -> a function of our model
     "none": lambda model: model,
     "whole": torch.compile,
-    "regions": lambda model: torch.compile(benchmark.with_regions(model)),
     "blocks": compile_blocks,
     "autotuned": functools.partial(torch.compile, mode="max-autotune-no-cudagraphs"),
 }
@@ -74,8 +73,8 @@ class TrainBench(benchmark.ShapeSettings):
     texts: int = 0
     """Of a step, in as many micro-batches as a shape's number of texts needs; 0: in one."""
     compile: str = ""
-    """Ways to compile our model, a row for each: none, whole, regions (the blocks once), blocks
-    (each by itself), autotuned (takes minutes). Empty: whole on a GPU, else none."""
+    """Ways to compile our model, a row for each: none, whole, blocks (each by itself), autotuned
+    (takes minutes). Empty: whole on a GPU, else none."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -21,6 +21,7 @@ BOTH = {  # what is called of them -> the parameters that PyTorch 2.11.0 and 2.1
     "torch.accelerator.synchronize": "device",
     "torch.amp.GradScaler": "device init_scale growth_factor growth_interval enabled",
     "torch.compiler.is_compiling": "",
+    "torch.compiler.nested_compile_region": "fn",
     "torch.compiler.reset": "",
     "torch.compiler.set_stance": "stance skip_guard_eval_unsafe force_backend",
     "torch.distributed.all_reduce": "tensor op group async_op",

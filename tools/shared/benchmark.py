@@ -13,14 +13,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from types import SimpleNamespace
 
-import torch
-
 from engine.common.errors import at_least, choose
 from engine.common.files import atomic_write, shell_quote
 from engine.common.hardware import measure_seconds, pick_device
 from engine.common.settings import read_toml
 from engine.weights.families import LLAMA
-from model import MODERN, Block, GPTConfig
+from model import MODERN, GPTConfig
 from tools.shared.report import format_table, machine_line, machine_report
 
 ROOT = Path(__file__).parents[2]
@@ -101,19 +99,6 @@ def model_config(name, **changes):
     settings = SHAPES[name] | changes
     names = settings.keys() & {field.name for field in fields(GPTConfig)}
     return GPTConfig(**{name: settings[name] for name in names})
-
-
-class Region(Block):
-    """A Block that torch.compile compiles once for all of a kind."""
-
-    forward = torch.compiler.nested_compile_region(Block.forward)
-
-
-def with_regions(model):
-    """Make the blocks of a model regions; return it."""
-    for block in model.transformer.h:
-        block.__class__ = Region
-    return model
 
 
 def time_rounds(functions, repeats, device, calls=1):
