@@ -6,7 +6,6 @@ import pkgutil
 import re
 import tomllib
 
-import torch._inductor
 from conftest import ROOT
 from packaging.requirements import Requirement
 
@@ -85,6 +84,8 @@ def test_what_is_called_exists_in_all_versions():
 
 def test_options_of_the_compiler():
     """Catches an option that this PyTorch lacks: it would be an error on a GPU only."""
+    import torch._inductor  # takes a second
+
     wanted = {"triton.cudagraphs", "triton.cudagraph_or_error", "coordinate_descent_tuning"}
     assert wanted <= set(torch._inductor.list_options())
 

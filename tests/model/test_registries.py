@@ -171,12 +171,12 @@ SPECS = sorted({spec for numbers in NUMBERS for spec in predicates(*numbers)})
 
 
 @parametrize("spec", SPECS)
-@parametrize("lengths", [(9, 20), (1, 300), (40, 300), (300, 300)])
-def test_paths_and_a_predicate(spec, lengths):
+@parametrize("B, Tq, Tk", [(2, 9, 20), (1, 1, 300), (2, 40, 300), (1, 300, 300)])
+def test_paths_and_a_predicate(spec, B, Tq, Tk):
     """Catches a path that ignores a predicate, above all where a window lets it skip keys, and a
     predicate that does not keep what it promises.
     """
-    inputs = qkv(2, (4, 2), lengths, 4)
+    inputs = qkv(B, (4, 2), (Tq, Tk), 4)
     visible = predicate(spec)
     learned = [*visible.double().parameters()] if isinstance(visible, torch.nn.Module) else []
     for p in learned:
