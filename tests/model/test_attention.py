@@ -53,7 +53,7 @@ every_path = parametrize("path", ATTENTION.values(), ids=ATTENTION)
 # ---- The paths
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(
     cases(),
     st.sampled_from(OTHER_PATHS),

@@ -11,7 +11,6 @@ import torch
 from conftest import complaint, parametrize, refused, run, run_here, tiny
 
 from engine.common.files import read_json
-from engine.decoding.quantization import prepare_for_inference
 from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.weights import families, pretrained
 from engine.weights.families import ACTIVATIONS, FAMILIES, config_from_hugging_face
@@ -98,10 +97,6 @@ def test_a_family_computes_the_same(kind, seed, tmp_path):
     assert_same_logits(model, ours, idx, 1e-5)
     written = ours.generate(idx[:1, :8], 100, temperature=0)  # with the cache
     assert torch.equal(model(written).logits[:, 7:-1].argmax(-1), written[:, 8:])
-    for dtype, quantize, tolerance in (("float16", "none", 0.01), ("float32", "int8", 0.1)):
-        fast = GPT.from_pretrained(tmp_path)
-        fast = prepare_for_inference(fast, getattr(torch, dtype), quantize)
-        assert_same_logits(model, fast, idx, tolerance)
 
 
 @parametrize("theirs, ours", ACTIVATIONS.items())
