@@ -142,7 +142,9 @@ def test_a_copy_is_apart(window):
 
 @parametrize("mixer", MIXER)
 def test_what_a_cache_offers(mixer):
-    """Catches a cache that a session cannot use: what it counts, forgets and picks."""
+    """Catches a cache that a session cannot use: what it counts, forgets and picks; one that wraps
+    around, or whose memory moves.
+    """
     model = random_model(mixer=mixer)
     idx = ids(3, 9)
     layer = model.new_cache(3)[0]
@@ -155,6 +157,9 @@ def test_what_a_cache_offers(mixer):
     for layer in (*cache, *again):
         layer.trim(8)
         assert len(layer) == 8
+        with refused("cannot trim 8 positions to 9"):
+            layer.trim(9)
+    memory = cache[0].k.data_ptr()
     assert_same([model(idx[:, 8:], cache=cache)[0]], want)
     assert_same([model(idx[[2, 0], 8:], cache=again)[0]], [want[0][[2, 0]]])
     with refused("cache is full"):
@@ -162,6 +167,7 @@ def test_what_a_cache_offers(mixer):
     for layer in cache:
         layer.reset()
     assert_same([model(idx, cache=cache)[0]], want)
+    assert cache[0].k.data_ptr() == memory
 
 
 # ---- Predicates
