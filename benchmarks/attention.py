@@ -2,7 +2,7 @@
 
     python -m benchmarks.attention [--max_length=2048] [--window=256] [--dtype=bfloat16]
 
-Leaves attention_<device>.json and .png in out_dir. Ratios are medians over interleaved rounds.
+Leaves attention_<device>.json and .png in out_dir.
 """
 
 import functools
@@ -15,17 +15,16 @@ from typing import Literal
 import torch
 from tqdm import tqdm
 
-from attention import ATTENTION, FEATURE, fused, linear
+from attention import ATTENTION, FEATURE, linear
 from engine.common.errors import at_least
 from engine.common.hardware import measure_seconds, peak_bytes
-from masks import VISIBLE, sliding_window
+from masks import VISIBLE
 from tools.shared import benchmark
 from tools.shared.settings import run
 
 B, H, D = 1, 8, 64  # sequences, heads, head size
 SHORTEST = 256  # sequence; lengths double from there
 LIMIT = 10.0  # seconds; what would take longer is skipped
-ROUNDS = 9  # of each comparison
 NAIVE_LENGTH = 512  # naive's many small tensors would fill the memory of the profiler
 
 
@@ -49,12 +48,11 @@ class AttentionBench(benchmark.BenchmarkSettings):
 
 
 def main(config):
-    """Measure all paths and predicates, and the ratios that matter; print and store them."""
+    """Measure all paths and predicates; print and store them."""
     device, report = benchmark.new_report("attention", config)
     report["settings"] |= {"batch_size": B, "n_head": H, "head_size": D}
     report["rows"] = measure_paths(config, device)
-    report["ratios"] = compare_paths(config, device)
-    benchmark.write_report(report, config, [report["rows"], report["ratios"]], device)
+    benchmark.write_report(report, config, [report["rows"]], device)
 
 
 def call_of(path, config, device, T):
@@ -103,20 +101,6 @@ def measure_paths(config, device):
                 times = [measure_seconds(call, device) for _ in range(3)]
                 seconds = statistics.median(times)
                 row |= {"seconds": seconds, "bytes": size}
-    return rows
-
-
-def compare_paths(config, device):
-    """Ratios of interleaved times at the two longest lengths: what the shortcuts gain."""
-    windowed = functools.partial(fused, visible=sliding_window(config.window))
-    shortcuts = {f"sliding_window({config.window})": windowed, "linear": linear}
-    rows = []
-    for (name, path), T in zip(shortcuts.items(), config.lengths()[-2:]):
-        calls = [call_of(function, config, device, T) for function in (fused, path)]
-        _, times = benchmark.time_rounds(calls, ROUNDS, device)
-        ratios = [slow / fast for slow, fast in zip(*times)]
-        row = {"what": f"time of fused / {name}, T = {T}", "ratio": statistics.median(ratios)}
-        rows.append(row | {"lowest": min(ratios), "highest": max(ratios)})
     return rows
 
 

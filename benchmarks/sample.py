@@ -27,7 +27,7 @@ from engine.decoding.sampling import Sampler, Sampling
 from engine.decoding.session import Session
 from engine.text import tokenizer
 from engine.weights import checkpoint
-from model import GPT
+from model import GPT, Block
 from tools.shared import benchmark
 from tools.shared.settings import run
 
@@ -43,7 +43,8 @@ class SampleBench(benchmark.ShapeSettings):
     shapes: str = "baby,gpt2"
     weights: str = ",".join(WEIGHTS)
     """float32, float16, bfloat16 or int8, and :compiled for a compiled step, which takes half a
-    minute, that of a large model more than one; separated by commas."""
+    minute, that of a large model more than one; :regions for one whose blocks are compiled once;
+    separated by commas."""
     tokens: int = 128
     """The length of a single text, after a prompt of 32."""
     samples: int = 10
@@ -55,7 +56,14 @@ class SampleBench(benchmark.ShapeSettings):
         super().__post_init__()
         at_least(WARM_UP + 1, self, "tokens")
         for kind in benchmark.words(self.weights):
-            choose("weights", kind.removesuffix(":compiled"), dict.fromkeys(WEIGHTS))
+            kind = kind.removesuffix(":compiled").removesuffix(":regions")
+            choose("weights", kind, dict.fromkeys(WEIGHTS))
+
+
+class Region(Block):
+    """A Block that torch.compile compiles once for all of a kind."""
+
+    forward = torch.compiler.nested_compile_region(Block.forward)
 
 
 def main(config):
@@ -100,6 +108,9 @@ def write_texts(config, model, peer, texts, gb_per_s):
     for kind in benchmark.words(config.weights):
         weights, _, compiled = kind.partition(":")
         prepared = prepare(copy.deepcopy(model), weights)
+        if compiled == "regions":
+            for block in prepared.transformer.h:
+                block.__class__ = Region
         compiled = CompiledStep() if compiled else None
         who = f"lookback {kind}"
         steps[who] = bytes_of_step(model, weights), []
@@ -178,27 +189,21 @@ def whole_processes(config, model, peer, device):
 
     with tempfile.TemporaryDirectory() as out:
         checkpoint.save_checkpoint(out, 0, model, {}, tokenizer=words.spec())
-        seconds = {"lookback default": run_sample(config.samples, config.length)}
-        for kind in WEIGHTS:
-            flag = "--quantize=int8" if kind == "int8" else f"--dtype={kind}"
-            seconds[f"lookback {kind}"] = run_sample(config.samples, config.length, flag)
-
+        ours = run_sample(config.samples, config.length)
+        if not peer:
+            return {"lookback": {"seconds": ours}}
         # nanoGPT writes one text after another: one is timed, and multiplied.
-        if peer:
-            for p in peer.parameters():
-                p.data[words.vocab_size :] = 0  # it cannot decode ids that pad its vocabulary
-            theirs = {"model": peer.state_dict(), "model_args": vars(peer.config), "config": data}
-            torch.save(theirs, Path(out, "ckpt.pt"))
-            start = run_sample(1, 1, "--dtype=float32", cwd=config.nanogpt)
-            one = run_sample(1, config.length, "--dtype=float32", cwd=config.nanogpt)
-            seconds["nanoGPT float32"] = start + config.samples * (one - start)
-
-    rows = {}
-    for who, value in seconds.items():
-        rows[who] = {"seconds": value}
-        if peer:
-            rows[who]["times nanoGPT"] = seconds["nanoGPT float32"] / value
-    return rows
+        for p in peer.parameters():
+            p.data[words.vocab_size :] = 0  # it cannot decode ids that pad its vocabulary
+        theirs = {"model": peer.state_dict(), "model_args": vars(peer.config), "config": data}
+        torch.save(theirs, Path(out, "ckpt.pt"))
+        start = run_sample(1, 1, "--dtype=float32", cwd=config.nanogpt)
+        one = run_sample(1, config.length, "--dtype=float32", cwd=config.nanogpt)
+    seconds = start + config.samples * (one - start)
+    return {
+        "lookback": {"seconds": ours, "times nanoGPT": seconds / ours},
+        "nanoGPT float32": {"seconds": seconds},
+    }
 
 
 if __name__ == "__main__":

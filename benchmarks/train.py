@@ -1,12 +1,17 @@
 """Training: how long a step takes beside nanoGPT's, and how long a preset takes to its loss.
 
     python -m benchmarks.train [--nanogpt=../nanoGPT] [--shapes=gpt2:12] [--preset=config/x.toml]
-    python -m benchmarks.train --preset= [--nanogpt=../nanoGPT]     steps alone, as on a GPU
+    python -m benchmarks.train --preset= [--nanogpt=../nanoGPT]     steps alone
+
+On a GPU, steps of half a million tokens, as presets of GPT-2's size have, compiled in two ways:
+
+    python -m benchmarks.train --preset= --shapes=gpt2:12,gpt2:60 --texts=480 --compile=whole,blocks
 
 Leaves <name>_<device>.json, and a .png of the losses, in out_dir. Steps are interleaved; whole
 processes run once a seed.
 """
 
+import functools
 import re
 import shlex
 import statistics
@@ -19,14 +24,14 @@ from types import SimpleNamespace
 import torch
 from tqdm import tqdm
 
-from engine.common.errors import at_least
+from engine.common.errors import at_least, choose
 from engine.common.hardware import half_dtype, peak_bytes
 from engine.training.optimizer import make_optimizer, training_step
 from model import GPT
 from tools.shared import benchmark
 from tools.shared.settings import run
 
-STEPS_ON_GPU = 10  # in a round: to wait after each would be part of its time
+TEXTS_ON_GPU = 480  # in a round: to wait after each step would be part of its time
 OPTIMIZER = dict(  # nanoGPT's, unless the shape has its own
     optimizer="adamw", learning_rate=1e-3, weight_decay=0.1, beta1=0.9, beta2=0.99, vector_lr=0.01
 )
@@ -40,6 +45,21 @@ CPU_COMMAND = (
 )
 
 
+def compile_blocks(model):
+    """Compile each block by itself; return the model."""
+    for block in model.transformer.h:
+        block.compile()
+    return model
+
+
+COMPILE = {  # a way -> a function of our model
+    "none": lambda model: model,
+    "whole": torch.compile,
+    "blocks": compile_blocks,
+    "autotuned": functools.partial(torch.compile, mode="max-autotune-no-cudagraphs"),
+}
+
+
 @dataclass
 class TrainBench(benchmark.ShapeSettings):
     name: str = "train"
@@ -50,10 +70,17 @@ class TrainBench(benchmark.ShapeSettings):
     """Settings that change the preset, as "--n_embd=128 --max_iters=70"."""
     seeds: int = 10
     """Runs of the preset."""
+    texts: int = 0
+    """Of a step, in as many micro-batches as a shape's number of texts needs; 0: in one."""
+    compile: str = ""
+    """Ways to compile our model, a row for each: none, whole, blocks (each by itself), autotuned
+    (takes minutes). Empty: whole on a GPU, else none."""
 
     def __post_init__(self):
         super().__post_init__()
         at_least(1, self, "seeds")
+        for way in benchmark.words(self.compile):
+            choose("compile", way, COMPILE)
 
 
 def main(config):
@@ -111,16 +138,16 @@ def curve_of(lines):
 
 
 def compare_steps(config, shape, device, gflops):
-    """Time a training step of a shape: a row for our model, one for nanoGPT's if it has the shape.
+    """Time a training step of a shape: a row for our model, compiled in each way, and nanoGPT's.
 
     MFU is the share of the peak: of what must be computed, and by nanoGPT's formula. MB is what the
     step holds beside weights and optimizer.
     """
     torch.compiler.reset()  # or what is compiled from the second shape on is for any
-    dtype, calls = "float32", 1
-    if device.type == "cuda":
-        dtype, calls = half_dtype(device), STEPS_ON_GPU
+    on_gpu = device.type == "cuda"
+    dtype = half_dtype(device) if on_gpu else "float32"
     model, tokens, steps = make_steps(config, shape, device, dtype)
+    calls = max(1, TEXTS_ON_GPU * model.config.block_size // tokens) if on_gpu else 1
     first, times = benchmark.time_rounds([*steps.values()], config.repeats, device, calls)
     peak = gflops[dtype] * 1e9
     rows = []
@@ -141,6 +168,7 @@ def compare_steps(config, shape, device, gflops):
 def make_steps(config, shape, device, dtype):
     """Return our model, the tokens of a step, and {who: a function that makes a step}."""
     name, texts = benchmark.split_shape(shape)
+    count = max(1, config.texts // texts)  # of micro-batches
     model_config = benchmark.model_config(name, bias=False)
     size = (2, texts, model_config.block_size)
     x, y = torch.randint(model_config.vocab_size, size, device=device)
@@ -150,20 +178,21 @@ def make_steps(config, shape, device, dtype):
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.set_float32_matmul_precision("high")
-    compiled = torch.compile if on_gpu else lambda model: model
+    default = "whole" if on_gpu else "none"
     autocast = torch.autocast(device.type, getattr(torch, dtype), enabled=on_gpu)
     scaler = torch.amp.GradScaler(device.type, enabled=dtype == "float16")
 
     def our_step(net, optimizer):
-        batches = [(x, y, None, None)]
+        batches = count * [(x, y, None, None)]
         clip = 1.0 if settings.optimizer == "adamw" else 0.0  # as their presets
         return lambda: training_step(net, batches, optimizer, scaler, autocast, clip)[0]
 
     def nanogpt_step(net, optimizer):  # as in its train.py, which reads the loss only to log it
         def step():
-            with autocast:
-                loss = net(x, y)[1]
-            scaler.scale(loss).backward()
+            for _ in range(count):
+                with autocast:
+                    loss = net(x, y)[1] / count
+                scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             scaler.step(optimizer)
@@ -173,13 +202,16 @@ def make_steps(config, shape, device, dtype):
 
         return step
 
-    torch.manual_seed(0)
-    model = GPT(model_config).to(device)
-    steps = {"lookback": our_step(compiled(model), make_optimizer(model, settings))}
+    steps = {}
+    for way in benchmark.words(config.compile or default):
+        torch.manual_seed(0)
+        model = GPT(model_config).to(device)
+        optimizer = make_optimizer(model, settings)
+        steps[f"lookback, {way}"] = our_step(COMPILE[way](model), optimizer)
     if peer := config.peer(name, device, bias=False):
         optimizer = peer.configure_optimizers(0.1, 1e-3, (0.9, 0.99), device.type)
-        steps["nanoGPT"] = nanogpt_step(compiled(peer), optimizer)
-    return model, x.numel(), steps
+        steps["nanoGPT"] = nanogpt_step(COMPILE[default](peer), optimizer)
+    return model, count * x.numel(), steps
 
 
 def nanogpt_flops(model):

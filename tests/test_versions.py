@@ -6,7 +6,6 @@ import pkgutil
 import re
 import tomllib
 
-import torch._inductor
 from conftest import ROOT
 from packaging.requirements import Requirement
 
@@ -21,6 +20,7 @@ BOTH = {  # what is called of them -> the parameters that PyTorch 2.11.0 and 2.1
     "torch.accelerator.synchronize": "device",
     "torch.amp.GradScaler": "device init_scale growth_factor growth_interval enabled",
     "torch.compiler.is_compiling": "",
+    "torch.compiler.nested_compile_region": "fn",
     "torch.compiler.reset": "",
     "torch.compiler.set_stance": "stance skip_guard_eval_unsafe force_backend",
     "torch.distributed.all_reduce": "tensor op group async_op",
@@ -84,6 +84,8 @@ def test_what_is_called_exists_in_all_versions():
 
 def test_options_of_the_compiler():
     """Catches an option that this PyTorch lacks: it would be an error on a GPU only."""
+    import torch._inductor  # takes a second
+
     wanted = {"triton.cudagraphs", "triton.cudagraph_or_error", "coordinate_descent_tuning"}
     assert wanted <= set(torch._inductor.list_options())
 

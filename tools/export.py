@@ -21,6 +21,7 @@ from engine.common.files import atomic_path, shell_path
 from engine.text.chat import ChatTemplate
 from engine.weights import checkpoint, families
 from engine.weights.checkpoint import write_safetensors
+from engine.weights.pretrained import WithoutInit
 from model import GPT, GPTConfig
 from tools.shared import hugging_face
 from tools.shared.settings import ModelSettings, run
@@ -207,7 +208,7 @@ def spelled_out(model):
 
 def without_values(config):
     """Return a GPT that has shapes only, and takes no memory."""
-    with torch.device("meta"):
+    with torch.device("meta"), WithoutInit():
         return GPT(config)
 
 

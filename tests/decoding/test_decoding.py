@@ -112,11 +112,7 @@ def test_what_is_not_compiled(attention, message):
 
 @parametrize(
     "change",
-    [
-        SHAPES["windows"],
-        SHAPES["windows"] | dict(window=3, visible="alibi:4"),
-        SHAPES["masked_fill"] | dict(window=5),
-    ],
+    [SHAPES["windows"] | dict(window=3, visible="alibi:4"), SHAPES["masked_fill"] | dict(window=5)],
     ids=str,
 )
 def test_steps_whose_shapes_never_change(change):

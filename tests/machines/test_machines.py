@@ -1,7 +1,6 @@
 """What a user does on a machine that this one is not: emulated, as far as that can be."""
 
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -31,6 +30,13 @@ DAY = [
     "attention.py",
 ]
 
+ONE_BY_ONE = """
+import runpy, shlex, sys
+for command in sys.argv[1:]:
+    sys.argv = shlex.split(command)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
 
 def test_a_day(tmp_path):
     """Catches a script that needs what only Linux has, or a character that the output cannot show;
@@ -39,16 +45,15 @@ def test_a_day(tmp_path):
     copy = tmp_path / "Füße's folder"  # a name that needs quotes
     ignored = shutil.ignore_patterns("__pycache__", "*.bin", "*.json", "*.png", ".*", "out*")
     shutil.copytree(ROOT, copy, ignore=ignored)
-    for command in DAY:
-        done = subprocess.run(
-            [sys.executable, *shlex.split(command)],
-            cwd=copy,
-            env=os.environ | WINDOWS,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="cp1252",
-        )
-        assert done.returncode == 0, done.stderr
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_BY_ONE, *DAY],
+        cwd=copy,
+        env=os.environ | WINDOWS,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="cp1252",
+    )
+    assert done.returncode == 0, done.stderr
     assert "all agree" in done.stdout
     assert [path.name for path in (copy / "out").glob("step_*")] == ["step_000020"]
     assert not [*copy.rglob("*.partial")]

@@ -15,7 +15,6 @@ import attention
 from attention import (
     ATTENTION,
     CrossAttention,
-    KVCache,
     SelfAttention,
     dot,
     elu1,
@@ -53,7 +52,7 @@ every_path = parametrize("path", ATTENTION.values(), ids=ATTENTION)
 # ---- The paths
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(
     cases(),
     st.sampled_from(OTHER_PATHS),
@@ -231,23 +230,6 @@ def test_linear_attention_is_its_definition_and_its_recurrence(case):
     for token in zip(k.split(1, dim=2), v.split(1, dim=2)):
         y, state = linear_step(q[:, :, -1:], *token, state)
     assert_same([y], [got[0][:, :, -1:]])
-
-
-# ---- Memory
-
-
-def test_cache_refuses_what_does_not_fit():
-    """Catches a cache that grows, wraps around, or is copied."""
-    cache = KVCache(batch_size=2, n_kv_head=1, max_len=3, head_size=4)
-    k = torch.randn(2, 1, 2, 4, dtype=torch.float64)
-    memory = cache.append(k, k)[0].data_ptr()
-    with refused("full: 2 of 3"):
-        cache.append(k, k)
-    with refused("cannot trim 2 positions to 3"):
-        cache.trim(3)
-    cache.reset()
-    again, _ = cache.append(k, k)
-    assert torch.equal(again, k) and again.data_ptr() == memory
 
 
 # ---- The modules

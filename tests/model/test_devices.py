@@ -18,9 +18,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.common.settings import parse_settings
 from engine.decoding.sampling import Sampling, sample_next_token
-from engine.decoding.session import Session, decode_one_token, prefill
+from engine.decoding.session import decode_one_token, prefill
 from engine.kernels import autograd
 from engine.training.optimizer import make_optimizer, training_step
+from engine.weights.pretrained import WithoutInit
 from model import GPT, MODERN, GPTConfig
 from train import TrainConfig
 
@@ -58,7 +59,7 @@ def test_a_step_of_shapes_only(shape, h100):
         shape = config.model_config(config.vocab_size or 320)
     else:
         shape = GPTConfig(**SMALL | TRAINABLE[shape])
-    with torch.device("meta"):
+    with torch.device("meta"), WithoutInit():
         model = GPT(shape)
         idx = torch.zeros(config.batch_size, shape.block_size, dtype=torch.long)
     positions = None if model.transformer.h[0].attn.feature else idx
@@ -139,7 +140,7 @@ def read_and_sample(model, idx, cache, u):
 def test_training_and_sampling_on_a_mac(change, optimizer, monkeypatch):
     """Catches an operation or a dtype that MPS lacks, where nobody has one to try."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **settings: contextlib.nullcontext())
-    with torch.device("meta"):
+    with torch.device("meta"), WithoutInit():
         model = GPT(GPTConfig(**LONG | change))
         idx = torch.zeros(2, 400, dtype=torch.long)
         cache = model.new_cache(2)
@@ -158,17 +159,14 @@ def test_training_and_sampling_on_a_mac(change, optimizer, monkeypatch):
 @parametrize("change", SPARSE, ids=str)
 def test_a_token_waits_for_nothing(change, monkeypatch):
     """Catches positions, padding or chance that each token brings from the CPU."""
-    sampling = Sampling(top_k=9, repetition_penalty=1.2)
     u = torch.rand(2, dtype=torch.float64)
-    with torch.device("meta"):
+    with torch.device("meta"), WithoutInit():
         model = GPT(GPTConfig(**LONG | change))
-        session = Session(model, [torch.zeros(T, dtype=torch.long) for T in (300, 290)])
+        idx = torch.zeros(2, 301, dtype=torch.long)
         cache = model.new_cache(2)
         for layer in cache:
             layer.reset(torch.zeros(2, dtype=torch.long))
     with torch.no_grad():
         monkeypatch.setattr(torch, "tensor", None)  # numbers of Python are moved too
         with NoWaiting():
-            prefill(model, session.ids[:, :300], cache)
-            logits = decode_one_token(model, session.ids[:, :1], cache)[:, 0]
-            assert sample_next_token(logits, sampling, u, session.ids).shape == (2,)
+            read_and_sample(model, idx, cache, u)

@@ -184,7 +184,9 @@ def test_a_copy_is_apart(window):
 
 @parametrize("mixer", MIXER)
 def test_what_a_cache_offers(mixer):
-    """Catches a cache that a session cannot use: what it counts, forgets and picks."""
+    """Catches a cache that a session cannot use: what it counts, forgets and picks; one that wraps
+    around, or whose memory moves.
+    """
     model = random_model(mixer=mixer)
     idx = ids(3, 9)
     layer = model.new_cache(3)[0]
@@ -197,6 +199,9 @@ def test_what_a_cache_offers(mixer):
     for layer in (*cache, *again):
         layer.trim(8)
         assert len(layer) == 8
+        with refused("cannot trim 8 positions to 9"):
+            layer.trim(9)
+    memory = cache[0].k.data_ptr()
     assert_same([model(idx[:, 8:], cache=cache)[0]], want)
     assert_same([model(idx[[2, 0], 8:], cache=again)[0]], [want[0][[2, 0]]])
     with refused("cache is full"):
@@ -204,6 +209,7 @@ def test_what_a_cache_offers(mixer):
     for layer in cache:
         layer.reset()
     assert_same([model(idx, cache=cache)[0]], want)
+    assert cache[0].k.data_ptr() == memory
 
 
 # ---- Predicates
@@ -213,12 +219,12 @@ SPECS = sorted({spec for numbers in NUMBERS for spec in predicates(*numbers)})
 
 
 @parametrize("spec", SPECS)
-@parametrize("lengths", [(9, 20), (1, 300), (40, 300), (300, 300)])
-def test_paths_and_a_predicate(spec, lengths):
+@parametrize("B, Tq, Tk", [(2, 9, 20), (1, 1, 300), (2, 40, 300), (1, 300, 300)])
+def test_paths_and_a_predicate(spec, B, Tq, Tk):
     """Catches a path that ignores a predicate, above all where a window lets it skip keys, and a
     predicate that does not keep what it promises.
     """
-    inputs = qkv(2, (4, 2), lengths, 4)
+    inputs = qkv(B, (4, 2), (Tq, Tk), 4)
     visible = predicate(spec)
     learned = [*visible.double().parameters()] if isinstance(visible, torch.nn.Module) else []
     for p in learned:

@@ -126,14 +126,6 @@ def test_json_lines(written, trained):
     assert line["ended"] == "length" and tokenizer.decode(line["tokens"]) == line["text"]
 
 
-def test_stop_strings(written):
-    """Catches a stop string that is printed, that is missed across tokens, or that replaces one."""
-    text = written(**LIKELIEST)
-    assert written(**LIKELIEST, stop=("of the", "zzz")) == text.split("of the")[0] + "\n"
-    two = written(**LIKELIEST, num_samples=2, stop=("of the",))
-    assert two.count("---------------") == 1 and two.count("forests") == 2 and "of t" not in two
-
-
 class Pieces(Tokenizer):
     """Tokens of any bytes; 9 ends a text."""
 

@@ -156,7 +156,6 @@ REFUSED = {
     "two roles": (lines(ASK | {"from": "gpt"}, SAY), "does not render 'from' of message 1"),
     "a role": (lines(ASK, SAY | {"role": "developer"}), "message 2 has the role 'developer'"),
     "half a weight": (lines(ASK, SAY | {"weight": 0.5}), "message 2 has weight=0.5"),
-    "a negative weight": (lines(ASK, SAY | {"weight": -1}), "message 2 has weight=-1"),
     "a question's weight": (lines(ASK | {"weight": 1}, SAY), "message 1 has weight=1"),
     "a question that is trained": (lines(ASK | {"train": True}, SAY), "message 1 has train=True"),
     "train in words": (lines(ASK, SAY | {"train": "no"}), "message 2 has train='no'"),
@@ -189,7 +188,6 @@ REFUSED = {
         "message 2 spells the special token",
     ),
     "one in a tool": (lines(ASK, SAY, tools=[{"name": "<|im_end|>"}]), "tools spells the special"),
-    "tools that are no JSON": (lines(ASK, SAY, tools="f"), "no JSON"),
 }
 
 

@@ -63,14 +63,12 @@ def test_own_text_from_files_and_folders(tmp_path, name):
 
 def test_own_text_that_cannot_be_used(tmp_path):
     """Catches a traceback for text that is not UTF-8 or not there, and a lost dataset."""
-    latin, utf16 = tmp_path / "latin.txt", tmp_path / "utf16.txt"
-    utf16.write_bytes("Text".encode("utf-16-le"))
+    latin = tmp_path / "latin.txt"
     latin.write_bytes("Füße".encode("latin-1"))
     (tmp_path / "folder").mkdir()
     bad = "--name=test-bad"
     for flags, message in [
         ([f"--input={latin}", bad], "latin.txt is not UTF-8 text"),
-        ([f"--input={utf16}", bad], "utf16.txt is not UTF-8 text"),
         ([f"--input={tmp_path / 'no'}", bad], "No such file or directory"),
         ([f"--input={tmp_path / 'folder'}", bad], "found no text in "),
         ([bad], "--input is missing"),
@@ -115,6 +113,3 @@ def test_words_in_which_a_pronoun_has_one_meaning():
         if len(fitting) == 1:
             follows[text.split()[2], fitting[0]].add(last)
     assert max(map(len, follows.values())) == 4 and len(follows) > 60
-    found = script["word_tokenizer"](sentences)
-    ids = found.encode(sentences[0])
-    assert len(ids) == len(sentences[0].split()) and found.decode(ids).strip() == sentences[0]

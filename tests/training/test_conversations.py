@@ -16,7 +16,6 @@ from conftest import (
     losses,
     metrics,
     output_of,
-    parametrize,
     refused,
     run_here,
     run_ranks,
@@ -211,8 +210,7 @@ def llama_folder(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(texts))
 
 
-@parametrize("lora_rank", [0, 4])
-def test_a_published_model(lora_rank, tmp_path):
+def test_a_published_model(tmp_path):
     """Catches a model of others whose template or tokens are lost on the way to a checkpoint, and
     from there to an answer.
     """
@@ -229,13 +227,13 @@ def test_a_published_model(lora_rank, tmp_path):
         gradient_accumulation_steps=1,
         optimizer="adamw",
         learning_rate=1e-2,
-        lora_rank=lora_rank,
+        lora_rank=4,
         log_interval=1,
     )
     printed = output_of("train.py", *as_flags(settings))
     assert "bits per character" in printed and "vocabulary grows" not in printed
     found = metrics(tmp_path / "out")
-    assert found[-1]["val_loss"] < found[0]["train_loss"] - (0.2 if lora_rank else 1)
+    assert found[-1]["val_loss"] < found[0]["train_loss"] - 0.2
     line = json.dumps({"messages": [{"role": "user", "content": "Tyger"}]})
     command = "sample.py", f"--out_dir={tmp_path / 'out'}", "--prompts=-", "--max_new_tokens=30"
     result = run_here(*command, typed=line)

@@ -97,8 +97,8 @@ def test_muon_takes_the_matrices_of_the_blocks():
 
 @parametrize("shape", [(32, 32), (48, 16), (128, 512), (3, 1, 7)])
 def test_orthogonalize_is_the_svd(shape):
-    """Catches coefficients in the wrong order, a lost transpose, a norm over the batch, or another
-    number of steps.
+    """Catches coefficients in the wrong order, a lost transpose, a norm over the batch, another
+    number of steps, or gradients that are converted before they are normalized.
     """
     torch.manual_seed(0)
     G = torch.randn(shape, dtype=torch.float64)
@@ -114,6 +114,9 @@ def test_orthogonalize_is_the_svd(shape):
     got = orthogonalize(G)
     assert (got - U @ Vh).norm() < 0.15 * (U @ Vh).norm()
     torch.testing.assert_close(orthogonalize(1e-4 * G), got, rtol=1e-3, atol=1e-3)
+    for size in 1e-12, 1e12:
+        half = orthogonalize(size * G.float(), 5, torch.float16)
+        assert half.dtype == torch.float32 and (half - U @ Vh).norm() < 0.15 * (U @ Vh).norm()
 
 
 @parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -126,18 +129,6 @@ def test_orthogonalize_in_half_precision(share, dtype):
         G.diagonal()[large:] = max(1e-3, (1 - large * share**2) / (16 - large)) ** 0.5
         values = torch.linalg.svdvals(orthogonalize(G / G.norm(), dtype=dtype).float())
         assert 0.7 < values.min() and values.max() < 1.3
-
-
-@parametrize("size", [1e-12, 1e12])
-def test_orthogonalize_in_float16_whatever_the_gradient(size):
-    """Catches gradients that are converted before they are normalized."""
-    torch.manual_seed(0)
-    G = torch.randn(2, 64, 32)
-    G[1] = G[1, :, :1] * G[1, :1]  # of rank 1
-    got = orthogonalize(size * G, 3, torch.float16)
-    exact = orthogonalize(G[0].double(), 3)
-    assert got.dtype == torch.float32 and got.isfinite().all() and got.norm(dim=(1, 2)).min() > 0.8
-    assert (got[0] - exact).norm() < 0.03 * exact.norm()
 
 
 def test_muon_is_its_definition():

@@ -7,7 +7,6 @@ import torch
 from conftest import refused, tiny
 
 from engine.weights import checkpoint
-from model import GPTConfig
 
 
 def test_the_trainers_state(tmp_path):
@@ -56,15 +55,6 @@ def test_permissions(tmp_path):
     finally:
         os.umask(before)
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
-
-
-def test_settings_that_do_not_fit():
-    """Catches a setting that is not known here, or impossible, and is ignored."""
-    config = tiny().config
-    settings = config.__dict__
-    assert checkpoint.restore_settings(GPTConfig, settings, "x") == config
-    with refused("x does not fit this version .* 'shift'"):
-        checkpoint.restore_settings(GPTConfig, settings | {"shift": True}, "x")
 
 
 def saved(out_dir, step=10, **state):
