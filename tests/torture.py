@@ -4,12 +4,16 @@
 
 kills: a signal at a random moment; then the same command is run again. flips: a bit, a block or the
 end of a file is lost. hostile: the files in hostile.toml are given to programs that read them.
+conversations, tokenizers: odd values anywhere in files of others, and damage to them.
 """
 
 import argparse
 import collections
+import contextlib
+import gzip
 import itertools
 import json
+import math
 import os
 import re
 import resource
@@ -32,7 +36,8 @@ from engine.text import preparation  # noqa: E402
 # Before conftest's server is forked: prepare.py writes there.
 CASE = preparation.DATA = WORK / "case"
 
-import matplotlib.pyplot  # noqa: E402, F401  (here, or each fork would take seconds for it)
+import matplotlib.pyplot  # noqa: E402, F401
+import pyarrow.parquet  # noqa: E402  (here, or each fork would take seconds for it)
 from conftest import (  # noqa: E402
     POEM,
     damaged,
@@ -45,6 +50,7 @@ from conftest import (  # noqa: E402
     text_file,
 )
 
+from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 
 SECONDS = 30
@@ -220,6 +226,131 @@ def hostile(rng, number):
             yield f"{str(files)[:150]} {command[:30]}: {wrong}"
 
 
+# ---- Files of others, with something odd in them
+
+DEEP = [[[[[{"a": [{}]}]]]]]
+ODD = [
+    None,
+    True,
+    0,
+    -1,
+    2**70,
+    1e308,
+    math.inf,
+    "",
+    " ",
+    "x" * 10**5,
+    "\ud800",
+    "\0",
+    "<|im_end|>",
+]
+ODD += ["user", "{", "[1]", "猫", [], {}, [None], {"a": 1}, {"type": "text", "text": 5}, DEEP]
+SAYS = [{"role": role, "content": "Hi"} for role in ("system", "user", "assistant")]
+RECORDS = [
+    {"messages": [*SAYS, SAYS[1], SAYS[2] | {"weight": 0}], "id": 1},
+    {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]},
+    {"prompt": "Hi", "completion": "Ho", "system": "x"},
+    {"prompt": SAYS[1:2], "completion": SAYS[2:], "tools": None},
+    {"messages": [SAYS[1], SAYS[2] | {"content": [{"type": "text", "text": "Ho"}]}]},
+]
+FLAGS = {name: False for name in ("lstrip", "rstrip", "normalized", "single_word")}
+TOKEN = {"content": "<|new|>", "special": True, **FLAGS}
+PUBLISHED = {  # what may stand beside a tokenizer.json
+    "tokenizer_config.json": {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "<|endoftext|>",
+        "bos_token": TOKEN | {"content": "<|bos|>"},
+        "additional_special_tokens": ["<|a|>", TOKEN],
+        "added_tokens_decoder": {"300": TOKEN | {"content": "<|b|>"}, "301": TOKEN},
+        "chat_template": [{"name": "default", "template": "{{ messages }}"}],
+    },
+    "special_tokens_map.json": {"pad_token": "<|pad|>", "eos_token": TOKEN},
+    "added_tokens.json": {"<|new|>": 300, "b": 301},
+    "generation_config.json": {"eos_token_id": [0, 1]},
+    "vocab.json": {"a": 0, "b": 1, "ab": 2, "<|endoftext|>": 3},
+}
+TEMPLATES = """{{ messages }} {{ {% {%-for%} {{x.y.z}} {{messages[9].content}} {{1/0}} {{'x'*10**4}}
+{{''.__class__.__mro__}} {{raise_exception('no')}} {{cycler.__init__.__globals__}} {%include'/x'%}
+{{messages|tojson}} {{strftime_now(5)}} {%generation%} {{range(10**9)|list}} \udcff"""
+TEMPLATES = TEMPLATES.split()
+BESIDE = "chat_template.jinja", "additional_chat_templates/default.jinja"
+CHAT = "data/chat/prepare.py --name=new --input=WORK/case/chat"
+
+
+def odd(rng, value):
+    """A value of JSON with something odd in it."""
+    if not isinstance(value, dict | list) or not value or rng.random() < 0.1:
+        return rng.choice(ODD)
+    key = rng.choice([*value] if isinstance(value, dict) else range(len(value)))
+    changed = value.copy()
+    changed[key] = odd(rng, value[key])
+    if rng.random() < 0.2:
+        del changed[key]
+    elif isinstance(value, dict) and rng.random() < 0.2:
+        changed[rng.choice(["weight", "tools", "tool_calls", "\ud800", ""])] = rng.choice(ODD)
+    return changed
+
+
+def attempt_dataset(command):
+    """Yield what is wrong with a program that prepares a dataset, or with what it leaves."""
+    shutil.rmtree(CASE / "new", ignore_errors=True)
+    code, _, wrong = attempt(command)
+    yield from wrong
+    if code:
+        yield from (f"left over: {path}" for path in CASE.glob("new/*.bin"))
+    else:
+        dataset.load_dataset(str(CASE / "new"), 1)
+
+
+def conversations(rng, _):
+    """Records of which one is odd, as lines, an array, gz or parquet, perhaps damaged."""
+    fresh()
+    records = rng.choices(RECORDS, k=40)
+    records[rng.randrange(3)] = odd(rng, rng.choice(records))
+    lines = "\n".join(map(json.dumps, records)).encode()
+    array = json.dumps(records, indent=rng.choice([None, 1])).encode()
+    forms = {"a.jsonl": rng.choice([lines, array]), "a.jsonl.gz": gzip.compress(lines)}
+    with contextlib.suppress(Exception):  # not all records are a table
+        one = rng.choice(RECORDS)
+        rows = pyarrow.Table.from_pylist([odd(rng, one), *[one] * 40])
+        pyarrow.parquet.write_table(rows, CASE / "a.parquet")
+        forms["a.parquet"] = (CASE / "a.parquet").read_bytes()
+    name, content = rng.choice([*forms.items()])
+    put(CASE / "chat" / name, damaged(rng, content) if rng.random() < 0.3 else content)
+    skip = rng.choice(["", " --skip_damaged=True"])
+    for command in (
+        CHAT + skip,
+        "data/text/prepare.py --name=new --column=prompt --input=WORK/case/chat",
+    ):
+        for wrong in attempt_dataset(command):
+            yield f"{name} {content[:200]} {command[:20]}: {wrong}"
+
+
+def tokenizers(rng, _):
+    """A published folder in which some files are odd, perhaps damaged, or not there."""
+    fresh("exported")
+    put(CASE / "chat" / "a.jsonl", "\n".join([json.dumps({"messages": SAYS})] * 40).encode())
+    read = {path.name: json.loads(path.read_bytes()) for path in CASE.glob("exported/*r.json")}
+    contents = {}
+    for name, content in rng.sample([*(read | PUBLISHED).items()], 3):
+        content = json.dumps(odd(rng, content) if rng.random() < 0.4 else content).encode()
+        contents[name] = damaged(rng, content) if rng.random() < 0.2 else content
+    for name in rng.sample(BESIDE, rng.randrange(3)):
+        contents[name] = rng.choice(TEMPLATES).encode(errors="surrogateescape")
+    if "vocab.json" in contents:  # as of GPT-2
+        contents |= {"merges.txt": rng.choice([b"#version: 0.2\na b", b"a", b"\xff"])}
+        contents["tokenizer.json"] = None
+        put(CASE / "exported" / "config.json", {"model_type": "gpt2"})
+    for name, content in contents.items():
+        put(CASE / "exported" / name, content)
+    text = "data/text/prepare.py --name=new --input=WORK/poem.txt"
+    wrong = [attempt(SAMPLE + " --init_from=WORK/case/exported")[2]]
+    for command in CHAT, text:
+        wrong.append(attempt_dataset(command + " --tokenizer=WORK/case/exported"))
+    for fault in itertools.chain(*wrong):
+        yield f"{ {name: str(content)[:200] for name, content in contents.items()} }: {fault}"
+
+
 # ---- All of it
 
 text = Path(__file__).with_name("hostile.toml").read_text(encoding="utf-8")
@@ -230,6 +361,7 @@ FILES = hostile_files(**tomllib.loads(text))
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     kinds = {"kills": kills, "flips": flips, "hostile": hostile}
+    kinds |= {"conversations": conversations, "tokenizers": tokenizers}
     parser.add_argument("kinds", nargs="*", default=[*kinds])
     parser.add_argument("--count", type=int, default=40, help="cases of each kind")
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
