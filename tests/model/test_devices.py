@@ -162,7 +162,7 @@ def test_a_token_waits_for_nothing(change, monkeypatch):
     u = torch.rand(2, dtype=torch.float64)
     with torch.device("meta"):
         model = GPT(GPTConfig(**LONG | change))
-        session = Session(model, [torch.zeros(T, dtype=torch.long) for T in (300, 290)])
+        session = Session(model, [torch.zeros(T, dtype=torch.long) for T in (300, 290)], 9)
         cache = model.new_cache(2)
         for layer in cache:
             layer.reset(torch.zeros(2, dtype=torch.long))
