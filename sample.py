@@ -177,7 +177,7 @@ def continuations_of(prompts, generator):
     texts = []
     for flag, prompt in prompts.items():
         most = generator.model.config.block_size
-        ids = encode_prompt(tokenizer, prompt, tokenizer.begin, most, flag)
+        ids = encode_prompt(tokenizer, prompt, most, flag)
         for seed in range(config.seed, config.seed + config.num_samples):
             texts.append(Text(tokenizer, config.stop, prompt, ids, seed))
     return texts
@@ -253,7 +253,7 @@ def converse(generator, kind):
 def continuation_of(messages, generator):
     """Return a Text that continues all that was said, for a model without a chat template."""
     said = "".join(message["content"] for message in messages)
-    ids = encode_prompt(generator.tokenizer, said, generator.tokenizer.begin, math.inf, "what you typed")
+    ids = encode_prompt(generator.tokenizer, said, math.inf, "what you typed")
     return Text(generator.tokenizer, generator.config.stop, ids=ids, seed=generator.config.seed)
 
 

@@ -285,8 +285,8 @@ def sample(trainer, tensorboard):
     """
     config = trainer.config
     tokenizer = trainer.data.tokenizer
-    prompt = config.sample_prompt, tokenizer.begin, config.block_size, "--sample_prompt"
-    ids = encode_prompt(tokenizer, *prompt).to(trainer.device)
+    ids = encode_prompt(tokenizer, config.sample_prompt, config.block_size, "--sample_prompt")
+    ids = ids.to(trainer.device)
     generator = torch.Generator().manual_seed(config.seed)
     model = trainer.model.eval()
     with trainer.autocast:

@@ -9,8 +9,8 @@ import torch
 from engine.common.errors import escape_control_characters
 
 
-def encode_prompt(tokenizer, text, begin, most, flag):
-    """Return the ids (T,) of a prompt after those of begin; only its end if T would exceed most.
+def encode_prompt(tokenizer, text, most, flag):
+    """Return the ids (T,) of a prompt after tokenizer.begin; only its end if T would exceed most.
 
     ValueError if there are none, or if the text cannot be encoded.
     """
@@ -18,7 +18,7 @@ def encode_prompt(tokenizer, text, begin, most, flag):
         ids = tokenizer.encode(text, allow_special=True).tolist()
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
-    begin = list(begin)
+    begin = list(tokenizer.begin)
     if ids[: len(begin)] != begin:
         ids = begin + ids
     if not ids:
