@@ -422,11 +422,8 @@ def build_model(config, data):
 def resume_model(config, data):
     """Return the model of a checkpoint in config.out_dir, and the state to resume its training."""
     folder = checkpoint.newest_valid(config.out_dir, config.checkpoint)
-    vocab_size = config.vocab_size or padded_vocab_size(data.tokenizer.vocab_size)
     before = checkpoint.load_config(folder)
     pretrained.check_tokenizer(folder, before["model"]["vocab_size"], data)
-    mine = replace(config, vocab_size=vocab_size)
-    checkpoint.check_model(folder, mine, equal_paths=ATTENTION.keys())
     if before["data"] not in (None, data.hashes):
         print0(
             f"note: {folder} was trained on other data ({before['training'].get('dataset')}, "
@@ -529,11 +526,28 @@ def settings_to_resume(folder, changes):
         raise ValueError(f"{folder} has no training to resume: tune it by --init_from={folder}")
     before = checkpoint.restore_settings(TrainConfig, training, folder)
     place = dict(init_from="resume", out_dir=str(folder.parent), checkpoint=folder.name)
+    check_model(folder, before, changes)
     config = replace(before, **changes | place)
     step = checkpoint.step_of(folder)
     if step >= config.max_iters and not config.eval_only:
         print0(f"note: nothing is left to train: give --max_iters above {step}")
     return config
+
+
+def check_model(folder, before, changes):
+    """ValueError for a change, in a dict, to what a run that resumes has as its model or adapter.
+
+    Dropout may differ, and attention among the paths that compute the same.
+    """
+    fixed = {field.name for cls in (GPTConfig, lora.Adapter) for field in fields(cls)}
+    for name, value in changes.items():
+        saved = getattr(before, name)
+        same_function = name == "attention" and {value, saved} <= ATTENTION.keys()
+        if value != saved and name in fixed - {"dropout", "base"} and not same_function:
+            raise ValueError(
+                f"{name}={value} does not fit {folder}, which has {name}={saved}: leave it out to "
+                "resume, or train from scratch in another out_dir"
+            )
 
 
 def join_minutes(argv):
