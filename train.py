@@ -194,9 +194,7 @@ class TrainConfig(GPTConfig):
         at_least(0, self, *rates, *others)
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
-        for name in ("beta1", "beta2", "momentum", "hold"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        at_least(0, self, "beta1", "beta2", "momentum", "hold", most=1 - 1e-9)
         for name in ("lora_alpha", "lora_targets"):
             if not self.lora_rank and getattr(self, name) != getattr(TrainConfig, name):
                 raise ValueError(f"{name} is of LoRA, which --lora_rank=8 switches on")
@@ -474,11 +472,17 @@ def add_adapter(config, model, base):
         raise ValueError(f"out_dir={config.out_dir} holds the base, {base}: give another folder")
     if checkpoint.is_ours(base) and checkpoint.load_config(base)["lora"]:
         raise ValueError(f"init_from={base} is a LoRA adapter itself: export it, and tune that")
-    settings = {name: getattr(config, name) for name in ("lora_rank", "lora_alpha", "lora_targets")}
     sha256 = pretrained.sha256_of_weights(model)
     print0(f"note: the adapter needs {base}: a run that goes on there may remove it")
     torch.manual_seed(config.seed)
-    lora.attach(model, lora.Adapter(**settings, base=str(base), sha256=sha256))
+    adapter = lora.Adapter(
+        lora_rank=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_targets=config.lora_targets,
+        base=str(base),
+        sha256=sha256,
+    )
+    lora.attach(model, adapter)
 
 
 # ---- The command line
