@@ -5,6 +5,7 @@ from a checkpoint continues exactly where the one before stopped, and several pr
 one would, up to rounding.
 """
 
+import copy
 import math
 import statistics
 import time
@@ -73,14 +74,11 @@ class Trainer:
             )
         sharding.parallelize(model, device, config.parallel, self.compiled)
         self.optimizer = make_optimizer(model, config)
-        self.scaler = self.new_scaler()
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
         if self.saved:
             self.optimizer.load_state_dict(self.saved.pop("optimizer", {}))  # its memory is freed
             if self.saved["scaler"]:  # empty if the run was in another dtype
                 self.scaler.load_state_dict(self.saved["scaler"])
-
-    def new_scaler(self):
-        return torch.amp.GradScaler(self.device.type, enabled=self.dtype == "float16")
 
     def update(self):
         """Make one step with self.learning_rate; the device may still be busy with it afterwards.
@@ -114,7 +112,7 @@ class Trainer:
 
     def try_step(self, passes=None):
         """Make a step, or its first passes, that leaves no trace: to see what it costs."""
-        self.make_step(self.new_scaler(), passes, dry=True)
+        self.make_step(copy.deepcopy(self.scaler), passes, dry=True)
 
     def restart_clock(self):
         """Measure the speed from here on."""
@@ -164,7 +162,7 @@ class Trainer:
         """
         self.check()
         finite = all(local_tensor(p).isfinite().all() for p in self.model.parameters())
-        if processes.all_reduce_max(int(not finite)):
+        if not all(processes.all_gather(finite)):
             raise self.not_finite("weights that are not finite", self.step)
         return {
             "dtype": self.dtype,
