@@ -17,7 +17,7 @@ import torch
 
 from attention import ATTENTION
 from engine.common.errors import at_least, one_line_errors
-from engine.common.hardware import pick_device, set_threads
+from engine.common.hardware import pick_device
 from engine.common.settings import parse_settings
 from engine.decoding.generation import Generator
 from engine.decoding.quantization import best_dtype, prepare_for_inference
@@ -125,7 +125,6 @@ def read_prompts(config):
 def make_generator(config):
     """Return the Generator, and its dtype and device in words."""
     device = pick_device(config.device)
-    threads = set_threads()
     folder = pretrained.folder_in(config)
     model = GPT.from_pretrained(folder, base=config.base)
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
@@ -134,7 +133,8 @@ def make_generator(config):
     model = prepare_for_inference(model, getattr(torch, dtype), config.quantize)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     kind = dtype if config.quantize == "none" else config.quantize
-    return Generator(model, tokenizer, config, pads), f"{kind}, {device}, {threads}"
+    about = f"{kind}, {device}, {torch.get_num_threads()} threads"
+    return Generator(model, tokenizer, config, pads), about
 
 
 # --------------------------------------------------------------------------------------------------

@@ -182,8 +182,8 @@ class TrainConfig(GPTConfig):
     def __post_init__(self):
         self.model_config(self.vocab_size or 1)  # ValueError for an impossible model
         choose("lr_schedule", self.lr_schedule, DECAY)
-        if not (self.out_dir and self.init_from and self.dataset):
-            raise ValueError("out_dir, init_from and dataset must not be empty")
+        if not self.out_dir:
+            raise ValueError("out_dir must not be empty")
         counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
         at_least(1, self, *counts, most=10**9)
         counts = ("max_iters", "warmup_iters", "lr_decay_iters", "eval_iters")
@@ -342,18 +342,19 @@ def make_trainer(config):
 
     # What the model and the data determine: a saved model has its own shape.
     config = replace(config, **asdict(model.config), dataset=data.name)
-    threads = set_threads(saved and saved.get("threads"))
+    if saved:
+        set_threads(saved["threads"])
     trainer = Trainer(config, model, data, device, saved)
     if not (config.micro_batches_at_once or config.eval_only):
         fit_to_memory(trainer)
     if config.minutes and not config.eval_only:
         fit_to_minutes(trainer)
-    describe(trainer, threads)
+    describe(trainer)
     return trainer
 
 
-def describe(trainer, threads):
-    """Print what is trained, on what, and where. threads: their number, in words."""
+def describe(trainer):
+    """Print what is trained, on what, and where."""
     config = trainer.config
     data = trainer.data
     count = processes.world_size()
@@ -369,7 +370,8 @@ def describe(trainer, threads):
         f"{config.n_embd}; {len(data.train):,} training tokens of {config.dataset}, "
         f"vocabulary {data.tokenizer.vocab_size:,}"
         f"{lacking and f'; cannot be exported to transformers: {lacking}'}\n"
-        f"device {trainer.device}, {trainer.dtype}, {compiled}, {shared}, {threads}; "
+        f"device {trainer.device}, {trainer.dtype}, {compiled}, {shared}, "
+        f"{torch.get_num_threads()} threads; "
         f"{max(0, trainer.last_step - trainer.step):,} steps of {config.batch_size} x "
         f"{config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches; "
         f"{epochs:,.2f} epochs in all"
