@@ -98,7 +98,7 @@ class Generator:
 
     def compile(self, tokens):
         """Compile the decoding step if the settings say so, or if this many tokens are worth it."""
-        self.compiled = self.compiled or compile_step(self.model, self.config.compile, tokens)
+        self.compiled = compile_step(self.model, self.config.compile, tokens)
 
     def batches(self, texts):
         """Return lists of at most batch_size texts to write together, the first text first.
