@@ -493,30 +493,29 @@ def add_adapter(config, model, base):
 def settings(argv):
     """Return a TrainConfig from the command line; a resumed run starts from its saved settings."""
     given = given_settings(TrainConfig, argv)
+    out_dir = given.get("out_dir", TrainConfig.out_dir)
+    if given.get("init_from") == "auto":
+        found = checkpoint.list_checkpoints(out_dir)
+        given["init_from"] = "resume" if found else "scratch"
+        given.pop("minutes" if found else "checkpoint", None)  # it is for the other case
     init_from = given.get("init_from", TrainConfig.init_from)
     which = given.get("checkpoint", TrainConfig.checkpoint)
-    if init_from in ("resume", "auto"):
-        out_dir = given.get("out_dir", TrainConfig.out_dir)
-        if init_from == "resume" or checkpoint.list_checkpoints(out_dir):
-            if init_from == "auto":
-                given.pop("minutes", None)  # the run has its max_iters
-            return settings_to_resume(checkpoint.newest_valid(out_dir, which), given)
-        init_from = "scratch"
-        which = "latest"
-        given |= dict(init_from=init_from, checkpoint=which)
+    if init_from == "resume":
+        return settings_to_resume(checkpoint.newest_valid(out_dir, which), given)
 
     presets = leading_presets(argv)
-    if init_from == "scratch" and which != "latest":
-        raise ValueError(
-            f"checkpoint={which} says where to resume: give --init_from=resume too, "
-            "or a folder to fine-tune"
-        )
-    if init_from != "scratch" and "dataset" not in given:
+    if init_from == "scratch":
+        if which != "latest":
+            raise ValueError(
+                f"checkpoint={which} says where to resume: give --init_from=resume too, "
+                "or a folder to fine-tune"
+            )
+    elif "dataset" not in given:
         raise ValueError(
             f"init_from={init_from} is neither scratch nor resume: give --dataset, "
             "the text to tune it on"
         )
-    if init_from != "scratch" and not presets:  # rates from scratch would destroy what it knows
+    elif not presets:  # rates from scratch would destroy what it knows
         presets = [path_from_here("config/finetune.toml")]
         given = preset_settings(TrainConfig, presets[0]) | given
     config = TrainConfig(**given)
