@@ -184,14 +184,12 @@ class TrainConfig(GPTConfig):
         choose("lr_schedule", self.lr_schedule, DECAY)
         if not self.out_dir:
             raise ValueError("out_dir must not be empty")
-        counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
-        at_least(1, self, *counts, most=10**9)
-        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "eval_iters")
-        counts += "keep_checkpoints", "lora_rank", "micro_batches_at_once"
-        at_least(0, self, *counts, most=10**9)
-        rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
-        others = "weight_decay", "grad_clip", "lora_alpha", "join_minutes", "minutes"
-        at_least(0, self, *rates, *others)
+        at_least(1, self, "batch_size", "gradient_accumulation_steps")
+        at_least(1, self, "eval_interval", "log_interval")
+        counts = "max_iters", "warmup_iters", "lr_decay_iters", "eval_iters", "keep_checkpoints"
+        rates = "learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay"
+        at_least(0, self, *counts, *rates, "grad_clip", "lora_rank", "lora_alpha")
+        at_least(0, self, "micro_batches_at_once", "join_minutes", "minutes")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
         at_least(0, self, "beta1", "beta2", "momentum", "hold", most=1 - 1e-9)
