@@ -560,7 +560,7 @@ def join_minutes(argv):
     return TrainConfig.join_minutes
 
 
-PATHS = {"dataset", "out_dir", "init_from", "base"}  # not compared
+PATHS = ("dataset", "out_dir", "init_from", "base")  # not compared
 
 
 def settings_of_all(argv):
@@ -568,17 +568,14 @@ def settings_of_all(argv):
 
     A dataset may be elsewhere on each machine. The first alone reads and writes other paths.
     """
-    config = None
     with processes.together():
         given = given_settings(TrainConfig, argv)
-    own = {name: given.pop(name) for name in PATHS & given.keys()}
-    facts = asdict(TrainConfig()) | given
+    facts = asdict(TrainConfig()) | given | dict.fromkeys(PATHS)
     processes.compare(code=sha256_of_code(), PyTorch=torch.__version__, **facts)
     with processes.together():
-        if processes.rank() == 0:
-            config = settings(argv)
+        config = settings(argv) if processes.rank() == 0 else None
     config = processes.all_gather(config)[0]
-    return replace(config, dataset=own.get("dataset", config.dataset))
+    return replace(config, dataset=given.get("dataset", config.dataset))
 
 
 def main():
