@@ -17,7 +17,7 @@ import torch
 
 from attention import ATTENTION
 from engine.common.errors import at_least, one_line_errors
-from engine.common.hardware import pick_device, set_threads
+from engine.common.hardware import pick_device
 from engine.common.settings import parse_settings
 from engine.decoding.generation import Generator
 from engine.decoding.quantization import best_dtype, prepare_for_inference
@@ -85,7 +85,7 @@ class SampleConfig(Sampling):
 
     def __post_init__(self):
         super().__post_init__()
-        at_least(1, self, "num_samples", "max_new_tokens", "batch_size")
+        at_least(1, self, "num_samples", "max_new_tokens", "batch_size", most=10**7)
         at_least(0, self, "seed", most=2**32 - 1)  # the seeds of a generator on a CPU
         if "" in self.stop:
             raise ValueError("stop='' would end each text before it begins: leave it out")
@@ -125,7 +125,6 @@ def read_prompts(config):
 def make_generator(config):
     """Return the Generator, and its dtype and device in words."""
     device = pick_device(config.device)
-    threads = set_threads()
     folder = pretrained.folder_in(config)
     model = GPT.from_pretrained(folder, base=config.base)
     tokenizer = pretrained.load_tokenizer(folder, model.config.vocab_size)
@@ -134,7 +133,8 @@ def make_generator(config):
     model = prepare_for_inference(model, getattr(torch, dtype), config.quantize)
     pads = model.config.attention in ATTENTION  # linear attention cannot skip padding
     kind = dtype if config.quantize == "none" else config.quantize
-    return Generator(model, tokenizer, config, pads), f"{kind}, {device}, {threads}"
+    about = f"{kind}, {device}, {torch.get_num_threads()} thread(s)"
+    return Generator(model, tokenizer, config, pads), about
 
 
 # --------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def continuations_of(prompts, generator):
     texts = []
     for flag, prompt in prompts.items():
         most = generator.model.config.block_size
-        ids = encode_prompt(tokenizer, prompt, tokenizer.begin, most, flag)
+        ids = encode_prompt(tokenizer, prompt, most, flag)
         for seed in range(config.seed, config.seed + config.num_samples):
             texts.append(Text(tokenizer, config.stop, prompt, ids, seed))
     return texts
@@ -219,57 +219,42 @@ def typed_lines():
 
 def converse(generator, kind):
     """Answer what is typed. Ctrl-C ends an answer, and Ctrl-D the conversation."""
-    turns = chat_turns if generator.tokenizer.chat else plain_turns
-    generator.compile(generator.config.max_new_tokens)
-    for answer in turns(generator):
+    config = generator.config
+    template = ChatTemplate(generator.tokenizer) if generator.tokenizer.chat else None
+    if config.system and not template:
+        raise ValueError("system: this model has no chat template; leave it out")
+    generator.compile(config.max_new_tokens)
+    first = [{"role": "system", "content": config.system}] if config.system else []
+    messages = [*first]
+    for line in typed_lines():
+        if line.strip() == "/reset":
+            messages = [*first]
+            continue
+        asked = [*messages, {"role": "user", "content": line if template else f"{line}\n"}]
+        try:
+            if template:
+                answer = generator.answer(template, asked, config.seed)
+            else:
+                answer = continuation_of(asked, generator)
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            continue
         printer = Printer([answer])
         try:
             for _ in generator.extend([answer]):
                 printer.show()
         except KeyboardInterrupt:
             printer.interrupt()
+        said = template.plain(answer.text) if template else answer.text
+        messages = [*asked, {"role": "assistant", "content": said}]
     print_speed(generator, kind)
 
 
-def plain_turns(generator):
-    """Yield a Text to be written after each line; it continues all that was said."""
-    config = generator.config
-    tokenizer = generator.tokenizer
-    if config.system:
-        raise ValueError("system: this model has no chat template; leave it out")
-    said = ""
-    for line in typed_lines():
-        prompt = f"{said}{line}\n"
-        try:
-            ids = encode_prompt(tokenizer, prompt, tokenizer.begin, math.inf, "what you typed")
-        except ValueError as error:
-            print(error, file=sys.stderr)
-            continue
-        generator.start([ids], [config.seed], config.max_new_tokens)
-        answer = Text(tokenizer, config.stop)
-        yield answer
-        said = prompt + answer.text
-
-
-def chat_turns(generator):
-    """Yield a Text to be written in answer to each line, by the tokenizer's chat template."""
-    template = ChatTemplate(generator.tokenizer)
-    system = generator.config.system
-    first = [{"role": "system", "content": system}] if system else []
-    messages = [*first]
-    for line in typed_lines():
-        if line.strip() == "/reset":
-            messages = [*first]
-            continue
-        question = {"role": "user", "content": line}
-        try:
-            answer = generator.answer(template, [*messages, question], generator.config.seed)
-        except ValueError as error:
-            print(error, file=sys.stderr)
-            continue
-        generator.start([answer.ids], [answer.seed], answer.most)
-        yield answer
-        messages += [question, {"role": "assistant", "content": template.plain(answer.text)}]
+def continuation_of(messages, generator):
+    """Return a Text that continues all that was said, for a model without a chat template."""
+    said = "".join(message["content"] for message in messages)
+    ids = encode_prompt(generator.tokenizer, said, math.inf, "what you typed")
+    return Text(generator.tokenizer, generator.config.stop, ids=ids, seed=generator.config.seed)
 
 
 def print_speed(generator, kind):

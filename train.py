@@ -182,21 +182,17 @@ class TrainConfig(GPTConfig):
     def __post_init__(self):
         self.model_config(self.vocab_size or 1)  # ValueError for an impossible model
         choose("lr_schedule", self.lr_schedule, DECAY)
-        if not (self.out_dir and self.init_from and self.dataset):
-            raise ValueError("out_dir, init_from and dataset must not be empty")
-        counts = ("batch_size", "gradient_accumulation_steps", "eval_interval", "log_interval")
-        at_least(1, self, *counts, most=10**9)
-        counts = ("max_iters", "warmup_iters", "lr_decay_iters", "eval_iters")
-        counts += "keep_checkpoints", "lora_rank", "micro_batches_at_once"
-        at_least(0, self, *counts, most=10**9)
-        rates = ("learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr")
-        others = "weight_decay", "grad_clip", "lora_alpha", "join_minutes", "minutes"
-        at_least(0, self, *rates, *others)
+        if not self.out_dir:
+            raise ValueError("out_dir must not be empty")
+        at_least(1, self, "batch_size", "gradient_accumulation_steps")
+        at_least(1, self, "eval_interval", "log_interval")
+        counts = "max_iters", "warmup_iters", "lr_decay_iters", "eval_iters", "keep_checkpoints"
+        rates = "learning_rate", "min_lr", "embedding_lr", "head_lr", "vector_lr", "weight_decay"
+        at_least(0, self, *counts, *rates, "grad_clip", "lora_rank", "lora_alpha")
+        at_least(0, self, "micro_batches_at_once", "join_minutes", "minutes")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
-        for name in ("beta1", "beta2", "momentum", "hold"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
+        at_least(0, self, "beta1", "beta2", "momentum", "hold", most=1 - 1e-9)
         for name in ("lora_alpha", "lora_targets"):
             if not self.lora_rank and getattr(self, name) != getattr(TrainConfig, name):
                 raise ValueError(f"{name} is of LoRA, which --lora_rank=8 switches on")
@@ -285,8 +281,8 @@ def sample(trainer, tensorboard):
     """
     config = trainer.config
     tokenizer = trainer.data.tokenizer
-    prompt = config.sample_prompt, tokenizer.begin, config.block_size, "--sample_prompt"
-    ids = encode_prompt(tokenizer, *prompt).to(trainer.device)
+    ids = encode_prompt(tokenizer, config.sample_prompt, config.block_size, "--sample_prompt")
+    ids = ids.to(trainer.device)
     generator = torch.Generator().manual_seed(config.seed)
     model = trainer.model.eval()
     with trainer.autocast:
@@ -344,18 +340,19 @@ def make_trainer(config):
 
     # What the model and the data determine: a saved model has its own shape.
     config = replace(config, **asdict(model.config), dataset=data.name)
-    threads = set_threads(saved and saved.get("threads"))
+    if saved:
+        set_threads(saved["threads"])
     trainer = Trainer(config, model, data, device, saved)
     if not (config.micro_batches_at_once or config.eval_only):
         fit_to_memory(trainer)
     if config.minutes and not config.eval_only:
         fit_to_minutes(trainer)
-    describe(trainer, threads)
+    describe(trainer)
     return trainer
 
 
-def describe(trainer, threads):
-    """Print what is trained, on what, and where. threads: their number, in words."""
+def describe(trainer):
+    """Print what is trained, on what, and where."""
     config = trainer.config
     data = trainer.data
     count = processes.world_size()
@@ -371,7 +368,8 @@ def describe(trainer, threads):
         f"{config.n_embd}; {len(data.train):,} training tokens of {config.dataset}, "
         f"vocabulary {data.tokenizer.vocab_size:,}"
         f"{lacking and f'; cannot be exported to transformers: {lacking}'}\n"
-        f"device {trainer.device}, {trainer.dtype}, {compiled}, {shared}, {threads}; "
+        f"device {trainer.device}, {trainer.dtype}, {compiled}, {shared}, "
+        f"{torch.get_num_threads()} thread(s); "
         f"{max(0, trainer.last_step - trainer.step):,} steps of {config.batch_size} x "
         f"{config.block_size} tokens x {config.gradient_accumulation_steps} micro-batches; "
         f"{epochs:,.2f} epochs in all"
@@ -422,11 +420,8 @@ def build_model(config, data):
 def resume_model(config, data):
     """Return the model of a checkpoint in config.out_dir, and the state to resume its training."""
     folder = checkpoint.newest_valid(config.out_dir, config.checkpoint)
-    vocab_size = config.vocab_size or padded_vocab_size(data.tokenizer.vocab_size)
     before = checkpoint.load_config(folder)
     pretrained.check_tokenizer(folder, before["model"]["vocab_size"], data)
-    mine = replace(config, vocab_size=vocab_size)
-    checkpoint.check_model(folder, mine, equal_paths=ATTENTION.keys())
     if before["data"] not in (None, data.hashes):
         print0(
             f"note: {folder} was trained on other data ({before['training'].get('dataset')}, "
@@ -477,11 +472,17 @@ def add_adapter(config, model, base):
         raise ValueError(f"out_dir={config.out_dir} holds the base, {base}: give another folder")
     if checkpoint.is_ours(base) and checkpoint.load_config(base)["lora"]:
         raise ValueError(f"init_from={base} is a LoRA adapter itself: export it, and tune that")
-    settings = {name: getattr(config, name) for name in ("lora_rank", "lora_alpha", "lora_targets")}
     sha256 = pretrained.sha256_of_weights(model)
     print0(f"note: the adapter needs {base}: a run that goes on there may remove it")
     torch.manual_seed(config.seed)
-    lora.attach(model, lora.Adapter(**settings, base=str(base), sha256=sha256))
+    adapter = lora.Adapter(
+        lora_rank=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_targets=config.lora_targets,
+        base=str(base),
+        sha256=sha256,
+    )
+    lora.attach(model, adapter)
 
 
 # ---- The command line
@@ -490,30 +491,29 @@ def add_adapter(config, model, base):
 def settings(argv):
     """Return a TrainConfig from the command line; a resumed run starts from its saved settings."""
     given = given_settings(TrainConfig, argv)
+    out_dir = given.get("out_dir", TrainConfig.out_dir)
+    if given.get("init_from") == "auto":
+        found = checkpoint.list_checkpoints(out_dir)
+        given["init_from"] = "resume" if found else "scratch"
+        given.pop("minutes" if found else "checkpoint", None)  # it is for the other case
     init_from = given.get("init_from", TrainConfig.init_from)
     which = given.get("checkpoint", TrainConfig.checkpoint)
-    if init_from in ("resume", "auto"):
-        out_dir = given.get("out_dir", TrainConfig.out_dir)
-        if init_from == "resume" or checkpoint.list_checkpoints(out_dir):
-            if init_from == "auto":
-                given.pop("minutes", None)  # the run has its max_iters
-            return settings_to_resume(checkpoint.newest_valid(out_dir, which), given)
-        init_from = "scratch"
-        which = "latest"
-        given |= dict(init_from=init_from, checkpoint=which)
+    if init_from == "resume":
+        return settings_to_resume(checkpoint.newest_valid(out_dir, which), given)
 
     presets = leading_presets(argv)
-    if init_from == "scratch" and which != "latest":
-        raise ValueError(
-            f"checkpoint={which} says where to resume: give --init_from=resume too, "
-            "or a folder to fine-tune"
-        )
-    if init_from != "scratch" and "dataset" not in given:
+    if init_from == "scratch":
+        if which != "latest":
+            raise ValueError(
+                f"checkpoint={which} says where to resume: give --init_from=resume too, "
+                "or a folder to fine-tune"
+            )
+    elif "dataset" not in given:
         raise ValueError(
             f"init_from={init_from} is neither scratch nor resume: give --dataset, "
             "the text to tune it on"
         )
-    if init_from != "scratch" and not presets:  # rates from scratch would destroy what it knows
+    elif not presets:  # rates from scratch would destroy what it knows
         presets = [path_from_here("config/finetune.toml")]
         given = preset_settings(TrainConfig, presets[0]) | given
     config = TrainConfig(**given)
@@ -529,11 +529,28 @@ def settings_to_resume(folder, changes):
         raise ValueError(f"{folder} has no training to resume: tune it by --init_from={folder}")
     before = checkpoint.restore_settings(TrainConfig, training, folder)
     place = dict(init_from="resume", out_dir=str(folder.parent), checkpoint=folder.name)
+    check_model(folder, before, changes)
     config = replace(before, **changes | place)
     step = checkpoint.step_of(folder)
     if step >= config.max_iters and not config.eval_only:
         print0(f"note: nothing is left to train: give --max_iters above {step}")
     return config
+
+
+def check_model(folder, before, changes):
+    """ValueError for a change, in a dict, to what a run that resumes has as its model or adapter.
+
+    Dropout may differ, and attention among the paths that compute the same.
+    """
+    fixed = {field.name for cls in (GPTConfig, lora.Adapter) for field in fields(cls)}
+    for name, value in changes.items():
+        saved = getattr(before, name)
+        same_function = name == "attention" and {value, saved} <= ATTENTION.keys()
+        if value != saved and name in fixed - {"dropout", "base"} and not same_function:
+            raise ValueError(
+                f"{name}={value} does not fit {folder}, which has {name}={saved}: leave it out to "
+                "resume, or train from scratch in another out_dir"
+            )
 
 
 def join_minutes(argv):
@@ -543,7 +560,7 @@ def join_minutes(argv):
     return TrainConfig.join_minutes
 
 
-PATHS = {"dataset", "out_dir", "init_from", "base"}  # not compared
+PATHS = ("dataset", "out_dir", "init_from", "base")  # not compared
 
 
 def settings_of_all(argv):
@@ -551,17 +568,14 @@ def settings_of_all(argv):
 
     A dataset may be elsewhere on each machine. The first alone reads and writes other paths.
     """
-    config = None
     with processes.together():
         given = given_settings(TrainConfig, argv)
-    own = {name: given.pop(name) for name in PATHS & given.keys()}
-    facts = asdict(TrainConfig()) | given
+    facts = asdict(TrainConfig()) | given | dict.fromkeys(PATHS)
     processes.compare(code=sha256_of_code(), PyTorch=torch.__version__, **facts)
     with processes.together():
-        if processes.rank() == 0:
-            config = settings(argv)
+        config = settings(argv) if processes.rank() == 0 else None
     config = processes.all_gather(config)[0]
-    return replace(config, dataset=own.get("dataset", config.dataset))
+    return replace(config, dataset=given.get("dataset", config.dataset))
 
 
 def main():

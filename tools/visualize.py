@@ -95,7 +95,7 @@ def main(config):
     text = config.text
     if text.startswith("FILE:"):
         text = read_text(text.removeprefix("FILE:"))
-    ids = encode_prompt(tokenizer, text, tokenizer.begin, model.config.block_size, "--text")
+    ids = encode_prompt(tokenizer, text, model.config.block_size, "--text")
     if config.live:  # as the page has it
         model.load_state_dict({name: p.half() for name, p in model.state_dict().items()})
     maps, logits = attention_maps(model, ids)

@@ -26,16 +26,13 @@ def pick_device(name):
     return torch.device(known[0] if name == "auto" else name)
 
 
-def set_threads(before=None):
-    """Keep the threads of the run that is resumed, `before`; return how many compute, in words.
+def set_threads(before):
+    """Compute with as many threads as the run that is resumed, if there are so many.
 
     Another number may round otherwise. OMP_NUM_THREADS, if it is set, stays.
     """
-    threads = torch.get_num_threads()
-    if before and "OMP_NUM_THREADS" not in os.environ:
-        threads = min(before, threads)
-        torch.set_num_threads(threads)
-    return f"{threads} thread{'s' * (threads > 1)}"
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(min(before, torch.get_num_threads()))
 
 
 # ---- Speed of products

@@ -163,15 +163,6 @@ def all_reduce_sum(tensor):
     return tensor
 
 
-def all_reduce_max(number):
-    """The largest of a number in all processes."""
-    if world_size() == 1:
-        return number
-    found = torch.tensor(number)
-    dist.all_reduce(found, dist.ReduceOp.MAX)
-    return int(found)
-
-
 def destroy_process_group():
     """Leave the process group. Its users are collected first, so that gloo's threads end first."""
     gc.collect()
@@ -223,11 +214,13 @@ class Signals:
 
     def agree(self):
         """Return the signal to stop for, or 0: the same in all processes."""
-        stop = all_reduce_max(self.stop)
+        stop = torch.tensor(self.stop)
+        if world_size() > 1:
+            dist.all_reduce(stop, dist.ReduceOp.MAX)
         if stop and not self.stop:
-            self.note(stop)
+            self.note(int(stop))
             self.told = True
-        return stop
+        return int(stop)
 
     def exit(self):
         """End with 128 + the signal's number. A torchrun that lacks the signal gets it too.

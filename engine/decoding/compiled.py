@@ -66,18 +66,13 @@ class CompiledStep:
             self.size = size
         return self.cache
 
-    def ready(self, session):
-        """Return whether the session's next token is one for which the cache has room."""
-        one_more = session.n_read == session.length - 1
-        return one_more and session.context_starts() == session.starts
-
     @torch.inference_mode()
     def __call__(self, session, sampling, u, text, vocab_size):
         """Return ids (B,) of the next column, and the logits (B, V) they were sampled from.
 
         sampling, u, text, vocab_size: as in sample_next_token.
         """
-        token = session.unread().clone()
+        token = session.last().clone()
         u = to_device(u, token.device)
         position = torch.full_like(token[0], len(session.cache[0]))
         for layer in session.cache:
@@ -90,5 +85,4 @@ class CompiledStep:
         for layer in session.cache:
             layer.length += 1
             layer.at = None
-        session.n_read = session.length
         return ids.clone(), logits.clone()  # the next step overwrites what the graph returns

@@ -65,17 +65,13 @@ class Generator:
 
     def __post_init__(self):
         self.meter = Meter()
-        self.session = None
         self.compiled = None
 
     def write(self, texts):
         """Write all texts. Yields after each token of a batch, and after its last."""
-        most = self.config.max_new_tokens
         batches = self.batches(texts)
-        self.compile(len(batches) * most)
+        self.compile(len(batches) * self.config.max_new_tokens)
         for batch in batches:
-            self.session = None  # never two in memory
-            self.start([text.ids for text in batch], [text.seed for text in batch], most)
             yield from self.extend(batch)
 
     def answer(self, template, messages, seed, tools=None):
@@ -100,16 +96,9 @@ class Generator:
             most=context - len(ids),
         )
 
-    def start(self, prompts, seeds, most):
-        """Begin a session with prompts, 1-D tensors of ids, to which `most` tokens are added."""
-        room = min(most, 2 * self.model.config.block_size)
-        self.session = Session(self.model, prompts, room, compiled=self.compiled)
-        random = [torch.Generator().manual_seed(seed) for seed in seeds]
-        self.sampler = Sampler(self.config, random, self.tokenizer.vocab_size)
-
     def compile(self, tokens):
         """Compile the decoding step if the settings say so, or if this many tokens are worth it."""
-        self.compiled = self.compiled or compile_step(self.model, self.config.compile, tokens)
+        self.compiled = compile_step(self.model, self.config.compile, tokens)
 
     def batches(self, texts):
         """Return lists of at most batch_size texts to write together, the first text first.
@@ -128,12 +117,16 @@ class Generator:
         ]
 
     def extend(self, batch):
-        """Add tokens to the session's texts until all have ended.
+        """Add tokens to texts, in a session of their own, until all have ended.
 
         Yields after each token, and after the last.
         """
-        tokens = stream(self.session, self.config.max_new_tokens, self.sampler)
-        for ids, logits in self.meter.timed(self.session, tokens, batch):
+        most = self.config.max_new_tokens
+        session = Session(self.model, [text.ids for text in batch], most, compiled=self.compiled)
+        random = [torch.Generator().manual_seed(text.seed) for text in batch]
+        sampler = Sampler(self.config, random, self.tokenizer.vocab_size)
+        tokens = stream(session, most, sampler)
+        for ids, logits in self.meter.timed(session, tokens, batch):
             logprobs = [None] * len(ids)
             if self.config.json:
                 logits = logits[:, : self.tokenizer.vocab_size].float()

@@ -23,13 +23,13 @@ def decode_one_token(model, token, cache):
 def next_token(session, sampler):
     """Add a token to each text. Returns their ids (B,) and the logits (B, V) of all."""
     inputs = sampler.inputs(session)
-    if session.compiled and session.compiled.ready(session):
+    if session.compiled and session.context_starts() == session.starts:  # the cache has room
         ids, logits = session.compiled(session, *inputs)
     else:
         logits = session.logits()[:, -1]
         ids = sample_next_token(logits, *inputs)
     check_finite(logits)
-    session.append(ids[:, None])
+    session.append(ids)
     return ids, logits
 
 
@@ -44,15 +44,16 @@ def check_finite(logits):
 class Session:
     """Tokens of a batch of texts, and the model's cache of them.
 
-    prompts: 1-D tensors of ids, one for each text. room: columns to add, at first. All texts end
-    at the same column of ids (B, T); a shorter one begins later, at begin[row]. Its first id stands
-    before it too, and in the columns that are still empty, where a penalty on repetition finds
-    nothing new. A full context moves on at model.context_start, for each text by itself.
+    prompts: 1-D tensors of ids, one for each text. room: tokens that will be added to each, at
+    most. All texts end at the same column of ids (B, T); a shorter one begins later, at begin[row].
+    Its first id stands before it too, and in the columns that are still empty, where a penalty on
+    repetition finds nothing new. A full context moves on at model.context_start, for each text by
+    itself.
 
     compiled: a CompiledStep, or None. The shapes of its session never change.
     """
 
-    def __init__(self, model, prompts, room=256, use_cache=True, compiled=None):
+    def __init__(self, model, prompts, room, use_cache=True, compiled=None):
         self.model = model
         self.use_cache = use_cache
         self.compiled = compiled
@@ -67,22 +68,12 @@ class Session:
             row[:] = prompt[0]
             row[begin : self.length] = prompt
         self.cache = None
-        self.forget()
-
-    def append(self, tokens):
-        """Add ids (B, T) to the texts; nothing is computed yet."""
-        B, T = tokens.shape
-        if self.length + T > self.ids.shape[1]:
-            more = self.ids[:, :1].expand(B, self.length + T)  # at least twice as long
-            self.ids = torch.cat([self.ids, more], dim=1)
-            self.forget()  # the cache must grow too
-        self.ids[:, self.length : self.length + T] = tokens
-        self.length += T
-
-    def forget(self):
-        """Read all texts again next time."""
         self.starts = None  # the columns where the cached contexts begin
-        self.n_read = 0  # columns that the cache holds
+
+    def append(self, ids):
+        """Add a token to each text, ids (B,), which the cache lacks until logits() reads it."""
+        self.ids[:, self.length] = ids
+        self.length += 1
 
     def context_starts(self):
         """Return the column where the context of each text begins."""
@@ -90,21 +81,15 @@ class Session:
 
     @torch.inference_mode()
     def logits(self):
-        """Read what the cache has not. Returns the logits (B, 1, V) of what follows each text."""
+        """Read the last token, or all. Returns the logits (B, 1, V) of what follows each text."""
         starts = self.context_starts()
-        if starts != self.starts or not self.use_cache:
-            logits = self.read_all(starts)
-        elif self.length - self.n_read == 1:
-            logits = decode_one_token(self.model, self.unread(), self.cache)
-        else:
-            logits = prefill(self.model, self.unread(), self.cache)
-        self.starts = starts
-        self.n_read = self.length
-        return logits
+        if starts == self.starts and self.use_cache:
+            return decode_one_token(self.model, self.last(), self.cache)
+        return self.read_all(starts)
 
-    def unread(self):
-        """Return the ids that the cache has not read, (B, T)."""
-        return self.ids[:, self.n_read : self.length]
+    def last(self):
+        """Return the last token of each text, (B, 1)."""
+        return self.ids[:, self.length - 1 : self.length]
 
     def read_all(self, starts):
         """Fill an empty cache from each text's start. Texts that are equal are read once."""
@@ -127,6 +112,7 @@ class Session:
             logits = logits[rows]
             cache = [layer.select(rows) for layer in cache]
         self.cache = cache
+        self.starts = starts
         return logits
 
     def empty_cache(self, batch_size):

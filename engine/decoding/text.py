@@ -3,14 +3,15 @@
 import codecs
 import json
 import sys
+from dataclasses import dataclass
 
 import torch
 
 from engine.common.errors import escape_control_characters
 
 
-def encode_prompt(tokenizer, text, begin, most, flag):
-    """Return the ids (T,) of a prompt after those of begin; only its end if T would exceed most.
+def encode_prompt(tokenizer, text, most, flag):
+    """Return the ids (T,) of a prompt after tokenizer.begin; only its end if T would exceed most.
 
     ValueError if there are none, or if the text cannot be encoded.
     """
@@ -18,7 +19,7 @@ def encode_prompt(tokenizer, text, begin, most, flag):
         ids = tokenizer.encode(text, allow_special=True).tolist()
     except ValueError as error:
         raise ValueError(f"{flag}: {error}") from None
-    begin = list(begin)
+    begin = list(tokenizer.begin)
     if ids[: len(begin)] != begin:
         ids = begin + ids
     if not ids:
@@ -30,22 +31,26 @@ def encode_prompt(tokenizer, text, begin, most, flag):
     return torch.tensor(ids)
 
 
+@dataclass(eq=False)
 class Text:
     """One text as its tokens arrive: complete characters, and nothing from a stop string on.
 
-    prompt, ids, seed: the beginning of the text, the same as token ids, and the seed of its random
-    numbers. end_token: a token that ends it too. most: tokens, at most. ended: None, or one of
-    "end_of_text", "stop", "length", "interrupted".
+    ended: None, or one of "end_of_text", "stop", "length", "interrupted".
     """
 
-    def __init__(self, tokenizer, stop=(), prompt="", ids=None, seed=0, end_token=None, most=None):
-        self.tokenizer = tokenizer
-        self.stop = stop
-        self.prompt = prompt
-        self.ids = ids
-        self.seed = seed
-        self.end_token = end_token
-        self.most = most
+    tokenizer: object
+    stop: tuple = ()
+    prompt: str = ""
+    ids: torch.Tensor = None
+    """The prompt's (T,), for the model."""
+    seed: int = 0
+    """Of its random numbers."""
+    end_token: int = None
+    """A token that ends it too."""
+    most: int = None
+    """Tokens, at most."""
+
+    def __post_init__(self):
         # Holds back the bytes of an incomplete character.
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.text = ""

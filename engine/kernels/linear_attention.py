@@ -3,6 +3,8 @@
 The sequence is cut into chunks, and a sum is handed from one to the next.
 """
 
+import copy
+
 import torch
 import torch.nn.functional as F
 
@@ -80,8 +82,7 @@ class LinearState:
 
     def select(self, rows):
         """A state of these rows (N,) of the batch."""
-        other = LinearState(self.max_len)
-        other.length = self.length
+        other = copy.copy(self)
         other.sum = self.sum[rows]
         return other
 

@@ -45,7 +45,6 @@ class Run:
         self.tensorboard = start_tensorboard(config, trainer.step) if draws else None
         self.line = processes.all_gather(line)[0]
         self.started = started - self.line.get("wall_s", 0.0)
-        self.saved_step = trainer.step if trainer.saved else None
         self.evaluated_step = self.line["step"] if "val_loss" in self.line else None
 
     def first_record(self):
@@ -79,9 +78,10 @@ class Run:
         return ends and step != self.evaluated_step
 
     def save(self, record):
-        """Save a checkpoint, unless this step has one."""
+        """Save a checkpoint, unless the run has resumed from this step's."""
         trainer = self.trainer
-        if trainer.step == self.saved_step or self.config.eval_only:
+        resumed_here = trainer.saved and trainer.step == trainer.first_step
+        if resumed_here or self.config.eval_only:
             return
         state = trainer.state()
         weights = sharding.gather(checkpoint.learned_weights(trainer.model))
@@ -97,7 +97,6 @@ class Run:
                 data=trainer.data.hashes,
                 record=record,
             )
-        self.saved_step = trainer.step
 
     def evaluate(self):
         """Return the validation loss of the checkpoint of this step.
@@ -212,9 +211,5 @@ def prune_checkpoints(out_dir, keep):
     best = checkpoint.best_checkpoint(out_dir)
     for folder in checkpoint.list_checkpoints(out_dir)[:-keep] if keep else []:
         if folder != best:
-            remove_checkpoint(folder)
-
-
-def remove_checkpoint(folder):
-    """Remove a checkpoint. It loses its name first: one that is half removed is none."""
-    shutil.rmtree(folder.rename(f"{folder}.partial"))
+            # It loses its name first: a checkpoint that is half removed is none.
+            shutil.rmtree(folder.rename(f"{folder}.partial"))

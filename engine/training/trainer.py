@@ -5,6 +5,7 @@ from a checkpoint continues exactly where the one before stopped, and several pr
 one would, up to rounding.
 """
 
+import copy
 import math
 import statistics
 import time
@@ -55,8 +56,6 @@ class Trainer:
 
         # Micro-batches are numbered over all processes; each process has the same number of them.
         self.micro_batches = config.gradient_accumulation_steps // processes.world_size()
-        self.first_micro_batch = processes.rank() * self.micro_batches
-        self.at_once = largest_divisor(self.micro_batches, config.micro_batches_at_once)
         sequences = config.gradient_accumulation_steps * config.batch_size
         self.tokens_per_step = sequences * config.block_size
         self.flops_per_step = self.tokens_per_step * model.flops_per_token()
@@ -73,14 +72,11 @@ class Trainer:
             )
         sharding.parallelize(model, device, config.parallel, self.compiled)
         self.optimizer = make_optimizer(model, config)
-        self.scaler = self.new_scaler()
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == "float16")
         if self.saved:
             self.optimizer.load_state_dict(self.saved.pop("optimizer", {}))  # its memory is freed
             if self.saved["scaler"]:  # empty if the run was in another dtype
                 self.scaler.load_state_dict(self.saved["scaler"])
-
-    def new_scaler(self):
-        return torch.amp.GradScaler(self.device.type, enabled=self.dtype == "float16")
 
     def update(self):
         """Make one step with self.learning_rate; the device may still be busy with it afterwards.
@@ -100,12 +96,12 @@ class Trainer:
 
     def make_step(self, scaler, passes=None, dry=False):
         """Return what training_step does of this step, or of its first passes through the model."""
-        first = self.first_micro_batch
+        first = processes.rank() * self.micro_batches
         batches = [
             micro_batch(self.data, self.config, self.step, n, self.device)
             for n in range(first, first + self.micro_batches)
         ]
-        size = self.at_once
+        size = largest_divisor(self.micro_batches, self.config.micro_batches_at_once)
         merged = [merge(batches[n : n + size]) for n in range(0, len(batches), size)]
         clip = self.config.grad_clip
         return training_step(
@@ -114,7 +110,7 @@ class Trainer:
 
     def try_step(self, passes=None):
         """Make a step, or its first passes, that leaves no trace: to see what it costs."""
-        self.make_step(self.new_scaler(), passes, dry=True)
+        self.make_step(copy.deepcopy(self.scaler), passes, dry=True)
 
     def restart_clock(self):
         """Measure the speed from here on."""
@@ -164,7 +160,7 @@ class Trainer:
         """
         self.check()
         finite = all(local_tensor(p).isfinite().all() for p in self.model.parameters())
-        if processes.all_reduce_max(int(not finite)):
+        if not all(processes.all_gather(finite)):
             raise self.not_finite("weights that are not finite", self.step)
         return {
             "dtype": self.dtype,
@@ -207,10 +203,9 @@ def fit_to_memory(trainer):
     with torch.compiler.set_stance("force_eager"):
         taken = hardware.peak_bytes(lambda: trainer.try_step(passes=2), trainer.device)
     most = min(room / taken, MOST_TOKENS / (config.batch_size * config.block_size))
-    fits = largest_divisor(trainer.micro_batches, most)
-    trainer.at_once = min(processes.all_gather(fits))
-    trainer.config = replace(config, micro_batches_at_once=trainer.at_once)
-    processes.print0(f"{trainer.at_once} micro-batches at once fit into the memory")
+    at_once = min(processes.all_gather(largest_divisor(trainer.micro_batches, most)))
+    trainer.config = replace(config, micro_batches_at_once=at_once)
+    processes.print0(f"{at_once} micro-batches at once fit into the memory")
 
 
 def fit_to_minutes(trainer):

@@ -248,24 +248,3 @@ def restore_settings(cls, saved, source):
         return parse_settings(cls, [f"--{name}={value}" for name, value in saved.items()])
     except ValueError as error:
         raise ValueError(f"{source} does not fit this version of the code: {error}") from None
-
-
-# ---- Comparing with a run that resumes
-
-
-def check_model(folder, config, equal_paths):
-    """ValueError if a checkpoint's model has another GPTConfig than config, or another adapter.
-
-    config: a train.TrainConfig. Dropout may differ, and attention where both are among equal_paths,
-    which compute the same.
-    """
-    before = load_config(folder)
-    adapter = before["lora"] or {"lora_rank": 0}
-    for name, saved in (before["model"] | adapter).items():
-        value = getattr(config, name, saved)
-        same_function = name == "attention" and {value, saved} <= equal_paths
-        if value != saved and name not in ("dropout", "base") and not same_function:
-            raise ValueError(
-                f"{name}={value} does not fit {folder}, which has {name}={saved}: leave it out to "
-                "resume, or train from scratch in another out_dir"
-            )

@@ -126,22 +126,14 @@ def test_peak_bytes(capfd):
     assert not capfd.readouterr().err
 
 
-@parametrize(
-    "before, variable, words",
-    [
-        (None, None, "4 threads"),
-        (1, None, "1 thread"),
-        (9, None, "4 threads"),
-        (3, "4", "4 threads"),
-    ],
-)
-def test_threads(before, variable, words, monkeypatch):
+@parametrize("before, variable, expected", [(1, None, [1]), (9, None, [4]), (3, "4", [])])
+def test_threads(before, variable, expected, monkeypatch):
     """Catches a resumed run that rounds otherwise, and a user's own number that is passed over."""
-    found = [4]
+    found = []
     monkeypatch.delenv("OMP_NUM_THREADS")
     if variable:
         monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     monkeypatch.setattr(torch, "set_num_threads", found.append)
-    assert hardware.set_threads(before) == words
-    assert f"{found[-1]} thread" in words
+    hardware.set_threads(before)
+    assert found == expected

@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from engine.common.settings import parse_settings
 from engine.decoding.sampling import Sampling, sample_next_token
 from engine.decoding.session import decode_one_token, prefill
-from engine.kernels import autograd
 from engine.training.optimizer import make_optimizer, training_step
 from engine.weights.pretrained import WithoutInit
 from model import GPT, MODERN, GPTConfig
@@ -76,7 +75,7 @@ def test_a_training_step_is_one_graph(monkeypatch):
     """Catches a graph break of loss, half precision, windows or documents, where
     blocks are computed twice; and other numbers, as without a bias.
     """
-    monkeypatch.setattr(autograd, "MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
+    monkeypatch.setattr("engine.kernels.loss.MAX_LOGITS_CPU", 60 * 250)  # 800 rows in four chunks
     torch.manual_seed(0)
     change = dict(visible="alibi:4", window=30, n_kv_head=2, n_layer=1, init="gpt2")
     model = GPT(GPTConfig(**LONG | change))

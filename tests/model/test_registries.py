@@ -149,7 +149,7 @@ def test_a_mechanism_in_a_padded_batch(mechanism, window):
         assert_same(plain.logits()[:, 0], alone, why="it sees the padding, or the future")
         token, logits = next_token(compiled, sampler)
         assert_same(logits, alone, why="in a compiled step")
-        plain.append(token[:, None])
+        plain.append(token)
 
 
 @each()

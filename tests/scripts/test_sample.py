@@ -29,6 +29,7 @@ from conftest import (
 
 from engine.common.settings import parse_settings
 from engine.decoding import generation
+from engine.decoding.compiled import CompiledStep, decode_and_sample
 from engine.decoding.generation import Generator, Meter
 from engine.decoding.text import Printer, Text
 from engine.text import dataset
@@ -109,9 +110,9 @@ def test_batches():
     assert generator.batches(texts) == [[first, second], [third, fourth], [fifth]]
     config.max_new_tokens = 20
     assert generator.batches(texts) == [[first, third], [fifth], [second, fourth]]
-    generator.compiled = object()
-    generator.start([torch.arange(3)], [0], 4)
-    assert generator.session.compiled == generator.compiled
+    generator.compiled = CompiledStep(decode_and_sample)
+    next(generator.extend([Text(Pieces(), ids=torch.arange(3))]))
+    assert generator.compiled.cache
 
 
 def test_json_lines(written, trained):

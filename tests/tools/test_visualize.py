@@ -113,7 +113,7 @@ def test_a_token_for_the_beginning(text, kept):
     """Catches a beginning that is lost, or comes twice, where the text has it or is too long."""
     encoding = create_tokenizer("char", "^Tyger")
     encoding.begin = tuple(encoding.encode("^").tolist())
-    ids = encode_prompt(encoding, text, encoding.begin, 4, "--text")
+    ids = encode_prompt(encoding, text, 4, "--text")
     assert encoding.decode(ids.tolist()) == kept
 
 

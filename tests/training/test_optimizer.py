@@ -139,7 +139,7 @@ def test_muon_is_its_definition():
     parts = {params[2]: [8, 8, 8], params[5]: [4, 2]}
     expected = [p.detach().clone() for p in params]
     momentum = [torch.zeros_like(p) for p in params]
-    optimizer = Muon([dict(params=params, **MUON)], parts)
+    optimizer = Muon([dict(params=params, **MUON)], parts, {})
     for step in range(3):
         set_grads(params, step)
         for n, p in enumerate(params):
@@ -197,7 +197,8 @@ def test_nothing_that_is_not_finite_reaches_the_weights(part, float16, grad_clip
 def test_a_step_that_is_not_finite_changes_nothing():
     """Catches NaN in a momentum, and weights that decay in a step that is left out."""
     params = random_params((6, 4), (4, 6), (5, 3), (7,))
-    optimizer = Muon([dict(params=params[:2], **MUON), dict(params=params[2:], **ADAMW)])
+    groups = [dict(params=params[:2], **MUON), dict(params=params[2:], **ADAMW)]
+    optimizer = Muon(groups, {}, {p: n for n, p in enumerate(params)})
 
     def everything():
         return [x.detach().clone() for x in (*params, *optimizer.state_dict().values())]
