@@ -19,10 +19,9 @@ and alike in three languages, but not in all that other models have.
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 
 from experiments.shared import grammar, trials
-from tools.shared.inspection import census, gain, keys_that_count
+from tools.shared.inspection import census, gain
 
 T = 128
 LANGUAGES = "English", "French", "Python"
@@ -37,34 +36,20 @@ def load(language):
     return SimpleNamespace(train=ids, val=ids)
 
 
-def keys(ids):
-    """Return the keys of the census that count for each query, and separators up to it."""
-    separators = torch.tensor([not chr(n).isalnum() for n in ids])
-    return keys_that_count(ids) | {"a separator": separators.expand(len(ids), -1).tril()}
-
-
 def run(language, config, seed):
     """Train a GPT; return how far its best head goes from chance to all attention."""
     data = load(language)
     model = trials.new_gpt(block_size=T, n_head=4, n_embd=64, position="rope")
     trials.fit_text(model, T, config, seed, 3e-3, data=data)
     texts, _ = trials.random_batch(data.val, 20, T, seed)
-    found = census(model, texts, keys)
+    found = census(model, texts, chr)
     return {kind: gain(*scores).max().item() for kind, scores in found.items()}
 
 
 def main(config):
     runs = trials.run_seeds(run, LANGUAGES, config)
     title = "the best of eight heads, from chance (0) to all its attention (1)"
-    figure, panel = trials.make_figure(8, 3)
-    for language, found in runs.items():
-        kinds = trials.by_kind(found)
-        means, errors = trials.mean_and_error([*kinds.values()])
-        panel.errorbar(means, [*kinds], xerr=errors, fmt="o", label=language)
-    panel.set_title(title)
-    panel.legend()
-    tables = {title: trials.make_table("language", runs)}
-    trials.write_result("heads", config, tables, figure)
+    trials.write_means("heads", config, title, "language", runs, rows=2)
 
 
 if __name__ == "__main__":

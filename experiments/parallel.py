@@ -22,6 +22,8 @@ additive scores take 93 ms and 201 MB, dot scores 4.0 ms and 3.9 MB.
 """
 
 import itertools
+import os
+import time
 from functools import partial
 
 import torch
@@ -33,10 +35,16 @@ from experiments.shared.trials import megabytes, milliseconds
 from model import Block, GPTConfig
 
 WIDTH = 64
+T = 64  # of the texts to learn
 GRU = "GRU"
 LAYERS = GRU, "attention"
 SCORES = "additive", "dot"
 LENGTHS = {LAYERS: [16, 64, 256, 1024, 4096], SCORES: [64, 128, 256, 512]}
+WEIGHTS = "weights in thousands"
+SIZES = {41: (40, 32), 131: (84, 64), 459: (176, 128)}  # widths of LAYERS for these
+RATES = 1e-2, 5e-3  # the best of 1e-2 and 3e-2, and of 5e-3, 1e-2 and 2e-2, on another seed
+LOSS = "validation loss of a language model"
+SECONDS = "seconds of its training"
 
 
 # ---- What is measured: functions of a name and a length give a call
@@ -86,13 +94,14 @@ def scoring(name, n):
     return lambda: masked_fill(q, k, v, score=score).sum().backward()
 
 
+batched = partial(training_step, texts=16)
 MEASURED = {
     "a training step (ms)": (training_step, milliseconds, LAYERS),
-    "a training step (MB)": (training_step, megabytes, LAYERS),
     "a decoding step (ms)": (decoding_step, milliseconds, LAYERS),
     "a head with these scores (ms)": (scoring, milliseconds, SCORES),
     "a head with these scores (MB)": (scoring, megabytes, SCORES),
-    "a training step of 16 texts (ms)": (partial(training_step, texts=16), milliseconds, LAYERS),
+    "a training step of 16 texts (ms)": (batched, milliseconds, LAYERS),
+    "the same, two threads (ms)": (batched, partial(milliseconds, threads=2), LAYERS),
 }
 
 
@@ -106,18 +115,54 @@ def costs():
     return found
 
 
+# ---- What is learned
+
+
+class Recurrent(nn.GRU):
+    """Takes and gives what a block of a GPT does."""
+
+    def forward(self, x, *_):
+        states, _ = super().forward(x)
+        return states
+
+
+def new_model(name, width):
+    """Return a GPT of two layers, or one with a GRU in their place."""
+    heads = 1 if name == GRU else 4
+    model = trials.new_gpt(block_size=T, n_head=heads, n_embd=width, position="rope", mlp="relu2")
+    if name == GRU:
+        model.transformer.h = nn.ModuleList([Recurrent(width, width, 2, batch_first=True)])
+        nn.init.normal_(model.transformer.wte.weight)  # no norm makes it larger
+    return model
+
+
+def learn(config, seed):
+    """Train models of each size; return {what: {name: {size: value}}}."""
+    found = {what: {name: {} for name in LAYERS} for what in (LOSS, SECONDS)}
+    for size, widths in SIZES.items():
+        for name, width, rate in zip(LAYERS, widths, RATES):
+            model = new_model(name, width)
+            start = time.process_time()
+            found[LOSS][name][size] = trials.fit_text(model, T, config, seed, rate)
+            found[SECONDS][name][size] = time.process_time() - start
+    return found
+
+
 def main(config):
+    load = os.getloadavg()  # of other programs
     rounds = []
     for _ in range(config.seeds):
         rounds += trials.run_jobs(costs, [()])  # alone
+    runs = trials.run_together(learn, config)
     curves = trials.by_title(rounds)
-    tables = trials.make_tables("length", curves)
-    figure, panels = trials.draw_curves(20, "length", curves)
+    learned = trials.by_title(runs)
+    tables = trials.make_tables("length", curves) | trials.make_tables(WEIGHTS, learned)
+    figure, panels = trials.draw_curves(15, f"length, or {WEIGHTS}", curves | learned, rows=2)
     for panel in panels:
         panel.set_yscale("log")
         panel.legend()
-    trials.write_result("parallel", config, tables, figure, costs=rounds)
+    trials.write_result("parallel", config, tables, figure, costs=rounds, runs=runs, load=load)
 
 
 if __name__ == "__main__":
-    trials.run_script(main, trials.Repeats)
+    trials.run_script(main)
