@@ -133,8 +133,8 @@ scaling 0: 1024 | slope, dot / 1024 | slope, scaled_dot is 0.4
 scaling 1: [128, 'zero_out', 'dot'] | validation loss
     > [128, 'zero_out', 'scaled_dot'] | validation loss
 scaling 1: [128, 'gpt2', 'dot'] | validation loss > [128, 'gpt2', 'scaled_dot'] | validation loss
-scaling 1: [16, 'zero_out', 'dot'] | validation loss
-    is [16, 'zero_out', 'scaled_dot'] | validation loss
+scaling 1: 0.05 > [16, 'zero_out', 'dot'] | validation loss
+    - [16, 'zero_out', 'scaled_dot'] | validation loss
 scaling 1: [16, 'gpt2', 'scaled_dot'] | validation loss > [16, 'gpt2', 'dot'] | validation loss
 scores 0: additive | turned and folded > general | turned and folded
 scores 0: general | turned > 0.9 > 0.1 > additive | turned
