@@ -10,10 +10,10 @@ heads look at is measured as tools/census.py does. Separators are all but letter
 
 Found (5 seeds, 400 steps, two layers of four heads): in each language the best head goes 0.377 ±
 0.022 to 0.431 ± 0.050 of the way from chance to all of its attention for the previous character,
-and 0.258 ± 0.011 to 0.418 ± 0.081 for separators. Copies have 0.112 ± 0.006 in Python and nothing
-in the other two; in none is the first character looked at more than by chance, and no head is an
-induction head, which takes longer (config/induction.toml). So heads do specialise by themselves,
-and alike in three languages, but not in all that other models have.
+and 0.258 ± 0.011 to 0.418 ± 0.081 for separators, which depends on the run. Copies have 0.112 ±
+0.006 in Python and nothing in the other two; in none is the first character looked at more than by
+chance, and no head is an induction head, which takes longer (config/induction.toml). So heads do
+specialise by themselves, and alike in three languages, but not in all that other models have.
 
 The presets minute and llama_small, of longer training on Python (one run each, by tools.census,
 benchmarks/heads_presets.json), have 4 and 3 heads that go a quarter of the way for the previous

@@ -27,7 +27,7 @@ PRESETS = {  # and where their runs are recorded
 VERDICTS = """
 blanks 0: sees both sides | right > fits both neighbours | right > looks back, next word | right
 blanks 0: looks back, next word | right > looks back | right
-blanks 0: looks back | right is follows the word before | right
+blanks 0: 0.02 > looks back | right - follows the word before | right
 choices 0: 1 head | validation loss > 4 heads | validation loss > window of 8 | validation loss
 choices 0: 4 heads, one W_Q and W_K | validation loss > 4 heads | validation loss
 choices 0: 4 heads, W_Q and W_K equal at first | validation loss is 4 heads | validation loss
@@ -68,9 +68,9 @@ efficient 0: fused | validation loss is linear | validation loss
 heads 0: English | previous token > 0.3 > English | first token
 heads 0: French | previous token > 0.3 > French | first token
 heads 0: Python | previous token > 0.3 > Python | first token
-heads 0: English | a separator > 0.2 > English | same token earlier
-heads 0: French | a separator > 0.2 > French | same token earlier
-heads 0: Python | a separator > 0.2 > Python | same token earlier > French | same token earlier
+heads 0: English | a separator > 0.1 > English | same token earlier
+heads 0: French | a separator > 0.1 > French | same token earlier
+heads 0: Python | a separator > Python | same token earlier > French | same token earlier
 heads 0: 0.02 > English | induction, shuffled text
 heads 0: 0.02 > French | induction, shuffled text
 heads 0: 0.02 > Python | induction, shuffled text
