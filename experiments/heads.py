@@ -52,9 +52,9 @@ def run(language, config, seed):
 
 
 def main(config):
-    runs = trials.run_seeds(run, LANGUAGES, config)
     title = "the best of eight heads, from chance (0) to all its attention (1)"
-    trials.write_means("heads", config, title, "language", runs, rows=2)
+    runs = trials.run_seeds(run, LANGUAGES, config)
+    trials.write_means("heads", config, title, "language", runs, 2, sharex=True)
 
 
 if __name__ == "__main__":

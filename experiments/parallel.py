@@ -14,21 +14,20 @@ two layers, by GRU and by attention, of three sizes and with as many weights, le
 bytes in the same number of steps.
 
 Found (5 repeats in turns, width 64, processor time of one thread, Intel Xeon): a training step
-takes 1.2, 4.6, 18, 87 and 401 ms for 16, 64, 256, 1,024 and 4,096 positions by GRU, and 0.4, 0.6,
-1.6, 10 and 92 ms by attention. So it is up to 12 times as fast, at 256; from there on n² takes the
+takes 1.2, 4.5, 18, 83 and 416 ms for 16, 64, 256, 1,024 and 4,096 positions by GRU, and 0.4, 0.6,
+1.5, 9.2 and 92 ms by attention. So it is up to 12 times as fast, at 256; from there on n² takes the
 lead back. One thread wins no more than products of matrices in place of steps of vectors; where 16
 texts make matrices of the GRU's steps, too, it is 2.0 times as fast at most, slower from 1,024
-positions on, and 2.5 times slower at 4,096. In decoding the GRU is faster: 0.03 ms at any length,
-for 0.10 to 0.28 ms. Of 512 positions, additive scores take 174 ms and 201 MB, dot scores 2.8 ms and
-3.9 MB.
-
-Two threads were measured beside other programs (`load` in the record), so that the means tell how
-busy the machine was. By the least of the five, in `costs`, they help attention, 90 ms for 158 of 16
-texts of 1,024 positions, and the GRU, whose steps wait for each other, not at all, 138 ms for 126.
+positions on, and 2.4 times slower at 4,096. Two threads (the time that passes; the load of the
+machine before is in the record) make attention faster, 90 ms for 164 at 1,024 positions, and the
+GRU, whose steps wait for each other, slower: then attention is 3.2 times as fast at 64 positions,
+1.6 times at 1,024, and 1.3 times slower at 4,096. In decoding the GRU is faster: 0.03 ms at any
+length, for 0.10 to 0.27 ms. Of 512 positions, additive scores take 185 ms and 201 MB, dot scores
+2.8 ms and 3.9 MB.
 
 But the GRU learns more from the same data (5 seeds, 400 steps of 16 texts of 64 bytes): 1.900 ±
 0.004, 1.648 ± 0.002 and 1.505 ± 0.003 nats with 41, 131 and 459 thousand weights, the GPT 2.137 ±
-0.012, 1.962 ± 0.007 and 1.891 ± 0.004, in 0.6 to 0.9 of the time. In equal time, too, the GRU is
+0.012, 1.962 ± 0.007 and 1.891 ± 0.004, in 0.6 to 0.8 of the time. In equal time, too, the GRU is
 ahead. That is at the beginning of training, with a short context; larger models and longer training
 were not tried.
 """
@@ -140,8 +139,7 @@ class Recurrent(nn.GRU):
 
 def new_model(name, width):
     """Return a GPT of two layers, or one with a GRU in their place."""
-    heads = 1 if name == GRU else 4
-    model = trials.new_gpt(block_size=T, n_head=heads, n_embd=width, position="rope", mlp="relu2")
+    model = trials.new_gpt(block_size=T, n_head=4, n_embd=width, position="rope", mlp="relu2")
     if name == GRU:
         model.transformer.h = nn.ModuleList([Recurrent(width, width, 2, batch_first=True)])
         nn.init.normal_(model.transformer.wte.weight)  # no norm makes it larger

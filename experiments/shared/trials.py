@@ -329,11 +329,11 @@ def write_result(name, config, tables, figure, **more):
     print(f"\n{folder / name}.png and .json written")
 
 
-def write_means(name, config, title, label, runs, rows=1):
+def write_means(name, config, title, label, runs, rows=1, **layout):
     """Write a table of runs, and a picture of their means with a panel for each column."""
     columns = [*next(iter(runs.values()))[0]]
     width = len(columns) // rows
-    figure, panels = make_figure(1 + 4 * width, 2.8 * rows, rows, width)
+    figure, panels = make_figure(1 + 4 * width, 2.8 * rows, rows, width, **layout)
     for panel, what in zip(panels.flat, columns):
         draw_means(panel, runs, what)
         panel.set_title(what)

@@ -86,20 +86,23 @@ induction 0: 2 | runs with an induction head > 4 > 1 > 1 | runs with an inductio
 parallel 0: GRU | 256 / attention | 256 is 12
 parallel 0: 13 > GRU | 256 / attention | 256 > GRU | 1024 / attention | 1024 > 5
 parallel 0: 5 > GRU | 4096 / attention | 4096 > 4
-parallel 1: attention | 4096 / GRU | 4096 is 9.8
-parallel 1: attention | 16 / GRU | 16 is 3.6
-parallel 2: additive | 512 / dot | 512 is 61
+parallel 1: attention | 4096 / GRU | 4096 is 9.3
+parallel 1: attention | 16 / GRU | 16 is 3.4
+parallel 2: additive | 512 / dot | 512 is 65
 parallel 3: additive | 512 / dot | 512 > 50
 parallel 4: GRU | 64 / attention | 64 is 2.0
 parallel 4: 2.1 > GRU | 16 / attention | 16 > GRU | 256 / attention | 256 > 1.3
 parallel 4: attention | 1024 > GRU | 1024
-parallel 4: attention | 4096 / GRU | 4096 is 2.5
+parallel 4: attention | 4096 / GRU | 4096 is 2.4
+parallel 5: GRU | 64 / attention | 64 is 3.2
+parallel 5: GRU | 1024 / attention | 1024 is 1.6
+parallel 5: attention | 4096 / GRU | 4096 is 1.3
 parallel 6: attention | 41 > GRU | 41
 parallel 6: attention | 131 > GRU | 131
 parallel 6: attention | 459 > GRU | 131 > GRU | 459
 parallel 7: attention | 459 > GRU | 131 > attention | 131
 parallel 7: attention | 41 / GRU | 41 is 0.6
-parallel 7: attention | 459 / GRU | 459 is 0.9
+parallel 7: attention | 459 / GRU | 459 is 0.8
 positions 1: none | up to T=64 > learned | up to T=64 > sinusoidal | up to T=64
 positions 1: sinusoidal | up to T=64 > rope | up to T=64 > alibi | up to T=64
 positions 1: sinusoidal | to 8T > rope | to 8T > none | to 8T > alibi | to 8T
