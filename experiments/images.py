@@ -119,9 +119,8 @@ def freeze_language(model):
     """Let a captioner learn no more than to look, and by how much."""
     model.requires_grad_(False)
     for block in model.stack.h:
-        for part in block.ln_x, block.look:
+        for part in block.ln_x, block.look, block.gate:
             part.requires_grad_()
-        block.gate.requires_grad_()
 
 
 def caption(name, eye, train, test, steps):

@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 from experiments.shared import trials
 from masks import positions
-from tools.shared import heatmaps, inspection
+from tools.shared import inspection
 
 T = 40
 VOCAB = 32
@@ -50,10 +50,10 @@ def sequences(number, generator):
 
 
 def measure(model, ids, period):
-    """Return losses where all is new and where it comes again, scores of heads, and the maps.
+    """Return losses where all is new and where it comes again, and scores of heads.
 
     Scores are lists (n_layer, H): the mean attention of a head to the token that followed the last
-    time, and to the previous token. Maps are (n_layer, B, H, T, T).
+    time, and to the previous token.
     """
     targets = ids[:, 1:]
     with inspection.recording(model) as maps, torch.no_grad():
@@ -68,17 +68,16 @@ def measure(model, ids, period):
     on_followed = (weights * followed[:, None]).sum(-1)
     on_followed = on_followed.transpose(1, 2)  # (n_layer, H, B, T)
     on_previous = weights.diagonal(-1, -2, -1)
-    scores = {
+    return {
         "new": losses[:, : SHORTEST - 1].mean().item(),
         "again": losses[again].mean().item(),
         "induction": on_followed[:, :, again].mean(-1).tolist(),
         "previous token": on_previous.mean((1, 3)).tolist(),
     }
-    return scores, weights
 
 
 def run(n_layer, config, seed):
-    """Train a GPT; return measurements at every EVERY-th step, and its maps after training."""
+    """Train a GPT; return measurements at every EVERY-th step."""
     model = trials.new_gpt(
         block_size=T,
         vocab_size=VOCAB,
@@ -95,26 +94,22 @@ def run(n_layer, config, seed):
 
     def loss(step):
         if step % EVERY == 0:
-            scores, _ = measure(model, ids, period)
-            measurements.append(scores)
+            measurements.append(measure(model, ids, period))
         new_ids, _ = sequences(64, generator)
         x = new_ids[:, :-1]
         y = new_ids[:, 1:]
         return model(x, y, only_loss=True)[1]
 
     trials.fit(model, loss, config.steps, 5e-3)
-    last, maps = measure(model, ids, period)
+    last = measure(model, ids, period)
     measurements.append(last)
     curves = {key: np.array(scores) for key, scores in trials.by_kind(measurements).items()}
-    shown = (period.flatten() - T // 4).abs().argmin()  # a sequence that comes four times
     return curves | {
         "loss, new tokens": last["new"],
         "loss, again": last["again"],
         "previous token, first layer": max(last["previous token"][0]),
         "induction, last layer": max(last["induction"][-1]),
         "steps": [*range(0, config.steps, EVERY), config.steps],
-        "maps": maps[:, shown].mean(1),  # the mean of the heads, which share the work
-        "ids": ids[shown].tolist(),
     }
 
 
@@ -133,16 +128,14 @@ def draw_curves(panel, runs, curves, color, label):
 
 
 def draw(runs):
-    """Draw losses and scores against steps, and where each layer looks after training."""
-    figure, panels = trials.make_figure(10, 7.2, 2, 2, width_ratios=[1.5, 1])
-    losses, scores = panels[:, 0]
+    """Draw losses and scores against steps."""
+    figure, (losses, scores) = trials.make_figure(11, 3.6, 1, 2)
     for n_layer, found in runs.items():
         curves = [run["again"] for run in found]
         draw_curves(losses, found, curves, f"C{n_layer - 1}", f"layers: {n_layer}")
     losses.axhline(math.log(VOCAB), color="grey", linestyle=":")
-    losses.set_title("loss of tokens that come again (dotted: a guess)")
-    losses.set_ylabel("nats")
-    losses.set_ylim(0)
+    title = "loss of tokens that come again (dotted: a guess)"
+    losses.set(title=title, ylabel="nats", xlabel="step", ylim=0)
     losses.legend()
 
     two_layers = runs[2]
@@ -153,17 +146,8 @@ def draw(runs):
             best_head = heads[-1].argmax()  # at the end
             best.append(heads[:, best_head])
         draw_curves(scores, two_layers, best, f"C{layer + 2}", f"{kind}, layer {layer + 1}")
-    scores.set_title("attention of the best heads of two layers")
-    scores.set_xlabel("step")
-    scores.set_ylim(0, 1)
+    scores.set(title="attention of the best heads of two layers", xlabel="step", ylim=(0, 1))
     scores.legend()
-
-    tokens = two_layers[0]["ids"][:T]
-    for layer, panel in enumerate(panels[:, 1]):
-        weights = two_layers[0]["maps"][layer]
-        image = heatmaps.draw(panel, weights, tokens, most=0)
-        panel.set_title(f"layer {layer + 1}")
-    heatmaps.scale(figure, image, panels[:, 1])
     return figure
 
 

@@ -77,28 +77,19 @@ def run(kind, config, seed):
     }
 
 
-def draw(runs):
-    """Draw the losses of spans of positions."""
-    curves = {f"in texts of {LONGER}T bytes": trials.select(runs, "spans")}
-    label = f"up to this position (dotted: T = {T})"
-    figure, [panel] = trials.draw_curves(6, label, curves)
-    panel.axvline(T, color="grey", linestyle=":")
-    panel.set_ylabel("validation loss (nats per byte)")
-    return figure
-
-
 def main(config):
-    # Another order of the tokens.
-    masks = []
-    for visible in full, causal:
-        row = {"mask": visible.__name__, "largest difference": disorder(visible)}
-        masks.append(row)
-
-    # Texts that are longer than those of training.
+    masks = [
+        {"mask": visible.__name__, "largest difference": disorder(visible)}
+        for visible in (full, causal)
+    ]
     runs = trials.run_seeds(run, KINDS, config)
     losses = trials.make_table("position", runs)
     tables = {"16 tokens in another order": masks, "validation loss by position": losses}
-    trials.write_result("positions", config, tables, draw(runs), runs=runs)
+    curves = {f"in texts of {LONGER}T bytes": trials.select(runs, "spans")}
+    figure, [panel] = trials.draw_curves(6, f"up to this position (dotted: T = {T})", curves)
+    panel.axvline(T, color="grey", linestyle=":")
+    panel.set_ylabel("validation loss (nats per byte)")
+    trials.write_result("positions", config, tables, figure, runs=runs)
 
 
 if __name__ == "__main__":

@@ -20,11 +20,12 @@ as in BERT; "back": the same, looking back only; "words": the words themselves, 
 Found (5 seeds, 600 steps): who reads words looks from "it" at its noun in 0.996 ± 0.004 of unseen
 sentences (each run in at least 0.980), with a weight of 0.728 ± 0.046, and 0.011 ± 0.002 on the
 other noun; change the adjective, and it looks at the other one. From "bank" it finds the word that
-tells its sense in 0.978 ± 0.010, from a verb the object in 0.986 ± 0.014, but the subject in 0.881
-± 0.102: that depends on the run (0.475 in one). Who reads states is always right too, but does not
-look: at the noun of "it" in 0.639 ± 0.018, with a weight of 0.030 ± 0.011. It can read the noun at
-other words, which have looked at it. Looking back, "it" and verbs are right in 0.483 ± 0.012 and
-0.518 ± 0.012, a guess; "bank" in 0.759 ± 0.004, since its cue is often before it.
+tells its sense in 0.978 ± 0.010, from a verb the object in 0.986 ± 0.014 and the subject in 0.881 ±
+0.102 (0.475 in one run): that depends on the run, for verbs the most. Who reads states is always
+right too, but does not look: at the noun of "it" in 0.639 ± 0.018, with a weight of 0.030 ± 0.011.
+It can read the noun at other words, which have looked at it. Looking back, "it" and verbs are right
+in 0.483 ± 0.012 and 0.518 ± 0.012, a guess; "bank" in 0.759 ± 0.004, since its cue is often before
+it.
 """
 
 import itertools

@@ -24,13 +24,6 @@ GUESS = "a guess"
 SHOWN = 8  # images in the picture
 
 
-def share_right(scores, right):
-    """Return how often the best of each row of scores (N, M) is right (1), not wrong (0)."""
-    best = scores.argmax(1, keepdim=True)
-    found = right.gather(1, best).float()
-    return found.mean().item()
-
-
 def run(config, seed):
     """Return how often a pair finds what belongs together, the same for a guess, and captions."""
     train, (x, y) = digits.images(seed)
@@ -44,14 +37,15 @@ def run(config, seed):
     of_digit = F.normalize(by_digit.mean(1), dim=1)
     same = (captions[:, None] == captions).all(2)
     is_digit = F.one_hot(y, len(DIGITS))
-    tasks = {
+    tasks = {  # scores (N, M), and which are right
         "caption of an image": (seen @ read.T, same),
         "image of a caption": (read @ seen.T, same),
         "digit of an image": (seen @ of_digit.T, is_digit),
     }
     found = {PAIR: {}, GUESS: {}}
     for task, (scores, right) in tasks.items():
-        found[PAIR][task] = share_right(scores, right)
+        of_best = right.gather(1, scores.argmax(1, keepdim=True))
+        found[PAIR][task] = of_best.float().mean().item()
         found[GUESS][task] = right.float().mean().item()
     nearest = (seen[:SHOWN] @ every.T).argmax(1)
     said = [CAPTIONS[n].removeprefix("<start> ") for n in nearest]

@@ -10,9 +10,10 @@ Found (5 seeds): the variance is D, and 1 with the scale. Softmax of 64 such sco
 entropy at D = 128 (5.3 with the scale), but its gradient vanishes only for large heads: up to D =
 64 its Jacobian is larger without the scale than with it, and at D = 1024 it is 0.4 of it. A GPT
 with heads of 128 learns worse without, 2.507 ± 0.012 for 2.399 ± 0.005 nats (GPT-2's initial
-weights 2.359 ± 0.022 for 2.235 ± 0.010). With heads of 16 it learns as well, 2.369 ± 0.009 for
-2.346 ± 0.010, with GPT-2's weights even better, 2.155 ± 0.011 for 2.204 ± 0.007. With these nothing
-is one-hot at first (5.8 bits of 6): scores grow while it learns.
+weights 2.359 ± 0.022 for 2.235 ± 0.010). With heads of 16 it learns about as well, 2.369 ± 0.009
+for 2.346 ± 0.010 (whether worse depends on the run), with GPT-2's weights even better, 2.155 ±
+0.011 for 2.204 ± 0.007. With these nothing is one-hot at first (5.8 bits of 6): scores grow while
+it learns.
 """
 
 import itertools

@@ -3,10 +3,10 @@
     python -m tools.census [--out_dir=out | --init_from=FOLDER_OR_NAME] [--dataset=NAME]
 
 The score of a head is the share of its attention that goes, on average, to the previous token, the
-first, earlier copies of the token, or what followed them (induction). The average is over the
-queries that have such a key before them. Beside each score stands its chance level: the
-score of a head that looks at everything in its reach alike. A head counts where its score goes
-FAR of the way from there to 1.
+first, earlier copies of the token, what followed them (induction), or separators: tokens without a
+letter or a digit. The average is over the queries that have such a key before them. Beside each
+score stands its chance level: the score of a head that looks at everything in its reach alike. A
+head counts where its score goes FAR of the way from there to 1.
 
 Natural text repeats itself in many ways. So induction is also looked for where nothing else helps:
 in tokens in random order that come a second time (Olsson et al. 2022, arXiv:2209.11895). Only a
@@ -34,7 +34,7 @@ def main(config):
         ids = np.append(tokenizer.begin, data.val[start : start + T])[:T]
         texts.append(torch.from_numpy(ids.astype(np.int64)))
 
-    found = census(model, texts)
+    found = census(model, texts, lambda n: tokenizer.decode([n]))
 
     rows = table(found)
     print(

@@ -63,6 +63,8 @@ PAGE = Path(__file__).with_name("page")
 CANDIDATES = 10  # for the next token
 BEAM = 4  # of a translator
 SIGNS = str.maketrans(" \n\t", "·⏎⇥")  # in the picture
+MOST_LABELS = 24  # of a side of a map in it
+TICKS = np.array([0, 0.01, 0.1, 0.3, 0.6, 1])  # of its colour bar
 SENTENCES = """the tired dogs that the pretty girl follows do not see the green bird
 my young friend that the red dog follows does not like this horse
 the queen does not like a cow because the small bees sing"""
@@ -202,17 +204,23 @@ def as_bytes(weights):
 
 
 def draw(maps, labels, title):
-    """Draw layers x heads, counted from 1; returns a figure."""
+    """Draw layers x heads, counted from 1; returns a figure. The future is hatched."""
     L = len(maps)
     H = len(maps[0])
     figure = heatmaps.new_figure(2.4 * H + 2, 2.4 * L + 1.2)
     panels = figure.subplots(L, H, squeeze=False)
-    most_labels = 24 if len(labels) <= 24 else 0
     for (layer, head), panel in np.ndenumerate(panels):
-        image = heatmaps.draw(panel, maps[layer][head].float().numpy(), labels, most_labels)
+        weights = maps[layer][head].float().numpy()
+        past = np.ma.array(weights, mask=np.triu(np.ones_like(weights), 1))
+        panel.patch.set(facecolor="#f3f2ee", hatch="////", edgecolor="#dcdad3", linewidth=0)
+        panel.spines[:].set_color("#c9c7c0")
+        image = heatmaps.cells(panel, past, labels, labels, MOST_LABELS)
         panel.set(ylabel=f"layer {layer + 1}", title=f"head {head + 1}")
         panel.label_outer()
-    heatmaps.scale(figure, image, panels)
+    bar = figure.colorbar(image, ax=panels, fraction=0.03, pad=0.02, shrink=0.8, ticks=TICKS**0.5)
+    bar.set_ticklabels([f"{weight:g}" for weight in TICKS])
+    bar.set_label("weight (darkness: its square root)")
+    bar.outline.set_visible(False)
     legend = "row: the token that looks · column: the token it looks at · hatched: the future"
     figure.suptitle(f"{heatmaps.plain(title)}\n{legend}", fontsize=11)
     return figure

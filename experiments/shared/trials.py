@@ -42,24 +42,16 @@ STYLE = {
 
 
 @dataclass
-class Repeats:
+class Settings:
+    steps: int = 400
+    """Training steps of each model."""
     seeds: int = 5
     """Runs of each kind. Their differences give the standard errors."""
     out_dir: str = "experiments"
     """The folder for NAME.png and NAME.json."""
 
     def __post_init__(self):
-        at_least(1, self, "seeds")
-
-
-@dataclass
-class Settings(Repeats):
-    steps: int = 400
-    """Training steps of each model."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        at_least(1, self, "steps")
+        at_least(1, self, "steps", "seeds")
 
 
 def run_script(main, settings=Settings, **defaults):
@@ -135,17 +127,20 @@ def by_title(runs):
     return {title: by_kind(found) for title, found in by_kind(runs).items()}
 
 
-def milliseconds(function):
+def milliseconds(function, threads=1):
     """Return the processor time of a call: the least of all calls that fit into 0.1 s.
 
-    Processor time does not count what other programs use.
+    Processor time does not count what other programs use. Of several threads it is the time that
+    passes, which does.
     """
+    torch.set_num_threads(threads)
+    clock = time.process_time if threads == 1 else time.perf_counter
     function()  # to warm up
     times = []
     while sum(times) < 0.1:
-        start = time.process_time()
+        start = clock()
         function()
-        times.append(time.process_time() - start)
+        times.append(clock() - start)
     return 1000 * min(times)
 
 
@@ -261,11 +256,6 @@ def select(runs, what):
     return {kind: [run[what] for run in found] for kind, found in runs.items()}
 
 
-def means_of(runs, what):
-    """Return the mean of `what` for each kind of runs, and the standard errors."""
-    return mean_and_error([*select(runs, what).values()])
-
-
 def plus_minus(values, digits=3):
     """Return a text with the mean of a list ± its standard error."""
     mean, error = mean_and_error(values)
@@ -299,13 +289,13 @@ def make_figure(width, height, rows=1, columns=1, **layout):
     return figure, figure.subplots(rows, columns, **layout)
 
 
-def draw_curves(width, label, curves):
+def draw_curves(width, label, curves, rows=1):
     """Return a figure of curves {title: {kind: [{x: value} of each seed]}}, and its panels.
 
     Each title has a panel: means with their errors, over a logarithmic x-axis with this label.
     """
-    figure, [panels] = make_figure(width, 3.8, 1, len(curves), squeeze=False)
-    for panel, (title, runs) in zip(panels, curves.items()):
+    figure, panels = make_figure(width, 3.8 * rows, rows, len(curves) // rows, squeeze=False)
+    for panel, (title, runs) in zip(panels.flat, curves.items()):
         for kind, found in runs.items():
             points = by_kind(found)
             means, errors = mean_and_error([*points.values()])
@@ -314,12 +304,12 @@ def draw_curves(width, label, curves):
         panel.set_xticks([*points], [*points])
         panel.minorticks_off()
     panel.legend()
-    return figure, panels
+    return figure, panels.flat
 
 
 def draw_means(panel, runs, what, label=None):
     """Draw the mean of `what` for each kind of runs with its error."""
-    means, errors = means_of(runs, what)
+    means, errors = mean_and_error([*select(runs, what).values()])
     panel.errorbar(means, [*map(str, runs)], xerr=errors, fmt="o", label=label)
     panel.invert_yaxis()
 
@@ -339,11 +329,12 @@ def write_result(name, config, tables, figure, **more):
     print(f"\n{folder / name}.png and .json written")
 
 
-def write_means(name, config, title, label, runs):
+def write_means(name, config, title, label, runs, rows=1, **layout):
     """Write a table of runs, and a picture of their means with a panel for each column."""
     columns = [*next(iter(runs.values()))[0]]
-    figure, panels = make_figure(1 + 4 * len(columns), 2.8, 1, len(columns))
-    for panel, what in zip(panels, columns):
+    width = len(columns) // rows
+    figure, panels = make_figure(1 + 4 * width, 2.8 * rows, rows, width, **layout)
+    for panel, what in zip(panels.flat, columns):
         draw_means(panel, runs, what)
         panel.set_title(what)
     write_result(name, config, {title: make_table(label, runs)}, figure)

@@ -68,7 +68,10 @@ REPLACED = {
         "shared.trials.text_loss": lambda *_: 2.5,
     },
     "heads": {"heads.LANGUAGES": ["English"]},
-    "parallel": {"parallel.LENGTHS": {("GRU", "attention"): [8], ("additive", "dot"): [64]}},
+    "parallel": {
+        "parallel.LENGTHS": {("GRU", "attention"): [8], ("additive", "dot"): [64]},
+        "parallel.SIZES": {41: (40, 32)},
+    },
     "positions": {"positions.T": 16},
     "reading": {"reading.KINDS": ["words", "back"]},
     "recall": {"recall.PAIRS": [4, 8, 16], "recall.KEYS": 32},
@@ -101,7 +104,7 @@ images 1:       has one vector, their mean | left or right > 0.7
 induction 0:    1 | loss, again > 1.5 > 2 | loss, again
 induction 0:    1 | loss, new tokens > 3
 induction 0:    2 | runs with an induction head > 0.5 > 1 | runs with an induction head
-parallel 4:     additive | 64 > 3 > 0.2 > dot | 64
+parallel 3:     additive | 64 > 3 > 0.2 > dot | 64
 positions 0:    causal | largest difference > 0.1 > 1e-12 > full | largest difference
 positions 1:    none | up to T=16 > alibi | up to T=16 > rope | up to T=16
 positions 1:    rope | to 8T > alibi | to 8T

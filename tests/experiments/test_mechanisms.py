@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attention import full, masked_fill
-from experiments import choices, efficient, heads, parallel, routing
+from experiments import choices, efficient, parallel, routing
 from experiments.shared.buckets import within_chunks
 from masks import sliding_window
 
@@ -40,12 +40,6 @@ def test_within_chunks():
     torch.testing.assert_close(within_chunks(q, v, buckets, 8), right)
 
 
-def test_separators():
-    """Catches a letter with an accent among them, and one that comes later."""
-    found = heads.keys(torch.tensor([*"é a".encode("latin")]))["a separator"]
-    assert found.nonzero().tolist() == [[1, 1], [2, 1]]
-
-
 def test_models_of_equal_size():
     """Catches attention that is better because it has more parameters."""
     assert len({choices.new_model(kind).num_params() for kind in choices.KINDS}) == 1
@@ -56,6 +50,13 @@ def test_equal_weights(name):
     """Catches a layer that is slower because it is larger."""
     sizes = [p.numel() for p in parallel.new_layer(name).parameters() if p.dim() == 2]
     assert sum(sizes) == 6 * parallel.WIDTH**2
+
+
+def test_language_models_of_equal_size():
+    """Catches a model that learns better because it is larger than its size says."""
+    for size, widths in parallel.SIZES.items():
+        models = map(parallel.new_model, parallel.LAYERS, widths)
+        assert all(model.num_params() == pytest.approx(1000 * size, rel=0.03) for model in models)
 
 
 def routed(kind="routed"):

@@ -27,7 +27,7 @@ PRESETS = {  # and where their runs are recorded
 VERDICTS = """
 blanks 0: sees both sides | right > fits both neighbours | right > looks back, next word | right
 blanks 0: looks back, next word | right > looks back | right
-blanks 0: looks back | right is follows the word before | right
+blanks 0: 0.02 > looks back | right - follows the word before | right
 choices 0: 1 head | validation loss > 4 heads | validation loss > window of 8 | validation loss
 choices 0: 4 heads, one W_Q and W_K | validation loss > 4 heads | validation loss
 choices 0: 4 heads, W_Q and W_K equal at first | validation loss is 4 heads | validation loss
@@ -68,9 +68,9 @@ efficient 0: fused | validation loss is linear | validation loss
 heads 0: English | previous token > 0.3 > English | first token
 heads 0: French | previous token > 0.3 > French | first token
 heads 0: Python | previous token > 0.3 > Python | first token
-heads 0: English | a separator > 0.2 > English | same token earlier
-heads 0: French | a separator > 0.2 > French | same token earlier
-heads 0: Python | a separator > 0.2 > Python | same token earlier > French | same token earlier
+heads 0: English | a separator > 0.1 > English | same token earlier
+heads 0: French | a separator > 0.1 > French | same token earlier
+heads 0: Python | a separator > Python | same token earlier > French | same token earlier
 heads 0: 0.02 > English | induction, shuffled text
 heads 0: 0.02 > French | induction, shuffled text
 heads 0: 0.02 > Python | induction, shuffled text
@@ -86,14 +86,23 @@ induction 0: 2 | runs with an induction head > 4 > 1 > 1 | runs with an inductio
 parallel 0: GRU | 256 / attention | 256 is 12
 parallel 0: 13 > GRU | 256 / attention | 256 > GRU | 1024 / attention | 1024 > 5
 parallel 0: 5 > GRU | 4096 / attention | 4096 > 4
-parallel 2: attention | 4096 / GRU | 4096 is 13
-parallel 2: attention | 16 / GRU | 16 is 4
-parallel 3: additive | 512 / dot | 512 is 23
-parallel 4: additive | 512 / dot | 512 > 50
-parallel 5: GRU | 64 / attention | 64 is 2.1
-parallel 5: 2.1 > GRU | 16 / attention | 16 > GRU | 256 / attention | 256 > 1.6
-parallel 5: attention | 1024 is GRU | 1024
-parallel 5: attention | 4096 / GRU | 4096 is 2.4
+parallel 1: attention | 4096 / GRU | 4096 is 9.3
+parallel 1: attention | 16 / GRU | 16 is 3.4
+parallel 2: additive | 512 / dot | 512 is 65
+parallel 3: additive | 512 / dot | 512 > 50
+parallel 4: GRU | 64 / attention | 64 is 2.0
+parallel 4: 2.1 > GRU | 16 / attention | 16 > GRU | 256 / attention | 256 > 1.3
+parallel 4: attention | 1024 > GRU | 1024
+parallel 4: attention | 4096 / GRU | 4096 is 2.4
+parallel 5: GRU | 64 / attention | 64 is 3.2
+parallel 5: GRU | 1024 / attention | 1024 is 1.6
+parallel 5: attention | 4096 / GRU | 4096 is 1.3
+parallel 6: attention | 41 > GRU | 41
+parallel 6: attention | 131 > GRU | 131
+parallel 6: attention | 459 > GRU | 131 > GRU | 459
+parallel 7: attention | 459 > GRU | 131 > attention | 131
+parallel 7: attention | 41 / GRU | 41 is 0.6
+parallel 7: attention | 459 / GRU | 459 is 0.8
 positions 1: none | up to T=64 > learned | up to T=64 > sinusoidal | up to T=64
 positions 1: sinusoidal | up to T=64 > rope | up to T=64 > alibi | up to T=64
 positions 1: sinusoidal | to 8T > rope | to 8T > none | to 8T > alibi | to 8T
@@ -133,8 +142,8 @@ scaling 0: 1024 | slope, dot / 1024 | slope, scaled_dot is 0.4
 scaling 1: [128, 'zero_out', 'dot'] | validation loss
     > [128, 'zero_out', 'scaled_dot'] | validation loss
 scaling 1: [128, 'gpt2', 'dot'] | validation loss > [128, 'gpt2', 'scaled_dot'] | validation loss
-scaling 1: [16, 'zero_out', 'dot'] | validation loss
-    is [16, 'zero_out', 'scaled_dot'] | validation loss
+scaling 1: 0.05 > [16, 'zero_out', 'dot'] | validation loss
+    - [16, 'zero_out', 'scaled_dot'] | validation loss
 scaling 1: [16, 'gpt2', 'scaled_dot'] | validation loss > [16, 'gpt2', 'dot'] | validation loss
 scores 0: additive | turned and folded > general | turned and folded
 scores 0: general | turned > 0.9 > 0.1 > additive | turned

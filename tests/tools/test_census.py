@@ -12,6 +12,7 @@ from tools.shared.inspection import FAR, INDUCTION, attention_maps, census, gain
 from tools.shared.settings import DatasetSettings
 
 T = 20
+TEXT = "a,1.é\nbcdefghijklmnop"
 
 
 def model_of(**changes):
@@ -19,20 +20,27 @@ def model_of(**changes):
     return tiny(**shape | dict(position="rope", window=4, window_pattern="SL") | changes)
 
 
+def text_of(n):
+    return f" {TEXT[n]}"
+
+
 def texts_of():
     return list(torch.randint(7, (3, T), generator=torch.Generator().manual_seed(1)))
 
 
 def test_scores_and_chance_levels_by_hand():
-    """Catches a key one off, a chance level without the window, and queries without such keys."""
+    """Catches a key one off, a chance level without the window, queries without such keys, and a
+    word with a space or an accent among separators.
+    """
     counts = {  # whether key j counts for query i, in the plainest words
         "previous token": lambda i, j, ids: j == i - 1,
         "first token": lambda i, j, ids: j == 0 and i > 0,
         "same token earlier": lambda i, j, ids: j < i and ids[j] == ids[i],
         "after an earlier copy": lambda i, j, ids: 0 < j < i and ids[j - 1] == ids[i],
+        "a separator": lambda i, j, ids: j <= i and not TEXT[ids[j]].isalnum(),
     }
     model = model_of()
-    found = census(model, texts_of())
+    found = census(model, texts_of(), text_of)
     assert found.keys() == {*counts, INDUCTION}
     for kind, (layer, reach) in itertools.product(counts, enumerate([4, T])):
         both = []  # the share of each query, and that by chance
@@ -58,14 +66,14 @@ def test_an_induction_head(monkeypatch):
         return [before.expand(2, n, n), before.roll(n // 2 - 2, 0).expand(2, n, n)], None
 
     monkeypatch.setattr(inspection, "attention_maps", maps)
-    scores, chances = census(model_of(window=0), texts_of())[INDUCTION]
+    scores, chances = census(model_of(window=0), texts_of(), text_of)[INDUCTION]
     assert scores[1].tolist() == [1, 1] and 0 < chances[1, 0] < 1 / 4
     assert (gain(scores, chances)[0] < FAR).all()
 
 
 def test_out_of_reach():
     """Catches a head said to find a copy that its window hides, and NaN where no key counts."""
-    found = census(model_of(vocab_size=T), [torch.arange(T)])
+    found = census(model_of(vocab_size=T), [torch.arange(T)], text_of)
     scores, chances = found[INDUCTION]  # each token comes once in each half
     assert not scores[0].any() and not chances[0].any() and scores[1].all()
     assert not found["same token earlier"][0].any()
@@ -77,5 +85,5 @@ def test_on_the_dataset_of_the_run(poem_here, capsys):
     save("out", model_of(vocab_size=encoding.vocab_size), encoding=encoding, dataset="poem")
     main(DatasetSettings())
     printed = capsys.readouterr().out
-    for text in "32 texts of 20 tokens", "config/induction.toml", INDUCTION:
+    for text in "32 texts of 20 tokens", "config/induction.toml", "a separator", INDUCTION:
         assert text in printed

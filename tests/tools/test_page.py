@@ -108,7 +108,7 @@ def test_both_pages_show_what_the_model_does(page):
     rolled[1] = rolled[1] @ rolled[0]
     back = torch.arange(T)[:, None] - torch.arange(T)
     figures = torch.stack([entropy(maps), (maps * back).sum(-1)], -1).mean(2)
-    keys = keys_that_count(ids_of(TEXT))[FOLLOWS_A_COPY]
+    keys = keys_that_count(ids_of(TEXT), chr)[FOLLOWS_A_COPY]
     keys[1:] &= keys[:-1].roll(1, 1)  # and the token before it, too
     copied = (maps * keys).sum(-1)[..., keys.any(-1)].mean(-1)
     script = """

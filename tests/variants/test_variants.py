@@ -64,7 +64,7 @@ def test_what_reads_a_model(mechanism):
     maps, want = attention_maps(model, idx)
     for weights in maps:
         assert_same([weights.sum(-1)], [torch.ones(4, 16)], error=1e-5)
-    census.census(model, [idx])
+    census.census(model, [idx], chr)
     assert model.flops_per_token() > 0
     with contextlib.suppress(ValueError):
         export.standard(model)

@@ -91,20 +91,28 @@ def entropy(weights):
 # ---- The census
 
 
-def keys_that_count(ids):
-    """Return {kind: bool (T, T)}: the keys (columns) that count for each query of ids (T,)."""
+def keys_that_count(ids, text_of):
+    """Return {kind: bool (T, T)}: the keys (columns) that count for each query of ids (T,).
+
+    text_of: the text of an id. Without a letter or a digit it is a separator.
+    """
     i, j = positions(len(ids), len(ids))
+    separators = torch.tensor([not any(map(str.isalnum, text_of(n))) for n in ids.tolist()])
     before = ids[(j - 1).clamp_min(0)]
     return {
         "previous token": j == i - 1,
         "first token": (j == 0) & (i > 0),
         "same token earlier": (ids[j] == ids[i]) & (j < i),
         FOLLOWS_A_COPY: (before == ids[i]) & (j > 0) & (j < i),
+        "a separator": separators[j] & (j <= i),
     }
 
 
-def census(model, texts, keys_of=keys_that_count):
-    """Return {kind: (scores (L, H), chance levels (L, 1))} over texts, a list of ids (T,)."""
+def census(model, texts, text_of):
+    """Return {kind: (scores (L, H), chance levels (L, 1))} over texts, a list of ids (T,).
+
+    text_of: as keys_that_count.
+    """
     generator = torch.Generator().manual_seed(0)
     parts = defaultdict(list)
 
@@ -118,12 +126,12 @@ def census(model, texts, keys_of=keys_that_count):
             parts[kind].append((attended, chance.sum(1, keepdim=True), keys.any(-1).sum()))
 
     for ids in texts:
-        look(ids, keys_of(ids))
+        look(ids, keys_that_count(ids, text_of))
 
         # Half of the tokens in random order, twice.
         half = len(ids) // 2
         twice = ids[torch.randperm(len(ids), generator=generator)[:half]].repeat(2)
-        keys = keys_that_count(twice)[FOLLOWS_A_COPY]
+        keys = keys_that_count(twice, text_of)[FOLLOWS_A_COPY]
         keys[:half] = False
         look(twice, {INDUCTION: keys})
 
