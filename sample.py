@@ -245,16 +245,19 @@ def converse(generator, kind):
                 printer.show()
         except KeyboardInterrupt:
             printer.interrupt()
-        said = template.plain(answer.text) if template else answer.text
+        tokens = answer.tokens  # with a stop string
+        said = template.plain(answer.text) if template else generator.tokenizer.decode(tokens)
         messages = [*asked, {"role": "assistant", "content": said}]
     print_speed(generator, kind)
 
 
 def continuation_of(messages, generator):
     """Return a Text that continues all that was said, for a model without a chat template."""
-    said = "".join(message["content"] for message in messages)
-    ids = encode_prompt(generator.tokenizer, said, math.inf, "what you typed")
-    return Text(generator.tokenizer, generator.config.stop, ids=ids, seed=generator.config.seed)
+    tokenizer = generator.tokenizer
+    said = [message["content"] for message in messages]
+    for text in said[-1], "".join(said):  # what is wrong with the line is said of it alone
+        ids = encode_prompt(tokenizer, text, math.inf, "what you typed")
+    return Text(tokenizer, generator.config.stop, ids=ids, seed=generator.config.seed)
 
 
 def print_speed(generator, kind):

@@ -42,5 +42,5 @@ class DifferentialAttention(SelfAttention):
         plus, minus = self.share.prod(1).sum(-1).exp()
         one, other = y.chunk(2, dim=1)
         y = one - (plus - minus + self.first_share).to(y.dtype) * other
-        y = F.rms_norm(y, y.shape[-1:])
+        y = F.rms_norm(y, y.shape[-1:]).type_as(y)
         return torch.cat(((1 - self.first_share) * y).chunk(2, dim=-1), dim=1)

@@ -39,7 +39,8 @@ class LatentAttention(SelfAttention):
     def attend(self, x, rope, cache):
         q, latent, key = self.c_attn(x).split(self.widths, dim=2)
         q = q.unflatten(2, (self.n_head, -1)).transpose(1, 2)  # (B, H, T, D)
-        latent, key = F.rms_norm(latent, latent.shape[-1:])[:, None], key[:, None]  # (B, 1, T, ...)
+        latent = F.rms_norm(latent, latent.shape[-1:]).type_as(latent)
+        latent, key = latent[:, None], key[:, None]  # (B, 1, T, ...)
         if rope is not None:
             angles = [table[..., None, :, ::2][..., : self.halves[1] // 2] for table in rope]
             content, place = q.split(self.halves, dim=-1)
