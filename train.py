@@ -588,7 +588,6 @@ def main():
     try:
         with folder_lock(Path(config.out_dir)) if writes else nullcontext():
             train(config, signals)
-            processes.destroy_process_group()
     except KeyboardInterrupt:
         print0(f"\ninterrupted: {checkpoint.resume_hint(config.out_dir)}")
         raise

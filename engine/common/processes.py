@@ -1,5 +1,6 @@
 """One process, or several that torchrun has started; the signals that reach them."""
 
+import atexit
 import contextlib
 import datetime
 import gc
@@ -71,6 +72,7 @@ def join(minutes):
             f"{HOST} cannot reach the others: set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the "
             "network interface that they share"
         ) from None
+    atexit.register(destroy_process_group)  # after an error too, or gloo's threads may abort
     world = dist.group.WORLD
     world.set_timeout(TIMEOUT)
 
@@ -166,7 +168,7 @@ def all_reduce_sum(tensor):
 def destroy_process_group():
     """Leave the process group. Its users are collected first, so that gloo's threads end first."""
     gc.collect()
-    if world_size() > 1:
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 
