@@ -79,7 +79,7 @@ REPLACED = {
 }
 SLOW = """
 blanks choices convolution documents efficient heads images induction positions pronouns
-questions reading recall retrieval routing vector
+questions reading recall retrieval routing scaling vector
 """.split()
 NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in STEPS]
 # experiment, number of its table: what is larger > what is smaller. A cell is: row | column.
