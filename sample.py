@@ -255,8 +255,8 @@ def continuation_of(messages, generator):
     """Return a Text that continues all that was said, for a model without a chat template."""
     tokenizer = generator.tokenizer
     said = [message["content"] for message in messages]
-    for text in said[-1], "".join(said):  # what is wrong with the line is said of it alone
-        ids = encode_prompt(tokenizer, text, math.inf, "what you typed")
+    encode_prompt(tokenizer, said[-1], math.inf, "what you typed")  # an error names this line alone
+    ids = encode_prompt(tokenizer, "".join(said), math.inf, "what you typed")
     return Text(tokenizer, generator.config.stop, ids=ids, seed=generator.config.seed)
 
 

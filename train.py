@@ -192,7 +192,9 @@ class TrainConfig(GPTConfig):
         at_least(0, self, "micro_batches_at_once", "join_minutes", "minutes")
         at_least(0, self, "seed", most=2**32 - 1)  # a generator on a CPU takes no larger one
         at_least(1, self, "muon_steps", most=5)
-        at_least(0, self, "beta1", "beta2", "momentum", "hold", most=1 - 1e-9)
+        for name in ("beta1", "beta2", "momentum", "hold"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0 and below 1")
         for name in ("lora_alpha", "lora_targets"):
             if not self.lora_rank and getattr(self, name) != getattr(TrainConfig, name):
                 raise ValueError(f"{name} is of LoRA, which --lora_rank=8 switches on")
