@@ -47,9 +47,6 @@ class Cache:
         return scores.softmax(dim=-1) @ v
 
 
-READ_ON = "attention.py: KVCache, whose memory is allocated once"
-
-
 def cases():
     def times_cos(x, positions):
         return x * positions[:, None].cos()

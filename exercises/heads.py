@@ -31,9 +31,6 @@ def self_attention(x, W_qkv, W_out, H, G):
     return y @ W_out.T
 
 
-READ_ON = "attention.py: SelfAttention and share_heads"
-
-
 def cases():
     for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (6, 2, "B=3, T=5, C=12, rows=20"):
         inputs = integers(sizes, "B T C", "rows C", "C C")

@@ -39,9 +39,6 @@ def rotary(q, k, v):
     return turn(q), turn(k), v
 
 
-READ_ON = "attention.py: sinusoidal, rope_table and rotate"
-
-
 def cases():
     yield "T=3, C=4", "sinusoidal", 3, 4
     yield "T=40, C=16", "sinusoidal", 40, 16

@@ -33,9 +33,6 @@ def tiled(q, blocks):
     return y / total
 
 
-READ_ON = "attention.py: tiled, row_of_tiles"
-
-
 def cases():
     q, *values = small([1, 0], [1, 0], [0, 1], [2, 2])[0, 0, :, None]
     yield "rising scores", with_blocks, q, q, 2 * q, 3 * q, *values

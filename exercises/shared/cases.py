@@ -1,7 +1,10 @@
 """The inputs of cases, and what functions make of them."""
 
+import contextlib
 import inspect
+import os
 import re
+import signal
 
 import torch
 
@@ -87,3 +90,20 @@ def gradients(values, leaves):
     # A sum, since PyTorch imports sympy for each other gradient that it is given.
     total = sum((x * slope).sum() for x, slope in zip(ends, slopes))
     return [*torch.autograd.grad(total, leaves, materialize_grads=True)] if leaves else []
+
+
+@contextlib.contextmanager
+def limit(seconds):
+    """End what takes longer than this, of a processor. Windows has no such timer."""
+
+    def stop(*_):
+        raise TimeoutError
+
+    if os.name != "nt":
+        signal.signal(signal.SIGVTALRM, stop)
+        signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        if os.name != "nt":
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)

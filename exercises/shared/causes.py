@@ -1,4 +1,6 @@
-"""What gives exactly a learner's numbers: a known mistake, two of them, or an edit."""
+"""What gives exactly a learner's numbers: a known mistake, two of them, or an edit of the solution;
+or which edit of the learner's file gives the right ones.
+"""
 
 import ast
 import contextlib
@@ -11,50 +13,66 @@ import warnings
 
 import torch
 
-from exercises.shared.cases import outcome, sizes_in
+from exercises.shared.cases import limit, outcome, sizes_in
 from exercises.shared.comparison import same, same_outcome
 from exercises.shared.definition import MISTAKES, functions, with_mistakes
-from exercises.shared.edits import edits
+from exercises.shared.edits import edits, mends
 
 SECONDS = 2  # of a processor, for the search: the likely edits come first
+GETS = "These are the numbers that one gets if"
+MENDS = "Your file is right if"
 
 
-def causes(exercise, own):
-    """Return what gives a function's numbers, as lines; None if nothing does, or it takes long.
+def causes(exercise, own, theirs, source):
+    """Return what explains a function's numbers, as lines; none if nothing does, or it takes long.
 
     own: of each of its cases the case, what the learner got, and what is right.
     """
     own = sorted(own, key=lambda triple: same_outcome(*triple[1:]))  # what is wrong tells most
-    right = all(same(a["values"], b["values"]) for _, a, b in own)  # the gradient alone is wrong
+    swapped = [(case, right, got) for case, got, right in own]
+    slopes = all(same(a["values"], b["values"]) for _, a, b in own)  # the gradient alone is wrong
     small = all(same(a["values"], b["values"], 1e-3) for _, a, b in own)
     error = 1e-12 if small else 1e-5  # beside it, an epsilon of theirs does not count
+    goals = {GETS: (vars(exercise), own, slopes, error), MENDS: (theirs, swapped, True, 1e-12)}
+    warnings.simplefilter("ignore")  # of edits that make no sense
+    end = time.process_time() + SECONDS
+    for what, text, lines in attempts(exercise, own, source):
+        if gives(exercise, text, *goals[what]):
+            return [what, *(f"  {line}" for line in lines())]
+        if time.process_time() > end:
+            break
+    return []
+
+
+def attempts(exercise, own, source):
+    """Yield texts that may explain what is got: for which goal, the text, what returns its lines."""
     name = exercise.__name__.split(".")[1]
     (label, *_), got, expected = own[0]
-    end = time.process_time() + SECONDS
-    warnings.simplefilter("ignore")  # of edits that make no sense
-    attempts = known(name), edited(name, expected["name"], sizes_in(label))
-    some = any(x.isfinite().any() for x in got["values"])  # else many edits would fit
-    for text, lines in itertools.chain(*attempts[: 1 + some]):
-        if gives(exercise, text, own, right, error):
-            return lines()
-        if time.process_time() > end:
-            return None
-
-
-def known(name):
-    """Yield the solution with one or two known mistakes, and what returns their names."""
     for count in 1, 2:
         for sentences in itertools.combinations(MISTAKES.get(name, ()), count):
-            yield with_mistakes(name, *sentences), functools.partial(list, sentences)
+            yield GETS, with_mistakes(name, *sentences), functools.partial(list, sentences)
+    solution = functions(name)
+    wrong = [part for part in solution if part in expected["name"]]  # a case may call several
+    theirs = [node for node in ast.parse(source).body if hasattr(node, "name")]
+    searches = [
+        edited(MENDS, mends, [x for x in theirs if x.name in wrong or x.name not in solution])
+    ]
+    if any(x.isfinite().any() for x in got["values"]):  # else many edits would fit
+        every = functools.partial(edits, sizes=sizes_in(label))
+        searches.append(edited(GETS, every, [solution[part] for part in wrong]))
+    for pair in itertools.zip_longest(*searches):
+        yield from filter(None, pair)
 
 
-def edited(name, wrong, sizes):
-    """Yield functions of the solution with an edit, and what returns its lines."""
-    for function, node in functions(name).items():
-        if function in wrong:  # or it is one of several that a case calls together
-            source = ast.unparse(node) + "\n"
-            for new in dict.fromkeys(edits(source, sizes)):
-                yield new, functools.partial(changed_lines, source, new)
+def edited(what, edits, nodes):
+    """Yield functions with an edit, for which goal, and what returns the edit's lines."""
+    for node in nodes:
+        source = ast.unparse(node) + "\n"
+        seen = {source}
+        for new in edits(source):
+            if new not in seen:
+                seen.add(new)
+                yield what, new, functools.partial(changed_lines, source, new)
 
 
 def changed_lines(source, new):
@@ -64,18 +82,23 @@ def changed_lines(source, new):
     return [line for line in both if line[0] in "+-" and line.split() != ["+", "pass"]]
 
 
-def gives(exercise, text, own, gradients, error):
-    """Whether a text, in place of the solution's functions of these names, gives what is got."""
-    scope = dict(vars(exercise))
-    with contextlib.suppress(Exception), torch.set_grad_enabled(gradients):  # it may not run
+def gives(exercise, text, scope, own, slopes, error):
+    """Whether a text, in place of a scope's functions of these names, gives what is got."""
+    scope = dict(scope)
+    with contextlib.suppress(Exception), limit(0.05):  # it may not run, or never end
         exec(text, scope)
-        for case, got, _ in own:
-            scope |= sizes_in(case[0])
-            found = outcome(types.SimpleNamespace(**scope), exercise, *case)
-            zeros = [x.masked_fill(x.isnan(), 0) for x in found["values"]]  # it sees nothing
-            some = [found["values"]] + [zeros] * any(x.any() for x in zeros)
-            if not any(same(got["values"], values, error) for values in some):
-                return False
-            if gradients and not same(got["gradients"], found["gradients"], error):
-                return False
+        for graph in [False, True][: 1 + slopes]:  # most differ in values already
+            with torch.set_grad_enabled(graph):
+                if not all(agrees(exercise, scope, case, got, error) for case, got, _ in own):
+                    return False
         return True
+
+
+def agrees(exercise, scope, case, got, error):
+    """Whether a scope's functions give in a case what is got, and the gradients if there are."""
+    found = outcome(types.SimpleNamespace(**scope | sizes_in(case[0])), exercise, *case)
+    if torch.is_grad_enabled() and not same(got["gradients"], found["gradients"], error):
+        return False
+    zeros = [x.masked_fill(x.isnan(), 0) for x in found["values"]]  # it sees nothing
+    some = [found["values"]] + [zeros] * any(x.any() for x in zeros)
+    return any(same(got["values"], values, error) for values in some)

@@ -2,7 +2,6 @@
 
 its docstring   the task: what to write, with shapes, a picture and the paper
 the solution    the functions that a learner writes; their comments are the hints
-READ_ON         where lookback's own code is
 cases()         [(label, call, *arguments)], from tiny to random. label: with sizes, B=2. call: a
                 name, or a function of the learner's module and arguments
 
@@ -20,10 +19,22 @@ from engine.common.errors import choose
 
 FOLDER = Path(__file__).parents[1]
 MISTAKES = tomllib.loads((FOLDER / "mistakes.toml").read_text(encoding="utf-8"))
-ORDER = (
-    "masks scores softmax attention heads positions cross cache tiles backward linear sampling "
-    "block search yours"
-).split()
+ORDER = {  # and where lookback's own code is
+    "masks": "masks.py",
+    "scores": "attention.py: dot and scaled_dot, then General and Additive, which are learned",
+    "softmax": "attention.py: softmax, sparsemax, and the end of attention_weights",
+    "attention": "attention.py: masked_fill does this, and naive does it without a mask",
+    "heads": "attention.py: SelfAttention and share_heads",
+    "positions": "attention.py: sinusoidal, rope_table and rotate",
+    "cross": "attention.py: Additive and CrossAttention; masks.py: present",
+    "cache": "attention.py: KVCache, whose memory is allocated once",
+    "tiles": "attention.py: tiled, row_of_tiles",
+    "backward": "attention.py: tiled, which computes its weights again in the backward pass",
+    "linear": "attention.py: linear and linear_step; engine/kernels/linear_attention.py",
+    "sampling": "engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py",
+    "block": "model.py: layer_norm, FeedForward, Block, gpt2_std and init_weights",
+    "search": "experiments/shared/translation.py: search, for a batch of sentences at once",
+}
 
 
 def known(name):
@@ -40,7 +51,9 @@ def load(name):
 @functools.cache
 def solution(name):
     """Return the text of the solution, and its comments."""
-    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("\nREAD_ON = ")[0]
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("\n\n\ndef cases")[
+        0
+    ] + "\n"
     comment = re.compile("^ +# (.*)\n", re.MULTILINE)
     return comment.sub("", text), comment.findall(text)
 

@@ -83,9 +83,10 @@ def main(name, path, to, output, folder):
             triples.append((case, next(got), right))
         if wrong := first_wrong(triples):
             keep(False, *differences(exercise, *wrong))
-            keep(False, *reasons(theirs, exercise, triples))
+            source = Path(path).read_text(encoding="utf-8")
+            keep(False, *reasons(theirs, exercise, triples, source))
         else:
-            keep(True, f"Right, in all {len(expected)} cases. Read on: {exercise.READ_ON}")
+            keep(True, f"Right, in all {len(expected)} cases. Read on: {definition.ORDER[name]}")
     except BaseException as error:  # a learner's file can raise anything
         if not said:
             keep(False, report(error, path), where)
