@@ -16,7 +16,7 @@ import torch
 from exercises.shared.cases import limit, outcome, sizes_in
 from exercises.shared.comparison import same, same_outcome
 from exercises.shared.definition import MISTAKES, functions, with_mistakes
-from exercises.shared.edits import edits, mends
+from exercises.shared.edits import elsewhere, further, likely
 
 SECONDS = 2  # of a processor, for the search: the likely edits come first
 GETS = "These are the numbers that one gets if"
@@ -45,7 +45,7 @@ def causes(exercise, own, theirs, source):
 
 
 def attempts(exercise, own, source):
-    """Yield texts that may explain what is got: for which goal, the text, what returns its lines."""
+    """Yield texts that may explain what is got: the goal, the text, and what returns its lines."""
     name = exercise.__name__.split(".")[1]
     (label, *_), got, expected = own[0]
     for count in 1, 2:
@@ -53,22 +53,21 @@ def attempts(exercise, own, source):
             yield GETS, with_mistakes(name, *sentences), functools.partial(list, sentences)
     solution = functions(name)
     wrong = [part for part in solution if part in expected["name"]]  # a case may call several
-    theirs = [node for node in ast.parse(source).body if hasattr(node, "name")]
-    searches = [
-        edited(MENDS, mends, [x for x in theirs if x.name in wrong or x.name not in solution])
-    ]
+    theirs = {x.name: x for x in ast.parse(source).body if hasattr(x, "name")}
+    helpers = [part for part in theirs if part not in solution]
+    searches = [edited(MENDS, [likely, elsewhere], theirs, [*wrong, *helpers])]
     if any(x.isfinite().any() for x in got["values"]):  # else many edits would fit
-        every = functools.partial(edits, sizes=sizes_in(label))
-        searches.append(edited(GETS, every, [solution[part] for part in wrong]))
+        every = [likely, functools.partial(further, sizes=sizes_in(label))]
+        searches.append(edited(GETS, every, solution, wrong))
     for pair in itertools.zip_longest(*searches):
         yield from filter(None, pair)
 
 
-def edited(what, edits, nodes):
-    """Yield functions with an edit, for which goal, and what returns the edit's lines."""
-    for node in nodes:
-        source = ast.unparse(node) + "\n"
-        seen = {source}
+def edited(what, kinds, nodes, names):
+    """Yield functions of these names with an edit, for which goal, and what returns its lines."""
+    seen = set()
+    for edits, name in itertools.product(kinds, names):
+        source = ast.unparse(nodes[name]) + "\n"
         for new in edits(source):
             if new not in seen:
                 seen.add(new)

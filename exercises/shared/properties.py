@@ -51,7 +51,6 @@ def behaviour(theirs, exercise, label, call, *arguments):
         return tuple(tensors(called(call, module, (inputs | point | changed).values())))
 
     def facts(module):
-        """What the change of an argument does to the first result that it changes in a known way."""
         results = run(module, {})
         for name, x in point.items():
             for to, change in CHANGES.items():
