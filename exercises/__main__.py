@@ -15,7 +15,7 @@ from exercises.shared.runner import check
 def solved(folder):
     """Return the names of what was right once."""
     path = folder / "progress.json"
-    return read_json(path) if path.exists() else []
+    return read_json(path) if path.exists() else {}
 
 
 def show_list(folder):
@@ -33,7 +33,7 @@ def try_once(name, path):
     print("checked: some seconds ...\n", flush=True)
     right, lines = check(name, path)
     if right:
-        names = sorted({*solved(path.parent), name})
+        names = solved(path.parent) | {name: True}
         atomic_write(path.parent / "progress.json", json.dumps(names).encode())
     print("\n".join(lines))
     return not right
@@ -54,7 +54,7 @@ def watch(name, path):
 def main(arguments):
     parser = argparse.ArgumentParser(prog="python -m exercises", allow_abbrev=False)
     parser.add_argument("exercise", nargs="?", help="its number or its name")
-    parser.add_argument("--hint", type=int, metavar="N", help="show its first N hints")
+    parser.add_argument("--hint", type=int, help="show its first hints, so many")
     parser.add_argument("--watch", action="store_true", help="check whenever the file is saved")
     parser.add_argument("--folder", default="my", type=Path, help="where your files are")
     options = parser.parse_args(arguments)

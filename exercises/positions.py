@@ -14,7 +14,7 @@ Vaswani et al. 2017, arXiv:1706.03762, section 3.5; Su et al. 2021, arXiv:2104.0
 
 import torch
 
-from exercises.shared.cases import integers
+from exercises.shared.cases import random
 
 
 def sinusoidal(T, C):
@@ -43,4 +43,4 @@ def cases():
     yield "T=3, C=4", "sinusoidal", 3, 4
     yield "T=40, C=16", "sinusoidal", 40, 16
     for sizes in "B=1, H=1, T=2, D=4", "B=2, H=3, T=7, D=8":
-        yield sizes, "rotary", *integers(sizes, *["B H T D"] * 3)
+        yield sizes, "rotary", *random(sizes, *["B H T D"] * 3)

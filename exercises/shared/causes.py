@@ -36,26 +36,32 @@ def causes(exercise, own, theirs, source):
     goals = {GETS: (vars(exercise), own, slopes, error), MENDS: (theirs, swapped, True, 1e-12)}
     warnings.simplefilter("ignore")  # of edits that make no sense
     end = time.process_time() + SECONDS
-    for what, text, lines in attempts(exercise, own, source):
-        if gives(exercise, text, *goals[what]):
-            return [what, *(f"  {line}" for line in lines())]
+    for goal, text, why in attempts(exercise, own, source):
+        found = False
+        with contextlib.suppress(TimeoutError):  # the timer may ring late
+            found = gives(exercise, text, *goals[goal])
+        torch.set_grad_enabled(True)
+        if found:
+            lines = changed_lines(why, text) if isinstance(why, str) else why
+            return [goal, *(f"  {line}" for line in lines)]
         if time.process_time() > end:
             break
     return []
 
 
 def attempts(exercise, own, source):
-    """Yield texts that may explain what is got: the goal, the text, and what returns its lines."""
+    """Yield what may explain it: the goal, a text, and the mistakes or the text that it was."""
     name = exercise.__name__.split(".")[1]
     (label, *_), got, expected = own[0]
     for count in 1, 2:
         for sentences in itertools.combinations(MISTAKES.get(name, ()), count):
-            yield GETS, with_mistakes(name, *sentences), functools.partial(list, sentences)
+            yield GETS, with_mistakes(name, *sentences), sentences
     solution = functions(name)
     wrong = [part for part in solution if part in expected["name"]]  # a case may call several
     theirs = {x.name: x for x in ast.parse(source).body if hasattr(x, "name")}
-    helpers = [part for part in theirs if part not in solution]
-    searches = [edited(MENDS, [likely, elsewhere], theirs, [*wrong, *helpers])]
+    helpers = theirs.keys() - solution.keys()
+    parts = [part for part in [*wrong, *helpers] if part in theirs]
+    searches = [edited(MENDS, [likely, elsewhere], theirs, parts)]
     if any(x.isfinite().any() for x in got["values"]):  # else many edits would fit
         every = [likely, functools.partial(further, sizes=sizes_in(label))]
         searches.append(edited(GETS, every, solution, wrong))
@@ -63,41 +69,37 @@ def attempts(exercise, own, source):
         yield from filter(None, pair)
 
 
-def edited(what, kinds, nodes, names):
-    """Yield functions of these names with an edit, for which goal, and what returns its lines."""
+def edited(goal, kinds, nodes, names):
     seen = set()
     for edits, name in itertools.product(kinds, names):
         source = ast.unparse(nodes[name]) + "\n"
         for new in edits(source):
             if new not in seen:
                 seen.add(new)
-                yield what, new, functools.partial(changed_lines, source, new)
+                yield goal, new, source
 
 
 def changed_lines(source, new):
     """Return a source's lines that are others in a new one (−), and these (+)."""
     new = ast.unparse(ast.parse(new))
     both = difflib.ndiff(source.splitlines(), new.splitlines())
-    return [line for line in both if line[0] in "+-" and line.split() != ["+", "pass"]]
+    return [line for line in both if line[0] in "+-"]
 
 
 def gives(exercise, text, scope, own, slopes, error):
     """Whether a text, in place of a scope's functions of these names, gives what is got."""
     scope = dict(scope)
-    with contextlib.suppress(Exception), limit(0.05):  # it may not run, or never end
+    with limit(0.05):  # it may not run, or never end
         exec(text, scope)
         for graph in [False, True][: 1 + slopes]:  # most differ in values already
-            with torch.set_grad_enabled(graph):
-                if not all(agrees(exercise, scope, case, got, error) for case, got, _ in own):
-                    return False
+            torch.set_grad_enabled(graph)
+            if not all(agrees(exercise, scope, case, got, error) for case, got, _ in own):
+                return False
         return True
 
 
 def agrees(exercise, scope, case, got, error):
     """Whether a scope's functions give in a case what is got, and the gradients if there are."""
     found = outcome(types.SimpleNamespace(**scope | sizes_in(case[0])), exercise, *case)
-    if torch.is_grad_enabled() and not same(got["gradients"], found["gradients"], error):
-        return False
-    zeros = [x.masked_fill(x.isnan(), 0) for x in found["values"]]  # it sees nothing
-    some = [found["values"]] + [zeros] * any(x.any() for x in zeros)
-    return any(same(got["values"], values, error) for values in some)
+    slopes = not torch.is_grad_enabled() or same(got["gradients"], found["gradients"], error)
+    return slopes and same(got["values"], found["values"], error)

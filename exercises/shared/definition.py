@@ -39,8 +39,8 @@ ORDER = {  # and where lookback's own code is
 
 def known(name):
     """Return the name of an exercise, for its name or its number from 1; ValueError if unknown."""
-    numbers = {str(number): name for number, name in enumerate(ORDER, 1)}
-    return choose("exercise", name, numbers | dict(zip(ORDER, ORDER)))
+    names = {str(number): name for number, name in enumerate(ORDER, 1)}
+    return choose("exercise", name, names | dict(zip(ORDER, ORDER)))
 
 
 def load(name):
@@ -51,9 +51,7 @@ def load(name):
 @functools.cache
 def solution(name):
     """Return the text of the solution, and its comments."""
-    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("\n\n\ndef cases")[
-        0
-    ] + "\n"
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("\n\ndef cases")[0]
     comment = re.compile("^ +# (.*)\n", re.MULTILINE)
     return comment.sub("", text), comment.findall(text)
 

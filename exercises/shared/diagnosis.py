@@ -1,12 +1,11 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
-import contextlib
 import itertools
 
 from exercises.shared.cases import is_float, limit, named, sizes_in
 from exercises.shared.causes import causes
 from exercises.shared.comparison import beside, same, same_outcome
-from exercises.shared.properties import behaviour, traits
+from exercises.shared.properties import dependence, traits
 
 
 def first_wrong(triples):
@@ -20,7 +19,7 @@ def first_wrong(triples):
 def differences(exercise, case, a, b):
     """Return how a case's outcomes a and b differ, as lines."""
     inputs = named(exercise, *case[1:])
-    what, names = "values", numbered(b["values"])
+    what, names = "values", [f"result {n}" for n in range(1, len(b["values"]) + 1)]
     if same(a["values"], b["values"]):
         floats = [name for name, x in inputs.items() if is_float(x)]
         what, names = "gradients", [f"the values are right, the gradient of {x}" for x in floats]
@@ -34,27 +33,21 @@ def reasons(theirs, exercise, triples, source=""):
     return causes(exercise, own, vars(theirs), source) or [*symptoms(theirs, exercise, own)]
 
 
-def numbered(results):
-    return [f"result {n}" for n in range(1, len(results) + 1)] if results[1:] else ["result"]
-
-
 def symptoms(theirs, exercise, own):
     """Yield what is seen of one function's wrong numbers, in the last case that shows something."""
+    wrong = [triple for triple in own if not same_outcome(*triple[1:])]
     if right := [b["label"] for _, a, b in own if same_outcome(a, b)]:
         yield "It is right for: " + "; ".join(right)
     if all(same(a["values"], b["values"]) for _, a, b in own):
         yield "The values are right: a part is cut off from the gradient (detach, item, no_grad),"
         yield "or has none, as where NaN is replaced after it has come."
-    for case, got, expected in reversed(
-        [triple for triple in own if not same_outcome(*triple[1:])]
-    ):
+    for case, got, expected in reversed(wrong):
         seen = []
-        for name, a, b in zip(numbered(got["values"]), got["values"], expected["values"]):
+        for n, (a, b) in enumerate(zip(got["values"], expected["values"]), 1):
             if a.shape == b.shape and not same([a], [b]):
-                seen += [f"{name}: {text}" for text in traits(a, b, sizes_in(case[0]))]
-        with contextlib.suppress(Exception), limit(1):  # theirs may not take other inputs
-            seen += itertools.islice(behaviour(theirs, exercise, *case), 6)
+                seen += [f"result {n}: {text}" for text in traits(a, b, sizes_in(case[0]))]
+        with limit(1):  # theirs may not take other inputs
+            seen += itertools.islice(dependence(theirs, exercise, *case), 6)
         if seen:
-            yield f"In {case[0]}:"
-            yield from (f"  {text}" for text in seen)
+            yield from [f"In {case[0]}:", *(f"  {text}" for text in seen)]
             return

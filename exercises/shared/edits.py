@@ -1,4 +1,4 @@
-"""What learners write: the solution with one edit, or two.
+"""What learners write: the solution with one edit.
 
 A wrong answer is seldom new. It is the solution with a part left out, a word or a name in the place
 of another, two parts exchanged, a step done elsewhere, or with one thing done to an argument, to a
@@ -25,7 +25,7 @@ def likely(source):
 
 
 def further(source, sizes):
-    """Yield what it becomes by another edit, or two; sizes are names, such as D."""
+    """Yield what it becomes by another edit; sizes are names, such as D."""
     nodes = parsed(source)
     scales = [scale.format(size) for size in sizes for scale in SCALES]
     for edit in itertools.chain(
@@ -36,10 +36,6 @@ def further(source, sizes):
     ):
         yield put(source, *edit)
     yield from elsewhere(source)
-    for at, new in missing(nodes):  # and a part behind it
-        one = put(source, at, new)
-        two = (edit for edit in missing(parsed(one)) if edit[0].start >= at.start)
-        yield from (put(one, *edit) for edit in two)
 
 
 def missing(nodes):
@@ -55,7 +51,7 @@ def missing(nodes):
 def words(source):
     """A word stands for another, everywhere or once."""
     for old, *new in map(str.split, WORDS):
-        old = rf"\b{old}\b" if old.isidentifier() else rf"(?<=[ (=[-]){re.escape(old)}(?=[] ),])"
+        old = rf"(?<!\w){re.escape(old)}(?!\w)"
         for word in new:
             yield slice(0, len(source)), re.sub(old, word, source)
             yield from ((slice(*place.span()), word) for place in re.finditer(old, source))
