@@ -20,12 +20,11 @@ def solved(folder):
 
 def show_list(folder):
     right = solved(folder)
-    left = [number for number, name in enumerate(definition.ORDER, 1) if name not in right]
+    left = [f"python -m exercises {n}" for n, x in enumerate(definition.ORDER, 1) if x not in right]
     for number, name in enumerate(definition.ORDER, 1):
         title = definition.task(name).partition("\n")[0]
         print(f"  {number:2} {'✓' if name in right else '·'} {title}")
-    done = f"{len(definition.ORDER) - len(left)} of {len(definition.ORDER)} are right"
-    print(f"\n{done}; next: python -m exercises {left[0]}" if left else f"\n{done}")
+    print(f"\n{len(right)} of {len(definition.ORDER)} are right", *left[:1], sep="; next: ")
 
 
 def try_once(name, path):
@@ -54,15 +53,12 @@ def watch(name, path):
 def main(arguments):
     parser = argparse.ArgumentParser(prog="python -m exercises", allow_abbrev=False)
     parser.add_argument("exercise", nargs="?", help="its number or its name")
-    parser.add_argument("--hint", type=int, help="show its first hints, so many")
     parser.add_argument("--watch", action="store_true", help="check whenever the file is saved")
     parser.add_argument("--folder", default="my", type=Path, help="where your files are")
     options = parser.parse_args(arguments)
     if options.exercise is None:
         return show_list(options.folder)
     name = definition.known(options.exercise)
-    if options.hint:
-        return print("\n".join(definition.solution(name)[1][: options.hint]))
     path = options.folder / f"{name}.py"
     if not path.exists():
         options.folder.mkdir(parents=True, exist_ok=True)

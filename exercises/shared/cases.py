@@ -16,8 +16,8 @@ def small(*rows):
 
 
 def sizes_in(text):
-    """{"B": 2, "T": 5} of a text with "B=2, T=5"."""
-    return {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", text)}
+    """{"B": 2, "T": 5} of a text with "B=2, T=5, width=3"."""
+    return {name: int(size) for name, size in re.findall(r"\b(4?[A-Z]\w*)=(\d+)", text)}
 
 
 def random(sizes, *shapes):
@@ -25,7 +25,7 @@ def random(sizes, *shapes):
     size = sizes_in(sizes)
     generator = torch.Generator().manual_seed(0)
     shapes = [[size[name] for name in shape.split()] for shape in shapes]
-    return [torch.randn(shape, generator=generator).double().round(decimals=1) for shape in shapes]
+    return [torch.randn(shape, generator=generator).double().round(decimals=2) for shape in shapes]
 
 
 def called(call, module, arguments):

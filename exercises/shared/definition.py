@@ -1,7 +1,7 @@
 """What an exercise is: a file of this folder, with
 
 its docstring   the task: what to write, with shapes, a picture and the paper
-the solution    the functions that a learner writes; their comments are the hints
+the solution    the functions that a learner writes
 cases()         [(label, call, *arguments)], from tiny to random. label: with sizes, B=2. call: a
                 name, or a function of the learner's module and arguments
 
@@ -50,20 +50,19 @@ def load(name):
 
 @functools.cache
 def solution(name):
-    """Return the text of the solution, and its comments."""
+    """Return the text of the solution, without its comments."""
     text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("\n\ndef cases")[0]
-    comment = re.compile("^ +# (.*)\n", re.MULTILINE)
-    return comment.sub("", text), comment.findall(text)
+    return re.sub(" +# .*\n", "", text)
 
 
 def task(name):
     """Return the docstring of an exercise."""
-    return ast.get_docstring(ast.parse(solution(name)[0]), clean=False)
+    return ast.get_docstring(ast.parse(solution(name)), clean=False)
 
 
 def with_mistakes(name, *sentences):
     """Return the text of an exercise's solution with these mistakes."""
-    text = solution(name)[0]
+    text = solution(name)
     for sentence in sentences:
         for right, wrong in MISTAKES[name][sentence].items():
             text = text.replace(right, wrong)
@@ -73,7 +72,7 @@ def with_mistakes(name, *sentences):
 @functools.cache
 def functions(name):
     """Return {name: node of its syntax tree} of the functions and classes that a learner writes."""
-    nodes = ast.parse(solution(name)[0]).body
+    nodes = ast.parse(solution(name)).body
     return {node.name: node for node in nodes if hasattr(node, "name")}
 
 

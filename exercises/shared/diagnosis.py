@@ -27,10 +27,13 @@ def differences(exercise, case, a, b):
 
 
 def reasons(theirs, exercise, triples, source=""):
-    """Return what is known of the wrong numbers of the first function that has some, as lines."""
+    """Yield what is known of the first wrong function, as lines: each time all that is known."""
     name = first_wrong(triples)[2]["name"]
     own = [triple for triple in triples if triple[2]["name"] == name]
-    return causes(exercise, own, vars(theirs), source) or [*symptoms(theirs, exercise, own)]
+    yield []
+    yield [*symptoms(theirs, exercise, own)]
+    if found := causes(exercise, own, vars(theirs), source):
+        yield found
 
 
 def symptoms(theirs, exercise, own):
@@ -46,7 +49,7 @@ def symptoms(theirs, exercise, own):
         for n, (a, b) in enumerate(zip(got["values"], expected["values"]), 1):
             if a.shape == b.shape and not same([a], [b]):
                 seen += [f"result {n}: {text}" for text in traits(a, b, sizes_in(case[0]))]
-        with limit(1):  # theirs may not take other inputs
+        with limit(0.7):  # theirs may not take other inputs
             seen += itertools.islice(dependence(theirs, exercise, *case), 6)
         if seen:
             yield from [f"In {case[0]}:", *(f"  {text}" for text in seen)]

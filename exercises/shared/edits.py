@@ -19,7 +19,10 @@ def likely(source):
     nodes = parsed(source)
     names = sorted({*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source)})
     for edit in itertools.chain(
-        missing(nodes), words(source), exchanged(nodes, source), others(nodes, names)
+        missing(nodes),
+        words(source),
+        exchanged(nodes, source),
+        others(nodes, [*names, "0", "1", "True"]),
     ):
         yield put(source, *edit)
 
@@ -28,11 +31,13 @@ def further(source, sizes):
     """Yield what it becomes by another edit; sizes are names, such as D."""
     nodes = parsed(source)
     scales = [scale.format(size) for size in sizes for scale in SCALES]
+    again = [step for *_, step in steps(nodes)]
     for edit in itertools.chain(
-        others(nodes, [*sizes, "0", "1", "True"]),
+        others(nodes, sizes),
+        inside(nodes, [step for step in again if re.match(r"[\w.]+\(_", step)]),
         at_the_ends(nodes, [*INSIDE, *WHOLE, *scales]),
         inside(nodes, INSIDE),
-        inside(nodes, [step for *_, step in steps(nodes)]),
+        inside(nodes, again),
     ):
         yield put(source, *edit)
     yield from elsewhere(source)
@@ -58,13 +63,14 @@ def words(source):
 
 
 def exchanged(nodes, source):
-    """Two operands, arguments or statements stand for each other."""
+    """Two operands, arguments or names of a line stand for each other."""
     for node in nodes:
-        for kind, form in (ast.expr, "({}){}({})"), (ast.stmt, "{}{}{}"):
-            parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, kind)]
-            for a, b in itertools.combinations(parts, 2):
-                between = source[a.at.stop : b.at.start]
-                yield slice(a.at.start, b.at.stop), form.format(b.text, between, a.text)
+        parts = [x for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)]
+        if isinstance(node, ast.Assign | ast.Return):
+            parts += [x for x in nodes if isinstance(x, ast.Name) and x.lineno == node.lineno]
+        for a, b in itertools.combinations(sorted(parts, key=lambda x: x.at.start), 2):
+            between = source[a.at.stop : b.at.start]
+            yield slice(a.at.start, b.at.stop), f"({b.text}){between}({a.text})"
 
 
 def others(nodes, names):
@@ -83,7 +89,8 @@ def at_the_ends(nodes, actions):
             for a, b in itertools.combinations_with_replacement([x.arg for x in node.args.args], 2):
                 yield at, f"{a}, {b} = {b}, {a}{end}"
                 for action in actions:
-                    yield at, f"{a}, {b} = {of(a, action)}, {of(b, action)}{end}"
+                    lines = (f"{x} = {of(x, action)}{end}" for x in {a: 1, b: 1})
+                    yield at, "".join(lines)
         elif isinstance(node, ast.Return):
             results = [node.value, *getattr(node.value, "elts", [])]
             for x, action in itertools.product(results, actions):

@@ -10,12 +10,10 @@ from exercises.shared.comparison import wrong
 def traits(a, b, sizes):
     """Yield what is seen of a tensor a that should be b, of the same shape."""
     off = wrong(a, b)
-    if b.dtype == torch.bool:
-        yield f"{int((a & ~b).sum())} should not be True, {int((b & ~a).sum())} should be"
     for dim, size in enumerate(a.shape):
         places = off.movedim(dim, 0).reshape(size, -1).any(-1).nonzero().flatten().tolist()
         if len(places) < size:
-            dims = [name for name, n in sizes.items() if n == size and name[0].isupper()]
+            dims = [name for name, n in sizes.items() if n == size]
             where = " or ".join(dims) or f"dimension {dim}"
             yield f"it is wrong only where {where} is {places}, of {size}"
     a, b = a.double(), b.double()
@@ -24,10 +22,8 @@ def traits(a, b, sizes):
         yield "the rows do not sum to 1"
     if a.isnan().any() > b.isnan().any():
         yield "some of it is NaN, as 0 / 0, 0 * ∞ and ∞ - ∞ are"
-    if not wrong(a.flatten().sort()[0], b.flatten().sort()[0]).any():
-        yield "the numbers are right, in another order"
     times = (a / b)[b != 0].flatten()
-    if len(times) > 1 and not wrong(times, times[:1].expand_as(times), 1e-9).any():
+    if len(times) and not wrong(times, times[:1].expand_as(times), 1e-9).any():
         yield f"it is the right one times {times[0]:.5g}"
 
 
@@ -38,8 +34,6 @@ def dependence(theirs, exercise, label, call, *arguments):
     """
     inputs = named(exercise, call, *arguments)
     floats = {name: x for name, x in inputs.items() if is_float(x)}
-    if not 0 < sum(x.numel() for x in floats.values()) < 2000:
-        return  # too many derivatives, or none
     point = tuple(x + torch.randn_like(x) for x in floats.values())
 
     def slopes(module):  # of each result, by each argument

@@ -2,7 +2,7 @@
 
 WORDS = """
 True False; - + /; + -; * / +; / *; & |; and or; < <= > >=; <= < >= >; > >= < <=; == <= != >=;
--1 -2 0 (0,1) (0,1,2,3); 0 1 -1; 1 0 2; 2 1 4 3; 0.5 1 0.25 -0.5; 10000 1000 100; sin cos;
+-1 -2 0 1 (0,1) (1,2) (0,1,2,3); 0 1 -1; 1 0 2; 2 1 4 3; 0.5 1 0.25 -0.5; 10000 1000 100; sin cos;
 cos sin; mean sum amax; sum mean amax; amax mean sum; maximum minimum; log log2 log10;
 gelu relu silu tanh sigmoid; elu relu softplus sigmoid silu; tanh sigmoid relu sin;
 softmax sigmoid log_softmax; exp exp2 sigmoid; -torch.inf 0.0 -1.0 -10.0 -100.0
@@ -16,7 +16,8 @@ _ - _.mean(-1, keepdim=True); _ / _.sum(-1, keepdim=True); _ / _.norm(dim=-1, ke
 F.gelu(_, approximate='tanh'); _ * (1.702 * _).sigmoid()
 """.split(";")  # what may be done to any _
 WHOLE = """
-_[::-1]; _[1], _[0], *_[2:]; ~_; 0 * _; 0 * _ + 1; 1 / _; _ | True; (_ | True).tril();
+_[::-1]; _[1], _[0], *_[2:]; _[1:]; _[:-1]; [_[0], *_]; [*_, _[-1]];
+~_; 0 * _; 0 * _ + 1; 1 / _; _ | True; (_ | True).tril();
 _.log(); 2 ** _.log(); _ * math.log(2); _ / math.log(2); _.flip(-1); _.flip(-2); _.roll(-1, -1);
 _.roll(1, -2); _.roll(-1, -2); _.swapaxes(0, 1); _.reshape(_.mT.shape).mT;
 _.sum(1, keepdim=True).expand_as(_); _.sort(-1, descending=True)[0];

@@ -63,13 +63,11 @@ def main(name, path, to, output, folder):
     exercise = definition.load(name)
     limit_memory()
     expected = [outcome(exercise, exercise, *case) for case in exercise.cases()]
-    said = []  # up to here, what fails is not the learner's
 
     def keep(right, *lines):  # what follows may not come back
-        said.extend(lines)
-        atomic_write(to, json.dumps([right, said]).encode())
+        atomic_write(to, json.dumps([right, lines]).encode())
 
-    to.touch()  # here the clock starts
+    to.touch()  # here the clock starts; up to here, what fails is not the learner's
     where = ""
     try:
         theirs = types.SimpleNamespace(**runpy.run_path(path))
@@ -78,11 +76,12 @@ def main(name, path, to, output, folder):
             where = f"(in the case: {right['name']}, {right['label']})"
             triples.append((case, outcome(theirs, exercise, *case), right))
         if wrong := first_wrong(triples):
-            keep(False, *differences(exercise, *wrong))
+            lines = differences(exercise, *wrong)
             source = Path(path).read_text(encoding="utf-8")
-            keep(False, *reasons(theirs, exercise, triples, source))
+            for more in reasons(theirs, exercise, triples, source):
+                keep(False, *lines, *more)
         else:
             keep(True, f"Right, in all {len(expected)} cases. Read on: {definition.ORDER[name]}")
     except BaseException as error:  # a learner's file can raise anything
-        if not said:
+        if not to.stat().st_size:
             keep(False, report(error, path), where)
