@@ -1,16 +1,15 @@
 """What learners write: the solution with one edit.
 
-A wrong answer is seldom new. It is the solution with a part left out, a word or a name in the place
-of another, two parts exchanged, a step done elsewhere, or with one thing done to an argument, to a
-result or to what is in between. All of these are tried in this order: if one gives the learner's
-numbers in all cases, it is what the learner wrote, or does the same.
+A wrong answer is seldom new. It is the solution with a part left out, a word or a name for another,
+two exchanged, a step done elsewhere, or something done to a value. If one of these gives the
+learner's numbers in all cases, it is what the learner wrote, or does the same.
 """
 
 import ast
 import itertools
 import re
 
-from exercises.shared.source import of, parsed, put
+from exercises.shared.source import of, parsed, put, steps
 from exercises.shared.words import INSIDE, SCALES, WHOLE, WORDS
 
 
@@ -95,15 +94,6 @@ def at_the_ends(nodes, actions):
             results = [node.value, *getattr(node.value, "elts", [])]
             for x, action in itertools.product(results, actions):
                 yield x.at, of(x.text, action)
-
-
-def steps(nodes):
-    """Yield what is done to a value: where, the value, and the step, with _ for the value."""
-    for node in nodes:
-        for x in node.inner:
-            if not isinstance(x, ast.Constant):
-                at = slice(x.at.start - node.at.start, x.at.stop - node.at.start)
-                yield node.at, f"({x.text})", put(node.text, at, "_")
 
 
 def elsewhere(source):

@@ -35,3 +35,12 @@ def put(source, at, new):
 def of(x, action):
     """Return what is done to x, the text of a value, that an action has as _."""
     return re.sub(r"\b_\b", lambda _: f"({x})", f"({action})")
+
+
+def steps(nodes):
+    """Yield what is done to a value: where, the value, and the step, with _ for the value."""
+    for node in nodes:
+        for x in node.inner:
+            if not isinstance(x, ast.Constant):
+                at = slice(x.at.start - node.at.start, x.at.stop - node.at.start)
+                yield node.at, f"({x.text})", put(node.text, at, "_")
