@@ -16,12 +16,9 @@ from exercises.shared.words import INSIDE, SCALES, WHOLE, WORDS
 def likely(source):
     """Yield what a function's source becomes by an edit that needs no more than what it has."""
     nodes = parsed(source)
-    names = sorted({*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source)})
+    names = {*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source), "0", "1", "True"}
     for edit in itertools.chain(
-        missing(nodes),
-        words(source),
-        exchanged(nodes, source),
-        others(nodes, [*names, "0", "1", "True"]),
+        missing(nodes), words(source), exchanged(nodes, source), others(nodes, sorted(names))
     ):
         yield put(source, *edit)
 
