@@ -54,7 +54,7 @@ def cases():
     for temperature, top_k, top_p in (2.0, 5, 0.7), (1.0, 7, 0.9), (0.5, 6, 0.8):
         label = f"B=3, V=9, temperature={temperature}, top_k={top_k}, top_p={top_p}"
         yield label, "probabilities", *random(label, "B V"), temperature, top_k, top_p
-    yield "equal logits, in order", in_order, torch.zeros(2, 5), 1.0, 3, 1.0
+    yield "equal logits, in order", in_order, torch.zeros(2, 5).double(), 1.0, 3, 0.9
 
 
 def in_order(theirs, logits, temperature, top_k, top_p):
