@@ -25,9 +25,6 @@ def attention(q, k, v, visible):
     return weights @ v
 
 
-READ_ON = "attention.py: masked_fill does this, and naive does it without a mask"
-
-
 def cases():
     q = small([0, 0], [1, 0])
     k = small([1, 0], [2, 0])

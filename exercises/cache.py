@@ -18,7 +18,7 @@ Shazeer 2019, arXiv:1911.02150, section 2.3.1; Beltagy et al. 2020, arXiv:2004.0
 
 import torch
 
-from exercises.shared.cases import integers
+from exercises.shared.cases import random
 
 
 class Cache:
@@ -47,9 +47,6 @@ class Cache:
         return scores.softmax(dim=-1) @ v
 
 
-READ_ON = "attention.py: KVCache, whose memory is allocated once"
-
-
 def cases():
     def times_cos(x, positions):
         return x * positions[:, None].cos()
@@ -66,7 +63,7 @@ def cases():
         for rotate in None, times_cos:
             sizes = f"B={B}, H={(B + 1) // 2}, T={sum(calls)}, D={sum(calls) + 1}"
             label = f"{sizes}, calls of {calls} tokens, window={W}, rotate={bool(rotate)}"
-            inputs = integers(sizes, *["B H T D"] * 3)
+            inputs = random(sizes, *["B H T D"] * 3)
             yield label, in_calls, *inputs, calls, W, rotate
 
 

@@ -13,7 +13,7 @@ Bahdanau et al. 2014, arXiv:1409.0473; Vaswani et al. 2017, arXiv:1706.03762, se
 
 import torch
 
-from exercises.shared.cases import integers
+from exercises.shared.cases import random
 
 
 def additive(s, h, W1, W2, u):
@@ -31,14 +31,11 @@ def cross_attention(q, k, v, real):
     return scores.softmax(dim=-1) @ v
 
 
-READ_ON = "attention.py: Additive and CrossAttention; masks.py: present"
-
-
 def cases():
     for sizes in "B=1, S=2, C=2, A=3", "B=3, S=6, C=5, A=4":
-        yield sizes, "additive", *integers(sizes, "B C", "B S C", "C A", "C A", "A")
+        yield sizes, "additive", *random(sizes, "B C", "B S C", "C A", "C A", "A")
     for sizes in "B=2, H=1, T=1, S=4, D=2", "B=1, H=1, T=4, S=4, D=2", "B=3, H=2, T=6, S=4, D=5":
-        q, k, v = integers(sizes, "B H T D", "B H S D", "B H S D")
+        q, k, v = random(sizes, "B H T D", "B H S D", "B H S D")
         padding = torch.tensor([2, 0, 1])[: len(q), None]
         real = torch.arange(k.shape[2]) < k.shape[2] - padding
         yield sizes, "cross_attention", q, k, v, real

@@ -14,7 +14,7 @@ Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2; Ainslie et al. 2023, arXiv
 
 import torch
 
-from exercises.shared.cases import integers
+from exercises.shared.cases import random
 
 
 def self_attention(x, W_qkv, W_out, H, G):
@@ -31,10 +31,7 @@ def self_attention(x, W_qkv, W_out, H, G):
     return y @ W_out.T
 
 
-READ_ON = "attention.py: SelfAttention and share_heads"
-
-
 def cases():
-    for H, G, sizes in (2, 2, "B=1, T=2, C=4, rows=12"), (6, 2, "B=3, T=5, C=12, rows=20"):
-        inputs = integers(sizes, "B T C", "rows C", "C C")
-        yield f"{sizes} of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G
+    for H, G, sizes in (2, 2, "B=1, T=2, C=4, R=12"), (6, 2, "B=3, T=5, C=12, R=20"):
+        inputs = random(sizes, "B T C", "R C", "C C")
+        yield f"{sizes} rows of W_qkv, H={H}, G={G}", "self_attention", *inputs, H, G

@@ -31,9 +31,6 @@ def same_document(i, j, ids):
     return (j <= i) & (ids[i] == ids[j])
 
 
-READ_ON = "masks.py"
-
-
 def cases():
     table = [  # queries, the first key, the end of the keys
         ([0, 1, 2], 0, 3),

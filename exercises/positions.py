@@ -14,7 +14,7 @@ Vaswani et al. 2017, arXiv:1706.03762, section 3.5; Su et al. 2021, arXiv:2104.0
 
 import torch
 
-from exercises.shared.cases import integers
+from exercises.shared.cases import random
 
 
 def sinusoidal(T, C):
@@ -39,11 +39,8 @@ def rotary(q, k, v):
     return turn(q), turn(k), v
 
 
-READ_ON = "attention.py: sinusoidal, rope_table and rotate"
-
-
 def cases():
     yield "T=3, C=4", "sinusoidal", 3, 4
     yield "T=40, C=16", "sinusoidal", 40, 16
     for sizes in "B=1, H=1, T=2, D=4", "B=2, H=3, T=7, D=8":
-        yield sizes, "rotary", *integers(sizes, *["B H T D"] * 3)
+        yield sizes, "rotary", *random(sizes, *["B H T D"] * 3)

@@ -19,10 +19,8 @@ def scaled_dot(q, k):
     return q @ k.mT / q.shape[-1] ** 0.5
 
 
-READ_ON = "attention.py: dot and scaled_dot, then General and Additive, which are learned"
-
-
 def cases():
-    yield ("B=1, H=1, Tq=2, Tk=2, D=2", "scaled_dot", small([1, 0], [1, 1]), small([2, 0], [1, 3]))
+    q, k = small([1, 0], [1, 1]), small([2, 0], [1, 3])
+    yield "B=1, H=1, Tq=2, Tk=2, D=2", "scaled_dot", q, k
     for sizes in "B=1, H=2, Tq=3, Tk=3, D=5", "B=2, H=3, Tq=4, Tk=9, D=6":
         yield sizes, "scaled_dot", *random(sizes, "B H Tq D", "B H Tk D")

@@ -44,14 +44,11 @@ def beam(log_probs, end, longest, width):
     return best, score
 
 
-READ_ON = "experiments/shared/translation.py: search, for a batch of sentences at once"
-
-
 def cases():
     table = torch.tensor([[0.3, 0.3, 0.4], [0.05, 0.05, 0.9], [0.5, 0.4, 0.1]]).double()
     for width in 1, 2:
         yield f"greedy is not best, width={width}", with_table, table, 4, width
-    for V, seed, width in (4, 6, 2), (5, 379, 3):
+    for V, seed, width in (4, 6, 2), (5, 379, 3), (5, 69, 3), (6, 16, 2):
         generator = torch.Generator().manual_seed(seed)
         table = torch.randn(V, V, dtype=torch.float64, generator=generator).softmax(-1)
         yield f"random table of {V} ids, width={width}", with_table, table, 6, width

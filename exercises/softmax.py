@@ -24,13 +24,14 @@ def softmax(scores):
     return powers / total.masked_fill(total == 0, 1.0)
 
 
-READ_ON = "attention.py: softmax, sparsemax, and the end of attention_weights"
-
-
 def cases():
     hidden = float("-inf")
     yield "one row", "softmax", small([1, 2, 3])
-    yield "large, 2 heads", "softmax", small([1, 2, hidden], [1e4, 0, hidden]).transpose(1, 2)
-    yield "a query that sees no key", "softmax", small([hidden] * 3, [hidden, 0, -12], [-1e4] * 3)
+    yield "large, 2 heads", "softmax", small([1, 2, hidden], [1e4, 9999, hidden]).transpose(1, 2)
+    yield (
+        "a query that sees no key",
+        "softmax",
+        small([hidden] * 3, [hidden, 0, -12], [-1e4] * 3, [-999, -998, hidden]),
+    )
     sizes = "B=2, H=3, Tq=4, Tk=5"
     yield sizes, "softmax", *random(sizes, "B H Tq Tk")

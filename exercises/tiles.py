@@ -33,16 +33,13 @@ def tiled(q, blocks):
     return y / total
 
 
-READ_ON = "attention.py: tiled, row_of_tiles"
-
-
 def cases():
     q, *values = small([1, 0], [1, 0], [0, 1], [2, 2])[0, 0, :, None]
     yield "rising scores", with_blocks, q, q, 2 * q, 3 * q, *values
-    for sizes in "Tq=3, D=2, Dv=2, n=1, m=7", "Tq=6, D=4, Dv=3, n=2, m=1":
-        parts = random(sizes, "Tq D", "n D", "m D", "n D", "n Dv", "m Dv", "n Dv")
-        yield f"{sizes}, blocks of n, m and n keys", with_blocks, *parts
-    q, *keys = 1000 * torch.stack(random("n=3, D=2", *["n D"] * 4)).abs()
+    for sizes in "Tq=3, D=2, Dv=2, N=1, M=7", "Tq=6, D=4, Dv=3, N=2, M=1":
+        parts = random(sizes, "Tq D", "N D", "M D", "N D", "N Dv", "M Dv", "N Dv")
+        yield f"{sizes}, blocks of N, M and N keys", with_blocks, *parts
+    q, *keys = 1000 * torch.stack(random("N=3, D=2", *["N D"] * 4)).abs()
     yield "scores of minus thousands", with_blocks, -q, *keys, *keys
 
 

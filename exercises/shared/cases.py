@@ -1,7 +1,9 @@
 """The inputs of cases, and what functions make of them."""
 
+import contextlib
 import inspect
 import re
+import signal
 
 import torch
 
@@ -14,8 +16,8 @@ def small(*rows):
 
 
 def sizes_in(text):
-    """{"B": 2, "T": 5} of a text with "B=2, T=5"."""
-    return {name: int(size) for name, size in re.findall(r"(\w+)=(\d+)", text)}
+    """{"B": 2, "T": 5} of a text with "B=2, T=5, width=3"."""
+    return {name: int(size) for name, size in re.findall(r"\b(4?[A-Z]\w*)=(\d+)", text)}
 
 
 def random(sizes, *shapes):
@@ -23,12 +25,7 @@ def random(sizes, *shapes):
     size = sizes_in(sizes)
     generator = torch.Generator().manual_seed(0)
     shapes = [[size[name] for name in shape.split()] for shape in shapes]
-    return [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
-
-
-def integers(sizes, *shapes):
-    """As random, but numbers that are easily read; + 0, since −0 is printed as -0."""
-    return [x.round() + 0 for x in random(sizes, *shapes)]
+    return [torch.randn(shape, generator=generator).double().round(decimals=2) for shape in shapes]
 
 
 def called(call, module, arguments):
@@ -40,10 +37,6 @@ def named(exercise, call, *arguments):
     function = getattr(exercise, call) if isinstance(call, str) else call
     names = [name for name in inspect.signature(function).parameters if name != "theirs"]
     return dict(zip(names, arguments))
-
-
-def outcomes(theirs, exercise):
-    return (outcome(theirs, exercise, *case) for case in exercise.cases())
 
 
 def outcome(theirs, exercise, label, call, *arguments):
@@ -87,3 +80,20 @@ def gradients(values, leaves):
     # A sum, since PyTorch imports sympy for each other gradient that it is given.
     total = sum((x * slope).sum() for x, slope in zip(ends, slopes))
     return [*torch.autograd.grad(total, leaves, materialize_grads=True)] if leaves else []
+
+
+@contextlib.contextmanager
+def limit(seconds):
+    """Suppress errors, also of what takes longer than this. Windows has no such timer."""
+
+    def stop(*_):
+        raise TimeoutError
+
+    timer = getattr(signal, "setitimer", None)
+    if timer:
+        signal.signal(signal.SIGPROF, stop)
+        timer(signal.ITIMER_PROF, seconds)
+    with contextlib.suppress(Exception):
+        yield
+    if timer:
+        timer(signal.ITIMER_PROF, 0)

@@ -3,33 +3,17 @@
 import torch
 
 
-def close(a, b, error=1e-12):
-    """Where two tensors of one shape are equal; the error is relative to the largest of b, or 1."""
+def wrong(a, b, error=1e-12):
+    """Where a differs from b, of one shape; the error is relative to the largest of b, or 1."""
     a, b = a.double(), b.double()
     size = b.nan_to_num(0, 0, 0).abs().max().clamp_min(1).item()
-    return torch.isclose(a, b, rtol=0, atol=error * size, equal_nan=True)
+    return ~torch.isclose(a, b, rtol=0, atol=error * size, equal_nan=True)
 
 
 def equal(a, b, error=1e-12):
     """Whether two tensors are equal; a single number may come from float32."""
     error = max(error, 1e-6 * (b.dim() == 0))
-    return a.shape == b.shape and a.dtype == b.dtype and bool(close(a, b, error).all())
-
-
-def difference(a, b):
-    """How two tensors that are not equal differ, and where."""
-    if a.shape != b.shape:
-        return f"the shape is {tuple(a.shape)}, and should be {tuple(b.shape)}"
-    if a.dtype != b.dtype:
-        return f"the dtype is {a.dtype}, and should be {b.dtype}"
-    wrong = ~close(a, b)
-    at = tuple(wrong.nonzero()[0].tolist())
-    text = f"{int(wrong.sum())} of {wrong.numel()} numbers differ, the first one at {[*at]}: "
-    text += f"{a[at]:.5g}, and not {b[at]:.5g}"
-    largest = (a.double() - b.double()).abs().max()
-    if largest < 1e-3:  # printed, they look alike
-        text += f"; by {largest:.1e} at most: is it an epsilon, float32, a number for −∞?"
-    return text
+    return a.shape == b.shape and a.dtype == b.dtype and not wrong(a, b, error).any()
 
 
 def same(got, expected, error=1e-12):
@@ -38,6 +22,22 @@ def same(got, expected, error=1e-12):
 
 def same_outcome(got, expected, error=1e-12):
     return all(same(got[what], expected[what], error) for what in ("values", "gradients"))
+
+
+def difference(a, b):
+    """How two tensors that are not equal differ, and where."""
+    if a.shape != b.shape:
+        return f"the shape is {tuple(a.shape)}, and should be {tuple(b.shape)}"
+    if a.dtype != b.dtype:
+        return f"the dtype is {a.dtype}, and should be {b.dtype}"
+    at = wrong(a, b).nonzero().tolist()
+    first = tuple(at[0])
+    text = f"{len(at)} of {a.numel()} numbers differ, the first one at {at[0]}: "
+    text += f"{a[first]:.5g}, and not {b[first]:.5g}"
+    largest = (a.double() - b.double()).abs().max()
+    if largest < 1e-3:  # printed, they look alike
+        text += f"; by {largest:.1e} at most: is it an epsilon, float32, a number for −∞?"
+    return text
 
 
 def beside(inputs, names, got, expected):
@@ -59,10 +59,3 @@ def line(name, x):
     """A name and a tensor's numbers, or what else x is."""
     text = str(x.detach() if torch.is_tensor(x) else getattr(x, "__name__", x))
     return f"  {name:10} " + text.replace("\n", "\n" + " " * 13)
-
-
-def traits(a, b):
-    """Yield what is wrong with a tensor's sums."""
-    off, right = ((x.double().sum(-1) - 1).abs().max() for x in (a, b))
-    if b.dim() > 1 and b.dtype != torch.bool and right < 1e-9 < off:
-        yield "the rows do not sum to 1"

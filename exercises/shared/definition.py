@@ -1,8 +1,7 @@
 """What an exercise is: a file of this folder, with
 
 its docstring   the task: what to write, with shapes, a picture and the paper
-the solution    the functions that a learner writes; their comments are the hints
-READ_ON         where lookback's own code is
+the solution    the functions that a learner writes
 cases()         [(label, call, *arguments)], from tiny to random. label: with sizes, B=2. call: a
                 name, or a function of the learner's module and arguments
 
@@ -20,16 +19,28 @@ from engine.common.errors import choose
 
 FOLDER = Path(__file__).parents[1]
 MISTAKES = tomllib.loads((FOLDER / "mistakes.toml").read_text(encoding="utf-8"))
-ORDER = (
-    "masks scores softmax attention heads positions cross cache tiles backward linear sampling "
-    "block search yours"
-).split()
+ORDER = {  # and where lookback's own code is
+    "masks": "masks.py",
+    "scores": "attention.py: dot and scaled_dot, then General and Additive, which are learned",
+    "softmax": "attention.py: softmax, sparsemax, and the end of attention_weights",
+    "attention": "attention.py: masked_fill does this, and naive does it without a mask",
+    "heads": "attention.py: SelfAttention and share_heads",
+    "positions": "attention.py: sinusoidal, rope_table and rotate",
+    "cross": "attention.py: Additive and CrossAttention; masks.py: present",
+    "cache": "attention.py: KVCache, whose memory is allocated once",
+    "tiles": "attention.py: tiled, row_of_tiles",
+    "backward": "attention.py: tiled, which computes its weights again in the backward pass",
+    "linear": "attention.py: linear and linear_step; engine/kernels/linear_attention.py",
+    "sampling": "engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py",
+    "block": "model.py: layer_norm, FeedForward, Block, gpt2_std and init_weights",
+    "search": "experiments/shared/translation.py: search, for a batch of sentences at once",
+}
 
 
 def known(name):
     """Return the name of an exercise, for its name or its number from 1; ValueError if unknown."""
-    numbers = {str(number): name for number, name in enumerate(ORDER, 1)}
-    return choose("exercise", name, numbers | dict(zip(ORDER, ORDER)))
+    names = {str(number): name for number, name in enumerate(ORDER, 1)}
+    return choose("exercise", name, names | dict(zip(ORDER, ORDER)))
 
 
 def load(name):
@@ -39,20 +50,19 @@ def load(name):
 
 @functools.cache
 def solution(name):
-    """Return the text of the solution, and its comments."""
-    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("\nREAD_ON = ")[0]
-    comment = re.compile("^ +# (.*)\n", re.MULTILINE)
-    return comment.sub("", text), comment.findall(text)
+    """Return the text of the solution, without its comments."""
+    text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("\n\ndef cases")[0]
+    return re.sub(" +# .*\n", "", text)
 
 
 def task(name):
     """Return the docstring of an exercise."""
-    return ast.get_docstring(ast.parse(solution(name)[0]), clean=False)
+    return ast.get_docstring(ast.parse(solution(name)), clean=False)
 
 
 def with_mistakes(name, *sentences):
     """Return the text of an exercise's solution with these mistakes."""
-    text = solution(name)[0]
+    text = solution(name)
     for sentence in sentences:
         for right, wrong in MISTAKES[name][sentence].items():
             text = text.replace(right, wrong)
@@ -62,7 +72,7 @@ def with_mistakes(name, *sentences):
 @functools.cache
 def functions(name):
     """Return {name: node of its syntax tree} of the functions and classes that a learner writes."""
-    nodes = ast.parse(solution(name)[0]).body
+    nodes = ast.parse(solution(name)).body
     return {node.name: node for node in nodes if hasattr(node, "name")}
 
 

@@ -1,11 +1,11 @@
 """Which mistake was it? Compares what a learner's functions give with the solution's."""
 
-import contextlib
+import itertools
 
-from exercises.shared.cases import is_float, named
+from exercises.shared.cases import is_float, limit, named, sizes_in
 from exercises.shared.causes import causes
-from exercises.shared.comparison import beside, same, same_outcome, traits
-from exercises.shared.properties import broken
+from exercises.shared.comparison import beside, same, same_outcome
+from exercises.shared.properties import dependence, traits
 
 
 def first_wrong(triples):
@@ -19,43 +19,38 @@ def first_wrong(triples):
 def differences(exercise, case, a, b):
     """Return how a case's outcomes a and b differ, as lines."""
     inputs = named(exercise, *case[1:])
-    what, names = "values", numbered(b["values"])
+    what, names = "values", [f"result {n}" for n in range(1, len(b["values"]) + 1)]
     if same(a["values"], b["values"]):
         floats = [name for name, x in inputs.items() if is_float(x)]
         what, names = "gradients", [f"the values are right, the gradient of {x}" for x in floats]
     return [f"{b['name']}, {b['label']}:", "", *beside(inputs, names, a[what], b[what]), ""]
 
 
-def reasons(theirs, exercise, triples):
-    """Return what is known of the wrong numbers of the first function that has some, as lines."""
+def reasons(theirs, exercise, triples, source=""):
+    """Yield what is known of the first wrong function, as lines: each time all that is known."""
     name = first_wrong(triples)[2]["name"]
     own = [triple for triple in triples if triple[2]["name"] == name]
-    if known := causes(exercise, own):
-        return ["These are the numbers that one gets if", *(f"  {x}" for x in known)]
-    return [*symptoms(own), *dependence(theirs, exercise, own)]
+    yield []
+    yield [*symptoms(theirs, exercise, own)]
+    if found := causes(exercise, own, vars(theirs), source):
+        yield found
 
 
-def numbered(results):
-    return [f"result {n}" for n in range(1, len(results) + 1)] if results[1:] else ["result"]
-
-
-def symptoms(own):
-    """Yield what one function's wrong numbers have in common, and those of its last case."""
+def symptoms(theirs, exercise, own):
+    """Yield what is seen of one function's wrong numbers, in the last case that shows something."""
+    wrong = [triple for triple in own if not same_outcome(*triple[1:])]
     if right := [b["label"] for _, a, b in own if same_outcome(a, b)]:
         yield "It is right for: " + "; ".join(right)
     if all(same(a["values"], b["values"]) for _, a, b in own):
         yield "The values are right: a part is cut off from the gradient (detach, item, no_grad),"
         yield "or has none, as where NaN is replaced after it has come."
-    _, got, expected = [triple for triple in own if not same_outcome(*triple[1:])][-1]
-    for result, a, b in zip(numbered(got["values"]), got["values"], expected["values"]):
-        if a.shape == b.shape and not same([a], [b]):
-            yield from (f"In {expected['label']}, {result}: {text}." for text in traits(a, b))
-
-
-def dependence(theirs, exercise, own):
-    """Return what results depend on and may not, of the last case that has some."""
-    for case, *_ in reversed(own):
-        with contextlib.suppress(Exception):  # theirs may not take other inputs
-            if lines := [*broken(theirs, exercise, *case)]:
-                return lines[:4]  # more would tell no more
-    return []
+    for case, got, expected in reversed(wrong):
+        seen = []
+        for n, (a, b) in enumerate(zip(got["values"], expected["values"]), 1):
+            if a.shape == b.shape and not same([a], [b]):
+                seen += [f"result {n}: {text}" for text in traits(a, b, sizes_in(case[0]))]
+        with limit(0.7):  # theirs may not take other inputs
+            seen += itertools.islice(dependence(theirs, exercise, *case), 6)
+        if seen:
+            yield from [f"In {case[0]}:", *(f"  {text}" for text in seen)]
+            return

@@ -1,39 +1,42 @@
 """What learners write: the solution with one edit.
 
-A wrong answer is seldom new. It is the solution with a part left out, a word or a name in the place
-of another, two parts exchanged, or with one thing done to an argument, to a result or to what is in
-between. All of these are tried in this order: if one gives the learner's numbers in all cases, it
-is what the learner wrote, or does the same.
+A wrong answer is seldom new. It is the solution with a part left out, a word or a name for another,
+two exchanged, a step done elsewhere, or something done to a value. If one of these gives the
+learner's numbers in all cases, it is what the learner wrote, or does the same.
 """
 
 import ast
 import itertools
 import re
 
+from exercises.shared.source import of, parsed, put, steps
 from exercises.shared.words import INSIDE, SCALES, WHOLE, WORDS
 
 
-def edits(source, sizes):
-    """Yield what a function's source becomes by one edit; sizes are names, such as D."""
-    lines = source.splitlines(keepends=True)
-    starts = [0, *itertools.accumulate(map(len, lines))]
-    nodes = [node for node in ast.walk(ast.parse(source)) if hasattr(node, "lineno")]
-    names = sorted({*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source)})
-    for node in nodes:
-        first = starts[node.lineno - 1] + node.col_offset
-        node.at = slice(first, starts[node.end_lineno - 1] + node.end_col_offset)
-        node.text = source[node.at]
+def likely(source):
+    """Yield what a function's source becomes by an edit that needs no more than what it has."""
+    nodes = parsed(source)
+    names = {*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source), "0", "1", "True"}
+    for edit in itertools.chain(
+        missing(nodes), words(source), exchanged(nodes, source), others(nodes, sorted(names))
+    ):
+        yield put(source, *edit)
+
+
+def further(source, sizes):
+    """Yield what it becomes by another edit; sizes are names, such as D."""
+    nodes = parsed(source)
     scales = [scale.format(size) for size in sizes for scale in SCALES]
-    for at, new in itertools.chain(
-        missing(nodes),
-        words(source),
-        regrouped(nodes, source),
-        exchanged(nodes, source),
-        others(nodes, [*names, *sizes]),
+    again = [step for *_, step in steps(nodes)]
+    for edit in itertools.chain(
+        others(nodes, sizes),
+        inside(nodes, [step for step in again if re.match(r"[\w.]+\(_", step)]),
         at_the_ends(nodes, [*INSIDE, *WHOLE, *scales]),
         inside(nodes, INSIDE),
+        inside(nodes, again),
     ):
-        yield source[: at.start] + new + source[at.stop :]
+        yield put(source, *edit)
+    yield from elsewhere(source)
 
 
 def missing(nodes):
@@ -49,25 +52,19 @@ def missing(nodes):
 def words(source):
     """A word stands for another, everywhere or once."""
     for old, *new in map(str.split, WORDS):
-        old = rf"\b{old}\b" if old.isidentifier() else rf"(?<=[ (=[-]){re.escape(old)}(?=[] ),])"
+        old = rf"(?<!\w){re.escape(old)}(?!\w)"
         for word in new:
             yield slice(0, len(source)), re.sub(old, word, source)
             yield from ((slice(*place.span()), word) for place in re.finditer(old, source))
 
 
-def regrouped(nodes, source):
-    """What comes second is done first: a * (b + c) is a * b + c."""
-    for node in nodes:
-        if isinstance(getattr(node, "left", None), ast.BinOp):
-            at = slice(node.left.right.at.start, node.at.stop)
-            yield at, f"({source[at]})"
-
-
 def exchanged(nodes, source):
-    """Two operands or arguments stand for each other."""
+    """Two operands, arguments or names of a line stand for each other."""
     for node in nodes:
-        parts = [part for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)]
-        for a, b in itertools.combinations(parts, 2):
+        parts = [x for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)]
+        if isinstance(node, ast.Assign | ast.Return):
+            parts += [x for x in nodes if isinstance(x, ast.Name) and x.lineno == node.lineno]
+        for a, b in itertools.combinations(sorted(parts, key=lambda x: x.at.start), 2):
             between = source[a.at.stop : b.at.start]
             yield slice(a.at.start, b.at.stop), f"({b.text}){between}({a.text})"
 
@@ -80,29 +77,32 @@ def others(nodes, names):
 
 
 def at_the_ends(nodes, actions):
-    """Something is done to an argument or a result."""
+    """Something is done to an argument, to two of them, or to a result; two are exchanged."""
     for node in nodes:
         if isinstance(node, ast.FunctionDef):
-            start = node.body[0].at.start
-            space = "\n" + " " * node.body[0].col_offset
-            for x, action in itertools.product(node.args.args, actions):
-                yield slice(start, start), f"{x.arg} = {of(x.arg, action)}{space}"
+            at = slice(node.body[0].at.start, node.body[0].at.start)
+            end = "\n" + " " * node.body[0].col_offset
+            for a, b in itertools.combinations_with_replacement([x.arg for x in node.args.args], 2):
+                yield at, f"{a}, {b} = {b}, {a}{end}"
+                for action in actions:
+                    lines = (f"{x} = {of(x, action)}{end}" for x in {a: 1, b: 1})
+                    yield at, "".join(lines)
         elif isinstance(node, ast.Return):
             results = [node.value, *getattr(node.value, "elts", [])]
             for x, action in itertools.product(results, actions):
                 yield x.at, of(x.text, action)
 
 
+def elsewhere(source):
+    """A step is done elsewhere."""
+    for at, inner, step in steps(parsed(source)):
+        without = put(source, at, inner)
+        yield from (put(without, *edit) for edit in inside(parsed(without), [step]))
+
+
 def inside(nodes, actions):
     """Something is done to any value, or to what a call is given, and instead of the call."""
     for node in nodes:
-        parts = [node] if isinstance(node, ast.expr) else []
-        if isinstance(node, ast.Call):
-            parts += [getattr(node.func, "value", node), *node.args[:1]]
-        for x, action in itertools.product(parts, actions):
-            yield node.at, of(x.text, action)
-
-
-def of(x, action):
-    """Return what is done to x, the text of a value."""
-    return re.sub(r"\bx\b", lambda _: f"({x})", f"({action})")
+        if isinstance(node, ast.expr) and not isinstance(node, ast.Constant):
+            for x, action in itertools.product([node, *node.inner], actions):
+                yield node.at, of(x.text, action)

@@ -1,27 +1,45 @@
-"""What a result depends on: no look at the future, at padding, at other texts and heads.
-
-A derivative that is not 0 tells it. It is compared with the solution's, at one point.
-"""
+"""What is seen of a wrong result, beside its numbers: see diagnosis.py."""
 
 import torch
 from torch.autograd.functional import jacobian
 
 from exercises.shared.cases import called, is_float, named, tensors
+from exercises.shared.comparison import wrong
 
 
-def broken(theirs, exercise, label, call, *arguments):
-    """Yield what changes theirs in a case, and not the solution, and what does not change it."""
+def traits(a, b, sizes):
+    """Yield what is seen of a tensor a that should be b, of the same shape."""
+    off = wrong(a, b)
+    for dim, size in enumerate(a.shape):
+        places = off.movedim(dim, 0).reshape(size, -1).any(-1).nonzero().flatten().tolist()
+        if len(places) < size:
+            dims = [name for name, n in sizes.items() if n == size]
+            where = " or ".join(dims) or f"dimension {dim}"
+            yield f"it is wrong only where {where} is {places}, of {size}"
+    a, b = a.double(), b.double()
+    one = torch.ones_like(b.sum(-1))
+    if wrong(a.sum(-1), one).any() and not wrong(b.sum(-1), one).any():
+        yield "the rows do not sum to 1"
+    if a.isnan().any() > b.isnan().any():
+        yield "some of it is NaN, as 0 / 0, 0 * ∞ and ∞ - ∞ are"
+    times = (a / b)[b != 0].flatten()
+    if len(times) and not wrong(times, times[:1].expand_as(times), 1e-9).any():
+        yield f"it is the right one times {times[0]:.5g}"
+
+
+def dependence(theirs, exercise, label, call, *arguments):
+    """Yield what changes theirs in a case, and not the solution, and what does not change it.
+
+    A derivative that is not 0 tells it. It is compared with the solution's, at one point.
+    """
     inputs = named(exercise, call, *arguments)
     floats = {name: x for name, x in inputs.items() if is_float(x)}
-    if not 0 < sum(x.numel() for x in floats.values()) < 2000:
-        return  # too many derivatives, or none
     point = tuple(x + torch.randn_like(x) for x in floats.values())
 
     def slopes(module):  # of each result, by each argument
         def run(*values):
-            return tuple(
-                tensors(called(call, module, (inputs | dict(zip(floats, values))).values()))
-            )
+            changed = inputs | dict(zip(floats, values))
+            return tuple(tensors(called(call, module, changed.values())))
 
         return jacobian(run, point)
 
@@ -30,4 +48,4 @@ def broken(theirs, exercise, label, call, *arguments):
             for verb, some, none in ("depends", a, b), ("does not depend", b, a):
                 for at in ((some.abs() > 1e-9) & (none == 0)).nonzero()[:1].tolist():
                     rank = a.dim() - floats[name].dim()
-                    yield f"In {label}, result {n} at {at[:rank]} {verb} on {name} at {at[rank:]}."
+                    yield f"result {n} at {at[:rank]} {verb} on {name} at {at[rank:]}"

@@ -26,7 +26,7 @@ def run_file(name, path):
     with tempfile.TemporaryDirectory() as folder:
         to, output, here = (Path(folder) / part for part in ("outcomes", "printed", "here"))
         here.mkdir()
-        status = run((name, str(path), to, output, here), SECONDS, to)
+        status = run(name, str(path), to, output, here)
         text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
         if to.exists() and to.stat().st_size:
             return json.loads(to.read_bytes()), text
@@ -45,14 +45,14 @@ def work(*arguments):
     worker.main(*arguments)
 
 
-def run(arguments, seconds, begun):
-    """Run the worker; return its exit code, or None if it takes longer, once begun."""
-    process = PROCESSES.Process(target=work, args=arguments)
+def run(name, path, to, *places):
+    """Run the worker; return its exit code, or None if it takes longer, once it has begun."""
+    process = PROCESSES.Process(target=work, args=(name, path, to, *places))
     process.start()
     try:
-        while process.is_alive() and not begun.exists():
+        while process.is_alive() and not to.exists():
             time.sleep(0.02)  # torch is imported, which may take long
-        process.join(seconds)
+        process.join(SECONDS)
         return process.exitcode
     finally:  # also after Ctrl-C
         process.kill()

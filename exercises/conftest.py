@@ -1,2 +1,0 @@
-def pytest_addoption(parser):
-    parser.addoption("--implementation", default="my", help="the folder of somebody's files")

@@ -1,0 +1,46 @@
+"""A source as a syntax tree whose nodes know where they stand, so that parts can be replaced."""
+
+import ast
+import contextlib
+import itertools
+import re
+
+
+def parsed(source):
+    """Return the nodes of a source, none if it has an error. at, a slice, and text: where it is.
+
+    inner: what something is done to there, the operands or what is called with or on.
+    """
+    lines = source.splitlines(keepends=True)
+    starts = [0, *itertools.accumulate(map(len, lines))]
+    nodes = []
+    with contextlib.suppress(SyntaxError):
+        nodes = [node for node in ast.walk(ast.parse(source)) if hasattr(node, "lineno")]
+    for node in nodes:
+        first = starts[node.lineno - 1] + node.col_offset
+        node.at = slice(first, starts[node.end_lineno - 1] + node.end_col_offset)
+        node.text = source[node.at]
+        node.inner = []
+        if isinstance(node, ast.BinOp):
+            node.inner = [node.left, node.right]
+        elif isinstance(node, ast.Call):
+            node.inner = [getattr(node.func, "value", node.func), *node.args[:1]]
+    return nodes
+
+
+def put(source, at, new):
+    return source[: at.start] + new + source[at.stop :]
+
+
+def of(x, action):
+    """Return what is done to x, the text of a value, that an action has as _."""
+    return re.sub(r"\b_\b", lambda _: f"({x})", f"({action})")
+
+
+def steps(nodes):
+    """Yield what is done to a value: where, the value, and the step, with _ for the value."""
+    for node in nodes:
+        for x in node.inner:
+            if not isinstance(x, ast.Constant):
+                at = slice(x.at.start - node.at.start, x.at.stop - node.at.start)
+                yield node.at, f"({x.text})", put(node.text, at, "_")
