@@ -9,22 +9,29 @@ from pathlib import Path
 from engine.common.errors import one_line_errors
 from engine.common.files import atomic_write, read_json
 from exercises.shared import definition
+from exercises.shared.definition import ORDER
 from exercises.shared.runner import check
 
 
-def solved(folder):
-    """Return the names of what was right once."""
+def progress(folder):
     path = folder / "progress.json"
-    return read_json(path) if path.exists() else {}
+    return {"solved": {}, "hints": {}} | (read_json(path) if path.exists() else {})
+
+
+def note(folder, what, name, value):
+    found = progress(folder)
+    found[what][name] = value
+    atomic_write(folder / "progress.json", json.dumps(found, indent=1).encode())
 
 
 def show_list(folder):
-    right = solved(folder)
-    left = [f"python -m exercises {n}" for n, x in enumerate(definition.ORDER, 1) if x not in right]
-    for number, name in enumerate(definition.ORDER, 1):
+    solved = progress(folder)["solved"]
+    left = [number for number, name in enumerate(ORDER, 1) if name not in solved]
+    for number, name in enumerate(ORDER, 1):
         title = definition.task(name).partition("\n")[0]
-        print(f"  {number:2} {'✓' if name in right else '·'} {title}")
-    print(f"\n{len(right)} of {len(definition.ORDER)} are right", *left[:1], sep="; next: ")
+        print(f"  {number:2} {'✓' if name in solved else '·'} {title}")
+    done = f"{len(ORDER) - len(left)} of {len(ORDER)} are right"
+    print(f"\n{done}; next: python -m exercises {left[0]}" if left else f"\n{done}")
 
 
 def try_once(name, path):
@@ -32,10 +39,18 @@ def try_once(name, path):
     print("checked: some seconds ...\n", flush=True)
     right, lines = check(name, path)
     if right:
-        names = solved(path.parent) | {name: True}
-        atomic_write(path.parent / "progress.json", json.dumps(names).encode())
+        note(path.parent, "solved", name, True)
     print("\n".join(lines))
     return not right
+
+
+def hint(name, folder):
+    """Print one hint more than before."""
+    hints = definition.solution(name)[1]
+    count = min(len(hints), progress(folder)["hints"].get(name, 0) + 1)
+    note(folder, "hints", name, count)
+    for number, text in enumerate(hints[:count], 1):
+        print(f"hint {number} of {len(hints)}: {text}")
 
 
 def watch(name, path):
@@ -53,15 +68,18 @@ def watch(name, path):
 def main(arguments):
     parser = argparse.ArgumentParser(prog="python -m exercises", allow_abbrev=False)
     parser.add_argument("exercise", nargs="?", help="its number or its name")
+    parser.add_argument("--hint", action="store_true", help="one hint more each time")
     parser.add_argument("--watch", action="store_true", help="check whenever the file is saved")
     parser.add_argument("--folder", default="my", type=Path, help="where your files are")
     options = parser.parse_args(arguments)
     if options.exercise is None:
         return show_list(options.folder)
     name = definition.known(options.exercise)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.hint:
+        return hint(name, options.folder)
     path = options.folder / f"{name}.py"
     if not path.exists():
-        options.folder.mkdir(parents=True, exist_ok=True)
         atomic_write(path, definition.stub(name).encode())
     print(f"{definition.task(name)}\nYour file: {path}\n")
     return (watch if options.watch else try_once)(name, path)

@@ -89,11 +89,14 @@ def limit(seconds):
     def stop(*_):
         raise TimeoutError
 
-    timer = getattr(signal, "setitimer", None)
-    if timer:
-        signal.signal(signal.SIGPROF, stop)
-        timer(signal.ITIMER_PROF, seconds)
+    def ring(seconds):
+        if hasattr(signal, "setitimer"):
+            signal.signal(signal.SIGPROF, stop)
+            signal.setitimer(signal.ITIMER_PROF, seconds)
+
     with contextlib.suppress(Exception):
-        yield
-    if timer:
-        timer(signal.ITIMER_PROF, 0)
+        try:
+            ring(seconds)
+            yield
+        finally:
+            ring(0)

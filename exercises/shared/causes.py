@@ -1,12 +1,11 @@
-"""What gives exactly a learner's numbers: a known mistake, two of them, or an edit of the solution;
-or which edit of the learner's file gives the right ones.
+"""What explains a learner's numbers: a known mistake, two of them, or an edit of the solution gives
+exactly them; or the learner's file is right with an edit, or with two.
 """
 
 import ast
-import contextlib
 import difflib
-import functools
 import itertools
+import math
 import time
 import types
 import warnings
@@ -14,7 +13,7 @@ import warnings
 import torch
 
 from exercises.shared.cases import limit, outcome, sizes_in
-from exercises.shared.comparison import same, same_outcome
+from exercises.shared.comparison import equal, same, same_outcome
 from exercises.shared.definition import MISTAKES, functions, with_mistakes
 from exercises.shared.edits import elsewhere, further, likely
 
@@ -29,77 +28,99 @@ def causes(exercise, own, theirs, source):
     own: of each of its cases the case, what the learner got, and what is right.
     """
     own = sorted(own, key=lambda triple: same_outcome(*triple[1:]))  # what is wrong tells most
-    swapped = [(case, right, got) for case, got, right in own]
-    values = [part["values"] for part in own[0][1:]]
+    (label, *_), got, right = own[0]
+    values = got["values"], right["values"]
     slopes = same(*values)  # the gradient alone is wrong
     error = 1e-12 if same(*values, 1e-3) else 1e-5  # beside it, an epsilon does not count
-    goals = {GETS: (vars(exercise), own, slopes, error), MENDS: (theirs, swapped, True, 1e-12)}
+    goals = {
+        GETS: (vars(exercise), [triple[:2] for triple in own], slopes, error),
+        MENDS: (theirs, [triple[::2] for triple in own], True, 1e-12),
+    }
+    learners, solution = parts(exercise.__name__.split(".")[1], right["name"], source)
+    searches = [edited(MENDS, learners, likely, elsewhere)]
+    if any(x.isfinite().any() for x in got["values"]):  # else many edits would fit
+        sizes = sizes_in(label)
+        searches.append(edited(GETS, solution, likely, lambda text: further(text, sizes)))
     warnings.simplefilter("ignore")  # of edits that make no sense
     end = time.process_time() + SECONDS
-    for goal, text, why in attempts(exercise, own, source):
-        found = False
-        with contextlib.suppress(TimeoutError):  # the timer may ring late
-            found = gives(exercise, text, *goals[goal])
-        torch.set_grad_enabled(True)
-        if found:
-            lines = changed_lines(why, text) if isinstance(why, str) else why
+    best = agreement(exercise, learners, *goals[MENDS])
+    for goal, text, lines in itertools.chain(known(exercise), in_turns(searches)):
+        count = agreement(exercise, text, *goals[goal])
+        if count == math.inf:
+            lines = lines or changed_lines(learners if goal == MENDS else solution, text)
             return [goal, *(f"  {line}" for line in lines)]
+        if goal == MENDS and count > best:  # one of two mistakes is mended
+            best = count
+            searches.append(edited(MENDS, text, likely, elsewhere))
         if time.process_time() > end:
             break
     return []
 
 
-def attempts(exercise, own, source):
-    """Yield what may explain it: the goal, a text, and the mistakes or the text that it was."""
+def parts(name, wrong, source):
+    """Return the text of what is wrong, of a learner's source and of an exercise's solution.
+
+    A learner may have functions beside those that are asked for.
+    """
+    solution = functions(name)
+    theirs = {node.name: node for node in ast.parse(source).body if hasattr(node, "name")}
+    theirs = {part: node for part, node in theirs.items() if part in wrong or part not in solution}
+    solution = {part: node for part, node in solution.items() if part in wrong}
+    return ["\n".join(map(ast.unparse, nodes.values())) for nodes in (theirs, solution)]
+
+
+def known(exercise):
+    """Yield the goal, the solution with one or two known mistakes, and their names."""
     name = exercise.__name__.split(".")[1]
-    (label, *_), got, expected = own[0]
     for count in 1, 2:
         for sentences in itertools.combinations(MISTAKES.get(name, ()), count):
             yield GETS, with_mistakes(name, *sentences), sentences
-    solution = functions(name)
-    wrong = [part for part in solution if part in expected["name"]]  # a case may call several
-    theirs = {x.name: x for x in ast.parse(source).body if hasattr(x, "name")}
-    helpers = theirs.keys() - solution.keys()
-    parts = [part for part in [*wrong, *helpers] if part in theirs]
-    searches = [edited(MENDS, [likely, elsewhere], theirs, parts)]
-    if any(x.isfinite().any() for x in got["values"]):  # else many edits would fit
-        every = [likely, functools.partial(further, sizes=sizes_in(label))]
-        searches.append(edited(GETS, every, solution, wrong))
-    for pair in itertools.zip_longest(*searches):
-        yield from filter(None, pair)
 
 
-def edited(goal, kinds, nodes, names):
-    seen = set()
-    for edits, name in itertools.product(kinds, names):
-        source = ast.unparse(nodes[name]) + "\n"
-        for new in edits(source):
-            if new not in seen:
-                seen.add(new)
-                yield goal, new, source
+def edited(goal, source, *kinds):
+    """Yield the goal, and each text that a source becomes by edits of these kinds."""
+    seen = {source}
+    for text in itertools.chain.from_iterable(kind(source) for kind in kinds):
+        if text not in seen:
+            seen.add(text)
+            yield goal, text, ()
+
+
+def in_turns(searches):
+    """Yield what is next of each search until all have ended; the list may grow meanwhile."""
+    while searches:
+        for search in [*searches]:
+            if found := next(search, None):
+                yield found
+            else:
+                searches.remove(search)
 
 
 def changed_lines(source, new):
     """Return a source's lines that are others in a new one (−), and these (+)."""
-    new = ast.unparse(ast.parse(new))
-    both = difflib.ndiff(source.splitlines(), new.splitlines())
-    return [line for line in both if line[0] in "+-"]
+    both = difflib.ndiff(*(ast.unparse(ast.parse(text)).splitlines() for text in (source, new)))
+    return [line for line in both if line[0] in "+-" and line[1:].strip()]
 
 
-def gives(exercise, text, scope, own, slopes, error):
-    """Whether a text, in place of a scope's functions of these names, gives what is got."""
+def agreement(exercise, text, scope, wanted, slopes, error):
+    """Count the results that are as wanted, up to the first case with another; inf if all are.
+
+    text: it takes the place of a scope's functions. wanted: cases, and what they are to give.
+    """
     scope = dict(scope)
+    count = 0
     with limit(0.03):  # it may not run, or never end
         exec(text, scope)
         for graph in [False, True][: 1 + slopes]:  # most differ in values already
-            torch.set_grad_enabled(graph)
-            if not all(agrees(exercise, scope, case, got, error) for case, got, _ in own):
-                return False
-        return True
-
-
-def agrees(exercise, scope, case, got, error):
-    """Whether a scope's functions give in a case what is got, and the gradients if there are."""
-    found = outcome(types.SimpleNamespace(**scope | sizes_in(case[0])), exercise, *case)
-    slopes = not torch.is_grad_enabled() or same(got["gradients"], found["gradients"], error)
-    return slopes and same(got["values"], found["values"], error)
+            for case, right in wanted:
+                with torch.set_grad_enabled(graph):
+                    module = types.SimpleNamespace(**scope | sizes_in(case[0]))
+                    found = outcome(module, exercise, *case)
+                for what in ["values", "gradients"][: 1 + graph]:
+                    pairs = zip(found[what], right[what], strict=True)
+                    matches = [equal(*pair, error) for pair in pairs]
+                    count += sum(matches)
+                    if not all(matches):
+                        return count
+        count = math.inf
+    return count

@@ -1,7 +1,7 @@
 """What an exercise is: a file of this folder, with
 
 its docstring   the task: what to write, with shapes, a picture and the paper
-the solution    the functions that a learner writes
+the solution    the functions that a learner writes; their comments are the hints
 cases()         [(label, call, *arguments)], from tiny to random. label: with sizes, B=2. call: a
                 name, or a function of the learner's module and arguments
 
@@ -34,6 +34,7 @@ ORDER = {  # and where lookback's own code is
     "sampling": "engine/decoding/sampling.py; model.py: GPT.forward; tools/evaluate.py",
     "block": "model.py: layer_norm, FeedForward, Block, gpt2_std and init_weights",
     "search": "experiments/shared/translation.py: search, for a batch of sentences at once",
+    "yours": "docs/hacking.md: train with it; tests/model/test_registries.py then tests it further",
 }
 
 
@@ -50,19 +51,20 @@ def load(name):
 
 @functools.cache
 def solution(name):
-    """Return the text of the solution, without its comments."""
+    """Return the text of the solution, and its comments, which are the hints."""
     text = (FOLDER / f"{name}.py").read_text(encoding="utf-8").partition("\n\ndef cases")[0]
-    return re.sub(" +# .*\n", "", text)
+    comment = re.compile("^ +# (.*)\n", re.MULTILINE)
+    return comment.sub("", text), comment.findall(text)
 
 
 def task(name):
     """Return the docstring of an exercise."""
-    return ast.get_docstring(ast.parse(solution(name)), clean=False)
+    return ast.get_docstring(ast.parse(solution(name)[0]), clean=False)
 
 
 def with_mistakes(name, *sentences):
     """Return the text of an exercise's solution with these mistakes."""
-    text = solution(name)
+    text = solution(name)[0]
     for sentence in sentences:
         for right, wrong in MISTAKES[name][sentence].items():
             text = text.replace(right, wrong)
@@ -72,7 +74,7 @@ def with_mistakes(name, *sentences):
 @functools.cache
 def functions(name):
     """Return {name: node of its syntax tree} of the functions and classes that a learner writes."""
-    nodes = ast.parse(solution(name)).body
+    nodes = ast.parse(solution(name)[0]).body
     return {node.name: node for node in nodes if hasattr(node, "name")}
 
 

@@ -5,7 +5,7 @@ import itertools
 from exercises.shared.cases import is_float, limit, named, sizes_in
 from exercises.shared.causes import causes
 from exercises.shared.comparison import beside, same, same_outcome
-from exercises.shared.properties import dependence, traits
+from exercises.shared.properties import dependence, simple, traits
 
 
 def first_wrong(triples):
@@ -50,6 +50,7 @@ def symptoms(theirs, exercise, own):
             if a.shape == b.shape and not same([a], [b]):
                 seen += [f"result {n}: {text}" for text in traits(a, b, sizes_in(case[0]))]
         with limit(0.7):  # theirs may not take other inputs
+            seen += simple(theirs, exercise, *case)
             seen += itertools.islice(dependence(theirs, exercise, *case), 6)
         if seen:
             yield from [f"In {case[0]}:", *(f"  {text}" for text in seen)]

@@ -3,28 +3,39 @@
 import torch
 from torch.autograd.functional import jacobian
 
-from exercises.shared.cases import called, is_float, named, tensors
-from exercises.shared.comparison import wrong
+from exercises.shared.cases import called, is_float, limit, named, outcome, tensors
+from exercises.shared.comparison import same, wrong
 
 
 def traits(a, b, sizes):
     """Yield what is seen of a tensor a that should be b, of the same shape."""
-    off = wrong(a, b)
+    off, a, b = wrong(a, b), a.double(), b.double()
     for dim, size in enumerate(a.shape):
+        dims = [name for name, n in sizes.items() if n == size]
+        where = " or ".join(dims) or f"dimension {dim}"
         places = off.movedim(dim, 0).reshape(size, -1).any(-1).nonzero().flatten().tolist()
         if len(places) < size:
-            dims = [name for name, n in sizes.items() if n == size]
-            where = " or ".join(dims) or f"dimension {dim}"
             yield f"it is wrong only where {where} is {places}, of {size}"
-    a, b = a.double(), b.double()
-    one = torch.ones_like(b.sum(-1))
-    if wrong(a.sum(-1), one).any() and not wrong(b.sum(-1), one).any():
-        yield "the rows do not sum to 1"
+        sums, right = a.sum(dim), b.sum(dim)
+        for total in 0, 1:
+            if wrong(sums, right * 0 + total).any() and not wrong(right, right * 0 + total).any():
+                yield f"its sums over {where} are to be {total}, and are not"
     if a.isnan().any() > b.isnan().any():
         yield "some of it is NaN, as 0 / 0, 0 * ∞ and ∞ - ∞ are"
     times = (a / b)[b != 0].flatten()
     if len(times) and not wrong(times, times[:1].expand_as(times), 1e-9).any():
         yield f"it is the right one times {times[0]:.5g}"
+
+
+def simple(theirs, exercise, label, call, *arguments):
+    """Yield with which arguments of nothing but 0 or 1 theirs is right."""
+    inputs = named(exercise, call, *arguments)
+    for name, x in inputs.items():
+        for value in [0, 1] if is_float(x) else []:
+            case = label, call, *(inputs | {name: torch.full_like(x, value)}).values()
+            with limit(0.1), torch.no_grad():
+                if same(*(outcome(who, exercise, *case)["values"] for who in (theirs, exercise))):
+                    yield f"it would be right if {name} were {value} everywhere"
 
 
 def dependence(theirs, exercise, label, call, *arguments):

@@ -57,7 +57,7 @@ def test_each_mistake_has_its_name(name, monkeypatch):
     monkeypatch.setattr(causes, "SECONDS", 60)
     exercise = definition.load(name)
     assert diagnosed(name) == []
-    text = definition.solution(name)
+    text = definition.solution(name)[0]
     for sentence, changes in definition.MISTAKES.get(name, {}).items():
         assert all(right in text for right in changes), sentence
         assert names(wrong(exercise, definition.with_mistakes(name, sentence))) == [sentence]
@@ -224,7 +224,7 @@ def test_mistakes_that_easy_inputs_do_not_show(name, right, left, monkeypatch):
     """Catches cases in which queries are the last ones, windows are 2, or scores are small."""
     monkeypatch.setattr(causes, "SECONDS", 0)
     exercise = definition.load(name)
-    text = definition.solution(name)
+    text = definition.solution(name)[0]
     assert right in text and wrong(exercise, text.replace(right, left))
 
 
