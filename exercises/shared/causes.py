@@ -15,7 +15,7 @@ import torch
 from exercises.shared.cases import limit, outcome, sizes_in
 from exercises.shared.comparison import equal, same, same_outcome
 from exercises.shared.definition import MISTAKES, functions, with_mistakes
-from exercises.shared.edits import elsewhere, further, likely
+from exercises.shared.edits import borrowed, elsewhere, further, likely
 
 SECONDS = 2.5  # of a processor, for the search: the likely edits come first
 GETS = "These are the numbers that one gets if"
@@ -37,7 +37,8 @@ def causes(exercise, own, theirs, source):
         MENDS: (theirs, [triple[::2] for triple in own], True, 1e-12),
     }
     learners, solution = parts(exercise.__name__.split(".")[1], right["name"], source)
-    searches = [edited(MENDS, learners, likely, elsewhere)]
+    mending = likely, elsewhere, lambda text: borrowed(text, solution)
+    searches = [edited(MENDS, learners, *mending)]
     if any(x.isfinite().any() for x in got["values"]):  # else many edits would fit
         sizes = sizes_in(label)
         searches.append(edited(GETS, solution, likely, lambda text: further(text, sizes)))
@@ -51,7 +52,7 @@ def causes(exercise, own, theirs, source):
             return [goal, *(f"  {line}" for line in lines)]
         if goal == MENDS and count > best:  # one of two mistakes is mended
             best = count
-            searches.append(edited(MENDS, text, likely, elsewhere))
+            searches.append(edited(MENDS, text, *mending))
         if time.process_time() > end:
             break
     return []

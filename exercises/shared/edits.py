@@ -51,11 +51,11 @@ def missing(nodes):
 
 def words(source):
     """A word stands for another, everywhere or once."""
-    for old, *new in map(str.split, WORDS):
+    pairs = (itertools.permutations(group.split(), 2) for group in WORDS)
+    for old, new in itertools.chain.from_iterable(pairs):
         old = rf"(?<!\w){re.escape(old)}(?!\w)"
-        for word in new:
-            yield slice(0, len(source)), re.sub(old, word, source)
-            yield from ((slice(*place.span()), word) for place in re.finditer(old, source))
+        yield slice(0, len(source)), re.sub(old, new, source)
+        yield from ((slice(*place.span()), new) for place in re.finditer(old, source))
 
 
 def exchanged(nodes, source):
@@ -91,6 +91,12 @@ def at_the_ends(nodes, actions):
             results = [node.value, *getattr(node.value, "elts", [])]
             for x, action in itertools.product(results, actions):
                 yield x.at, of(x.text, action)
+
+
+def borrowed(source, other):
+    """A step of another source is done too."""
+    new = dict.fromkeys(step for *_, step in steps(parsed(other)))
+    yield from (put(source, *edit) for edit in inside(parsed(source), new))
 
 
 def elsewhere(source):

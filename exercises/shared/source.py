@@ -9,7 +9,7 @@ import re
 def parsed(source):
     """Return the nodes of a source, none if it has an error. at, a slice, and text: where it is.
 
-    inner: what something is done to there, the operands or what is called with or on.
+    inner: what something is done to there, operands, or what is called with or on.
     """
     lines = source.splitlines(keepends=True)
     starts = [0, *itertools.accumulate(map(len, lines))]
@@ -23,6 +23,8 @@ def parsed(source):
         node.inner = []
         if isinstance(node, ast.BinOp):
             node.inner = [node.left, node.right]
+        elif isinstance(node, ast.UnaryOp):
+            node.inner = [node.operand]
         elif isinstance(node, ast.Call):
             node.inner = [getattr(node.func, "value", node.func), *node.args[:1]]
     return nodes

@@ -1,12 +1,11 @@
 """What edits of a solution put there: see edits.py. Items end with a semicolon."""
 
 WORDS = """
-True False; - + /; + -; * / +; / *; & |; and or; < <= > >=; <= < >= >; > >= < <=; == <= != >=;
--1 -2 0 1 (0,1) (1,2) (0,1,2,3); 0 1 -1; 1 0 2; 2 1 4 3; 0.5 1 0.25 -0.5; 10000 1000 100; sin cos;
-cos sin; mean sum amax; sum mean amax; amax mean sum; maximum minimum; log log2 log10;
-gelu relu silu tanh sigmoid; elu relu softplus sigmoid silu; tanh sigmoid relu sin;
-softmax sigmoid log_softmax; exp exp2 sigmoid; -torch.inf 0.0 -1.0 -10.0 -100.0
-""".split(";")  # a word, and what is taken for it
+True False; + - * /; & |; and or; < <= > >= == !=; -1 -2 0 1 2 (0,1) (1,2) (0,1,2,3); 1 2 3 4;
+0.5 1 0.25 -0.5; 10000 1000 100; sin cos; mean sum amax; maximum minimum; log log2 log10;
+gelu relu silu tanh sigmoid elu softplus sin; softmax sigmoid log_softmax; exp exp2 sigmoid;
+-torch.inf -1000000000.0 0.0 -1.0 -10.0 -100.0
+""".split(";")  # of which one is taken for another
 INSIDE = """
 _.exp(); -_; _ + 1; _ - 1; 1 - _; 2 * _; _ / 2; _ * _; _ ** 0.5; _.mT; _[:1]; _.abs();
 _.tril(); _.softmax(-1); _.relu(); _.softmax(0); _.softmax(1); _.softmax(-2);
