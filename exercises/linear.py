@@ -22,19 +22,21 @@ def step(q, k, v, state):
         return F.elu(x) + 1
 
     S, z = state
-    q = f(q)
-    k = f(k)
+    fq = f(q)
+    fk = f(k)
     # A column (D, 1) times a row (1, Dv). A token sees itself: first add, then read.
-    S = S + k[..., :, None] * v[..., None, :]
-    z = z + k
+    S = S + fk[..., :, None] * v[..., None, :]
+    z = z + fk
     # f(q) as a row (1, D) times S (D, Dv).
-    y = (q[..., None, :] @ S)[..., 0, :] / (q * z).sum(dim=-1, keepdim=True)
+    y = (fq[..., None, :] @ S)[..., 0, :] / (fq * z).sum(dim=-1, keepdim=True)
     return y, (S, z)
 
 
 def cases():
     for sizes in "B=1, H=1, T=2, D=2, Dv=1", "B=2, H=3, T=6, D=4, Dv=5":
-        yield sizes, all_steps, *random(sizes, "T B H D", "T B H D", "T B H Dv")
+        q, k, v = random(sizes, "T B H D", "T B H D", "T B H Dv")
+        yield sizes, all_steps, q, k, v
+    yield f"{sizes}, small f(q)", all_steps, q - 9, k, v
 
 
 def all_steps(theirs, q, k, v):

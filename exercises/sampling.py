@@ -54,7 +54,9 @@ def cases():
     for temperature, top_k, top_p in (2.0, 5, 0.7), (1.0, 7, 0.9), (0.5, 6, 0.8):
         label = f"B=3, V=9, temperature={temperature}, top_k={top_k}, top_p={top_p}"
         yield label, "probabilities", *random(label, "B V"), temperature, top_k, top_p
-    yield "equal logits, in order", in_order, torch.zeros(2, 5).double(), 1.0, 3, 0.9
+    for V, top_k, top_p in (5, 3, 0.9), (4, 4, 0.5):
+        label = f"{V} equal logits, in order, top_k={top_k}, top_p={top_p}"
+        yield label, in_order, torch.zeros(2, V).double(), 1.0, top_k, top_p
 
 
 def in_order(theirs, logits, temperature, top_k, top_p):

@@ -23,7 +23,8 @@ def tiled(q, blocks):
     y = 0.0
     for k, v in blocks:
         scores = q @ k.mT / q.shape[-1] ** 0.5
-        new = torch.maximum(largest, scores.amax(dim=-1, keepdim=True))
+        own = scores.amax(dim=-1, keepdim=True)
+        new = torch.maximum(largest, own)
         powers = (scores - new).exp()
         # total and y of the past are relative to the old largest score.
         shrink = (largest - new).exp()

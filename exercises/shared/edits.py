@@ -59,7 +59,7 @@ def words(source):
 
 
 def exchanged(nodes, source):
-    """Two operands, arguments or names of a line stand for each other."""
+    """Two operands, arguments, names of a line, or statements stand for each other."""
     for node in nodes:
         parts = [x for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)]
         if isinstance(node, ast.Assign | ast.Return):
@@ -67,6 +67,10 @@ def exchanged(nodes, source):
         for a, b in itertools.combinations(sorted(parts, key=lambda x: x.at.start), 2):
             between = source[a.at.stop : b.at.start]
             yield slice(a.at.start, b.at.stop), f"({b.text}){between}({a.text})"
+        if isinstance(node, ast.FunctionDef | ast.For):
+            for a, b in itertools.pairwise(node.body):
+                between = source[a.at.stop : b.at.start]
+                yield slice(a.at.start, b.at.stop), f"{b.text}{between}{a.text}"
 
 
 def others(nodes, names):
@@ -108,7 +112,6 @@ def elsewhere(source):
 
 def inside(nodes, actions):
     """Something is done to any value, or to what a call is given, and instead of the call."""
-    for node in nodes:
+    for action, node in itertools.product(actions, nodes):
         if isinstance(node, ast.expr) and not isinstance(node, ast.Constant):
-            for x, action in itertools.product([node, *node.inner], actions):
-                yield node.at, of(x.text, action)
+            yield from ((node.at, of(x.text, action)) for x in [node, *node.inner])
