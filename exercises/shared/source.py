@@ -23,8 +23,8 @@ def parsed(source):
         node.inner = []
         if isinstance(node, ast.BinOp):
             node.inner = [node.left, node.right]
-        elif isinstance(node, ast.UnaryOp):
-            node.inner = [node.operand]
+        elif isinstance(node, ast.UnaryOp | ast.Subscript):
+            node.inner = [getattr(node, "operand", None) or node.value]
         elif isinstance(node, ast.Call):
             node.inner = [getattr(node.func, "value", node.func), *node.args[:1]]
     return nodes
