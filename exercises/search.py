@@ -59,7 +59,7 @@ def with_table(theirs, table, longest, width):
     """table (V, V): the next id's probabilities after each id, and after nothing its last row."""
 
     def log_probs(text):
-        return table.detach()[text[-1] if text else -1].log()
+        return table.detach()[int(text[-1]) if text else -1].log()
 
     one = theirs.greedy(log_probs, len(table) - 1, longest)
     best = theirs.beam(log_probs, len(table) - 1, longest, width)

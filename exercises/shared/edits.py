@@ -98,9 +98,9 @@ def at_the_ends(nodes, actions):
 
 
 def borrowed(source, other):
-    """A step of another source is done too."""
+    """A step of another source is done too, or what may be done to any value."""
     new = dict.fromkeys(step for *_, step in steps(parsed(other)))
-    yield from (put(source, *edit) for edit in inside(parsed(source), new))
+    yield from (put(source, *edit) for edit in inside(parsed(source), [*new, *INSIDE]))
 
 
 def elsewhere(source):
