@@ -87,17 +87,22 @@ def gradients(values, leaves):
 def limit(seconds):
     """Suppress errors, also of what takes longer than this. Windows has no such timer."""
 
-    def stop(*_):
-        raise TimeoutError
-
-    def ring(seconds):
-        if hasattr(signal, "setitimer"):
-            signal.signal(signal.SIGPROF, stop)
-            signal.setitimer(signal.ITIMER_PROF, seconds)
-
     with contextlib.suppress(Exception):
         try:
             ring(seconds)
             yield
         finally:
             ring(0)
+
+
+def ring(seconds):
+    if hasattr(signal, "setitimer"):
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def stop(*_):
+    raise TimeoutError
+
+
+if hasattr(signal, "SIGPROF"):
+    signal.signal(signal.SIGPROF, stop)

@@ -15,7 +15,7 @@ import torch
 from exercises.shared.cases import limit, outcome, sizes_in
 from exercises.shared.comparison import equal, same, same_outcome
 from exercises.shared.definition import MISTAKES, functions, with_mistakes
-from exercises.shared.edits import borrowed, elsewhere, further, likely
+from exercises.shared.edits import edits, in_turns
 
 SECONDS = 2.5  # of a processor, for the search: the likely edits come first
 GETS = "These are the numbers that one gets if"
@@ -37,11 +37,9 @@ def causes(exercise, own, theirs, source):
         MENDS: (theirs, [triple[::2] for triple in own], True, 1e-12),
     }
     learners, solution = parts(exercise.__name__.split(".")[1], right["name"], source)
-    mending = likely, elsewhere, lambda text: borrowed(text, solution)
-    searches = [edited(MENDS, learners, *mending)]
+    searches = [edited(MENDS, learners, solution)]
     if any(x.isfinite().any() for x in got["values"]):  # else many edits would fit
-        sizes = sizes_in(label)
-        searches.append(edited(GETS, solution, likely, lambda text: further(text, sizes)))
+        searches.append(edited(GETS, solution, "", sizes_in(label)))
     warnings.simplefilter("ignore")  # of edits that make no sense
     end = time.process_time() + SECONDS
     best = math.inf if slopes else sum(map(equal, *values))
@@ -52,7 +50,7 @@ def causes(exercise, own, theirs, source):
             return [goal, *(f"  {line}" for line in lines)]
         if goal == MENDS and count > best:  # one of two mistakes is mended
             best = count
-            searches.append(edited(MENDS, text, *mending))
+            searches.append(edited(MENDS, text, solution))
         if time.process_time() > end:
             break
     return []
@@ -78,23 +76,13 @@ def known(exercise):
             yield GETS, with_mistakes(name, *sentences), sentences
 
 
-def edited(goal, source, *kinds):
-    """Yield the goal, and each text that a source becomes by edits of these kinds."""
+def edited(goal, source, *beside):
+    """Yield the goal, and each text that a source becomes by an edit."""
     seen = {source}
-    for text in itertools.chain.from_iterable(kind(source) for kind in kinds):
+    for text in edits(source, *beside):
         if text not in seen:
             seen.add(text)
             yield goal, text, ()
-
-
-def in_turns(searches):
-    """Yield what is next of each search until all have ended; the list may grow meanwhile."""
-    while searches:
-        for search in [*searches]:
-            if found := next(search, None):
-                yield found
-            else:
-                searches.remove(search)
 
 
 def changed_lines(source, new):
@@ -114,9 +102,9 @@ def agreement(exercise, text, scope, wanted, slopes, error):
         exec(text, scope)
         for graph in [False, True][: 1 + slopes]:  # most differ in values already
             for case, right in wanted:
+                scope |= sizes_in(case[0])
                 with torch.set_grad_enabled(graph):
-                    module = types.SimpleNamespace(**scope | sizes_in(case[0]))
-                    found = outcome(module, exercise, *case)
+                    found = outcome(types.SimpleNamespace(**scope), exercise, *case)
                 for what in ["values", "gradients"][: 1 + graph]:
                     pairs = zip(found[what], right[what], strict=True)
                     matches = [equal(*pair, error) for pair in pairs]

@@ -13,30 +13,40 @@ from exercises.shared.source import of, parsed, put, steps
 from exercises.shared.words import INSIDE, SCALES, WHOLE, WORDS
 
 
-def likely(source):
-    """Yield what a function's source becomes by an edit that needs no more than what it has."""
+def edits(source, other="", sizes=()):
+    """Yield what a source becomes by one edit, the likely ones first.
+
+    other: a source with steps that it may lack. sizes: names that it may use, such as D.
+    """
     nodes = parsed(source)
     names = {*re.findall(r"\b([A-Za-z]\w*)(?=[,)]| =| in )", source), "0", "1", "True"}
-    for edit in itertools.chain(
-        missing(nodes), words(source), exchanged(nodes, source), others(nodes, sorted(names))
-    ):
-        yield put(source, *edit)
-
-
-def further(source, sizes):
-    """Yield what it becomes by another edit; sizes are names, such as D."""
-    nodes = parsed(source)
     scales = [scale.format(size) for size in sizes for scale in SCALES]
-    again = [step for *_, step in steps(nodes)]
-    for edit in itertools.chain(
-        others(nodes, sizes),
-        inside(nodes, [step for step in again if re.match(r"[\w.]+\(_", step)]),
+    again = dict.fromkeys(step for *_, step in steps(nodes + parsed(other)))
+    likely = (
+        missing(nodes),
+        words(source),
+        exchanged(nodes, source),
+        inside(nodes, INSIDE[:4]),
+        others(nodes, [*sorted(names), *sizes]),
+    )
+    further = [
         at_the_ends(nodes, [*INSIDE, *WHOLE, *scales]),
-        inside(nodes, INSIDE),
         inside(nodes, again),
-    ):
+        inside(nodes, INSIDE[4:]),
+        elsewhere(source),
+    ]
+    for edit in itertools.chain(*likely, in_turns(further)):
         yield put(source, *edit)
-    yield from elsewhere(source)
+
+
+def in_turns(searches):
+    """Yield what is next of each search until all have ended; the list may grow meanwhile."""
+    while searches:
+        for search in [*searches]:
+            if found := next(search, None):
+                yield found
+            else:
+                searches.remove(search)
 
 
 def missing(nodes):
@@ -76,7 +86,7 @@ def exchanged(nodes, source):
 def others(nodes, names):
     """A name stands for another value, but not where one is assigned."""
     for node in nodes:
-        if isinstance(getattr(node, "ctx", node), ast.Load | ast.expr):
+        if node.is_value:
             yield from ((node.at, name) for name in names)
 
 
@@ -97,21 +107,16 @@ def at_the_ends(nodes, actions):
                 yield x.at, of(x.text, action)
 
 
-def borrowed(source, other):
-    """A step of another source is done too, or what may be done to any value."""
-    new = dict.fromkeys(step for *_, step in steps(parsed(other)))
-    yield from (put(source, *edit) for edit in inside(parsed(source), [*new, *INSIDE]))
+def inside(nodes, actions):
+    """Something is done to any value, or to what a call is given, and instead of the call."""
+    for action, node in itertools.product(actions, nodes):
+        if node.is_value and not isinstance(node, ast.Constant):
+            yield from ((node.at, of(x.text, action)) for x in [node, *node.inner])
 
 
 def elsewhere(source):
     """A step is done elsewhere."""
     for at, inner, step in steps(parsed(source)):
         without = put(source, at, inner)
-        yield from (put(without, *edit) for edit in inside(parsed(without), [step]))
-
-
-def inside(nodes, actions):
-    """Something is done to any value, or to what a call is given, and instead of the call."""
-    for action, node in itertools.product(actions, nodes):
-        if isinstance(node, ast.expr) and not isinstance(node, ast.Constant):
-            yield from ((node.at, of(x.text, action)) for x in [node, *node.inner])
+        for edit in inside(parsed(without), [step]):
+            yield slice(0, len(source)), put(without, *edit)

@@ -6,10 +6,14 @@ import itertools
 import re
 
 
+MODULES = "torch", "math", "F"
+
+
 def parsed(source):
     """Return the nodes of a source, none if it has an error. at, a slice, and text: where it is.
 
-    inner: what something is done to there, operands, or what is called with or on.
+    is_value: it is a value, and no function, module or place. inner: what something is done to
+    there, operands, or what is called with or on.
     """
     lines = source.splitlines(keepends=True)
     starts = [0, *itertools.accumulate(map(len, lines))]
@@ -20,6 +24,8 @@ def parsed(source):
         first = starts[node.lineno - 1] + node.col_offset
         node.at = slice(first, starts[node.end_lineno - 1] + node.end_col_offset)
         node.text = source[node.at]
+        node.is_value = isinstance(getattr(node, "ctx", node), ast.Load | ast.expr)
+        node.is_value &= source[node.at.stop :][:1] != "(" and node.text not in MODULES
         node.inner = []
         if isinstance(node, ast.BinOp):
             node.inner = [node.left, node.right]
