@@ -14,7 +14,7 @@ import torch
 
 from exercises.shared.cases import limit, outcome, sizes_in
 from exercises.shared.comparison import equal, same, same_outcome
-from exercises.shared.definition import MISTAKES, functions, with_mistakes
+from exercises.shared.definition import MISTAKES, functions, solution, with_mistakes
 from exercises.shared.edits import edits, in_turns
 
 SECONDS = 2.5  # of a processor, for the search: the likely edits come first
@@ -36,41 +36,36 @@ def causes(exercise, own, theirs, source):
         GETS: (vars(exercise), [triple[:2] for triple in own], slopes, error),
         MENDS: (theirs, [triple[::2] for triple in own], True, 1e-12),
     }
-    learners, solution = parts(exercise.__name__.split(".")[1], right["name"], source)
-    searches = [edited(MENDS, learners, solution)]
+    name = exercise.__name__.split(".")[1]
+    right_ones = {other for other in functions(name) if other not in right["name"]}
+    learners, solved = (part(text, right_ones) for text in (source, solution(name)[0]))
+    searches = [edited(MENDS, learners, solved)]
     if any(x.isfinite().any() for x in got["values"]):  # else many edits would fit
-        searches.append(edited(GETS, solution, "", sizes_in(label)))
+        searches.append(edited(GETS, solved, "", sizes_in(label)))
     warnings.simplefilter("ignore")  # of edits that make no sense
     end = time.process_time() + SECONDS
     best = math.inf if slopes else sum(map(equal, *values))
-    for goal, text, lines in itertools.chain(known(exercise), in_turns(searches)):
+    for goal, text, lines in itertools.chain(known(name), in_turns(searches)):
         count = agreement(exercise, text, *goals[goal])
         if count == math.inf:
-            lines = lines or changed_lines(learners if goal == MENDS else solution, text)
+            lines = lines or changed_lines(learners if goal == MENDS else solved, text)
             return [goal, *(f"  {line}" for line in lines)]
         if goal == MENDS and count > best:  # one of two mistakes is mended
             best = count
-            searches.append(edited(MENDS, text, solution))
+            searches.append(edited(MENDS, text, solved))
         if time.process_time() > end:
             break
     return []
 
 
-def parts(name, wrong, source):
-    """Return the text of what is wrong, of a learner's source and of an exercise's solution.
-
-    A learner may have functions beside those that are asked for.
-    """
-    solution = functions(name)
-    theirs = {node.name: node for node in ast.parse(source).body if hasattr(node, "name")}
-    theirs = {part: node for part, node in theirs.items() if part in wrong or part not in solution}
-    solution = {part: node for part, node in solution.items() if part in wrong}
-    return ["\n".join(map(ast.unparse, nodes.values())) for nodes in (theirs, solution)]
+def part(source, right):
+    """Return the text of a source without what is right, and without what defines nothing."""
+    nodes = (node for node in ast.parse(source).body if hasattr(node, "name"))
+    return "\n".join(ast.unparse(node) for node in nodes if node.name not in right)
 
 
-def known(exercise):
+def known(name):
     """Yield the goal, the solution with one or two known mistakes, and their names."""
-    name = exercise.__name__.split(".")[1]
     for count in 1, 2:
         for sentences in itertools.combinations(MISTAKES.get(name, ()), count):
             yield GETS, with_mistakes(name, *sentences), sentences

@@ -29,12 +29,9 @@ def edits(source, other="", sizes=()):
         inside(nodes, INSIDE[:4]),
         others(nodes, [*sorted(names), *sizes]),
     )
-    further = [
-        at_the_ends(nodes, [*INSIDE, *WHOLE, *scales]),
-        inside(nodes, again),
-        inside(nodes, INSIDE[4:]),
-        elsewhere(source),
-    ]
+    further = [inside(nodes, again), elsewhere(source)]
+    if not other:
+        further += at_the_ends(nodes, [*INSIDE, *WHOLE, *scales]), inside(nodes, INSIDE[4:])
     for edit in itertools.chain(*likely, in_turns(further)):
         yield put(source, *edit)
 
@@ -69,7 +66,7 @@ def words(source):
 
 
 def exchanged(nodes, source):
-    """Two operands, arguments, names of a line, or statements stand for each other."""
+    """Two operands, arguments or names of a line stand for each other."""
     for node in nodes:
         parts = [x for x in ast.iter_child_nodes(node) if isinstance(x, ast.expr)]
         if isinstance(node, ast.Assign | ast.Return):
@@ -77,10 +74,6 @@ def exchanged(nodes, source):
         for a, b in itertools.combinations(sorted(parts, key=lambda x: x.at.start), 2):
             between = source[a.at.stop : b.at.start]
             yield slice(a.at.start, b.at.stop), f"({b.text}){between}({a.text})"
-        if isinstance(node, ast.FunctionDef | ast.For):
-            for a, b in itertools.pairwise(node.body):
-                between = source[a.at.stop : b.at.start]
-                yield slice(a.at.start, b.at.stop), f"{b.text}{between}{a.text}"
 
 
 def others(nodes, names):

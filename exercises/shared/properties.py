@@ -14,7 +14,7 @@ def traits(a, b, sizes):
         dims = [name for name, n in sizes.items() if n == size]
         where = " or ".join(dims) or f"dimension {dim}"
         places = off.movedim(dim, 0).reshape(size, -1).any(-1).nonzero().flatten().tolist()
-        if len(places) < size:
+        if len(places) < min(size, 9):
             yield f"it is wrong only where {where} is {places}, of {size}"
         sums, right = a.sum(dim), b.sum(dim)
         for total in 0, 1:
@@ -28,14 +28,14 @@ def traits(a, b, sizes):
 
 
 def simple(theirs, exercise, label, call, *arguments):
-    """Yield with which arguments of nothing but 0 or 1 theirs is right."""
+    """Yield with which arguments of nothing but 0 or 1 theirs is right, as "q = 0"."""
     inputs = named(exercise, call, *arguments)
     for name, x in inputs.items():
         for value in [0, 1] if is_float(x) else []:
             case = label, call, *(inputs | {name: torch.full_like(x, value)}).values()
             with limit(0.1), torch.no_grad():
                 if same(*(outcome(who, exercise, *case)["values"] for who in (theirs, exercise))):
-                    yield f"it would be right if {name} were {value} everywhere"
+                    yield f"{name} = {value}"
 
 
 def dependence(theirs, exercise, label, call, *arguments):
