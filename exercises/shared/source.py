@@ -5,7 +5,6 @@ import contextlib
 import itertools
 import re
 
-
 MODULES = "torch", "math", "F"
 
 

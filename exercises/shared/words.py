@@ -1,8 +1,8 @@
 """What edits of a solution put there: see edits.py. Items end with a semicolon."""
 
 WORDS = """
-True False; triu tril; + - * /; & |; and or; < <= > >= == !=; -1 -2 0 1 2 (0,1) (1,2) (0,1,2,3); 1 2 3 4;
-0.5 1 0.25 -0.5; 10000 1000 100; sin cos; mean sum amax; maximum minimum; log log2 log10;
+True False; triu tril; + - * /; & |; and or; < <= > >= == !=; -1 -2 0 1 2 (0,1) (1,2) (0,1,2,3);
+1 2 3 4; 0.5 1 0.25 -0.5; 10000 1000 100; sin cos; mean sum amax; maximum minimum; log log2 log10;
 gelu relu silu tanh sigmoid elu softplus sin; softmax sigmoid log_softmax; exp exp2 sigmoid;
 -torch.inf -1000000000.0 0.0 -1.0 -10.0 -100.0
 """.split(";")  # of which one is taken for another

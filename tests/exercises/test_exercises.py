@@ -1,5 +1,6 @@
 """Exercises: solutions pass, each mistake is known by its name, no file takes the shell."""
 
+import functools
 import math
 import os
 import re
@@ -17,8 +18,11 @@ from conftest import complaint, exit_code, forked, parametrize, read_back, run_h
 from exercises.__main__ import main
 from exercises.shared import cases, causes, definition, diagnosis, properties, runner
 from exercises.shared.definition import ORDER
+from exercises.test_implementation import test_exercise as exercise_of_a_course
 
-EXERCISE = {function: name for name in ORDER for function in definition.functions(name)}
+EXERCISE = {  # {function: its exercise}; attention is in "yours" too
+    function: name for name in reversed(ORDER) for function in definition.functions(name)
+}
 NAMED = "These are the numbers that one gets if"
 EDITS = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))
 
@@ -101,10 +105,23 @@ def attention(q, k, v, visible):
     return F.scaled_dot_product_attention(q, k, v, attn_mask=visible)
 
 
+def plain(q, k, v, shift=None):
+    """The attention of somebody who invents nothing."""
+    Tq, Tk = q.shape[2], k.shape[2]
+    see = torch.ones(Tq, Tk).tril(Tk - Tq if shift is None else shift).bool()
+    scores = (q.double() @ k.double().mT / q.shape[-1] ** 0.5).masked_fill(~see, -math.inf)
+    return scores.softmax(-1).nan_to_num().to(v.dtype) @ v
+
+
 def test_another_solution():
-    """Catches a check that asks for the solution's own rounding, or its way."""
+    """Catches a check that asks for the solution's own rounding, or its way, and invariants that
+    only one mechanism keeps.
+    """
     assert diagnosed(scaled_dot=scores) == diagnosed(softmax=softmax) == []
-    assert diagnosed(attention=attention) == []
+    assert diagnosed(attention=attention) == diagnosed("yours", attention=plain) == []
+    kernel = functools.partial(F.scaled_dot_product_attention, is_causal=True)
+    with pytest.raises(ValueError, match="it does not keep what the task calls Tq < Tk"):
+        diagnosed("yours", attention=kernel)
 
 
 # ---- What is said of wrong numbers
@@ -154,13 +171,21 @@ def test_a_known_mistake(exercise, functions, mistake):
 @parametrize(
     "name, function, part",
     [
-        ("scaled_dot", lambda q, k: scores(q, k.detach()), "right, the gradient of k: 4 of 4 num"),
+        (
+            "scaled_dot",
+            lambda q, k: scores(q, k.detach() / 2 + k / 2),
+            "right, the gradient of k: 4 of 4 num",
+        ),
         (
             "scaled_dot",
             lambda q, k: scores(q, k) + (q.shape[2] < k.shape[2]),
-            "It is right for: B=1, H=1, Tq=2, Tk=2, D=2; B=1, H=2, Tq=3",
+            "It is right in 2 of 3 cases: B=1, H=1, Tq=2, Tk=2, D=2; B=1",
         ),
-        ("softmax", lambda scores: softmax(scores) * 1.7, "  result 1: the rows do not sum to 1"),
+        (
+            "softmax",
+            lambda scores: softmax(scores) * 1.7,
+            "  result 1: its sums over Tk are to be 1",
+        ),
         (
             "softmax",
             lambda scores: softmax(scores) * (1 - 1e-9),
@@ -238,10 +263,9 @@ def test_a_search_takes_seconds(monkeypatch):
 def test_an_edit_that_changes_arguments(monkeypatch):
     """Catches an edit whose numbers are not known again, since one before it spoiled the inputs."""
     monkeypatch.setattr(causes, "MISTAKES", {})
-    monkeypatch.setattr(
-        causes, "likely", lambda *_: [spoils, "def scaled_dot(q, k): return q @ k.mT"]
-    )
     spoils = "def scaled_dot(q, k): return q.mul_(2) @ k.mT"
+    texts = [spoils, "def scaled_dot(q, k): return q @ k.mT"]
+    monkeypatch.setattr(causes, "edits", lambda *_: texts)
     assert NAMED in diagnosed(scaled_dot=lambda q, k: q @ k.mT)
 
 
@@ -345,7 +369,7 @@ def test_interrupted(tmp_path):
 
 
 def test_the_command(tmp_path, capsys):
-    """Catches a stub that is not copied, or copied over what was written; and an
+    """Catches a stub that is not copied, or copied over what was written; a forgotten hint; and an
     unknown name or number that becomes a traceback.
     """
     my = tmp_path / "my"
@@ -365,10 +389,24 @@ def test_the_command(tmp_path, capsys):
     assert status == 1 and "  q          tensor([[[[1., 0.]" in wrong
     assert "+     return q @ k.mT / q.shape[-1]\n" in wrong
     assert "no_such_name" in (my / "scores.py").read_text()
+    hints = [command("2", "--hint")[1].count("hint ") for _ in range(3)]
+    assert hints == [1, 2, 2]
     status, solved = command("2", body="q @ k.mT / q.shape[-1] ** 0.5")
     assert status == 0 and "Right, in all 3 cases." in solved
     assert "Read on: attention.py" in solved
-    assert "] depends on q at [" in command("2", body="q @ k.mT + q.mean()")[1]
+    assert "] depends on q at [" in command("2", body="q @ k.mT.sinh() + q.mean()")[1]
     assert "✓ Scores" in command()[1], "solved once, it stays solved"
     line = complaint(run_here("-m", "exercises", "99"))
-    assert "'99' is unknown; choose from 1, 2, 3" in line and "14, masks, scores" in line
+    assert "'99' is unknown; choose from 1, 2, 3" in line and "15, masks, scores" in line
+
+
+def test_a_course(tmp_path):
+    """Catches a wrong file that a course's tests let pass, and a folder with a typing error."""
+    tests = "-m", "pytest", "exercises", "-n0", "-p", "no:cacheprovider"
+    learners_file(tmp_path, "return q @ k.mT")
+    result = run_here(*tests, f"--implementation={tmp_path}")
+    assert result.returncode == 1 and "+     return q @ k.mT\n" in result.stdout
+    assert f"1 failed, {len(ORDER) - 1} skipped" in result.stdout
+    options = types.SimpleNamespace(getoption=lambda name: tmp_path / "mine")
+    with pytest.raises(pytest.exit.Exception, match="mine is not a folder"):
+        exercise_of_a_course("scores", types.SimpleNamespace(config=options))
