@@ -115,7 +115,7 @@ pronouns 1: additive | referent > additive | other
 pronouns 1: dot | referent is dot | other
 pronouns 2: transformer | referent, best head is transformer | other, best head
 pronouns 3: transformer | referent, best head > transformer | other, best head
-pronouns 5: additive | subject > 0.5 > additive | object
+pronouns 5: additive | subject > 0.5 > 0.04 > additive | object
 questions 0: question and image | all > question and one vector of the image | all > 0.7
 questions 0: 0.55 > image alone | all > 0.45
 reading 0: words | finds the referent > states | finds the referent > back | finds the referent
