@@ -53,7 +53,7 @@ documents 0: hierarchical attention | test accuracy > attention to words | test 
 documents 0: hierarchical attention | test accuracy > average of sentences | test accuracy
 documents 0: attention to words, GRUs | test accuracy
     > hierarchical attention, GRUs | test accuracy
-documents 0: attention to words, GRUs | seconds / hierarchical attention, GRUs | seconds is 2.5
+documents 0: attention to words, GRUs | seconds / hierarchical attention, GRUs | seconds > 2
 documents 0: hierarchical attention, GRUs | largest weight on the carrying sentence > 0.7
 efficient 0: masked_fill | MB ~ n^ > 1.9 > 1.4 > linear | MB ~ n^
 efficient 0: strided, as a mask | ms ~ n^ > strided, as two heads | ms ~ n^ > linear | ms ~ n^
@@ -153,8 +153,8 @@ senses 0: trained | MLP 2 > 0.99 > 0.6 > trained | embedding
 senses 0: as it begins | MLP 2 is 0.5
 translate 0: none | 1-10 words > none | 11-20 words > none | 21-30 words > none | 31-40 words
 translate 0: additive | 41-50 words > 90 > 75 > none | 1-10 words
-translate 0: general | 41-50 words is additive | 41-50 words
-translate 0: bahdanau | 41-50 words > general | 41-50 words > dot | 41-50 words
+translate 0: general | 41-50 words > 94
+translate 0: loop | 41-50 words > 92
 translate 0: bahdanau | seconds > transformer | seconds > additive | seconds
 translate 0: transformer | 41-50 words > transformer2017 | 41-50 words > none | 41-50 words
 vector 0: 0 | bits lacking - 1 | bits lacking is 4.3
