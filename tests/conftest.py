@@ -464,6 +464,8 @@ def small_experiment(monkeypatch, tmp_path):
         return json.loads((tmp_path / f"{name}.json").read_text())
 
     monkeypatch.setattr(trials, "run_jobs", run_jobs)
+    # One that measures two threads would leave them to all tests after it.
+    monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
     dataset.write_dataset(tmp_path / "poem", [POEM * 30], "byte", "a poem")
     monkeypatch.setattr(trials, "DATASET", str(tmp_path / "poem"))
     return run_main

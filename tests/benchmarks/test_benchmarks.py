@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import parametrize, timed_here, tiny
+from conftest import parametrize, refused, timed_here, tiny
 
 from attention import ATTENTION, FEATURE
 from benchmarks import attention, sample, train
@@ -108,5 +108,5 @@ def test_processes():
     (first, now), (second, later) = lines
     assert (now, later.strip()) == ("now\n", "later")
     assert second - first >= 0.3 and seconds >= second
-    with pytest.raises(ValueError, match="-c .* failed: exit code 3$"):
+    with refused("-c .* failed: exit code 3$"):
         benchmark.run_timed([sys.executable, "-c", "import sys; sys.exit(3)"])

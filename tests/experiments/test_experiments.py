@@ -6,7 +6,7 @@ import random
 import re
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, parametrize
 
 from experiments.shared import grammar, labelled
 
@@ -154,7 +154,7 @@ def cell(rows, text):
     return float(str(found[column]).split()[0])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@parametrize("name", NAMES)
 def test_claims(name, small_experiment, monkeypatch):
     """Catches an experiment that fails, has no picture, or does not find what it is about; and a
     record of an older version, in which other things were measured.

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import parametrize
 
 from attention import full, masked_fill
 from experiments import choices, efficient, parallel, routing
@@ -45,7 +46,7 @@ def test_models_of_equal_size():
     assert len({choices.new_model(kind).num_params() for kind in choices.KINDS}) == 1
 
 
-@pytest.mark.parametrize("name", parallel.LAYERS)
+@parametrize("name", parallel.LAYERS)
 def test_equal_weights(name):
     """Catches a layer that is slower because it is larger."""
     sizes = [p.numel() for p in parallel.new_layer(name).parameters() if p.dim() == 2]

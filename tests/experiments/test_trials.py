@@ -7,7 +7,7 @@ import time
 
 import pytest
 import torch
-from conftest import complaint, refused, run_here
+from conftest import complaint, parametrize, refused, run_here
 
 from experiments.shared import trials
 
@@ -73,7 +73,7 @@ def test_milliseconds():
     assert trials.milliseconds(lambda: (time.sleep(0.05), sum(range(1_000_000)))) < 50
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "flags, message",
     [
         ("scaling --seeds=0", "seeds=0 must be at least 1"),

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import refused
+from conftest import parametrize, refused
 
 import train
 from engine.common.settings import parse_settings
@@ -23,7 +23,7 @@ eval_iters = 2
 """
 
 
-@pytest.mark.parametrize(
+@parametrize(
     "losses, baseline, verdict",
     [
         ([1.9, 2.9, 3.9], [2.0, 3.0, 4.01], "better"),  # seeds differ more than the change

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from conftest import POEM, save
+from conftest import POEM, parametrize, refused, save
 from mechanisms import mechanisms
 
 from engine.text.chat import ChatTemplate, chat_tokenizer
@@ -51,7 +51,7 @@ def exported(to="to", **settings):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", EXPORTABLE)
+@parametrize("name", EXPORTABLE)
 def test_transformers(name):
     """Catches a family, a name, a matrix or a default that is not the model's, there or here."""
     model = saved(**EXPORTABLE[name])
@@ -87,7 +87,7 @@ ALL_HAVE = [{}, dict(norm_eps=1e-3), dict(rope_base=100.0)]  # or it changes not
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", EXPORTABLE)
+@parametrize("name", EXPORTABLE)
 def test_any_settings(name):
     """Catches a model that is exported as one that computes something else, or refused for what
     its family has.
@@ -121,7 +121,7 @@ def test_half_precision():
     model = saved(**LLAMA)
     model.transformer.wte.weight.data[0, 0] = 1e5
     save("out", model, 2, create_tokenizer("char", LETTERS))
-    with pytest.raises(ValueError, match="too large for float16: choose --dtype=bfloat16"):
+    with refused("too large for float16: choose --dtype=bfloat16"):
         exported(dtype="float16")
     folder = exported(dtype="bfloat16")
     assert transformers.AutoModelForCausalLM.from_pretrained(folder).dtype == torch.bfloat16
@@ -129,7 +129,7 @@ def test_half_precision():
         assert torch.equal(p, q.bfloat16().float())
 
 
-@pytest.mark.parametrize("kind", ["char", "bpe:300"])
+@parametrize("kind", ["char", "bpe:300"])
 def test_the_end_of_text(kind):
     """Catches other tokens, a model whose readers do not know where a text ends, and ids that pad
     a vocabulary, which they could draw.
