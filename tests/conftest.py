@@ -29,7 +29,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch  # noqa: E402
 
 from engine.common import hardware  # noqa: E402
-from engine.common.files import sha256_of_file  # noqa: E402
+from engine.common.files import read_json, sha256_of_file  # noqa: E402
 from engine.text import dataset  # noqa: E402
 from engine.weights import checkpoint  # noqa: E402
 from model import GPT, GPTConfig  # noqa: E402
@@ -354,13 +354,22 @@ def save(out_dir, model, step=1, encoding=None, **training):
     return checkpoint.save_checkpoint(out_dir, step, model, {}, tokenizer=spec, training=training)
 
 
+def write_json(path, content):
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def data_of(page):
+    """The data in the HTML of a page."""
+    return json.loads(page.split('id="data">')[1].split("</script>")[0])
+
+
 def put(path, content):
     """Put bytes in place of a file, with their hash in the manifest beside it.
 
     Or changes of its JSON, a dict; a link to a Path; nothing, None.
     """
     if isinstance(content, dict):
-        content = json.dumps(json.loads(path.read_bytes()) | content).encode()
+        content = json.dumps(read_json(path) | content).encode()
     path.unlink(missing_ok=True)
     path.parent.mkdir(exist_ok=True)
     manifest = path.parent / "manifest.json"
@@ -369,8 +378,8 @@ def put(path, content):
     elif content is not None:
         path.write_bytes(content)
         if manifest.exists() and path != manifest:
-            hashes = json.loads(manifest.read_bytes()) | {path.name: sha256_of_file(path)}
-            manifest.write_text(json.dumps(hashes))
+            hashes = read_json(manifest) | {path.name: sha256_of_file(path)}
+            write_json(manifest, hashes)
 
 
 def damaged(rng, content):
@@ -461,7 +470,7 @@ def small_experiment(monkeypatch, tmp_path):
         config = getattr(module, "Settings", trials.Settings)
         module.main(config(seeds=1, out_dir=str(tmp_path), **settings))
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-        return json.loads((tmp_path / f"{name}.json").read_text())
+        return read_json(tmp_path / f"{name}.json")
 
     monkeypatch.setattr(trials, "run_jobs", run_jobs)
     # One that measures two threads would leave them to all tests after it.

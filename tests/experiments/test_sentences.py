@@ -1,13 +1,13 @@
 """Sentences: what is hidden, asked for and drawn, what stands in documents, and what probes see."""
 
 import collections
-import json
 import random
 
 import pytest
 import torch
-from conftest import ROOT, parametrize, refused
+from conftest import ROOT, data_of, parametrize, refused
 
+from engine.common.files import read_json
 from experiments import blanks, documents, pronouns, reading, senses
 from experiments.shared import ambiguity, labelled, masking
 from experiments.shared.ambiguity import Reading, number_words
@@ -189,7 +189,7 @@ def test_sentences_with_roles(task, roles):
 
 def test_the_lectures_sentences():
     """Catches an encoder whose "it" does not find its noun, and a page that shows other weights."""
-    found = json.loads((ROOT / "experiments/reading.json").read_text(encoding="utf-8"))
+    found = read_json(ROOT / "experiments/reading.json")
     runs = found["runs"]["it"]["words"]
     assert len(runs) == 5 and all(run["finds the referent"] >= 0.9 for run in runs)
     for kinds in found["tables"].values():
@@ -202,8 +202,7 @@ def test_the_lectures_sentences():
         on = {word: weight for word, weight in zip(shown["source"], weights) if word in nouns}
         assert max(on, key=on.get) == noun and len(on) == 2
     page = (ROOT / "docs/index.html").read_text(encoding="utf-8")
-    data = json.loads(page.split('id="data">')[1].split("</script>")[0])
-    assert data["alignments"][: len(found["examples"])] == found["examples"]
+    assert data_of(page)["alignments"][: len(found["examples"])] == found["examples"]
 
 
 # ---- Senses

@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, parametrize, refused
 
+from engine.common.files import read_json
 from experiments import translate
 from experiments.shared import grammar, translation, trials
 from experiments.shared.blocks import LookingBlock
@@ -209,7 +209,7 @@ def test_bleu():
 
 def test_what_a_translator_looks_at():
     """Catches a record in which "does" does not look at "ne", or "sat" not at "s'est"."""
-    found = json.loads((ROOT / "benchmarks/translate_into_english.json").read_text())
+    found = read_json(ROOT / "benchmarks/translate_into_english.json")
     for run in found["runs"]["loop"]:
         source, target, weights = run["alignment"]
         seen = {word: source[np.argmax(row)] for word, row in zip(target, weights)}
@@ -254,7 +254,7 @@ def test_a_run(tmp_path, small_experiment):
         source, target, weights = found["alignment"]
         assert name == "none" or np.shape(weights) == (len(target), len(source))
     scores = {name: found["beam 2"] for name, [found] in report["runs"].items()}
-    saved = json.loads((tmp_path / "saved" / "translator.json").read_text())["model"]
+    saved = read_json(tmp_path / "saved" / "translator.json")["model"]
     assert scores[saved] == max(scores.values()) > 0
 
 

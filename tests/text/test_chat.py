@@ -6,7 +6,7 @@ import runpy
 
 import numpy as np
 import pytest
-from conftest import complaint, parametrize, refused, run_here
+from conftest import complaint, parametrize, refused, run_here, write_json
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,9 +142,9 @@ def published(folder, family):
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     else:
         config["chat_template"] = template
-    (folder / "tokenizer.json").write_text(json.dumps(content))
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "config.json").write_text("{}")
+    write_json(folder / "tokenizer.json", content)
+    write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "config.json", {})
     return folder
 
 
@@ -256,7 +256,7 @@ def test_a_folder(tmp_path):
     with refused("in has no .jsonl, .json or .parquet"):
         (tmp_path / "in").mkdir()
         [*sources.read_records(tmp_path / "in")]
-    (tmp_path / "in" / "b.json").write_text(json.dumps([GOOD, GOOD]))
+    write_json(tmp_path / "in" / "b.json", [GOOD, GOOD])
     data = prepared(tmp_path, GOOD, val=(tmp_path / "in",))
     text = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\nI.<|im_end|>\n<|endoftext|>"
     assert data.tokenizer.decode(data.train) == data.tokenizer.decode(data.val) == 3 * text

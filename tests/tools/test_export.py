@@ -1,12 +1,11 @@
 """Exported models compute in transformers what they compute here, and come back bit for bit."""
 
-import json
-
 import pytest
 import torch
 from conftest import POEM, parametrize, refused, save
 from mechanisms import mechanisms
 
+from engine.common.files import read_json
 from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.tokenizer import create_tokenizer
 from engine.weights import pretrained
@@ -138,7 +137,7 @@ def test_the_end_of_text(kind):
     model = saved(encoding, vocab_size=320)
     folder = exported()
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
+    config = read_json(folder / "config.json")
     assert theirs.eos_token_id == config["eos_token_id"] == encoding.end_of_text
     assert theirs(POEM).input_ids == encoding.encode(POEM).tolist()
     assert pretrained.load_tokenizer(folder, 320).same_ids(encoding)

@@ -402,7 +402,8 @@ def test_a_conversation(page, tmp_path):
     page.open(path)
     page.click("#say")
     page.press("who", Keys.ENTER)
-    wait_for(page.browser, "return $('#write').textContent === 'Write 50 tokens'")
+    wait_for(page.browser, "return $$('#turns p').length === 4")
+    page.click("#write")  # which stops it
     turns = page.each("#turns p", "[e.className, e.lastChild.data]")
     assert turns[:3] == [["user", "you?"], ["assistant", "a model"], ["user", "who"]]
     asked = f"{text}{start}user\nwho{end}\n{start}assistant\n"

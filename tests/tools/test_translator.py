@@ -1,11 +1,10 @@
 """tools.translate, and what tools.visualize shows of a translator, without a browser."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import refused
+from conftest import data_of, refused
 
 from experiments.shared import translation, translators
 from tools import translate, visualize
@@ -48,8 +47,7 @@ def test_the_alignment_page():
     model = saved("out")
     [path] = visualize.main(visualize.VisualizeConfig(text=TEXT))
     content = path.read_text(encoding="utf-8")
-    data = json.loads(content.split('id="data">')[1].split("</script>")[0])
     source, target, weights = translation.alignment(*model, TEXT, visualize.BEAM)
-    [shown] = data["alignments"]
+    [shown] = data_of(content)["alignments"]
     assert (shown["source"], shown["target"]) == (source, target) and "{{" not in content
     assert torch.allclose(torch.tensor(shown["weights"]), torch.tensor(weights), atol=1e-3)

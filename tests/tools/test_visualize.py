@@ -1,7 +1,6 @@
 """What tools.visualize writes, without a browser: the data in the page, and the picture."""
 
 import dataclasses
-import json
 import re
 import shutil
 import sys
@@ -9,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import POEM, ROOT, parametrize, refused, save, tiny
+from conftest import POEM, ROOT, data_of, parametrize, refused, save, tiny
 
 from engine.decoding.text import encode_prompt
 from engine.text.tokenizer import create_tokenizer
@@ -37,10 +36,6 @@ def shown(text, **settings):
     path, picture = main(VisualizeConfig(text=text, **settings))
     assert picture.read_bytes().startswith(b"\x89PNG")
     return data_of(path.read_text(encoding="utf-8"))
-
-
-def data_of(content):
-    return json.loads(content.split('id="data">')[1].split("</script>")[0])
 
 
 def test_what_is_read_and_what_may_come(capsys):

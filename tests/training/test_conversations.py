@@ -21,6 +21,7 @@ from conftest import (
     run_ranks,
     tiny,
     weights,
+    write_json,
 )
 
 from engine.text import dataset
@@ -206,8 +207,8 @@ def llama_folder(folder):
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer = with_special_tokens(create_tokenizer("byte"), ["<s>", "</s>"])
     texts = dict(chat_template=TEMPLATE, bos_token="<s>", eos_token="</s>")
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer.tokenizer_json))
-    (folder / "tokenizer_config.json").write_text(json.dumps(texts))
+    write_json(folder / "tokenizer.json", tokenizer.tokenizer_json)
+    write_json(folder / "tokenizer_config.json", texts)
 
 
 def test_a_published_model(tmp_path):

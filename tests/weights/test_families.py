@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from conftest import complaint, parametrize, refused, run, run_here, tiny
+from conftest import complaint, parametrize, refused, run, run_here, tiny, write_json
 
 from engine.common.files import read_json
 from engine.text.tokenizer import create_tokenizer, with_special_tokens
@@ -202,7 +202,7 @@ def test_many_files(tmp_path):
     load(f"it has no {path.name}")
     outside = {"weight_map": index | {name: f"moved/{path.name}"}}
     for content in outside, {}, {"weight_map": 3}, {"weight_map": {"a": 3}}, []:
-        (tmp_path / INDEX).write_text(json.dumps(content))
+        write_json(tmp_path / INDEX, content)
         load("cannot be loaded|damaged")
     model.save_pretrained(tmp_path)  # one file, beside what is left of the index
     GPT.from_pretrained(tmp_path)
@@ -261,7 +261,7 @@ def test_a_tokenizer_that_does_not_fit(tmp_path):
         ({"model": {"type": "BPE"}}, 97, "vocab"),
     ):
         if content:
-            (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+            write_json(tmp_path / "tokenizer.json", content)
         with refused(message):
             pretrained.load_tokenizer(tmp_path, rows)
 
@@ -299,6 +299,6 @@ def test_gpt2_as_it_is_published(tmp_path, gpt2_files):
     """Catches a dataset in GPT-2's tokens that does not fit GPT-2 as it is published."""
     gpt2 = create_tokenizer("gpt2")
     transformers.GPT2Config(n_embd=8, n_layer=1, n_head=1).save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(gpt2.tokenizer_json))
-    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 1024}')
+    write_json(tmp_path / "tokenizer.json", gpt2.tokenizer_json)
+    write_json(tmp_path / "tokenizer_config.json", {"model_max_length": 1024})
     assert pretrained.load_tokenizer(tmp_path, 50257).same_ids(gpt2)
