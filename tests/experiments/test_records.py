@@ -117,7 +117,8 @@ pronouns 3: transformer | referent, best head > transformer | other, best head
 pronouns 5: additive | subject > 0.5 > additive | object
 questions 0: question and image | all > question and one vector of the image | all > 0.7
 questions 0: 0.55 > image alone | all > 0.45
-reading 0: words | finds the referent > states | finds the referent > back | finds the referent
+reading 0: words | finds the referent > 0.9 > states | finds the referent
+reading 0: states | finds the referent > back | finds the referent
 reading 0: words | weight on the referent > words | on each other noun (referent)
 reading 0: words | weight on the referent > states | weight on the referent
 reading 0: states | right > back | right

@@ -19,9 +19,9 @@ from conftest import (
     refused,
     run_here,
     run_ranks,
+    save,
     tiny,
     weights,
-    write_json,
 )
 
 from engine.text import dataset
@@ -30,6 +30,7 @@ from engine.text.conversations import texts_of, write_conversations
 from engine.text.tokenizer import create_tokenizer, with_special_tokens
 from engine.training.batches import micro_batch, validation_loss
 from engine.training.optimizer import make_optimizer, training_step
+from tools.export import ExportConfig, export
 from train import TrainConfig, train
 
 WORDS = POEM.split()
@@ -191,27 +192,14 @@ TEMPLATE = (
 
 def llama_folder(folder):
     """A Llama as it is published, with random weights and a chat template."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        vocab_size=258,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=128,
-        eos_token_id=257,
-        initializer_range=0.3,
-    )
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer = with_special_tokens(create_tokenizer("byte"), ["<s>", "</s>"])
-    texts = dict(chat_template=TEMPLATE, bos_token="<s>", eos_token="</s>")
-    write_json(folder / "tokenizer.json", tokenizer.tokenizer_json)
-    write_json(folder / "tokenizer_config.json", texts)
+    tokenizer.chat = dict(template=TEMPLATE, bos_token="<s>", eos_token="</s>")
+    shape = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False, n_kv_head=2)
+    save("run", tiny(block_size=128, vocab_size=258, **shape), encoding=tokenizer)
+    export(ExportConfig(out_dir="run", to=folder))
 
 
-def test_a_published_model(tmp_path):
+def test_a_published_model(here, tmp_path):
     """Catches a model of others whose template or tokens are lost on the way to a checkpoint, and
     from there to an answer.
     """
