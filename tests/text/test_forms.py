@@ -53,67 +53,57 @@ def lines(*turns, **more):
     return {"messages": [*turns], **more}
 
 
+SAME = {  # records that say PLAIN
+    "no system text": {"system": "", "conversation": HI},
+    "notes": lines(
+        ASK | {"timestamp": 3}, SAY | {"model": "m"}, id=7, score=0.5, __index_level_0__=7
+    ),
+    "the question twice": lines(ASK, SAY, prompt="Hi"),
+    "a list": [ASK, SAY],
+    "a list as JSON": json.dumps([ASK, SAY]),
+    "bytes": json.dumps(lines(ASK, SAY)).encode(),
+    "messages as JSON": {"messages": json.dumps([ASK, SAY])},
+    "a struct of lists": {"conversations": {"from": ["human", "gpt"], "value": ["Hi", "Ahoy"]}},
+    "a prompt and a list": {"prompt": "Hi", "completion": [SAY]},
+    "prompt and completion as JSON": {"prompt": json.dumps([ASK]), "completion": json.dumps([SAY])},
+    "prompt and completion by columns": {
+        name: {key: [turn[key]] for key in turn} for name, turn in BOTH.items()
+    },
+    "columns without a value": lines(
+        {**ASK, "from": None, "weight": None}, {**SAY, "tool_calls": None}, system=None
+    ),
+    "role without a value": {"messages": [{"role": None, **turn} for turn in HI]},
+    "parts": lines(
+        ASK | {"content": ["H", "i"]},
+        SAY | {"content": [{"type": "text", "text": "Ah"}, {"type": "text", "text": "oy"}]},
+    ),
+}
 READ = {
     "a system text": (PIRATE | {"conversations": HI}, "system: Be a pirate " + PLAIN),
     "one beside a prompt": (
         PIRATE | {"prompt": "Hi", "completion": "Ahoy"},
         "system: Be a pirate " + PLAIN,
     ),
-    "no system text": ({"system": "", "conversation": HI}, PLAIN),
-    "notes": (lines(ASK, SAY, id=7, source="x", score=0.5, prompt_id="y"), PLAIN),
-    "notes of a message": (lines(ASK | {"timestamp": 3}, SAY | {"model": "m"}), PLAIN),
-    "the question twice": (lines(ASK, SAY, prompt="Hi"), PLAIN),
-    "a list": ([ASK, SAY], PLAIN),
-    "a list as JSON": (json.dumps([ASK, SAY]), PLAIN),
-    "bytes": (json.dumps(lines(ASK, SAY)).encode(), PLAIN),
-    "messages as JSON": ({"messages": json.dumps([ASK, SAY])}, PLAIN),
-    "a struct of lists": ({"conversations": {"from": ["human", "gpt"], "value": ["Hi", "Ahoy"]}},)
-    + (PLAIN,),
     "TRL's lists": (
         {"prompt": [ASK, SAY, ASK], "completion": [SAY]},
         "user: Hi assistant: Ahoy " + PLAIN,
     ),
-    "a prompt and a list": ({"prompt": "Hi", "completion": [SAY]}, PLAIN),
-    "prompt and completion as JSON": (
-        {"prompt": json.dumps([ASK]), "completion": json.dumps([SAY])},
-        PLAIN,
-    ),
-    "prompt and completion by columns": (
-        {name: {key: [turn[key]] for key in turn} for name, turn in BOTH.items()},
-        PLAIN,
-    ),
-    "an index of pandas": ({"prompt": "Hi", "completion": "Ahoy", "__index_level_0__": 7}, PLAIN),
     "a prompt that is no message": (
         {"prompt": '["user", 5]', "completion": '{"role": "user"}'},
         'user: ["user", 5] assistant: [{"role": "user"}] ',
     ),
-    "columns without a value": (
-        lines({**ASK, "from": None, "weight": None}, {**SAY, "tool_calls": None}, system=None),
-        PLAIN,
+    "other names of the assistant": (
+        lines(ASK, {"from": "bot", "value": "Ahoy"}, ASK, {"from": "chatgpt", "value": "Ahoy"}),
+        2 * PLAIN,
     ),
-    "role without a value": ({"messages": [{"role": None, **turn} for turn in HI]}, PLAIN),
-    "bot": (lines({"from": "user", "value": "Hi"}, {"from": "bot", "value": "Ahoy"}), PLAIN),
-    "chatgpt": (
-        lines({"from": "human", "value": "Hi"}, {"from": "chatgpt", "value": "Ahoy"}),
-        PLAIN,
-    ),
-    "parts of text": (
-        lines(
-            ASK, SAY | {"content": [{"type": "text", "text": "Ah"}, {"type": "text", "text": "oy"}]}
-        ),
-        PLAIN,
-    ),
-    "parts of strings": (lines(ASK | {"content": ["H", "i"]}, SAY), PLAIN),
-    "a weight of 0": (
-        lines(ASK, SAY | {"weight": 0}, ASK, SAY | {"weight": 1}),
+    "what is not learned": (
+        lines(ASK | {"weight": 0.0}, SAY | {"weight": 0}, ASK, SAY | {"weight": 1.0}),
         "user: Hi assistant: Ahoy " + PLAIN,
     ),
     "train: false": (
         lines(ASK, SAY | {"train": False}, ASK, SAY | {"train": True}),
         "user: Hi assistant: Ahoy " + PLAIN,
     ),
-    "a weight of 0.0": (lines(ASK | {"weight": 0.0}, SAY | {"weight": 1.0}), PLAIN),
-    "tools": (lines(ASK, SAY, tools=[{"name": "f"}]), "tool f " + PLAIN),
     "tools as JSON": (lines(ASK, SAY, tools='[{"name": "f"}]'), "tool f " + PLAIN),
     "reasoning": (
         lines(ASK, SAY | {"reasoning_content": "hm"}),
@@ -125,14 +115,16 @@ READ = {
             {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]},
             {"role": "tool", "name": "f", "content": "5"},
             SAY,
+            tools=[{"name": "f"}],
         ),
-        "user: Hi assistant: [call f ] tool: f= 5 assistant: [Ahoy] ",
+        "tool f user: Hi assistant: [call f ] tool: f= 5 assistant: [Ahoy] ",
     ),
     "calls as JSON": (
         lines(ASK, {"role": "assistant", "tool_calls": '[{"name": "f"}]'}),
         "user: Hi assistant: [call f ] ",
     ),
 }
+READ |= {name: (record, PLAIN) for name, record in SAME.items()}
 
 
 @parametrize("name", READ)
@@ -157,7 +149,6 @@ REFUSED = {
     "a role": (lines(ASK, SAY | {"role": "developer"}), "message 2 has the role 'developer'"),
     "half a weight": (lines(ASK, SAY | {"weight": 0.5}), "message 2 has weight=0.5"),
     "a question's weight": (lines(ASK | {"weight": 1}, SAY), "message 1 has weight=1"),
-    "a question that is trained": (lines(ASK | {"train": True}, SAY), "message 1 has train=True"),
     "train in words": (lines(ASK, SAY | {"train": "no"}), "message 2 has train='no'"),
     "an image": (
         lines(ASK | {"content": [{"type": "image", "url": "x"}]}, SAY),
