@@ -6,7 +6,7 @@ import runpy
 
 import numpy as np
 import pytest
-from conftest import complaint, parametrize, refused, run_here, write_json
+from conftest import parametrize, refused, write_json
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -305,19 +305,6 @@ def test_the_script(tmp_path, capsys):
         {*data.tokenizer.decode(ids).split("<|endoftext|>")[:-1]} for ids in (data.train, data.val)
     )
     assert len(train | val) == 100 and not train & val and len(val) > 3
-
-
-@parametrize(
-    "flags, message",
-    [
-        (["--input=/nowhere"], "there is no file or folder /nowhere"),
-        ([], "--input is missing: which files"),
-        ([f"--input={__file__}", "--name=.."], "--name=.. must be a folder's name"),
-    ],
-)
-def test_complaints_of_the_script(flags, message):
-    """Catches a traceback for what a user gives by mistake."""
-    assert message in complaint(run_here("data/chat/prepare.py", *flags))
 
 
 # ---- Rows
