@@ -69,6 +69,11 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
+def pytest_runtest_setup(item):
+    """Random numbers do not depend on the tests before."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def gpt2_files(monkeypatch):
     """tiktoken's files for gpt2, offline."""

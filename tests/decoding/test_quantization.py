@@ -24,7 +24,6 @@ def test_products(kind, error, inputs, outputs, bias):
     """Catches weights read in another order than laid out, a lost bias, digit, or dtype; a division
     by a scale of zero; and int8 products that read beyond rows of an odd width.
     """
-    torch.manual_seed(0)
     linear = nn.Linear(inputs, outputs, bias=bias)
     linear.weight.data[3] = 0
     layer = kind(linear.requires_grad_(False))
@@ -42,7 +41,6 @@ def test_products(kind, error, inputs, outputs, bias):
 )
 def test_int8_on_a_gpu(dtype, tolerance):
     """Catches weights whose scale is rounded with them, and sums too large for float16."""
-    torch.manual_seed(0)
     layer = quantization.Int8(nn.Linear(700, 50).requires_grad_(False))
     x = 500 * torch.randn(9, 700).to(dtype)
     kept = layer.weight.double() * layer.scale[:, None]

@@ -22,7 +22,6 @@ TIRED = "the dog did not cross the street because it was too tired"
 
 def test_corruption():
     """Catches other proportions than BERT's, padding that is chosen, words changed unasked."""
-    torch.manual_seed(0)
     ids = torch.randint(V - 1, (8000, 17))
     given, words = masking.corrupted(ids, V)
     chosen = words >= 0
@@ -37,7 +36,6 @@ def test_corruption():
 @parametrize("name, first", [(blanks.FULL, 0), (blanks.BACK, 6), (blanks.NEXT, 7)])
 def test_who_sees_a_later_word(name, first):
     """Catches an encoder that looks back only, a decoder that sees ahead, padding that is seen."""
-    torch.manual_seed(0)
     visible, _ = blanks.KINDS[name]
     config = GPTConfig(**blanks.SHAPE | {"init": "gpt2"}, vocab_size=V, visible=visible)
     model = blanks.Encoder(config, shifted=name == blanks.NEXT).double()
@@ -66,7 +64,6 @@ def test_docstrings(tmp_path, monkeypatch):
 
 def test_context():
     """Catches padding that is read, states in other places, and a direction that is not read."""
-    torch.manual_seed(0)
     context = documents.Context(4)
     x = torch.randn(2, 5, 4)
     real = torch.tensor([[True, False, True, True, False], [True] * 5])
@@ -161,7 +158,6 @@ def test_measurement_of_a_made_map(name, heads, monkeypatch):
                 maps[n, -1, pronoun, Reading(english).places["referent"]] = 1
         return maps
 
-    torch.manual_seed(0)
     model = pronouns.MODELS[name](len(numbers) + 1, pronouns.SHAPE).eval()
     monkeypatch.setattr(pronouns, "attention_weights", looking)
     found = pronouns.measure(model, pairs, numbers)[pronouns.PRONOUN]

@@ -17,7 +17,6 @@ def saved(folder):
     """Save an untrained translator to a folder; return it."""
     vocabulary = translation.learn_vocabulary([TEXT, "le chat voit le chien rouge"], 300)
     shape = translators.Shape(n_embd=32)
-    torch.manual_seed(0)
     model = translators.Bahdanau(len(vocabulary), shape).eval()
     translators.save(folder, "bahdanau", shape, vocabulary, dict(model.named_parameters()))
     return model, vocabulary

@@ -20,18 +20,6 @@ from engine.training.optimizer import (
 from model import GPT, GPTConfig
 from train import TrainConfig
 
-
-def random_params(*shapes):
-    torch.manual_seed(0)
-    return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
-
-
-def set_grads(params, seed):
-    generator = torch.Generator().manual_seed(seed)
-    for p in params:
-        p.grad = torch.randn(p.shape, generator=generator)
-
-
 # ---- the learning rate
 
 
@@ -95,7 +83,6 @@ def test_orthogonalize_is_the_svd(shape):
     """Catches coefficients in the wrong order, a lost transpose, a norm over the batch, another
     number of steps, or gradients that are converted before they are normalized.
     """
-    torch.manual_seed(0)
     G = torch.randn(shape, dtype=torch.float64)
     if len(shape) == 3:  # a batch, in which one is a million times another
         G *= torch.logspace(-3, 3, len(G), dtype=torch.float64)[:, None, None]
@@ -130,15 +117,16 @@ def test_muon_is_its_definition():
     """Catches momentum that is not Nesterov's, coupled decay, parts taken as one, a lost scale, or
     other steps than its own.
     """
-    params = random_params((8, 8), (8, 8), (24, 8), (16, 8), (8, 16), (6, 8))
+    shapes = (8, 8), (8, 8), (24, 8), (16, 8), (8, 16), (6, 8)
+    params = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     parts = {params[2]: [8, 8, 8], params[5]: [4, 2]}
     expected = [p.detach().clone() for p in params]
     momentum = [torch.zeros_like(p) for p in params]
     group = dict(params=params, kind="muon", lr=0.1, weight_decay=0.5, momentum=0.9, steps=2)
     optimizer = Muon([group], parts, {})
-    for step in range(3):
-        set_grads(params, step)
+    for _ in range(3):
         for n, p in enumerate(params):
+            p.grad = torch.randn_like(p)
             momentum[n] = 0.9 * momentum[n] + 0.1 * p.grad
             ahead = 0.9 * momentum[n] + 0.1 * p.grad
             expected[n] *= 1 - 0.1 * 0.5
@@ -199,10 +187,10 @@ def test_a_step_that_is_not_finite_changes_nothing():
     def everything():
         return [x.detach().clone() for x in (*params, *optimizer.state_dict().values())]
 
-    set_grads(params, 0)
+    for p in params:
+        p.grad = torch.randn_like(p)
     optimizer.step(torch.tensor(True))
     before = everything()
-    set_grads(params, 1)
     for p in params:
         p.grad[0] = math.nan
     optimizer.step(torch.tensor(False))
