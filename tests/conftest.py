@@ -359,6 +359,17 @@ def save(out_dir, model, step=1, encoding=None, **training):
     return checkpoint.save_checkpoint(out_dir, step, model, {}, tokenizer=spec, training=training)
 
 
+def save_translator(folder, kind, *texts):
+    """Save an untrained translator of these texts to a folder; return it."""
+    from experiments.shared import translation, translators
+
+    vocabulary = translation.learn_vocabulary(texts, 300)
+    shape = translators.Shape(n_embd=32)
+    model = translators.MODELS[kind](len(vocabulary), shape).eval()
+    translators.save(folder, kind, shape, vocabulary, dict(model.named_parameters()))
+    return model, vocabulary
+
+
 def write_json(path, content):
     path.write_text(json.dumps(content), encoding="utf-8")
 

@@ -4,29 +4,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import data_of, refused
+from conftest import data_of, refused, save_translator
 
-from experiments.shared import translation, translators
+from experiments.shared import translation
 from tools import translate, visualize
 
 TEXT = "the cat sees the red dog"
+TEXTS = TEXT, "le chat voit le chien rouge"
 pytestmark = pytest.mark.usefixtures("here")
-
-
-def saved(folder):
-    """Save an untrained translator to a folder; return it."""
-    vocabulary = translation.learn_vocabulary([TEXT, "le chat voit le chien rouge"], 300)
-    shape = translators.Shape(n_embd=32)
-    model = translators.Bahdanau(len(vocabulary), shape).eval()
-    translators.save(folder, "bahdanau", shape, vocabulary, dict(model.named_parameters()))
-    return model, vocabulary
 
 
 def test_each_way_to_translate():
     """Catches weights that do not come back, a flag that does not reach the search, and samples
     that do not follow the seed.
     """
-    model = saved("out-translate")
+    model = save_translator("out-translate", "bahdanau", *TEXTS)
 
     def said(**settings):
         return translate.main(translate.TranslateConfig(text=TEXT, **settings))
@@ -43,7 +35,7 @@ def test_each_way_to_translate():
 
 def test_the_alignment_page():
     """Catches weights of another sentence, or the wrong way round."""
-    model = saved("out")
+    model = save_translator("out", "bahdanau", *TEXTS)
     [path] = visualize.main(visualize.VisualizeConfig(text=TEXT))
     content = path.read_text(encoding="utf-8")
     source, target, weights = translation.alignment(*model, TEXT, visualize.BEAM)

@@ -1,11 +1,10 @@
 """Wrong input, to each script and tool as a user types it: one line, exit code 2."""
 
 import pytest
-from conftest import POEM, complaint, parametrize, run_here, save, tiny
+from conftest import POEM, complaint, parametrize, run_here, save, save_translator, tiny
 
 from engine.text import dataset
 from engine.text.tokenizer import create_tokenizer
-from experiments.shared import translation, translators
 
 MINE = "data/text/prepare.py --name=test-bad"
 LINES = {
@@ -69,11 +68,8 @@ def folder(tmp_path_factory):
     save(folder / "out", tiny(vocab_size=encoding.vocab_size, mlp="swiglu"), encoding=encoding)
     for name, kind in ("poem", "char"), ("bytes", "byte"):
         dataset.write_dataset(folder / name, [POEM * 30], kind, "a poem")
-    words = translation.learn_vocabulary(["the cat", "le chat"], 300)
     for name, kind in ("translator", "bahdanau"), ("blind", "none"):
-        shape = translators.Shape(n_embd=32)
-        model = translators.MODELS[kind](len(words), shape)
-        translators.save(folder / name, kind, shape, words, dict(model.named_parameters()))
+        save_translator(folder / name, kind, "the cat", "le chat")
     texts = {"letter": "T", "word": "Tyger", "measured": '{"kind": "poem"}'}
     for name, text in texts.items():
         (folder / name).write_text(text)
