@@ -69,6 +69,11 @@ def pytest_collection_modifyitems(config, items):
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
 
 
+@pytest.fixture(scope="session")
+def transformers():
+    return pytest.importorskip("transformers")
+
+
 def pytest_runtest_setup(item):
     """Random numbers do not depend on the tests before."""
     torch.manual_seed(0)
@@ -337,6 +342,7 @@ SMALL = dict(
     warmup_iters=2,
     window=0,
 )
+LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False)
 TINY = dict(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=16)
 
 

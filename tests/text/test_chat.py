@@ -149,9 +149,8 @@ def published(folder, family):
 
 
 @parametrize("family", FAMILIES)
-def test_templates_of_others(family, tmp_path):
+def test_templates_of_others(family, tmp_path, transformers):
     """Catches another text or other ids than transformers has, or the wrong tokens learned."""
-    transformers = pytest.importorskip("transformers")
     folder = published(tmp_path, family)
     _, _, _, eos, pattern = FAMILIES[family]
     theirs = transformers.AutoTokenizer.from_pretrained(folder)

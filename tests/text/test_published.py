@@ -66,9 +66,8 @@ ADDED = {  # of tokenizer_config.json, but for the last two
 
 
 @parametrize("name", ADDED)
-def test_added_tokens(name, folder):
+def test_added_tokens(name, folder, transformers):
     """Catches a special token that is only its characters, and another id than transformers'."""
-    transformers = pytest.importorskip("transformers")
     if name.startswith(MAP):
         write_json(folder / MAP, ADDED[name])
     else:
@@ -91,9 +90,8 @@ def test_added_tokens_json(folder):
 
 
 @parametrize("about", [{}, {"added_tokens_decoder": {"260": flags(ENDS, lstrip=True)}}])
-def test_what_two_files_say(about, folder):
+def test_what_two_files_say(about, folder, transformers):
     """Catches the flags or the end of another file than the one that counts for transformers."""
-    transformers = pytest.importorskip("transformers")
     content = read_json(folder / "tokenizer.json")
     content["added_tokens"] = [{"id": 260} | flags(ENDS)]
     write_json(folder / "tokenizer.json", content)
@@ -190,9 +188,8 @@ def test_no_template_to_take(about, message, folder):
         chat_tokenizer(str(folder))
 
 
-def test_names_of_a_template(folder):
+def test_names_of_a_template(folder, transformers):
     """Catches a token that a template names, and that renders as nothing."""
-    transformers = pytest.importorskip("transformers")
     template = "{{ pad_token + image + tool_token }}" + BARE
     names = dict(pad_token="<pad>", extra_special_tokens={"image": "<i>"}, tool_token="<t>")
     configure(folder, chat_template=template, **names)
@@ -206,9 +203,8 @@ def test_names_of_a_template(folder):
 # ---- GPT-2's older files
 
 
-def test_vocab_and_merges(folder):
+def test_vocab_and_merges(folder, transformers):
     """Catches ids of OpenAI's GPT-2 for a model with a vocabulary of its own."""
-    transformers = pytest.importorskip("transformers")
     content = read_json(folder / "tokenizer.json")["model"]
     vocabulary = content["vocab"] | {"<|endoftext|>": SIZE + 1}
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["merges"]]

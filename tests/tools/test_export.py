@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import POEM, parametrize, randomized, refused, save, tiny
+from conftest import LLAMA, POEM, parametrize, randomized, refused, save, tiny
 from mechanisms import mechanisms
 
 from engine.common.files import read_json
@@ -18,7 +18,6 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("here")
 LETTERS = [*map(chr, range(32, 96))]
 SMALL = dict(block_size=64, vocab_size=64, n_layer=3, n_head=4, n_embd=32)
-LLAMA = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False)
 LONG = dict(rope_stretch=4.0, rope_trained=16)
 EXPORTABLE = {
     "gpt2": dict(bias=True, mlp="gelu_tanh"),

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import (
     CPU,
+    LLAMA,
     POEM,
     as_flags,
     assert_the_same_run,
@@ -194,8 +195,7 @@ def llama_folder(folder):
     """A Llama as it is published, with random weights and a chat template."""
     tokenizer = with_special_tokens(create_tokenizer("byte"), ["<s>", "</s>"])
     tokenizer.chat = dict(template=TEMPLATE, bos_token="<s>", eos_token="</s>")
-    shape = dict(position="rope", norm="rmsnorm_scale", mlp="swiglu", bias=False, n_kv_head=2)
-    save("run", tiny(block_size=128, vocab_size=258, **shape), encoding=tokenizer)
+    save("run", tiny(block_size=128, vocab_size=258, **LLAMA), encoding=tokenizer)
     export(ExportConfig(out_dir="run", to=folder))
 
 
