@@ -14,11 +14,9 @@ from model import MODERN
 LAYERS = [(quantization.Int8, 2**-6)]  # a Linear's replacement, its weights' relative error
 if quantization.HAS_FBGEMM:
     LAYERS += [(quantization.Half, 2**-11)]
-every_layer = parametrize("kind, error", LAYERS)
-every_processor = parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
 
 
-@every_layer
+@parametrize("kind, error", LAYERS)
 @parametrize("inputs, outputs, bias", [(300, 500, True), (512, 256, False)])
 def test_products(kind, error, inputs, outputs, bias):
     """Catches weights read in another order than laid out, a lost bias, digit, or dtype; a division
@@ -49,7 +47,7 @@ def test_int8_on_a_gpu(dtype, tolerance):
     assert y.dtype == dtype and (y - exact).norm() < tolerance * exact.norm()
 
 
-@every_processor
+@parametrize("fbgemm", [False, quantization.HAS_FBGEMM])
 @parametrize(
     "dtype, quantize, tolerance",
     [

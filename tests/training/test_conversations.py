@@ -16,7 +16,6 @@ from conftest import (
     assert_the_same_run,
     losses,
     metrics,
-    output_of,
     refused,
     run_here,
     run_ranks,
@@ -199,29 +198,16 @@ def llama_folder(folder):
     export(ExportConfig(out_dir="run", to=folder))
 
 
-def test_a_published_model(here, tmp_path):
+def test_a_published_model(here, tmp_path, capsys):
     """Catches a model of others whose template or tokens are lost on the way to a checkpoint, and
     from there to an answer.
     """
-    folder = tmp_path / "llama"
-    llama_folder(folder)
-    settings = dict(
-        dataset=write(tmp_path / "talk", str(folder)),
-        init_from=folder,
-        out_dir=tmp_path / "out",
-        block_size=96,
-        max_iters=30,
-        eval_interval=30,
-        batch_size=4,
-        gradient_accumulation_steps=1,
-        optimizer="adamw",
-        learning_rate=1e-2,
-        lora_rank=4,
-        log_interval=1,
-    )
-    printed = output_of("train.py", *as_flags(settings))
+    llama_folder("llama")
+    write("talk", "llama")
+    train(configure(init_from="llama", lora_rank=4, learning_rate=1e-2, max_iters=30))
+    printed = capsys.readouterr().out
     assert "bits per character" in printed and "vocabulary grows" not in printed
-    found = metrics(tmp_path / "out")
+    found = metrics("out")
     assert found[-1]["val_loss"] < found[0]["train_loss"] - 0.2
     line = json.dumps({"messages": [{"role": "user", "content": "Tyger"}]})
     command = "sample.py", f"--out_dir={tmp_path / 'out'}", "--prompts=-", "--max_new_tokens=30"
