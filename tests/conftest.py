@@ -95,6 +95,12 @@ def poem(tmp_path):
 
 
 @pytest.fixture
+def flags(poem):
+    """The settings of fit as a command line, with steps of four micro-batches."""
+    return as_flags(SMALL | dict(dataset=poem, gradient_accumulation_steps=4))
+
+
+@pytest.fixture
 def here(tmp_path, monkeypatch):
     """An empty current folder, of the tests' process only."""
     monkeypatch.chdir(tmp_path)
@@ -377,7 +383,7 @@ def save_translator(folder, kind, *texts):
 
 
 def write_json(path, content):
-    path.write_text(json.dumps(content), encoding="utf-8")
+    path.write_text(json.dumps(content))
 
 
 def data_of(page):

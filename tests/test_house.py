@@ -73,7 +73,7 @@ MODULES = {module_of(path): path for path in SOURCES}
 
 @functools.cache
 def parse(path):
-    return ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return ast.parse((ROOT / path).read_text())
 
 
 def imported_names(tree):
@@ -176,7 +176,7 @@ def test_tests_stand_alone(path):
 @functools.cache
 def code_lines(path):
     """{line: its tokens} of a file: names, numbers, strings and operators, without docstrings."""
-    text = (ROOT / path).read_text(encoding="utf-8")
+    text = (ROOT / path).read_text()
     docstrings = set()
     for node in ast.walk(parse(path)):
         is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
@@ -220,13 +220,13 @@ def test_short_files():
     """Catches an exercise, a variant or a script of the page that one does not read at once, or is
     packed; and a README that takes longer than three minutes.
     """
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text()
     assert len(readme.splitlines()) <= 120 and len(readme.split()) <= 800
     for path in ROOT.glob("variants/*.py"):
         assert len(code_lines(path)) <= 60, path
     for pattern, most in ("exercises/**/*.py", 120), ("tools/page/*.js", 300):
         for path in ROOT.glob(pattern):
-            lines = path.read_text(encoding="utf-8").splitlines()
+            lines = path.read_text().splitlines()
             assert len(lines) <= most and max(map(len, lines), default=0) <= 100, path
 
 
@@ -272,7 +272,7 @@ def settings():
 @parametrize("page", ["lectures", "questions"])
 def test_a_page_that_names_tests(page):
     """Catches an answer whose code, test, command or setting has another name now, or is gone."""
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / f"{page}.md").read_text()
     for path, name in re.findall(r"`([\w/]+\.py):(\w+)`", text):
         nodes = ast.walk(parse(Path(path)))
         assert name in {getattr(node, "name", None) for node in nodes}, f"{path}:{name}"

@@ -227,7 +227,7 @@ def hostile(rng, number):
 
 # ---- Files of others, with something odd in them
 
-text = Path(__file__).with_name("odd.json").read_text(encoding="utf-8")
+text = Path(__file__).with_name("odd.json").read_text()
 ODD, RECORDS, PUBLISHED, TEMPLATES = json.loads(text.replace("LONG", "x" * 10**5)).values()
 BESIDE = "chat_template.jinja", "additional_chat_templates/default.jinja"
 CHAT = "data/chat/prepare.py --name=new --input=WORK/case/chat"
@@ -309,7 +309,7 @@ def tokenizers(rng, _):
 
 # ---- All of it
 
-text = Path(__file__).with_name("hostile.toml").read_text(encoding="utf-8")
+text = Path(__file__).with_name("hostile.toml").read_text()
 text = text.replace("LONG", "x" * 10**6).replace("MARK", str(MARK))
 FILES = hostile_files(**tomllib.loads(text))
 

@@ -117,7 +117,7 @@ def test_bad_settings(argument):
 )
 def test_bad_presets(tmp_path, line, message):
     """Catches a preset whose mistake goes unnoticed."""
-    (tmp_path / "x.toml").write_text(line, encoding="utf-8")
+    (tmp_path / "x.toml").write_text(line)
     with refused(message):
         parse(tmp_path / "x.toml")
 

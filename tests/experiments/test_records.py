@@ -166,7 +166,7 @@ vector 0: 64 | subject > 64 | referent > 16 | referent > 0 | referent
 
 
 def text_of(path):
-    return (ROOT / path).read_text(encoding="utf-8")
+    return (ROOT / path).read_text()
 
 
 def numbers_in(text):

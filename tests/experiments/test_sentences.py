@@ -190,7 +190,7 @@ def test_the_lectures_sentences():
         [weights] = shown["weights"]
         on = {word: weight for word, weight in zip(shown["source"], weights) if word in nouns}
         assert max(on, key=on.get) == noun and len(on) == 2
-    page = (ROOT / "docs/index.html").read_text(encoding="utf-8")
+    page = (ROOT / "docs/index.html").read_text()
     assert data_of(page)["alignments"][: len(found["examples"])] == found["examples"]
 
 

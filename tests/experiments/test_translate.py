@@ -237,7 +237,7 @@ def test_a_run(tmp_path, small_experiment):
     pytest.importorskip("sacrebleu")
     english, french = zip(*sorted(PAIRS, key=lambda pair: len(pair[0]))[:60])
     (tmp_path / "en.gz").write_bytes(gzip.compress("\n".join(english).encode()))
-    (tmp_path / "fr").write_text("\n".join(french), encoding="utf-8")
+    (tmp_path / "fr").write_text("\n".join(french))
     report = small_experiment(
         translate,
         **TINY,

@@ -97,7 +97,7 @@ def test_a_training_step_is_one_graph(monkeypatch):
 def operations():
     """PyTorch's own list, from which its code is generated: {name: its kernels, and more}."""
     path = Path(torchgen.__file__).with_name("packaged") / "ATen/native/native_functions.yaml"
-    entries = yaml.load(path.read_text(encoding="utf-8"), yaml.CSafeLoader)
+    entries = yaml.load(path.read_text(), yaml.CSafeLoader)
     return {entry["func"].partition("(")[0]: entry for entry in entries}
 
 

@@ -10,8 +10,6 @@ import torch
 from conftest import (
     CPU,
     POEM,
-    SMALL,
-    as_flags,
     assert_the_same_run,
     configure,
     fit,
@@ -37,12 +35,6 @@ from model import GPT, MIXER, GPTConfig
 from train import TrainConfig, make_trainer, settings, train
 
 pytestmark = pytest.mark.usefixtures("poem_here")
-
-
-@pytest.fixture
-def flags(poem, tmp_path):
-    """The settings of fit as a command line."""
-    return as_flags(SMALL | dict(dataset=poem, out_dir=tmp_path / "out"))
 
 
 # ---- a step
@@ -330,9 +322,15 @@ def test_a_run_without_wandb(tmp_path, monkeypatch):
     assert not [*tmp_path.glob("out/previous-*")]
 
 
-def test_few_lines_in_a_log(flags):
+def test_few_lines_in_a_log(flags, tmp_path):
     """Catches a bar that writes a line for each logged step where nobody watches it."""
-    result = run_here("train.py", *flags, "--log_interval=1", "--max_iters=50", "--eval_iters=1")
+    flags += [
+        "--log_interval=1",
+        "--max_iters=50",
+        "--eval_iters=1",
+        f"--out_dir={tmp_path / 'out'}",
+    ]
+    result = run_here("train.py", *flags)
     assert result.returncode == 0 and result.stderr.count("step/s") <= 3, result.stderr
 
 

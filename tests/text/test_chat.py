@@ -139,7 +139,7 @@ def published(folder, family):
     if bos:
         config["bos_token"] = {"__type": "AddedToken", "content": bos}
     if family == "smollm 3":
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(template)
     else:
         config["chat_template"] = template
     write_json(folder / "tokenizer.json", content)
@@ -230,7 +230,7 @@ def prepared(folder, *records, **flags):
     """The dataset that the script makes of records, which are in folder/in/a.jsonl."""
     (folder / "in").mkdir(exist_ok=True)
     lines = (json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-    (folder / "in" / "a.jsonl").write_text("".join(lines), encoding="utf-8")
+    (folder / "in" / "a.jsonl").write_text("".join(lines))
     given = {"input": (folder / "in",), "name": "x"}
     prepare(prepare.__globals__["Settings"](**given | flags))
     return dataset.load_dataset(folder / "x", 8)

@@ -26,7 +26,7 @@ def name(tmp_path):
 def texts_in(folder, **texts):
     folder.mkdir(parents=True)
     for file, text in texts.items():
-        (folder / file.replace("_", ".")).write_text(text, encoding="utf-8")
+        (folder / file.replace("_", ".")).write_text(text)
     return folder
 
 

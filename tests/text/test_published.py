@@ -210,7 +210,7 @@ def test_vocab_and_merges(folder, transformers):
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["merges"]]
     Path(folder, "tokenizer.json").unlink()
     write_json(folder / "vocab.json", vocabulary)
-    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges), encoding="utf-8")
+    (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges))
     write_json(folder / "config.json", {"model_type": "gpt2"})
     configure(folder, tokenizer_class="GPT2Tokenizer")
     theirs = transformers.AutoTokenizer.from_pretrained(folder)

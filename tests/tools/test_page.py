@@ -244,7 +244,7 @@ def test_the_way_of_the_numbers(page):
     assert len(links) >= 15
     for target, code in links:
         file, line = target.split("#L")
-        lines = (ROOT / file).read_text(encoding="utf-8").splitlines()
+        lines = (ROOT / file).read_text().splitlines()
         assert any(code in near for near in lines[int(line) - 11 : int(line) + 10]), code
 
 

@@ -37,7 +37,7 @@ def test_the_alignment_page():
     """Catches weights of another sentence, or the wrong way round."""
     model = save_translator("out", "bahdanau", *TEXTS)
     [path] = visualize.main(visualize.VisualizeConfig(text=TEXT))
-    content = path.read_text(encoding="utf-8")
+    content = path.read_text()
     source, target, weights = translation.alignment(*model, TEXT, visualize.BEAM)
     [shown] = data_of(content)["alignments"]
     assert (shown["source"], shown["target"]) == (source, target) and "{{" not in content

@@ -35,7 +35,7 @@ def shown(text, **settings):
     pytest.importorskip("matplotlib")
     path, picture = main(VisualizeConfig(text=text, **settings))
     assert picture.read_bytes().startswith(b"\x89PNG")
-    return data_of(path.read_text(encoding="utf-8"))
+    return data_of(path.read_text())
 
 
 def test_what_is_read_and_what_may_come(capsys):
@@ -85,7 +85,7 @@ def test_a_page_that_computes_something_else(monkeypatch):
 @parametrize("name", ["index", "letters"])
 def test_the_pages_in_docs(name):
     """Catches scripts that a page in docs/ does not have yet: write page(its data) there."""
-    content = (ROOT / f"docs/{name}.html").read_text(encoding="utf-8")
+    content = (ROOT / f"docs/{name}.html").read_text()
     data = data_of(content)
     assert page(data) == content and "live" in data and len(content) < 3_000_000
     assert (ROOT / "docs" / data["other"][0]).exists()

@@ -3,8 +3,6 @@
 import pytest
 import torch
 from conftest import (
-    SMALL,
-    as_flags,
     assert_the_same_run,
     losses,
     newest,
@@ -17,12 +15,6 @@ from conftest import (
 
 from engine.common.processes import own_device
 from engine.training.optimizer import Muon
-
-
-@pytest.fixture
-def flags(poem):
-    settings = SMALL | dict(dataset=poem, gradient_accumulation_steps=4)
-    return as_flags(settings)
 
 
 def script(folder, content):
