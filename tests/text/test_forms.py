@@ -2,18 +2,18 @@
 
 import functools
 import json
+from pathlib import Path
 
 from conftest import parametrize, refused
 
+from engine.common.files import read_json
 from engine.text import conversations
 from engine.text.chat import ChatTemplate, chat_tokenizer
 from engine.text.conversations import read_conversation
 
-PIRATE = {"system": "Be a pirate"}
 HI = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ahoy"}]
 ASK = {"role": "user", "content": "Hi"}
 SAY = {"role": "assistant", "content": "Ahoy"}
-BOTH = {"prompt": ASK, "completion": SAY}
 PLAIN = "user: Hi assistant: [Ahoy] "
 # A template that renders all that a message may have.
 FULL = """
@@ -53,78 +53,16 @@ def lines(*turns, **more):
     return {"messages": [*turns], **more}
 
 
-SAME = {  # records that say PLAIN
-    "no system text": {"system": "", "conversation": HI},
-    "notes": lines(
-        ASK | {"timestamp": 3}, SAY | {"model": "m"}, id=7, score=0.5, __index_level_0__=7
-    ),
-    "the question twice": lines(ASK, SAY, prompt="Hi"),
-    "a list": [ASK, SAY],
+PLAIN_AS_JSON = {
     "a list as JSON": json.dumps([ASK, SAY]),
     "bytes": json.dumps(lines(ASK, SAY)).encode(),
     "messages as JSON": {"messages": json.dumps([ASK, SAY])},
-    "a struct of lists": {"conversations": {"from": ["human", "gpt"], "value": ["Hi", "Ahoy"]}},
-    "a prompt and a list": {"prompt": "Hi", "completion": [SAY]},
     "prompt and completion as JSON": {"prompt": json.dumps([ASK]), "completion": json.dumps([SAY])},
-    "prompt and completion by columns": {
-        name: {key: [turn[key]] for key in turn} for name, turn in BOTH.items()
-    },
-    "columns without a value": lines(
-        {**ASK, "from": None, "weight": None}, {**SAY, "tool_calls": None}, system=None
-    ),
-    "role without a value": {"messages": [{"role": None, **turn} for turn in HI]},
-    "parts": lines(
-        ASK | {"content": ["H", "i"]},
-        SAY | {"content": [{"type": "text", "text": "Ah"}, {"type": "text", "text": "oy"}]},
-    ),
 }
-READ = {
-    "a system text": (PIRATE | {"conversations": HI}, "system: Be a pirate " + PLAIN),
-    "one beside a prompt": (
-        PIRATE | {"prompt": "Hi", "completion": "Ahoy"},
-        "system: Be a pirate " + PLAIN,
-    ),
-    "TRL's lists": (
-        {"prompt": [ASK, SAY, ASK], "completion": [SAY]},
-        "user: Hi assistant: Ahoy " + PLAIN,
-    ),
-    "a prompt that is no message": (
-        {"prompt": '["user", 5]', "completion": '{"role": "user"}'},
-        'user: ["user", 5] assistant: [{"role": "user"}] ',
-    ),
-    "other names of the assistant": (
-        lines(ASK, {"from": "bot", "value": "Ahoy"}, ASK, {"from": "chatgpt", "value": "Ahoy"}),
-        2 * PLAIN,
-    ),
-    "what is not learned": (
-        lines(ASK | {"weight": 0.0}, SAY | {"weight": 0}, ASK, SAY | {"weight": 1.0}),
-        "user: Hi assistant: Ahoy " + PLAIN,
-    ),
-    "train: false": (
-        lines(ASK, SAY | {"train": False}, ASK, SAY | {"train": True}),
-        "user: Hi assistant: Ahoy " + PLAIN,
-    ),
-    "tools as JSON": (lines(ASK, SAY, tools='[{"name": "f"}]'), "tool f " + PLAIN),
-    "reasoning": (
-        lines(ASK, SAY | {"reasoning_content": "hm"}),
-        "user: Hi assistant: [(hm) Ahoy] ",
-    ),
-    "a call": (
-        lines(
-            ASK,
-            {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]},
-            {"role": "tool", "name": "f", "content": "5"},
-            SAY,
-            tools=[{"name": "f"}],
-        ),
-        "tool f user: Hi assistant: [call f ] tool: f= 5 assistant: [Ahoy] ",
-    ),
-    "calls as JSON": (
-        lines(ASK, {"role": "assistant", "tool_calls": '[{"name": "f"}]'}),
-        "user: Hi assistant: [call f ] ",
-    ),
-}
-READ |= {name: (record, PLAIN) for name, record in SAME.items()}
+# name: a record, and what a template makes of it, or what is wrong with it
+RECORDS = read_json(Path(__file__).with_name("records.json"))
+READ = {name: (record, PLAIN) for name, record in (RECORDS["plain"] | PLAIN_AS_JSON).items()}
+READ |= RECORDS["read"]
 
 
 @parametrize("name", READ)
@@ -134,58 +72,10 @@ def test_what_a_record_says_is_read(name):
     assert shown(record) == expected
 
 
-REFUSED = {
-    "an unknown key": (lines(ASK, SAY, mood="sad"), "its 'mood' is not read: .*--ignore=mood"),
-    "of a message": (lines(ASK | {"mood": 1}, SAY), "the chat template does not render 'mood'"),
-    "two forms": (lines(ASK, SAY, conversations=HI), "its 'conversations' is not read"),
-    "another prompt": (lines(ASK, SAY, prompt="Ho"), "its 'prompt' is not read"),
-    "a completion too": (lines(ASK, SAY, completion="Ho"), "its 'completion' is not read"),
-    "two system texts": (
-        PIRATE | lines({"role": "system", "content": "x"}, ASK, SAY),
-        "a system text beside a system message",
-    ),
-    "two contents": (lines(ASK | {"value": "Ho"}, SAY), "does not render 'value' of message 1"),
-    "two roles": (lines(ASK | {"from": "gpt"}, SAY), "does not render 'from' of message 1"),
-    "a role": (lines(ASK, SAY | {"role": "developer"}), "message 2 has the role 'developer'"),
-    "half a weight": (lines(ASK, SAY | {"weight": 0.5}), "message 2 has weight=0.5"),
-    "a question's weight": (lines(ASK | {"weight": 1}, SAY), "message 1 has weight=1"),
-    "train in words": (lines(ASK, SAY | {"train": "no"}), "message 2 has train='no'"),
-    "an image": (
-        lines(ASK | {"content": [{"type": "image", "url": "x"}]}, SAY),
-        "message 1 has a part of type 'image'",
-    ),
-    "a text with more": (
-        lines(ASK | {"content": [{"type": "text", "text": "a", "style": "b"}]}, SAY),
-        "message 1 has a part of type 'text'",
-    ),
-    "calls that are no JSON": (lines(ASK, SAY | {"tool_calls": "f"}), "no JSON"),
-    "a call of the user": (
-        lines({"role": "user", "tool_calls": [{"name": "f"}]}, SAY),
-        "message 1 has no text",
-    ),
-    "a tool without a text": (
-        lines(ASK, {"role": "tool", "tool_calls": [1]}, SAY),
-        "message 2 has",
-    ),
-    "a number": (lines(ASK | {"content": 5}, SAY), "message 1 has no text"),
-    "no answer": (lines(ASK), "no answer to learn"),
-    "no answer that counts": (lines(ASK, SAY | {"weight": 0}), "no answer to learn"),
-    "lists of different lengths": (
-        {"conversations": {"from": ["human"], "value": ["a", "b"]}},
-        "shorter|longer",
-    ),
-    "a special token in reasoning": (
-        lines(ASK, SAY | {"reasoning_content": "<|im_end|>"}),
-        "message 2 spells the special token",
-    ),
-    "one in a tool": (lines(ASK, SAY, tools=[{"name": "<|im_end|>"}]), "tools spells the special"),
-}
-
-
-@parametrize("name", REFUSED)
+@parametrize("name", RECORDS["refused"])
 def test_what_is_not_read_is_refused(name):
     """Catches a record that is learned as something else than it says."""
-    record, message = REFUSED[name]
+    record, message = RECORDS["refused"][name]
     template = template_of(FULL)
     with refused("x: .*" + message):
         [*conversations.encode_records([("x", record)], template, 0)]
