@@ -53,16 +53,10 @@ def lines(*turns, **more):
     return {"messages": [*turns], **more}
 
 
-PLAIN_AS_JSON = {
-    "a list as JSON": json.dumps([ASK, SAY]),
-    "bytes": json.dumps(lines(ASK, SAY)).encode(),
-    "messages as JSON": {"messages": json.dumps([ASK, SAY])},
-    "prompt and completion as JSON": {"prompt": json.dumps([ASK]), "completion": json.dumps([SAY])},
-}
 # name: a record, and what a template makes of it, or what is wrong with it
 RECORDS = read_json(Path(__file__).with_name("records.json"))
-READ = {name: (record, PLAIN) for name, record in (RECORDS["plain"] | PLAIN_AS_JSON).items()}
-READ |= RECORDS["read"]
+PLAIN_ONES = RECORDS["plain"] | {"bytes": json.dumps(lines(ASK, SAY)).encode()}
+READ = RECORDS["read"] | {name: (record, PLAIN) for name, record in PLAIN_ONES.items()}
 
 
 @parametrize("name", READ)

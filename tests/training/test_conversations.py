@@ -48,12 +48,11 @@ def talk(seed):
 
 
 def write(folder, tokenizer="byte", count=60):
-    """Write conversations as a dataset, and return its name."""
+    """Write conversations as a dataset."""
     train = [(f"row {n}", talk(n)) for n in range(count)]
     val = [(f"row {n}", talk(n)) for n in range(1000, 1007)]
     texts = texts_of([*train, *val])
     write_conversations(folder, chat_tokenizer(tokenizer, texts), train, val, "talk")
-    return str(folder)
 
 
 @pytest.fixture
