@@ -60,7 +60,7 @@ BUDGET = {
     ("tools", "benchmarks"): 18_450,
     ("experiments",): 31_000,
     ("exercises",): 10_400,
-    ("tests",): 91_800,
+    ("tests",): 88_000,
 }
 
 
