@@ -86,7 +86,7 @@ def test_the_examples_of_the_docs(monkeypatch, tmp_path_factory):
         for registry in registries:
             monkeypatch.setattr(module, registry, {**getattr(module, registry)})
     namespace = vars(attention) | vars(masks) | vars(model)
-    text = Path("docs/hacking.md").read_text(encoding="utf-8")
+    text = Path("docs/hacking.md").read_text()
     for code in re.findall(r"```python\n((?:def|class|MIXER).*?)```", text, re.DOTALL):
         exec(code, namespace)
     hidden = GPT.hidden

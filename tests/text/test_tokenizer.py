@@ -40,7 +40,7 @@ SCRIPTS = "Füße, 猫と犬, Привет мир! 123456 ½ 🐈\u200d⬛ don't
 
 
 FILES = "README.md", "model.py"
-SOME_TEXT = [*((ROOT / name).read_text(encoding="utf-8") for name in FILES), SCRIPTS]
+SOME_TEXT = [*((ROOT / name).read_text() for name in FILES), SCRIPTS]
 
 
 LEARNED = create_tokenizer("bpe:1000", SOME_TEXT)
