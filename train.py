@@ -547,8 +547,9 @@ def check_model(folder, before, changes):
     fixed = {field.name for cls in (GPTConfig, lora.Adapter) for field in fields(cls)}
     for name, value in changes.items():
         saved = getattr(before, name)
-        same_function = name == "attention" and {value, saved} <= ATTENTION.keys()
-        if value != saved and name in fixed - {"dropout", "base"} and not same_function:
+        same = name == "attention" and {value, saved} <= ATTENTION.keys()
+        same |= (name, value) == ("vocab_size", 0)  # the dataset's, which is compared
+        if value != saved and name in fixed - {"dropout", "base"} and not same:
             raise ValueError(
                 f"{name}={value} does not fit {folder}, which has {name}={saved}: leave it out to "
                 "resume, or train from scratch in another out_dir"
