@@ -1,5 +1,6 @@
 """train.py from end to end: resumed and shared runs, the files it writes, the input it refuses."""
 
+import copy
 import math
 import sys
 import types
@@ -129,12 +130,16 @@ def test_mixed_precision_trains(dtype):
 
 
 def test_activation_checkpointing():
-    """Catches a setting that saves no memory; that it changes no gradient, test_model.py has."""
+    """Catches a setting that saves no memory, or that leaves a graph in a model that is copied
+    later; that it changes no gradient, test_model.py has.
+    """
     taken = []
     for recompute in False, True:
         shape = dict(n_layer=4, n_embd=32, batch_size=16, activation_checkpointing=recompute)
+        shape |= dict(mlp="experts")
         made = make_trainer(configure(**shape))
         taken.append(hardware.peak_bytes(made.try_step, CPU))
+        copy.deepcopy(made.model)
     assert taken[1] < 0.8 * taken[0]
 
 
@@ -205,9 +210,11 @@ def test_resuming_elsewhere(poem, tmp_path, monkeypatch, capsys):
 
 
 def test_a_checkpoint_of_another_shape():
-    """Catches a resumed run whose model is silently not the one of its settings."""
+    """Catches a resumed run whose model is silently not the one of its settings, and one that
+    refuses its own.
+    """
     fit(max_iters=1, n_embd=18, n_head=3, window=0)
-    resume = ["--init_from=resume", "--max_iters=2"]
+    resume = ["--init_from=resume", "--max_iters=2", "--vocab_size=0"]
     train(settings([*resume, "--attention=masked_fill", "--dropout=0.1"]))
     for change in "n_layer=3", "n_head=6", "vocab_size=99", "block_size=8", "attention=linear":
         with refused(f"{change} does not fit"):
