@@ -101,7 +101,7 @@ class GPTConfig(ExpertsSettings, LatentSettings):
         at_least(1, self, "block_size", "vocab_size", "n_layer", "n_head", "n_embd")
         at_least(1, self, "rope_base", "rope_stretch", "rope_trained", "latent_size")
         sizes = "n_kv_head", "window", "head_size", "value_size", "mlp_size", "norm_eps"
-        at_least(0, self, *sizes, "balance")
+        at_least(0, self, *sizes, "dropout", "experts", "balance")
         check_heads(self.n_embd, self.n_head, self.n_kv_head, self.head_size)
         check_mechanism(self.attention, self.score, self.normalize, self.window, self.visible)
         if not re.fullmatch("[SL]+", self.window_pattern):

@@ -371,10 +371,10 @@ def learned_bpe(texts, vocab_size):
 
     ValueError for an impossible vocab_size.
     """
-    if vocab_size < 257:
+    if not 257 <= vocab_size <= 10**6:
         raise ValueError(
             f"bpe:{vocab_size}: VOCAB counts 256 bytes, {END_OF_TEXT} and what is learned: "
-            "at least 257"
+            "at least 257, at most a million"
         )
     content = byte_level_json(BYTES, {}, PATTERN)
     # The time that learning takes grows with the square of a word's length.

@@ -442,10 +442,11 @@ def test_a_validation_loss_that_is_not_finite(monkeypatch):
     assert not metrics("out")
 
 
-def test_a_step_that_ruins_the_weights():
+def test_a_step_that_ruins_the_weights(monkeypatch):
     """Catches infinite weights, after a finite loss, that are saved as the last good ones."""
+    monkeypatch.setattr("train.learning_rate_at", lambda *_: 1e38)
     with pytest.raises(FloatingPointError, match="nothing was saved"):
-        fit(learning_rate=1e38, optimizer="adamw", warmup_iters=0, max_iters=1)
+        fit(optimizer="adamw", max_iters=1)
     assert not steps("out")
 
 
@@ -455,7 +456,7 @@ REFUSED = {
     "--init_from=gpt2 --datset=x": "did you mean dataset",
     "--dataset=nothing": "dataset 'nothing' has no train.bin",
     "--dataset=poem --vocab_size=3": "vocab_size=3",
-    f"--seed={2**32}": "seed=4294967296 must be at least 0, at most",
+    f"--seed={2**32}": "seed=4294967296 must be at most",
     "--beta2=1": "beta2=1.0 must be at least 0 and below 1",
 }
 
