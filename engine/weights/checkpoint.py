@@ -91,7 +91,8 @@ def step_of(folder):
 
 def list_checkpoints(out_dir):
     """Return the folders of the complete checkpoints, oldest first."""
-    return sorted(Path(out_dir).glob("step_*[0-9]"), key=step_of)
+    found = Path(out_dir).glob("step_*")
+    return sorted((path for path in found if path.name[len("step_") :].isdecimal()), key=step_of)
 
 
 def read_metrics(path):
