@@ -534,9 +534,10 @@ class GPT(nn.Module):
     def new_cache(self, batch_size, max_len=None):
         """One empty KVCache or LinearState per layer.
 
-        For up to max_len positions (default: block_size).
+        For up to max_len positions; at most block_size, which is the default.
         """
-        max_len = max_len or self.config.block_size
+        block_size = self.config.block_size
+        max_len = min(max_len or block_size, block_size)
         return [block.attn.new_cache(batch_size, max_len) for block in self.transformer.h]
 
     def crop_block_size(self, block_size):
