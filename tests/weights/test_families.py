@@ -220,6 +220,8 @@ def test_many_files(tmp_path):
         (folder / file).write_text("{}")  # alone
         with refused(message):
             GPT.from_pretrained(pretrained.folder_of(folder))
+        with refused("is a file: give the folder"):
+            pretrained.folder_of(folder / file)
 
 
 LOAD = """
